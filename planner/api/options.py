@@ -64,6 +64,6 @@ class Options(JobOptions, total=False):
     no_calibration: bool | None
     trace: str | PathLike[str] | None  # plan from this file in place of a model
     save_trace: str | PathLike[str] | None
-    cache: Folder | None  # of traces; None: each is captured
+    cache: Folder | None  # of traces and answers of cuDNN; None: each is captured, and queried
     warn: Callable[[str], None] | None  # gets one line for each failure that did not matter
     on_progress: Callable[[str], None] | None  # gets one short line for each thing that takes time

@@ -75,7 +75,10 @@ class Request(Struct, frozen=True):
             return self.saved
         stores = self.stores if job is None and mode is CaptureMode.SHARED else ()
         limit_seconds = isolation_limit(self.options)
-        return open_programs(job or self.job, self.on_progress, self.factory, stores, mode, limit_seconds)
+        return open_programs(
+            job or self.job, self.on_progress, self.factory, stores, mode, limit_seconds,
+            _answers_folder(self.options),
+        )  # fmt: skip
 
     def traces(self, mode: CaptureMode = CaptureMode.SHARED, job: Job | None = None) -> TraceSource:
         """Return the traces of the job, or of another one of the same model. Raises UsageError."""
@@ -154,6 +157,12 @@ def open_stores(options: Options) -> tuple[ProgramStore, ...]:
     return UserCache(cache), BundledStore()
 
 
+def _answers_folder(options: Options) -> Path | None:
+    """Return the folder in which the answers of a cuDNN are cached; None without one."""
+    folder = options.get("cache")
+    return None if folder is None else Path(folder)
+
+
 def _is_torch_changed() -> bool:
     """Return whether torch is set otherwise than by default in what traces depend on."""
     torch = sys.modules.get("torch")
@@ -180,7 +189,7 @@ def _load_trace(model: Model | None, options: Options, path: Path) -> tuple[Save
             raise UsageError(f"{flag}: {path} holds the workspaces of its convolutions; leave {flag} away")
     job = complete_job(merge_job(saved.job, beside))
     if saved.has_queries:
-        saved.convolutions = open_convolutions(job)
+        saved.convolutions = open_convolutions(job, _answers_folder(options))
     return saved, job
 
 

@@ -92,7 +92,8 @@ JOB: Group = {
     ],
     "save_trace": Annotated[str | None, option("FILE", "Save the trace for --trace or a bug report.")],
     "no_cache": Annotated[
-        bool | None, flag("--no-cache", "Neither read nor write cached traces (see planner cache).")
+        bool | None,
+        flag("--no-cache", "Neither read nor write cached traces and answers of cuDNN (see planner cache)."),
     ],
 }
 LIMITS: Group = {

@@ -21,9 +21,9 @@ def compiled_dir() -> Path:
     return folder / "emulator"
 
 
-def open_cudnn_with_cublaslt(where: str) -> Cudnn:
+def open_cudnn_with_cublaslt(where: str, cache_folder: Path | None = None) -> Cudnn:
     """Open cuDNN as `open_cudnn` does, with a stand-in of cuBLASLt beside it where one can be compiled."""
-    return open_cudnn(where, cublaslt_for, describe_gpu(generic_device(SOME_MIB)))
+    return open_cudnn(where, cublaslt_for, describe_gpu(generic_device(SOME_MIB)), cache_folder)
 
 
 def cublaslt_for(cudnn: Path) -> Path | str:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -21,31 +22,32 @@ from planner.program import (
 _ANSWERING_TORCH = (2, 8)  # comes with cuDNN 9.10; 2.7 with 9.5
 
 
-def open_convolutions(job: Job) -> ConvWorkspaceQuery:
+def open_convolutions(job: Job, cache_folder: Path | None = None) -> ConvWorkspaceQuery:
     """Return what answers for a job. Raises UsageError where it names a cuDNN that does not answer.
 
-    By default, versions of torch that come with a cuDNN before 9.8 have the workspaces of published runs.
+    The answers of a cuDNN are cached in `cache_folder`. By default, versions of torch that come with a cuDNN
+    before 9.8 have the workspaces of published runs.
     """
     where, benchmark = job.cudnn, job.cudnn_benchmark
     if where == PUBLISHED or (not where and torch_version_of(job.torch) < _ANSWERING_TORCH):
         return PublishedWorkspaces()
     if not where:
-        return DefaultWorkspaces(benchmark)
+        return DefaultWorkspaces(benchmark, cache_folder)
     if where == STORED:
         return StoredWorkspaces(benchmark=benchmark)
-    return CudnnWorkspaces(open_cudnn_with_cublaslt(where), benchmark)
+    return CudnnWorkspaces(open_cudnn_with_cublaslt(where, cache_folder), benchmark)
 
 
 def default_source() -> str:
     """Return the value of `Job.cudnn` that the default stands for on this machine."""
-    return STORED if _installed() is None else INSTALLED
+    return STORED if _installed(None) is None else INSTALLED
 
 
 @cache
-def _installed() -> Cudnn | None:
+def _installed(cache_folder: Path | None) -> Cudnn | None:
     """Return the installed cuDNN; None where there is none that answers with all its engines."""
     try:
-        library = open_cudnn_with_cublaslt(INSTALLED)
+        library = open_cudnn_with_cublaslt(INSTALLED, cache_folder)
     except UsageError:
         return None
     return None if library.lacks else library
@@ -56,10 +58,11 @@ class DefaultWorkspaces:
     """The installed cuDNN, or stored answers without one, opened for the first convolution alone."""
 
     benchmark: bool
+    cache_folder: Path | None = None
 
     @cached_property
     def _source(self) -> ConvWorkspaceQuery:
-        library = _installed()
+        library = _installed(self.cache_folder)
         if library is None:
             return StoredWorkspaces(benchmark=self.benchmark)
         return CudnnWorkspaces(library, self.benchmark)

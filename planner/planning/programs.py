@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -39,14 +40,15 @@ def open_programs(
     stores: Sequence[ProgramStore] = (),
     mode: CaptureMode = CaptureMode.SHARED,
     limit_seconds: float | None = None,
+    cache_folder: Path | None = None,
 ) -> ProgramSet:
     """Return the programs of a job; with a factory, of the model that it returns.
 
     torch is imported at once, or with `stores` for what none of them has. With `limit_seconds`, a process of
     its own captures, each run within so many seconds. Raises UsageError where it is to capture a model that
-    is an object of this process.
+    is an object of this process. The answers of a cuDNN are cached in `cache_folder`.
     """
-    convolutions = open_convolutions(job)
+    convolutions = open_convolutions(job, cache_folder)
     if limit_seconds is not None:
         if factory is not None:
             raise UsageError("--isolate: another process cannot see this object; name it as FILE.py:NAME")

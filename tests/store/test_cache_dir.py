@@ -16,6 +16,7 @@ import yaml
 from planner import estimate, gpus, max_batch
 from planner._support.versions import installed_version, public_version
 from planner.cli import run
+from planner.hardware.cudnn.answer_cache import AnswerCache
 from planner.hardware.database import find_device
 from planner.jobs import Job
 from planner.program.events import Alloc, Category, Site, Trace
@@ -343,10 +344,16 @@ def test_clearing(
     open_cache(folder, pytest.fail).put({"number": 1}, [constant_program(one_trace(1), GA102)], {})
     (folder / "0f.trace.17.partial").write_bytes(b"half")
     (folder / "notes.txt").write_text("mine")
+    answers = AnswerCache(folder)
+    answers.put(b"query", b"answer")
+    answers.flush()
     assert run(["cache", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["entries"] == 1
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["entries"], shown["answers"], shown["answers_limit_mib"]) == (1, 1, 128)
     assert run(["cache", "clear"]) == 0
-    assert "1 cached trace, 1 KiB deleted" in " ".join(capsys.readouterr().out.split())
+    words = " ".join(capsys.readouterr().out.split())
+    size_kib = round(1024 * shown["answers_size_mib"])
+    assert f"1 cached trace, 1 KiB deleted; 1 answer of cuDNN, {size_kib} KiB deleted" in words
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
     assert run(["cache", "empty"]) == 2
     assert capsys.readouterr().err == (

@@ -10,6 +10,7 @@ from planner.cli.options import Answer, with_options
 from planner.cli.output import warn
 from planner.cli.paths import cache_folder
 from planner.errors import UsageError
+from planner.hardware.cudnn import open_answer_cache
 from planner.report import Result
 from planner.store import CacheStats, open_cache
 
@@ -18,19 +19,21 @@ CLEAR = "clear"
 
 @dataclass(frozen=True, slots=True)
 class CacheResult(Result):
-    """The traces in a folder, or those that were deleted."""
+    """The traces and the answers of cuDNN in a folder, or those that were deleted."""
 
     folder: Path
     usage: CacheStats
     limit_bytes: int
+    answers: CacheStats
+    answers_limit_bytes: int
     is_cleared: bool
 
 
 @with_options()
 def cache_command(
-    action: Annotated[list[str] | None, Argument(metavar="[clear]", help="clear: delete all cached traces.")],
+    action: Annotated[list[str] | None, Argument(metavar="[clear]", help="clear: delete what is cached.")],
 ) -> Answer:
-    """Show the number and size of cached traces, or delete them."""
+    """Show the number and size of cached traces and answers of cuDNN, or delete them."""
     if action not in (None, [CLEAR]):
         raise UsageError(f"cache {' '.join(action)}: only clear can be done; see planner cache --help")
     folder = cache_folder()
@@ -38,4 +41,8 @@ def cache_command(
         raise UsageError("no home folder is known to cache traces in: set XDG_CACHE_HOME")
     cache = open_cache(folder, warn)
     usage = cache.clear() if action else cache.stats()
-    return CacheResult(folder, usage, cache.limit_bytes, bool(action)), True
+    answers, stored, answers_limit_bytes = open_answer_cache(folder), (0, 0), 0
+    if answers is not None:
+        stored, answers_limit_bytes = answers.clear() if action else answers.stats(), answers.limit_bytes
+    numbers = CacheStats(*stored)
+    return CacheResult(folder, usage, cache.limit_bytes, numbers, answers_limit_bytes, bool(action)), True

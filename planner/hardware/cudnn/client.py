@@ -16,18 +16,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
 
 from planner._support.versions import format_cudnn_version
 from planner._support.worker import Worker, WorkerError
 from planner.errors import UsageError
+from planner.hardware.cudnn.library_files import LIBRARY, digest_library, installed_folder
 from planner.hardware.cudnn.worker import OLDEST
 from planner.jobs import INSTALLED
 from planner.program import SM_LIMITS, Convolution, Engine, Workspaces
 
-LIBRARY = "libcudnn.so.9"
+if TYPE_CHECKING:
+    from planner.hardware.cudnn.answer_cache import AnswerCache, LibraryAnswers
+
 # From here on the answers of 9.20 are the same whatever the number of multiprocessors: all of 3,000 that were
 # compared, at 28 to 188 of them. Of 500 on 7.5, 82 are not.
 SAME_FOR_ALL_COUNTS = (8, 0)
@@ -43,9 +46,10 @@ class Cudnn:
     """A library in processes of its own, with its answers so far."""
 
     version: str
-    _start: Callable[[], Worker]
+    _start: Callable[[], tuple[Worker, int]]
     _workers: dict[bool, Worker]  # for GPUs without TF32 and for those with it
     lacks: str = ""  # why its engines that are built on cuBLASLt are left out; "": they are not
+    cached: "LibraryAnswers | None" = None  # of earlier processes
     silent: set[tuple[int, int]] = field(default_factory=set)  # capabilities that end its process
     _answers: dict[tuple[Any, ...], tuple[Engine, ...]] = field(default_factory=dict)
     _asked: Counter[bool] = field(default_factory=Counter)  # of each process
@@ -75,18 +79,32 @@ class Cudnn:
         count = multiprocessors if capability < SAME_FOR_ALL_COUNTS else 0
         key = (capability, count, query, every)
         if key not in self._answers:
-            answers: list[Any] = []
-            if capability not in self.silent:
-                described = describe_for_cudnn(capability, multiprocessors)
-                answers = self._request(capability, {**asdict(query), "every": every, "device": described})
-            self._answers[key] = tuple(Engine(number, tuple(notes), size) for number, notes, size in answers)
+            self._answers[key] = self._find(capability, multiprocessors, query, every)
         return self._answers[key]
+
+    def _find(
+        self, capability: tuple[int, int], multiprocessors: int, query: Convolution, every: bool
+    ) -> tuple[Engine, ...]:
+        """Return the engines that are cached, or what a process answers; none for a silent capability."""
+        if capability in self.silent:
+            return ()
+        same_for_all = capability >= SAME_FOR_ALL_COUNTS
+        key = (describe_for_cudnn(capability, 0 if same_for_all else multiprocessors), query, every)
+        cached = None if self.cached is None else self.cached.get(key)
+        if cached is not None:
+            return cached
+        device = describe_for_cudnn(capability, multiprocessors)
+        answers = self._request(capability, {**asdict(query), "every": every, "device": device})
+        engines = tuple(Engine(number, tuple(notes), size) for number, notes, size in answers)
+        if self.cached is not None and capability not in self.silent:
+            self.cached.put(key, engines)
+        return engines
 
     def _request(self, capability: tuple[int, int], message: dict[str, Any]) -> list[Any]:
         """Return the answer of a process; none where the query ends it, which silences the capability."""
         has_tf32 = capability >= TF32_SINCE
         if has_tf32 not in self._workers or self._asked[has_tf32] == QUERIES_OF_PROCESS:
-            self._workers[has_tf32] = self._start()
+            self._workers[has_tf32], _ = self._start()
             self._asked[has_tf32] = 0
         self._asked[has_tf32] += 1
         try:
@@ -101,26 +119,66 @@ class Cudnn:
 CublasLt = Callable[[Path], Path | str]  # from cuDNN's folder to a library, or the reason why there is none
 
 
-def open_cudnn(where: str, cublaslt_for: CublasLt, gpu: str) -> Cudnn:
+def open_cudnn(where: str, cublaslt_for: CublasLt, gpu: str, cache_folder: Path | None = None) -> Cudnn:
     """Return the library in this folder, or for `INSTALLED` that of the first package on Python's path.
 
     `cublaslt_for` returns what its process loads as cuBLASLt: the real one answers only where a GPU is,
     and engines that are built on it drop out. So do those that cuDNN compiles at run time where there is no
-    driver: one that lies beside that library is loaded too, and given `gpu`. Raises UsageError where there
-    is no cuDNN, or one that cannot be queried without a GPU.
+    driver: one that lies beside that library is loaded too, and given `gpu`. With both, answers are cached in
+    `cache_folder`. Raises UsageError where there is no cuDNN, or one that cannot be queried without a GPU.
     """
-    return _open(where, cublaslt_for, gpu, os.getpid())  # a fork does not share its parent's pipes
+    # A fork does not share its parent's pipes.
+    return _open(where, cublaslt_for, gpu, cache_folder, os.getpid())
 
 
 @cache  # a library is loaded once; what it answers is the same every time
-def _open(where: str, cublaslt_for: CublasLt, gpu: str, _process: int) -> Cudnn:
-    folder = _installed() if where == INSTALLED else Path(where).expanduser()
+def _open(where: str, cublaslt_for: CublasLt, gpu: str, cache_folder: Path | None, _process: int) -> Cudnn:
+    folder = installed_folder() if where == INSTALLED else Path(where).expanduser()
     if not (folder / LIBRARY).is_file():
         raise UsageError(f"--cudnn {where}: {LIBRARY} is not there; name the folder that it lies in")
     built = cublaslt_for(folder)
     cublaslt, lacks = (None, built) if isinstance(built, str) else (built, "")
-    start = partial(_start, folder, cublaslt, gpu)
-    worker = start()
+    start = partial(_start, where, folder, cublaslt, gpu)
+    cached = None
+    if cache_folder is not None and cublaslt is not None:  # without it, the machine's driver decides too
+        cached = _open_cached(cache_folder, digest_library(folder, cublaslt, gpu))
+    version = None if cached is None else cached.version()
+    workers: dict[bool, Worker] = {}
+    if version is None:
+        workers[True], version = start()
+        if cached is not None:
+            cached.put_version(version)
+    words = format_cudnn_version(version) or "of an unknown version"
+    if version < OLDEST:
+        raise UsageError(f"--cudnn {where}: cuDNN {words} answers only where a GPU is; give 9.8 or newer")
+    return Cudnn(words, start, workers, lacks, cached)
+
+
+def open_answer_cache(folder: Path) -> "AnswerCache | None":
+    """Return the answers that are cached in a folder; None for a Python without SQLite."""
+    try:
+        from planner.hardware.cudnn.answer_cache import AnswerCache
+    except ImportError:
+        return None
+    return AnswerCache(folder)
+
+
+def _open_cached(folder: Path, library: bytes) -> "LibraryAnswers | None":
+    cache = open_answer_cache(folder)
+    if cache is None:
+        return None
+    from planner.hardware.cudnn.answer_cache import LibraryAnswers
+
+    return LibraryAnswers(cache, library)
+
+
+def _start(where: str, folder: Path, cublaslt: Path | None, gpu: str) -> tuple[Worker, int]:
+    """Start a process that loads the library; return it with the library's version. Raises UsageError."""
+    child = str(Path(__file__).with_name("worker.py"))
+    stand_in = [] if cublaslt is None else [str(cublaslt), gpu]
+    described = json.dumps(describe_for_cudnn((8, 0), 108))
+    command = [sys.executable, "-I", "-S", child, str(folder), described, *stand_in]
+    worker = Worker(command, stderr=subprocess.DEVNULL)
     try:
         reply = worker.request({})
     except WorkerError as error:
@@ -130,30 +188,7 @@ def _open(where: str, cublaslt_for: CublasLt, gpu: str, _process: int) -> Cudnn:
             f"--cudnn {where}: it does not answer: {reply['error']}; it needs beside it nvidia-cublas and "
             "nvidia-cuda-nvrtc, and by newer versions libcuda.so.1, of the driver or the CUDA toolkit's stubs"
         )
-    version = format_cudnn_version(reply["version"]) or "of an unknown version"
-    if reply["version"] < OLDEST:
-        raise UsageError(f"--cudnn {where}: cuDNN {version} answers only where a GPU is; give 9.8 or newer")
-    return Cudnn(version, start, {True: worker}, lacks)
-
-
-def _start(folder: Path, cublaslt: Path | None, gpu: str) -> Worker:
-    """Start a process that loads the library."""
-    child = str(Path(__file__).with_name("worker.py"))
-    stand_in = [] if cublaslt is None else [str(cublaslt), gpu]
-    described = json.dumps(describe_for_cudnn((8, 0), 108))
-    command = [sys.executable, "-I", "-S", child, str(folder), described, *stand_in]
-    return Worker(command, stderr=subprocess.DEVNULL)
-
-
-def _installed() -> Path:
-    for entry in sys.path:
-        folder = Path(entry) / "nvidia" / "cudnn" / "lib"
-        if (folder / LIBRARY).is_file():
-            return folder
-    raise UsageError(
-        "--cudnn installed: no package brings cuDNN; install nvidia-cudnn-cu12 or torch for CUDA, or name "
-        f"the folder of {LIBRARY}"
-    )
+    return worker, reply["version"]
 
 
 def describe_for_cudnn(capability: tuple[int, int], multiprocessors: int) -> dict[str, Any]:

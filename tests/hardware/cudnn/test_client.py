@@ -29,6 +29,7 @@ from planner.emulator.gpu import describe_gpu
 from planner.errors import UsageError
 from planner.hardware import generic_device
 from planner.hardware.cudnn.client import Cudnn, describe_for_cudnn, open_cudnn
+from planner.hardware.cudnn.library_files import installed_folder
 from planner.hardware.database import find_device
 from planner.jobs import Job, Mode, Optimizer
 from planner.program import ignore_progress
@@ -393,7 +394,7 @@ def test_a_configuration_names_the_workspace_of_its_plan(
     if library.lacks:
         pytest.skip(f"cuBLASLt has no stand-in: {library.lacks}")
     where = request.config.getoption("--cudnn") or "installed"
-    folder = planner.hardware.cudnn.client._installed() if where == "installed" else Path(where)
+    folder = installed_folder() if where == "installed" else Path(where)
     described = {"every": True, "device": describe_for_cudnn(AMPERE, 28)}
     kinds = product(Direction, ("float32", "float16"), (False, True))
     queries = [{**asdict(convolution_of(one, dtype, last=last)), **described} for one, dtype, last in kinds]

@@ -1,0 +1,227 @@
+"""Answers of a cuDNN, cached in a file for later plans.
+
+One SQLite database, which several processes may read and write at once: answers are written in transactions,
+with a rollback journal rather than a write-ahead log, which does not work on network file systems. A failed
+read is a query that is not cached, a failed write an answer that is queried again; neither is an error. A
+file that is no such database is deleted and begun again. An answer is stored with a checksum of it and its
+key, since SQLite has none.
+"""
+
+import os
+import sqlite3
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from threading import Lock
+from time import monotonic
+from typing import Any, TypeVar
+from zlib import crc32
+
+from msgspec import DecodeError, msgpack
+
+from planner.errors import DataFileError
+from planner.program import Engine
+
+T = TypeVar("T")
+NAME = "convolutions.sqlite"
+LIMIT_BYTES = 128 * 2**20  # 80 to 100 bytes an answer
+_FLUSH_SECONDS = 1.0  # an interrupted process loses the answers of so long
+_WAIT_SECONDS = 2.0  # for another process that writes
+_CHECKSUM_BYTES = 4
+_SCHEMA = "CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, answer BLOB NOT NULL)"
+_ABOVE_LIMIT = """
+    SELECT (page_count - freelist_count) * page_size > ?
+    FROM pragma_page_count, pragma_freelist_count, pragma_page_size
+"""
+_DELETE_OLDER_HALF = """
+    DELETE FROM answers
+    WHERE rowid < (SELECT rowid FROM answers ORDER BY rowid LIMIT 1 OFFSET (SELECT count(*) / 2 FROM answers))
+"""
+
+
+@dataclass(eq=False)
+class AnswerCache:
+    """The answers in a folder, by key."""
+
+    folder: Path
+    limit_bytes: int = LIMIT_BYTES
+    _pending: dict[bytes, bytes] = field(default_factory=dict)  # not written yet
+    _reader: sqlite3.Connection | None = None
+    _is_opened: bool = False
+    _flushed: float = field(default_factory=monotonic)
+    _lock: Lock = field(default_factory=Lock)
+
+    def __post_init__(self) -> None:
+        weakref.finalize(self, _flush_at_end, self._path, self._pending, self.limit_bytes, os.getpid())
+
+    @property
+    def _path(self) -> Path:
+        return self.folder / NAME
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the answer under a key; None if there is none."""
+        with self._lock:
+            pending = self._pending.get(key)
+            if pending is not None:
+                return pending
+            reader = self._open_reader()
+            if reader is None:
+                return None
+            try:
+                row = reader.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
+            except sqlite3.Error:
+                return None
+        return None if row is None else _checked(key, row[0])
+
+    def put(self, key: bytes, answer: bytes) -> None:
+        """Store an answer, at the latest when the process ends."""
+        with self._lock:
+            self._pending[key] = answer
+            if monotonic() - self._flushed > _FLUSH_SECONDS:
+                self._flush()
+
+    def flush(self) -> None:
+        """Write what is not written yet."""
+        with self._lock:
+            self._flush()
+
+    def stats(self) -> tuple[int, int]:
+        """Return the number of answers, and the bytes of their file."""
+        try:
+            size_bytes = self._path.stat().st_size
+        except OSError:
+            return 0, 0
+        try:
+            with closing(_connect_to_read(self._path)) as connection:
+                (answers,) = connection.execute("SELECT count(*) FROM answers").fetchone()
+        except sqlite3.Error:  # it is damaged
+            return 0, size_bytes
+        return answers, size_bytes
+
+    def clear(self) -> tuple[int, int]:
+        """Delete the file; return the statistics. Raises DataFileError."""
+        stats = self.stats()
+        try:
+            if self._path.exists():
+                with suppress(OSError, sqlite3.Error), _writing(self._path):  # while no other process writes
+                    _delete(self._path)
+                _delete(self._path)
+        except OSError as error:
+            raise DataFileError(f"{self._path}: cannot be deleted: {error.strerror or error}") from error
+        return stats
+
+    def _open_reader(self) -> sqlite3.Connection | None:
+        if not self._is_opened:
+            self._is_opened = True
+            with suppress(OSError, sqlite3.Error):
+                self._reader = _connect_to_read(self._path)
+        return self._reader
+
+    def _flush(self) -> None:
+        self._flushed = monotonic()
+        _write(self._path, self._pending, self.limit_bytes)
+        self._pending.clear()  # where they cannot be written now, they are queried again
+
+
+@dataclass(eq=False, slots=True)
+class LibraryAnswers:
+    """The answers of one library in a cache."""
+
+    cache: AnswerCache
+    library: bytes  # digest of what decides its answers beside GPU and convolution
+
+    def version(self) -> int | None:
+        """Return the library's version."""
+        return self._get(self._key("version"), int)
+
+    def put_version(self, version: int) -> None:
+        """Store the library's version."""
+        self.cache.put(self._key("version"), msgpack.encode(version))
+
+    def get(self, query: tuple[Any, ...]) -> tuple[Engine, ...] | None:
+        """Return the engines for a query; None where it has none."""
+        return self._get(self._key(query), tuple[Engine, ...])
+
+    def put(self, query: tuple[Any, ...], engines: tuple[Engine, ...]) -> None:
+        """Store the engines for a query."""
+        self.cache.put(self._key(query), msgpack.encode(engines))
+
+    def _key(self, query: object) -> bytes:
+        return blake2b(msgpack.encode(query), key=self.library, digest_size=16).digest()
+
+    def _get(self, key: bytes, kind: type[T]) -> T | None:
+        answer = self.cache.get(key)
+        try:
+            return None if answer is None else msgpack.decode(answer, type=kind)
+        except DecodeError:
+            return None
+
+
+def _checked(key: bytes, stored: object) -> bytes | None:
+    """Return an answer whose checksum is right."""
+    if not isinstance(stored, bytes):
+        return None
+    answer = stored[_CHECKSUM_BYTES:]
+    return answer if stored == _with_checksum(key, answer) else None
+
+
+def _with_checksum(key: bytes, answer: bytes) -> bytes:
+    return crc32(answer, crc32(key)).to_bytes(_CHECKSUM_BYTES, "big") + answer
+
+
+def _connect_to_read(path: Path) -> sqlite3.Connection:
+    # Threads take turns by a lock. By default SQLite would make the file; if it might only read, it could not
+    # take back what a killed process had half written.
+    where = f"{path.absolute().as_uri()}?mode=rw"
+    return sqlite3.connect(where, uri=True, timeout=_WAIT_SECONDS, check_same_thread=False)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open the file in a transaction that no other process writes beside; an error takes all of it back."""
+    with closing(sqlite3.connect(path, timeout=_WAIT_SECONDS, isolation_level=None)) as connection:
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("BEGIN EXCLUSIVE")
+        connection.execute(_SCHEMA)
+        yield connection
+        connection.execute("COMMIT")
+
+
+def _write(path: Path, answers: dict[bytes, bytes], limit_bytes: int) -> None:
+    """Add answers to a file, if it can be written; a damaged one is begun again."""
+    if not answers:
+        return
+    rows = [(key, _with_checksum(key, answer)) for key, answer in answers.items()]
+
+    def add() -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _writing(path) as connection:
+            connection.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", rows)
+            if connection.execute(_ABOVE_LIMIT, (limit_bytes,)).fetchone()[0]:
+                connection.execute(_DELETE_OLDER_HALF)
+
+    with suppress(OSError, sqlite3.Error):
+        _or_anew(path, add)
+
+
+def _or_anew(path: Path, add: Callable[[], None]) -> None:
+    try:
+        add()
+    except sqlite3.OperationalError:  # a full disk, a folder that may only be read, another process
+        raise
+    except sqlite3.DatabaseError:
+        _delete(path)
+        add()
+
+
+def _delete(path: Path) -> None:
+    for one in (path, path.with_name(f"{path.name}-journal")):
+        one.unlink(missing_ok=True)
+
+
+def _flush_at_end(path: Path, pending: dict[bytes, bytes], limit_bytes: int, process: int) -> None:
+    if os.getpid() == process:  # a fork has a copy of what its parent will write
+        _write(path, pending, limit_bytes)

@@ -9,6 +9,7 @@ from .replay import (
     Failure as Failure, OptionalRequests as OptionalRequests, Replay as Replay, replay_trace as replay_trace,
     replay_with_breakdown as replay_with_breakdown,
 )
+from .rooms import is_limit_independent as is_limit_independent, replay_in_rooms as replay_in_rooms
 from .timeline import (
     PhasePeak as PhasePeak, Timeline as Timeline, TimelineRecorder as TimelineRecorder,
     phase_peaks as phase_peaks, thin as thin,

@@ -20,6 +20,7 @@ from planner.hardware import (
     local_device,
     make_budget as make_device_budget,
     unlimited_device,
+    with_config,
 )
 from planner.hardware.calibration import (
     Calibration,
@@ -71,7 +72,7 @@ def _reject_unknown(options: Options) -> None:
 def with_allocator_of(budget: Budget, job: Job) -> Budget:
     """Return the budget with the allocator of the job's version of torch."""
     config = replace(budget.limits.config, reuse_order=config_of_torch(job.torch).reuse_order)
-    return replace(budget, limits=replace(budget.limits, config=config))
+    return with_config(budget, config)
 
 
 def calibrate_budget(budget: Budget, job: Job, options: Options) -> Budget:

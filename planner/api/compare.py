@@ -10,7 +10,7 @@ from planner.allocator import config_of_torch, parse_alloc_conf
 from planner.api.budget import calibration_query, stored_calibrations
 from planner.api.options import Options
 from planner.api.request import Model, open_request
-from planner.hardware import GENERIC_CAPABILITY, Budget
+from planner.hardware import GENERIC_CAPABILITY, Budget, with_config
 from planner.hardware.calibration import find_run
 from planner.jobs import PUBLISHED, CatalogueEntry, Job, load_catalogue
 from planner.planning import estimate_batch, open_traces, with_last_batch
@@ -67,7 +67,7 @@ def _as_measured(budget: Budget, measured: Measured | str, options: Options) -> 
         return budget
     defaults = config_of_torch(measured.source.versions.get("torch", ""))
     config = parse_alloc_conf(options.get("alloc_conf") or "", defaults)
-    return replace(budget, limits=replace(budget.limits, config=config))
+    return with_config(budget, config)
 
 
 def _measured(job: Job, batch: int, on_progress: OnProgress) -> Measured | str:

@@ -15,6 +15,13 @@ Where a calibration answers, a batch fits if its replay does not fail within
 
 `overhead` with the context in it. A cap on the allocator keeps the margin of verdicts: it bounds the reserved
 memory alone, of which the overhead is no part, and peaks on an empty card hardly show what fits a full one.
+
+The room at a confidence is the least that there is with it, and there may be more. But the caching allocator
+is not monotone in its memory: a batch that releases cached memory in order to fit may fail where there is a
+little more. At a confidence c above 0.5 such a batch must fit in OTHER_ROOMS further rooms as well, those at
+confidences from c down to 1 - c in equal steps, 0.5 among them. They are eight, so that no stretch of rooms
+that has an eighth of the probability goes unseen; each costs a replay at most. A batch that fits without
+retries does the same in any larger room, and is not replayed again.
 """
 
 from math import hypot, sqrt
@@ -32,6 +39,8 @@ from planner.hardware.residuals import Spread
 from planner.jobs import Job
 from planner.program import Trace
 
+OTHER_ROOMS = 8  # an even number: the likeliest room is one of them
+
 
 class Budget(Struct, frozen=True):
     """The allocator's share of a GPU."""
@@ -42,6 +51,14 @@ class Budget(Struct, frozen=True):
     limits: MemoryLimits  # what the replay may take, so that the answer holds with the confidence
     correction: Correction | None = None  # the calibration that answers; None: none does
     likeness: Likeness = Likeness()  # to the published runs whose residuals its margins and probabilities are
+    larger_limits: tuple[
+        MemoryLimits, ...
+    ] = ()  # of rooms as probable, in which a batch with retries must fit
+
+    @property
+    def rooms(self) -> tuple[MemoryLimits, ...]:
+        """Return the limits of each room in which a batch must fit, from the smallest to the largest."""
+        return (self.limits, *self.larger_limits)
 
     @property
     def bound_bytes(self) -> int | None:
@@ -71,20 +88,45 @@ def make_budget(
         raise UsageError(
             "--alloc-conf: per_process_memory_fraction is of a GPU's memory; give --gpu NAME or --gpu-mib N"
         )
-    z = NormalDist().inv_cdf(confidence)
-    verdicts = margins_of(likeness).verdicts
-    scale = max(1.0, 1 + verdicts.location + z * verdicts.scale)
     if correction is not None and correction.context is not None:
         device = replace(device, context=correction.context)
+    budget = Budget(device, confidence, cap_bytes, MemoryLimits(config=config), correction, likeness)
+    limits, *others = (_limits_at(budget, each) for each in (confidence, *_lower_confidences(confidence)))
+    assert limits is not None
+    larger = dict.fromkeys(other for other in others if other is not None and other != limits)
+    return replace(budget, limits=limits, larger_limits=tuple(larger))
+
+
+def with_config(budget: Budget, config: AllocatorConfig) -> Budget:
+    """Return the budget with another configuration of the allocator."""
+    larger = tuple(replace(limits, config=config) for limits in budget.larger_limits)
+    return replace(budget, limits=replace(budget.limits, config=config), larger_limits=larger)
+
+
+def _lower_confidences(confidence: float) -> tuple[float, ...]:
+    """Return the confidences of the further rooms, from high to low; none at even odds."""
+    step = (2 * confidence - 1) / OTHER_ROOMS
+    return tuple(confidence - number * step for number in range(1, OTHER_ROOMS + 1)) if step else ()
+
+
+def _limits_at(budget: Budget, confidence: float) -> MemoryLimits | None:
+    """Return what a replay may take at any confidence; None below even odds: no memory is too little."""
+    z = NormalDist().inv_cdf(confidence)
+    device, cap_bytes, verdicts = budget.device, budget.cap_bytes, margins_of(budget.likeness).verdicts
+    scale = 1 + verdicts.location + z * verdicts.scale
+    if z >= 0:
+        scale = max(1.0, scale)
+    elif scale <= 0:
+        return None
     capacity = total = None
     if device.usable.value < UNLIMITED_BYTES:
-        left, deviation, slope = room_beside_process(device, correction)
+        left, deviation, slope = room_beside_process(device, budget.correction)
         need = _max_need(left, deviation, verdicts, z) if slope is None else (left - z * deviation) / slope
         capacity = max(0, int(need))
         # A fraction in the configuration refers to the total, and bounds the allocator alone as a cap does.
         total = int(device.usable.value / scale)
-    limits = MemoryLimits(capacity, None if cap_bytes is None else int(cap_bytes / scale), total, config)
-    return Budget(device, confidence, cap_bytes, limits, correction, likeness)
+    limit_bytes = None if cap_bytes is None else int(cap_bytes / scale)
+    return MemoryLimits(capacity, limit_bytes, total, budget.limits.config)
 
 
 def check_confidence(confidence: float) -> float:
@@ -105,7 +147,9 @@ def judge_budget(budget: Budget, job: Job, trace: Trace) -> Budget:
 
 
 def _max_need(left: float, deviation: float, verdicts: Spread, z: float) -> float:
-    """Return the largest n up to `left` with (1 + location) n + z hypot(deviation, scale n) <= left."""
+    """Return the largest n with (1 + location) n + z hypot(deviation, scale n) <= left; at most `left` from
+    even odds on. Below them, 1 + location + z scale is positive.
+    """
     mean = 1 + verdicts.location
     if left <= z * deviation:
         return 0.0
@@ -113,7 +157,8 @@ def _max_need(left: float, deviation: float, verdicts: Spread, z: float) -> floa
     rest = left**2 - (z * deviation) ** 2
     if leading <= 0:  # at confidences that no sample supports: the margins are added instead
         return (left - z * deviation) / (mean + z * verdicts.scale)
-    return min(left, rest / (mean * left + sqrt(max(0.0, (mean * left) ** 2 - leading * rest))))
+    root = sqrt(max(0.0, (mean * left) ** 2 - leading * rest))
+    return min(left, rest / (mean * left + root)) if z >= 0 else (mean * left + root) / leading
 
 
 def room_beside_process(device: Device, correction: Correction | None) -> tuple[float, float, float | None]:

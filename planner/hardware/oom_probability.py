@@ -1,5 +1,7 @@
 """The probability that a batch runs out of memory, by the margins of the runs that the job is like."""
 
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from math import hypot
 from statistics import NormalDist
 
@@ -15,29 +17,46 @@ CERTAIN = 0.0005  # a probability this near to 0 or 1 is not refined
 TOLERANCE = 0.1  # of the smaller of a probability and its complement
 
 
-def estimate_oom_probability(budget: Budget, trace: Trace, run: Replay) -> float | None:
+def estimate_oom_probability(
+    budget: Budget, trace: Trace, run: Replay, in_rooms: Iterable[tuple[MemoryLimits, Replay]] = ()
+) -> float | None:
     """Return the probability that the batch of `run` runs out of memory on the GPU.
 
     None where nothing bounds it, or where no run is like the job and no calibration answers. `run`
     is one that did not fail, in limits of the budget's configuration. The batch's least need lies between the
-    bytes of its tensors and its peak reserved; replays between them narrow it as closely as matters. The
-    answer is never below the truth of the model.
+    bytes of its tensors and its peak reserved; replays between them narrow it as closely as matters.
+    `in_rooms` are replays in some rooms: where one above the least need fails, so do all between the next
+    ones, smaller and larger, that are enough. The answer is never below the truth of the model there.
     """
     if budget.cap_bytes is None and budget.device.usable.value >= UNLIMITED_BYTES:
         return None
     if budget.likeness.unlike and not is_fitted(budget):
         return None
     low = float(live_bytes_bound(trace.events)(run.batch))
-    high = max(low, float(run.peak_reserved_bytes))
+    known = {max(low, float(run.peak_reserved_bytes)): True}
+    for limits, other in in_rooms:
+        if limits.allocator_limit_bytes is not None:
+            known[float(limits.allocator_limit_bytes)] = other.outcome is not Outcome.DOES_NOT_FIT
+    high = min(size for size, fits in known.items() if fits)
+    low = max([low, *(size for size in known if size < high)])
+    beyond = _probability_of_failures(
+        budget, sorted((size, fits) for size, fits in known.items() if size >= high)
+    )
     for _ in range(MAX_REPLAYS):
-        least, most = oom_probability_at(budget, low), oom_probability_at(budget, high)
+        least, most = (beyond + oom_probability_at(budget, need) for need in (low, high))
         if most < CERTAIN or least > 1 - CERTAIN or most - least <= TOLERANCE * min(most, 1 - least):
             break
         middle = (low + high) / 2
         limits = MemoryLimits(int(middle), config=budget.limits.config, total_bytes=budget.limits.total_bytes)
         fails = replay_trace(trace, limits).outcome is Outcome.DOES_NOT_FIT
         low, high = (middle, high) if fails else (low, middle)
-    return oom_probability_at(budget, high)
+    return min(1.0, beyond + oom_probability_at(budget, high))
+
+
+def _probability_of_failures(budget: Budget, known: Sequence[tuple[float, bool]]) -> float:
+    """Return the probability of a room between two known ones of which at least one is not enough."""
+    stretches = ((low, high) for (low, a), (high, b) in pairwise(known) if not (a and b))
+    return sum(oom_probability_at(budget, high) - oom_probability_at(budget, low) for low, high in stretches)
 
 
 def oom_probability_at(budget: Budget, need_bytes: float) -> float:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from planner.allocator import MemoryLimits, replay_trace
 from planner.errors import ModelError, UsageError
-from planner.hardware import Budget
+from planner.hardware import Budget, with_config
 from planner.planning.changes import Change, TrainingConfig, apply_all, changes_for
 from planner.planning.epoch import with_last_batch
 from planner.planning.estimate import Estimate, estimate_batch, unlimited
@@ -140,9 +140,9 @@ def _try(
 ) -> Attempt:
     changed = apply_all(training, changes)
     trace = with_last_batch(changed.job, changed.batch, open_tracer(changed))
-    limits = replace(budget.limits, config=changed.config)
-    estimate = estimate_batch(changed.job, trace, replace(budget, limits=limits))
-    return Attempt(changes, changed, estimate, _needed(trace, limits, estimate.run.peak_reserved_bytes))
+    own = with_config(budget, changed.config)
+    estimate = estimate_batch(changed.job, trace, own)
+    return Attempt(changes, changed, estimate, _needed(trace, own.limits, estimate.run.peak_reserved_bytes))
 
 
 def _needed(trace: Trace, limits: MemoryLimits, most_bytes: int) -> int:

@@ -96,7 +96,7 @@ def _even_sizes(top: int, grid: SampleDensity) -> set[int]:
 def _point(replays: TargetReplays, batch: int, budget: Budget) -> CurvePoint:
     limits = budget.limits
     run = replays.run(batch, unlimited(limits))  # GPUs share it
-    outcome = replays.outcome(batch, limits)
+    outcome = replays.outcome_in_rooms(batch, budget.rooms)
     if outcome is not Outcome.DOES_NOT_FIT and replays.undisturbed_peak(batch, limits) is None:
         run = replays.run(batch, limits)
     reserved = run.peak_reserved_bytes

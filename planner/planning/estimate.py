@@ -1,12 +1,20 @@
 """The memory of one batch size on one GPU."""
 
 from collections.abc import Mapping
+from functools import partial
 from time import perf_counter
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from planner.allocator import UNLIMITED, MemoryLimits, Replay, replay_with_breakdown
+from planner.allocator import (
+    UNLIMITED,
+    MemoryLimits,
+    Replay,
+    replay_in_rooms,
+    replay_trace,
+    replay_with_breakdown,
+)
 from planner.hardware import (
     Budget,
     estimate_oom_probability,
@@ -34,7 +42,7 @@ class Estimate(Struct, frozen=True):
     budget: Budget
     outcome: Outcome
     run: Replay  # under the budget where the batch fits; of a card without end where it does not
-    failed: Replay | None  # the failing run under the budget where the batch does not fit
+    failed: Replay | None  # the failing run in a room of the budget where the batch does not fit
     at_peak: Mapping[Category, int]  # bytes by category at the allocated peak; they add up to it
     process_bytes: int  # context and reserved peak, calibrated where that is known: what nvidia-smi shows
     process_upper_bytes: int  # the same at the confidence
@@ -45,6 +53,7 @@ class Estimate(Struct, frozen=True):
     growth: Growth | None = None  # what each step leaves behind
     step_limit: StepLimit | None = None  # the steps that fit in spite of it; None where memory has no end
     retry_costs: tuple[RetryCost, ...] = ()  # of each step, where the batch fits with retries alone
+    failed_bytes: int | None = None  # the memory of the allocator in `failed`; the budget's or somewhat more
 
 
 def estimate_batch(job: Job, trace: Trace, budget: Budget, trace_seconds: float = 0.0) -> Estimate:
@@ -52,11 +61,16 @@ def estimate_batch(job: Job, trace: Trace, budget: Budget, trace_seconds: float 
     start = perf_counter()
     budget = judge_budget(budget, job, trace)
     run, at_peak = replay_with_breakdown(trace, budget.limits)
-    failed = None
-    if run.outcome is Outcome.DOES_NOT_FIT:
-        failed = run
+    failed, failed_bytes = None, None
+    in_rooms = [(budget.limits, run)]
+    if run.outcome is not Outcome.FITS:
+        in_rooms += replay_in_rooms(budget.larger_limits, partial(replay_trace, trace))
+    for limits, other in in_rooms:
+        if failed is None and other.outcome is Outcome.DOES_NOT_FIT:
+            failed, failed_bytes = other, limits.allocator_limit_bytes
+    if failed is not None:
         run, at_peak = replay_with_breakdown(trace, unlimited(budget.limits))
-    chance = estimate_oom_probability(budget, trace, run)
+    chance = estimate_oom_probability(budget, trace, run, in_rooms)
     growth = find_growth(trace)
     limit = None
     if growth is not None and failed is None:
@@ -79,6 +93,7 @@ def estimate_batch(job: Job, trace: Trace, budget: Budget, trace_seconds: float 
         growth,
         limit,
         costs,
+        failed_bytes,
     )
 
 

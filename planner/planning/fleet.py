@@ -6,7 +6,7 @@ same on every GPU that has its peak, and where tensors alone exceed a GPU, no re
 the batch does not fit.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from msgspec import Struct
@@ -20,6 +20,7 @@ from planner.planning.epoch import max_useful_batch
 from planner.planning.estimate import Seconds, unlimited
 from planner.planning.replays import ReplayCache, TargetReplays
 from planner.planning.search import (
+    NEIGHBOURS,
     Search,
     boundary_from_guess,
     largest_below,
@@ -97,21 +98,27 @@ def fit_devices(
     return tuple(_fit(by_kind[_kind(budget)], budget, batch, multiple_of) for budget in cards)
 
 
-def search_device(replays: TargetReplays, limits: MemoryLimits, multiple_of: int = 1) -> Search:
+def search_device(replays: TargetReplays, rooms: tuple[MemoryLimits, ...], multiple_of: int = 1) -> Search:
     """Return the largest batch sizes on a GPU: of any that fit, and of those that fit without retries.
 
-    They are the largest multiples of `multiple_of`. Raises the errors of a capture.
+    They are the largest multiples of `multiple_of`. The search is for the smallest room, the first of
+    `rooms`; a batch size that needs retries there must fit in the others too. Raises the errors of a capture.
     """
+    limits = rooms[0]
     best = _largest(replays, limits)
     comfortable = replays.largest_without_retries(best, limits)
     probes = replays.probes[limits]
     if comfortable:
         probes[comfortable] = Outcome.FITS
-    failures = [size for size, outcome in probes.items() if outcome is Outcome.DOES_NOT_FIT]
-    search = Search(best, comfortable, min(failures, default=None), tuple(probes.items()))
-    if multiple_of == 1:
-        return search
-    return round_down(search, multiple_of, lambda size: replays.outcome(size, limits))
+    outcome = partial(replays.outcome_in_rooms, rooms=rooms)
+    floor = _largest_probed(probes, outcome, comfortable)
+    best = _largest_in_rooms(replays, outcome, floor, best)
+    if best and outcome(best) is Outcome.FITS:
+        comfortable = best
+    results = tuple((size, outcome(size) if size > floor else own) for size, own in [*probes.items()])
+    failures = [size for size, own in results if own is Outcome.DOES_NOT_FIT]
+    search = Search(best, comfortable, min(failures, default=None), results)
+    return search if multiple_of == 1 else round_down(search, multiple_of, outcome)
 
 
 def _kind(budget: Budget) -> tuple[tuple[int, int], int]:
@@ -133,6 +140,34 @@ def _largest(replays: TargetReplays, limits: MemoryLimits) -> int:
     return best
 
 
+def _largest_probed(
+    probes: Mapping[int, Outcome], outcome: Callable[[int], Outcome], comfortable: int
+) -> int:
+    """Return the largest batch size that fits in all rooms among those that were probed in the smallest."""
+    fitting = (size for size, own in probes.items() if own is not Outcome.DOES_NOT_FIT and size > comfortable)
+    descending = sorted(fitting, reverse=True)
+    return next((size for size in descending if outcome(size) is not Outcome.DOES_NOT_FIT), comfortable)
+
+
+def _largest_in_rooms(replays: TargetReplays, outcome: Callable[[int], Outcome], floor: int, top: int) -> int:
+    """Return the largest batch size found from `floor`, which fits in all rooms, to `top`.
+
+    What fits here and there in the smallest room often has a neighbour that fits in all: those below `top`
+    are probed one by one, unless each trace is a run of the model.
+    """
+
+    def fits(batch: int) -> bool:
+        return outcome(batch) is not Outcome.DOES_NOT_FIT
+
+    if floor == top:
+        return top
+    if replays.bound is None:
+        return boundary_from_guess(fits, floor, top)
+    near = range(top, max(floor, top - NEIGHBOURS), -1)
+    found = next(filter(fits, near), None)
+    return largest_below(fits, max(floor, top - NEIGHBOURS), floor) if found is None else found
+
+
 def _largest_by_lines(replays: TargetReplays, limits: MemoryLimits) -> int:
     max_reserved_bytes = limits.allocator_limit_bytes
     if max_reserved_bytes is None:
@@ -147,9 +182,9 @@ def _largest_by_lines(replays: TargetReplays, limits: MemoryLimits) -> int:
 
 
 def _fit(replays: TargetReplays, budget: Budget, requested: int | None, multiple_of: int) -> DeviceFit:
-    search = search_device(replays, budget.limits, multiple_of)
+    search = search_device(replays, budget.rooms, multiple_of)
     batch = requested or search.largest or 1
-    outcome = replays.outcome(batch, budget.limits)
+    outcome = replays.outcome_in_rooms(batch, budget.rooms)
     limits = unlimited(budget.limits) if outcome is Outcome.DOES_NOT_FIT else budget.limits
     peak_bytes = replays.peak_reserved_bytes(batch, limits)
     return DeviceFit(

@@ -83,7 +83,7 @@ def find_max_batch(job: Job, budget: Budget, programs: ProgramSet, multiple_of: 
     budget = judge_budget(budget, job, timed.trace(FIT_BATCHES[0], target))
     epochs = EpochPrograms(job, timed)
     replays = TargetReplays(ReplayCache(epochs), target, epochs.bound(target), max_useful_batch(job))
-    search, too_large = search_device(replays, budget.limits, multiple_of), replays.too_large
+    search, too_large = search_device(replays, budget.rooms, multiple_of), replays.too_large
 
     def at(batch: int) -> Estimate:
         result = estimate_batch(job, epochs.trace(batch, target), budget, timed.seconds)

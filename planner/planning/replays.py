@@ -1,8 +1,9 @@
 """Replays of one job on GPUs of one kind, each made once."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import TypeVar
 
@@ -11,7 +12,9 @@ from planner.allocator import (
     CachingAllocator,
     MemoryLimits,
     Replay,
+    is_limit_independent,
     max_reserved_bytes,
+    replay_in_rooms,
     replay_trace,
 )
 from planner.errors import BatchTooLargeError
@@ -168,6 +171,18 @@ class TargetReplays:
                 probes[batch] = Outcome.DOES_NOT_FIT
         return probes[batch]
 
+    def outcome_in_rooms(self, batch: int, rooms: Sequence[MemoryLimits]) -> Outcome:
+        """Return whether a batch size fits in the first, smallest room, and in all others too.
+
+        Those matter where it needs retries: without them it fits in any larger room.
+        """
+        outcome = self.outcome(batch, rooms[0])
+        if outcome is not Outcome.FITS_WITH_RETRIES:
+            return outcome
+        larger = replay_in_rooms(rooms[1:], partial(self.run, batch))
+        fits = all(run.outcome is not Outcome.DOES_NOT_FIT for _, run in larger)
+        return outcome if fits else Outcome.DOES_NOT_FIT
+
     def _fits_without_retries(self, batch: int, limits: MemoryLimits) -> bool:
         probes = self.probes.setdefault(limits, {})
         if batch in probes or not is_limit_independent(limits) or self._exceeds_bound(batch, limits):
@@ -241,10 +256,3 @@ class TargetReplays:
     def run(self, batch: int, limits: MemoryLimits) -> Replay:
         """Return the replay of a batch size. Raises the errors of a capture."""
         return self.replays.run(batch, self.target, limits)
-
-
-def is_limit_independent(limits: MemoryLimits) -> bool:
-    """Return whether nothing but a refused request lets the allocator act on how much memory there is."""
-    config = limits.config
-    fraction = config.per_process_memory_fraction < 1
-    return not (config.expandable_segments or config.garbage_collection_threshold > 0 or fraction)

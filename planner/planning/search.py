@@ -66,15 +66,16 @@ def largest(outcome: Callable[[int], Outcome], limit: int = LARGEST_BATCH) -> Se
     return probes.search(best, comfortable)
 
 
-def largest_below(fits: Callable[[int], bool], top: int) -> int:
-    """Return a batch size up to `top` that fits, with no fitting neighbour above it; 0: none was found.
+def largest_below(fits: Callable[[int], bool], top: int, floor: int = 0) -> int:
+    """Return a batch size up to `top` that fits, with no fitting neighbour above it; `floor`: none was found.
 
-    Nothing is taken to fit above `top`. The way leads down from there, so that where batch sizes fit here and
-    there above some that do not, one of the uppermost is found. `fits` had better remember its answers.
+    Nothing is taken to fit above `top`, and `floor` is taken to. The way leads down from `top`, so that where
+    batch sizes fit here and there above some that do not, one of the uppermost is found. `fits` had better
+    remember its answers.
     """
     low, high, stride = top, top + 1, 1
-    while low > 0 and not fits(low):
-        low, high, stride = max(0, low - stride), low, 2 * stride
+    while low > floor and not fits(low):
+        low, high, stride = max(floor, low - stride), low, 2 * stride
     return scan_islands(fits, _bisect(fits, low, high), top)
 
 

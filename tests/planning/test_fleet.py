@@ -314,7 +314,7 @@ def made_up() -> GpusResult:
 def with_margin(card: Device) -> Budget:
     """A budget with a margin of its own: the reports read the same for any published runs."""
     limits = MemoryLimits(int((card.usable.value - card.context.value) / 1.0233))
-    return replace(make_budget(card, 0.99, AllocatorConfig()), limits=limits)
+    return replace(make_budget(card, 0.99, AllocatorConfig()), limits=limits, larger_limits=())
 
 
 def taken() -> Program:

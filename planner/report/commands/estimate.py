@@ -122,7 +122,10 @@ def failure_entries(estimate: Estimate) -> list[Entry]:
     failure = estimate.failed.failure
     requested = failure.requested_bytes
     size = f"{mib_text(requested)} MiB" if requested >= MIB else f"{requested:,} bytes"
-    return [Entry("Fails at", f"{place_text(failure)}: no room for {size}")]
+    text, more = f"{place_text(failure)}: no room for {size}", estimate.failed_bytes
+    if more is not None and more != estimate.budget.limits.allocator_limit_bytes:
+        text += f" where the allocator has {mib_text(more)} MiB, which is as probable"
+    return [Entry("Fails at", text)]
 
 
 # ---- tables

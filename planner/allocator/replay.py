@@ -7,7 +7,18 @@ from msgspec import Struct
 from planner.allocator.blocks import Block, SegmentEvent
 from planner.allocator.caching_allocator import CachingAllocator
 from planner.allocator.config import UNLIMITED, MemoryLimits
-from planner.program import Alloc, Category, Event, Free, Outcome, Phase, PhaseStart, Trace
+from planner.program import (
+    Alloc,
+    Category,
+    Convolution,
+    Event,
+    Free,
+    NextWorkspaces,
+    Outcome,
+    Phase,
+    PhaseStart,
+    Trace,
+)
 
 
 class Failure(Struct, frozen=True):
@@ -71,7 +82,7 @@ def replay_trace(
     """
     allocator = CachingAllocator(limits, segment_events=segment_events)
     malloc, free = allocator.malloc, allocator.free
-    optional = OptionalRequests()
+    optional, convolutions = OptionalRequests(trace.next_workspaces), trace.convolution_by_block()
     blocks: dict[int, Block] = {}
     block: Block | None
     phase_start = PhaseStart(0, Phase.SETUP)
@@ -82,7 +93,8 @@ def replay_trace(
         if isinstance(event, Alloc):
             size = event.size_bytes
             if event.may_fail:
-                block = optional.malloc(allocator, size, (trace.sites[event.site].op, size))
+                op, convolution = trace.sites[event.site].op, convolutions.get(event.block)
+                block = optional.malloc(allocator, size, op, convolution)
             else:
                 block = malloc(size)
             if block is None:
@@ -150,19 +162,37 @@ def replay_with_breakdown(trace: Trace, limits: MemoryLimits) -> tuple[Replay, M
 
 
 class OptionalRequests:
-    """Requests for workspaces without which the process goes on, as if they had no bytes.
+    """Requests for workspaces of convolutions, after which others follow where one is refused.
 
-    PyTorch then takes a plan of cuDNN that needs less, and keeps it for later calls of the same shapes
-    (ATen/native/cudnn/Conv_v8.cpp, `benchmark_cache`), which are taken to be those of the same key.
+    PyTorch takes cuDNN's engines in turn, and fails where none of them can be served. It keeps the engine for
+    later calls of the same convolution, and begins anew where that one is refused (ATen/native/cudnn:
+    Conv_v8.cpp, `benchmark_cache`). Where the sizes of the next engines are not known it is taken to go on
+    without a workspace, and so with later requests of the same key.
     """
 
-    def __init__(self) -> None:
-        self._refused: set[Hashable] = set()
+    def __init__(self, following: NextWorkspaces | None = None) -> None:
+        self._following = following
+        self._taken: dict[tuple[Hashable, int], int] = {}  # in place of a size that was refused
 
-    def malloc(self, allocator: CachingAllocator, size_bytes: int, key: Hashable) -> Block | None:
-        """Return a block of so many bytes, or of none where one of its key is or was refused."""
-        block = None if key in self._refused else allocator.malloc(size_bytes)
-        if block is None:
-            self._refused.add(key)
-            block = allocator.malloc(0)
-        return block
+    def malloc(
+        self,
+        allocator: CachingAllocator,
+        size_bytes: int,
+        key: Hashable = "",
+        convolution: Convolution | None = None,
+    ) -> Block | None:
+        """Return a block of the first size that can be served; None where none can."""
+        place = (key if convolution is None else convolution), size_bytes
+        taken = self._taken.get(place, size_bytes)
+        block = allocator.malloc(taken)
+        if block is not None:
+            return block
+        following = None
+        if self._following is not None and convolution is not None:
+            following = self._following(convolution, size_bytes)
+        for size in (size_bytes, *((0,) if following is None else following)):
+            block = allocator.malloc(size) if size != taken else None
+            if block is not None:
+                self._taken[place] = size
+                return block
+        return None

@@ -76,6 +76,12 @@ class DefaultWorkspaces:
         """Return the workspaces of a call."""
         return self._source(capability, sm_count, convolution)
 
+    def following(
+        self, capability: tuple[int, int], sm_count: int, convolution: Convolution, size_bytes: int
+    ) -> tuple[int, ...] | None:
+        """Return the sizes that follow a refused one."""
+        return self._source.following(capability, sm_count, convolution, size_bytes)
+
     def source(self, capability: tuple[int, int]) -> ConvWorkspaceSource:
         """Return the source of the answers."""
         return self._source.source(capability)
@@ -108,6 +114,25 @@ class CudnnWorkspaces:
         key = replace(convolution, x=(1, *convolution.x[1:]), y=(1, *convolution.y[1:]))
         has_engine[key] = has_engine.get(key, False) or answer.engine is not None
         return answer
+
+    def following(
+        self, capability: tuple[int, int], sm_count: int, convolution: Convolution, size_bytes: int
+    ) -> tuple[int, ...] | None:
+        """Return the workspaces of the engines behind a refused one, as the heuristics rank them; while
+        engines are timed, its half, and so on, which is what is tried there (Conv_v8.cpp,
+        generate_and_filter_plans).
+
+        A larger size may follow: the allocator has room for it where segments of 20 MiB for smaller ones
+        have none.
+        """
+        if self.benchmark:
+            answer = self.library.benchmarked(capability, sm_count, convolution)
+            if size_bytes == answer.searched_bytes:
+                return tuple(size_bytes >> shift for shift in range(1, size_bytes.bit_length() + 1))
+        engines = self.library.engines(capability, sm_count, convolution, every=True)
+        sizes = dict.fromkeys(engine.workspace_bytes for engine in engines)
+        sizes.pop(size_bytes, None)
+        return tuple(sizes)
 
     def source(self, capability: tuple[int, int]) -> ConvWorkspaceSource:
         """Return whether the library answers with all its engines."""

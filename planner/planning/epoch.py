@@ -23,6 +23,7 @@ from planner.program import (
     LARGEST_BATCH,
     Alloc,
     Category,
+    Convolution,
     ConvWorkspace,
     Event,
     Free,
@@ -179,6 +180,7 @@ def _stitch(full: Trace, smaller: Trace, order: _Order) -> Trace | None:
     events: list[Event] = []
     provenance: list[TensorProvenance] = []
     conv_workspaces: list[ConvWorkspace] = []
+    convolutions: dict[int, Convolution] = {}
     count = 0
     for place, (which, index, step) in enumerate(_plan(steps, order)):
         made: dict[int, int] = {}
@@ -202,6 +204,8 @@ def _stitch(full: Trace, smaller: Trace, order: _Order) -> Trace | None:
                 events.append(Free(block))
         provenance += _renumber(traces[which].provenance, made)
         conv_workspaces += _renumber(traces[which].conv_workspaces, made)
+        of_blocks = traces[which].convolutions
+        convolutions.update((new, of_blocks[old]) for old, new in made.items() if old in of_blocks)
     if full.events[-1] == PhaseStart(steps[-1], Phase.END):
         events.append(PhaseStart(step, Phase.END))
     return replace(
@@ -212,6 +216,7 @@ def _stitch(full: Trace, smaller: Trace, order: _Order) -> Trace | None:
         notes=tuple(dict.fromkeys((*full.notes, *smaller.notes))),
         provenance=tuple(provenance),
         conv_workspaces=tuple(conv_workspaces),
+        convolutions=convolutions,
     )
 
 

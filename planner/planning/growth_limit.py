@@ -66,7 +66,7 @@ def _played(loop: StepSequence, limits: MemoryLimits, most: int) -> int | None:
             elif isinstance(action, Malloc | Retain):
                 size = action.size_bytes
                 is_optional = isinstance(action, Malloc) and action.optional
-                block = optional.malloc(allocator, size, size) if is_optional else allocator.malloc(size)
+                block = optional.malloc(allocator, size) if is_optional else allocator.malloc(size)
                 if block is None:
                     return max(0, number - 1)
                 if isinstance(action, Malloc):

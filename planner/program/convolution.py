@@ -124,6 +124,13 @@ class ConvWorkspaceQuery(Protocol):
     def __call__(self, capability: tuple[int, int], sm_count: int, convolution: Convolution) -> Workspaces:
         """Return the workspaces of a call on a GPU of so many SMs."""
 
+    def following(
+        self, capability: tuple[int, int], sm_count: int, convolution: Convolution, size_bytes: int
+    ) -> tuple[int, ...] | None:
+        """Return the sizes that PyTorch requests in turn after one that a call was refused; None where they
+        are not known.
+        """
+
     def source(self, capability: tuple[int, int]) -> ConvWorkspaceSource:
         """Return the source of the answers so far for GPUs of a compute capability."""
 

@@ -4,11 +4,12 @@ Capture writes a `Trace`, everything after it only reads one. No algorithm stand
 make a trace trustworthy; `fit` fits two of them to a program, `planner.allocator` replays them.
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 
 from msgspec import Struct
 
-from planner.program.convolution import ConvWorkspace, ConvWorkspaceSource
+from planner.program.convolution import Convolution, ConvWorkspace, ConvWorkspaceSource
 
 # Parts of the notes of traces in which chance decides conditions, and in which it decides sizes.
 RANDOM_COURSE_NOTE = "random numbers on the CPU"
@@ -53,7 +54,7 @@ class Alloc(Struct, frozen=True, gc=False):
     size_bytes: int
     category: Category
     site: int  # index into `Trace.sites`
-    may_fail: bool = False  # if it fails, the process falls back, as if the block had no bytes
+    may_fail: bool = False  # if it fails, the process requests another size: a convolution's workspace
 
 
 class Free(Struct, frozen=True, gc=False):
@@ -100,6 +101,11 @@ class GrowthSource(Struct, frozen=True):
     is_garbage: bool  # held by reference cycles alone, until Python's garbage collector runs
 
 
+# From a convolution and the size that it was refused to the sizes that PyTorch requests then, in turn; None
+# where they are not known.
+NextWorkspaces = Callable[[Convolution, int], Sequence[int] | None]
+
+
 class Trace(Struct, frozen=True):
     """All events of a job's first steps at one batch size, in order."""
 
@@ -112,6 +118,12 @@ class Trace(Struct, frozen=True):
     conv_workspaces: tuple[ConvWorkspace, ...] = ()  # likewise, of workspaces of convolutions
     growth_sources: tuple[GrowthSource, ...] = ()  # of what grows from step to step; usually none
     conv_workspace_source: ConvWorkspaceSource = ConvWorkspaceSource.NONE
+    convolutions: Mapping[int, Convolution] = {}  # by block, of traces that a program gives
+    next_workspaces: NextWorkspaces | None = None  # after a refused one; None: they are not known
+
+    def convolution_by_block(self) -> Mapping[int, Convolution]:
+        """Return the convolutions whose workspaces blocks are, as far as they are known."""
+        return self.convolutions or {row.block: row.convolution for row in self.conv_workspaces}
 
     @property
     def has_random_sizes(self) -> bool:

@@ -65,6 +65,8 @@ class KernelWorkspaces(Struct, frozen=True):
 
     cublas_bytes: int
     by_signature: tuple[KernelOps, ...]
+    # Of each signature, the operations that take the workspace of a convolution, in their order.
+    convolutions: tuple[tuple[tuple[OpKind, Convolution], ...], ...] = ()
     has_convolutions: bool = False  # for which a library answered
 
 
@@ -153,11 +155,17 @@ class Program:
 
     def instantiate(self, batch: int, workspaces: KernelWorkspaces = NO_WORKSPACES) -> Trace:
         """Return the trace at a batch size at which kernels allocate these workspaces."""
-        events = tuple(self._splice(batch, workspaces))
+        convolutions: dict[int, Convolution] = {}
+        events = tuple(self._splice(batch, workspaces, convolutions))
         rows = self.provenance, self.conv_workspaces, self.growth_sources
-        return Trace(events, self.sites, batch, self.unknown_ops, self.notes, *rows)
+        return Trace(
+            events, self.sites, batch, self.unknown_ops, self.notes, *rows, convolutions=convolutions
+        )
 
-    def _splice(self, batch: int, workspaces: KernelWorkspaces) -> list[Event]:
+    def _splice(
+        self, batch: int, workspaces: KernelWorkspaces, convolutions: dict[int, Convolution]
+    ) -> list[Event]:
+        """Return the events with those of kernels among them, and add the convolutions of their blocks."""
         own = events_at(self.events, batch)
         number = 1 + max((event.block for event in own if type(event) is Alloc), default=-1)
         first, later = _calls_by_order(workspaces.by_signature)
@@ -175,6 +183,11 @@ class Program:
             allocs = iter(own[call.position : done])
             outputs = [[next(allocs)] if takes else [] for takes in call.outputs]
             made = expand_kernel(ops, outputs, cublas_bytes, call.site, number)
+            if workspaces.convolutions and workspaces.convolutions[call.signature]:
+                kinds = {kind for kind, _ in ops}
+                blocks = (event.block for event in made if type(event) is Alloc and event.may_fail)
+                called_now = (one for kind, one in workspaces.convolutions[call.signature] if kind in kinds)
+                convolutions.update(zip(blocks, called_now, strict=True))
             number += len(made)
             events += made
         return events + own[done:]
@@ -191,13 +204,24 @@ def answer_convolutions(
     """Return the operations of all kernels, with the workspaces that the target's library answers."""
     has_convolutions = False
     answered: list[KernelOps] = []
+    convolutions: list[tuple[tuple[OpKind, Convolution], ...]] = []
     for ops in by_signature:
         if any(kind is OpKind.CONVOLUTION for kind, _ in ops):
             has_convolutions = True
-            answered.append(tuple(op for one in ops for op in _answer(one, target)))
+            of_each = [(one, tuple(_answer(one, target))) for one in ops]
+            answered.append(tuple(op for _, answers in of_each for op in answers))
+            convolutions.append(
+                tuple(
+                    (kind, number)
+                    for (_, number), answers in of_each
+                    if isinstance(number, Convolution)
+                    for kind, _ in answers
+                )
+            )
         else:
             answered.append(ops)  # type: ignore[arg-type]  # none of them is a convolution
-    return KernelWorkspaces(cublas_bytes, tuple(answered), has_convolutions)
+            convolutions.append(())
+    return KernelWorkspaces(cublas_bytes, tuple(answered), tuple(convolutions), has_convolutions)
 
 
 def _answer(op: tuple[OpKind, int | Convolution], target: Target) -> Iterator[tuple[OpKind, int]]:

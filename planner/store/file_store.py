@@ -60,7 +60,7 @@ class SavedJob:
         program, workspaces, notes = self._find(batch, target)
         trace = program.instantiate(batch, workspaces)
         if self.convolutions is not None and workspaces.has_convolutions:
-            trace = name_source(trace, self.convolutions, target.capability)
+            trace = name_source(trace, self.convolutions, target)
         return replace(trace, notes=(*trace.notes, *notes))
 
     def key(self, batch: int, target: Target) -> Hashable:

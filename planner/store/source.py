@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 
 from msgspec.structs import replace
 
@@ -48,7 +48,7 @@ class ProgramSource:
         trace = replace(trace, notes=(*trace.notes, note_on_torch(program.torch)))
         if self.convolutions is None or not has_convolutions(program):
             return trace
-        return name_source(trace, self.convolutions, target.capability)
+        return name_source(trace, self.convolutions, target)
 
     def traced_notes(self, batch: int, target: Target) -> tuple[str, ...]:
         """Return the notes of the trace at a batch size, without those on answers for convolutions."""
@@ -174,10 +174,12 @@ def note_on_torch(torch: str) -> str:
     return f"traced {how}; other versions keep other tensors"
 
 
-def name_source(trace: Trace, convolutions: ConvWorkspaceQuery, capability: Capability) -> Trace:
+def name_source(trace: Trace, convolutions: ConvWorkspaceQuery, target: Target) -> Trace:
     """Return a trace with the source of its convolutions' workspaces, and notes on it."""
+    capability = target.capability
     return replace(
         trace,
         notes=(*trace.notes, *convolutions.notes(capability)),
         conv_workspace_source=convolutions.source(capability),
+        next_workspaces=partial(convolutions.following, capability, target.sm_count),
     )

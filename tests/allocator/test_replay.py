@@ -7,8 +7,10 @@ from planner.allocator.config import MIB, AllocatorConfig, MemoryLimits, parse_a
 from planner.allocator.replay import Failure, Peaks, Replay, replay_trace, replay_with_breakdown
 from planner.allocator.timeline import TimelineRecorder
 from planner.errors import UsageError
+from planner.program.convolution import Convolution, Direction
 from planner.program.events import Alloc, Category, Event, Free, Outcome, Phase, PhaseStart, Trace
 from planner.program.program import AffineAlloc, Program
+from tests.helpers.structs import replace
 from tests.helpers.traces import SITES, UNTIMED, alloc, program_of, programs
 
 # At batch 2: 30 MiB and 12 MiB in segments of their own, 1,024 bytes of a segment of 2 MiB; the last block
@@ -25,6 +27,10 @@ STEP: tuple[Event, ...] = (
     PhaseStart(1, Phase.END),
 )
 JOB = program_of(STEP)
+
+CONVOLUTION = Convolution(
+    Direction.FORWARD, "float32", (1, 8, 9, 9), (8, 8, 3, 3), (1, 8, 7, 7), False, (0, 0), (1, 1), (1, 1)
+)
 
 
 def grow_after_free() -> Trace:
@@ -105,7 +111,7 @@ def test_fits_with_retries(limits: MemoryLimits) -> None:
     ],
 )
 def test_a_block_that_the_process_does_without(capacity_mib: int, outcome: Outcome, peak_mib: int) -> None:
-    """If an optional block is refused the run goes on, as if it had no bytes."""
+    """If an optional block is refused and no smaller one is known, the run goes on as if it had no bytes."""
     workspace = Alloc(1, 30 * MIB, Category.WORKSPACE, 1, may_fail=True)
     events = (alloc(0, 20 * MIB), workspace, Free(1), alloc(2, 10 * MIB))
     run = replay_trace(Trace(events, SITES, 1), MemoryLimits(capacity_mib * MIB))
@@ -114,11 +120,53 @@ def test_a_block_that_the_process_does_without(capacity_mib: int, outcome: Outco
 
 @pytest.mark.parametrize(("site", "size_mib", "retries"), [(1, 30, 1), (1, 31, 2), (2, 30, 2)])
 def test_a_refused_block_is_not_requested_again(site: int, size_mib: int, retries: int) -> None:
-    """PyTorch keeps the plan that it took instead, for calls of the same operator and size alone."""
+    """Where no convolution is known, the plan that was taken instead is kept for its operator and size."""
     first = Alloc(1, 30 * MIB, Category.WORKSPACE, 1, may_fail=True)
     second = Alloc(2, size_mib * MIB, Category.WORKSPACE, site, may_fail=True)
     events = (alloc(0, 20 * MIB), first, Free(1), second, Free(2))
     assert replay_trace(Trace(events, SITES, 1), MemoryLimits(49 * MIB)).retries == retries
+
+
+@pytest.mark.parametrize(
+    ("room_mib", "taken_mib"), [(50, 30), (49, 24), (44, 24), (43, 12), (32, 12), (31, None)]
+)
+def test_the_next_engines_that_fit(room_mib: int, taken_mib: int | None) -> None:
+    """After a refused workspace come those of the next engines in turn; where none fits, the run fails."""
+    workspace = Alloc(1, 30 * MIB, Category.WORKSPACE, 1, may_fail=True)
+    events = (alloc(0, 20 * MIB), workspace, Free(1))
+    next_engines = {(CONVOLUTION, 30 * MIB): (24 * MIB, 12 * MIB)}
+    trace = Trace(
+        events,
+        SITES,
+        1,
+        convolutions={1: CONVOLUTION},
+        next_workspaces=lambda *refused: next_engines[refused],
+    )
+    run = replay_trace(trace, MemoryLimits(room_mib * MIB))
+    assert run.peak_allocated_bytes == (20 + (taken_mib or 0)) * MIB
+    assert (run.outcome is Outcome.DOES_NOT_FIT) == (taken_mib is None)
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_an_engine_is_kept_for_its_convolution(is_same: bool) -> None:
+    """Later calls begin with the engine that was taken, though there is room for the first one by then;
+    other convolutions of the same size begin with theirs.
+    """
+    other = CONVOLUTION if is_same else replace(CONVOLUTION, dilation=(2, 2))
+    first, second = (Alloc(n, 30 * MIB, Category.WORKSPACE, 1, may_fail=True) for n in (1, 2))
+    events = (alloc(0, 20 * MIB), first, Free(1), Free(0), second, Free(2))
+    trace = Trace(
+        events,
+        SITES,
+        1,
+        convolutions={1: CONVOLUTION, 2: other},
+        next_workspaces=lambda *_: (24 * MIB,),
+    )
+    recorder = TimelineRecorder()
+    run = replay_trace(trace, MemoryLimits(49 * MIB), recorder)
+    assert run.outcome is Outcome.FITS_WITH_RETRIES
+    second_bytes = recorder.timeline().allocated_bytes[4]
+    assert second_bytes == (24 if is_same else 30) * MIB
 
 
 def test_end_is_not_the_peak() -> None:

@@ -49,6 +49,12 @@ class PublishedWorkspaces:
             return Workspaces(0)
         return Workspaces(convolution.y[0] * 4 * prod(convolution.w))
 
+    def following(
+        self, capability: Capability, sm_count: int, convolution: Convolution, size_bytes: int
+    ) -> tuple[int, ...] | None:
+        """Return None: what follows a refused workspace is not known."""
+        return None
+
     def source(self, capability: Capability) -> ConvWorkspaceSource:
         """Return that published runs answer."""
         return ConvWorkspaceSource.PUBLISHED

@@ -122,6 +122,12 @@ class StoredWorkspaces:
         curve, factor = self._found[key]
         return Workspaces(round(value_at(curve, convolution.x[0]) * factor))
 
+    def following(
+        self, capability: Capability, sm_count: int, convolution: Convolution, size_bytes: int
+    ) -> tuple[int, ...] | None:
+        """Return None: what follows a refused workspace is not known."""
+        return None
+
     def source(self, capability: Capability) -> ConvWorkspaceSource:
         """Return whether all answers are those of the very convolutions."""
         if self._unknown:

@@ -247,7 +247,7 @@ class _Machine:
 
     def _malloc(self, size: int, is_optional: bool = False) -> Block:
         allocator = self.allocator
-        block = self._optional.malloc(allocator, size, size) if is_optional else allocator.malloc(size)
+        block = self._optional.malloc(allocator, size) if is_optional else allocator.malloc(size)
         if block is None:
             raise _NoRoomError(size)
         return block

@@ -32,6 +32,7 @@ from planner.hardware.cudnn.client import Cudnn, describe_for_cudnn, open_cudnn
 from planner.hardware.cudnn.library_files import installed_folder
 from planner.hardware.database import find_device
 from planner.jobs import Job, Mode, Optimizer
+from planner.planning.programs import CaptureMode, open_programs
 from planner.program import ignore_progress
 from planner.program.convolution import Convolution, Direction, Engine, Workspaces
 from planner.program.diff import first_divergence
@@ -486,6 +487,38 @@ def test_bfloat16_before_ampere_has_no_depthwise_engine(library: Cudnn) -> None:
         query(capability, count, depthwise)
     assert "this training fails" in query.notes((7, 5))[-1]
     assert "this training fails" not in query.notes(AMPERE)[-1]
+
+
+def test_workspaces_of_the_engines_behind(library: Cudnn) -> None:
+    """Those that the heuristics rank behind the first follow in their order, each size once."""
+    query = convolution_of(Direction.WEIGHT)
+    engines = [one.workspace_bytes for one in library.engines(AMPERE, 28, query, every=True)]
+    following = CudnnWorkspaces(library, benchmark=False).following(AMPERE, 28, query, engines[0])
+    assert following == tuple(dict.fromkeys(size for size in engines if size != engines[0]))
+    assert following
+
+
+def test_benchmark_halves_what_is_refused(fake: FakeCudnn) -> None:
+    """Engines that need more than what could be allocated are not timed (generate_and_filter_plans)."""
+    query = convolution_of(Direction.FORWARD)
+    searched = fake.benchmarked(AMPERE, 28, query).searched_bytes
+    halves = answers_of(fake, benchmark=True).following(AMPERE, 28, query, searched)
+    assert halves is not None and halves[:2] == (searched // 2, searched // 4) and halves[-1] == 0
+
+
+def test_programs_know_the_convolutions_of_workspaces(fake: FakeCudnn) -> None:
+    """Those of a program's trace are those that a run of the model at that batch size records."""
+    job = training(benchmark=True)
+    target = Target(AMPERE, 28)
+    shared = open_programs(job, ignore_progress, Twins)
+    runs = open_programs(job, ignore_progress, Twins, mode=CaptureMode.WITH_PROVENANCE)
+    traced, run = shared.trace(4, target), runs.trace(4, target)
+    assert traced.next_workspaces is not None
+    of_run = {row.block: row.convolution for row in run.conv_workspaces}
+    assert [*traced.convolutions.values()] == [*of_run.values()]
+    for trace, convolutions in ((traced, traced.convolutions), (run, of_run)):
+        optional = {one.block for one in trace.events if isinstance(one, Alloc) and one.may_fail}
+        assert set(convolutions) == optional
 
 
 def test_a_gpu_that_ends_the_library_gets_no_answer(library: Cudnn) -> None:

@@ -48,7 +48,7 @@ from planner.hardware.device import Device, SourcedBytes
 from planner.jobs import Job
 from planner.planning.max_batch import Plan, find_max_batch
 from planner.planning.programs import CaptureMode, open_programs
-from planner.program import ignore_progress
+from planner.program import LARGEST_BATCH, ignore_progress
 
 SEED = 16
 MAX_SECONDS, PLAN_SECONDS = 60, 90
@@ -140,6 +140,8 @@ def _plan(job: Job, card: Device) -> tuple[Plan, Plan]:
         )
     if not half.search.largest:
         raise _LeftOutError("not even batch 1 fits")
+    if half.search.largest == LARGEST_BATCH:
+        raise _LeftOutError(f"no larger batch than {LARGEST_BATCH:,} is planned")
     return half, confident
 
 

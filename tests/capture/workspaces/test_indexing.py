@@ -120,3 +120,21 @@ def test_long_rows_are_sorted_together() -> None:
     assert steps(aten.sort.default, meta(3, 5000)) == (REST, *body)
     assert steps(aten.sort.default, meta(5000, 3), 0) == (REST, Hold(keys), Hold(keys), Hold(pair), *body)
     assert steps(aten.sort.default, meta(5000)) == (REST, Hold(40_000), radix_sort_bytes(5000, 4, 8, CHIP))
+
+
+@pytest.mark.parametrize(
+    ("many", "storage"),
+    [(16_384, 1536), (65_536, 2560), (262_144, 6144), (1_048_576, 19_968), (4_194_304, 76_288)],
+)
+def test_masked_scatter_counts_the_elements_before(many: int, storage: int) -> None:
+    """Beside the result stand 8 bytes an element, an expanded mask's copy, and the storage of a scan: in
+    blocks of 512 bytes that of torch 2.13 with CUDA 13.0 on emulated GPUs of 7.5, 8.6 and 9.0.
+    """
+    x, mask, source = meta(many // 64, 64), meta(many // 64, 64, dtype=torch.bool), meta(8)
+    first, counts, scan = steps(aten.masked_scatter.default, x, mask, source)
+    assert (first, counts) == (REST, Hold(8 * many))
+    assert -(-scan // 512) * 512 == storage
+    narrow = meta(many // 64, 1, dtype=torch.bool)
+    assert steps(aten.masked_scatter_.default, x, narrow, source) == (REST, counts, Hold(many), scan)
+    strided = meta(8, 2)[:, 0]
+    assert steps(aten.masked_scatter_.default, x, mask, strided)[-1] == Hold(8 * 4)

@@ -1,4 +1,4 @@
-"""Workspaces of embedding's gradient, `index_put` and `roll`."""
+"""Workspaces of embedding's gradient, `index_put`, `masked_scatter` and `roll`."""
 
 from collections.abc import Iterator, Sequence
 from math import prod
@@ -7,12 +7,19 @@ import torch
 from torch import Tensor
 
 from planner.capture.meta_kernels.strides import broadcast
-from planner.capture.workspaces._rule import accumulator_bytes, argument, contiguous_copies, tensor_bytes
+from planner.capture.workspaces._rule import (
+    accumulator_bytes,
+    argument,
+    ceil_div,
+    contiguous_copies,
+    tensor_bytes,
+)
 from planner.capture.workspaces.ops import Args, Hold, KernelOp, Ops, Outputs, Release, ReleaseBeneath, Rule
 from planner.capture.workspaces.tensor.sorting import radix_sort_bytes
 from planner.program import Target
 
 _FEW_INDICES = 3072  # up to here, one kernel without sorting (ATen/native/cuda/Embedding.cu)
+_SCANNED_TOGETHER = 896  # elements of 8 bytes in a tile of CUB's scan, on 7.5, 8.6 and 9.0 with CUDA 13.0
 _MASKS = (torch.bool, torch.uint8)
 _ROWS_PER_THREAD = 10  # NROWS_PER_THREAD of EmbeddingBackwardKernel.cu
 
@@ -138,7 +145,28 @@ def _roll(args: Args, out: Tensor, target: Target) -> Ops:
     return (*copy, Hold(size), *[ReleaseBeneath(1)] * len(copy), *[Hold(size)] * (len(dims) - 2), Outputs())
 
 
+def _masked_scatter(args: Args, out: Tensor, target: Target) -> Ops:
+    """Count for each element the true ones before it (masked_scatter__cuda and launch_masked_scatter_kernel,
+    ATen/native/cuda/IndexKernel.cpp and IndexKernel.cu), which reads an expanded mask from a copy.
+    """
+    mask, source = args[1:3]
+    many = out.numel()
+    if not many:
+        return ()
+    copy = contiguous_copies(mask) if mask.shape == out.shape else (Hold(many),)
+    return (Outputs(), Hold(8 * many), *copy, _scan_bytes(many), *contiguous_copies(source))
+
+
+def _scan_bytes(many: int) -> int:
+    """Return the temporary storage of CUB's scan: 16 bytes for each tile and for 32 more, aligned to 256, and
+    an alignment for each of two parts (dispatch_scan.cuh and util_temporary_storage.cuh of CUB).
+    """
+    tiles = 16 * (ceil_div(many, _SCANNED_TOGETHER) + 32)
+    return 256 * ceil_div(tiles, 256) + 256 + 255
+
+
 RULES: dict[str, Rule] = {
+    "masked_scatter masked_scatter_": _masked_scatter,
     "roll": _roll,
     "embedding_dense_backward": _embedding_backward,
     "_embedding_bag_backward": _embedding_bag_backward,

@@ -34,6 +34,7 @@ from planner.capture.symbolic.kernel_calls import RecordedCall
 from planner.capture.values.deterministic import construct_with_buffers, deterministic_values
 from planner.capture.values.interpreter import DataDependentError, ValueInterpreter
 from planner.capture.values.packed_lengths import full_lengths
+from planner.capture.values.python_random import watch_python_random
 from planner.capture.values.reads import ReadPolicy, run_with_reads
 from planner.errors import BatchTooLargeError, PlannerError
 from planner.jobs import Job, Mode
@@ -136,9 +137,10 @@ def _record_loop(
             recorder.modules.tracking(),
             _without_garbage_collection(),
             watch_compiled(compiled),
+            watch_python_random() as notes_on_random,
         ):
             of_loop = _run(job, model, batch, recorder)
-            notes = (*notes_of(job, model), *of_loop, *compiled.notes(), *lengths)
+            notes = (*notes_of(job, model), *of_loop, *compiled.notes(), *lengths, *notes_on_random())
             trace = recorder.finish(batch, notes)
             return replace(trace, growth_sources=growth_sources(trace, recorder))
     except BatchTooLargeError as error:

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.emulated.exactness import HERE, PAGE, report
-from benchmarks.emulated.largest import LEFT_OUT, LargestRow
+from benchmarks.emulated.largest import LEFT_OUT, RIGHT, LargestRow
 from benchmarks.emulated.rows import Row, read_rows
 
 
@@ -20,19 +20,32 @@ def test_the_page_is_that_of_the_tables(tables: dict[str, list[Row]]) -> None:
 
 
 def test_nearly_all_jobs_are_exact(tables: dict[str, list[Row]]) -> None:
-    """With the same cuDNN 95 % of the jobs have the same allocated peak, 90 % the same reserved peak, to the
-    byte, and 99 % both within 0.5 %; a job that failed did so in torch, on the emulated side.
+    """With the same cuDNN 95 % of 1,000 jobs have the same allocated peak to the byte, 90 % the same reserved
+    peak, and 99 % both within 0.5 %; a job that failed did so in torch, on the emulated side.
     """
     rows = tables["differential"]
     ran = [row for row in rows if not row.failure]
+    assert len(ran) >= 1000
     assert sum(row.allocated_is_same for row in ran) >= 0.95 * len(ran)
     assert sum(row.reserved_is_same for row in ran) >= 0.9 * len(ran)
     assert sum(row.error <= 0.005 for row in ran) >= 0.99 * len(ran)
     assert {row.cause for row in rows if row.failure} <= {"not emulated"}
 
 
-def test_answers_at_full_confidence_live() -> None:
-    """No job dies at its largest batch size of confidence 0.99."""
+def test_stored_answers_come_within_a_hundredth(tables: dict[str, list[Row]]) -> None:
+    """Without a cuDNN, 95 % of 200 CNNs in float32 come within 1 % of the emulated reserved peak."""
+    ran = [row for row in tables["defaults"] if not row.failure]
+    near = [row for row in ran if abs(row.planned_reserved / row.emulated_reserved - 1) <= 0.01]
+    assert len(ran) >= 200
+    assert len(near) >= 0.95 * len(ran)
+
+
+def test_largest_batches_are_those_of_emulated_runs() -> None:
+    """Of 200 jobs 95 % live at the largest batch size of even odds and die at the next; at confidence 0.99
+    none dies.
+    """
     rows = read_rows(HERE / "largest.csv", LargestRow)
     ran = [row for row in rows if row.verdict != LEFT_OUT]
-    assert ran and all(row.at_confident != "dies" for row in ran)
+    assert len(ran) >= 200
+    assert sum(row.verdict == RIGHT for row in ran) >= 0.95 * len(ran)
+    assert all(row.at_confident != "dies" for row in ran)

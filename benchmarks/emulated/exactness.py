@@ -49,8 +49,8 @@ JOBS = """\
 
 The planner queries the very cuDNN that the emulated run uses. Events are the same if every block is
 allocated and freed in the same order with the same size. An error is (planned - emulated) / emulated. The
-rows were run while the planner was worked on, about half of them (on A10, A100, H100 and L4) at its last
-state; of the others, those that had parted were run again after each mechanism was found.
+rows were run while the planner was worked on, more than half of them (among them all of A10, A100, H100
+and L4) at its last state; of the others, those that had parted were run again after each mechanism was found.
 """
 PARTED = """\
 ### Jobs whose peaks differ

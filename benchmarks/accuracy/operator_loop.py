@@ -24,7 +24,7 @@ Outputs = tuple[Tensor, ...]
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """What a script measures: a forward pass, and a backward pass of its outputs."""
+    """A measured forward pass, and a backward pass of its outputs."""
 
     forward: Callable[[], Tensor | Outputs]
     gradients: Callable[[Outputs], Outputs] | None = None  # of the outputs; None: those of a scalar

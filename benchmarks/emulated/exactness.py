@@ -25,11 +25,8 @@ SOURCES = {
     "": "no convolution",
 }
 # Causes that the first difference does not show, by the number of the job.
-KNOWN = {
-    336: "it mixes images in boxes whose sizes it draws from numpy.random, which the answer names",
-    345: "its forward pass calls torch.cuda.empty_cache, which the planner does not follow and names",
-    1009: "its forward pass calls torch.cuda.empty_cache, which the planner does not follow and names",
-}
+EMPTIES_CACHE = "its forward pass calls torch.cuda.empty_cache, which the planner does not follow and names"
+KNOWN = {345: EMPTIES_CACHE, 1009: EMPTIES_CACHE}
 KNOWN_LARGEST = {
     198: "mean and variance of more than 2 GiB of floats are taken in two halves, with a buffer beside them "
     "(ATen/native/cuda/Reduce.cuh), which the planner does not follow",

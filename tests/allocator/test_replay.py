@@ -120,7 +120,7 @@ def test_a_block_that_the_process_does_without(capacity_mib: int, outcome: Outco
 
 @pytest.mark.parametrize(("site", "size_mib", "retries"), [(1, 30, 1), (1, 31, 2), (2, 30, 2)])
 def test_a_refused_block_is_not_requested_again(site: int, size_mib: int, retries: int) -> None:
-    """Where no convolution is known, the plan that was taken instead is kept for its operator and size."""
+    """The plan that was taken instead is kept for its operator and size if no convolution is known."""
     first = Alloc(1, 30 * MIB, Category.WORKSPACE, 1, may_fail=True)
     second = Alloc(2, size_mib * MIB, Category.WORKSPACE, site, may_fail=True)
     events = (alloc(0, 20 * MIB), first, Free(1), second, Free(2))

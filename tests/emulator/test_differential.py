@@ -41,7 +41,7 @@ def test_fixed_jobs_are_identical_to_the_byte(request: pytest.FixtureRequest, tm
 def test_engines_after_a_refused_workspace(
     request: pytest.FixtureRequest, tmp_path: Path, model: str, size: int, room_mib: int
 ) -> None:
-    """Where memory is short for cuDNN's first engine, both sides take the same one of the next, or none."""
+    """Both sides take the same one of the next engines, or none, if memory is short for the first."""
     python = str(request.config.getoption("--cuda-python"))
     card = find_device("RTX 3060")
     room = replace(card.usable, value=room_mib * MIB + card.context.value)

@@ -185,7 +185,7 @@ def test_rooms_are_as_probable_as_their_confidences(confidence: float, cap_mib: 
 
 
 def test_unlimited_memory_has_one_room() -> None:
-    """Where nothing bounds the allocator, there is nothing to be unsure of."""
+    """There is nothing to be unsure of if nothing bounds the allocator."""
     trace = Trace((Alloc(0, 512, Category.TEMPORARY, 0),), SITES, 1)
     budget = make_budget(unlimited_device(), 0.99, AllocatorConfig())
     assert {room.allocator_limit_bytes for room in budget.rooms} == {None}

@@ -166,7 +166,7 @@ def test_answers_are_those_of_the_library(library: FakeLibrary, tmp_path: Path) 
 def test_the_number_of_multiprocessors_counts_on_older_gpus_alone(
     library: FakeLibrary, tmp_path: Path
 ) -> None:
-    """As in memory: on 7.5 the answers depend on it, from 8.0 on they do not."""
+    """The answers depend on it on 7.5 and not from 8.0 on, as in memory."""
     first = library.reopen(tmp_path)
     for capability in ((7, 5), (8, 6)):
         first.workspaces(capability, 40, convolution_of(8))
@@ -286,7 +286,7 @@ def _empty(file: Path) -> None:
 
 @pytest.mark.parametrize("spoil", [_cut, _overwrite, _empty])
 def test_damaged_files_are_begun_again(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
-    """What cannot be read is no answer; what is asked then is stored."""
+    """An unreadable file has no answers; those of later queries are stored."""
     old, new = answers_of(range(100)), answers_of(range(100, 200))
     write(tmp_path, old)
     spoil(tmp_path / NAME)
@@ -401,7 +401,7 @@ def writer(folder: Path, first: int) -> "subprocess.Popen[str]":
 
 
 def test_processes_share_a_file(tmp_path: Path) -> None:
-    """What each of three writes is there, what was left to its end too."""
+    """The answers of each of three are there, those left to its end too."""
     processes = [writer(tmp_path, first) for first in (0, 1000, 2000)]
     assert [process.wait() for process in processes] == [0, 0, 0]
     for process in processes:
@@ -413,7 +413,7 @@ def test_processes_share_a_file(tmp_path: Path) -> None:
 
 
 def test_a_killed_process_leaves_a_whole_file(tmp_path: Path) -> None:
-    """What it reported as written is there, and the next process reads and writes."""
+    """The answers that it reported as written are there, and the next process reads and writes."""
     for delay in (0.0, 0.003, 0.01):
         process = writer(tmp_path, 0)
         assert process.stdout is not None

@@ -34,7 +34,7 @@ from benchmarks.emulated.rows import (
 from benchmarks.emulated.version_jobs import VERSION_JOBS
 from planner.allocator.history.file import load_history
 from planner.allocator.history.history import check_history
-from planner.allocator.history.lifetimes import recording_of
+from planner.allocator.history.lifetimes import Recording, recording_of
 from planner.api.request import make_job
 from planner.errors import PlannerError
 from planner.hardware.database import find_device
@@ -51,13 +51,13 @@ def compare_job(drawn: DrawnJob, emulator: Emulator, libraries: Mapping[str, str
     try:
         job, _, _ = make_job(drawn.model, {**drawn.options, **libraries})  # type: ignore[typeddict-item]
     except PlannerError as error:
-        return _row(drawn, Side(), Side(failure=f"{type(error).__name__}: {error}"), STATIC_FAILS, start)
+        return row_of(drawn, Side(), Side(failure=f"{type(error).__name__}: {error}"), STATIC_FAILS, start)
     emulated, history = emulator.run(job, drawn.batch, drawn.gpu)
     planned, trace = plan_statically(job, drawn.batch, device)
     if emulated.failure:
-        return _row(drawn, emulated, planned, EMULATED_FAILS, start)
+        return row_of(drawn, emulated, planned, EMULATED_FAILS, start)
     if trace is None:
-        return _row(drawn, emulated, planned, STATIC_FAILS, start)
+        return row_of(drawn, emulated, planned, STATIC_FAILS, start)
     return _compare(drawn, emulated, planned, trace, history, start)
 
 
@@ -65,13 +65,26 @@ def _compare(
     drawn: DrawnJob, emulated: Side, planned: Side, trace: Trace, history: Path, start: float
 ) -> Row:
     if not history.exists():
-        return _row(drawn, emulated, planned, "no history", start)
+        return row_of(drawn, emulated, planned, "no history", start)
     recorded = load_history(history)
     allocator = check_history(recorded).difference or ""
-    parting = find_parting(trace, recording_of(recorded, "emulated"))
+    return with_causes(drawn, emulated, planned, trace, recording_of(recorded, "emulated"), allocator, start)
+
+
+def with_causes(
+    drawn: DrawnJob,
+    emulated: Side,
+    planned: Side,
+    trace: Trace,
+    recording: Recording,
+    allocator: str,
+    start: float,
+) -> Row:
+    """Return the row of two sides with the first difference between their events."""
+    parting = find_parting(trace, recording)
     if parting is not None:
         causes = "; ".join(f"{cause} ({count})" for cause, count in parting.causes.items())
-        row = _row(
+        row = row_of(
             drawn, emulated, planned, parting.cause, start, parting.place, parting.what, causes, allocator
         )
         return replace(row, convolutions=trace.conv_workspace_source.value)
@@ -81,11 +94,11 @@ def _compare(
         planned.oom,
     )
     cause = IDENTICAL if same else ALLOCATOR
-    row = _row(drawn, emulated, planned, cause, start, allocator=allocator)
+    row = row_of(drawn, emulated, planned, cause, start, allocator=allocator)
     return replace(row, convolutions=trace.conv_workspace_source.value)
 
 
-def _row(
+def row_of(
     drawn: DrawnJob,
     emulated: Side,
     planned: Side,
@@ -96,6 +109,7 @@ def _row(
     causes: str = "",
     allocator: str = "",
 ) -> Row:
+    """Return the row of two sides."""
     return Row(
         drawn.number,
         drawn.model,

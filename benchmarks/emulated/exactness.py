@@ -3,13 +3,14 @@
     python -m benchmarks.emulated.exactness
 
 Reads the tables beside it: `differential.csv` (`differential.py`), `defaults.csv` (the same with --cnns
---cudnn stored) and `largest.csv` (`largest.py`).
+--cudnn stored) and `largest.csv` (`largest.py`), and those of `capabilities/`.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from benchmarks.emulated.capabilities.page import capability_parts
 from benchmarks.emulated.largest import CONFIDENT, DIES_CONFIDENT, LEFT_OUT, RIGHT, LargestRow
 from benchmarks.emulated.rows import ALLOCATOR, EMULATED_FAILS, IDENTICAL, STATIC_FAILS, Row, read_rows
 
@@ -96,6 +97,7 @@ def report(jobs: Sequence[Row], defaults: Sequence[Row], largest: Sequence[Large
         parts += [DEFAULTS, _table(_by_source(with_answers)), _table(_worst(with_answers))]
     if largest:
         parts += [LARGEST, *_largest(largest)]
+    parts += capability_parts()
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 

@@ -1,0 +1,21 @@
+"""Cases of a capability: one job for the static planner, and how the emulated side runs it."""
+
+from typing import NamedTuple
+
+from benchmarks.emulated.jobs import DrawnJob
+
+
+class Case(NamedTuple):
+    """One job on both sides."""
+
+    job: DrawnJob  # its number is the row's
+    command: tuple[str, ...] = ()  # arguments of the emulated side's Python; (): the planner's own loop
+    stop_after: int = 3  # optimizer steps of the command
+
+
+class Capability(NamedTuple):
+    """The cases of a capability; `NAME.csv` beside its module has their rows."""
+
+    about: str  # one sentence for the page
+    cases: tuple[Case, ...]
+    causes: dict[int, str] = {}  # of rows outside the bars, by number

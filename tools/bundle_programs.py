@@ -30,6 +30,7 @@ from planner.store.fingerprint import LIBRARIES, source_digest
 from planner.store.saving import group_by_structure
 from planner.store.store import BUNDLED, INDEX, bundled_name
 
+UNBUNDLED = "diffusers:"  # their programs for all capabilities take minutes to make and megabytes to store
 OLDEST = (7, 0)  # older cards are traced on their own machines
 COMMON = ("torch", "torchvision")  # that every trace depends on
 
@@ -83,7 +84,9 @@ def make_all(folder: Path) -> None:
     traces: dict[str, dict[str, list[str]]] = {}
     completed: dict[str, object] = {}
     versions: dict[str, dict[str, str | None]] = {}
-    for name in catalogue:
+    for name, entry in catalogue.items():
+        if entry.job.source.startswith(UNBUNDLED):
+            continue
         start = perf_counter()
         catalogue_job = resolve_job(name, catalogue)
         job = complete_from_library(catalogue_job)

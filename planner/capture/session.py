@@ -21,6 +21,7 @@ from planner.capture.loop.trainable import freeze_parameters
 from planner.capture.loop.training_loop import run_loop, with_few_micro_batches
 from planner.capture.meta_kernels.run import MetaRunner
 from planner.capture.models.lazy import initialise_lazy_modules
+from planner.capture.models.libraries import quiet
 from planner.capture.models.live_optimizer import make_optimizer
 from planner.capture.models.meta_init import tensors_put_on_gpu
 from planner.capture.models.registry import build_model, complete_by_library
@@ -118,7 +119,8 @@ class _Session(Struct, frozen=True):
     def _capture(self, job: Job, model: nn.Module, batch: int, run: Run, placement: Placement) -> Trace:
         initialise_lazy_modules(model, job, batch, run)
         recorder = Recorder(model, self.target, self.provenance, self.calls, run, job.cublas_workspace_config)
-        model = convert_model(model, job)
+        with quiet():  # diffusers advises against conversions
+            model = convert_model(model, job)
         freeze_parameters(model, job)
         trace = _record_loop(convert_inputs(job), model, batch, recorder, self.path_of)
         return replace(trace, notes=(*trace.notes, *placement.notes))

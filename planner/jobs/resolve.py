@@ -43,6 +43,8 @@ def default_job(model: str, source: str) -> Job:
         job = replace(job, cublas_workspace_config=MONAI_CUBLAS_CONFIG)
     if _is_of(job, "hf"):
         return replace(job, loss=Loss.OUTPUT)
+    if _is_of(job, "diffusers"):
+        return replace(job, loss=Loss.MSE)
     sample = find_sample(source or model)
     if sample is None:
         return replace(job, target=parse_tensor_spec("scalar:int64") if _is_of(job, "timm") else None)
@@ -70,7 +72,7 @@ def _imports_monai(model: str) -> bool:
 
 def is_completed_by_library(job: Job) -> bool:
     """Return whether the model's library knows its inputs, so that they may be missing here."""
-    return _is_of(job, "hf") or _is_of(job, "timm")
+    return any(_is_of(job, source) for source in ("hf", "timm", "diffusers"))
 
 
 def _is_of(job: Job, source: str) -> bool:
@@ -150,6 +152,8 @@ def complete_job(job: Job) -> Job:
             f"{job.model}: loss {job.loss} compares with one tensor, not with {job.targets[0]}; give one "
             "target without a name, or name a loss of your own: --loss FILE.py:NAME"
         )
+    if job.target is None and job.loss is Loss.MSE and _is_of(job, "diffusers"):
+        return job  # its library knows the output
     if job.target is None or (job.loss is not Loss.CROSS_ENTROPY and "int" in job.target.dtype):
         example = "scalar:int64" if job.loss is Loss.CROSS_ENTROPY else "1000 (floats, shaped as the output)"
         raise UsageError(

@@ -23,6 +23,7 @@ PACKAGE = Path(__file__).parents[1]
 _OWN = ("jobs/job.py", "store/codec.py")
 LIBRARIES = {
     "hf": ("transformers",),
+    "diffusers": ("diffusers", "transformers"),
     "monai": ("monai", "einops"),
     "smp": ("segmentation_models_pytorch", "timm"),
     "timm": ("timm",),
@@ -53,7 +54,7 @@ def fingerprint_of(job: Job) -> Fingerprint | None:
     content: str | None = ""
     if source == "file":
         content = file_digest(Path(name.rpartition(":")[0]))
-    elif source == "hf" and Path(name).is_dir():
+    elif source in ("hf", "diffusers") and Path(name).is_dir():
         content = _folder_digest(Path(name))
     loss = file_digest(Path(str(job.loss).rpartition(":")[0])) if is_code(job.loss) else ""
     if content is None or loss is None:

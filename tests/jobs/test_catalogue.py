@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from planner.capture.models.registry import build_model
 from planner.errors import DataFileError
 from planner.jobs import CatalogueEntry, Job, Loss, Mode, Optimizer, Precision, TensorSpec
 from planner.jobs.catalogue import load_catalogue
@@ -62,7 +63,9 @@ UNETR = Job(
 def test_catalogue_holds_the_seeds_workloads() -> None:
     """The catalogue has each seed's workload in its configuration and with its batch size."""
     seeds = {
-        name: entry for name, entry in load_catalogue().items() if not entry.job.source.startswith("hf:")
+        name: entry
+        for name, entry in load_catalogue().items()
+        if not entry.job.source.startswith(("hf:", "diffusers:"))
     }
     entries = {name: (entry.job, entry.batch) for name, entry in seeds.items()}
     cnn_args = (("channels", 3), ("height", 224), ("width", 224))
@@ -110,6 +113,23 @@ def test_catalogue_holds_language_models() -> None:
         "llama_8b": (llama("llama_8b", 4096, 32, 32, 14336), 1),
         "llama_70b": (llama("llama_70b", 8192, 80, 64, 28672), 1),
     }
+
+
+def test_catalogue_holds_diffusion_models() -> None:
+    """The diffusion models of the catalogue have the published millions of parameters."""
+    published = {
+        "sd15_unet": 860,
+        "sdxl_unet": 2567,
+        "sd3_medium": 2028,
+        "flux_dev": 11_901,
+        "pixart_alpha": 611,
+        "sd_vae": 84,
+    }
+    entries = {name: entry for name, entry in load_catalogue().items() if name in published}
+    models = {name: build_model(entry.job) for name, entry in entries.items()}
+    assert {
+        name: round(sum(one.numel() for one in model.parameters()) / 1e6) for name, model in models.items()
+    } == published
 
 
 def test_every_entry_names_its_origin() -> None:

@@ -47,20 +47,21 @@ def checkpointed_blocks(model: nn.Module, job: Job) -> Iterator[tuple[str, ...]]
 
 
 def _use_own_switch(model: nn.Module) -> str | None:
-    """Turn on gradient checkpointing of timm or transformers; returns the switch's name.
+    """Turn on gradient checkpointing of timm, transformers or diffusers; returns the switch's name.
 
-    A model that has the switch and refuses it (timm asserts, transformers raises ValueError) has none.
+    A model that has the switch and refuses it (timm asserts, the others raise ValueError) has none.
     """
     without_reentrance = {"use_reentrant": False}  # the default since transformers 5
-    for name, argument in (
+    for name, *arguments in (
         ("set_grad_checkpointing", True),
         ("activation_checkpointing_enable", without_reentrance),
         ("gradient_checkpointing_enable", without_reentrance),  # its older name
+        ("enable_gradient_checkpointing",),
     ):
         switch = getattr(model, name, None)
         if callable(switch):
             try:
-                switch(argument)
+                switch(*arguments)
             except (AssertionError, ValueError):
                 continue
             return name

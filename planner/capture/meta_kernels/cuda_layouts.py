@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from planner.capture.meta_kernels.strides import (
+    broadcast,
     channels_last,
     contiguous,
     empty,
@@ -167,6 +168,14 @@ def _binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = Non
     return empty(x.shape, x.dtype).as_strided((), ())
 
 
+def _squared_error(x: Tensor, target: Tensor, reduction: int = 1, beta: float = 1.0) -> Any:
+    """Return the mean in the storage of the unreduced loss, which is resized (ATen/native/Loss.cpp)."""
+    shape = broadcast([x.shape, target.shape])
+    if reduction == 0 or not is_floating_meta(x, target) or not shape or 0 in shape:
+        return NotImplemented
+    return empty(shape, torch.promote_types(x.dtype, target.dtype)).as_strided((), ())
+
+
 def _ctc_loss(
     scores: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0,
     zero_infinity: bool = False,
@@ -235,6 +244,7 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "native_batch_norm_backward": _native_batch_norm_backward,
     "_grouped_mm": _grouped_mm,
     "binary_cross_entropy": _binary_cross_entropy,
+    "mse_loss smooth_l1_loss": _squared_error,
     "_ctc_loss _ctc_loss.Tensor": _ctc_loss,
     "_ctc_loss_backward _ctc_loss_backward.Tensor": _ctc_loss_backward,
     "roll": _roll,

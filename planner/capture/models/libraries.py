@@ -2,7 +2,9 @@
 
 import importlib
 import inspect
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
 
@@ -29,6 +31,20 @@ def import_library(module: str, extra: str) -> ModuleType:
         raise ModelError(
             f"{library} does not import: {first_line_of(error)}; mend the installation"
         ) from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence advice of transformers and diffusers while open."""
+    loggers = [logging.getLogger(name) for name in ("transformers", "diffusers")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def find_in_namespace(source: str, name: str, namespace: ModuleType) -> Callable[..., object]:

@@ -9,6 +9,8 @@ from typing import Any
 from torch import nn
 
 from planner.capture.failure_reasons import remedy_for
+from planner.capture.models.diffusers import build as diffusion
+from planner.capture.models.diffusers.inputs import complete_diffusers
 from planner.capture.models.libraries import find_in_namespace, import_library
 from planner.capture.models.meta_init import construct_on_meta
 from planner.capture.models.timm import complete_timm, find_timm
@@ -69,6 +71,8 @@ def complete_by_library(job: Job) -> Job:
     try:
         if source == "timm":
             return complete_timm(job, name, arguments)
+        if source == diffusion.SOURCE:
+            return complete_diffusers(job, name, arguments)
         if source == hf.SOURCE:
             return complete_inputs(job, hf.choose_class(import_transformers(), name, arguments))
         return job
@@ -90,6 +94,12 @@ def find_hf(name: str) -> Constructor:
     return partial(hf.build, import_transformers(), name)
 
 
+def find_diffusers(name: str) -> Constructor:
+    """Return the constructor of a class of diffusers, or of a folder with config.json."""
+    import_library("diffusers.models", extra=diffusion.SOURCE)
+    return partial(diffusion.build, name)
+
+
 def find_in_library(source: str, module: str, name: str) -> Constructor:
     """Return the constructor of a library whose source is called as its extra."""
     return find_in_namespace(source, name, import_library(module, extra=source))
@@ -104,6 +114,7 @@ FINDERS: Mapping[str, Callable[[str], Constructor]] = {
     "torchvision": find_torchvision,
     "timm": find_timm,
     "hf": find_hf,
+    "diffusers": find_diffusers,
     "monai": partial(find_in_library, "monai", "monai.networks.nets"),
     "smp": partial(find_in_library, "smp", "segmentation_models_pytorch"),
     "zoo": find_zoo,

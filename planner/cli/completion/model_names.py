@@ -15,6 +15,11 @@ from planner.jobs import load_catalogue
 # torchvision/models/_api.py, timm/models/_registry.py: the decorator before a function that makes a model.
 _REGISTERED = re.compile(r"^@register_model(?:\(\))?$[\s\S]*?^def (\w+)\(", re.MULTILINE)
 _SMP_MODEL = re.compile(r"^class (\w+)\(SegmentationModel\)", re.MULTILINE)
+# diffusers/models/__init__.py: names of a module, which are imported on first use.
+_EXPORTED = re.compile(
+    r'^    _import_structure\["(?:autoencoders|controlnets|transformers|unets)\.\w+"\] = \[([^\]]*)\]',
+    re.MULTILINE,
+)
 _IMPORTED = re.compile(r"^from \.\w+ import (?:\(([^)]*)\)|(.*))$", re.MULTILINE)
 
 
@@ -61,10 +66,18 @@ def _from_monai() -> Iterator[str]:
         yield from spelled.values()
 
 
+def _from_diffusers() -> Iterator[str]:
+    """Yield the networks, transformers, autoencoders and ControlNets that the package gives out."""
+    for file in _files("diffusers", "models/__init__.py"):
+        for several in _EXPORTED.findall(_text(file)):
+            yield from re.findall(r'"(\w+)"', several)
+
+
 LIBRARIES: Mapping[str, Callable[[], Iterable[str]]] = {
     "torchvision": partial(_defined, "torchvision", "models/**/*.py", _REGISTERED),
     "timm": partial(_defined, "timm", "models/*.py", _REGISTERED),
     "hf": _from_transformers,
+    "diffusers": _from_diffusers,
     "monai": _from_monai,
     "smp": partial(_defined, "segmentation_models_pytorch", "decoders/*/model.py", _SMP_MODEL),
 }

@@ -35,6 +35,16 @@ def test_binary_cross_entropy_keeps_the_whole_loss() -> None:
     assert born(trace, "binary_cross_entropy") == [200, 4]
 
 
+def test_a_mean_squared_error_keeps_the_whole_loss() -> None:
+    """Its result is resized to a scalar, which leaves it the storage of the loss per element."""
+
+    def loss(x: Tensor) -> Tensor:
+        return nn.functional.mse_loss(x, torch.empty_like(x))
+
+    trace = trace_of(lambda: Apply(loss), job_of("25", mode=Mode.INFER), 2)
+    assert born(trace, "mse_loss") == [200, 200]
+
+
 def test_ctc_loss_keeps_the_forward_variables() -> None:
     """Four samples, 50 steps, targets of up to 30 labels with blanks between: 61 states."""
 

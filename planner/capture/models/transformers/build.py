@@ -20,7 +20,7 @@ from unittest import mock
 
 from torch import nn
 
-from planner.capture.models.transformers.masks import quiet
+from planner.capture.models.libraries import quiet
 from planner.errors import ModelError, UsageError
 from planner.jobs import Job, Mode, nearest, shown, split_model
 

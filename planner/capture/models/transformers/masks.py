@@ -5,13 +5,14 @@ attention runs with `is_causal` or without any; if so, a boolean mask of batch x
 job's `padded` decides. Packed sequences are not looked for, and checks of inputs pass.
 """
 
-import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 from unittest import mock
+
+from planner.capture.models.libraries import quiet
 
 _MASKS = "transformers.masking_utils"
 _RECURRENT = "create_recurrent_attention_mask"
@@ -28,18 +29,6 @@ def assume_padding(padded: bool) -> Iterator[None]:
         for module, name, replacement in _answers(masks, padded) if masks is not None else ():
             stack.enter_context(mock.patch.object(module, name, replacement))
         yield
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence advice of transformers while open."""
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _answers(masks: Any, padded: bool) -> Iterator[tuple[Any, str, Callable[..., Any]]]:

@@ -1,0 +1,1 @@
+"""Models of diffusers: networks, autoencoders and ControlNets, from their configurations alone."""

@@ -1,0 +1,103 @@
+"""Build models of diffusers from a class or from a folder, never from a hub.
+
+`diffusers:UNet2DConditionModel` is a class with its default configuration, which `--model-arg` changes;
+`diffusers:FOLDER` is a folder with a config.json that names its class.
+"""
+
+import inspect
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from planner.capture.models.diffusers.ids import add_ids
+from planner.capture.models.libraries import import_library, unknown_name
+from planner.errors import ModelError, UsageError
+from planner.jobs import nearest, shown
+
+SOURCE = "diffusers"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A class of diffusers with the arguments of its constructor."""
+
+    model_class: Any  # a subclass of diffusers.ModelMixin
+    arguments: Mapping[str, Any]  # those given; the others have the constructor's defaults
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Return all values of the configuration."""
+        return {
+            name: self.arguments.get(name, None if one.default is one.empty else one.default)
+            for name, one in _parameters(self.model_class.__init__).items()
+        }
+
+    @property
+    def inputs(self) -> Mapping[str, inspect.Parameter]:
+        """Return the arguments of the forward method."""
+        return _parameters(self.model_class.forward)
+
+
+def choose(name: str, arguments: Mapping[str, Any]) -> Choice:
+    """Return the class of `diffusers:NAME`. Raises UsageError for a name or argument that does not exist."""
+    diffusers = import_library("diffusers.models", extra=SOURCE)
+    if Path(name).is_dir():
+        model_class, read = _read_folder(diffusers, Path(name))
+    else:
+        model_class, read = _class_of(diffusers, name), {}
+    known = _parameters(model_class.__init__)
+    for key in arguments:
+        if key not in known:
+            near = nearest(key, known)
+            hint = f"; the nearest: {near}" if near else ""
+            raise UsageError(f"--model-arg {key}: {model_class.__name__} takes no such argument{hint}")
+    return Choice(model_class, read | dict(arguments))
+
+
+def build(name: str, **arguments: Any) -> nn.Module:
+    """Return the model in fp32, with its attention by `scaled_dot_product_attention` as diffusers has it."""
+    choice = choose(name, arguments)
+    model: nn.Module = choice.model_class(**choice.arguments)
+    add_ids(model)
+    return model
+
+
+def _parameters(function: Any) -> dict[str, inspect.Parameter]:
+    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    given = inspect.signature(function).parameters
+    return {name: one for name, one in given.items() if name != "self" and one.kind not in kinds}
+
+
+def _class_of(diffusers: ModuleType, name: str) -> Any:
+    names = [key for key in dir(diffusers) if key[0].isupper()]
+    found = getattr(diffusers, name, None) if name in names else None
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        if "/" in name:
+            raise UsageError(
+                f"model {shown('diffusers:' + name)}: there is no such folder, and nothing is fetched from a "
+                "hub; save the config.json of its unet, transformer or vae into a folder and name that"
+            )
+        raise unknown_name(SOURCE, name, names, "model class")
+    return found
+
+
+def _read_folder(diffusers: ModuleType, folder: Path) -> tuple[Any, dict[str, Any]]:
+    """Return the class that a folder's config.json names, and the values that its constructor takes."""
+    path = folder / "config.json"
+    try:
+        values = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise UsageError(f"{path}: there is no such file; name a folder with a config.json") from error
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ModelError(f"{path}: cannot be read: {error}; mend the file") from error
+    name = values.get("_class_name") if isinstance(values, dict) else None
+    if not isinstance(name, str):
+        raise ModelError(f"{path}: names no _class_name; name the folder of one model, such as unet")
+    model_class = _class_of(diffusers, name)
+    known = _parameters(model_class.__init__)
+    return model_class, {key: value for key, value in values.items() if key in known}

@@ -11,12 +11,15 @@ from torch import nn, optim
 
 from planner.capture.compiled import CompiledCalls, watch_compiled
 from planner.capture.cuda.devices import Placement, devices_shown, planned_device
+from planner.capture.cuda.host_tensors import Side
 from planner.capture.cuda.rnn import flatten_weights
 from planner.capture.cuda.semantics import cuda_semantics
 from planner.capture.failure_reasons import explain, source_line
 from planner.capture.loop.batches import batch_loader
 from planner.capture.loop.criterion import Criterion, build_criterion
+from planner.capture.loop.own_step import run_own_steps
 from planner.capture.loop.precision import convert_inputs, convert_model, meta_runtime
+from planner.capture.loop.runtime import Batch
 from planner.capture.loop.trainable import freeze_parameters
 from planner.capture.loop.training_loop import run_loop, with_few_micro_batches
 from planner.capture.meta_kernels.run import MetaRunner
@@ -24,6 +27,7 @@ from planner.capture.models.lazy import initialise_lazy_modules
 from planner.capture.models.libraries import quiet
 from planner.capture.models.live_optimizer import make_optimizer
 from planner.capture.models.meta_init import tensors_put_on_gpu
+from planner.capture.models.own_step import StepModule
 from planner.capture.models.registry import build_model, complete_by_library
 from planner.capture.models.transformers.build import is_padded, notes_of
 from planner.capture.models.transformers.masks import assume_padding
@@ -107,7 +111,10 @@ class _Session(Struct, frozen=True):
         def run_with_values(size: int, policy: ReadPolicy) -> Trace:
             if self.calls is not None:
                 self.calls.clear()
-            with planned_device(capability=self.path_of) as placement, deterministic_values():
+            with (
+                planned_device(capability=self.path_of, has_values=True) as placement,
+                deterministic_values(),
+            ):
                 with construct_with_buffers() as buffers:
                     model = self.build(job)
                 values = ValueInterpreter(self.path_of, buffers, policy)
@@ -118,7 +125,9 @@ class _Session(Struct, frozen=True):
 
     def _capture(self, job: Job, model: nn.Module, batch: int, run: Run, placement: Placement) -> Trace:
         initialise_lazy_modules(model, job, batch, run)
-        recorder = Recorder(model, self.target, self.provenance, self.calls, run, job.cublas_workspace_config)
+        recorder = Recorder(
+            model, self.target, self.provenance, self.calls, run, job.cublas_workspace_config, placement.host
+        )
         with quiet():  # diffusers advises against conversions
             model = convert_model(model, job)
         freeze_parameters(model, job)
@@ -157,6 +166,8 @@ def _record_loop(
 def _run(job: Job, model: nn.Module, batch: int, recorder: Recorder) -> tuple[str, ...]:
     recorder.start_phase(0, Phase.SETUP)
     _record_model(model, recorder)
+    if isinstance(model, StepModule):
+        return _run_own_steps(model, job, batch, recorder)
     criterion = build_criterion(job)
     parameters = [*model.parameters(), *_record_criterion(criterion, recorder)]
     if criterion is not None and not criterion.takes_target:
@@ -175,6 +186,32 @@ def _run(job: Job, model: nn.Module, batch: int, recorder: Recorder) -> tuple[st
         short, notes = with_few_micro_batches(job)
         notes = (*run_loop(model, short, load_batch, optimizer, on_phase, runtime, load_evaluated), *notes)
     return notes if criterion is None else (*notes, *criterion.notes())
+
+
+def _run_own_steps(model: StepModule, job: Job, batch: int, recorder: Recorder) -> tuple[str, ...]:
+    for optimizer in model.optimizers:  # some make their state at once
+        for tensor in _state_of(optimizer):
+            recorder.record_tensor(tensor, Category.OPTIMIZER, "state")
+
+    def on_phase(step: int, phase: Phase) -> None:
+        for optimizer in model.optimizers:
+            held = [one for group in optimizer.param_groups for one in group["params"]]
+            _set_categories(recorder, held, optimizer)
+        recorder.start_phase(step, phase)
+
+    load_batch = batch_loader(model, job, batch)
+
+    def load_on_host() -> Batch:
+        with recorder.host.moving_to(Side.HOST):
+            return load_batch()
+
+    with recorder:
+        return run_own_steps(model, job, load_on_host, on_phase)
+
+
+def _state_of(optimizer: optim.Optimizer) -> Iterator[torch.Tensor]:
+    for state in optimizer.state.values():
+        yield from [value for value in state.values() if isinstance(value, torch.Tensor)]
 
 
 def _record_model(model: nn.Module, recorder: Recorder) -> None:
@@ -203,10 +240,8 @@ def _set_categories(recorder: Recorder, parameters: list[nn.Parameter], optimize
     for parameter in parameters:
         if parameter.grad is not None:
             recorder.set_category(parameter.grad, Category.GRADIENT)
-    for state in optimizer.state.values():
-        for value in state.values():
-            if isinstance(value, torch.Tensor):
-                recorder.set_category(value, Category.OPTIMIZER)
+    for tensor in _state_of(optimizer):
+        recorder.set_category(tensor, Category.OPTIMIZER)
 
 
 def _in_order_of_apply(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:

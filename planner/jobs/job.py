@@ -11,6 +11,7 @@ class Mode(StrEnum):
     INFER = "infer"  # eval mode, no gradients
     FORWARD = "forward"  # training mode with gradients recorded, but no loss, backward pass or optimizer
     GENERATE = "generate"  # eval mode, no gradients: a causal language model extends a prompt token by token
+    STEP = "step"  # a training step of the user's own makes losses, backward passes and optimizer steps
 
 
 class ZeroGrad(StrEnum):
@@ -25,6 +26,7 @@ class Loss(StrEnum):
     BCE_WITH_LOGITS = "bce_with_logits"
     SUM = "sum"
     OUTPUT = "output"  # the model returns its own loss
+    TRAINING_STEP = "training_step"  # a LightningModule's, whose `configure_optimizers` gives the optimizer
 
 
 class Optimizer(StrEnum):

@@ -70,7 +70,7 @@ def batch_of_specs(job: Job, make: Any) -> tuple[tuple[Any, ...], dict[str, Any]
     ordered = sorted(enumerate(job.inputs), key=lambda place: place[1].keyword is not None)
     made = {place: make(spec) for place, spec in ordered}
     args, kwargs = nest_inputs((spec.keyword, made[place]) for place, spec in enumerate(job.inputs))
-    if job.mode is not Mode.TRAIN:
+    if job.mode not in (Mode.TRAIN, Mode.STEP):
         return args, kwargs, None
     if job.targets:
         return args, kwargs, nest_target((spec.keyword, make(spec)) for spec in job.targets)

@@ -121,13 +121,17 @@ JOB_OPTIONS: tuple[JobOption, ...] = (
     ),
     _option(
         "loss",
-        "cross_entropy, mse, bce_with_logits, sum, output: the model's own, or FILE.py:NAME.",
+        "cross_entropy, mse, bce_with_logits, sum, output: the model's own, training_step: that of a "
+        "LightningModule, or FILE.py:NAME.",
         "NAME",
         parse=parse_loss,
         methods=_LOOP,
     ),
     _option(
-        "mode", "train, infer, generate, or forward: train without a backward pass.", "MODE", methods=_RECIPE
+        "mode",
+        "train, infer, generate, forward: train without a backward pass, or step: FILE.py's own step.",
+        "MODE",
+        methods=_RECIPE,
     ),
     _option(
         "optimizer",

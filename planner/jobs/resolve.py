@@ -1,16 +1,27 @@
 """Resolution of a job: the user's options over the entry's over those of the source."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
 from planner.errors import UsageError
-from planner.jobs.job import CatalogueEntry, Job, Loss, Mode, Optimizer, OptimizerImpl, Precision, TensorSpec
+from planner.jobs.job import (
+    CatalogueEntry,
+    Job,
+    Loss,
+    Mode,
+    Optimizer,
+    OptimizerImpl,
+    Precision,
+    TensorSpec,
+    ZeroGrad,
+)
 from planner.jobs.nested import check_nesting
 from planner.jobs.options import FIELD_OPTIONS
+from planner.jobs.own_code import CodeKind, kind_of_code
 from planner.jobs.parse import is_code, nearest, parse_tensor_spec, shown, split_model
 from planner.jobs.sample_inputs import find_sample
 
@@ -25,7 +36,7 @@ _TORCHVISION_FAMILIES = (
 def resolve_job(model: str, catalogue: Mapping[str, CatalogueEntry], **options: Any) -> Job:
     """Return the complete job of a model, with options by the names of `Job`'s fields. Raises UsageError."""
     if split_model(model).source:
-        base = default_job(model, source="")
+        base = default_job(model, source="", given=[name for name, _ in options.get("model_args") or ()])
     elif model in catalogue:
         base = catalogue[model].job
     else:
@@ -36,9 +47,14 @@ def resolve_job(model: str, catalogue: Mapping[str, CatalogueEntry], **options: 
     return complete_job(job)
 
 
-def default_job(model: str, source: str) -> Job:
-    """Return the job of a model under the defaults of its source, which may leave its inputs empty."""
+def default_job(model: str, source: str, given: Collection[str] = ()) -> Job:
+    """Return the job of a model under the defaults of its source, which may leave its inputs empty.
+
+    `given` are the names of its constructor's arguments.
+    """
     job = Job(model=model, source=source)
+    if _is_of(job, "file"):
+        job = replace(job, **_defaults_of_code(source or model, given))
     if _imports_monai(source or model):
         job = replace(job, cublas_workspace_config=MONAI_CUBLAS_CONFIG)
     if _is_of(job, "hf"):
@@ -55,6 +71,16 @@ def default_job(model: str, source: str) -> Job:
         loss=sample.loss,
         model_args=sample.model_args,
     )
+
+
+def _defaults_of_code(name: str, given: Collection[str]) -> dict[str, Any]:
+    """Return the fields of a job that the code of FILE.py:NAME decides."""
+    kind = kind_of_code(split_model(name).name, given)
+    if kind in (CodeKind.STEP, CodeKind.STEP_FUNCTION):
+        return {"mode": Mode.STEP}
+    if kind is CodeKind.LIGHTNING:  # lightning/pytorch/loops/optimization/automatic.py
+        return {"loss": Loss.TRAINING_STEP, "zero_grad": ZeroGrad.BEFORE_BACKWARD}
+    return {}
 
 
 def _imports_monai(model: str) -> bool:
@@ -142,8 +168,16 @@ def complete_job(job: Job) -> Job:
         )
     if not job.inputs and not is_completed_by_library(job):
         raise UsageError(f"{job.model}: its inputs are unknown; give one sample, such as --input 3x224x224")
+    if job.mode is Mode.STEP:
+        _refuse_changed(job, _OF_THE_LOOP, "its own training step")
+    if job.loss is Loss.TRAINING_STEP and job.mode is Mode.TRAIN:
+        _refuse_changed(job, ("optimizer", "optimizer_impl"), "configure_optimizers of the model")
+        # Its batch, of which it makes its loss.
+        job = replace(job, inputs=(*job.inputs, *_targets_of(job)), target=None, targets=())
     check_nesting(job)
-    if job.mode is not Mode.TRAIN or job.loss in (Loss.SUM, Loss.OUTPUT):
+    if job.mode is Mode.STEP:
+        return job
+    if job.mode is not Mode.TRAIN or job.loss in (Loss.SUM, Loss.OUTPUT, Loss.TRAINING_STEP):
         return replace(job, target=None, targets=())
     if is_code(job.loss):  # whether it takes a target shows when its file is run
         return job
@@ -160,6 +194,28 @@ def complete_job(job: Job) -> Job:
             f"{job.model}: loss {job.loss} needs a target; give one sample, such as --target {example}"
         )
     return job
+
+
+def _targets_of(job: Job) -> tuple[TensorSpec, ...]:
+    return job.targets if job.target is None else (job.target,)
+
+
+# What a step of the user's own decides by itself.
+_OF_THE_LOOP = (
+    *("loss", "optimizer", "optimizer_impl", "zero_grad", "keep_grads", "precision", "grad_scaler"),
+    *("backward_in_autocast", "memory_format", "checkpoint", "accumulate", "clip_gradients", "ema"),
+    *("evaluate", "eval_batch", "ddp", "ddp_bucket_view", "freeze", "train_only"),
+)
+
+
+def _refuse_changed(job: Job, names: Sequence[str], what: str) -> None:
+    """Raise UsageError for an option that code of the model decides."""
+    for name in names:
+        if getattr(job, name) != getattr(_DEFAULTS, name):
+            raise UsageError(f"{FIELD_OPTIONS[name].flag}: {job.model}: {what} decides that; leave it away")
+
+
+_DEFAULTS = Job("")
 
 
 def _unknown_model(model: str, catalogue: Iterable[str]) -> str:

@@ -4,7 +4,16 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from planner.hardware import MIB
-from planner.jobs import Checkpoint, ClipGradients, Job, MemoryFormat, Mode, OptimizerImpl, Precision
+from planner.jobs import (
+    Checkpoint,
+    ClipGradients,
+    Job,
+    Loss,
+    MemoryFormat,
+    Mode,
+    OptimizerImpl,
+    Precision,
+)
 from planner.program import GrowingSite, Growth, Phase
 from planner.report.document import Entry
 from planner.report.units import mib
@@ -44,7 +53,12 @@ def describe_loop(job: Job) -> str:
         return ", ".join((f"generation of {job.new_tokens} tokens", *_numerics(job)))
     if job.mode is Mode.FORWARD:
         return ", ".join(("forward pass with gradients recorded", *_numerics(job)))
+    if job.mode is Mode.STEP:
+        return ", ".join(("training by its own step", *_numerics(job)))
     how = "" if job.optimizer_impl is OptimizerImpl.FOREACH else f" ({job.optimizer_impl})"
+    if job.loss is Loss.TRAINING_STEP:
+        own = "training by its training_step and configure_optimizers"
+        return ", ".join((own, *_numerics(job), *_recipe(job)))
     parts = (f"training with {job.optimizer}{how}", f"{job.loss} loss", *_numerics(job), *_recipe(job))
     return ", ".join(parts)
 

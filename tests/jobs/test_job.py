@@ -353,7 +353,11 @@ def test_target_is_dropped_where_nothing_compares_with_it(options: dict[str, str
         ("cnn", {"steps": 101}, "--steps: '101' is refused; use a whole number from 1 to 100"),
         ("cnn", {"steps": True}, "--steps: 'True' is refused; use a whole number from 1 to 100"),
         ("cnn", {"loss": "l\udce9.py:f"}, r"--loss: 'l\udce9.py:f': the name is no UTF-8; rename the file"),
-        ("cnn", {"mode": "test"}, "--mode: unknown value 'test'; use one of train, infer, forward, generate"),
+        (
+            "cnn",
+            {"mode": "test"},
+            "--mode: unknown value 'test'; use one of train, infer, forward, generate, step",
+        ),
         (
             "cnn",
             {"loss": "sum", "target": LABEL},

@@ -21,12 +21,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from planner.capture.cuda import device_queries
 from planner.capture.cuda.callers import is_of_torch, line_of_caller
+from planner.capture.cuda.host_tensors import HostTensors, Side
 from planner.capture.cuda.names import Names, Replacement
 
 META = "meta"
 _LIKE = ("empty", "full", "ones", "rand", "randint", "randn", "zeros")
 _NEW = ("new", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
-_GPU = torch.device("cuda", 0)
+_GPU, _CPU = torch.device("cuda", 0), torch.device("cpu")
 _is_meta = torch._C.TensorBase.is_meta.__get__  # type: ignore[attr-defined]
 
 
@@ -38,7 +39,8 @@ class Placement:
     capability: tuple[int, int] = (8, 0)
     placed: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)  # while a model is built
     is_running: bool = False  # the loop runs, whose tensors are not noted
-    on_cpu: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)  # on meta in place of the CPU
+    host: HostTensors = field(default_factory=HostTensors)  # on meta in place of the CPU
+    has_values: bool = False  # of tensors: a copy on the CPU is a real one
     remarks: dict[str, str] = field(default_factory=dict)  # remark -> the first line that causes it
 
     @property
@@ -57,14 +59,22 @@ _opened: list[Placement] = []  # the innermost last; several while a model is bu
 
 
 @contextmanager
-def planned_device(target: str = META, capability: tuple[int, int] | None = None) -> Iterator[Placement]:
+def planned_device(
+    target: str = META, capability: tuple[int, int] | None = None, has_values: bool = False
+) -> Iterator[Placement]:
     """Make `cuda` in user code mean `target`, and torch.cuda answer as on the planned GPU, while open.
 
-    Nested placements share the tensors that are put on the GPU.
+    Nested placements share the tensors that are put on the GPU. `has_values` tells that a capture gives
+    tensors their values.
     """
     outer = _opened[-1] if _opened else None
     enclosing = Placement() if outer is None else outer
-    placement = replace(enclosing, target=target, capability=capability or enclosing.capability)
+    placement = replace(
+        enclosing,
+        target=target,
+        capability=capability or enclosing.capability,
+        has_values=has_values or enclosing.has_values,
+    )
     names = Names(_replacements()) if outer is None else None
     _opened.append(placement)
     try:
@@ -82,9 +92,9 @@ def devices_shown() -> Iterator[None]:
     """Show tensors on meta to user code as on the GPU while open."""
     index = Tensor.get_device
     shown: dict[str, Any] = {
-        "device": _shown(torch._C.TensorBase.device, _GPU),
-        "is_cuda": _shown(torch._C.TensorBase.is_cuda, True),
-        "get_device": lambda tensor: 0 if _is_meta(tensor) else index(tensor),
+        "device": _shown(torch._C.TensorBase.device, _GPU, _CPU),
+        "is_cuda": _shown(torch._C.TensorBase.is_cuda, True, False),
+        "get_device": lambda tensor: _index_of(tensor) if _is_meta(tensor) else index(tensor),
     }
     _opened.append(replace(_opened[-1], is_running=True))
     try:
@@ -99,13 +109,19 @@ def is_put_on_gpu(tensor: Tensor) -> bool:
     return bool(_opened) and tensor in _opened[-1].placed
 
 
-def _shown(plain: Any, value: object) -> property:
+def _shown(plain: Any, on_gpu: object, on_host: object) -> property:
     read = plain.__get__
 
     def shown(tensor: Tensor) -> Any:
-        return value if _is_meta(tensor) and not is_of_torch(sys._getframe(1)) else read(tensor)
+        if not _is_meta(tensor) or is_of_torch(sys._getframe(1)):
+            return read(tensor)
+        return on_host if tensor in _opened[-1].host else on_gpu
 
     return property(shown)
+
+
+def _index_of(tensor: Tensor) -> int:
+    return -1 if tensor in _opened[-1].host else 0
 
 
 def names_gpu(device: object) -> bool:
@@ -140,6 +156,7 @@ def _replacements() -> Iterator[Replacement]:
         yield Tensor, name, _making(getattr(Tensor, name))
     yield Tensor, "to", _moving(Tensor.to)
     yield Tensor, "cuda", _to_gpu
+    yield Tensor, "cpu", _to_host
     yield Tensor, "pin_memory", lambda tensor, device=None: tensor
     yield Tensor, "record_stream", lambda tensor, stream: None
     yield torch, "load", _loading(torch.load)
@@ -205,22 +222,49 @@ def _moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if not _opened or place is None:
             return plain(self, *args, **kwargs)
         placement = _opened[-1]
-        is_gpu = names_gpu(place)
+        host = placement.host
+        is_gpu, is_cpu = names_gpu(place), _names_cpu(place)
         if isinstance(place, Tensor):
-            is_gpu = _is_meta(place) and place not in placement.on_cpu
+            is_gpu, is_cpu = _is_meta(place) and place not in host, place in host
+            if is_cpu:
+                args, kwargs = _with_device(META, args, {**kwargs, "dtype": kwargs.get("dtype", place.dtype)})
         elif is_gpu:
             target = _target(place)
-            place = META if _is_meta(self) else target
-            if "device" in kwargs:
-                kwargs["device"] = place
-            else:
-                args = (place, *args[1:])
-        if is_gpu and self in placement.on_cpu:
-            kwargs["copy"] = True
-        moved = plain(self, *args, **kwargs)
+            args, kwargs = _with_device(META if _is_meta(self) else target, args, kwargs)
+        if not _is_meta(self):
+            moved = plain(self, *args, **kwargs)
+        elif is_gpu and self in host:
+            with host.moving_to(Side.GPU):
+                moved = plain(self, *args, **{**kwargs, "copy": True})
+        elif is_cpu and self in host:
+            args, kwargs = _with_device(META, args, kwargs)
+            moved = plain(self, *args, **kwargs)
+        elif is_cpu and placement.is_running and not placement.has_values:
+            args, kwargs = _with_device(META, args, kwargs)
+            with host.moving_to(Side.HOST):
+                moved = plain(self, *args, **{**kwargs, "copy": True})
+        else:
+            moved = plain(self, *args, **kwargs)
         return placement.put(moved) if is_gpu else moved
 
     return to
+
+
+def _with_device(
+    device: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of `Tensor.to` with another device in the place of theirs."""
+    if "device" in kwargs:
+        return args, {**kwargs, "device": device}
+    return (device, *args[1:]), kwargs
+
+
+def _names_cpu(device: object) -> bool:
+    return isinstance(device, str | torch.device) and torch.device(device).type == "cpu"
+
+
+def _to_host(self: Tensor, memory_format: Any = torch.preserve_format) -> Tensor:
+    return self.to("cpu", memory_format=memory_format)
 
 
 def _to_gpu(self: Tensor, device: Any = None, non_blocking: bool = False, **options: Any) -> Tensor:

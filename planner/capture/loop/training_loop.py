@@ -231,7 +231,7 @@ class _TrainingLoop:
 
 def loss_of(kind: Loss, output: Any, target: Tensor | None) -> Tensor:
     """Return the scalar to differentiate: for several outputs the sum of their losses."""
-    if kind is Loss.OUTPUT:
+    if kind in (Loss.OUTPUT, Loss.TRAINING_STEP):
         loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
         if loss is None:
             loss = output["loss"] if isinstance(output, dict) else output[0]

@@ -92,7 +92,7 @@ def _note_those_on_cpu(model: nn.Module, placement: Placement) -> None:
     """Note plain attributes that were not put on the GPU: `Module.to` leaves them on the CPU."""
     for _, _, tensor in _plain_tensors(model):
         if tensor.is_meta and tensor not in placement.placed:
-            placement.on_cpu[tensor] = None
+            placement.host.add(tensor)
 
 
 def _move_placed(model: nn.Module, placement: Placement) -> list[tuple[Tensor, Tensor]]:

@@ -1,6 +1,7 @@
 """Find and build the model of a job: one finder for each source of models."""
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import ModuleType
@@ -12,15 +13,21 @@ from planner.capture.failure_reasons import remedy_for
 from planner.capture.models.diffusers import build as diffusion
 from planner.capture.models.diffusers.inputs import complete_diffusers
 from planner.capture.models.libraries import find_in_namespace, import_library
+from planner.capture.models.lightning_module import (
+    is_lightning_module,
+    train_by_lightning,
+    uses_lightning,
+)
 from planner.capture.models.meta_init import construct_on_meta
+from planner.capture.models.own_step import make_step, needs_arguments
 from planner.capture.models.timm import complete_timm, find_timm
 from planner.capture.models.torchvision.find import find_torchvision
 from planner.capture.models.transformers import build as hf
 from planner.capture.models.transformers.inputs import complete_inputs
-from planner.capture.models.user_file import find_in_file
+from planner.capture.models.user_file import find_in_file, find_step_in_file
 from planner.capture.process_state import first_line_of, message_of
 from planner.errors import ModelError, PlannerError, UsageError
-from planner.jobs import Job, shown, split_model
+from planner.jobs import Job, Mode, shown, split_model
 
 Constructor = Callable[..., object]
 
@@ -38,16 +45,29 @@ def find_constructor(job: Job) -> Constructor:
     source, name = split_model(job.source or job.model)
     if source not in FINDERS:
         raise UsageError(f"model {shown(job.model)}: no source is named; write SOURCE:NAME or FILE.py:NAME")
+    if source == "file" and job.mode is Mode.STEP:
+        return find_step_in_file(name)
     return FINDERS[source](name)
 
 
 def construct_model(
     job: Job, constructor: Constructor, run: Callable[[Callable[[], object]], object] | None = None
 ) -> nn.Module:
-    """Return the model of constructor and job, made by `run`, or else on meta. Raises ModelError."""
+    """Return the model of constructor and job, made by `run`, or else on meta; for a training step of the
+    user's own, the module of what it holds. Raises ModelError.
+    """
     arguments = {key: _as_lists(value) for key, value in job.model_args}
+
+    def construct() -> object:
+        if uses_lightning(job):
+            return train_by_lightning(constructor(**arguments), job)
+        if job.mode is not Mode.STEP:
+            return constructor(**arguments)
+        made = constructor if needs_arguments(constructor, arguments) else constructor(**arguments)
+        return train_by_lightning(made, job) if is_lightning_module(made) else make_step(made, job.model)
+
     try:
-        model = (run or construct_on_meta)(lambda: constructor(**arguments))
+        model = (run or construct_on_meta)(construct)
     except (PlannerError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a model may raise anything
@@ -56,7 +76,9 @@ def construct_model(
         raise ModelError(f"{problem}; {remedy}") from error
     if not isinstance(model, nn.Module):
         kind = type(model).__name__
-        raise ModelError(f"{job.model}: gives a {kind}, not an nn.Module; name a callable that returns one")
+        problem = f"{job.model}: gives a {kind}, not an nn.Module; name a callable that returns one"
+        is_step = callable(getattr(model, "step", None)) or inspect.isroutine(model)
+        raise ModelError(f"{problem}, or add --mode step for its training step" if is_step else problem)
     return model
 
 

@@ -6,6 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,7 @@ from torch import nn
 from planner.capture.cuda.devices import planned_device
 from planner.capture.failure_reasons import remedy_for
 from planner.capture.models.libraries import unknown_name
+from planner.capture.models.own_step import needs_arguments
 from planner.capture.models.torchvision.shim import prepare_torchvision
 from planner.capture.process_state import first_line_of, preserve_process_state
 from planner.errors import ModelError, UsageError
@@ -32,6 +34,23 @@ def find_in_file(name: str) -> Callable[..., object]:
         if arguments:
             raise UsageError(f"{name}: is a model already and takes no --model-arg; leave it away")
         return call(lambda: model)
+
+    return construct
+
+
+def find_step_in_file(name: str) -> Callable[..., object]:
+    """Return a constructor of a training step from FILE.py:NAME.
+
+    It runs the file anew each time: models and optimizers may be its globals, and a capture starts with new
+    ones.
+    """
+
+    def construct(**arguments: Any) -> object:
+        value, call = open_file(name, "step")
+        if not needs_arguments(value, arguments):
+            return call(value, **arguments)
+        call(lambda: None)
+        return partial(value, **arguments) if arguments else value
 
     return construct
 

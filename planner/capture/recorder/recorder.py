@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from planner.capture.cuda.host_tensors import HostTensors, Side
 from planner.capture.meta_kernels.run import MetaRunner
 from planner.capture.recorder.allocation_log import AllocationLog, Block, StorageRef
 from planner.capture.recorder.module_tracker import ModuleTracker
@@ -48,8 +49,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         calls: list[RecordedCall] | None = None,
         run: Run | None = None,
         cublas_config: str = "",
+        host: HostTensors | None = None,
     ) -> None:
+        """`host` are the tensors on meta that take no memory of the GPU."""
         super().__init__()  # type: ignore[no-untyped-call]
+        self.host = HostTensors() if host is None else host
         self._provenance = provenance
         self._calls = calls
         self._run = MetaRunner(target.capability).run if run is None else run
@@ -81,7 +85,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage = tensor.untyped_storage()
         key = storage._cdata
         size_bytes = storage.nbytes()
-        if key in self._storages or size_bytes == 0:
+        if key in self._storages or size_bytes == 0 or tensor in self.host:
             return
         ref = StorageRef(storage, self._on_storage_freed)
         ref.key = key
@@ -129,6 +133,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.running = op.name
         phase = self._phase
         out = self._run(func, args, kwargs or {}, phase)
+        if (self.host or self.host.destination) and self._is_outside(op, args, kwargs, out):
+            return out
         if op.rule is not None or op.uses_blas or outputs is OutputKind.RESIZED:
             self._record_kernel(op, args if op.rule is None else positional_args(func, args, kwargs), out)
         elif outputs is OutputKind.NEW:
@@ -137,6 +143,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._expect_inplace_accumulation(args, out)
         self.running = None
         return out
+
+    def _is_outside(
+        self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any
+    ) -> bool:
+        """Return whether no kernel of the GPU ran: on the CPU, or for a copy between it and the GPU."""
+        side = self.host.side_of(args, kwargs)
+        if side is Side.HOST:
+            self.host.add_results(out)
+        elif self.host.destination is Side.GPU:  # the copy converts on the CPU (native/cuda/Copy.cu)
+            for tensor in op.new_tensors(out):
+                self.record_tensor(tensor, Category.INPUT, op.name)
+        else:
+            return False
+        self.running = None
+        return True
 
     def _inspect(self, func: Any) -> Operator:
         if is_unknown(func):

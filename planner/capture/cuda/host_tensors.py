@@ -1,0 +1,66 @@
+"""Tensors on meta that stand for tensors of the CPU: they take no memory of the GPU.
+
+What a data loader yields lies on the CPU and may be as large as the batch, so it is on meta as all else. An
+operator whose tensors all lie on the CPU gives another one there.
+"""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum, auto
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+
+class Side(Enum):
+    """The memory in which an operator puts its results."""
+
+    GPU = auto()
+    HOST = auto()
+
+
+class HostTensors:
+    """The tensors of one capture that stand for the CPU's, by their storages."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int, weakref.ref[Any]] = {}
+        self.destination: Side | None = None  # of what operators make; None: that of their arguments
+
+    def __bool__(self) -> bool:
+        return bool(self._storages)
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        return bool(self._storages) and tensor.untyped_storage()._cdata in self._storages
+
+    def add(self, tensor: Tensor) -> None:
+        """Count a tensor on meta, and its views, to the CPU's memory."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._storages:
+            self._storages[key] = weakref.ref(storage, lambda _: self._storages.pop(key, None))
+
+    @contextmanager
+    def moving_to(self, side: Side) -> Iterator[None]:
+        """Put what operators make on this side while open, wherever their arguments are."""
+        before, self.destination = self.destination, side
+        try:
+            yield
+        finally:
+            self.destination = before
+
+    def side_of(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Side:
+        """Return the side on which an operator with these arguments puts its results."""
+        if self.destination is not None:
+            return self.destination
+        if not self._storages:
+            return Side.GPU
+        tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor) and one.is_meta]
+        return Side.HOST if tensors and all(one in self for one in tensors) else Side.GPU
+
+    def add_results(self, out: Any) -> None:
+        """Count the results of an operator to the CPU's memory."""
+        for one in tree_leaves(out):
+            if isinstance(one, Tensor) and one.is_meta:
+                self.add(one)

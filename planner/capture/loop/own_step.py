@@ -1,0 +1,112 @@
+"""Run a training step of the user's own, and mark its phases: backward passes and optimizer steps.
+
+The loop is `for batch in loader: result = step(batch)`. The batch lies on the CPU, as a loader gives it, and
+the step moves it; a step that leaves it there gets it on the GPU, as from a loader that moves batches.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import optim
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from planner.capture.cuda.names import Names
+from planner.capture.loop.precision import take_all_steps
+from planner.capture.loop.runtime import BatchLoader, PhaseHook
+from planner.capture.models.own_step import StepModule
+from planner.jobs import Job
+from planner.program import Phase
+
+
+def run_own_steps(
+    model: StepModule, job: Job, load_batch: BatchLoader, on_phase: PhaseHook
+) -> tuple[str, ...]:
+    """Run `job.steps` steps and return notes on them; the last result still lives in the phase `END`."""
+    result = None  # as the variable of a script, which keeps a loss alive
+    phases = _Phases(on_phase, model.optimizers)
+    with torch.enable_grad(), phases.watching(), take_all_steps():
+        for step in range(1, job.steps + 1):
+            phases.start(step, Phase.INPUTS)
+            args, kwargs, target = load_batch()
+            phases.start(step, Phase.FORWARD)
+            result = model(args, kwargs, target)
+            del args, kwargs, target
+        phases.start(job.steps, Phase.END)
+    del result
+    return phases.notes(job)
+
+
+class _Phases:
+    """The phase of a step that runs: what lies between backward passes and optimizer steps is forward."""
+
+    def __init__(self, on_phase: PhaseHook, optimizers: list[optim.Optimizer]) -> None:
+        self._on_phase = on_phase
+        self._optimizers = optimizers
+        self._step = 0
+        self._running: list[Phase] = []
+        self._stepped: dict[str, None] = {}  # the optimizers' classes
+        self._updates = 0
+
+    def start(self, step: int, phase: Phase) -> None:
+        self._step, self._running = step, [phase]
+        self._on_phase(step, phase)
+
+    def notes(self, job: Job) -> tuple[str, ...]:
+        """Return notes on what the steps did."""
+        if not self._updates:
+            return (
+                f"no optimizer of torch.optim stepped in {job.steps} calls of the step; if it does so every "
+                "N calls, give --steps N or more",
+            )
+        each = f"{self._updates} optimizer steps in {job.steps} calls"
+        return (f"its own step runs {', '.join(self._stepped)}: {each}",)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch backward passes and optimizer steps while open."""
+        names = Names(
+            (torch.autograd, name, self._as_backward(getattr(torch.autograd, name)))
+            for name in ("backward", "grad")
+        )
+        hooks = (
+            register_optimizer_step_pre_hook(self._before_update),
+            register_optimizer_step_post_hook(self._after_update),
+        )
+        names.replace()
+        try:
+            yield
+        finally:
+            names.restore()
+            for hook in hooks:
+                hook.remove()
+
+    def _enter(self, phase: Phase) -> None:
+        self._running.append(phase)
+        self._on_phase(self._step, phase)
+
+    def _leave(self) -> None:
+        self._running.pop()
+        after = self._running[-1]
+        self._on_phase(self._step, Phase.FORWARD if after is Phase.INPUTS else after)
+
+    def _as_backward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self._enter(Phase.BACKWARD)
+            try:
+                return plain(*args, **kwargs)
+            finally:
+                self._leave()
+
+        return run
+
+    def _before_update(self, optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if all(optimizer is not one for one in self._optimizers):
+            self._optimizers.append(optimizer)
+        self._stepped[type(optimizer).__name__] = None
+        self._updates += 1
+        self._enter(Phase.OPTIMIZER)
+
+    def _after_update(self, optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._leave()

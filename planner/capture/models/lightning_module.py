@@ -1,0 +1,121 @@
+"""Train a LightningModule as it is, by its `training_step` and `configure_optimizers`.
+
+A trainer of the module's own Lightning stands behind it, without loggers, callbacks and loops, so that code
+which reads the trainer or steps its optimizers by hand runs as ever. Facts from lightning 2.6.
+"""
+
+import importlib
+import inspect
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn, optim
+
+from planner.capture.models.own_step import StepModule
+from planner.errors import ModelError
+from planner.jobs import Job, Loss, Mode
+
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+_LOGGERS = ("lightning.pytorch.utilities.rank_zero", "pytorch_lightning.utilities.rank_zero")
+
+
+def is_lightning_module(module: object) -> bool:
+    """Return whether this is a LightningModule, of either package."""
+    return _package_of(module) is not None
+
+
+def train_by_lightning(module: object, job: Job) -> nn.Module:
+    """Return the module whose forward pass is the LightningModule's `training_step`, or for optimization by
+    hand its whole step. Raises ModelError.
+    """
+    package = _package_of(module)
+    if package is None or not isinstance(module, nn.Module):
+        kind = type(module).__name__
+        raise ModelError(f"{job.model}: gives a {kind}, not a LightningModule; name another --loss")
+    core: Any = module
+    with _silent():
+        trainer = importlib.import_module(package).Trainer(accelerator="cpu", devices=1, barebones=True)
+        trainer.strategy.connect(core)
+        core.trainer = trainer
+        core._device = torch.device("cuda", 0)
+        core.setup("fit")
+        core.configure_model()
+    if job.mode is Mode.STEP:
+        trainer.strategy.setup_optimizers(trainer)
+        return StepModule(_manual_step(core), core, job.model)
+    if not core.automatic_optimization:
+        raise ModelError(f"{job.model}: its optimization is manual; add --mode step")
+    return _TrainingStep(core, package, job.model)
+
+
+def uses_lightning(job: Job) -> bool:
+    """Return whether the job is that of a LightningModule with automatic optimization."""
+    return job.loss is Loss.TRAINING_STEP and job.mode is Mode.TRAIN
+
+
+class _TrainingStep(nn.Module):
+    """A LightningModule whose forward pass is its `training_step` on a batch of a loader."""
+
+    def __init__(self, module: Any, package: str, name: str) -> None:
+        super().__init__()
+        self.module = module
+        self._package, self._name = package, name
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the loss, or the mapping that has it."""
+        return _run_training_step(self.module, kwargs or (args[0] if len(args) == 1 else list(args)))
+
+    def make_own_optimizer(self) -> optim.Optimizer:
+        """Return the one optimizer that `configure_optimizers` makes. Raises ModelError."""
+        made = importlib.import_module(f"{self._package}.core.optimizer")
+        with _silent():
+            optimizers, _ = made._init_optimizers_and_lr_schedulers(self.module)
+        if len(optimizers) != 1 or not isinstance(optimizers[0], optim.Optimizer):
+            raise ModelError(
+                f"{self._name}: configure_optimizers gives {len(optimizers)} optimizers; with automatic "
+                "optimization Lightning takes one"
+            )
+        return optimizers[0]
+
+
+def _manual_step(module: Any) -> Any:
+    def step(batch: Any) -> Any:
+        batch = module.transfer_batch_to_device(batch, module.device, 0)
+        return _run_training_step(module, batch)
+
+    return step
+
+
+def _run_training_step(module: Any, batch: Any) -> Any:
+    names = [*inspect.signature(module.training_step).parameters]
+    with _silent():
+        return module.training_step(batch, 0) if len(names) > 1 else module.training_step(batch)
+
+
+def _package_of(module: object) -> str | None:
+    """Return the package of the LightningModule that a class comes from; None for another class."""
+    for kind in type(module).__mro__:
+        package = kind.__module__.rpartition(".core.")[0]
+        if kind.__name__ == "LightningModule" and package in _PACKAGES:
+            return package
+    return None
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Silence what Lightning says of a trainer without a GPU, data and loggers."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    levels = [one.level for one in loggers]
+    for one in loggers:
+        one.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for one, level in zip(loggers, levels, strict=True):
+            one.setLevel(level)

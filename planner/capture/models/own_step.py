@@ -1,0 +1,189 @@
+"""Make a module of a user's own training step: FILE.py:NAME that makes models, optimizers and `step(batch)`.
+
+NAME is a class or a function that gives an object with a method `step`, or a function; or it is the step
+itself, whose models and optimizers are globals of its file. What such a step holds is found by following its
+attributes, containers, closures and globals, so that parameters are recorded with their modules' names.
+"""
+
+import functools
+import inspect
+import sys
+import sysconfig
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor, nn, optim
+
+from planner.capture.cuda.callers import modules_of_users
+from planner.errors import ModelError, UsageError
+
+_STANDARD = sysconfig.get_paths()["stdlib"]
+_MOST_VALUES = 20_000  # that are looked into
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType)
+
+
+class StepModule(nn.Module):
+    """A training step with the modules, tensors and optimizers that it holds; a call runs it on a batch."""
+
+    def __init__(self, step: Callable[..., Any], root: object, name: str) -> None:
+        """`root` is what holds modules and optimizers: the object of the step, or the step itself."""
+        super().__init__()
+        self._step = step
+        self._name = name
+        found = _Holdings()
+        found.follow(root, "")
+        if not found.modules:
+            raise ModelError(
+                f"{name}: its step holds no nn.Module that can be found; keep models in attributes, closures "
+                "or globals of the file"
+            )
+        inner = {id(one) for module in found.modules.values() for one in [*module.modules()][1:]}
+        for key, module in found.modules.items():
+            if id(module) not in inner:
+                self._modules[key] = module
+        self.held_tensors = found.tensors
+        self.optimizers = found.optimizers
+
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> Any:
+        """Run the step on a batch of a loader."""
+        return self._step(*self._arguments(args, kwargs, target))
+
+    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> list[Any]:
+        """Return the arguments of the step, as scripts call it.
+
+        A step of one argument gets the batch: a tensor, or a list of them, as `default_collate` makes it, or
+        with names a dict. One of several arguments gets them in order, or by their names. Raises UsageError.
+        """
+        values = [*args, *([] if target is None else [target])]
+        names = _argument_names(self._step)
+        if len(names) == 1:
+            if kwargs.keys() == {names[0]} and not values:
+                return [kwargs[names[0]]]
+            if kwargs and values:
+                raise UsageError(f"{self._name}: some tensors of its batch have names and others none")
+            return [kwargs] if kwargs else [values[0] if len(values) == 1 else values]
+        remaining = iter(values)
+        missing = [name for name in names if name not in kwargs]
+        if len(missing) != len(values) or len(names) != len(kwargs) + len(missing):
+            given = len(values) + len(kwargs)
+            raise UsageError(
+                f"{self._name}: its step takes {', '.join(names)}; {given} tensors are given by --input and "
+                "--target"
+            )
+        return [kwargs[name] if name in kwargs else next(remaining) for name in names]
+
+
+def make_step(made: object, name: str) -> nn.Module:
+    """Return the module of a step that a user's code made. Raises ModelError where there is none."""
+    if isinstance(made, StepModule):
+        return made
+    step = getattr(made, "step", None)
+    if callable(step) and not isinstance(made, optim.Optimizer):
+        return StepModule(step, made, name)
+    if inspect.isroutine(made) or isinstance(made, functools.partial):
+        return StepModule(made, made, name)
+    raise ModelError(
+        f"{name}: gives a {type(made).__name__} without step(batch); return an object with that method, or "
+        "the function itself"
+    )
+
+
+def needs_arguments(function: object, given: dict[str, Any]) -> bool:
+    """Return whether a function needs more arguments than those given, as a step needs its batch."""
+    if not inspect.isfunction(function):
+        return False
+    parameters = inspect.signature(function).parameters.values()
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return any(
+        one.default is one.empty and one.kind not in variable and one.name not in given for one in parameters
+    )
+
+
+def _argument_names(step: Callable[..., Any]) -> list[str]:
+    parameters = inspect.signature(step).parameters.values()
+    plain = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    needed = [one.name for one in plain if one.default is one.empty]
+    return needed or [one.name for one in plain[:1]]
+
+
+class _Holdings:
+    """Modules, tensors and optimizers that a value holds, in the order in which they are found."""
+
+    def __init__(self) -> None:
+        self.modules: dict[str, nn.Module] = {}
+        self.tensors: list[Tensor] = []
+        self.optimizers: list[optim.Optimizer] = []
+        self._seen: dict[int, object] = {}  # keeps what is seen, so that no identity is used again
+        self._own = {id(vars(module)): module for module in modules_of_users()}
+
+    def follow(self, value: Any, name: str) -> None:
+        """Look into a value and all that it holds."""
+        if isinstance(value, _PLAIN) or id(value) in self._seen or len(self._seen) > _MOST_VALUES:
+            return
+        self._seen[id(value)] = value
+        if isinstance(value, nn.Module):
+            self._add_module(value, name)
+        elif isinstance(value, Tensor):
+            self.tensors.append(value)
+        elif isinstance(value, optim.Optimizer):
+            self.optimizers.append(value)
+        for key, inner in self._held_by(value):
+            self.follow(inner, key if not name or not key else f"{name}_{key}")
+
+    def _add_module(self, module: nn.Module, name: str) -> None:
+        key = free = name or "model"
+        number = 2
+        while key in self.modules:
+            key, number = f"{free}_{number}", number + 1
+        self.modules[key] = module
+
+    def _held_by(self, value: Any) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, dict):
+            yield from [(str(key), inner) for key, inner in value.items()]
+        elif isinstance(value, list | tuple | set | frozenset):
+            yield from [(str(number), inner) for number, inner in enumerate(value)]
+        elif isinstance(value, types.MethodType):
+            yield "", value.__self__
+            yield "", value.__func__
+        elif isinstance(value, functools.partial):
+            yield "", value.func
+            yield "", value.args
+            yield "", value.keywords
+        elif isinstance(value, types.FunctionType):
+            yield from self._held_by_function(value)
+        elif isinstance(value, nn.Module):
+            own = ("_parameters", "_buffers", "_modules")
+            yield from [(key, inner) for key, inner in vars(value).items() if key not in own]
+        elif hasattr(value, "__dict__"):
+            is_of_library = _is_of_library(type(value))
+            for key, inner in list(vars(value).items()):
+                if not is_of_library or isinstance(inner, nn.Module | optim.Optimizer):
+                    yield key, inner
+
+    def _held_by_function(self, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+        """Yield what a function's code names: variables around it, and globals of a user's file."""
+        yield "", getattr(function, "__wrapped__", None)
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for key, cell in cells:
+            try:
+                yield key, cell.cell_contents
+            except ValueError:  # not assigned yet
+                continue
+        if id(function.__globals__) in self._own:
+            for key in _names_in(function.__code__):
+                if key in function.__globals__:
+                    yield key, function.__globals__[key]
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _names_in(inner)
+
+
+def _is_of_library(kind: type) -> bool:
+    """Return whether an installed package or Python itself defines the class."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    return not file or file.startswith(_STANDARD) or "site-packages" in file or "dist-packages" in file

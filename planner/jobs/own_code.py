@@ -1,0 +1,118 @@
+"""Tell from its source what FILE.py:NAME is: a model, a training step of its own, or a LightningModule.
+
+The file is parsed and not run, so that a plan from stored traces needs no torch, and one in another process
+nothing of the file here. What the source does not show (a class that a library makes, a function that returns
+what another file defines) counts as a model; `--mode` says otherwise.
+"""
+
+import ast
+from collections.abc import Collection, Iterable, Iterator
+from enum import Enum, auto
+from pathlib import Path
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class CodeKind(Enum):
+    """What a name of a user's file is."""
+
+    MODEL = auto()  # or anything that cannot be told
+    STEP = auto()  # a class or function that makes a step, or a LightningModule of manual optimization
+    STEP_FUNCTION = auto()  # a function that is the step itself; the file makes models and optimizers
+    LIGHTNING = auto()  # a LightningModule, whose optimization is automatic
+
+
+def kind_of_code(name: str, given: Collection[str] = ()) -> CodeKind:
+    """Return the kind of FILE.py:NAME; `given` are the names of arguments that it is called with."""
+    file, _, attribute = name.rpartition(":")
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return CodeKind.MODEL  # whoever runs it reports what is wrong
+    return _File(tree).kind_of(attribute, given)
+
+
+class _File:
+    def __init__(self, tree: ast.Module) -> None:
+        self._classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+        self._functions = {node.name: node for node in tree.body if isinstance(node, _Function)}
+
+    def kind_of(self, name: str, given: Collection[str]) -> CodeKind:
+        if name in self._classes:
+            return self._kind_of_class(self._classes[name])
+        function = self._functions.get(name)
+        if function is None:
+            return CodeKind.MODEL
+        if _required(function, given):
+            return CodeKind.STEP_FUNCTION
+        kinds = {self._kind_of_value(value, function) for value in _returned(function)}
+        return kinds.pop() if len(kinds) == 1 else CodeKind.MODEL
+
+    def _kind_of_class(self, node: ast.ClassDef) -> CodeKind:
+        family = list(self._family(node))
+        methods = {one.name: one for each in family for one in each.body if isinstance(one, _Function)}
+        bases = {_last_name(base) for each in family for base in each.bases}
+        if "LightningModule" in bases or {"training_step", "configure_optimizers"} <= methods.keys():
+            return CodeKind.STEP if any(map(_is_manual, family)) else CodeKind.LIGHTNING
+        step = methods.get("step")
+        is_step = step is not None and "forward" not in methods and _required(step, ("self",))
+        return CodeKind.STEP if is_step else CodeKind.MODEL
+
+    def _family(self, node: ast.ClassDef) -> Iterator[ast.ClassDef]:
+        """Yield the base classes that the file has, and the class itself last."""
+        for base in node.bases:
+            inner = self._classes.get(_last_name(base))
+            if inner is not None and inner is not node:
+                yield from self._family(inner)
+        yield node
+
+    def _kind_of_value(self, value: ast.expr, function: _Function) -> CodeKind:
+        """Return the kind of what a function returns: a class's instance, or a function that it defines."""
+        if isinstance(value, ast.Name):
+            for node in ast.walk(function):
+                if isinstance(node, _Function) and node.name == value.id and node is not function:
+                    return CodeKind.STEP if _required(node) else CodeKind.MODEL
+                if isinstance(node, ast.Assign) and any(_last_name(one) == value.id for one in node.targets):
+                    return self._kind_of_call(node.value)
+        return self._kind_of_call(value)
+
+    def _kind_of_call(self, value: ast.expr) -> CodeKind:
+        made = self._classes.get(_last_name(value.func)) if isinstance(value, ast.Call) else None
+        return CodeKind.MODEL if made is None else self._kind_of_class(made)
+
+
+def _required(function: _Function, given: Collection[str] = ()) -> list[str]:
+    """Return the names of the arguments without default that are not given."""
+    spec = function.args
+    plain = [one.arg for one in (*spec.posonlyargs, *spec.args)]
+    needed = plain[: len(plain) - len(spec.defaults)] if spec.defaults else plain
+    keyword = [one.arg for one, value in zip(spec.kwonlyargs, spec.kw_defaults, strict=True) if value is None]
+    return [name for name in (*needed, *keyword) if name not in given]
+
+
+def _returned(function: _Function) -> Iterator[ast.expr]:
+    """Yield what the function itself returns, not the functions inside it."""
+    waiting: list[Iterable[ast.AST]] = [function.body]
+    while waiting:
+        for node in waiting.pop():
+            if isinstance(node, ast.Return) and node.value is not None:
+                yield node.value
+            if not isinstance(node, (*_Function.__args__, ast.ClassDef, ast.Lambda)):
+                waiting.append(list(ast.iter_child_nodes(node)))
+
+
+def _is_manual(node: ast.ClassDef) -> bool:
+    """Return whether a LightningModule sets `self.automatic_optimization = False`."""
+    return any(
+        isinstance(one, ast.Assign)
+        and isinstance(one.value, ast.Constant)
+        and one.value.value is False
+        and any(_last_name(target) == "automatic_optimization" for target in one.targets)
+        for one in ast.walk(node)
+    )
+
+
+def _last_name(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""

@@ -27,7 +27,8 @@ from planner.capture import (
     freeze_parameters,
     run_loop,
 )
-from planner.jobs import Job, Mode, TensorSpec, batch_of_specs
+from planner.errors import ModelError
+from planner.jobs import Job, Mode, TensorSpec, batch_of_specs, trains_itself
 from planner.program import Phase
 
 Batch = tuple[tuple[Any, ...], dict[str, Any], Any]
@@ -44,6 +45,10 @@ def run_real(job: Job, batch: int, device: str, on_phase: PhaseHook, build: Buil
 
     All of it is gone from the device when this returns. Raises what torch raises where the steps fail.
     """
+    if trains_itself(job):
+        raise ModelError(
+            f"{job.model}: its own training step is planned and not measured here; run it as it is"
+        )
     torch.manual_seed(0)
     job = complete_by_library(job)
     model = convert_model(build(job), job)

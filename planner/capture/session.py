@@ -90,6 +90,15 @@ def record(
     return replace(trace, growth_sources=again.growth_sources)
 
 
+class BatchOnHostError(PlannerError):
+    """A step of the user's own used its batch without moving it to the GPU."""
+
+
+BATCH_ON_GPU_NOTE = (
+    "its step does not move the batch, which is planned on the GPU, as from a loader that moves it"
+)
+
+
 class _Session(Struct, frozen=True):
     job: Job
     target: Target
@@ -97,9 +106,20 @@ class _Session(Struct, frozen=True):
     build: Callable[[Job], nn.Module]
     provenance: ProvenanceCollector | None
     calls: list[RecordedCall] | None
+    loads_to_gpu: bool = False  # the batches of a step of the user's own
+
+    def run(self, batch: int) -> Trace:
+        """Capture with batches on the CPU where a step of the user's own moves them, else on the GPU."""
+        try:
+            return self._run(batch)
+        except BatchOnHostError:
+            if self.calls is not None:
+                self.calls.clear()
+            trace = replace(self, loads_to_gpu=True)._run(batch)
+            return replace(trace, notes=(*trace.notes, BATCH_ON_GPU_NOTE))
 
     @preserve_process_state()
-    def run(self, batch: int) -> Trace:
+    def _run(self, batch: int) -> Trace:
         """Capture with shapes alone; a model that reads values is captured again with values."""
         job = complete_by_library(self.job)
         try:
@@ -131,12 +151,17 @@ class _Session(Struct, frozen=True):
         with quiet():  # diffusers advises against conversions
             model = convert_model(model, job)
         freeze_parameters(model, job)
-        trace = _record_loop(convert_inputs(job), model, batch, recorder, self.path_of)
+        trace = _record_loop(convert_inputs(job), model, batch, recorder, self.path_of, self.loads_to_gpu)
         return replace(trace, notes=(*trace.notes, *placement.notes))
 
 
 def _record_loop(
-    job: Job, model: nn.Module, batch: int, recorder: Recorder, path_of: tuple[int, int]
+    job: Job,
+    model: nn.Module,
+    batch: int,
+    recorder: Recorder,
+    path_of: tuple[int, int],
+    loads_to_gpu: bool,
 ) -> Trace:
     compiled = CompiledCalls()
     try:
@@ -150,7 +175,10 @@ def _record_loop(
             watch_compiled(compiled),
             watch_python_random() as notes_on_random,
         ):
-            of_loop = _run(job, model, batch, recorder)
+            if isinstance(model, StepModule):
+                of_loop = _run_own_steps(model, job, batch, recorder, loads_to_gpu)
+            else:
+                of_loop = _run(job, model, batch, recorder)
             notes = (*notes_of(job, model), *of_loop, *compiled.notes(), *lengths, *notes_on_random())
             trace = recorder.finish(batch, notes)
             return replace(trace, growth_sources=growth_sources(trace, recorder))
@@ -166,8 +194,6 @@ def _record_loop(
 def _run(job: Job, model: nn.Module, batch: int, recorder: Recorder) -> tuple[str, ...]:
     recorder.start_phase(0, Phase.SETUP)
     _record_model(model, recorder)
-    if isinstance(model, StepModule):
-        return _run_own_steps(model, job, batch, recorder)
     criterion = build_criterion(job)
     parameters = [*model.parameters(), *_record_criterion(criterion, recorder)]
     if criterion is not None and not criterion.takes_target:
@@ -188,7 +214,11 @@ def _run(job: Job, model: nn.Module, batch: int, recorder: Recorder) -> tuple[st
     return notes if criterion is None else (*notes, *criterion.notes())
 
 
-def _run_own_steps(model: StepModule, job: Job, batch: int, recorder: Recorder) -> tuple[str, ...]:
+def _run_own_steps(
+    model: StepModule, job: Job, batch: int, recorder: Recorder, loads_to_gpu: bool
+) -> tuple[str, ...]:
+    recorder.start_phase(0, Phase.SETUP)
+    _record_model(model, recorder)
     for optimizer in model.optimizers:  # some make their state at once
         for tensor in _state_of(optimizer):
             recorder.record_tensor(tensor, Category.OPTIMIZER, "state")
@@ -201,12 +231,17 @@ def _run_own_steps(model: StepModule, job: Job, batch: int, recorder: Recorder) 
 
     load_batch = batch_loader(model, job, batch)
 
-    def load_on_host() -> Batch:
-        with recorder.host.moving_to(Side.HOST):
+    def load() -> Batch:
+        with recorder.host.moving_to(Side.GPU if loads_to_gpu else Side.HOST):
             return load_batch()
 
     with recorder:
-        return run_own_steps(model, job, load_on_host, on_phase)
+        try:
+            return run_own_steps(model, job, load, on_phase)
+        except Exception as error:
+            if not recorder.host.have_met or loads_to_gpu:
+                raise
+            raise BatchOnHostError(f"{job.model}: its step does not move its batch to the GPU") from error
 
 
 def _state_of(optimizer: optim.Optimizer) -> Iterator[torch.Tensor]:

@@ -19,7 +19,7 @@ from .parse import (
 )
 from .resolve import (
     complete_job as complete_job, is_completed_by_library as is_completed_by_library, merge_job as merge_job,
-    resolve_job as resolve_job,
+    resolve_job as resolve_job, trains_itself as trains_itself,
 )
 from .yaml_fields import (
     OPTION_KEYS as OPTION_KEYS, allowed_sources as allowed_sources, parse_entry as parse_entry,

@@ -96,6 +96,11 @@ def _imports_monai(model: str) -> bool:
     return re.search(r"^\s*(?:import|from)\s+monai\b", code, re.MULTILINE) is not None
 
 
+def trains_itself(job: Job) -> bool:
+    """Return whether code of the model makes a whole training step, or the loss and the optimizer of one."""
+    return job.mode is Mode.STEP or (job.mode is Mode.TRAIN and job.loss is Loss.TRAINING_STEP)
+
+
 def is_completed_by_library(job: Job) -> bool:
     """Return whether the model's library knows its inputs, so that they may be missing here."""
     return any(_is_of(job, source) for source in ("hf", "timm", "diffusers"))

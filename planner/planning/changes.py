@@ -42,7 +42,9 @@ class Change(Struct, frozen=True):
 
 def changes_for(training: TrainingConfig, capability: tuple[int, int]) -> tuple[Change, ...]:
     """Return all changes that make sense on a GPU of this compute capability, the mildest first."""
-    changes = [*_of_allocator(training), *_of_numbers(training.job, capability)]
+    changes = [*_of_allocator(training)]
+    if training.job.mode is not Mode.STEP:  # which decides that itself
+        changes += _of_numbers(training.job, capability)
     if training.job.mode is Mode.TRAIN:
         changes += [*_of_gradients(training.job), *_of_optimizer(training.job), *_of_work(training)]
     return tuple(sorted(changes, key=lambda change: change.rank))

@@ -144,10 +144,7 @@ def _loop(job: Job) -> str:
             "no sequence ends before; the key-value cache grows by concatenation and goes with the call"
         )
     if job.mode is Mode.STEP:
-        return (
-            f"{job.steps} calls of its own step, each with a batch on the CPU, as a data loader gives it; "
-            "the result lives until the next is there"
-        )
+        return f"{job.steps} calls of its own step, whose result lives until the next is there"
     zeroed = "filled with zeros" if job.keep_grads else "set to None"
     when = _ZERO_GRAD[job.zero_grad]
     return f"{steps}, gradients {zeroed} {when}; {names}, output and loss live until the next are there"

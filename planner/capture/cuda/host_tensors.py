@@ -10,8 +10,21 @@ from contextlib import contextmanager
 from enum import Enum, auto
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+
+_aten = torch.ops.aten
+_TAKE_BOTH = frozenset(
+    (
+        _aten.copy_,
+        # Indices (ATen/native/TensorAdvancedIndexing.cpp), lengths of sequences and of targets.
+        *(_aten.index, _aten.index_put, _aten.index_put_, _aten._index_put_impl_),
+        *(_aten._pack_padded_sequence, _aten._pad_packed_sequence),
+        *(_aten._ctc_loss, _aten._ctc_loss_backward, _aten._cudnn_ctc_loss),
+        _aten.tensor_split,
+    )
+)
 
 
 class Side(Enum):
@@ -27,6 +40,7 @@ class HostTensors:
     def __init__(self) -> None:
         self._storages: dict[int, weakref.ref[Any]] = {}
         self.destination: Side | None = None  # of what operators make; None: that of their arguments
+        self.have_met = False  # an operator got tensors of both sides
 
     def __bool__(self) -> bool:
         return bool(self._storages)
@@ -50,14 +64,23 @@ class HostTensors:
         finally:
             self.destination = before
 
-    def side_of(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Side:
-        """Return the side on which an operator with these arguments puts its results."""
+    def side_of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Side:
+        """Return the side on which an operator with these arguments puts its results.
+
+        Raises RuntimeError, as torch does on a GPU, where tensors of both sides meet.
+        """
         if self.destination is not None:
             return self.destination
         if not self._storages:
             return Side.GPU
         tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor) and one.is_meta]
-        return Side.HOST if tensors and all(one in self for one in tensors) else Side.GPU
+        on_host = [one for one in tensors if one in self]
+        if on_host and len(on_host) == len(tensors):
+            return Side.HOST
+        if any(one.dim() for one in on_host) and func.overloadpacket not in _TAKE_BOTH:
+            self.have_met = True
+            raise RuntimeError("expected all tensors to be on the same device, not on the CPU and on meta")
+        return Side.GPU
 
     def add_results(self, out: Any) -> None:
         """Count the results of an operator to the CPU's memory."""

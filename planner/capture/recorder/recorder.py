@@ -148,7 +148,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any
     ) -> bool:
         """Return whether no kernel of the GPU ran: on the CPU, or for a copy between it and the GPU."""
-        side = self.host.side_of(args, kwargs)
+        side = self.host.side_of(op.func, args, kwargs)
         if side is Side.HOST:
             self.host.add_results(out)
         elif self.host.destination is Side.GPU:  # the copy converts on the CPU (native/cuda/Copy.cu)

@@ -1,10 +1,11 @@
 """Run the estimators beside the planner's own; torch is imported when they are opened."""
 
 from time import perf_counter
+from typing import Any
 
-from planner.errors import PlannerError
+from planner.errors import PlannerError, UsageError
 from planner.hardware import Budget
-from planner.jobs import Job
+from planner.jobs import Job, trains_itself
 from planner.planning.estimators.methods import Method
 from planner.planning.estimators.peers import Build
 from planner.planning.estimators.static_estimate import (
@@ -30,7 +31,15 @@ def open_builder(job: Job, factory: Factory | None, on_progress: OnProgress) -> 
     from planner.capture import construct_model, find_constructor
 
     constructor = factory or find_constructor(job)
-    return lambda job: construct_model(job, constructor)
+
+    def build(job: Job) -> Any:  # an nn.Module
+        if trains_itself(job):
+            raise UsageError(
+                f"{job.model}: its own training step is run by the trace alone; use --method trace"
+            )
+        return construct_model(job, constructor)
+
+    return build
 
 
 def run_estimator(

@@ -1,0 +1,221 @@
+"""Training steps of the user's own are traced as they run: phases, batches, optimizers and their state."""
+
+from pathlib import Path
+
+import pytest
+
+import planner.errors
+from planner.capture.session import BATCH_ON_GPU_NOTE, record
+from planner.errors import ModelError
+from planner.jobs import Job, parse_tensor_spec, resolve_job
+from planner.program.events import Alloc, Category, Phase, PhaseStart, Trace, validate
+from tests.helpers.models import AMPERE, born
+
+HEAD = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+def net():
+    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8)).to(device)
+
+"""
+STEP = """
+class Training:
+    def __init__(self):
+        self.net = net()
+        self.optimizer = torch.optim.Adam(self.net.parameters())
+
+    def step(self, batch):
+        images, labels = batch
+        images, labels = images.to(device), labels.to(device)
+        loss = F.cross_entropy(self.net(images), labels)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+"""
+GLOBALS = """
+model = net()
+optimizer = torch.optim.Adam(model.parameters())
+
+def train_step(images, labels):
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(images.cuda()), labels.cuda())
+    loss.backward()
+    optimizer.step()
+"""
+BATCH = 32
+PARAMETERS = 4 * (64 * 128 + 128 + 128 * 8 + 8)
+
+
+def job_of_code(folder: Path, code: str, name: str, *inputs: str, **options: object) -> Job:
+    """Return the job of a user's file with this code."""
+    file = folder / "train.py"
+    file.write_text(HEAD + code)
+    specs = [parse_tensor_spec(text) for text in (inputs or ("64", "scalar:int64"))]
+    return resolve_job(f"{file}:{name}", {}, inputs=specs, **options)
+
+
+def trace_code(folder: Path, code: str, name: str, *inputs: str, **options: object) -> Trace:
+    """Return the trace of a user's step."""
+    trace = record(job_of_code(folder, code, name, *inputs, **options), BATCH, AMPERE)
+    validate(trace)
+    return trace
+
+
+def bytes_of(trace: Trace, category: Category) -> int:
+    """Return the bytes of all blocks of a category."""
+    return sum(e.size_bytes for e in trace.events if isinstance(e, Alloc) and e.category is category)
+
+
+@pytest.mark.parametrize(("code", "name"), [(STEP, "Training"), (GLOBALS, "train_step")])
+def test_a_step_takes_what_it_makes(tmp_path: Path, code: str, name: str) -> None:
+    """Parameters once, two moments once, gradients and a copy of the batch in each of three steps."""
+    trace = trace_code(tmp_path, code, name)
+    assert bytes_of(trace, Category.PARAMETER) == PARAMETERS
+    assert bytes_of(trace, Category.OPTIMIZER) == 2 * PARAMETERS
+    assert bytes_of(trace, Category.GRADIENT) == 3 * PARAMETERS
+    assert bytes_of(trace, Category.INPUT) == 3 * BATCH * (64 * 4 + 8)
+
+
+def test_a_second_capture_starts_anew(tmp_path: Path) -> None:
+    """Models and optimizers that are globals of the file are made again: no state is left from before."""
+    job = job_of_code(tmp_path, GLOBALS, "train_step")
+    assert record(job, BATCH, AMPERE) == record(job, BATCH, AMPERE)
+
+
+def test_phases_follow_backward_passes_and_optimizers(tmp_path: Path) -> None:
+    """A gradient penalty runs two backward passes in one step, in which the optimizer follows."""
+    code = """
+class Penalty:
+    def __init__(self):
+        self.net = net()
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+    def step(self, x):
+        x = x.to(device).requires_grad_()
+        out = self.net(x).sum()
+        (slope,) = torch.autograd.grad(out, x, create_graph=True)
+        (out + slope.norm()).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+"""
+    trace = trace_code(tmp_path, code, "Penalty", "64", steps=1)
+    phases = [event.phase for event in trace.events if isinstance(event, PhaseStart)]
+    middle = [Phase.BACKWARD, Phase.FORWARD, Phase.BACKWARD, Phase.FORWARD, Phase.OPTIMIZER, Phase.FORWARD]
+    assert phases == [Phase.SETUP, Phase.INPUTS, Phase.FORWARD, *middle, Phase.END]
+
+
+def test_a_batch_that_is_not_moved_is_planned_on_the_gpu(tmp_path: Path) -> None:
+    """A step for a loader that moves batches: the batch is there, and the answer says so."""
+    code = GLOBALS.replace(".cuda()", "")
+    trace = trace_code(tmp_path, code, "train_step")
+    assert bytes_of(trace, Category.INPUT) == 3 * BATCH * (64 * 4 + 8)
+    assert BATCH_ON_GPU_NOTE in trace.notes
+
+
+def test_work_on_the_cpu_takes_no_memory(tmp_path: Path) -> None:
+    """What is computed of the batch before it is moved, and what is brought back, lies on the CPU."""
+    code = STEP.replace(
+        "images, labels = batch\n",
+        "images, labels = (batch[0] * 2 + 1).flip(1), batch[1]\n"
+        "        assert images.device.type == 'cpu' and not images.is_cuda\n",
+    ).replace("loss.backward()\n", "loss.backward()\n        kept = self.net[0].weight.detach().cpu() * 2\n")
+    assert trace_code(tmp_path, code, "Training").events == trace_code(tmp_path, STEP, "Training").events
+
+
+def test_tensors_of_both_sides_do_not_meet(tmp_path: Path) -> None:
+    """As on a GPU, a product of a tensor there and one on the CPU fails."""
+    code = STEP.replace(
+        "images.to(device), labels.to(device)", "images.to(device) * images, labels.to(device)"
+    )
+    code = code.replace("self.net = net()", "self.net = net().to(device); self.table = torch.ones(64).cpu()")
+    code = code.replace("* images,", "* (images.cpu() * 2),")
+    with pytest.raises(ModelError, match="tensors of CPU and GPU meet"):
+        trace_code(tmp_path, code, "Training")
+
+
+@pytest.mark.parametrize(
+    ("body", "passed"),
+    [
+        ("def step(self, batch):\n        assert isinstance(batch, list) and len(batch) == 2", ("64", "8")),
+        ("def step(self, x):\n        assert x.shape == (32, 64)", ("64",)),
+        ("def step(self, batch):\n        assert batch.keys() == {'ids', 'mask'}", ("ids=64", "mask=64")),
+        ("def step(self, mask, ids):\n        assert ids.shape == (32, 8)", ("ids=8", "mask=64")),
+        ("def step(self, batch):\n        assert batch['a'].shape == (32, 8)", ("batch.a=8", "batch.b=64")),
+    ],
+)
+def test_a_batch_is_passed_as_a_loader_gives_it(tmp_path: Path, body: str, passed: tuple[str, ...]) -> None:
+    """One argument takes a tensor, a list or a dict; several take the tensors in order, or by their names."""
+    code = f"class Training:\n    def __init__(self):\n        self.net = net()\n\n    {body}\n"
+    assert "no optimizer of torch.optim stepped" in trace_code(tmp_path, code, "Training", *passed).notes[0]
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("class T:\n    def step(self, x): ...", "its step holds no nn.Module that can be found"),
+        ("def make():\n    return 3", "gives a int without step"),
+        (STEP.replace("step(self, batch)", "step(self, a, b, c)"), "takes a, b, c; 2 tensors are given"),
+    ],
+)
+def test_what_is_no_step_is_refused(tmp_path: Path, code: str, message: str) -> None:
+    """In one line that says what is missing."""
+    name = code.partition("def make")[1].removeprefix("def ") or code.split("class ")[1].partition(":")[0]
+    with pytest.raises(planner.errors.PlannerError, match=message):
+        trace_code(tmp_path, code, name, mode="step")
+
+
+LIGHTNING = """
+import lightning.pytorch as pl
+
+class Classifier(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8))
+
+    def training_step(self, batch, index):
+        images, labels = batch
+        assert self.trainer.current_epoch == 0
+        loss = F.cross_entropy(self.net(images), labels)
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.parameters())
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+class Manual(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, index):
+        optimizer = self.optimizers()
+        loss = super().training_step(batch, index)
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+"""
+
+
+def test_a_lightning_module_trains_as_the_loop_does(tmp_path: Path) -> None:
+    """It allocates what the same network, loss and optimizer do in the planner's loop, in the same order."""
+    ours = HEAD.replace("def net()", "def build()").replace(".to(device)", "")
+    (tmp_path / "plain.py").write_text(ours)
+    plain = resolve_job(
+        f"{tmp_path / 'plain.py'}:build", {}, inputs=[parse_tensor_spec("64")],
+        target=parse_tensor_spec("scalar:int64"), optimizer="adam", zero_grad="before-backward",
+    )  # fmt: skip
+    expected = record(plain, BATCH, AMPERE)
+    assert born(trace_code(tmp_path, LIGHTNING, "Classifier")) == born(expected)
+
+
+def test_optimization_by_hand_is_run_by_lightning(tmp_path: Path) -> None:
+    """`self.optimizers()` and `manual_backward` are Lightning's own, and the batch is on the GPU."""
+    trace = trace_code(tmp_path, LIGHTNING, "Manual")
+    assert bytes_of(trace, Category.OPTIMIZER) == 2 * PARAMETERS
+    assert bytes_of(trace, Category.INPUT) == 3 * BATCH * (64 * 4 + 8)
+    assert born(trace, "mm")

@@ -1,0 +1,114 @@
+"""The source of a user's file tells models, training steps and LightningModules apart."""
+
+from pathlib import Path
+
+import pytest
+
+from planner.errors import UsageError
+from planner.jobs import Job, Loss, Mode, ZeroGrad, parse_tensor_spec, resolve_job
+from planner.jobs.own_code import CodeKind, kind_of_code
+
+CODE = """
+import lightning.pytorch as pl
+from torch import nn
+
+class Net(nn.Module):
+    def forward(self, x): ...
+
+class NetWithStep(nn.Module):
+    def forward(self, x): ...
+    def step(self, batch): ...
+
+class Gan:
+    def __init__(self, width=8): ...
+    def step(self, batch): ...
+
+class Wgan(Gan):
+    pass
+
+class Schedule:
+    def step(self): ...
+
+class Lit(pl.LightningModule):
+    def training_step(self, batch, index): ...
+
+class Manual(Lit):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+def build(width=8):
+    return Net()
+
+def wide(width):
+    return Net()
+
+def make_gan():
+    gan = Gan()
+    return gan
+
+def make_step():
+    net = Net()
+    def step(batch):
+        return net(batch)
+    return step
+
+def lit(): return Lit()
+
+def train_step(images, labels): ...
+
+net = Net()
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A file with all of them."""
+    path = tmp_path / "train.py"
+    path.write_text(CODE)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, CodeKind.MODEL) for name in ("Net", "NetWithStep", "Schedule", "build", "net", "missing")),
+        *((name, CodeKind.STEP) for name in ("Gan", "Wgan", "Manual", "make_gan", "make_step")),
+        *((name, CodeKind.LIGHTNING) for name in ("Lit", "lit")),
+        *((name, CodeKind.STEP_FUNCTION) for name in ("train_step", "wide")),
+    ],
+)
+def test_the_kind_shows_in_the_source(file: Path, name: str, kind: CodeKind) -> None:
+    """Classes by their methods and bases, functions by what they need and return."""
+    assert kind_of_code(f"{file}:{name}") is kind
+
+
+def test_a_function_with_all_its_arguments_makes_a_model(file: Path) -> None:
+    """`--model-arg width=8` gives the argument that a step would lack."""
+    assert kind_of_code(f"{file}:wide", ["width"]) is CodeKind.MODEL
+
+
+def resolved(name: str, **options: object) -> Job:
+    """Return the job of a name, without a catalogue."""
+    return resolve_job(name, {}, inputs=[parse_tensor_spec("8")], **options)
+
+
+def test_a_step_decides_the_loop(file: Path) -> None:
+    """A job of a step needs no target, and refuses what the step decides; `--mode` names another loop."""
+    assert resolved(f"{file}:Gan").mode is Mode.STEP
+    with pytest.raises(UsageError, match="--precision.*its own training step decides that"):
+        resolved(f"{file}:Gan", precision="amp-bf16")
+    with pytest.raises(UsageError, match="needs a target"):
+        resolved(f"{file}:Gan", mode="train")
+    assert resolved(f"{file}:NetWithStep", mode="step").mode is Mode.STEP
+
+
+def test_a_lightning_module_brings_loss_and_optimizer(file: Path) -> None:
+    """Inputs and target are its batch, and gradients are zeroed before the backward pass."""
+    target = parse_tensor_spec("10")
+    job = resolved(f"{file}:Lit", target=target)
+    assert (job.loss, job.zero_grad) == (Loss.TRAINING_STEP, ZeroGrad.BEFORE_BACKWARD)
+    assert list(map(str, job.inputs)) == ["8", "10"]
+    assert job.target is None
+    with pytest.raises(UsageError, match="--optimizer.*configure_optimizers of the model decides that"):
+        resolved(f"{file}:Lit", optimizer="adamw")

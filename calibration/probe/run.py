@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map_only
 
 from planner.capture import (
     PhaseHook,
+    attach_adapters,
     build_optimizer,
     complete_by_library,
     construct_model,
@@ -25,10 +26,12 @@ from planner.capture import (
     find_constructor,
     format_of,
     freeze_parameters,
+    prepare_for_kbit_training,
+    quantize_linears,
     run_loop,
 )
 from planner.errors import ModelError
-from planner.jobs import Job, Mode, TensorSpec, batch_of_specs, trains_itself
+from planner.jobs import Job, Mode, Quantize, TensorSpec, batch_of_specs, trains_itself
 from planner.program import Phase
 
 Batch = tuple[tuple[Any, ...], dict[str, Any], Any]
@@ -51,10 +54,17 @@ def run_real(job: Job, batch: int, device: str, on_phase: PhaseHook, build: Buil
         )
     torch.manual_seed(0)
     job = complete_by_library(job)
-    model = convert_model(build(job), job)
-    freeze_parameters(model, job)
+    model = quantize_linears(convert_model(build(job), job), job)
     host = host_batch(convert_inputs(job), batch)
-    on_phase(0, Phase.SETUP)
+    if job.quantize is not Quantize.NONE:  # scripts adapt a quantized model once it is on the GPU
+        on_phase(0, Phase.SETUP)
+        model.to(device)
+    if job.prepare_kbit:
+        prepare_for_kbit_training(model)
+    model = attach_adapters(model, job, call)
+    freeze_parameters(model, job)
+    if job.quantize is Quantize.NONE:
+        on_phase(0, Phase.SETUP)
     model.to(device)
     optimizer = None
     if job.mode is Mode.TRAIN:

@@ -45,6 +45,11 @@ class JobOptions(TypedDict, total=False):
     cudnn: str | None  # "installed" or a folder: that library is queried for its workspaces; or "published"
     cublas_workspace_config: str | None
     torch: str | None  # the version that the answer stands for, such as "2.6"
+    peft: str | None
+    peft_arg: str | Sequence[str] | None  # ["r=16", "target_modules=[q_proj, v_proj]"]
+    quantize: str | None
+    quantize_arg: str | Sequence[str] | None
+    prepare_kbit: bool | None
 
 
 class Options(JobOptions, total=False):

@@ -7,6 +7,7 @@ from .loop.precision import (
 from .loop.runtime import LoopRuntime as LoopRuntime, PhaseHook as PhaseHook
 from .loop.trainable import freeze_parameters as freeze_parameters
 from .loop.training_loop import run_loop as run_loop
+from .models.adapters import attach_adapters as attach_adapters
 from .models.live import (
     Prepare as Prepare, StandIn as StandIn, Step as Step, fields_of_process as fields_of_process,
     is_deterministic as is_deterministic, live_job as live_job, read_live_model as read_live_model,
@@ -14,6 +15,9 @@ from .models.live import (
 from .models.live_optimizer import (
     LiveOptimizer as LiveOptimizer, fields_of_optimizer as fields_of_optimizer,
     notes_of_optimizer as notes_of_optimizer, read_optimizer as read_optimizer, settings_of as settings_of,
+)
+from .models.quantized import (
+    prepare_for_kbit_training as prepare_for_kbit_training, quantize_linears as quantize_linears,
 )
 from .models.registry import (
     build_model as build_model, complete_by_library as complete_by_library,

@@ -7,12 +7,11 @@ from contextlib import contextmanager
 import torch
 from msgspec import Struct
 from msgspec.structs import replace
-from torch import nn, optim
+from torch import Tensor, nn, optim
 
 from planner.capture.compiled import CompiledCalls, watch_compiled
 from planner.capture.cuda.devices import Placement, devices_shown, planned_device
 from planner.capture.cuda.host_tensors import Side
-from planner.capture.cuda.rnn import flatten_weights
 from planner.capture.cuda.semantics import cuda_semantics
 from planner.capture.failure_reasons import explain, source_line
 from planner.capture.loop.batches import batch_loader
@@ -23,11 +22,12 @@ from planner.capture.loop.runtime import Batch
 from planner.capture.loop.trainable import freeze_parameters
 from planner.capture.loop.training_loop import run_loop, with_few_micro_batches
 from planner.capture.meta_kernels.run import MetaRunner
+from planner.capture.models.adapters import attach_adapters
 from planner.capture.models.lazy import initialise_lazy_modules
 from planner.capture.models.libraries import quiet
 from planner.capture.models.live_optimizer import make_optimizer
-from planner.capture.models.meta_init import tensors_put_on_gpu
 from planner.capture.models.own_step import StepModule
+from planner.capture.models.quantized import notes_on_quantized, quantize_linears, quantize_on_meta
 from planner.capture.models.registry import build_model, complete_by_library
 from planner.capture.models.transformers.build import is_padded, notes_of
 from planner.capture.models.transformers.masks import assume_padding
@@ -35,14 +35,15 @@ from planner.capture.process_state import preserve_process_state
 from planner.capture.recorder.growth_sources import growth_sources
 from planner.capture.recorder.provenance import ProvenanceCollector
 from planner.capture.recorder.recorder import Recorder, Run
+from planner.capture.setup import record_setup
 from planner.capture.symbolic.kernel_calls import RecordedCall
 from planner.capture.values.deterministic import construct_with_buffers, deterministic_values
 from planner.capture.values.interpreter import DataDependentError, ValueInterpreter
 from planner.capture.values.packed_lengths import full_lengths
 from planner.capture.values.python_random import watch_python_random
 from planner.capture.values.reads import ReadPolicy, run_with_reads
-from planner.errors import BatchTooLargeError, PlannerError
-from planner.jobs import Job, Mode
+from planner.errors import BatchTooLargeError, PlannerError, UsageError
+from planner.jobs import Job, Mode, Quantize
 from planner.program import (
     Category,
     ConvWorkspaceQuery,
@@ -145,13 +146,22 @@ class _Session(Struct, frozen=True):
 
     def _capture(self, job: Job, model: nn.Module, batch: int, run: Run, placement: Placement) -> Trace:
         initialise_lazy_modules(model, job, batch, run)
+        if isinstance(model, StepModule) and (job.peft or job.quantize is not Quantize.NONE):
+            given = "--peft" if job.peft else "--quantize"
+            raise UsageError(
+                f"{job.model}: {given} changes no model of a step of your own; do it in the file"
+            )
+        with quiet():  # diffusers advises against conversions
+            model = quantize_linears(convert_model(model, job), job)
+        loaded = quantize_on_meta(model)
+        model = attach_adapters(model, job)
         recorder = Recorder(
             model, self.target, self.provenance, self.calls, run, job.cublas_workspace_config, placement.host
         )
-        with quiet():  # diffusers advises against conversions
-            model = convert_model(model, job)
         freeze_parameters(model, job)
-        trace = _record_loop(convert_inputs(job), model, batch, recorder, self.path_of, self.loads_to_gpu)
+        trace = _record_loop(
+            convert_inputs(job), model, batch, recorder, self.path_of, loaded, self.loads_to_gpu
+        )
         return replace(trace, notes=(*trace.notes, *placement.notes))
 
 
@@ -161,6 +171,7 @@ def _record_loop(
     batch: int,
     recorder: Recorder,
     path_of: tuple[int, int],
+    loaded: dict[int, list[Tensor]],
     loads_to_gpu: bool,
 ) -> Trace:
     compiled = CompiledCalls()
@@ -176,10 +187,17 @@ def _record_loop(
             watch_python_random() as notes_on_random,
         ):
             if isinstance(model, StepModule):
-                of_loop = _run_own_steps(model, job, batch, recorder, loads_to_gpu)
+                of_loop = _run_own_steps(model, job, batch, recorder, loaded, loads_to_gpu)
             else:
-                of_loop = _run(job, model, batch, recorder)
-            notes = (*notes_of(job, model), *of_loop, *compiled.notes(), *lengths, *notes_on_random())
+                of_loop = _run(job, model, batch, recorder, loaded)
+            notes = (
+                *notes_of(job, model),
+                *notes_on_quantized(job),
+                *of_loop,
+                *compiled.notes(),
+                *lengths,
+                *notes_on_random(),
+            )
             trace = recorder.finish(batch, notes)
             return replace(trace, growth_sources=growth_sources(trace, recorder))
     except BatchTooLargeError as error:
@@ -191,9 +209,11 @@ def _record_loop(
         raise explain(job, batch, recorder, error) from error
 
 
-def _run(job: Job, model: nn.Module, batch: int, recorder: Recorder) -> tuple[str, ...]:
+def _run(
+    job: Job, model: nn.Module, batch: int, recorder: Recorder, loaded: dict[int, list[Tensor]]
+) -> tuple[str, ...]:
     recorder.start_phase(0, Phase.SETUP)
-    _record_model(model, recorder)
+    record_setup(model, job, recorder, loaded)
     criterion = build_criterion(job)
     parameters = [*model.parameters(), *_record_criterion(criterion, recorder)]
     if criterion is not None and not criterion.takes_target:
@@ -215,10 +235,15 @@ def _run(job: Job, model: nn.Module, batch: int, recorder: Recorder) -> tuple[st
 
 
 def _run_own_steps(
-    model: StepModule, job: Job, batch: int, recorder: Recorder, loads_to_gpu: bool
+    model: StepModule,
+    job: Job,
+    batch: int,
+    recorder: Recorder,
+    loaded: dict[int, list[Tensor]],
+    loads_to_gpu: bool,
 ) -> tuple[str, ...]:
     recorder.start_phase(0, Phase.SETUP)
-    _record_model(model, recorder)
+    record_setup(model, job, recorder, loaded)
     for optimizer in model.optimizers:  # some make their state at once
         for tensor in _state_of(optimizer):
             recorder.record_tensor(tensor, Category.OPTIMIZER, "state")
@@ -249,17 +274,6 @@ def _state_of(optimizer: optim.Optimizer) -> Iterator[torch.Tensor]:
         yield from [value for value in state.values() if isinstance(value, torch.Tensor)]
 
 
-def _record_model(model: nn.Module, recorder: Recorder) -> None:
-    for tensor in tensors_put_on_gpu(model):
-        recorder.record_tensor(tensor, Category.PARAMETER, "to", "")
-    for name, module in _in_order_of_apply(model):
-        for held in (*module._parameters.values(), *module._buffers.values()):
-            if held is not None:
-                recorder.record_tensor(held, Category.PARAMETER, "to", name)
-        for buffer in flatten_weights(module):
-            recorder.record_tensor(buffer, Category.PARAMETER, "flatten_parameters", name)
-
-
 def _record_criterion(criterion: Criterion | None, recorder: Recorder) -> Iterator[nn.Parameter]:
     """Record the tensors of the job's own loss, and yield its parameters."""
     module = None if criterion is None else criterion.module
@@ -277,13 +291,6 @@ def _set_categories(recorder: Recorder, parameters: list[nn.Parameter], optimize
             recorder.set_category(parameter.grad, Category.GRADIENT)
     for tensor in _state_of(optimizer):
         recorder.set_category(tensor, Category.OPTIMIZER)
-
-
-def _in_order_of_apply(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield modules in the order in which `Module.to` moves their tensors: children first."""
-    for name, child in model.named_children():
-        yield from _in_order_of_apply(child, f"{prefix}.{name}" if prefix else name)
-    yield prefix, model
 
 
 @contextmanager

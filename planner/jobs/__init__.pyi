@@ -4,8 +4,8 @@ from .job import (
     CatalogueEntry as CatalogueEntry, Checkpoint as Checkpoint, ClipGradients as ClipGradients,
     FUSED_OPTIMIZERS as FUSED_OPTIMIZERS, INSTALLED as INSTALLED, Job as Job, Lengths as Lengths,
     Loss as Loss, MemoryFormat as MemoryFormat, Mode as Mode, Optimizer as Optimizer,
-    OptimizerImpl as OptimizerImpl, PUBLISHED as PUBLISHED, Precision as Precision, STORED as STORED,
-    TensorSpec as TensorSpec, ZeroGrad as ZeroGrad,
+    OptimizerImpl as OptimizerImpl, PUBLISHED as PUBLISHED, Precision as Precision, Quantize as Quantize,
+    STORED as STORED, TensorSpec as TensorSpec, ZeroGrad as ZeroGrad,
 )
 from .nested import batch_of_specs as batch_of_specs
 from .options import (

@@ -95,6 +95,15 @@ class TensorSpec(Struct, frozen=True):
         return named + ("x".join(map(str, self.shape)) or "scalar") + typed
 
 
+class Quantize(StrEnum):
+    """Weights of linear layers in fewer bits, as bitsandbytes holds them."""
+
+    NONE = "none"
+    NF4 = "nf4"
+    FP4 = "fp4"
+    INT8 = "int8"  # LLM.int8()
+
+
 PUBLISHED, INSTALLED, STORED = "published", "installed", "stored"  # of `Job.cudnn`
 
 
@@ -135,6 +144,11 @@ class Job(Struct, frozen=True):
     dataset_size: int = 0  # samples of an epoch, whose last batch may be smaller; 0: all batches are full
     lengths: Lengths | None = None  # of real samples; None: by the inputs and the model (likeness.py)
     source: str = ""  # the SOURCE:NAME or FILE.py:NAME behind a catalogue name; "": `model` is one itself
+    peft: str = ""  # a method of peft that adapts the model, such as "lora"; "": none
+    peft_arg: tuple[str, ...] = ()  # KEY=VALUE of its configuration
+    quantize: Quantize = Quantize.NONE
+    quantize_arg: tuple[str, ...] = ()  # KEY=VALUE of transformers' BitsAndBytesConfig
+    prepare_kbit: bool = False  # peft's `prepare_model_for_kbit_training`
 
 
 class CatalogueEntry(Struct, frozen=True):

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from planner.errors import UsageError
 from planner.jobs.job import Job
-from planner.jobs.parse import check_count, choose, parse_loss, shown
+from planner.jobs.parse import check_argument, check_count, choose, parse_loss, parse_peft_method, shown
 from planner.program import parse_torch_option, parse_workspace_config
 
 
@@ -25,7 +25,7 @@ class OptionKind(Enum):
     COUNT = auto()  # a whole number from 1
     CHOICE = auto()
     TEXT = auto()
-    PATTERNS = auto()  # of parameter names
+    PATTERNS = auto()  # several texts: patterns of parameter names, or KEY=VALUE
     TENSORS = auto()
     ARGUMENTS = auto()  # of the model's constructor
 
@@ -57,7 +57,8 @@ class JobOption(NamedTuple):
             return check_count(where, value, self.maximum)
         if self.kind is OptionKind.PATTERNS:
             patterns = [value] if isinstance(value, str) else value
-            return tuple(_checked(where, pattern, str) for pattern in patterns)
+            texts = tuple(_checked(where, pattern, str) for pattern in patterns)
+            return texts if self.parse is None else tuple(map(self.parse, texts))
         checked = _checked(where, value, bool if self.kind is OptionKind.FLAG else str)
         if self.parse is not None:
             return self.parse(checked)
@@ -196,6 +197,34 @@ JOB_OPTIONS: tuple[JobOption, ...] = (
         "Version of PyTorch that the answer stands for, from 2.4 on, such as 2.6; by default the newest.",
         "VERSION",
         parse=parse_torch_option,
+    ),
+    _option(
+        "peft",
+        "Adapt the model with a method of peft and freeze the rest: lora, dora, rslora, ia3, oft, vera, "
+        "prefix_tuning and all others that it has.",
+        "METHOD",
+        parse=parse_peft_method,
+    ),
+    _option(
+        "peft_arg",
+        "A value of the method's configuration, such as r=16 or target_modules=[q_proj, v_proj]; repeatable.",
+        "KEY=VALUE",
+        parse=partial(check_argument, "--peft-arg"),
+    ),
+    _option(
+        "quantize",
+        "Hold the weights of linear layers as bitsandbytes does: none (the default), nf4, fp4 or int8.",
+        "TYPE",
+    ),
+    _option(
+        "quantize_arg",
+        "A value of transformers' BitsAndBytesConfig, such as bnb_4bit_use_double_quant=true; repeatable.",
+        "KEY=VALUE",
+        parse=partial(check_argument, "--quantize-arg"),
+    ),
+    _training(
+        "prepare_kbit",
+        "Cast what is not quantized to float32, as peft's prepare_model_for_kbit_training does.",
     ),
 )
 _STRUCTURED = (OptionKind.TENSORS, OptionKind.ARGUMENTS)

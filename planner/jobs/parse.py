@@ -53,12 +53,15 @@ def _is_path(text: str) -> bool:
     return is_head and re.fullmatch(r"(\.[\w-]{1,100}|\[[0-9]{1,3}\])*", rest) is not None
 
 
-def parse_model_arg(text: str) -> tuple[str, Any]:
-    """Read `KEY=VALUE`, a constructor keyword and a YAML scalar or list; lists become tuples."""
+def parse_model_arg(text: str, flag: str = "--model-arg") -> tuple[str, Any]:
+    """Read `KEY=VALUE`, a constructor keyword and a YAML scalar or list; lists become tuples.
+
+    `flag` is the option that an error names.
+    """
     import yaml  # 25 ms, needed by few commands
 
     key, equals, value = text.partition("=")
-    where = f"--model-arg {shown(text)}"
+    where = f"{flag} {shown(text)}"
     if not equals or not is_argument_name(key):
         raise UsageError(f"{where}: write KEY=VALUE, such as num_classes=10")
     try:
@@ -67,6 +70,20 @@ def parse_model_arg(text: str) -> tuple[str, Any]:
         raise UsageError(f"{where}: {error}") from None
     except (yaml.YAMLError, *BAD_SCALAR, RecursionError):
         raise UsageError(f"{where}: the value is no YAML; quote it, or write a list as [1, 2]") from None
+
+
+def check_argument(flag: str, text: str) -> str:
+    """Return `KEY=VALUE` as it is. Raises UsageError where `parse_model_arg` cannot read it."""
+    parse_model_arg(text, flag)
+    return text
+
+
+def parse_peft_method(text: str) -> str:
+    """Return the name of a method of peft in lower case with underscores; peft itself knows which it has."""
+    name = text.strip().lower().replace("-", "_")
+    if name and not name.isidentifier():
+        raise UsageError(f"--peft: {shown(text)} is no method of peft; write one such as lora")
+    return name
 
 
 def freeze(value: object) -> object:

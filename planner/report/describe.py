@@ -13,6 +13,7 @@ from planner.jobs import (
     Mode,
     OptimizerImpl,
     Precision,
+    Quantize,
 )
 from planner.program import GrowingSite, Growth, Phase
 from planner.report.document import Entry
@@ -72,6 +73,8 @@ def _numerics(job: Job) -> list[str]:
         "cudnn.benchmark": job.cudnn_benchmark,
         f"CUBLAS_WORKSPACE_CONFIG={job.cublas_workspace_config}": job.cublas_workspace_config,
         f"torch {job.torch}": job.torch,
+        f"{job.quantize} weights{_given(job.quantize_arg)}": job.quantize is not Quantize.NONE,
+        f"{job.peft} adapters{_given(job.peft_arg)}": job.peft,
     }
     return [text for text, is_so in parts.items() if is_so]
 
@@ -90,8 +93,13 @@ def _recipe(job: Job) -> list[str]:
         f"gradient buckets{' as views' if job.ddp_bucket_view else ''}": job.ddp,
         f"frozen: {' '.join(job.freeze)}": job.freeze,
         f"trained only: {' '.join(job.train_only)}": job.train_only,
+        "the rest of the weights in float32": job.prepare_kbit,
     }
     return [text for text, is_so in parts.items() if is_so]
+
+
+def _given(texts: Sequence[str]) -> str:
+    return f" ({', '.join(texts)})" if texts else ""
 
 
 def _value(value: object) -> str:

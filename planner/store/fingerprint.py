@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from planner._support.versions import installed_version
-from planner.jobs import Job, is_code, job_to_json, reset_options, split_model
+from planner.jobs import Job, Quantize, is_code, job_to_json, reset_options, split_model
 
 Fingerprint = dict[str, Any]  # JSON
 
@@ -63,10 +63,19 @@ def fingerprint_of(job: Job) -> Fingerprint | None:
         "job": job_to_json(trace_relevant_fields(job)),
         "content": content,
         "loss": loss,
-        "versions": {name: installed_version(name) for name in ("torch", "torchvision", *LIBRARIES[source])},
+        "versions": {
+            name: installed_version(name)
+            for name in ("torch", "torchvision", *LIBRARIES[source], *_libraries_of_tuning(job))
+        },
         "python": list(sys.version_info[:2]),
         "planner": source_digest(),
     }
+
+
+def _libraries_of_tuning(job: Job) -> tuple[str, ...]:
+    """Return the libraries that adapt or quantize the model of any source."""
+    adapting = ("peft", "transformers") if job.peft else ()
+    return (*adapting, *(("bitsandbytes", "transformers") if job.quantize is not Quantize.NONE else ()))
 
 
 def trace_relevant_fields(job: Job) -> Job:

@@ -23,7 +23,13 @@ from planner.jobs.codec import job_from_json, job_to_json
 
 BASE = Job("torchvision:resnet18", inputs=(TensorSpec((3, 8, 8)),), target=TensorSpec((), "int64"))
 OTHERS = {"model", "source", "model_args", "inputs", "target", "targets"}  # fields of tensors and names
-TEXTS = {"loss": "mse", "cudnn": "installed", "cublas_workspace_config": ":16:8", "torch": "2.6"}
+TEXTS = {
+    "loss": "mse",
+    "cudnn": "installed",
+    "cublas_workspace_config": ":16:8",
+    "torch": "2.6",
+    "peft": "lora",
+}
 TYPES = {
     OptionKind.FLAG: bool | None,
     OptionKind.COUNT: int | None,
@@ -40,7 +46,7 @@ def value_of(option: JobOption) -> Any:
         case OptionKind.COUNT:
             return option.maximum
         case OptionKind.PATTERNS:
-            return ["*.weight"]
+            return ["*.weight"] if option.parse is None else ["r=16"]
         case OptionKind.CHOICE:
             return str(list(option.choices or ())[-1])
     return TEXTS[option.name]

@@ -35,8 +35,8 @@ def import_library(module: str, extra: str) -> ModuleType:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence advice of transformers and diffusers while open."""
-    loggers = [logging.getLogger(name) for name in ("transformers", "diffusers")]
+    """Silence advice of transformers, diffusers, peft and bitsandbytes while open."""
+    loggers = [logging.getLogger(name) for name in ("transformers", "diffusers", "peft", "bitsandbytes")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)

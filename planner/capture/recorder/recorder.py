@@ -94,6 +94,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._provenance is not None:
             self._provenance.on_tensor(ref.block.number, tensor)
 
+    def record_empty_cache(self) -> None:
+        """Record that `torch.cuda.empty_cache()` is called: a least block is freed, and the cache with it."""
+        self._log.free(self._alloc(1, Category.TEMPORARY, "empty_cache"), empties_cache=True)
+
     def set_category(self, tensor: Tensor, category: Category) -> None:
         """Set the category of the block behind a tensor that was recorded before."""
         storage = self._storages.get(tensor.untyped_storage()._cdata)

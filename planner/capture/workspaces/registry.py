@@ -11,7 +11,15 @@ from planner.capture.operator_table import operator_table
 from planner.capture.workspaces.nn import attention, convolution, detection, losses, norms, rnn
 from planner.capture.workspaces.no_workspace import NO_WORKSPACE_OPS
 from planner.capture.workspaces.ops import Rule
-from planner.capture.workspaces.tensor import contiguous_copies, fft, gemm, indexing, reductions, sorting
+from planner.capture.workspaces.tensor import (
+    contiguous_copies,
+    fft,
+    gemm,
+    indexing,
+    quantized,
+    reductions,
+    sorting,
+)
 from planner.program import TorchVersion
 
 _MODULES = (
@@ -19,12 +27,13 @@ _MODULES = (
     sorting, fft,
 )  # fmt: skip
 RULES = operator_table({names: rule for module in _MODULES for names, rule in module.RULES.items()})
+_RULES_BY_NAME = {**detection.RULES_BY_NAME, **quantized.RULES_BY_NAME}  # of compiled extensions
 _CPU_OUTPUTS = operator_table(attention.CPU_OUTPUTS)
 
 
 def rule_of(func: Any) -> Rule | None:
     """Return the rule of this operator, if it has one."""
-    return RULES.get(func) or detection.RULES_BY_NAME.get(func._schema.name)
+    return RULES.get(func) or _RULES_BY_NAME.get(func._schema.name)
 
 
 def cpu_outputs(func: Any, version: TorchVersion) -> tuple[int, ...]:

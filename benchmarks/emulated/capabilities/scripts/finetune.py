@@ -1,0 +1,92 @@
+"""Fine-tune a model of transformers by the calls that guides of peft and transformers show.
+
+    python finetune.py '{"model": "LlamaForCausalLM", "config": {...}, "batch": 4, "tokens": 128, ...}'
+
+The model has random weights. `quantize` takes the keywords of BitsAndBytesConfig, `peft` those of the
+configuration of a `method` of peft.
+"""
+
+import json
+import sys
+from typing import Any
+
+import torch
+import transformers
+
+
+def main(options: dict[str, Any]) -> None:
+    """Train for three steps."""
+    kind = getattr(transformers, options["model"])
+    config = kind.config_class(**options["config"])
+    dtype = getattr(torch, options.get("dtype", "bfloat16"))
+    model = kind(config).to(dtype)
+    quantize = options.get("quantize")
+    if quantize is not None:
+        model = quantized(model, quantize).to("cuda")
+    if options.get("prepare"):
+        import peft
+
+        model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    if "peft" in options:
+        model = adapted(model, **options["peft"])
+    model.to("cuda")
+    if options.get("liger"):
+        liger(model, options["liger"])
+    if options.get("checkpoint"):
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    shape = (options["batch"], options["tokens"])
+    ids, mask = torch.zeros(shape, dtype=torch.int64), torch.ones(shape, dtype=torch.int64)
+    mask[0, -1] = 0
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": ids}
+    moved: dict[str, torch.Tensor] = {}
+    model.train()
+    for _ in range(3):
+        moved.clear()
+        moved.update({name: tensor.to("cuda") for name, tensor in batch.items()})
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=bool(options.get("autocast"))):
+            outputs = model(**moved)
+            loss = outputs.loss
+        loss.backward()
+        optimizer.step()
+
+
+def quantized(model: Any, given: dict[str, Any]) -> Any:
+    """Return the model with bitsandbytes' layers, which quantize their weights when they are moved."""
+    from transformers.integrations.bitsandbytes import replace_with_bnb_linear
+    from transformers.quantizers.base import HfQuantizer
+
+    for name in ("bnb_4bit_compute_dtype",):
+        if name in given:
+            given[name] = getattr(torch, given[name])
+    config = transformers.BitsAndBytesConfig(**given)
+    weights = {
+        name: module.weight.data for name, module in model.named_modules() if hasattr(module, "weight")
+    }
+    biases = {name: module.bias for name, module in model.named_modules() if hasattr(module, "bias")}
+    kept = HfQuantizer.get_modules_to_not_convert(model, config.llm_int8_skip_modules)
+    model = replace_with_bnb_linear(model, kept, config)
+    for name, module in model.named_modules():
+        if type(module).__name__ in ("Linear4bit", "Linear8bitLt"):
+            module.weight = type(module.weight)(weights[name], requires_grad=False, **vars(module.weight))
+            module.bias = biases[name]
+    model.is_loaded_in_4bit = bool(given.get("load_in_4bit"))
+    model.is_loaded_in_8bit = bool(given.get("load_in_8bit"))
+    return model
+
+
+def adapted(model: Any, method: str, **given: Any) -> Any:
+    """Return the model with adapters of peft."""
+    import peft
+
+    config = peft.PEFT_TYPE_TO_CONFIG_MAPPING[peft.PeftType(method.upper())](**given)
+    return peft.get_peft_model(model, config)
+
+
+def liger(model: Any, options: dict[str, Any]) -> None:
+    """Patch the model by Liger's kernels."""
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

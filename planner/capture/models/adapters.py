@@ -1,0 +1,113 @@
+"""Adapt a model by a method of peft: its adapters are trained, the rest is frozen.
+
+The model is that of the job's precision, as `from_pretrained` returns it; peft makes adapters in float32
+beside weights of half precision (`autocast_adapter_dtype`).
+"""
+
+import inspect
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from planner.capture.models.libraries import import_library, quiet
+from planner.capture.models.meta_init import construct_on_meta
+from planner.capture.process_state import first_line_of
+from planner.errors import ModelError, PlannerError, UsageError
+from planner.jobs import Job, Quantize, nearest, parse_model_arg, shown
+
+# Methods that are known by a name of their own, with what their configuration is.
+_VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "dora": ("lora", {"use_dora": True}),
+    "rslora": ("lora", {"use_rslora": True}),
+}
+_HEADS = {  # parts of the names of transformers' classes, and peft's task types
+    "ForCausalLM": "CAUSAL_LM",
+    "LMHeadModel": "CAUSAL_LM",
+    "ForConditionalGeneration": "SEQ_2_SEQ_LM",
+    "ForSequenceClassification": "SEQ_CLS",
+    "ForTokenClassification": "TOKEN_CLS",
+    "ForQuestionAnswering": "QUESTION_ANS",
+}
+_PLACES = (
+    "target_modules",
+    "modules_to_save",
+    "exclude_modules",
+    "layers_to_transform",
+    "feedforward_modules",
+)
+Run = Callable[[Callable[[], object]], object]
+_OWN = ("autocast_adapter_dtype",)  # of `get_peft_model`, not of the configuration
+
+
+def attach_adapters(model: nn.Module, job: Job, run: Run = construct_on_meta) -> nn.Module:
+    """Return the model with the adapters of the job's method, made by `run`; without one, the model as it is.
+
+    Raises UsageError for a method or value that peft does not know, ModelError where it refuses the model.
+    """
+    if not job.peft:
+        if job.peft_arg:
+            raise UsageError(f"{job.model}: --peft-arg without --peft; leave it away, or name a method")
+        return model
+    with quiet():  # it imports bitsandbytes, which advises on its own installation
+        peft = import_library("peft", extra="peft")
+    given = dict(parse_model_arg(text, "--peft-arg") for text in job.peft_arg)
+    dtype = next((one.dtype for one in model.parameters() if one.is_floating_point()), torch.float32)
+    own = {name: given.pop(name) for name in _OWN if name in given}
+    try:
+        config = _configure(peft, model, job, given)
+        with quiet(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            adapted = run(lambda: peft.get_peft_model(model, config, **own))
+    except (PlannerError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # peft checks a configuration against the model where it is applied
+        problem = f"{job.model}: --peft {job.peft} fails: {first_line_of(error)}"
+        raise ModelError(f"{problem}; check --peft-arg, or see the traceback with --debug") from error
+    assert isinstance(adapted, nn.Module)
+    if own.get("autocast_adapter_dtype") is False and job.quantize is Quantize.NONE:
+        _convert_adapters(adapted, dtype)
+    return adapted
+
+
+def _convert_adapters(model: nn.Module, dtype: torch.dtype) -> None:
+    """Give adapters the type of the weights beside them, which peft leaves out on meta
+    (`_move_adapter_to_device_of_base_layer`, peft/tuners/tuners_utils.py).
+    """
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.dtype is torch.float32:
+            parameter.data = parameter.data.to(dtype)
+
+
+def _configure(peft: Any, model: nn.Module, job: Job, given: dict[str, Any]) -> Any:
+    """Return the configuration of the method, with the task of transformers' class."""
+    method, preset = _VARIANTS.get(job.peft, (job.peft, {}))
+    methods = {str(kind.value).lower(): config for kind, config in peft.PEFT_TYPE_TO_CONFIG_MAPPING.items()}
+    if method not in methods:
+        near = nearest(method, (*methods, *_VARIANTS)) or ", ".join(sorted(methods)[:8]) + " ..."
+        raise UsageError(f"--peft {shown(job.peft)}: peft has no such method; the nearest: {near}")
+    known = inspect.signature(methods[method]).parameters
+    for name in given:
+        if name not in known:
+            near = nearest(name, known)
+            hint = f"; the nearest: {near}" if near else ""
+            raise UsageError(f"--peft-arg {name}: {methods[method].__name__} has no such value{hint}")
+    values = {**preset, **{name: _plain(name, value) for name, value in given.items()}}
+    base = type(model).__name__
+    task = next((task for part, task in _HEADS.items() if part in base), None)
+    if "task_type" in known:
+        values.setdefault("task_type", task)
+    return methods[method](**values)
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return lists for tuples, and names of modules as a list where they are no regular expression."""
+    if isinstance(value, tuple):
+        return list(value)
+    is_names = isinstance(value, str) and re.fullmatch(r"[\w.]+(\s*,\s*[\w.]+)*", value)
+    if name in _PLACES and is_names and value != "all-linear":
+        return re.split(r"\s*,\s*", value)
+    return value

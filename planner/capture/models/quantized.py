@@ -1,0 +1,199 @@
+"""Hold the weights of linear layers in 4 or 8 bits, as bitsandbytes does.
+
+The layers are those that transformers' quantizer replaces: all `nn.Linear` but the output embeddings and
+the last module. A weight is quantized on the GPU before the next one comes, so its copy in the model's type
+is allocated and freed (bitsandbytes/nn/modules.py, `_quantize`).
+"""
+
+import warnings
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+from planner.capture.models.libraries import import_library, quiet
+from planner.capture.process_state import first_line_of
+from planner.errors import ModelError, PlannerError, UsageError
+from planner.jobs import Job, Precision, Quantize, nearest, parse_model_arg
+
+_COMPUTED = {
+    Precision.BF16: "bfloat16", Precision.AMP_BF16: "bfloat16",
+    Precision.FP16: "float16", Precision.AMP_FP16: "float16",
+}  # fmt: skip
+_CLASSES = ("Params4bit", "Int8Params")
+
+
+def quantize_linears(model: nn.Module, job: Job) -> nn.Module:
+    """Replace the model's linear layers by those of bitsandbytes, which quantize when they are moved.
+
+    Raises UsageError for a value that BitsAndBytesConfig does not know, ModelError where nothing is replaced.
+    """
+    if job.quantize is Quantize.NONE:
+        given = "--prepare-kbit" if job.prepare_kbit else "--quantize-arg" if job.quantize_arg else ""
+        if given:
+            raise UsageError(f"{job.model}: {given} without --quantize; leave it away, or give nf4 or int8")
+        return model
+    try:
+        with quiet():
+            import_library("bitsandbytes", extra="bitsandbytes")
+            import_library("transformers", extra="hf")
+            _replace_linears(model, job)
+    except (PlannerError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a library may raise anything
+        problem = f"{job.model}: --quantize {job.quantize} fails: {first_line_of(error)}"
+        raise ModelError(f"{problem}; check --quantize-arg, or see the traceback with --debug") from error
+    return model
+
+
+def _replace_linears(model: nn.Module, job: Job) -> None:
+    from transformers.integrations.bitsandbytes import replace_with_bnb_linear
+
+    config = _configure(job)
+    before = dict(model.named_modules())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        replace_with_bnb_linear(model, _kept(model, config), config)
+    for name, module in model.named_modules():
+        old = before.get(name)
+        if old is module or not isinstance(old, nn.Module):
+            continue
+        weight: Any = old.weight
+        data = weight.data.t() if type(old).__name__ == "Conv1D" else weight.data
+        made: Any = module.weight
+        module.weight = type(made)(data, requires_grad=False, **vars(made))
+        if old.bias is not None:
+            module.bias = old.bias
+    if not any(True for _ in quantized_modules(model)):
+        raise ModelError(f"{job.model}: --quantize {job.quantize}: it has no linear layer; leave it away")
+    is_4bit = job.quantize is not Quantize.INT8
+    for one in (model, *(child for child in model.modules() if hasattr(child, "all_tied_weights_keys"))):
+        vars(one)["is_loaded_in_4bit"], vars(one)["is_loaded_in_8bit"] = is_4bit, not is_4bit
+    vars(model)["is_quantized"] = True
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+
+
+def _configure(job: Job) -> Any:
+    from transformers import BitsAndBytesConfig
+
+    given = dict(parse_model_arg(text, "--quantize-arg") for text in job.quantize_arg)
+    known = [name for name in vars(BitsAndBytesConfig()) if not name.startswith("_")]
+    known = [*known, "bnb_4bit_compute_dtype", "bnb_4bit_quant_storage", "llm_int8_threshold"]
+    for name in given:
+        if name not in known or name in ("bnb_4bit_quant_type", "load_in_4bit", "load_in_8bit"):
+            near = nearest(name, known)
+            hint = f"; the nearest: {near}" if near else ""
+            raise UsageError(f"--quantize-arg {name}: BitsAndBytesConfig has no such value here{hint}")
+    given = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+    if job.quantize is Quantize.INT8:
+        return BitsAndBytesConfig(load_in_8bit=True, **given)
+    given.setdefault("bnb_4bit_compute_dtype", _COMPUTED.get(job.precision, "float32"))
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=str(job.quantize), **given)
+
+
+def _kept(model: nn.Module, config: Any) -> list[str]:
+    """Return the modules that stay as they are, as transformers' quantizers choose them."""
+    from transformers.quantizers.base import HfQuantizer
+
+    if hasattr(model, "all_tied_weights_keys"):
+        in_float32: Any = getattr(model, "_keep_in_fp32_modules", None)
+        kept: list[str] = HfQuantizer.get_modules_to_not_convert(
+            model, config.llm_int8_skip_modules, in_float32
+        )
+        return kept
+    if config.llm_int8_skip_modules is not None:
+        return list(config.llm_int8_skip_modules)
+    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    return linears[-1:]  # the output layer
+
+
+def quantized_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules whose weight is one of bitsandbytes, with their names."""
+    for name, module in model.named_modules():
+        if type(module._parameters.get("weight")).__name__ in _CLASSES:
+            yield name, module
+
+
+def quantize_on_meta(model: nn.Module) -> dict[int, list[Tensor]]:
+    """Quantize the weights of a model on meta, as moving it to the GPU does.
+
+    Returns the tensors that each quantized module allocates, in their order, by its identity.
+    """
+    modules = [module for _, module in quantized_modules(model) if not _is_quantized(module.weight)]
+    if not modules:
+        return {}
+    functional: ModuleType = import_library("bitsandbytes.functional", extra="bitsandbytes")
+    tables = {"dynamic": torch.empty(256, device="meta")}  # one for all weights, made with the first
+    allocated = {}
+    with mock.patch.dict(functional.name2qmap, tables, clear=True), torch.no_grad():
+        for module in modules:
+            weight: Any = module.weight
+            allocated[id(module)] = _quantize(weight, tables["dynamic"])
+    return allocated
+
+
+def _is_quantized(weight: Any) -> bool:
+    if type(weight).__name__ == "Int8Params":
+        return bool(weight.has_fp16_weights or weight.dtype is torch.int8)
+    return bool(weight.bnb_quantized)
+
+
+def _quantize(weight: Any, table: Tensor) -> list[Tensor]:
+    half = torch.float16 if type(weight).__name__ == "Int8Params" else weight.dtype
+    copied = torch.empty(weight.shape, dtype=half, device="meta")
+    weight._quantize("meta")
+    if type(weight).__name__ == "Int8Params":
+        return [copied, weight.SCB, weight.CB]
+    state = weight.quant_state
+    code = [state.code, torch.empty_like(state.code), torch.empty(1, device="meta")]  # scaled by its maximum
+    if not state.nested:
+        return [copied, state.absmax, weight.data, *code]
+    absmax = torch.empty(state.absmax.shape, dtype=torch.float32, device="meta")
+    return [
+        *(copied, absmax, weight.data, *code, state.offset, absmax.clone(), table),
+        *(state.state2.absmax, state.absmax, state.state2.code),
+    ]
+
+
+def adapters_as_made(model: nn.Module) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    """Yield the adapters of quantized layers with what they are at first, in the order of their making.
+
+    peft moves each to the GPU in the type in which the layer computes, and casts all of them afterwards
+    (`_move_adapter_to_device_of_base_layer`, peft/tuners/tuners_utils.py).
+    """
+    for module in model.modules():
+        dtype = getattr(getattr(module, "base_layer", None), "compute_dtype", None)
+        for parameter in module.parameters() if dtype is not None else ():
+            if parameter.requires_grad and parameter.dtype is not dtype:
+                yield parameter, torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+
+
+def prepare_for_kbit_training(model: nn.Module) -> None:
+    """Do with a model on a GPU as `--prepare-kbit` plans."""
+    cast_to_float32(model)
+    torch.cuda.empty_cache()
+
+
+def cast_to_float32(model: nn.Module) -> None:
+    """Cast the frozen weights that are not quantized to float32, as `prepare_model_for_kbit_training`."""
+    for parameter in model.parameters():
+        is_half = parameter.dtype in (torch.float16, torch.bfloat16)
+        if is_half and not parameter.requires_grad and type(parameter).__name__ not in _CLASSES:
+            parameter.data = parameter.data.to(torch.float32)
+
+
+def notes_on_quantized(job: Job) -> tuple[str, ...]:
+    """Return what a plan with quantized weights leaves out."""
+    if job.quantize is Quantize.NONE:
+        return ()
+    notes = [
+        "weights are quantized one after another as the model is moved to the GPU; loading checkpoints in "
+        "another way may need more meanwhile"
+    ]
+    if job.quantize is Quantize.INT8:
+        notes.append("no activation is taken for an outlier of LLM.int8(), whose columns are kept in 16 bits")
+    return tuple(notes)

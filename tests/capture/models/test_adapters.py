@@ -1,0 +1,141 @@
+"""Adapters of peft and weights of bitsandbytes: what is trained, what is held, and what is refused."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from planner.capture.session import record
+from planner.errors import ModelError, UsageError
+from planner.jobs import Job, parse_model_arg, parse_tensor_spec, resolve_job
+from planner.planning.programs import complete_from_library
+from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Trace
+from tests.helpers.models import AMPERE
+
+BATCH = 2
+WIDTH, INNER, LAYERS, WORDS = 64, 128, 2, 256
+LLAMA = (
+    f"hidden_size={WIDTH}",
+    f"intermediate_size={INNER}",
+    f"num_hidden_layers={LAYERS}",
+    "num_attention_heads=4",
+    "num_key_value_heads=4",
+    f"vocab_size={WORDS}",
+)
+LINEARS = LAYERS * (4 * WIDTH * WIDTH + 3 * WIDTH * INNER)  # elements
+OTHERS = 2 * WORDS * WIDTH + (2 * LAYERS + 1) * WIDTH  # embeddings, output layer and norms
+
+
+def job_with(*args: str, **options: Any) -> Job:
+    """The job of a small Llama."""
+    given = [parse_model_arg(text) for text in (*LLAMA, *args)]
+    options = {"precision": "bf16", "optimizer": "adamw", **options}
+    inputs = [parse_tensor_spec("16:int64")]
+    job = resolve_job("hf:LlamaForCausalLM", {}, model_args=given, inputs=inputs, **options)
+    return complete_from_library(job)
+
+
+def trace_of(job: Job, batch: int) -> Trace:
+    """The trace of a job."""
+    return record(job, batch, AMPERE)
+
+
+def held_bytes(trace: Trace) -> Counter[Category]:
+    """Bytes by category at the end of the last step."""
+    alive: dict[int, Alloc] = {}
+    for event in trace.events:
+        match event:
+            case Alloc():
+                alive[event.block] = event
+            case Free():
+                del alive[event.block]
+            case PhaseStart(phase=Phase.END):
+                break
+    held: Counter[Category] = Counter()
+    for block in alive.values():
+        held[block.category] += block.size_bytes
+    return held
+
+
+def test_lora_trains_its_matrices_alone() -> None:
+    """Two matrices of rank 8 in float32 beside each projection, with their gradients and two moments."""
+    adapters = LAYERS * 2 * 2 * 8 * WIDTH * 4
+    held = held_bytes(trace_of(job_with(peft="lora", peft_arg=["target_modules=q_proj,v_proj"]), BATCH))
+    assert held[Category.PARAMETER] - (LINEARS + OTHERS) * 2 - adapters in range(4096)  # tables of positions
+    assert (held[Category.GRADIENT], held[Category.OPTIMIZER]) == (adapters, 2 * adapters)
+
+
+def test_dora_adds_a_magnitude_for_each_row() -> None:
+    """A vector as long as the projection has rows."""
+    arguments = ["r=4", "target_modules=[q_proj, down_proj]"]
+    lora, dora = (held_bytes(trace_of(job_with(peft=m, peft_arg=arguments), BATCH)) for m in ("lora", "dora"))
+    assert dora[Category.GRADIENT] - lora[Category.GRADIENT] == LAYERS * 2 * WIDTH * 4
+
+
+def test_adapters_have_the_type_that_peft_is_told() -> None:
+    """Half the bytes without `autocast_adapter_dtype`."""
+    arguments = ["target_modules=q_proj", "autocast_adapter_dtype=false"]
+    held = held_bytes(trace_of(job_with(peft="lora", peft_arg=arguments), BATCH))
+    assert held[Category.GRADIENT] == LAYERS * 2 * 8 * WIDTH * 2
+
+
+@pytest.mark.parametrize(("arguments", "statistics"), [([], 4), (["bnb_4bit_use_double_quant=true"], 1)])
+def test_four_bits_and_statistics_are_held_for_each_weight(arguments: list[str], statistics: int) -> None:
+    """Half a byte an element and a number for each 64; embeddings, output layer and norms stay."""
+    held = held_bytes(trace_of(job_with(quantize="nf4", quantize_arg=arguments, mode="infer"), BATCH))
+    expected = LINEARS // 2 + statistics * LINEARS // 64 + OTHERS * 2
+    small = held[Category.PARAMETER] - expected
+    assert 0 <= small <= LAYERS * 7 * (1024 + 64 + 4 + 4 * 2) + 4096  # code tables and their statistics
+
+
+def test_eight_bits_are_held_for_each_weight() -> None:
+    """A byte an element and a float for each row."""
+    held = held_bytes(trace_of(job_with(quantize="int8", mode="infer"), BATCH))
+    rows = LAYERS * 4 * (5 * WIDTH + 2 * INNER)
+    assert held[Category.PARAMETER] - (LINEARS + rows + OTHERS * 2) in range(4096)
+
+
+def test_preparation_casts_the_rest_to_float32() -> None:
+    """`prepare_model_for_kbit_training` doubles what is not quantized."""
+    plain, prepared = (
+        held_bytes(trace_of(job_with(quantize="nf4", prepare_kbit=is_prepared, mode="infer"), BATCH))
+        for is_prepared in (False, True)
+    )
+    assert prepared[Category.PARAMETER] - plain[Category.PARAMETER] == OTHERS * 2
+
+
+def test_each_weight_is_on_the_gpu_before_it_is_quantized() -> None:
+    """A copy in the model's type is allocated and freed while the model is moved."""
+    trace = trace_of(job_with(quantize="nf4", mode="infer"), BATCH)
+    freed = {event.block for event in trace.events if isinstance(event, Free)}
+    sizes = [
+        event.size_bytes
+        for event in trace.events
+        if isinstance(event, Alloc) and trace.sites[event.site].op == "quantize" and event.block in freed
+    ]
+    assert sum(sizes) == LINEARS * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"peft": "lorra"}, "the nearest: .*lora"),
+        ({"peft": "lora", "peft_arg": ["rank=8"]}, "--peft-arg rank: LoraConfig has no such value"),
+        ({"peft_arg": ["r=8"]}, "--peft-arg without --peft"),
+        ({"quantize_arg": ["llm_int8_threshold=0"]}, "--quantize-arg without --quantize"),
+        ({"quantize": "nf4", "quantize_arg": ["double_quant=true"]}, "bnb_4bit_use_double_quant"),
+        ({"prepare_kbit": True}, "--prepare-kbit without --quantize"),
+        ({"peft": "lora", "peft_arg": ["r"]}, "write KEY=VALUE"),
+    ],
+)
+def test_what_is_unknown_is_refused(options: dict[str, Any], message: str) -> None:
+    """Methods, values and combinations that mean nothing are refused in one line."""
+    with pytest.raises(UsageError, match=message) as refused:
+        trace_of(job_with(**options), BATCH)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_model_that_peft_refuses_is_named() -> None:
+    """Modules that the model lacks are peft's to find."""
+    with pytest.raises(ModelError, match="--peft lora fails: .*no_such.*; check --peft-arg"):
+        trace_of(job_with(peft="lora", peft_arg=["target_modules=no_such"]), BATCH)

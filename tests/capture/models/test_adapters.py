@@ -113,7 +113,7 @@ def test_each_weight_is_on_the_gpu_before_it_is_quantized() -> None:
         for event in trace.events
         if isinstance(event, Alloc) and trace.sites[event.site].op == "quantize" and event.block in freed
     ]
-    assert sum(sizes) == LINEARS * 2
+    assert sum(size for size in sizes if size > 64) == LINEARS * 2  # the rest are code tables
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from planner.capture.loop.runtime import Batch
 from planner.capture.loop.trainable import freeze_parameters
 from planner.capture.loop.training_loop import run_loop, with_few_micro_batches
 from planner.capture.meta_kernels.run import MetaRunner
+from planner.capture.models.accelerate_state import own_accelerate_state
 from planner.capture.models.adapters import attach_adapters
 from planner.capture.models.lazy import initialise_lazy_modules
 from planner.capture.models.libraries import quiet
@@ -111,12 +112,15 @@ class _Session(Struct, frozen=True):
 
     def run(self, batch: int) -> Trace:
         """Capture with batches on the CPU where a step of the user's own moves them, else on the GPU."""
+        starts_anew = self.job.mode is Mode.STEP
         try:
-            return self._run(batch)
+            with own_accelerate_state(starts_anew):
+                return self._run(batch)
         except BatchOnHostError:
             if self.calls is not None:
                 self.calls.clear()
-            trace = replace(self, loads_to_gpu=True)._run(batch)
+            with own_accelerate_state(starts_anew):
+                trace = replace(self, loads_to_gpu=True)._run(batch)
             return replace(trace, notes=(*trace.notes, BATCH_ON_GPU_NOTE))
 
     @preserve_process_state()

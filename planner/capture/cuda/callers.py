@@ -9,8 +9,8 @@ from types import FrameType, ModuleType
 _TORCH = frozenset(("torch", "planner", "functorch", "torchgen"))
 # Libraries that query once and cache the answer beyond the capture.
 _CACHING = _TORCH | {
-    *("accelerate", "bitsandbytes", "deepspeed", "diffusers", "lightning", "lightning_fabric", "monai"),
-    *("peft", "pytorch_lightning", "timm", "torchmetrics", "torchvision", "transformers", "triton"),
+    *("bitsandbytes", "deepspeed", "diffusers", "monai"),
+    *("peft", "timm", "torchmetrics", "torchvision", "transformers", "triton"),
 }
 
 

@@ -219,3 +219,48 @@ def test_optimization_by_hand_is_run_by_lightning(tmp_path: Path) -> None:
     assert bytes_of(trace, Category.OPTIMIZER) == 2 * PARAMETERS
     assert bytes_of(trace, Category.INPUT) == 3 * BATCH * (64 * 4 + 8)
     assert born(trace, "mm")
+
+
+PREPARED = """
+class Training:
+    def __init__(self):
+        {start}
+        net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8))
+        self.net, self.optimizer = {prepare}(net, torch.optim.Adam(net.parameters()))
+
+    def step(self, batch):
+        images, labels = [one.to({device}) for one in batch]
+        assert {device}.type == "cuda"
+        loss = F.cross_entropy(self.net(images), labels)
+        self.optimizer.zero_grad()
+        {backward}(loss)
+        self.optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {
+            "start": "from accelerate import Accelerator; self.accelerator = Accelerator()",
+            "prepare": "self.accelerator.prepare",
+            "backward": "self.accelerator.backward",
+            "device": "self.accelerator.device",
+        },
+        {
+            "start": "from lightning.fabric import Fabric; self.fabric = Fabric(accelerator='cuda')",
+            "prepare": "self.fabric.setup",
+            "backward": "self.fabric.backward",
+            "device": "self.fabric.device",
+        },
+    ],
+    ids=["accelerate", "fabric"],
+)
+def test_libraries_of_loops_find_the_planned_gpu(tmp_path: Path, words: dict[str, str]) -> None:
+    """A step on accelerate or Fabric takes what the plain one does, and leaves no state of a GPU behind."""
+    trace = trace_code(tmp_path, PREPARED.format(**words), "Training")
+    assert bytes_of(trace, Category.OPTIMIZER) == 2 * PARAMETERS
+    assert bytes_of(trace, Category.INPUT) == 3 * BATCH * (64 * 4 + 8)
+    from accelerate.state import PartialState
+
+    assert PartialState._shared_state == {}

@@ -1,0 +1,33 @@
+"""Keep the shared state of accelerate apart: an `Accelerator` of a captured step has the planned GPU."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_CLASSES = ("PartialState", "AcceleratorState", "GradientState")  # accelerate/state.py
+
+
+@contextmanager
+def own_accelerate_state(starts_anew: bool) -> Iterator[None]:
+    """Restore the state that accelerate shares among its objects; a capture that `starts_anew` has none at
+    first, as a new process.
+    """
+    before = [dict(shared) for shared in _shared_states()]
+    if starts_anew:
+        _restore([])
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+def _shared_states() -> list[dict[str, Any]]:
+    module = sys.modules.get("accelerate.state")
+    return [] if module is None else [getattr(module, name)._shared_state for name in _CLASSES]
+
+
+def _restore(before: list[dict[str, Any]]) -> None:
+    for number, shared in enumerate(_shared_states()):  # accelerate may have been imported meanwhile
+        shared.clear()
+        shared.update(before[number] if before else {})

@@ -1,5 +1,6 @@
 """Requests: the options of a caller as a job, its memory limits and the source of its traces."""
 
+import inspect
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +18,15 @@ from planner.hardware import Budget
 from planner.jobs import (
     FIELD_OPTIONS,
     JOB_OPTIONS,
+    CodeKind,
     Job,
     TensorSpec,
     allowed_sources,
     check_count,
     complete_job,
+    defaults_of_code,
     freeze,
+    kind_of_code,
     load_catalogue,
     merge_job,
     parse_model_arg,
@@ -211,9 +215,30 @@ def make_job(
             f"{type(model).__name__}: this module is built already; give the class, or a function that "
             "builds it, such as lambda: Net(10)"
         )
-    base = model if isinstance(model, Job) else Job(getattr(model, "__name__", type(model).__name__))
+    base = model if isinstance(model, Job) else _job_of_factory(model, given)
     job = complete_from_library(complete_job(merge_job(base, given)), stores)
     return job, None, model if callable(model) else None
+
+
+def _job_of_factory(factory: Factory, given: Mapping[str, Any]) -> Job:
+    """Return the job of a class or function that makes a model, under the defaults that its source decides.
+
+    Raises UsageError for a function that is a training step: its models exist already.
+    """
+    name = getattr(factory, "__name__", type(factory).__name__)
+    arguments = [key for key, _ in given["model_args"]]
+    try:
+        file = inspect.getsourcefile(factory) if getattr(factory, "__qualname__", "") == name else None
+    except TypeError:  # of a builtin
+        file = None
+    if file is None or given["mode"] is not None:
+        return Job(name)
+    if inspect.isfunction(factory) and kind_of_code(f"{file}:{name}", arguments) is CodeKind.STEP_FUNCTION:
+        raise UsageError(
+            f"{name}: needs arguments; give them with model_arg, or name a training step as "
+            f"{Path(file).name}:{name}, whose models are made anew for a plan"
+        )
+    return Job(name, **defaults_of_code(f"{file}:{name}", arguments))
 
 
 def _job_options(options: Options) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from .job import (
     STORED as STORED, TensorSpec as TensorSpec, ZeroGrad as ZeroGrad,
 )
 from .nested import batch_of_specs as batch_of_specs
+from .own_code import CodeKind as CodeKind, kind_of_code as kind_of_code
 from .options import (
     FIELD_OPTIONS as FIELD_OPTIONS, JOB_OPTIONS as JOB_OPTIONS, JobOption as JobOption,
     OptionKind as OptionKind, copy_options as copy_options, reset_options as reset_options,
@@ -18,7 +19,8 @@ from .parse import (
     parse_tensor_spec as parse_tensor_spec, shown as shown, split_model as split_model,
 )
 from .resolve import (
-    complete_job as complete_job, is_completed_by_library as is_completed_by_library, merge_job as merge_job,
+    complete_job as complete_job, defaults_of_code as defaults_of_code,
+    is_completed_by_library as is_completed_by_library, merge_job as merge_job,
     resolve_job as resolve_job, trains_itself as trains_itself,
 )
 from .yaml_fields import (

@@ -54,7 +54,7 @@ def default_job(model: str, source: str, given: Collection[str] = ()) -> Job:
     """
     job = Job(model=model, source=source)
     if _is_of(job, "file"):
-        job = replace(job, **_defaults_of_code(source or model, given))
+        job = replace(job, **defaults_of_code(split_model(source or model).name, given))
     if _imports_monai(source or model):
         job = replace(job, cublas_workspace_config=MONAI_CUBLAS_CONFIG)
     if _is_of(job, "hf"):
@@ -73,9 +73,9 @@ def default_job(model: str, source: str, given: Collection[str] = ()) -> Job:
     )
 
 
-def _defaults_of_code(name: str, given: Collection[str]) -> dict[str, Any]:
-    """Return the fields of a job that the code of FILE.py:NAME decides."""
-    kind = kind_of_code(split_model(name).name, given)
+def defaults_of_code(name: str, given: Collection[str]) -> dict[str, Any]:
+    """Return the fields of a job that the code of FILE.py:NAME decides, called with the arguments `given`."""
+    kind = kind_of_code(name, given)
     if kind in (CodeKind.STEP, CodeKind.STEP_FUNCTION):
         return {"mode": Mode.STEP}
     if kind is CodeKind.LIGHTNING:  # lightning/pytorch/loops/optimization/automatic.py

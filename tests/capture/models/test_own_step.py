@@ -1,5 +1,6 @@
 """Training steps of the user's own are traced as they run: phases, batches, optimizers and their state."""
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 import planner.errors
 from planner.capture.session import BATCH_ON_GPU_NOTE, record
 from planner.errors import ModelError
-from planner.jobs import Job, parse_tensor_spec, resolve_job
+from planner.jobs import Job, Mode, parse_tensor_spec, resolve_job
 from planner.program.events import Alloc, Category, Phase, PhaseStart, Trace, validate
 from tests.helpers.models import AMPERE, born
 
@@ -264,3 +265,17 @@ def test_libraries_of_loops_find_the_planned_gpu(tmp_path: Path, words: dict[str
     from accelerate.state import PartialState
 
     assert PartialState._shared_state == {}
+
+
+def test_objects_are_told_apart_as_names_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class with a step is planned as its name is; a function that is a step has its models already."""
+    code = f"{HEAD}{STEP}".replace("(device)", "('cuda')")
+    (tmp_path / "objects_of_a_test.py").write_text(f"{code}\n\ndef train_step(images):\n    ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("objects_of_a_test")
+    result = planner.estimate(module.Training, BATCH, input="64", target="scalar:int64")
+    assert result.estimate.job.mode is Mode.STEP
+    with pytest.raises(
+        planner.errors.UsageError, match=r"a training step as objects_of_a_test\.py:train_step"
+    ):
+        planner.estimate(module.train_step, BATCH, input="64")

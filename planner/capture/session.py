@@ -146,7 +146,7 @@ class _Session(Struct, frozen=True):
                 trace = self._capture(job, model, size, values.run, placement)
             return replace(trace, notes=(*trace.notes, *first_read.notes(values)))
 
-        return run_with_reads(batch, run_with_values)
+        return run_with_reads(batch, run_with_values, guesses_numbers=job.mode is Mode.STEP)
 
     def _capture(self, job: Job, model: nn.Module, batch: int, run: Run, placement: Placement) -> Trace:
         initialise_lazy_modules(model, job, batch, run)

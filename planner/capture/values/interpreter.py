@@ -29,6 +29,8 @@ from planner.capture.values.lazy_values import (
     written_arguments,
 )
 from planner.capture.values.reads import (
+    GUESS,
+    GUESSED_BYTES,
     Key,
     LargeReadError,
     ReadPolicy,
@@ -86,7 +88,7 @@ class ValueInterpreter:
         self._policy = ReadPolicy() if policy is None else policy
         self._run_meta = MetaRunner(capability).run
         self._lines: dict[str, None] = {}  # that read
-        self._reused_results = False
+        self._reused_results = self._guessed = False
         self._values: dict[int, StorageValue] = {}  # by identity of the storage
         self._storages: dict[int, weakref.ref[Any]] = {}
         for real, like in known:
@@ -124,6 +126,8 @@ class ValueInterpreter:
                 f"values of large tensors are those at batch {self._policy.results.batch}, counts in "
                 "proportion"
             )
+        if self._guessed:
+            notes.append(f"floating-point numbers of large tensors that are read are taken as {GUESS:.4f}")
         if len(self._lines) > 1:
             lines = [*self._lines]
             more = f" and {len(lines) - MOST_LINES} others" if len(lines) > MOST_LINES else ""
@@ -220,6 +224,8 @@ class ValueInterpreter:
     ) -> Any:
         """Return the result of an operator that fails on meta. Raises `error` where the CPU fails too."""
         func, inputs, results = op.func, op.inputs, self._policy.results
+        if self._policy.guesses_numbers and self._is_large_number(func, args, inputs):
+            return GUESS
         key = (str(func), line_of_caller(is_of_torch))
         leaves = tree_flatten((args, kwargs))[0]
         stays = any(isinstance(leaf, torch.device) and leaf.type == "cpu" for leaf in leaves)
@@ -251,6 +257,17 @@ class ValueInterpreter:
         if written:
             return written[0]
         return out if stays else tree_map(lambda real: self._like(real, is_random), out)
+
+    def _is_large_number(self, func: Any, args: tuple[Any, ...], inputs: list[StorageValue]) -> bool:
+        """Return whether a floating-point number of large random tensors is read, and note the line."""
+        if func is not aten._local_scalar_dense.default or not args[0].dtype.is_floating_point:
+            return False
+        size_bytes, is_random = inspect_pending(inputs)
+        if not is_random or size_bytes <= GUESSED_BYTES:
+            return False
+        self._lines.setdefault(line_of_caller(is_of_torch))
+        self.has_random_reads = self._guessed = True
+        return True
 
     def _scaled(self, func: Any, result: ReadResult, read: Tensor, options: dict[str, Any]) -> Any:
         out = scaled_result(func, result, read)

@@ -28,6 +28,10 @@ _MOST_BYTES = {
 _MOST_BYTES_OF_OTHERS = 2**28  # their results are needed as exact as possible
 _MOST_ELEMENTS = 2**14  # of a copy on the CPU that is stored
 
+# In place of a loss or a norm that a script reads to log it: finite, positive, and below any threshold.
+GUESS = 2.0**-10
+GUESSED_BYTES = 2**20  # of the tensors that a read would compute
+
 Key = tuple[str, str]  # an operator and the line that calls it
 
 
@@ -77,31 +81,35 @@ class ReadPolicy:
     most_bytes: Callable[[Any], float] = lambda func: float("inf")  # of a random tensor that a read computes
     results: ReadLog | None = None  # for reads of larger ones
     log: ReadLog | None = None  # gets the computed results
+    guesses_numbers: bool = False  # of large random tensors: a logged loss gets GUESS
 
 
 Run = TypeVar("Run")
 
 
-def run_with_reads(batch: int, run: Callable[[int, ReadPolicy], Run]) -> Run:
-    """Run a batch size with values; where reads are large, with results of a smaller batch size."""
+def run_with_reads(batch: int, run: Callable[[int, ReadPolicy], Run], guesses_numbers: bool = False) -> Run:
+    """Run a batch size with values; where reads are large, with results of a smaller batch size.
+
+    With `guesses_numbers`, a floating-point number of large random tensors is not computed at all.
+    """
     try:
-        return run(batch, ReadPolicy(_most_bytes))
+        return run(batch, ReadPolicy(_most_bytes, guesses_numbers=guesses_numbers))
     except LargeReadError as error:
         size_bytes = error.size_bytes
     size = _smaller_batch(batch, size_bytes)
     while SMALLEST_BATCH < size < batch:
         log = ReadLog(size, batch)
         try:
-            run(size, ReadPolicy(lambda func: 4 * SMALL_BYTES, log=log))
+            run(size, ReadPolicy(lambda func: 4 * SMALL_BYTES, None, log, guesses_numbers))
         except LargeReadError as error:
             size = _smaller_batch(size, error.size_bytes)
         else:
-            return run(batch, ReadPolicy(_most_bytes, results=log))
+            return run(batch, ReadPolicy(_most_bytes, log, guesses_numbers=guesses_numbers))
     if batch <= SMALLEST_BATCH:
-        return run(batch, ReadPolicy())
+        return run(batch, ReadPolicy(guesses_numbers=guesses_numbers))
     log = ReadLog(SMALLEST_BATCH, batch)
-    run(SMALLEST_BATCH, ReadPolicy(log=log))
-    return run(batch, ReadPolicy(_most_bytes, results=log))
+    run(SMALLEST_BATCH, ReadPolicy(log=log, guesses_numbers=guesses_numbers))
+    return run(batch, ReadPolicy(_most_bytes, log, guesses_numbers=guesses_numbers))
 
 
 def _most_bytes(func: Any) -> float:

@@ -117,6 +117,15 @@ def test_a_batch_that_is_not_moved_is_planned_on_the_gpu(tmp_path: Path) -> None
     assert BATCH_ON_GPU_NOTE in trace.notes
 
 
+def test_a_logged_loss_is_not_computed(tmp_path: Path) -> None:
+    """A number of a batch that no CPU holds is read, as scripts log it: it is finite, positive and small."""
+    code = STEP.replace("loss.backward()\n", "loss.backward()\n        assert 0 < loss.item() < 0.01\n")
+    logged = record(job_of_code(tmp_path, code, "Training"), 2**34, AMPERE)
+    silent = record(job_of_code(tmp_path, STEP, "Training"), 2**34, AMPERE)
+    assert logged.events == silent.events
+    assert any("numbers of large tensors that are read are taken as 0.0010" in note for note in logged.notes)
+
+
 def test_work_on_the_cpu_takes_no_memory(tmp_path: Path) -> None:
     """What is computed of the batch before it is moved, and what is brought back, lies on the CPU."""
     code = STEP.replace(

@@ -33,7 +33,10 @@ _COMPILED_METHODS = ("forward", "training_step", "validation_step", "test_step",
 def loop_of_trainer(trainer: Trainer, module: LightningModule, sample: Any) -> LiveLoop:
     """Return the loop that a trainer runs. Raises UsageError for a setting that is refused."""
     if not module.automatic_optimization:
-        raise UsageError("manual optimization does as it likes; plan its model with planner.max_batch")
+        raise UsageError(
+            "manual optimization is not planned here; name the module's file: planner max-batch --model "
+            "FILE.py:NAME"
+        )
     unplanned = (*notes_of_trainer(trainer), *notes_of_module(module))
     if len(trainer.optimizers) != 1:
         raise UsageError(f"{len(trainer.optimizers)} optimizers are configured; plans are made for one")

@@ -8,6 +8,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -50,6 +51,7 @@ _MEMORY: dict[str, Any] = {
     "memory_stats": {},
     "memory_snapshot": {},
 }
+_OF_STREAMS = "uses a CUDA stream of its own, whose segments of its own are not followed"
 _CACHED = ("is_available", "device_count", "is_initialized")  # by libraries, beyond the trace
 _PLAIN_GENERATOR = torch.Generator
 
@@ -94,7 +96,8 @@ def replacements(capability: Callable[[], tuple[int, int]], remark: Remark) -> I
                 yield holder, name, _for_users(getattr(holder, name), answer, truth)
     for name in ("Stream", "Event", "ExternalStream", "stream", "device", "device_of", "StreamContext"):
         if hasattr(torch.cuda, name):
-            yield torch.cuda, name, _type_for_users(getattr(torch.cuda, name))
+            on_call = partial(remark, _OF_STREAMS) if name in ("Stream", "ExternalStream") else _always(None)
+            yield torch.cuda, name, _type_for_users(getattr(torch.cuda, name), on_call)
     accelerator = _for_users(torch.accelerator.current_accelerator, _always(torch.device("cuda")))
     yield torch.accelerator, "current_accelerator", accelerator
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
@@ -163,15 +166,18 @@ def _for_users(
     return query
 
 
-def _type_for_users(plain: type) -> type:
-    """Return a class that makes a `Stream` for users, and has all instances of `plain`."""
+def _type_for_users(plain: type, on_call: Callable[[], None]) -> type:
+    """Return a class that makes a `Stream` for users, after `on_call`, and has all instances of `plain`."""
 
     class _Type(type):
         def __instancecheck__(cls, instance: object) -> bool:
             return isinstance(instance, (plain, Stream))
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-            return (plain if caches_answers(sys._getframe(1)) else Stream)(*args, **kwargs)
+            if caches_answers(sys._getframe(1)):
+                return plain(*args, **kwargs)
+            on_call()
+            return Stream()
 
     return _Type(plain.__name__, (), {})
 

@@ -152,6 +152,12 @@ def test_a_model_that_empties_the_cache_is_named(tmp_path: Path) -> None:
     assert any("calls torch.cuda.empty_cache, which is not followed" in note for note in trace.notes)
 
 
+def test_a_stream_of_its_own_is_named(tmp_path: Path) -> None:
+    """Its blocks lie in segments of their own, which the answer says."""
+    body = "def more(self, x):\n    with torch.cuda.stream(torch.cuda.Stream()):\n        return x * 2"
+    assert any("uses a CUDA stream of its own" in note for note in trace_file(tmp_path, body).notes)
+
+
 def test_autocast_that_was_made_at_import_counts(tmp_path: Path) -> None:
     """A decorator is made while the file is imported, and works in the forward pass."""
     trace = trace_file(tmp_path, '@torch.autocast("cuda")\ndef more(self, x):\n    return self.fc(x)')

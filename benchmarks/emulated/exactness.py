@@ -25,9 +25,6 @@ SOURCES = {
     "published": "stored answers, some convolutions have none",
     "": "no convolution",
 }
-# Causes that the first difference does not show, by the number of the job.
-EMPTIES_CACHE = "its forward pass calls torch.cuda.empty_cache, which the planner does not follow and names"
-KNOWN = {345: EMPTIES_CACHE, 1009: EMPTIES_CACHE}
 KNOWN_LARGEST = {
     198: "mean and variance of more than 2 GiB of floats are taken in two halves, with a buffer beside them "
     "(ATen/native/cuda/Reduce.cuh), which the planner does not follow",
@@ -130,7 +127,7 @@ def _parted(rows: Sequence[Row]) -> Iterable[str]:
     for row in sorted(rows, key=lambda row: -row.error):
         allocated = row.planned_allocated / row.emulated_allocated - 1
         reserved = row.planned_reserved / row.emulated_reserved - 1
-        where = "; ".join(filter(None, (row.cause, row.place, row.what, KNOWN.get(row.number))))
+        where = "; ".join(filter(None, (row.cause, row.place, row.what)))
         yield f"| {_job(row)} | {allocated:+.3%} | {reserved:+.3%} | {where} |"
 
 

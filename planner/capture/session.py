@@ -162,6 +162,7 @@ class _Session(Struct, frozen=True):
         recorder = Recorder(
             model, self.target, self.provenance, self.calls, run, job.cublas_workspace_config, placement.host
         )
+        placement.on_empty_cache = recorder.record_empty_cache
         freeze_parameters(model, job)
         trace = _record_loop(
             convert_inputs(job), model, batch, recorder, self.path_of, loaded, self.loads_to_gpu

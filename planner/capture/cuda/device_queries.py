@@ -86,10 +86,14 @@ class Stream(AbstractContextManager[Any]):
     wait_stream = wait_event = synchronize = wait = record
 
 
-def replacements(capability: Callable[[], tuple[int, int]], remark: Remark) -> Iterator[Replacement]:
-    """Yield replacements in torch.cuda and torch.accelerator; `remark` is called with doubtful queries."""
+def replacements(
+    capability: Callable[[], tuple[int, int]], remark: Remark, empty_cache: Callable[[], None]
+) -> Iterator[Replacement]:
+    """Yield replacements in torch.cuda and torch.accelerator; `remark` is called with doubtful queries, and
+    `empty_cache` where the cache is emptied.
+    """
     for holder in (torch.cuda, torch.accelerator):
-        answers = _answers(holder.__name__, capability, remark)
+        answers = _answers(holder.__name__, capability, remark, empty_cache)
         for name, answer in answers.items():
             if hasattr(holder, name):
                 truth = caches_answers if name in _CACHED else is_of_torch
@@ -110,7 +114,7 @@ def replacements(capability: Callable[[], tuple[int, int]], remark: Remark) -> I
 
 
 def _answers(
-    module: str, capability: Callable[[], tuple[int, int]], remark: Remark
+    module: str, capability: Callable[[], tuple[int, int]], remark: Remark, empty_cache: Callable[[], None]
 ) -> dict[str, Callable[..., Any]]:
     def of_memory(name: str, value: Any) -> Callable[..., Any]:
         def answer(*_: Any, **__: Any) -> Any:
@@ -129,11 +133,6 @@ def _answers(
 
     def fraction(value: float, *_: Any, **__: Any) -> None:
         remark(f"sets {module}.set_per_process_memory_fraction({value}): use --allocator-cap-mib instead")
-
-    def empty_cache() -> None:
-        remark(
-            f"calls {module}.empty_cache, which is not followed: less memory may stay reserved than planned"
-        )
 
     return {
         "empty_cache": empty_cache,

@@ -41,6 +41,7 @@ class Placement:
     is_running: bool = False  # the loop runs, whose tensors are not noted
     host: HostTensors = field(default_factory=HostTensors)  # on meta in place of the CPU
     has_values: bool = False  # of tensors: a copy on the CPU is a real one
+    on_empty_cache: Callable[[], None] = lambda: None  # of a recorder
     remarks: dict[str, str] = field(default_factory=dict)  # remark -> the first line that causes it
 
     @property
@@ -161,7 +162,9 @@ def _replacements() -> Iterator[Replacement]:
     yield Tensor, "record_stream", lambda tensor, stream: None
     yield torch, "load", _loading(torch.load)
     yield _device.DeviceContext, "__init__", _defaulting(_device.DeviceContext.__init__)
-    yield from device_queries.replacements(lambda: _opened[-1].capability, _remark)
+    yield from device_queries.replacements(
+        lambda: _opened[-1].capability, _remark, lambda: _opened[-1].on_empty_cache()
+    )
 
 
 def _remark(text: str) -> None:

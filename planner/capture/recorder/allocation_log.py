@@ -71,6 +71,17 @@ class AllocationLog:
         del self._alive[block.number]
         self.records.append(Free(block.number, empties_cache))
 
+    def empty_cache(self, since: int) -> bool:
+        """Let the last free, if it comes after `since` records and nothing after it, empty the cache too."""
+        last = len(self.records) - 1
+        while last >= since and isinstance(self.records[last], PhaseStart):
+            last -= 1
+        record = self.records[last] if last >= since else None
+        if not isinstance(record, Free):
+            return False
+        self.records[last] = Free(record.block, empties_cache=True)
+        return True
+
     def expect_inplace_accumulation(self, operand: Block, out: StorageRef) -> None:
         """Note that a sum of gradients was just allocated: it was in place if its operand is freed next."""
         if self.records[-1] is out.block and operand.size_bytes == out.block.size_bytes:

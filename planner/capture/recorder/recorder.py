@@ -95,8 +95,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._provenance.on_tensor(ref.block.number, tensor)
 
     def record_empty_cache(self) -> None:
-        """Record that `torch.cuda.empty_cache()` is called: a least block is freed, and the cache with it."""
-        self._log.free(self._alloc(1, Category.TEMPORARY, "empty_cache"), empties_cache=True)
+        """Record that `torch.cuda.empty_cache()` is called, as the free of the tensor just before, or else of
+        the least block.
+        """
+        if not self._log.empty_cache(since=self._calls[-1].end if self._calls else 0):
+            self._log.free(self._alloc(1, Category.TEMPORARY, "empty_cache"), empties_cache=True)
 
     def set_category(self, tensor: Tensor, category: Category) -> None:
         """Set the category of the block behind a tensor that was recorded before."""

@@ -10,7 +10,7 @@ import planner
 from planner.capture.session import record
 from planner.errors import ModelError
 from planner.jobs import Job, Loss, Mode, parse_tensor_spec, resolve_job
-from planner.program.events import Alloc, Category, Trace, validate
+from planner.program.events import Alloc, Category, Free, Trace, validate
 from tests.helpers.models import AMPERE, born
 
 WIDE = 1024 * 1024 * 4  # bytes of the tensor that most of the models below make
@@ -146,10 +146,13 @@ def test_autocast_of_the_gpu_counts(tmp_path: Path, region: str) -> None:
     assert 8 * 8 * 2 in born(trace, "_to_copy")
 
 
-def test_a_model_that_empties_the_cache_is_named(tmp_path: Path) -> None:
-    """Which segments that releases depends on the run's, so the answer says that it is not followed."""
-    trace = trace_file(tmp_path, "def more(self, x):\n    torch.cuda.empty_cache()\n    return x")
-    assert any("calls torch.cuda.empty_cache, which is not followed" in note for note in trace.notes)
+@pytest.mark.parametrize("before", ["", "torch.ones(1024, 1024, device='cuda'); "])
+def test_a_model_that_empties_the_cache_is_followed(tmp_path: Path, before: str) -> None:
+    """It is emptied once, where the model says so, after the tensor that was freed just before."""
+    trace = trace_file(tmp_path, f"def more(self, x):\n    {before}torch.cuda.empty_cache()\n    return x")
+    (emptied,) = [event for event in trace.events if isinstance(event, Free) and event.empties_cache]
+    (freed,) = [e for e in trace.events if isinstance(e, Alloc) and e.block == emptied.block]
+    assert not before or freed.size_bytes == WIDE
 
 
 def test_a_stream_of_its_own_is_named(tmp_path: Path) -> None:

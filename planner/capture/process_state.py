@@ -87,6 +87,7 @@ def _reapplied_settings() -> tuple[_Setting, ...]:
         (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
         *(_attribute(cudnn, name) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")),
         (lambda: list(sys.path), lambda path: sys.path.__setitem__(slice(None), path)),
+        (lambda: list(sys.argv), lambda words: sys.argv.__setitem__(slice(None), words)),
         (sys.getrecursionlimit, sys.setrecursionlimit),
         (lambda: dict(os.environ), _set_environment),
         (_working_directory, _change_directory),

@@ -5,9 +5,13 @@ quantized one after another, what is not quantized may be cast, and adapters fol
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from math import inf
+from operator import itemgetter
 
 from torch import Tensor, nn
 
+from planner.capture.cuda.devices import put_order
 from planner.capture.cuda.rnn import flatten_weights
 from planner.capture.models.meta_init import tensors_put_on_gpu
 from planner.capture.models.quantized import adapters_as_made, cast_to_float32
@@ -36,17 +40,35 @@ def _record_model(
 ) -> None:
     """Record the tensors of a model as it is moved to the GPU: those of its modules for which `where` holds.
 
-    `loaded` are the tensors that quantized modules allocate meanwhile, by the module's identity.
+    What user code put there while it built the model comes first, in that order. `loaded` are the tensors
+    that quantized modules allocate meanwhile, by the module's identity.
     """
-    for tensor in tensors_put_on_gpu(model):
-        recorder.record_tensor(tensor, Category.PARAMETER, "to", "")
+    moves = [
+        (put_order(one), partial(_record_all, (one,), recorder, "to", ""))
+        for one in tensors_put_on_gpu(model)
+    ]
     for name, module in _in_order_of_apply(model):
-        _record_all(loaded.pop(id(module), ()), recorder, "quantize", name)
-        for held in (*module._parameters.values(), *module._buffers.values()):
-            if held is not None and where(held):
-                recorder.record_tensor(held, Category.PARAMETER, "to", name)
-        for buffer in flatten_weights(module):
-            recorder.record_tensor(buffer, Category.PARAMETER, "flatten_parameters", name)
+        held = [one for one in (*module._parameters.values(), *module._buffers.values()) if one is not None]
+        orders = [put_order(one) for one in held]
+        if id(module) in loaded:
+            moves.append((min(orders, default=inf), partial(_record_loaded, loaded, module, recorder, name)))
+        moves += [
+            (order, partial(_record_all, (one,), recorder, "to", name))
+            for order, one in zip(orders, held, strict=True)
+            if where(one)
+        ]
+        moves.append((max(orders, default=inf), partial(_record_flattened, module, recorder, name)))
+    for _, record in sorted(moves, key=itemgetter(0)):
+        record()
+
+
+def _record_loaded(loaded: dict[int, list[Tensor]], module: nn.Module, recorder: Recorder, name: str) -> None:
+    _record_all(loaded.pop(id(module)), recorder, "quantize", name)
+
+
+def _record_flattened(module: nn.Module, recorder: Recorder, name: str) -> None:
+    for buffer in flatten_weights(module):
+        recorder.record_tensor(buffer, Category.PARAMETER, "flatten_parameters", name)
 
 
 def _record_all(tensors: Iterable[Tensor], recorder: Recorder, op: str, module: str) -> None:

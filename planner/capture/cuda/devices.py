@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count
+from math import inf
 from typing import Any
 from unittest import mock
 
@@ -37,7 +39,9 @@ class Placement:
 
     target: str = META  # of tensors that are not on meta yet
     capability: tuple[int, int] = (8, 0)
-    placed: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)  # while a model is built
+    # Tensors put on the GPU while a model is built, and their numbers in that order.
+    placed: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
+    numbers: Iterator[int] = field(default_factory=count)
     is_running: bool = False  # the loop runs, whose tensors are not noted
     host: HostTensors = field(default_factory=HostTensors)  # on meta in place of the CPU
     has_values: bool = False  # of tensors: a copy on the CPU is a real one
@@ -51,8 +55,8 @@ class Placement:
 
     def put(self, tensor: Any) -> Any:
         """Note a tensor that user code puts on the GPU; returns it."""
-        if isinstance(tensor, Tensor) and not self.is_running:
-            self.placed[tensor] = None
+        if isinstance(tensor, Tensor) and not self.is_running and tensor not in self.placed:
+            self.placed[tensor] = next(self.numbers)
         return tensor
 
 
@@ -108,6 +112,14 @@ def devices_shown() -> Iterator[None]:
 def is_put_on_gpu(tensor: Tensor) -> bool:
     """Return whether user code put the tensor on the GPU while the model was built."""
     return bool(_opened) and tensor in _opened[-1].placed
+
+
+def put_order(tensor: Tensor) -> float:
+    """Return the number of a tensor among those that user code put on the GPU while the model was built;
+    infinity for another.
+    """
+    placed = _opened[-1].placed if _opened else {}
+    return float(placed[tensor]) if tensor in placed else inf
 
 
 def _shown(plain: Any, on_gpu: object, on_host: object) -> property:

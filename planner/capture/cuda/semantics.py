@@ -22,6 +22,7 @@ from planner.capture.cuda import (
     encoder,
     optimizers,
     rnn,
+    second_order,
     selections,
     slicing,
 )
@@ -52,7 +53,8 @@ def cuda_semantics(capability: tuple[int, int], version: TorchVersion = NEWEST_T
                 for name, kernel in (autocast.kernels(casts) | autocast_rnn.kernels(casts)).items():
                     library.impl(name, kernel, "AutocastCUDA")  # type: ignore[no-untyped-call]
             indexing = (*assignment.patches(), *slicing.patches(version))
-            patches = (*_device_lists(), *indexing, *autocast.patches(casts.clear))
+            others = (*autocast.patches(casts.clear), *second_order.patches())
+            patches = (*_device_lists(), *indexing, *others)
             for target, replacement in patches:
                 stack.enter_context(mock.patch(target, replacement))
             stack.enter_context(autocast.included())

@@ -10,6 +10,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils import swap_tensors
 from torch.utils.weak import WeakIdKeyDictionary
 
 from planner.capture.cuda.devices import META, Placement, is_put_on_gpu, keep_default_device, planned_device
@@ -66,8 +67,8 @@ def _build(construct: Callable[[], object], strategy: Strategy) -> tuple[object,
             return model, []
         if gpu == META:
             _note_those_on_cpu(model, placement)
-            return model, move_to_meta(model)
-        return model, [*move_to_meta(model), *_move_placed(model, placement)]
+            return model, move_to_meta(model, placement)
+        return model, [*move_to_meta(model, placement), *_move_placed(model, placement)]
 
 
 def _plain_tensors(model: nn.Module) -> Iterator[tuple[Any, Any, Tensor]]:
@@ -100,8 +101,7 @@ def _move_placed(model: nn.Module, placement: Placement) -> list[tuple[Tensor, T
     moved = []
     for holder, key, tensor in _plain_tensors(model):
         if tensor in placement.placed and not tensor.is_meta:
-            holder[key] = placement.put(like_on_meta(tensor))
-            moved.append((tensor, holder[key]))
+            moved.append(_move(holder, key, tensor, placement))
     return moved
 
 
@@ -129,7 +129,7 @@ _everything_on_meta: Strategy = partial(torch.device, "meta")
 _WITH_VALUES: tuple[Strategy, ...] = (parameters_on_meta, nullcontext)
 
 
-def move_to_meta(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
+def move_to_meta(model: nn.Module, placement: Placement) -> list[tuple[Tensor, Tensor]]:
     """Put what is not on meta there; unlike `Module.to`, this keeps shared tensors shared.
 
     Returns each tensor that was elsewhere with its like on meta.
@@ -142,12 +142,34 @@ def move_to_meta(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
             for name, tensor in held.items():
                 if tensor is None or tensor.device.type == "meta":
                     continue
-                if id(tensor) not in likes:
-                    likes[id(tensor)] = like_on_meta(tensor)
-                    if not is_lazy(tensor):
-                        moved.append((tensor, likes[id(tensor)]))
-                held[name] = likes[id(tensor)]
+                if id(tensor) in likes:
+                    held[name] = likes[id(tensor)]
+                elif is_lazy(tensor):
+                    held[name] = likes[id(tensor)] = like_on_meta(tensor)
+                else:
+                    moved.append(_move(held, name, tensor, placement))
+                    likes[id(moved[-1][0])] = moved[-1][1]
     return moved
+
+
+def _move(holder: Any, key: Any, tensor: Tensor, placement: Placement) -> tuple[Tensor, Tensor]:
+    """Put a tensor on meta; returns one with its values, and the one on meta.
+
+    The tensor itself goes there, since optimizers and closures may hold it too. That fails where a graph or a
+    weak reference needs it; then its holder gets another.
+    """
+    number = placement.placed.pop(tensor, None)  # type: ignore[no-untyped-call]
+    like = like_on_meta(tensor)
+    vars(like).update(vars(tensor))
+    pair = like, tensor
+    try:
+        swap_tensors(tensor, like)  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        holder[key] = like
+        pair = tensor, like
+    if number is not None:
+        placement.placed[pair[1]] = number
+    return pair
 
 
 def like_on_meta(tensor: Tensor) -> Tensor:
@@ -155,4 +177,6 @@ def like_on_meta(tensor: Tensor) -> Tensor:
     if is_lazy(tensor):
         return type(tensor)(device="meta", dtype=tensor.dtype)  # type: ignore[call-arg]
     like = torch.empty_like(tensor, device="meta", requires_grad=False)
-    return nn.Parameter(like, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else like
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(like, tensor.requires_grad)
+    return like.requires_grad_(tensor.requires_grad and tensor.is_leaf)

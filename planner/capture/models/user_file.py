@@ -82,7 +82,8 @@ def open_file(name: str, what: str) -> tuple[Any, Callable[..., object]]:
 def _run_file(path: Path) -> tuple[ModuleType, Callable[[], None]]:
     """Import a file under a module name of its own, with its folder importable as if it were run.
 
-    The process state is restored; also returns a function that makes the changes of the file to it again.
+    Its command line has no arguments. The process state is restored; also returns a function that makes the
+    changes of the file to it again.
     """
     name = f"_planner_{path.stem}_{sha256(os.fsencode(path)).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -92,6 +93,7 @@ def _run_file(path: Path) -> tuple[ModuleType, Callable[[], None]]:
     sys.modules[name] = module  # dataclasses and pickle look a class's module up there
     try:
         with preserve_process_state() as note_changes:
+            sys.argv[:] = [str(path)]  # some files parse it at their top
             with planned_device(), _importing_beside(path):
                 spec.loader.exec_module(module)
             return module, note_changes()

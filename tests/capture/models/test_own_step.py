@@ -1,6 +1,7 @@
 """Training steps of the user's own are traced as they run: phases, batches, optimizers and their state."""
 
 import importlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -288,3 +289,59 @@ def test_objects_are_told_apart_as_names_are(tmp_path: Path, monkeypatch: pytest
         planner.errors.UsageError, match=r"a training step as objects_of_a_test\.py:train_step"
     ):
         planner.estimate(module.train_step, BATCH, input="64")
+
+
+def test_a_file_may_parse_its_arguments_at_its_top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file's command line has no arguments, whatever that of the process has."""
+    code = f"""
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float, default=0.1)
+lr = parser.parse_args().lr
+{GLOBALS}
+"""
+    monkeypatch.setattr(sys, "argv", ["planner", "estimate", "--batch", "32"])
+    assert bytes_of(trace_code(tmp_path, code, "train_step"), Category.PARAMETER) == PARAMETERS
+    assert sys.argv == ["planner", "estimate", "--batch", "32"]
+
+
+def test_a_tensor_that_an_optimizer_holds_is_trained(tmp_path: Path) -> None:
+    """A tensor on the GPU without a module has gradients and state, also where the constructor reads it."""
+    code = """
+class Temperature:
+    def __init__(self):
+        self.net = net()
+        self.log_alpha = torch.zeros(1, requires_grad=True, device=device)
+        self.alpha = self.log_alpha.exp().item()
+        self.optimizer = torch.optim.SGD([self.log_alpha], lr=0.1, momentum=0.9)
+
+    def step(self, x):
+        loss = (self.log_alpha.exp() * self.net(x.to(device)).detach()).sum()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.alpha = self.log_alpha.exp().item()
+"""
+    trace = trace_code(tmp_path, code, "Temperature", "64")
+    assert bytes_of(trace, Category.PARAMETER) == PARAMETERS + 4
+    assert bytes_of(trace, Category.GRADIENT) == 3 * 4
+    assert bytes_of(trace, Category.OPTIMIZER) == 4
+
+
+@pytest.mark.parametrize("reads", ["", "; float(self.zebra.weight.sum())"])
+def test_parameters_come_in_the_order_in_which_the_code_moves_them(tmp_path: Path, reads: str) -> None:
+    """Neither the names of modules nor their order in the step decide it; nor that values are read."""
+    code = f"""
+class Two:
+    def __init__(self):
+        self.aardvark = nn.Linear(64, 8, bias=False)
+        self.zebra = nn.Linear(64, 16, bias=False).to(device)
+        self.aardvark.to(device){reads}
+
+    def step(self, x):
+        x = x.to(device)
+        (self.aardvark(x).sum() + self.zebra(x).sum()).backward()
+"""
+    trace = trace_code(tmp_path, code, "Two", "64")
+    sizes = [e.size_bytes for e in trace.events if isinstance(e, Alloc) and e.category is Category.PARAMETER]
+    assert sizes == [64 * 16 * 4, 64 * 8 * 4]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from planner.capture.cuda.devices import Placement
 from planner.capture.models.meta_init import construct_on_meta, move_to_meta, parameters_on_meta
 from planner.capture.models.registry import FINDERS, build_model, complete_by_library
 from planner.capture.session import record
@@ -334,7 +335,7 @@ def test_shared_parameters_stay_shared() -> None:
     with parameters_on_meta():
         redirected = Tied()
     moved = Tied()
-    move_to_meta(moved)
+    move_to_meta(moved, Placement())
     assert redirected.one.weight is redirected.two.weight
     assert moved.one.weight is moved.two.weight
 

@@ -1,0 +1,70 @@
+"""Number the nodes of second-order graphs as on CUDA, where they decide the order of the next backward pass.
+
+Autograd's engine runs what is ready with the highest number first, and each thread counts for itself
+(ATen/SequenceNumber.cpp). A backward pass with `create_graph` makes its nodes on the engine's thread of the
+GPU, whose numbers are low. On meta it makes them on the caller's thread, after all others.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch import Tensor
+from torch._C._autograd import _get_sequence_nr
+from torch.autograd import graph
+
+_OF_LEAVES = 2**63  # AccumulateGrad has the highest number (torch/csrc/autograd/function.h)
+
+
+def patches() -> Iterator[tuple[str, object]]:
+    """Yield torch's function that runs the engine, and its replacement."""
+    yield "torch.autograd._engine_run_backward", _renumbering(graph._engine_run_backward)
+
+
+def _renumbering(plain: Callable[..., Any]) -> Callable[..., Any]:
+    first = _get_sequence_nr()
+    count = 0  # of the nodes that the engine's thread has made
+
+    def run(
+        outputs: Any, gradients: Any, retain_graph: bool, create_graph: bool, *args: Any, **kw: Any
+    ) -> Any:
+        nonlocal count
+        before = _get_sequence_nr()
+        results = plain(outputs, gradients, retain_graph, create_graph, *args, **kw)
+        if create_graph:
+            made = [one for one in results or () if isinstance(one, Tensor)] or _gradients_of_leaves(outputs)
+            # The caller's numbers went on by as many as the engine's thread has made.
+            for node in _nodes_since(made, before):
+                node._set_sequence_nr(first + 2 * count + node._sequence_nr() - before)
+            count += _get_sequence_nr() - before
+        return results
+
+    return run
+
+
+def _nodes_since(tensors: Iterable[Tensor], first: int) -> list[Any]:
+    """Return the nodes behind tensors that have this number or a higher one."""
+    waiting = [one.grad_fn for one in tensors]
+    found: dict[Any, None] = {}
+    while waiting:
+        node: Any = waiting.pop()
+        if node is not None and node not in found and first <= node._sequence_nr() < _OF_LEAVES:
+            found[node] = None
+            waiting += [inner for inner, _ in node.next_functions]
+    return [*found]
+
+
+def _gradients_of_leaves(outputs: Iterable[Tensor]) -> list[Tensor]:
+    """Return the gradients of the leaves behind a backward pass's outputs."""
+    waiting: list[Any] = [one.grad_fn for one in outputs]
+    seen: set[Any] = set()
+    gradients = []
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, Tensor) and leaf.grad is not None:
+            gradients.append(leaf.grad)
+        waiting += [inner for inner, _ in node.next_functions]
+    return gradients

@@ -25,6 +25,7 @@ from planner.capture.cuda import device_queries
 from planner.capture.cuda.callers import is_of_torch, line_of_caller
 from planner.capture.cuda.host_tensors import HostTensors, Side
 from planner.capture.cuda.names import Names, Replacement
+from planner.capture.cuda.triton_kernels import launches_skipped, triton_importable
 
 META = "meta"
 _LIKE = ("empty", "full", "ones", "rand", "randint", "randn", "zeros")
@@ -83,9 +84,12 @@ def planned_device(
     names = Names(_replacements()) if outer is None else None
     _opened.append(placement)
     try:
-        if names is not None:
+        if names is None:
+            yield placement
+        else:
             names.replace()
-        yield placement
+            with triton_importable():
+                yield placement
     finally:
         if names is not None:
             names.restore()
@@ -103,7 +107,7 @@ def devices_shown() -> Iterator[None]:
     }
     _opened.append(replace(_opened[-1], is_running=True))
     try:
-        with mock.patch.multiple(Tensor, **shown):
+        with mock.patch.multiple(Tensor, **shown), launches_skipped():
             yield
     finally:
         _opened.pop()

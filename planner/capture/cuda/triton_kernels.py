@@ -1,0 +1,159 @@
+"""Launches of Triton's kernels, which do nothing in a capture: they allocate no memory.
+
+The Python code around a kernel makes its outputs and temporaries, and runs as it is. Where Triton is not
+installed, its modules are replaced while user code is imported and runs, so that libraries of kernels import.
+torch and libraries that ask whether Triton is there see that it is not.
+"""
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+_NAME = "triton"
+_ASKS = ("torch", "torchvision", "transformers", "accelerate", "peft", "bitsandbytes", "diffusers", "timm")
+_RUNNERS = (("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", "Autotuner"))
+
+
+class _Kernel:
+    """A function that Triton would compile; `kernel[grid](...)` launches nothing."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.fn = self.__wrapped__ = function
+        self.__name__ = getattr(function, "__name__", "kernel")
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Return nothing, as a device function called by no kernel."""
+
+
+class _Name:
+    """A name of Triton that only kernels use: types, functions, decorators of values."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return args[0] if args else self
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Name()
+
+    def __getitem__(self, item: object) -> Any:
+        return self
+
+    def __or__(self, other: object) -> Any:
+        return self
+
+    __ror__ = __or__
+
+
+class _Constant(_Name):
+    """A constant of kernels, `tl.constexpr`."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self.value == getattr(other, "value", other))
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+
+class _Module(ModuleType):
+    """A module of Triton."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Constant if name == "constexpr" else _Name()
+
+
+def _jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+    return _Kernel if function is None else _Kernel(function)
+
+
+def _passing(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+    """Return a decorator that changes nothing, in place of one that tunes."""
+    return lambda kernel: kernel
+
+
+def _next_power_of_2(number: int) -> int:
+    return 1 << (number - 1).bit_length() if number > 1 else 1
+
+
+_HOST = {  # what is called beside kernels
+    "__version__": "3.7.0",
+    "jit": _jit,
+    "autotune": _passing,
+    "heuristics": _passing,
+    "cdiv": lambda number, divisor: -(-number // divisor),
+    "next_power_of_2": _next_power_of_2,
+}
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds modules of Triton for all but those that only ask whether it is there."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname.partition(".")[0] != _NAME or _asks():
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return _Module(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__name__ == _NAME:
+            vars(module).update(_HOST)
+
+
+def _asks() -> bool:
+    """Return whether the import comes from a library that has another way without Triton."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "").partition(".")[0]
+        if name not in ("importlib", __name__.partition(".")[0]):
+            return name in _ASKS
+        frame = frame.f_back
+    return False
+
+
+@contextmanager
+def triton_importable() -> Iterator[None]:
+    """Let user code import Triton while open, where it is not installed."""
+    if _NAME in sys.modules or importlib.util.find_spec(_NAME) is not None:
+        yield
+        return
+    from torch.utils._triton import has_triton_package
+
+    has_triton_package()  # which remembers that there is none
+    finder = _Finder()
+    sys.meta_path.append(finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [name for name, module in sys.modules.items() if isinstance(module, _Module)]:
+            del sys.modules[name]
+
+
+@contextmanager
+def launches_skipped() -> Iterator[None]:
+    """Launch no kernel of an installed Triton while open."""
+    with ExitStack() as stack:
+        for name, kind in _RUNNERS:
+            module = sys.modules.get(name)
+            if module is not None and not isinstance(module, _Module):
+                runner = getattr(module, kind)
+                stack.enter_context(mock.patch.object(runner, "run", lambda *args, **kwargs: None))
+        yield

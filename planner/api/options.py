@@ -50,6 +50,7 @@ class JobOptions(TypedDict, total=False):
     quantize: str | None
     quantize_arg: str | Sequence[str] | None
     prepare_kbit: bool | None
+    liger: bool | None
 
 
 class Options(JobOptions, total=False):

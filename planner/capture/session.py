@@ -26,6 +26,7 @@ from planner.capture.models.accelerate_state import own_accelerate_state
 from planner.capture.models.adapters import attach_adapters
 from planner.capture.models.lazy import initialise_lazy_modules
 from planner.capture.models.libraries import quiet
+from planner.capture.models.liger import liger_kernels
 from planner.capture.models.live_optimizer import make_optimizer
 from planner.capture.models.own_step import StepModule
 from planner.capture.models.quantized import notes_on_quantized, quantize_linears, quantize_on_meta
@@ -150,8 +151,9 @@ class _Session(Struct, frozen=True):
 
     def _capture(self, job: Job, model: nn.Module, batch: int, run: Run, placement: Placement) -> Trace:
         initialise_lazy_modules(model, job, batch, run)
-        if isinstance(model, StepModule) and (job.peft or job.quantize is not Quantize.NONE):
-            given = "--peft" if job.peft else "--quantize"
+        tuned = {"--peft": job.peft, "--quantize": job.quantize is not Quantize.NONE, "--liger": job.liger}
+        given = next((option for option, is_given in tuned.items() if is_given), "")
+        if isinstance(model, StepModule) and given:
             raise UsageError(
                 f"{job.model}: {given} changes no model of a step of your own; do it in the file"
             )
@@ -164,9 +166,10 @@ class _Session(Struct, frozen=True):
         )
         placement.on_empty_cache = recorder.record_empty_cache
         freeze_parameters(model, job)
-        trace = _record_loop(
-            convert_inputs(job), model, batch, recorder, self.path_of, loaded, self.loads_to_gpu
-        )
+        with liger_kernels(model, job):
+            trace = _record_loop(
+                convert_inputs(job), model, batch, recorder, self.path_of, loaded, self.loads_to_gpu
+            )
         return replace(trace, notes=(*trace.notes, *placement.notes))
 
 

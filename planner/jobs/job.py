@@ -149,6 +149,7 @@ class Job(Struct, frozen=True):
     quantize: Quantize = Quantize.NONE
     quantize_arg: tuple[str, ...] = ()  # KEY=VALUE of transformers' BitsAndBytesConfig
     prepare_kbit: bool = False  # peft's `prepare_model_for_kbit_training`
+    liger: bool = False  # Liger's kernels, as transformers' `use_liger_kernel` applies them
 
 
 class CatalogueEntry(Struct, frozen=True):

@@ -226,6 +226,7 @@ JOB_OPTIONS: tuple[JobOption, ...] = (
         "prepare_kbit",
         "Cast what is not quantized to float32, as peft's prepare_model_for_kbit_training does.",
     ),
+    _option("liger", "Apply Liger's kernels, as transformers' use_liger_kernel does."),
 )
 _STRUCTURED = (OptionKind.TENSORS, OptionKind.ARGUMENTS)
 # Options whose name is their field of `Job`; the others are tensors and constructor arguments.

@@ -74,6 +74,7 @@ def _numerics(job: Job) -> list[str]:
         f"CUBLAS_WORKSPACE_CONFIG={job.cublas_workspace_config}": job.cublas_workspace_config,
         f"torch {job.torch}": job.torch,
         f"{job.quantize} weights{_given(job.quantize_arg)}": job.quantize is not Quantize.NONE,
+        "Liger's kernels": job.liger,
         f"{job.peft} adapters{_given(job.peft_arg)}": job.peft,
     }
     return [text for text, is_so in parts.items() if is_so]

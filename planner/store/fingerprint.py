@@ -75,7 +75,8 @@ def fingerprint_of(job: Job) -> Fingerprint | None:
 def _libraries_of_tuning(job: Job) -> tuple[str, ...]:
     """Return the libraries that adapt or quantize the model of any source."""
     adapting = ("peft", "transformers") if job.peft else ()
-    return (*adapting, *(("bitsandbytes", "transformers") if job.quantize is not Quantize.NONE else ()))
+    quantizing = ("bitsandbytes", "transformers") if job.quantize is not Quantize.NONE else ()
+    return (*adapting, *quantizing, *(("liger_kernel",) if job.liger else ()))
 
 
 def trace_relevant_fields(job: Job) -> Job:

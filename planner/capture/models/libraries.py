@@ -33,10 +33,13 @@ def import_library(module: str, extra: str) -> ModuleType:
         ) from error
 
 
+_TALKATIVE = ("transformers", "diffusers", "peft", "bitsandbytes", "liger_kernel")
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence advice of transformers, diffusers, peft and bitsandbytes while open."""
-    loggers = [logging.getLogger(name) for name in ("transformers", "diffusers", "peft", "bitsandbytes")]
+    """Silence advice of libraries of models and kernels while open."""
+    loggers = [logging.getLogger(name) for name in _TALKATIVE]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)

@@ -31,7 +31,9 @@ def main(options: dict[str, Any]) -> None:
         model = adapted(model, **options["peft"])
     model.to("cuda")
     if options.get("liger"):
-        liger(model, options["liger"])
+        from transformers.integrations.liger import apply_liger_kernel
+
+        apply_liger_kernel(model, None)
     if options.get("checkpoint"):
         model.gradient_checkpointing_enable({"use_reentrant": False})
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
@@ -82,10 +84,6 @@ def adapted(model: Any, method: str, **given: Any) -> Any:
 
     config = peft.PEFT_TYPE_TO_CONFIG_MAPPING[peft.PeftType(method.upper())](**given)
     return peft.get_peft_model(model, config)
-
-
-def liger(model: Any, options: dict[str, Any]) -> None:
-    """Patch the model by Liger's kernels."""
 
 
 if __name__ == "__main__":

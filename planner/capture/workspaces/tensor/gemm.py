@@ -22,7 +22,8 @@ from planner.program import LT_BYTES, LtWorkspace, OpKind, Phase, Target, lt_wor
 aten = torch.ops.aten
 
 _BLAS_NAMES = """
-    mm addmm bmm baddbmm addbmm mv addmv dot vdot _native_multi_head_attention _euclidean_dist
+    mm mm.out addmm addmm.out bmm baddbmm addbmm mv addmv dot vdot
+    _native_multi_head_attention _euclidean_dist
 """
 BLAS_OPS = frozenset(map(overload, _BLAS_NAMES.split()))
 
@@ -103,4 +104,8 @@ def _addmm(args: Args, out: Any, target: Target) -> Ops:
     return (*_product(1, args, out, target), *((Hold(LT_BYTES),) if takes_own else ()))
 
 
-RULES: Mapping[str, Rule] = {"mm bmm": partial(_product, 0), "baddbmm": partial(_product, 1), "addmm": _addmm}
+RULES: Mapping[str, Rule] = {
+    "mm bmm mm.out": partial(_product, 0),
+    "baddbmm": partial(_product, 1),
+    "addmm addmm.out": _addmm,
+}

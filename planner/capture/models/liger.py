@@ -1,0 +1,61 @@
+"""Replace layers and the loss of a model of transformers by Liger's kernels (`--liger`).
+
+The model's own modules are patched as `TrainingArguments(use_liger_kernel=True)` does it. Liger also replaces
+functions of transformers' modules, which is undone.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from planner.capture.models.libraries import import_library, quiet
+from planner.capture.process_state import first_line_of
+from planner.errors import ModelError, PlannerError
+from planner.jobs import Job
+
+_PATCHED = ("transformers.models.", "transformers.loss.")
+
+
+@contextmanager
+def liger_kernels(model: nn.Module, job: Job) -> Iterator[None]:
+    """Apply Liger's kernels to the model, and keep those of transformers' functions while open.
+
+    Raises ModelError for a model that Liger does not know.
+    """
+    if not job.liger:
+        yield
+        return
+    with quiet():
+        patches = import_library("liger_kernel.transformers.monkey_patch", extra="liger")
+    inner = _find_model(model, patches.MODEL_TYPE_TO_APPLY_LIGER_FN)
+    if inner is None:
+        raise ModelError(f"{job.model}: Liger has no kernels for it; leave --liger away")
+    before = [(module, dict(vars(module))) for name, module in list(sys.modules.items()) if _is_patched(name)]
+    try:
+        try:
+            patches._apply_liger_kernel_to_instance(model=inner)
+        except (PlannerError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            problem = f"{job.model}: --liger fails: {first_line_of(error)}"
+            raise ModelError(f"{problem}; leave it away, or see the traceback with --debug") from error
+        yield
+    finally:
+        for module, names in before:
+            vars(module).update(names)
+
+
+def _is_patched(name: str) -> bool:
+    """Return whether this is a module of transformers' models or losses."""
+    return name.startswith(_PATCHED) and ("modeling" in name or "loss" in name)
+
+
+def _find_model(model: nn.Module, known: Any) -> nn.Module | None:
+    """Return the outermost module of a type that Liger knows."""
+    for module in model.modules():
+        if getattr(getattr(module, "config", None), "model_type", None) in known:
+            return module
+    return None

@@ -54,8 +54,9 @@ def _is_patched(name: str) -> bool:
 
 
 def _find_model(model: nn.Module, known: Any) -> nn.Module | None:
-    """Return the outermost module of a type that Liger knows."""
+    """Return the outermost model of transformers of a type that Liger knows, also within one of peft."""
+    transformers = import_library("transformers", extra="hf")
     for module in model.modules():
-        if getattr(getattr(module, "config", None), "model_type", None) in known:
+        if isinstance(module, transformers.PreTrainedModel) and module.config.model_type in known:
             return module
     return None

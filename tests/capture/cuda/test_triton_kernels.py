@@ -130,7 +130,9 @@ def test_liger_patches_are_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     patches = SimpleNamespace(
         MODEL_TYPE_TO_APPLY_LIGER_FN={"llama": patch}, _apply_liger_kernel_to_instance=patch
     )
-    monkeypatch.setattr("planner.capture.models.liger.import_library", lambda *_, **__: patches)
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers.monkey_patch", patches)  # type: ignore[arg-type]
+    for package in ("liger_kernel", "liger_kernel.transformers"):
+        monkeypatch.setitem(sys.modules, package, ModuleType(package))
     arguments = (("hidden_size", 16), ("num_hidden_layers", 1), ("num_attention_heads", 2), ("vocab_size", 9))
     inputs = tuple(parse_tensor_spec(f"{name}=4:int64") for name in ("input_ids", "attention_mask", "labels"))
     job = Job("hf:LlamaForCausalLM", arguments, inputs, loss=Loss.OUTPUT, steps=2, liger=True)

@@ -55,8 +55,6 @@ def _is_patched(name: str) -> bool:
 
 def _find_model(model: nn.Module, known: Any) -> nn.Module | None:
     """Return the outermost model of transformers of a type that Liger knows, also within one of peft."""
-    transformers = import_library("transformers", extra="hf")
-    for module in model.modules():
-        if isinstance(module, transformers.PreTrainedModel) and module.config.model_type in known:
-            return module
-    return None
+    kind: Any = import_library("transformers", extra="hf").PreTrainedModel
+    found = (one for one in model.modules() if isinstance(one, kind) and one.config.model_type in known)
+    return next(found, None)

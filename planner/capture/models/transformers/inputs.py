@@ -10,10 +10,20 @@ from typing import Any
 from msgspec.structs import replace
 
 from planner.capture.models.transformers.build import Choice
+from planner.capture.models.transformers.contents import (
+    SEVERAL_IMAGES,
+    image_tokens,
+    is_detector,
+    takes_images_in_text,
+)
 from planner.errors import UsageError
 from planner.jobs import Job, Loss, Mode, TensorSpec, nearest, shown
 
 TEXT_TOKENS = 128
+_DETECTED = (800, 1066)  # COCO's most frequent size, resized as DetrImageProcessor does
+_SQUARE = (640, 640)  # as RTDetrImageProcessor does
+_BESIDE_TEXT = ("blip", "git")  # models that attend from a text to an image beside it
+_OF_SQUARES = ("rt_detr", "d_fine", "deim")
 AUDIO_SAMPLES = 160_000  # 10 s at 16 kHz
 _TEXT, _IMAGE, _SOUND, _SPECTROGRAM = "input_ids", "pixel_values", "input_values", "input_features"
 _MAIN = (_TEXT, _IMAGE, _SPECTROGRAM, _SOUND)
@@ -43,7 +53,8 @@ def complete_inputs(job: Job, choice: Choice) -> Job:
     specs = {name: spec for name, spec in given.items() if job.mode is Mode.TRAIN or name not in _LABELS}
     inputs = _main_inputs(choice, specs) | specs
     inputs |= _mask(choice, inputs)
-    if job.mode is Mode.TRAIN and job.loss is Loss.OUTPUT:
+    inputs |= _prompts(choice, inputs)
+    if job.mode is Mode.TRAIN and job.loss is Loss.OUTPUT and not is_detector(choice.model_class.__name__):
         labels = _labels(choice, inputs)
         inputs |= {name: spec for name, spec in labels.items() if name not in inputs}
         if not labels and "return_loss" not in choice.parameters and not set(inputs) & set(_LABELS):
@@ -71,10 +82,16 @@ def _by_keyword(job: Job, choice: Choice) -> dict[str, TensorSpec]:
 def _mains(choice: Choice) -> list[str]:
     """Return the inputs that the model requires."""
     mains = [name for name in _MAIN if name in choice.parameters]
-    if {_TEXT, _IMAGE} <= set(mains) and "return_loss" in choice.parameters:
+    if {_TEXT, _IMAGE} <= set(mains) and _takes_both(choice):
         return [_TEXT, _IMAGE]
     own = getattr(choice.model_class, "main_input_name", _TEXT)
     return [own] if own in mains else mains[:1]
+
+
+def _takes_both(choice: Choice) -> bool:
+    """Return whether a sample is an image with a text: to compare them, or the image within the text."""
+    is_known = choice.config.model_type in _BESIDE_TEXT or takes_images_in_text(choice.config)
+    return "return_loss" in choice.parameters or is_known
 
 
 def _main_of(choice: Choice, spec: TensorSpec) -> str:
@@ -95,12 +112,26 @@ def _main_inputs(choice: Choice, given: Mapping[str, TensorSpec]) -> dict[str, T
         return {}
     made = {_TEXT: _text, _IMAGE: _image, _SOUND: _sound, _SPECTROGRAM: _spectrogram}
     mains = _mains(choice)
+    if takes_images_in_text(choice.config) and {_TEXT, _IMAGE} <= set(mains):
+        return _image_in_text(choice, given)
     if not mains:
         raise UsageError(
             f"{choice.model_class.__name__}: its inputs are unknown; give them by keyword, such as "
             "--input input_ids=128:int64"
         )
     return {name: made[name](choice) for name in mains}
+
+
+def _image_in_text(choice: Choice, given: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+    """Return an image, and a text with the tokens that stand for it before its own."""
+    image = given.get(_IMAGE) or _image(choice)
+    if choice.config.model_type in SEVERAL_IMAGES and len(image.shape) == 3:
+        image = replace(image, shape=(1, *image.shape))
+    text = given.get(_TEXT) or TensorSpec(((image_tokens(choice.config, image) or 0) + TEXT_TOKENS,), "int64")
+    inputs = {_TEXT: text, _IMAGE: image}
+    if "token_type_ids" in choice.parameters and choice.config.model_type in ("paligemma", "gemma3"):
+        inputs["token_type_ids"] = TensorSpec(text.shape, "int64")  # required for training
+    return inputs
 
 
 def _value(config: Any, *names: str, default: Any = None) -> Any:
@@ -123,7 +154,9 @@ def _text(choice: Choice) -> TensorSpec:
 
 
 def _image(choice: Choice) -> TensorSpec:
-    size = _value(choice.config, "image_size", default=224)
+    is_bare = is_detector(choice.model_class.__name__)  # a convolutional backbone takes any image
+    bare = _SQUARE if choice.config.model_type.startswith(_OF_SQUARES) else _DETECTED
+    size = _value(choice.config, "image_size", default=bare if is_bare else 224)
     height, width = (size[-2], size[-1]) if isinstance(size, list | tuple) else (size, size)
     if isinstance(size, dict):
         height, width = size.get("height", 224), size.get("width", 224)
@@ -144,6 +177,19 @@ def _spectrogram(choice: Choice) -> TensorSpec:
     bins = _value(choice.config, "num_mel_bins", "feature_size", default=80)
     positions = _value(choice.config, "max_source_positions", default=1500)
     return TensorSpec((bins, 2 * positions))
+
+
+def _prompts(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+    """Return what comes with an image: the mask of a padded one, one box to segment."""
+    name, image = choice.model_class.__name__, inputs.get(_IMAGE)
+    if image is None:
+        return {}
+    if is_detector(name) and "pixel_mask" in choice.parameters and "pixel_mask" not in inputs:
+        return {"pixel_mask": TensorSpec(image.shape[-2:], "int64")}
+    prompts = ("input_points", "input_boxes", "input_masks")
+    if "input_boxes" in choice.parameters and not set(prompts) & set(inputs):
+        return {"input_boxes": TensorSpec((1, 4))}
+    return {}
 
 
 def _mask(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:

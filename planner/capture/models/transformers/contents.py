@@ -1,0 +1,96 @@
+"""Inputs of transformers' models that must hold certain values: image tokens in texts, objects in images.
+
+Sizes do not show them: a text with too few image tokens is refused, and a detector compares its boxes with
+lists of labels.
+"""
+
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from planner.jobs import Job, Loss, Mode, TensorSpec
+
+OBJECTS = 8  # per image; COCO has 7.7 in the mean (Lin et al., Microsoft COCO, 2014)
+_TEXT, _IMAGE = "input_ids", "pixel_values"
+_DETECTOR = "ForObjectDetection"
+
+
+def known_contents(model: object, job: Job, batch: int) -> dict[str, Any]:
+    """Return the inputs of a batch whose values matter, by keyword, on the CPU; of others nothing."""
+    config = getattr(model, "config", None)
+    specs = {spec.keyword: spec for spec in job.inputs}
+    contents: dict[str, Any] = {}
+    if config is None or not hasattr(config, "model_type") or _IMAGE not in specs:
+        return contents
+    if _TEXT in specs:
+        tokens, number = image_token(config), image_tokens(config, specs[_IMAGE])
+        if tokens is not None and number is not None:
+            text = torch.zeros((batch, *specs[_TEXT].shape), dtype=getattr(torch, specs[_TEXT].dtype))
+            text[:, :number] = tokens
+            contents[_TEXT] = text
+    if is_detector(type(model).__name__) and job.mode is Mode.TRAIN and job.loss is Loss.OUTPUT:
+        contents["labels"] = [_objects() for _ in range(batch)]
+    return contents
+
+
+def is_detector(name: str) -> bool:
+    """Return whether a class takes a list of labels, a dict for each image."""
+    return name.endswith(_DETECTOR)
+
+
+def _objects() -> dict[str, Tensor]:
+    """Return classes and boxes of one image: centres and sizes in parts of the image."""
+    place = torch.arange(1, OBJECTS + 1) / (OBJECTS + 1)
+    size = (1 + torch.arange(OBJECTS) % 4) / 16
+    return {
+        "class_labels": torch.zeros(OBJECTS, dtype=torch.int64),
+        "boxes": torch.stack((place, place, size, size), 1),
+    }
+
+
+def image_token(config: Any) -> int | None:
+    """Return the number that stands for a part of an image in a text."""
+    for name in ("image_token_id", "image_token_index"):
+        value = getattr(config, name, None)
+        if isinstance(value, int):
+            return value
+    return None
+
+
+def image_tokens(config: Any, image: TensorSpec) -> int | None:
+    """Return how many tokens stand for the images of a sample; None where that is unknown."""
+    count = _TOKENS.get(getattr(config, "model_type", ""))
+    return None if count is None else prod(image.shape[:-3]) * count(config, image)
+
+
+def _patches(config: Any, image: TensorSpec) -> int:
+    patch = config.vision_config.patch_size
+    height, width = (patch, patch) if isinstance(patch, int) else patch
+    return (image.shape[-2] // height) * (image.shape[-1] // width)
+
+
+def _of_llava(config: Any, image: TensorSpec) -> int:
+    whole = getattr(config, "vision_feature_select_strategy", "default") == "full"
+    return _patches(config, image) + whole  # with the class token
+
+
+_TOKENS: Mapping[str, Callable[[Any, TensorSpec], int]] = {
+    "llava": _of_llava,
+    "vipllava": _patches,
+    "paligemma": _patches,
+    "gemma3": lambda config, image: int(config.mm_tokens_per_image),
+    "internvl": lambda config, image: int(_patches(config, image) * config.downsample_ratio**2),
+    "blip-2": lambda config, image: int(config.num_query_tokens),
+    "idefics3": lambda config, image: _patches(config, image) // config.scale_factor**2,
+    "smolvlm": lambda config, image: _patches(config, image) // config.scale_factor**2,
+    "aya_vision": lambda config, image: _patches(config, image) // config.downsample_factor**2,
+}
+SEVERAL_IMAGES = ("idefics3", "smolvlm")  # whose samples hold a list of images
+
+
+def takes_images_in_text(config: Any) -> bool:
+    """Return whether the sizes of image and text of a vision-language model are known here."""
+    return getattr(config, "model_type", "") in _TOKENS

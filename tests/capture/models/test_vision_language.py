@@ -1,0 +1,92 @@
+"""Models of images and texts get both, with the values that they need."""
+
+from typing import Any
+
+import pytest
+
+from planner.capture.models.registry import build_model
+from planner.capture.models.transformers.contents import OBJECTS, known_contents
+from planner.capture.session import record
+from planner.jobs import Job, Loss
+from planner.program.events import Alloc, Trace
+from tests.capture.models.test_transformers import AMPERE, hf_job, inputs_of
+
+SMALL = (
+    *("text_config__hidden_size=32", "text_config__num_hidden_layers=1"),
+    *("text_config__num_attention_heads=2", "text_config__num_key_value_heads=2"),
+    *("text_config__intermediate_size=64", "text_config__vocab_size=100"),
+    *("vision_config__hidden_size=32", "vision_config__num_hidden_layers=2"),
+    *("vision_config__num_attention_heads=2", "vision_config__intermediate_size=64"),
+)
+
+
+def sizes_of(trace: Trace, op: str) -> list[int]:
+    """Sizes of the blocks of an operator."""
+    return [
+        event.size_bytes
+        for event in trace.events
+        if isinstance(event, Alloc) and trace.sites[event.site].op == op
+    ]
+
+
+def llava(*args: str, **options: Any) -> Job:
+    """A small LLaVA."""
+    return hf_job("LlavaForConditionalGeneration", *SMALL, "image_token_index=99", *args, **options)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "tokens"), [("default", 576), ("full", 577)], ids=["patches", "with the class token"]
+)
+def test_a_text_has_room_for_the_image(strategy: str, tokens: int) -> None:
+    """LLaVA's image of 336 pixels is 24 x 24 patches, in front of 128 tokens of text."""
+    job = llava(f"vision_feature_select_strategy={strategy}")
+    length = tokens + 128
+    assert inputs_of(job) == [
+        f"input_ids={length}:int64",
+        "pixel_values=3x336x336",
+        f"attention_mask={length}:int64",
+        f"labels={length}:int64",
+    ]
+
+
+def test_image_tokens_stand_first_in_the_text() -> None:
+    """As many as the image has features, so that the model accepts them."""
+    job = llava(inputs=("pixel_values=3x56x56", "input_ids=20:int64"))
+    text = known_contents(build_model(job), job, 2)["input_ids"]
+    assert (text == 99).sum(1).tolist() == [16, 16]
+    assert text.shape == (2, 20)
+
+
+def test_a_model_without_its_image_says_so() -> None:
+    """Qwen2-VL, whose images are lists of patches, is planned for text, with a note."""
+    job = hf_job("Qwen2VLForConditionalGeneration", "text_config__num_hidden_layers=1")
+    trace = record(job, 2, AMPERE)
+    assert any("sees text alone" in note for note in trace.notes)
+
+
+def test_the_scores_of_clip_grow_with_the_square_of_the_batch() -> None:
+    """Each text is compared with each image: 3 x 3 and 5 x 5 scores of 4 bytes."""
+    args = [f"{part}_config__num_hidden_layers=1" for part in ("text", "vision")]
+    job = hf_job("CLIPModel", *args, inputs=("pixel_values=3x224x224",))
+    for batch in (3, 5):
+        assert 4 * batch**2 in sizes_of(record(job, batch, AMPERE), "aten.mm.default")
+
+
+def test_a_detector_is_trained_with_its_own_loss() -> None:
+    """DETR gets COCO's usual image, its mask and the objects of each image; the distances of all boxes are
+    compared."""
+    job = hf_job("DetrForObjectDetection", "encoder_layers=1", "decoder_layers=1")
+    assert inputs_of(job) == ["pixel_values=3x800x1066", "pixel_mask=800x1066:int64"]
+    assert job.loss is Loss.OUTPUT
+    small = hf_job(
+        "DetrForObjectDetection", "encoder_layers=1", "decoder_layers=1", inputs=("pixel_values=3x64x64",)
+    )
+    trace = record(small, 2, AMPERE)
+    queries = 100
+    assert 4 * (2 * queries) * (2 * OBJECTS) in sizes_of(trace, "aten._cdist_forward.default")
+    assert any(f"each image has {OBJECTS} objects" in note for note in trace.notes)
+
+
+def test_sam_gets_a_box_for_each_image() -> None:
+    """A prompt is what a mask is made for."""
+    assert inputs_of(hf_job("SamModel")) == ["pixel_values=3x1024x1024", "input_boxes=1x4"]

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from torch import Tensor, nn, optim
 
 from planner.capture.compiled import CompiledCalls, watch_compiled
+from planner.capture.cuda.backend_settings import notes_on_settings
 from planner.capture.cuda.devices import Placement, devices_shown, planned_device
 from planner.capture.cuda.host_tensors import Side
 from planner.capture.cuda.semantics import cuda_semantics
@@ -205,6 +206,7 @@ def _record_loop(
                 *compiled.notes(),
                 *lengths,
                 *notes_on_random(),
+                *notes_on_settings(job),
             )
             trace = recorder.finish(batch, notes)
             return replace(trace, growth_sources=growth_sources(trace, recorder))

@@ -155,6 +155,24 @@ def test_a_model_that_empties_the_cache_is_followed(tmp_path: Path, before: str)
     assert not before or freed.size_bytes == WIDE
 
 
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("torch.backends.cudnn.benchmark = True", "planned with --cudnn-benchmark alone"),
+        ("torch.backends.cudnn.deterministic = True", "cudnn.deterministic is set"),
+        ("torch.backends.cudnn.enabled = False", "cuDNN is switched off"),
+        ("torch.backends.cudnn.allow_tf32 = False", "allow_tf32 is False"),
+        ("torch.use_deterministic_algorithms(True)", "deterministic algorithms are asked for"),
+        ("torch.backends.cudnn.benchmark = False", ""),
+    ],
+)
+def test_settings_that_are_not_planned_are_named(tmp_path: Path, setting: str, words: str) -> None:
+    """A file's own switches of torch's backends change memory, so the answer names them; none is left set."""
+    notes = trace_file(tmp_path, f"{setting}\ndef more(self, x):\n    return x").notes
+    assert any(words in note for note in notes) if words else not notes
+    assert torch.backends.cudnn.enabled and not torch.backends.cudnn.benchmark
+
+
 def test_a_stream_of_its_own_is_named(tmp_path: Path) -> None:
     """Its blocks lie in segments of their own, which the answer says."""
     body = "def more(self, x):\n    with torch.cuda.stream(torch.cuda.Stream()):\n        return x * 2"

@@ -1,0 +1,24 @@
+"""Name settings of torch's backends, as code of the model makes them, with which memory is not as planned."""
+
+from collections.abc import Iterator
+
+import torch
+
+from planner.jobs import Job
+
+_OTHER = "which is not planned: convolutions may run with other workspaces"
+
+
+def notes_on_settings(job: Job) -> Iterator[str]:
+    """Yield a note on each setting that is neither torch's default nor the job's."""
+    cudnn = torch.backends.cudnn
+    if cudnn.benchmark and not job.cudnn_benchmark:
+        yield "torch.backends.cudnn.benchmark is set, which is planned with --cudnn-benchmark alone"
+    if cudnn.deterministic:
+        yield f"torch.backends.cudnn.deterministic is set, {_OTHER}"
+    if not cudnn.allow_tf32:
+        yield f"torch.backends.cudnn.allow_tf32 is False, {_OTHER}"
+    if not cudnn.enabled:
+        yield "cuDNN is switched off, which is not planned: convolutions then take columns as workspaces"
+    if torch.are_deterministic_algorithms_enabled():
+        yield "deterministic algorithms are asked for, and not planned: some operators then take more memory"

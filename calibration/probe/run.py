@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 from planner.capture import (
     PhaseHook,
     attach_adapters,
-    build_optimizer,
+    build_named,
     complete_by_library,
     construct_model,
     convert_inputs,
@@ -73,7 +73,7 @@ def run_real(job: Job, batch: int, device: str, on_phase: PhaseHook, build: Buil
     model.to(device)
     optimizer = None
     if job.mode is Mode.TRAIN:
-        optimizer = build_optimizer(job.optimizer, job.optimizer_impl, model.parameters())
+        optimizer = build_named(job, model, model.parameters())
     seen = host
     if job.eval_batch:
         seen = host_batch(converted, job.eval_batch, known_contents(model, job, job.eval_batch))

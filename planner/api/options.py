@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from planner.hardware import Device
 from planner.jobs import TensorSpec
@@ -19,7 +19,7 @@ class JobOptions(TypedDict, total=False):
     target: Sample | Sequence[Sample] | None  # several with names, where a loss of one's own takes them
     loss: str | None
     mode: str | None
-    optimizer: str | None
+    optimizer: str | type[Any] | None
     optimizer_impl: str | None
     zero_grad: str | None
     keep_grads: bool | None
@@ -51,6 +51,7 @@ class JobOptions(TypedDict, total=False):
     quantize_arg: str | Sequence[str] | None
     prepare_kbit: bool | None
     liger: bool | None
+    optimizer_arg: Mapping[str, object] | str | Sequence[str] | None  # {"amsgrad": True}, or ["amsgrad=true"]
 
 
 class Options(JobOptions, total=False):

@@ -247,18 +247,19 @@ def _job_options(options: Options) -> dict[str, Any]:
     is_one = len(targets) == 1 and targets[0].keyword is None
     return {
         **{name: options.get(name) for name in FIELD_OPTIONS},
-        "model_args": _model_args(options.get("model_arg") or ()),
+        "model_args": _arguments(options.get("model_arg") or (), "--model-arg"),
+        "optimizer_args": _arguments(options.get("optimizer_arg") or (), "--optimizer-arg"),
         "inputs": inputs,
         **({"target": targets[0]} if is_one else {"targets": targets}),
     }
 
 
-def _model_args(given: Mapping[str, object] | str | Sequence[str]) -> list[tuple[str, Any]]:
+def _arguments(given: Mapping[str, object] | str | Sequence[str], flag: str) -> list[tuple[str, Any]]:
     if isinstance(given, Mapping):
         return [
             (key, freeze(list(value) if isinstance(value, tuple) else value)) for key, value in given.items()
         ]
-    return [parse_model_arg(text) for text in ([given] if isinstance(given, str) else given)]
+    return [parse_model_arg(text, flag) for text in ([given] if isinstance(given, str) else given)]
 
 
 def _samples(given: Sample | Sequence[Sample] | None) -> list[TensorSpec]:

@@ -1,5 +1,5 @@
 from .loop.batches import empty_batch as empty_batch
-from .loop.optimizers import build_optimizer as build_optimizer
+from .loop.named_optimizers import build_named as build_named
 from .loop.precision import (
     convert_inputs as convert_inputs, convert_model as convert_model, cuda_runtime as cuda_runtime,
     format_of as format_of,

@@ -4,19 +4,20 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import torch
 from msgspec import Struct
 from msgspec.structs import replace
-from torch import Tensor, nn, optim
+from torch import Tensor, nn
 
 from planner.capture.compiled import CompiledCalls, watch_compiled
 from planner.capture.cuda.backend_settings import notes_on_settings
 from planner.capture.cuda.devices import Placement, devices_shown, planned_device
 from planner.capture.cuda.host_tensors import Side
+from planner.capture.cuda.optimizer_libraries import optimizer_libraries
 from planner.capture.cuda.semantics import cuda_semantics
 from planner.capture.failure_reasons import explain, source_line
 from planner.capture.loop.batches import batch_loader
 from planner.capture.loop.criterion import Criterion, build_criterion
+from planner.capture.loop.named_optimizers import AnyOptimizer, prepare_optimizer, state_tensors
 from planner.capture.loop.own_step import run_own_steps
 from planner.capture.loop.precision import convert_inputs, convert_model, meta_runtime
 from planner.capture.loop.runtime import Batch
@@ -28,7 +29,7 @@ from planner.capture.models.adapters import attach_adapters
 from planner.capture.models.lazy import initialise_lazy_modules
 from planner.capture.models.libraries import quiet
 from planner.capture.models.liger import liger_kernels
-from planner.capture.models.live_optimizer import make_optimizer
+from planner.capture.models.live_optimizer import optimizer_maker
 from planner.capture.models.own_step import StepModule
 from planner.capture.models.quantized import notes_on_quantized, quantize_linears, quantize_on_meta
 from planner.capture.models.registry import build_model, complete_by_library
@@ -129,6 +130,7 @@ class _Session(Struct, frozen=True):
     def _run(self, batch: int) -> Trace:
         """Capture with shapes alone; a model that reads values is captured again with values."""
         job = complete_by_library(self.job)
+        prepare_optimizer(job)
         try:
             with planned_device(capability=self.path_of) as placement:
                 return self._capture(job, self.build(job), batch, MetaRunner(self.path_of).run, placement)
@@ -228,8 +230,9 @@ def _run(
     parameters = [*model.parameters(), *_record_criterion(criterion, recorder)]
     if criterion is not None and not criterion.takes_target:
         job = replace(job, target=None, targets=())
-    with recorder:
-        optimizer = make_optimizer(model, job, parameters) if job.mode is Mode.TRAIN else None
+    make = optimizer_maker(model, job) if job.mode is Mode.TRAIN else None
+    with optimizer_libraries() as outside, recorder:
+        optimizer = None if make is None else make(model, parameters)
 
         def on_phase(step: int, phase: Phase) -> None:
             if optimizer is not None:
@@ -241,6 +244,7 @@ def _run(
         load_batch = batch_loader(model, job, batch)
         short, notes = with_few_micro_batches(job)
         notes = (*run_loop(model, short, load_batch, optimizer, on_phase, runtime, load_evaluated), *notes)
+        notes += outside.notes()
     return notes if criterion is None else (*notes, *criterion.notes())
 
 
@@ -255,7 +259,7 @@ def _run_own_steps(
     recorder.start_phase(0, Phase.SETUP)
     record_setup(model, job, recorder, loaded)
     for optimizer in model.optimizers:  # some make their state at once
-        for tensor in _state_of(optimizer):
+        for tensor in state_tensors(optimizer):
             recorder.record_tensor(tensor, Category.OPTIMIZER, "state")
 
     def on_phase(step: int, phase: Phase) -> None:
@@ -270,18 +274,13 @@ def _run_own_steps(
         with recorder.host.moving_to(Side.GPU if loads_to_gpu else Side.HOST):
             return load_batch()
 
-    with recorder:
+    with optimizer_libraries() as outside, recorder:
         try:
-            return run_own_steps(model, job, load, on_phase)
+            return (*run_own_steps(model, job, load, on_phase), *outside.notes())
         except Exception as error:
             if not recorder.host.have_met or loads_to_gpu:
                 raise
             raise BatchOnHostError(f"{job.model}: its step does not move its batch to the GPU") from error
-
-
-def _state_of(optimizer: optim.Optimizer) -> Iterator[torch.Tensor]:
-    for state in optimizer.state.values():
-        yield from [value for value in state.values() if isinstance(value, torch.Tensor)]
 
 
 def _record_criterion(criterion: Criterion | None, recorder: Recorder) -> Iterator[nn.Parameter]:
@@ -294,12 +293,12 @@ def _record_criterion(criterion: Criterion | None, recorder: Recorder) -> Iterat
         yield from module.parameters()
 
 
-def _set_categories(recorder: Recorder, parameters: list[nn.Parameter], optimizer: optim.Optimizer) -> None:
+def _set_categories(recorder: Recorder, parameters: list[nn.Parameter], optimizer: AnyOptimizer) -> None:
     """Set the categories of blocks that hold gradients and optimizer state by now."""
     for parameter in parameters:
         if parameter.grad is not None:
             recorder.set_category(parameter.grad, Category.GRADIENT)
-    for tensor in _state_of(optimizer):
+    for tensor in state_tensors(optimizer):
         recorder.set_category(tensor, Category.OPTIMIZER)
 
 

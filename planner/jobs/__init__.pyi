@@ -9,6 +9,7 @@ from .job import (
 )
 from .nested import batch_of_specs as batch_of_specs
 from .own_code import CodeKind as CodeKind, kind_of_code as kind_of_code
+from .optimizer_names import is_optimizer_file as is_optimizer_file, optimizer_library as optimizer_library
 from .options import (
     FIELD_OPTIONS as FIELD_OPTIONS, JOB_OPTIONS as JOB_OPTIONS, JobOption as JobOption,
     OptionKind as OptionKind, copy_options as copy_options, reset_options as reset_options,

@@ -18,7 +18,7 @@ from planner.jobs.yaml_fields import parse_entry, read_arguments, read_count, re
 MAX_BATCH = 2**31
 
 _REQUIRED = ("source", "about")
-_OPTIONAL = ("args", "inputs", "target", *FIELD_OPTIONS, "batch")
+_OPTIONAL = ("args", "inputs", "target", *FIELD_OPTIONS, "optimizer_arg", "batch")
 
 
 def load_catalogue(path: Path | None = None, sources: Collection[str] = SOURCES) -> dict[str, CatalogueEntry]:

@@ -20,7 +20,10 @@ _REQUIRED = (  # in files of every version
 def job_to_json(job: Job) -> dict[str, Any]:
     """Return all options of a job as `json` writes them; `job_from_json` is the inverse."""
     values = {field.name: _plain(getattr(job, field.name)) for field in fields(job)}
-    return values | {"model_args": {key: _plain(value) for key, value in job.model_args}}
+    return values | {
+        name: {key: _plain(value) for key, value in arguments}
+        for name, arguments in (("model_args", job.model_args), ("optimizer_args", job.optimizer_args))
+    }
 
 
 def job_from_json(values: Mapping[str, Any]) -> Job:
@@ -39,12 +42,17 @@ def job_from_json(values: Mapping[str, Any]) -> Job:
     return Job(
         model=values["model"],
         source=values["source"],
-        model_args=tuple((str(key), freeze(value)) for key, value in values["model_args"].items()),
+        model_args=_arguments(values["model_args"]),
+        optimizer_args=_arguments(values.get("optimizer_args", {})),
         inputs=tuple(map(parse_tensor_spec, values["inputs"])),
         target=None if target is None else parse_tensor_spec(target),
         targets=tuple(map(parse_tensor_spec, values.get("targets", ()))),
         **options,
     )
+
+
+def _arguments(values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple((str(key), freeze(value)) for key, value in values.items())
 
 
 def _is_default(name: str, value: object) -> bool:

@@ -117,7 +117,7 @@ class Job(Struct, frozen=True):
     targets: tuple[TensorSpec, ...] = ()  # in place of it, the tensors of a target that holds several
     loss: Loss | str = Loss.CROSS_ENTROPY  # one of these, or FILE.py:NAME
     mode: Mode = Mode.TRAIN
-    optimizer: Optimizer = Optimizer.SGD
+    optimizer: Optimizer | str = Optimizer.SGD  # or a class of torch.optim, a dotted name, or FILE.py:NAME
     optimizer_impl: OptimizerImpl = OptimizerImpl.FOREACH
     zero_grad: ZeroGrad = ZeroGrad.BEFORE_FORWARD
     keep_grads: bool = False  # `zero_grad(set_to_none=False)`
@@ -150,6 +150,7 @@ class Job(Struct, frozen=True):
     quantize_arg: tuple[str, ...] = ()  # KEY=VALUE of transformers' BitsAndBytesConfig
     prepare_kbit: bool = False  # peft's `prepare_model_for_kbit_training`
     liger: bool = False  # Liger's kernels, as transformers' `use_liger_kernel` applies them
+    optimizer_args: tuple[tuple[str, Any], ...] = ()  # keywords of the optimizer; lists are tuples
 
 
 class CatalogueEntry(Struct, frozen=True):

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from planner.errors import UsageError
 from planner.jobs.job import Job
+from planner.jobs.optimizer_names import LIBRARY_OPTIMIZERS, TORCH_OPTIMIZERS, parse_optimizer
 from planner.jobs.parse import check_argument, check_count, choose, parse_loss, parse_peft_method, shown
 from planner.program import parse_torch_option, parse_workspace_config
 
@@ -27,7 +28,7 @@ class OptionKind(Enum):
     TEXT = auto()
     PATTERNS = auto()  # several texts: patterns of parameter names, or KEY=VALUE
     TENSORS = auto()
-    ARGUMENTS = auto()  # of the model's constructor
+    ARGUMENTS = auto()  # of the constructor of the model or the optimizer
 
 
 class JobOption(NamedTuple):
@@ -39,11 +40,12 @@ class JobOption(NamedTuple):
     metavar: str | None = None  # of its value on the command line
     choices: type[StrEnum] | None = None  # that shells complete
     maximum: int = 0  # of a count
-    parse: Callable[[str], Any] | None = None  # of a text
+    parse: Callable[[Any], Any] | None = None  # of a text
     is_negatable: bool = False  # --no-NAME turns off what another option turns on
     changes_trace: bool = True
     is_for_training: bool = False  # without meaning in eval mode
     methods: tuple[str, ...] = ()  # that support it besides `trace`
+    more_words: tuple[str, ...] = ()  # that shells complete besides the choices
 
     @property
     def flag(self) -> str:
@@ -57,6 +59,7 @@ class JobOption(NamedTuple):
             return check_count(where, value, self.maximum)
         if self.kind is OptionKind.PATTERNS:
             patterns = [value] if isinstance(value, str) else value
+            return tuple(_checked(where, pattern, str) for pattern in patterns)
             texts = tuple(_checked(where, pattern, str) for pattern in patterns)
             return texts if self.parse is None else tuple(map(self.parse, texts))
         checked = _checked(where, value, bool if self.kind is OptionKind.FLAG else str)
@@ -136,8 +139,11 @@ JOB_OPTIONS: tuple[JobOption, ...] = (
     ),
     _option(
         "optimizer",
-        "sgd, momentum, nesterov, adam, adamw, rmsprop, adagrad or adafactor.",
+        "sgd, momentum, nesterov, adam, adamw, rmsprop, adagrad, adafactor, any class of torch.optim, an "
+        "importable one such as bitsandbytes.optim.AdamW8bit, or FILE.py:NAME.",
         "NAME",
+        parse=parse_optimizer,
+        more_words=(*TORCH_OPTIMIZERS, *LIBRARY_OPTIMIZERS),
         methods=_RECIPE,
     ),
     _option("optimizer_impl", "foreach (the default, as on CUDA), for-loop or fused.", "NAME", methods=_LOOP),
@@ -227,6 +233,14 @@ JOB_OPTIONS: tuple[JobOption, ...] = (
         "Cast what is not quantized to float32, as peft's prepare_model_for_kbit_training does.",
     ),
     _option("liger", "Apply Liger's kernels, as transformers' use_liger_kernel does."),
+    JobOption(
+        "optimizer_arg",
+        OptionKind.ARGUMENTS,
+        "A keyword of the optimizer, such as amsgrad=true; repeatable.",
+        "KEY=VALUE",
+        is_for_training=True,
+        methods=_LOOP,
+    ),
 )
 _STRUCTURED = (OptionKind.TENSORS, OptionKind.ARGUMENTS)
 # Options whose name is their field of `Job`; the others are tensors and constructor arguments.

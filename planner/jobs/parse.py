@@ -106,7 +106,7 @@ def freeze(value: object) -> object:
 def split_model(model: str) -> ModelName:
     """Take a model's name apart; unknown sources and halves of names are refused."""
     where = f"model {shown(model)}"
-    if _is_file_name(model, where):
+    if is_file_name(model, where):
         return ModelName("file", model)
     if model.rpartition(":")[0].endswith(".py") or model.endswith(".py"):
         raise UsageError(f"{where}: say which callable of the file builds the model: FILE.py:NAME")
@@ -127,13 +127,13 @@ def parse_loss(text: object) -> Loss | str:
         raise UsageError(f"--loss: a {type(text).__name__} is refused; name your own as FILE.py:NAME")
     if text in list(Loss):
         return Loss(text)
-    if _is_file_name(text, f"--loss: {shown(text)}"):
+    if is_file_name(text, f"--loss: {shown(text)}"):
         return text
     losses = ", ".join(Loss)
     raise UsageError(f"--loss: unknown value {shown(text)}; use one of {losses}, or FILE.py:NAME")
 
 
-def _is_file_name(text: str, where: str) -> bool:
+def is_file_name(text: str, where: str) -> bool:
     """Return whether this is FILE.py:NAME. Raises UsageError for a text that no trace file could hold."""
     if any("\ud800" <= letter <= "\udfff" for letter in text):  # bytes of a path that are no UTF-8
         raise UsageError(f"{where}: the name is no UTF-8; rename the file")

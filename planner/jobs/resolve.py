@@ -118,6 +118,11 @@ def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
     given |= {name: option.read(given[name]) for name, option in FIELD_OPTIONS.items() if name in given}
     if "model_args" in given:
         given["model_args"] = tuple((dict(base.model_args) | dict(given["model_args"])).items())
+    if "optimizer_args" in given:
+        kept = {} if given.get("optimizer", base.optimizer) != base.optimizer else dict(base.optimizer_args)
+        given["optimizer_args"] = tuple((kept | dict(given["optimizer_args"])).items())
+    elif given.get("optimizer", base.optimizer) != base.optimizer:
+        given["optimizer_args"] = ()  # of another optimizer
     if "precision" in given:
         given.setdefault("grad_scaler", given["precision"] is Precision.AMP_FP16)
     if given.get("eval_batch"):
@@ -148,7 +153,7 @@ def _resized(base: Job, inputs: Sequence[TensorSpec]) -> TensorSpec | None:
     return replace(base.target, shape=(*target[:-rank], *new[-rank:])) if rank else base.target
 
 
-def default_impl(optimizer: Optimizer) -> OptimizerImpl:
+def default_impl(optimizer: Optimizer | str) -> OptimizerImpl:
     """Return the implementation that torch takes on CUDA by default: all parameters at once, but
     Adafactor one by one, which is chosen where memory is short (torch/optim/_adafactor.py).
     """

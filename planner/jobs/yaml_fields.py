@@ -14,6 +14,7 @@ from planner._support.strict_yaml import Entry
 from planner.allocator import parse_alloc_conf
 from planner.errors import UsageError
 from planner.jobs.job import CatalogueEntry, Job, TensorSpec
+from planner.jobs.optimizer_names import optimizer_runs_code, parse_optimizer
 from planner.jobs.options import FIELD_OPTIONS, JobOption, OptionKind
 from planner.jobs.parse import (
     BAD_SCALAR,
@@ -29,7 +30,7 @@ from planner.jobs.resolve import resolve_job
 
 T = TypeVar("T")
 MAX_VALUES = 10_000  # of the arguments of one model; aliases of aliases of lists could make billions
-OPTION_KEYS = (*FIELD_OPTIONS, "input", "target")  # of files that describe jobs
+OPTION_KEYS = (*FIELD_OPTIONS, "input", "target", "optimizer_arg")  # of files that describe jobs
 FILE = "file"  # source of a FILE.py:NAME
 ANY_SOURCE = (*SOURCES, FILE)  # for --allow-code
 
@@ -46,6 +47,10 @@ def read_options(parts: Mapping[str, Entry], sources: Collection[str]) -> dict[s
     }
     if "loss" in parts:
         options["loss"] = read_loss(parts["loss"], sources)
+    if "optimizer" in parts:
+        options["optimizer"] = read_optimizer(parts["optimizer"], sources)
+    if "optimizer_arg" in parts:
+        options["optimizer_args"] = read_arguments(parts["optimizer_arg"])
     if "input" in parts:
         options["inputs"] = [read_sample(item) for item in read_items(parts["input"])]
     if "target" in parts:
@@ -70,7 +75,8 @@ def parse_entry(entry: Entry, parse: Callable[..., T], *given: Any, **options: A
     try:
         return parse(*given, **options)
     except UsageError as error:
-        what = str(error).removeprefix("--loss: ").removeprefix("--cublas-workspace-config: ")
+        what = str(error).removeprefix("--cublas-workspace-config: ")
+        what = what.removeprefix("--loss: ").removeprefix("--optimizer: ")
         raise entry.broken(what) from None
 
 
@@ -157,7 +163,7 @@ def _read_argument(entry: Entry, values: Iterator[int]) -> object:
         ) from None
 
 
-# ---- models and losses by name
+# ---- models, losses and optimizers by name
 
 
 def read_source(entry: Entry, model: str, sources: Collection[str]) -> str:
@@ -171,6 +177,13 @@ def read_loss(entry: Entry, sources: Collection[str]) -> str:
     """Return the loss that a file names. Raises DataFileError, also for code that is not allowed."""
     text = entry.text()
     _check_code(entry, text, is_code(parse_entry(entry, parse_loss, text)), sources)
+    return text
+
+
+def read_optimizer(entry: Entry, sources: Collection[str]) -> str:
+    """Return the optimizer that a file names. Raises DataFileError, also for code that is not allowed."""
+    text = entry.text()
+    _check_code(entry, text, optimizer_runs_code(parse_entry(entry, parse_optimizer, text)), sources)
     return text
 
 

@@ -60,7 +60,9 @@ def describe_loop(job: Job) -> str:
     if job.loss is Loss.TRAINING_STEP:
         own = "training by its training_step and configure_optimizers"
         return ", ".join((own, *_numerics(job), *_recipe(job)))
-    parts = (f"training with {job.optimizer}{how}", f"{job.loss} loss", *_numerics(job), *_recipe(job))
+    with_args = ", ".join(f"{key}={_value(value)}" for key, value in job.optimizer_args)
+    optimizer = f"{job.optimizer}({with_args})" if with_args else job.optimizer
+    parts = (f"training with {optimizer}{how}", f"{job.loss} loss", *_numerics(job), *_recipe(job))
     return ", ".join(parts)
 
 

@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from planner._support.versions import installed_version
-from planner.jobs import Job, Quantize, is_code, job_to_json, reset_options, split_model
+from planner.jobs import (
+    Job,
+    Quantize,
+    is_code,
+    is_optimizer_file,
+    job_to_json,
+    optimizer_library,
+    reset_options,
+    split_model,
+)
 
 Fingerprint = dict[str, Any]  # JSON
 
@@ -36,7 +45,10 @@ PURE_MODULES = frozenset(
     ("__future__", "abc", "collections", "contextlib", "copy", "dataclasses", "enum", "functools")
     + ("itertools", "math", "numbers", "operator", "re", "string", "types", "typing", "warnings")
 )
-_INSTALLED = frozenset(("torch", "torchvision", "timm", "transformers", "monai", "einops", "numpy"))
+_INSTALLED = frozenset(
+    ("torch", "torchvision", "timm", "transformers", "monai", "einops", "numpy")
+    + ("bitsandbytes", "torchao", "lion_pytorch")
+)
 IMPURE_NAMES = frozenset(
     ("open", "exec", "eval", "compile", "input", "__import__", "globals", "environ", "getenv", "load")
     + ("from_file", "from_pretrained", "hub", "load_state_dict_from_url", "fromfile", "memmap", "loadtxt")
@@ -57,12 +69,14 @@ def fingerprint_of(job: Job) -> Fingerprint | None:
     elif source in ("hf", "diffusers") and Path(name).is_dir():
         content = _folder_digest(Path(name))
     loss = file_digest(Path(str(job.loss).rpartition(":")[0])) if is_code(job.loss) else ""
-    if content is None or loss is None:
+    optimizer = _optimizer_digest(job)
+    if content is None or loss is None or optimizer is None:
         return None
     return {
         "job": job_to_json(trace_relevant_fields(job)),
         "content": content,
         "loss": loss,
+        "optimizer": optimizer,
         "versions": {
             name: installed_version(name)
             for name in ("torch", "torchvision", *LIBRARIES[source], *_libraries_of_tuning(job))
@@ -77,6 +91,14 @@ def _libraries_of_tuning(job: Job) -> tuple[str, ...]:
     adapting = ("peft", "transformers") if job.peft else ()
     quantizing = ("bitsandbytes", "transformers") if job.quantize is not Quantize.NONE else ()
     return (*adapting, *quantizing, *(("liger_kernel",) if job.liger else ()))
+
+
+def _optimizer_digest(job: Job) -> str | None:
+    """Return a digest of the optimizer's file, or the version of its library; None where nobody knows it."""
+    if is_optimizer_file(job.optimizer):
+        return file_digest(Path(str(job.optimizer).rpartition(":")[0]))
+    library = optimizer_library(job.optimizer)
+    return installed_version(library) if library else ""
 
 
 def trace_relevant_fields(job: Job) -> Job:

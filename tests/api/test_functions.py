@@ -48,7 +48,10 @@ def test_python_takes_a_factory() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"optimiser": "adam"}, "there is no option 'optimiser'; the nearest: optimizer, optimizer_impl"),
+        (
+            {"optimiser": "adam"},
+            "there is no option 'optimiser'; the nearest: optimizer, optimizer_arg, optimizer_impl",
+        ),
         ({"zzz": 3}, "there is no option 'zzz'"),
         ({"input": (3, 8, 8)}, "tensor 3: write one sample as a text, such as '3x224x224' or '128:int64'"),
         ({"target": 5}, "tensor 5: write one sample as a text, such as '3x224x224' or '128:int64'"),

@@ -255,7 +255,7 @@ GROUP = "about: x\ngroups:\n  - about: y\n    models: [{models}]\n    batches: [
             "resnet50",
             "8",
             "    optimizer: lion\n",
-            "line 6, groups[0].optimizer: expected one of sgd, momentum, ",
+            "line 6, groups[0].optimizer: unknown value 'lion'; ",
         ),
         (
             "resnet50",

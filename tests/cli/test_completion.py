@@ -30,7 +30,7 @@ def words(line: str) -> list[str]:
     [
         ("e", ["estimate", "explain"]),
         ("--i", ["--install-completion"]),
-        ("estimate --opt", ["--optimizer", "--optimizer-impl"]),
+        ("estimate --opt", ["--optimizer", "--optimizer-impl", "--optimizer-arg"]),
         ("gpus --no-c", ["--no-cache", "--no-calibration"]),
         ("estimate --precision amp", ["amp-fp16", "amp-bf16"]),
         ("estimate --precision=amp-b", ["--precision=amp-bf16"]),

@@ -163,7 +163,7 @@ def test_broken_catalogue(capsys: Capture, tmp_path: Path) -> None:
     assert (code, out) == (4, "")
     assert err == (
         f"planner: {path} line 5, mine.lost: unknown key; known are source, about, args, inputs, target, "
-        f"{', '.join(FIELD_OPTIONS)}, batch\n"
+        f"{', '.join(FIELD_OPTIONS)}, optimizer_arg, batch\n"
     )
 
 

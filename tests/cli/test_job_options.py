@@ -54,7 +54,7 @@ def test_shells_complete_the_choices(option: JobOption) -> None:
     assert option.flag in [candidate.word for candidate in candidates(["estimate"], option.flag)]
     words = [candidate.word for candidate in candidates(["estimate", option.flag], "")]
     if option.choices is not None:
-        assert words == [str(choice) for choice in option.choices]
+        assert words == [*map(str, option.choices), *option.more_words]
     elif option.kind is not OptionKind.FLAG:
         assert words == []
 

@@ -22,9 +22,11 @@ from planner.jobs.catalogue import load_catalogue
 from planner.jobs.codec import job_from_json, job_to_json
 
 BASE = Job("torchvision:resnet18", inputs=(TensorSpec((3, 8, 8)),), target=TensorSpec((), "int64"))
-OTHERS = {"model", "source", "model_args", "inputs", "target", "targets"}  # fields of tensors and names
+# Fields of tensors, names and arguments
+OTHERS = {"model", "source", "model_args", "inputs", "target", "targets", "optimizer_args"}
 TEXTS = {
     "loss": "mse",
+    "optimizer": "torch.optim.NAdam",
     "cudnn": "installed",
     "cublas_workspace_config": ":16:8",
     "torch": "2.6",
@@ -64,6 +66,7 @@ def test_every_option_is_a_keyword_in_python() -> None:
     """The keywords of the functions are the options of the table, each with the type of its kind."""
     hints = get_type_hints(JobOptions)
     assert list(hints) == [option.name for option in JOB_OPTIONS]
+    hints["optimizer"] = str | None  # whose class may stand for its name
     assert all(hints[name] == TYPES[one.kind] for name, one in FIELD_OPTIONS.items() if one.kind in TYPES)
 
 

@@ -6,6 +6,7 @@ Multi-tensor kernels get addresses and sizes as arguments of the kernel, not in 
 implementation in Python is left, and the one kernel with a workspace, the norm.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from planner.capture.cuda.callers import is_of_torch
 from planner.capture.meta_kernels.strides import is_dense
 
 # ATen/native/cuda/MultiTensorApply.cuh: elements that a block of threads works on.
@@ -20,14 +22,33 @@ _CHUNK = 65_536
 _HALVES = (torch.float16, torch.bfloat16)  # accumulated in float32 (ATen/OpMathType.h)
 
 
-def device_lists() -> Iterator[tuple[str, object]]:
-    """Yield functions that list the devices with foreach and fused implementations, and replacements."""
+def patches() -> Iterator[tuple[str, object]]:
+    """Yield names of functions that decide by the device, or whose tensors no mode sees, and replacements."""
+    yield "torch.as_tensor", _recorded(torch.as_tensor)
     # torch/optim/optimizer.py takes foreach by default where all parameters lie on such a device,
     # torch/nn/utils/clip_grad.py by `_has_foreach_support` of `_foreach_utils`, and AveragedModel of
     # `swa_utils` without an averaging function of the user's.
     for module in ("torch.optim.optimizer", "torch.utils._foreach_utils", "torch.optim.swa_utils"):
         yield f"{module}._get_foreach_kernels_supported_devices", lambda: ["cuda", "meta"]
     yield "torch.optim.optimizer._get_fused_kernels_supported_devices", lambda: ["cuda", "meta"]
+    for name, held in list(sys.modules.items()):  # the module of each class has the function under its name
+        if name.startswith("torch.optim.") and hasattr(held, "_get_capturable_supported_devices"):
+            yield f"{name}._get_capturable_supported_devices", lambda *_, **__: ["cuda", "meta"]
+
+
+def _recorded(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return `torch.as_tensor` whose tensors of numbers a mode sees where torch's own code makes them.
+
+    A number becomes a tensor on the CPU and is copied to CUDA; on meta it is made at once, beneath all modes
+    (`internal_new_from_data`, torch/csrc/utils/tensor_new.cpp).
+    """
+
+    def as_tensor(data: Any, *args: Any, **kwargs: Any) -> Tensor:
+        made = plain(data, *args, **kwargs)
+        is_new = made.is_meta and not isinstance(data, Tensor) and is_of_torch(sys._getframe(1))
+        return torch.empty_like(made) if is_new else made
+
+    return as_tensor
 
 
 def _foreach_norm(

@@ -75,7 +75,7 @@ def _device_lists() -> Iterator[tuple[str, object]]:
     yield "torch.nn.modules.activation._check_arg_device", lambda tensor: True
     # nn.TransformerEncoderLayer names the devices inline, with that of an out-of-tree backend as a variable
     yield "torch.utils.backend_registration._privateuse1_backend_name", "meta"
-    yield from optimizers.device_lists()
+    yield from optimizers.patches()
     # torchvision's operators check for the extension before they are called; on a GPU it is there
     for name, module in list(sys.modules.items()):
         if name.startswith("torchvision.ops.") and hasattr(module, "_assert_has_ops"):

@@ -1,7 +1,8 @@
 """Optimizers with the defaults that they have on CUDA, gradient clipping, and averages of the weights."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn, optim
@@ -24,9 +25,12 @@ CONSTRUCTORS: dict[Optimizer, partial[Any]] = {
 
 
 def build_optimizer(
-    kind: Optimizer, impl: OptimizerImpl, parameters: Iterable[nn.Parameter]
+    kind: Optimizer,
+    impl: OptimizerImpl,
+    parameters: Iterable[nn.Parameter],
+    arguments: Mapping[str, Any] = MappingProxyType({}),
 ) -> optim.Optimizer:
-    """Return the optimizer over these parameters, in this implementation.
+    """Return the optimizer over these parameters, in this implementation and with these keywords.
 
     By default torch chooses `foreach` on CUDA (torch/optim/optimizer.py, `_default_to_fused_or_foreach`), for
     Adafactor the loop; on a CPU always the loop. So the implementation is always passed. All parameters form
@@ -41,7 +45,7 @@ def build_optimizer(
                 f"--optimizer-impl fused: torch has no fused {kind}; choose foreach, or one of {names}"
             )
         options = {"fused": True}
-    optimizer: optim.Optimizer = CONSTRUCTORS[kind](trained, **options)
+    optimizer: optim.Optimizer = CONSTRUCTORS[kind](trained, **options, **arguments)
     return optimizer
 
 

@@ -21,6 +21,7 @@ from planner.capture.loop.checkpoint import checkpointed_blocks
 from planner.capture.loop.ddp import Buckets
 from planner.capture.loop.generate import run_generation
 from planner.capture.loop.loss_source import floating_leaves, notes_on_loss
+from planner.capture.loop.named_optimizers import OptimizerList, members_of
 from planner.capture.loop.optimizers import clip, make_ema
 from planner.capture.loop.runtime import BatchLoader, LoopRuntime, PhaseHook
 from planner.errors import ModelError
@@ -57,7 +58,7 @@ def run_loop(
     model: nn.Module,
     job: Job,
     load_batch: BatchLoader,
-    optimizer: optim.Optimizer | None,
+    optimizer: optim.Optimizer | OptimizerList | None,
     on_phase: PhaseHook,
     runtime: LoopRuntime,
     load_evaluated: BatchLoader | None = None,
@@ -128,7 +129,7 @@ class _TrainingLoop:
     model: nn.Module
     job: Job
     load_batch: BatchLoader
-    optimizer: optim.Optimizer
+    optimizer: optim.Optimizer | OptimizerList
     on_phase: PhaseHook
     runtime: LoopRuntime
     buckets: Buckets | None
@@ -198,12 +199,14 @@ class _TrainingLoop:
         self.on_phase(step, Phase.OPTIMIZER)
         if job.clip_gradients is not ClipGradients.NONE:
             if scaler is not None:
-                scaler.unscale_(optimizer)
+                for member in members_of(optimizer):
+                    scaler.unscale_(member)
             clip(job.clip_gradients, self.model.parameters())
         if scaler is None:
             optimizer.step()
         else:
-            scaler.step(optimizer)
+            for member in members_of(optimizer):
+                scaler.step(member)
             scaler.update()
         if self.ema is not None:
             self.ema.update_parameters(self.model)

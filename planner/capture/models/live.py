@@ -50,9 +50,11 @@ class _StepModule(nn.Module):
         """Run the step; tensors after those of the batch are only there to take memory."""
         return self._step(self.module, self._rebuild(tensors))
 
-    def make_own_optimizer(self) -> optim.Optimizer | None:
-        """Return the module's own optimizer over this copy, where it is known."""
-        return None if self._optimizer is None else self._optimizer.over(self.module)
+    @property
+    def make_own_optimizer(self) -> Callable[[], optim.Optimizer] | None:
+        """Return what makes the module's own optimizer over this copy; None where it is not known."""
+        optimizer = self._optimizer
+        return None if optimizer is None else lambda: optimizer.over(self.module)
 
 
 def read_live_model(

@@ -5,13 +5,14 @@ that it is built with all of them, not as the default of its class.
 """
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn, optim
 
-from planner.capture.loop.optimizers import CONSTRUCTORS, build_optimizer
+from planner.capture.loop.named_optimizers import MakeOptimizer, find_optimizer
+from planner.capture.loop.optimizers import CONSTRUCTORS
 from planner.errors import UsageError
 from planner.jobs import Job, Optimizer, OptimizerImpl
 
@@ -81,13 +82,10 @@ def notes_of_optimizer(optimizer: LiveOptimizer) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def make_optimizer(model: nn.Module, job: Job, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
-    """Return the optimizer that the model brings with it, or else the job's over these parameters."""
+def optimizer_maker(model: nn.Module, job: Job) -> MakeOptimizer:
+    """Return what makes the optimizer that the model brings with it, or else the job's."""
     own = getattr(model, "make_own_optimizer", None)
-    optimizer = own() if callable(own) else None
-    if isinstance(optimizer, optim.Optimizer):
-        return optimizer
-    return build_optimizer(job.optimizer, job.optimizer_impl, parameters)
+    return (lambda *_: own()) if callable(own) else find_optimizer(job)
 
 
 def _on_cuda(kind: type[optim.Optimizer], options: Mapping[str, Any]) -> dict[str, Any]:

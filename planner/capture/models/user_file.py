@@ -21,7 +21,7 @@ from planner.capture.models.own_step import needs_arguments
 from planner.capture.models.torchvision.shim import prepare_torchvision
 from planner.capture.process_state import first_line_of, preserve_process_state
 from planner.errors import ModelError, UsageError
-from planner.jobs import shown
+from planner.jobs import shown, split_model
 
 
 def find_in_file(name: str) -> Callable[..., object]:
@@ -60,23 +60,53 @@ def open_file(name: str, what: str) -> tuple[Any, Callable[..., object]]:
 
     `what` the value should be is for messages. Raises UsageError or ModelError.
     """
-    file, _, attribute = name.rpartition(":")
-    path = Path(os.path.realpath(file))
-    if not path.is_file():
-        raise UsageError(f"{what} {shown(name)}: there is no file {shown(file)}; check the path")
+    path = _path_of(name, what)
     prepare_torchvision()
     module, change_process = _run_file(path)
-    value = getattr(module, attribute, None)
-    if value is None:
-        names = [key for key, one in vars(module).items() if callable(one)]
-        raise unknown_name(path.name, attribute, names, what)
 
     def call(function: Callable[..., object], **arguments: Any) -> object:
         change_process()  # the file may have set a dtype or a path that its code counts on
         with _importing_beside(path):
             return function(**arguments)
 
-    return value, call
+    return _value_in(module, path, name, what), call
+
+
+def open_beside_model(name: str, what: str, model: str) -> tuple[Any, Callable[..., object]]:
+    """Return what `open_file` does; a file that is the built model's own is not run a second time, since its
+    classes would be others than those of the model.
+    """
+    path = _path_of(name, what)
+    module = sys.modules.get(_module_name(path))
+    if module is None or split_model(model).source != "file" or _path_of(model, "model") != path:
+        return open_file(name, what)
+
+    def call(function: Callable[..., object], **arguments: Any) -> object:
+        with _importing_beside(path):
+            return function(**arguments)
+
+    return _value_in(module, path, name, what), call
+
+
+def _path_of(name: str, what: str) -> Path:
+    file = name.rpartition(":")[0]
+    path = Path(os.path.realpath(file))
+    if not path.is_file():
+        raise UsageError(f"{what} {shown(name)}: there is no file {shown(file)}; check the path")
+    return path
+
+
+def _value_in(module: ModuleType, path: Path, name: str, what: str) -> Any:
+    attribute = name.rpartition(":")[2]
+    value = getattr(module, attribute, None)
+    if value is None:
+        names = [key for key, one in vars(module).items() if callable(one)]
+        raise unknown_name(path.name, attribute, names, what)
+    return value
+
+
+def _module_name(path: Path) -> str:
+    return f"_planner_{path.stem}_{sha256(os.fsencode(path)).hexdigest()[:12]}"
 
 
 def _run_file(path: Path) -> tuple[ModuleType, Callable[[], None]]:
@@ -85,7 +115,7 @@ def _run_file(path: Path) -> tuple[ModuleType, Callable[[], None]]:
     Its command line has no arguments. The process state is restored; also returns a function that makes the
     changes of the file to it again.
     """
-    name = f"_planner_{path.stem}_{sha256(os.fsencode(path)).hexdigest()[:12]}"
+    name = _module_name(path)
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ModelError(f"{path.name}: is no Python file; name one that ends in .py")

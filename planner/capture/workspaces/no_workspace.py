@@ -50,12 +50,18 @@ _NAMES = """
     _foreach_lerp_ _foreach_sqrt_ _foreach_neg_ _foreach_zero_ _foreach_copy_ _foreach_sqrt _foreach_add
     _foreach_mul _foreach_sub _foreach_div _foreach_neg _foreach_pow _foreach_reciprocal_
     _foreach_maximum_ _foreach_sign_ _foreach_clamp_min_ _foreach_clamp_max_ _foreach_rsqrt_
+    _foreach_abs _foreach_abs_ _foreach_pow_ _foreach_reciprocal _foreach_rsqrt _foreach_maximum
+    _foreach_minimum _foreach_minimum_ _foreach_sign _foreach_clamp_min _foreach_clamp_max _foreach_addcmul
+    _foreach_addcdiv _foreach_lerp _foreach_exp _foreach_exp_ _foreach_log _foreach_log_
     _fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_ lerp_
     addcmul_ addcdiv_
     # gradient scaling: the gradients and the scale change in place (native/cuda/AmpKernels.cu)
     _amp_foreach_non_finite_check_and_unscale_ _amp_update_scale_
 """
 
-NO_WORKSPACE_OPS = frozenset(
+# bitsandbytes: one kernel each, with what they need in registers (csrc/ops.cu)
+_OF_LIBRARIES = ("bitsandbytes::optimizer_update_32bit", "bitsandbytes::optimizer_update_8bit_blockwise")
+
+NO_WORKSPACE_OPS = frozenset(_OF_LIBRARIES) | frozenset(
     f"aten::{name}" for line in _NAMES.splitlines() if "#" not in line for name in line.split()
 )

@@ -127,7 +127,7 @@ def _choices(command: str) -> dict[str, Sequence[str]]:
     from planner.planning.estimators import Method
 
     return {
-        **{option.name: list(option.choices) for option in JOB_OPTIONS if option.choices is not None},
+        **{one.name: [*one.choices, *one.more_words] for one in JOB_OPTIONS if one.choices is not None},
         "method": list(Method),
         "sort": list(SORTS) if command == "gpus" else (),
         "alloc_conf": ("expandable_segments:True",),

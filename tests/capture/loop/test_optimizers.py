@@ -145,8 +145,8 @@ def test_the_defaults_are_those_of_cuda(kind: Optimizer) -> None:
         Optimizer.ADAFACTOR: optim.Adafactor,
     }
     expected = trace_of(Two, job(kind, default_impl(kind)), 2)
-    default_options = lambda _kind, _impl, parameters: constructors[kind](list(parameters))  # noqa: E731
-    with mock.patch("planner.capture.models.live_optimizer.build_optimizer", default_options):
+    default_options = lambda _kind, _impl, parameters, _arguments: constructors[kind](list(parameters))  # noqa: E731
+    with mock.patch("planner.capture.loop.named_optimizers.build_optimizer", default_options):
         assert trace_of(Two, job(kind, default_impl(kind)), 2) == expected
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from planner.capture import LoopRuntime, build_model, build_optimizer, empty_batch, run_loop
+from planner.capture import LoopRuntime, build_model, build_named, empty_batch, run_loop
 from planner.errors import ModelError, PlannerError
 from planner.jobs import Job, Mode
 from planner.planning.estimators.peers import Build, PeerEstimate
@@ -44,7 +44,7 @@ def estimate_by_memtracker(job: Job, batch: int, build: Build = build_model) -> 
 def _track(job: Job, batch: int, model: nn.Module) -> PeerEstimate:
     optimizer = None
     if job.mode is Mode.TRAIN:
-        optimizer = build_optimizer(job.optimizer, job.optimizer_impl, model.parameters())
+        optimizer = build_named(job, model, model.parameters())
     tracker = MemTracker()
     tracker.track_external(model)
 

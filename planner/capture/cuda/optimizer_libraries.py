@@ -1,0 +1,89 @@
+"""Optimizers whose memory lies outside the caching allocator, or whose kernels are not Python.
+
+bitsandbytes keeps paged state in CUDA managed memory, and reads overrides of single parameters from a manager
+that is global to the process; torchao keeps parameters, gradients and state on the host, and compiles its
+steps (`torchao_optimizers`).
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from math import prod
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from planner.capture.cuda import torchao_optimizers
+from planner.capture.cuda.outside_memory import OutsideMemory
+from planner.errors import UsageError
+
+# bitsandbytes/backends/cuda/ops.py, `str2optimizer8bit_blockwise`
+_BLOCKWISE = frozenset(("adam", "momentum", "rmsprop", "lion", "adagrad", "ademamix"))
+
+
+@contextmanager
+def optimizer_libraries() -> Iterator[OutsideMemory]:
+    """Apply the rules of those libraries that are imported while open; yields what they keep elsewhere."""
+    outside = OutsideMemory()
+    with ExitStack() as stack:
+        if "bitsandbytes.optim" in sys.modules:
+            _watch_bitsandbytes(outside, stack)
+        if "torchao.optim" in sys.modules:
+            torchao_optimizers.watch(outside, stack)
+        yield outside
+
+
+def _watch_bitsandbytes(outside: OutsideMemory, stack: ExitStack) -> None:
+    """Count paged state in place of allocating it (bitsandbytes/functional.py, `get_paged`)."""
+    functional, manager = sys.modules["bitsandbytes.functional"], sys.modules["bitsandbytes.optim.optimizer"]
+
+    def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Tensor:
+        with _disable_current_modes():
+            out = torch.empty(shape, dtype=dtype, device="meta")
+        outside.paged_bytes += prod(shape) * dtype.itemsize
+        out.is_paged, out.page_deviceid = True, 0  # type: ignore[attr-defined]
+        return out
+
+    update_32bit, update_8bit = functional.optimizer_update_32bit, functional.optimizer_update_8bit_blockwise
+
+    def update_with_norm(
+        name: str, g: Tensor, p: Tensor, *args: Any, max_unorm: float = 0.0, **rest: Any
+    ) -> None:
+        """Make the norm of a parameter, which the kernel gets as a number."""
+        norm = torch.norm(p.data.float()) if max_unorm > 0.0 else None
+        update_32bit(name, g, p, *args, **rest)
+        del norm
+
+    def update_blockwise(name: str, *args: Any, **rest: Any) -> None:
+        if name not in _BLOCKWISE:
+            raise UsageError(
+                f"--optimizer: bitsandbytes has no 8-bit kernel of {name} on CUDA; take the 32-bit optimizer"
+            )
+        update_8bit(name, *args, **rest)
+
+    for name, replacement in (
+        ("optimizer_update_32bit", update_with_norm),
+        ("optimizer_update_8bit_blockwise", update_blockwise),
+        ("get_paged", get_paged),
+        ("fill", lambda *_, **__: None),
+        ("prefetch_tensor", lambda *_, **__: None),
+    ):
+        stack.enter_context(mock.patch.object(functional, name, replacement))
+    stack.enter_context(_overrides_kept(manager.GlobalOptimManager))
+
+
+@contextmanager
+def _overrides_kept(manager: Any) -> Iterator[None]:
+    """Restore the overrides on exit: `check_overrides` adds to them under the numbers of parameters."""
+    one = manager._instance
+    names = ("pid2config", "index2config", "module_weight_config_triple")
+    before = {} if one is None else {name: getattr(one, name).copy() for name in names}
+    try:
+        yield
+    finally:
+        manager._instance = one
+        for name, value in before.items():
+            setattr(one, name, value)

@@ -1,0 +1,273 @@
+"""Make the optimizer that a job names: a short name, a class of a library, or the user's FILE.py:NAME.
+
+A class is called with the trained parameters, as a script calls it on CUDA; a function of a file may take the
+model in their place, and may return several optimizers, which the loop steps one after the other.
+"""
+
+import importlib
+import inspect
+import logging
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn, optim
+from torch.optim.lr_scheduler import LRScheduler
+
+from planner.capture.loop.optimizers import build_optimizer
+from planner.capture.models.libraries import unknown_name
+from planner.capture.models.user_file import open_beside_model
+from planner.capture.process_state import first_line_of
+from planner.errors import ModelError, PlannerError, UsageError
+from planner.jobs import Job, Mode, Optimizer, OptimizerImpl, is_optimizer_file
+
+_MODEL_NAMES = ("model", "module", "net", "network")  # of a function's first argument
+_DISTRIBUTIONS = {"lion_pytorch": "lion-pytorch"}  # where `pip install` takes another name
+_SEVERAL = "name a function of several optimizers, FILE.py:NAME"
+
+
+class OptimizerList:
+    """Several optimizers that a loop steps one after the other."""
+
+    def __init__(self, members: Iterable[optim.Optimizer]) -> None:
+        self.members = tuple(members)
+
+    @property
+    def state(self) -> Mapping[Any, Any]:
+        """Return the states of all of them."""
+        return dict(chain.from_iterable(member.state.items() for member in self.members))
+
+    def step(self) -> None:
+        """Step each."""
+        for member in self.members:
+            member.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of each."""
+        for member in self.members:
+            member.zero_grad(set_to_none=set_to_none)
+
+
+AnyOptimizer = optim.Optimizer | OptimizerList
+MakeOptimizer = Callable[[nn.Module, Iterable[nn.Parameter]], AnyOptimizer]
+_Make = Callable[[Job, nn.Module, list[nn.Parameter], dict[str, Any]], Any]
+
+
+def members_of(optimizer: AnyOptimizer) -> tuple[optim.Optimizer, ...]:
+    """Return the optimizers that a loop steps."""
+    return optimizer.members if isinstance(optimizer, OptimizerList) else (optimizer,)
+
+
+def build_named(job: Job, model: nn.Module, parameters: Iterable[nn.Parameter]) -> AnyOptimizer:
+    """Return the job's optimizer over these parameters; several as an `OptimizerList`.
+
+    Raises UsageError or ModelError where it cannot be found or made, or needs a closure.
+    """
+    return find_optimizer(job)(model, parameters)
+
+
+def find_optimizer(job: Job) -> MakeOptimizer:
+    """Return a function of a model and its parameters that makes the job's optimizer, whose code is imported.
+
+    Raises UsageError or ModelError.
+    """
+    arguments = dict(job.optimizer_args)
+    make: _Make = _make_by_short_name
+    if is_optimizer_file(job.optimizer):
+        make = _of_file(job)
+    elif not isinstance(job.optimizer, Optimizer):
+        make = _of_class(load_optimizer(job.optimizer))
+
+    def make_checked(model: nn.Module, parameters: Iterable[nn.Parameter]) -> AnyOptimizer:
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        with _problems_of(job):
+            return _checked(make(job, model, trained, arguments), job)
+
+    return make_checked
+
+
+def _make_by_short_name(
+    job: Job, model: nn.Module, trained: list[nn.Parameter], arguments: dict[str, Any]
+) -> Any:
+    assert isinstance(job.optimizer, Optimizer)
+    return build_optimizer(job.optimizer, job.optimizer_impl, trained, arguments)
+
+
+def prepare_optimizer(job: Job) -> None:
+    """Import the library of a job's optimizer, before a capture replaces names that it would bind.
+
+    What fails is said where the optimizer is made, which a model may bring with it.
+    """
+    is_named = not isinstance(job.optimizer, Optimizer) and not is_optimizer_file(job.optimizer)
+    if job.mode is Mode.TRAIN and is_named:
+        with suppress(PlannerError):
+            load_optimizer(str(job.optimizer))
+
+
+def load_optimizer(name: str) -> Callable[..., Any]:
+    """Return the class or function of a dotted name. Raises UsageError or ModelError."""
+    module, _, attribute = name.rpartition(".")
+    package = name.partition(".")[0]
+    try:
+        with _quiet():
+            value = getattr(importlib.import_module(module), attribute, None)
+    except ModuleNotFoundError as error:
+        if error.name == package:
+            distribution = _DISTRIBUTIONS.get(package, package)
+            raise UsageError(
+                f"--optimizer {name}: {package} is not installed; pip install {distribution}"
+            ) from error
+        raise UsageError(f"--optimizer {name}: there is no module {error.name}; check the name") from error
+    except Exception as error:
+        raise ModelError(
+            f"--optimizer {name}: {package} does not import: {first_line_of(error)}; mend the installation"
+        ) from error
+    if value is None:
+        names = [key for key, one in vars(importlib.import_module(module)).items() if is_optimizer_class(one)]
+        raise unknown_name(module, attribute, names, "optimizer")
+    if isinstance(value, type) and not is_optimizer_class(value):
+        raise UsageError(f"--optimizer {name}: is no subclass of torch.optim.Optimizer; name one")
+    return value  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence what libraries log of kernels that this machine has no GPU for."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
+def is_optimizer_class(value: object) -> bool:
+    """Return whether a value is a class of optimizers."""
+    return isinstance(value, type) and issubclass(value, optim.Optimizer)
+
+
+def _of_class(kind: Callable[..., Any]) -> _Make:
+    def make(job: Job, model: nn.Module, trained: list[nn.Parameter], arguments: dict[str, Any]) -> Any:
+        return _call(kind, trained, job, arguments)
+
+    return make
+
+
+def _of_file(job: Job) -> _Make:
+    value, call_in_file = open_beside_model(str(job.optimizer), "optimizer", job.source or job.model)
+    if not callable(value):
+        raise UsageError(
+            f"--optimizer {job.optimizer}: is a {type(value).__name__}; name a class or a function of the "
+            "parameters or the model"
+        )
+
+    def make(job: Job, model: nn.Module, trained: list[nn.Parameter], arguments: dict[str, Any]) -> Any:
+        if is_optimizer_class(value):
+            return call_in_file(lambda: _call(value, trained, job, arguments))
+        if job.optimizer_impl is not OptimizerImpl.FOREACH:
+            raise UsageError(
+                f"--optimizer-impl {job.optimizer_impl}: {job.optimizer} chooses by itself; leave it away"
+            )
+        given = model if _takes_model(value) else trained
+        return call_in_file(lambda: value(given, **arguments))
+
+    return make
+
+
+def _takes_model(function: Callable[..., Any]) -> bool:
+    """Return whether the first argument of a function is the model, by its name or annotation."""
+    first = next(iter(inspect.signature(function).parameters.values()), None)
+    if first is None:
+        return False
+    annotation = first.annotation
+    is_module = isinstance(annotation, type) and issubclass(annotation, nn.Module)
+    return first.name in _MODEL_NAMES or is_module or str(annotation) in ("nn.Module", "torch.nn.Module")
+
+
+def _call(kind: Callable[..., Any], trained: list[nn.Parameter], job: Job, arguments: dict[str, Any]) -> Any:
+    """Call a class with the parameters, its keywords and the implementation that the job names."""
+    parameters = inspect.signature(kind).parameters
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    options = {"lr": 1e-3} if "lr" in parameters and parameters["lr"].default is inspect._empty else {}
+    if job.optimizer_impl is not OptimizerImpl.FOREACH:  # the default is the choice of its author on CUDA
+        name = "fused" if job.optimizer_impl is OptimizerImpl.FUSED else "foreach"
+        if name not in parameters and not takes_any:
+            raise UsageError(
+                f"--optimizer-impl {job.optimizer_impl}: {job.optimizer} has no such choice; leave it away"
+            )
+        options[name] = job.optimizer_impl is OptimizerImpl.FUSED
+    return kind(trained, **{**options, **arguments})
+
+
+@contextmanager
+def _problems_of(job: Job) -> Iterator[None]:
+    """Turn what the construction of a job's optimizer raises into one line."""
+    try:
+        yield
+    except (PlannerError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a user's code may raise anything
+        text = first_line_of(error)[:200]
+        remedy = _SEVERAL if "2D" in text else "check --optimizer-arg"
+        raise UsageError(f"--optimizer {job.optimizer}: {text}; {remedy}") from error
+
+
+def _checked(made: Any, job: Job) -> AnyOptimizer:
+    """Return one optimizer or several. Raises UsageError for anything else, and where a closure is needed."""
+    found = tuple(_optimizers_in(made, job))
+    if not found:
+        raise UsageError(
+            f"--optimizer {job.optimizer}: gives a {type(made).__name__}; return an optimizer or several"
+        )
+    for one in found:
+        if _needs_closure(one):
+            raise UsageError(
+                f"--optimizer {job.optimizer}: {type(one).__name__} calls the loss several times in a step, "
+                "as often as values decide, which no plan knows; plan another, or use planner run"
+            )
+    return found[0] if len(found) == 1 else OptimizerList(found)
+
+
+def _optimizers_in(made: Any, job: Job) -> Iterator[optim.Optimizer]:
+    """Yield the optimizers of a result, which may have schedulers of learning rates beside them."""
+    if isinstance(made, optim.Optimizer):
+        yield made
+    elif isinstance(made, Mapping):
+        yield from _optimizers_in(list(made.values()), job)
+    elif isinstance(made, list | tuple):
+        for one in made:
+            yield from _optimizers_in(one, job)
+    elif not isinstance(made, LRScheduler | str | int | float | None):
+        raise UsageError(
+            f"--optimizer {job.optimizer}: gives a {type(made).__name__}, which is no torch.optim.Optimizer; "
+            "return an optimizer or several"
+        )
+
+
+def _needs_closure(optimizer: optim.Optimizer) -> bool:
+    closure = inspect.signature(inspect.unwrap(type(optimizer).step)).parameters.get("closure")
+    return closure is not None and closure.default is inspect._empty
+
+
+def state_tensors(optimizer: AnyOptimizer) -> Iterator[torch.Tensor]:
+    """Yield the tensors of an optimizer's state, those within lists and tensor subclasses too."""
+    for value in optimizer.state.values():
+        yield from _tensors_in(value)
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for one in value:
+            yield from _tensors_in(one)
+    elif hasattr(value, "__tensor_flatten__"):
+        for name in value.__tensor_flatten__()[0]:
+            yield from _tensors_in(getattr(value, name))
+    elif isinstance(value, torch.Tensor):
+        yield value

@@ -52,6 +52,7 @@ class JobOptions(TypedDict, total=False):
     prepare_kbit: bool | None
     liger: bool | None
     optimizer_arg: Mapping[str, object] | str | Sequence[str] | None  # {"amsgrad": True}, or ["amsgrad=true"]
+    compile: str | None
 
 
 class Options(JobOptions, total=False):

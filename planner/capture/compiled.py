@@ -35,7 +35,8 @@ class CompiledCalls:
             notes.append(
                 f"torch.compile is planned as eager code ({_listed(self.by_dynamo)}): inductor fuses "
                 "operators and usually keeps fewer activations, so that a compiled run usually takes less; "
-                "with mode='reduce-overhead' its CUDA graphs hold private memory pools, which takes more"
+                "with mode='reduce-overhead' its CUDA graphs hold private memory pools, which takes more; "
+                "--compile plans the whole model compiled"
             )
         if self.by_torchscript:
             notes.append(

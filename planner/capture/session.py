@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from planner.capture.compiled import CompiledCalls, watch_compiled
 from planner.capture.cuda.backend_settings import notes_on_settings
-from planner.capture.cuda.devices import Placement, devices_shown, planned_device
+from planner.capture.cuda.devices import Placement, devices_shown, names_of_torch, planned_device
 from planner.capture.cuda.host_tensors import Side
 from planner.capture.cuda.optimizer_libraries import optimizer_libraries
-from planner.capture.cuda.semantics import cuda_semantics
+from planner.capture.cuda.semantics import Suspended, cuda_semantics
 from planner.capture.failure_reasons import explain, source_line
 from planner.capture.loop.batches import batch_loader
 from planner.capture.loop.criterion import Criterion, build_criterion
@@ -47,7 +47,7 @@ from planner.capture.values.packed_lengths import full_lengths
 from planner.capture.values.python_random import watch_python_random
 from planner.capture.values.reads import ReadPolicy, run_with_reads
 from planner.errors import BatchTooLargeError, PlannerError, UsageError
-from planner.jobs import Job, Mode, Quantize
+from planner.jobs import Compile, Job, Mode, Quantize
 from planner.program import (
     Category,
     ConvWorkspaceQuery,
@@ -185,16 +185,14 @@ def _record_loop(
     loaded: dict[int, list[Tensor]],
     loads_to_gpu: bool,
 ) -> Trace:
-    compiled = CompiledCalls()
     try:
         with (
-            cuda_semantics(path_of, recorder.target.torch),
+            cuda_semantics(path_of, recorder.target.torch) as without_semantics,
             assume_padding(is_padded(job)),
             devices_shown(),
             full_lengths() as lengths,
-            recorder.modules.tracking(),
             _without_garbage_collection(),
-            watch_compiled(compiled),
+            _calls_watched(job, recorder, without_semantics) as compiled,
             watch_python_random() as notes_on_random,
         ):
             if isinstance(model, StepModule):
@@ -205,7 +203,7 @@ def _record_loop(
                 *notes_of(job, model),
                 *notes_on_quantized(job),
                 *of_loop,
-                *compiled.notes(),
+                *compiled(),
                 *lengths,
                 *notes_on_random(),
                 *notes_on_settings(job),
@@ -219,6 +217,28 @@ def _record_loop(
         raise
     except BaseException as error:  # a model may raise anything
         raise explain(job, batch, recorder, error) from error
+
+
+@contextmanager
+def _calls_watched(
+    job: Job, recorder: Recorder, without_semantics: Suspended
+) -> Iterator[Callable[[], tuple[str, ...]]]:
+    """Track modules, or compile them where the job does, since compiled code runs none; yields the notes."""
+    if job.compile is Compile.NONE:
+        calls = CompiledCalls()
+        with recorder.modules.tracking(), watch_compiled(calls):
+            yield calls.notes
+        return
+    from planner.capture.inductor.compiler import Compiler  # it imports inductor, which takes seconds
+
+    @contextmanager
+    def suspended() -> Iterator[None]:
+        with without_semantics(), names_of_torch():
+            yield
+
+    compiler = Compiler(recorder, suspended)
+    with compiler.installed():
+        yield compiler.notes
 
 
 def _run(

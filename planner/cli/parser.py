@@ -24,6 +24,7 @@ _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 def parse(arguments: list[str]) -> Action:
     """Return the command of a command line; help is printed here. Raises UsageError."""
+    arguments = _with_mode(arguments)
     name = arguments[0] if arguments and arguments[0] in COMMANDS else None
     try:
         if name is None:
@@ -35,6 +36,18 @@ def parse(arguments: list[str]) -> Action:
     if parsed == 130:  # typer's answer to an interrupt
         raise KeyboardInterrupt
     return parsed if callable(parsed) else lambda: int(parsed or 0)
+
+
+def _with_mode(arguments: list[str]) -> list[str]:
+    """Return the arguments with the default mode after a `--compile` that names none, as in other tools."""
+    own = arguments.index("--") if "--" in arguments else len(arguments)
+    given: list[str] = []
+    for position, argument in enumerate(arguments):
+        given.append(argument)
+        follower = arguments[position + 1] if position + 1 < own else "--"
+        if argument == "--compile" and position < own and follower.startswith("-"):
+            given.append("default")
+    return given
 
 
 def find_command(name: str) -> Callable[..., Action]:

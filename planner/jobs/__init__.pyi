@@ -2,6 +2,7 @@ from .catalogue import load_catalogue as load_catalogue
 from .codec import job_from_json as job_from_json, job_to_json as job_to_json
 from .job import (
     CatalogueEntry as CatalogueEntry, Checkpoint as Checkpoint, ClipGradients as ClipGradients,
+    Compile as Compile,
     FUSED_OPTIMIZERS as FUSED_OPTIMIZERS, INSTALLED as INSTALLED, Job as Job, Lengths as Lengths,
     Loss as Loss, MemoryFormat as MemoryFormat, Mode as Mode, Optimizer as Optimizer,
     OptimizerImpl as OptimizerImpl, PUBLISHED as PUBLISHED, Precision as Precision, Quantize as Quantize,

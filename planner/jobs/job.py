@@ -67,6 +67,13 @@ class Checkpoint(StrEnum):
     BLOCKS = "blocks"  # the repeated blocks of the model run again in the backward pass
 
 
+class Compile(StrEnum):
+    """A mode of torch.compile; CUDA graphs' private pools and timed templates, of others, are not planned."""
+
+    NONE = "none"
+    DEFAULT = "default"
+
+
 class Lengths(StrEnum):
     FIXED = "fixed"  # every sample has the size that is given
     VARYING = "varying"  # samples are padded to the longest of their batch, which is at most as given
@@ -151,6 +158,7 @@ class Job(Struct, frozen=True):
     prepare_kbit: bool = False  # peft's `prepare_model_for_kbit_training`
     liger: bool = False  # Liger's kernels, as transformers' `use_liger_kernel` applies them
     optimizer_args: tuple[tuple[str, Any], ...] = ()  # keywords of the optimizer; lists are tuples
+    compile: Compile = Compile.NONE  # the model is called through torch.compile in this mode
 
 
 class CatalogueEntry(Struct, frozen=True):

@@ -241,6 +241,11 @@ JOB_OPTIONS: tuple[JobOption, ...] = (
         is_for_training=True,
         methods=_LOOP,
     ),
+    _option(
+        "compile",
+        "Call the model through torch.compile: none, or default, which is the mode of --compile alone.",
+        "MODE",
+    ),
 )
 _STRUCTURED = (OptionKind.TENSORS, OptionKind.ARGUMENTS)
 # Options whose name is their field of `Job`; the others are tensors and constructor arguments.

@@ -10,6 +10,8 @@ from msgspec.structs import replace
 from planner.errors import UsageError
 from planner.jobs.job import (
     CatalogueEntry,
+    Checkpoint,
+    Compile,
     Job,
     Loss,
     Mode,
@@ -24,7 +26,10 @@ from planner.jobs.options import FIELD_OPTIONS
 from planner.jobs.own_code import CodeKind, kind_of_code
 from planner.jobs.parse import is_code, nearest, parse_tensor_spec, shown, split_model
 from planner.jobs.sample_inputs import find_sample
+from planner.program import torch_version_of
 
+_RUN = "planner run emulates such a script"
+_COMPILED_TORCH = (2, 13)  # whose compiler planner.capture.inductor knows
 # MONAI 1.6 sets CUBLAS_WORKSPACE_CONFIG to this at its import (monai/utils/misc.py); 1.5 did not yet.
 MONAI_CUBLAS_CONFIG = ":4096:8"
 _TORCHVISION_FAMILIES = (
@@ -185,6 +190,7 @@ def complete_job(job: Job) -> Job:
         # Its batch, of which it makes its loss.
         job = replace(job, inputs=(*job.inputs, *_targets_of(job)), target=None, targets=())
     check_nesting(job)
+    _check_compiled(job)
     if job.mode is Mode.STEP:
         return job
     if job.mode is not Mode.TRAIN or job.loss in (Loss.SUM, Loss.OUTPUT, Loss.TRAINING_STEP):
@@ -226,6 +232,23 @@ def _refuse_changed(job: Job, names: Sequence[str], what: str) -> None:
 
 
 _DEFAULTS = Job("")
+
+
+def _check_compiled(job: Job) -> None:
+    """Refuse jobs whose compiled form is not planned. Raises UsageError."""
+    if job.compile is Compile.NONE:
+        return
+    where = f"{job.model}: --compile {job.compile}"
+    if job.mode is Mode.GENERATE or job.ddp or job.checkpoint is not Checkpoint.NONE:
+        with_ = "--mode generate" if job.mode is Mode.GENERATE else "--ddp" if job.ddp else "--checkpoint"
+        raise UsageError(f"{where} with {with_} is not planned; leave one of the two away, or {_RUN}")
+    if job.dataset_size:
+        raise UsageError(
+            f"{where} with --dataset-size is not planned, since a smaller last batch is compiled anew; leave "
+            "one of the two away"
+        )
+    if torch_version_of(job.torch) != _COMPILED_TORCH:
+        raise UsageError(f"{where}: torch.compile is planned as in torch 2.13 alone; leave --torch away")
 
 
 def _unknown_model(model: str, catalogue: Iterable[str]) -> str:

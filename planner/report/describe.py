@@ -7,6 +7,7 @@ from planner.hardware import MIB
 from planner.jobs import (
     Checkpoint,
     ClipGradients,
+    Compile,
     Job,
     Loss,
     MemoryFormat,
@@ -78,6 +79,7 @@ def _numerics(job: Job) -> list[str]:
         f"{job.quantize} weights{_given(job.quantize_arg)}": job.quantize is not Quantize.NONE,
         "Liger's kernels": job.liger,
         f"{job.peft} adapters{_given(job.peft_arg)}": job.peft,
+        "torch.compile": job.compile is not Compile.NONE,
     }
     return [text for text, is_so in parts.items() if is_so]
 

@@ -48,6 +48,7 @@ class Placement:
     has_values: bool = False  # of tensors: a copy on the CPU is a real one
     on_empty_cache: Callable[[], None] = lambda: None  # of a recorder
     remarks: dict[str, str] = field(default_factory=dict)  # remark -> the first line that causes it
+    names: Names | None = None  # replaced while any placement is open
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -81,19 +82,32 @@ def planned_device(
         capability=capability or enclosing.capability,
         has_values=has_values or enclosing.has_values,
     )
-    names = Names(_replacements()) if outer is None else None
+    names = Names(_replacements()) if outer is None or outer.names is None else outer.names
+    placement.names = names
     _opened.append(placement)
     try:
-        if names is None:
+        if outer is not None:
             yield placement
         else:
             names.replace()
             with triton_importable():
                 yield placement
     finally:
-        if names is not None:
+        if outer is None:
             names.restore()
         _opened.pop()
+
+
+@contextmanager
+def names_of_torch() -> Iterator[None]:
+    """Restore torch's own names while open, inside a placement."""
+    names = _opened[-1].names
+    assert names is not None
+    names.restore()
+    try:
+        yield
+    finally:
+        names.replace()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -32,35 +32,67 @@ from planner.program import NEWEST_TORCH, TorchVersion
 _OPEN = threading.Lock()
 
 
+Suspended = Callable[[], AbstractContextManager[object]]
+
+
 @contextmanager
-def cuda_semantics(capability: tuple[int, int], version: TorchVersion = NEWEST_TORCH) -> Iterator[None]:
+def cuda_semantics(capability: tuple[int, int], version: TorchVersion = NEWEST_TORCH) -> Iterator[Suspended]:
     """Make operators on `meta` take the paths of a CUDA GPU of this compute capability while open, in a
     version of torch.
 
-    Raises RuntimeError where it is open already, in this thread or another.
+    Yields a function that opens a context in which torch is as it was before, save for autocast. Raises
+    RuntimeError where it is open already, in this thread or another.
     """
     if not _OPEN.acquire(blocking=False):
         raise RuntimeError("another trace is running in this process; traces run one at a time")
-    try:
-        with ExitStack() as stack:
-            library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-            casts = autocast.CastCache()
-            stack.callback(library._destroy)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that a kernel is overridden, which is the purpose
-                for name, kernel in _kernels(capability, version).items():
-                    library.impl(name, kernel, "AutogradMeta")  # type: ignore[no-untyped-call]
-                for name, kernel in (autocast.kernels(casts) | autocast_rnn.kernels(casts)).items():
-                    library.impl(name, kernel, "AutocastCUDA")  # type: ignore[no-untyped-call]
-            indexing = (*assignment.patches(), *slicing.patches(version))
-            others = (*autocast.patches(casts.clear), *second_order.patches())
-            patches = (*_device_lists(), *indexing, *others)
-            for target, replacement in patches:
-                stack.enter_context(mock.patch(target, replacement))
-            stack.enter_context(autocast.included())
+    casts = autocast.CastCache()
+    stack = ExitStack()
+
+    @contextmanager
+    def suspended() -> Iterator[None]:
+        stack.close()
+        try:
             yield
+        finally:
+            _open(stack, capability, version, casts)
+
+    try:
+        with _autocast_kernels(casts), stack:
+            _open(stack, capability, version, casts)
+            yield suspended
     finally:
         _OPEN.release()
+
+
+@contextmanager
+def _autocast_kernels(casts: autocast.CastCache) -> Iterator[None]:
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for name, kernel in (autocast.kernels(casts) | autocast_rnn.kernels(casts)).items():
+                library.impl(name, kernel, "AutocastCUDA")  # type: ignore[no-untyped-call]
+        yield
+    finally:
+        library._destroy()  # type: ignore[no-untyped-call]
+
+
+def _open(
+    stack: ExitStack, capability: tuple[int, int], version: TorchVersion, casts: autocast.CastCache
+) -> None:
+    """Register the kernels and set the names, which closing the stack undoes."""
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    stack.callback(library._destroy)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a kernel is overridden, which is the purpose
+        for name, kernel in _kernels(capability, version).items():
+            library.impl(name, kernel, "AutogradMeta")  # type: ignore[no-untyped-call]
+    indexing = (*assignment.patches(), *slicing.patches(version))
+    others = (*autocast.patches(casts.clear), *second_order.patches())
+    patches = (*_device_lists(), *indexing, *others)
+    for target, replacement in patches:
+        stack.enter_context(mock.patch(target, replacement))
+    stack.enter_context(autocast.included())
 
 
 def _kernels(capability: tuple[int, int], version: TorchVersion) -> dict[str, Callable[..., Any]]:

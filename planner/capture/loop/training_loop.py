@@ -25,7 +25,7 @@ from planner.capture.loop.named_optimizers import OptimizerList, members_of
 from planner.capture.loop.optimizers import clip, make_ema
 from planner.capture.loop.runtime import BatchLoader, LoopRuntime, PhaseHook
 from planner.errors import ModelError
-from planner.jobs import Checkpoint, ClipGradients, Job, Loss, Mode, ZeroGrad, is_code
+from planner.jobs import Checkpoint, ClipGradients, Compile, Job, Loss, Mode, ZeroGrad, is_code
 from planner.program import Category, Phase
 
 MOST_MICRO_BATCHES = 4  # of a step that are run; all but the first of them allocate the same
@@ -80,15 +80,18 @@ def run_loop(
     with ExitStack() as stack:
         if job.checkpoint is Checkpoint.BLOCKS and job.mode is not Mode.INFER:
             notes = stack.enter_context(checkpointed_blocks(model, job))
+        called = compiled(model, job)
         if optimizer is None:
-            _run_forward(model, job, load_batch, on_phase, runtime)
+            _run_forward(called, job, load_batch, on_phase, runtime)
             return notes
         buckets = None
         if job.ddp:
             buckets = stack.enter_context(closing(Buckets(model, job, runtime.set_category)))
         ema = make_ema(model) if job.ema else None
         evaluated = load_batch if load_evaluated is None else load_evaluated
-        loop = _TrainingLoop(model, job, load_batch, optimizer, on_phase, runtime, buckets, ema, evaluated)
+        loop = _TrainingLoop(
+            model, called, job, load_batch, optimizer, on_phase, runtime, buckets, ema, evaluated
+        )
         loop.run()
         return notes + notes_on_loss(job.loss, loop.variables.output)
 
@@ -108,8 +111,16 @@ def with_few_micro_batches(job: Job) -> tuple[Job, tuple[str, ...]]:
     return replace(job, accumulate=MOST_MICRO_BATCHES), (note,)
 
 
+def compiled(model: nn.Module, job: Job) -> Callable[..., Any]:
+    """Return what the job calls for its model: the model, or its form compiled by torch.compile."""
+    if job.compile is Compile.NONE:
+        return model
+    called: Callable[..., Any] = torch.compile(model, mode=job.compile)
+    return called
+
+
 def _run_forward(
-    model: nn.Module, job: Job, load_batch: BatchLoader, on_phase: PhaseHook, runtime: LoopRuntime
+    called: Callable[..., Any], job: Job, load_batch: BatchLoader, on_phase: PhaseHook, runtime: LoopRuntime
 ) -> None:
     variables = _LoopVariables()
     with torch.set_grad_enabled(job.mode is Mode.FORWARD):
@@ -118,7 +129,7 @@ def _run_forward(
             variables.load(load_batch)
             on_phase(step, Phase.FORWARD)
             with runtime.autocast():
-                variables.output = model(*variables.args, **variables.kwargs)
+                variables.output = called(*variables.args, **variables.kwargs)
         on_phase(job.steps, Phase.END)
 
 
@@ -127,6 +138,7 @@ class _TrainingLoop:
     """A loop that trains, with all that it keeps between steps."""
 
     model: nn.Module
+    called: Callable[..., Any]  # the model, or its compiled form
     job: Job
     load_batch: BatchLoader
     optimizer: optim.Optimizer | OptimizerList
@@ -175,7 +187,7 @@ class _TrainingLoop:
 
     def _forward(self, variables: _LoopVariables) -> None:
         """Call the model on a batch and compute the loss of its output."""
-        variables.output = self.model(*variables.args, **variables.kwargs)
+        variables.output = self.called(*variables.args, **variables.kwargs)
         if self.runtime.criterion is not None:
             variables.loss = self.runtime.criterion(variables.output, variables.target)
         else:

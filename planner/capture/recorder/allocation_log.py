@@ -7,6 +7,8 @@ from typing import Any
 from planner.capture.recorder.provenance import ProvenanceCollector
 from planner.program import Alloc, Category, Event, Free, Phase, PhaseStart, Site
 
+_BLOCK_BYTES = 512  # kMinBlockSize of the caching allocator
+
 
 @dataclass(slots=True)
 class Block:
@@ -97,6 +99,19 @@ class AllocationLog:
         del self._alive[out.block.number]
         out.block = operand
         return True
+
+    def allocated_bytes(self) -> tuple[int, int]:
+        """Return the bytes of the living blocks, and the most that there were, in blocks of 512."""
+        sizes: dict[int, int] = {}
+        allocated = most = 0
+        for record in self.records:
+            if isinstance(record, Block):
+                sizes[record.number] = -(-record.size_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
+                allocated += sizes[record.number]
+                most = max(most, allocated)
+            elif isinstance(record, Free):
+                allocated -= sizes[record.block]
+        return allocated, most
 
     def events(self) -> tuple[Event, ...]:
         """Return the records as events of a trace."""

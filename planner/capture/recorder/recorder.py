@@ -115,6 +115,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return the numbers of the blocks whose storages are alive."""
         return {storage.block.number for storage in self._storages.values()}
 
+    def allocated_bytes(self) -> tuple[int, int]:
+        """Return the allocated bytes, and the most that there were, as the caching allocator rounds them."""
+        return self._log.allocated_bytes()
+
     def finish(self, batch: int, notes: tuple[str, ...] = ()) -> Trace:
         """Return the trace up to the phase `END`."""
         events, collector = self._log.events(), self._provenance

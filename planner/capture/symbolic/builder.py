@@ -20,7 +20,7 @@ from planner.capture.symbolic.kernel_calls import RecordedCall, RecordedRun
 from planner.capture.symbolic.rules import SignatureRules
 from planner.capture.symbolic.validate import find_valid_range, needs_batch_one
 from planner.errors import ModelError
-from planner.jobs import Job, Mode
+from planner.jobs import Compile, Job, Mode
 from planner.program import (
     FIT_BATCHES,
     NotAffineError,
@@ -61,6 +61,8 @@ class ProgramBuilder:
         None where two runs do not fit to a program, or a third one contradicts it. Raises the errors of a
         capture, save that a model may refuse batch 1, as batch norm does for single values.
         """
+        if self.job.compile is not Compile.NONE:
+            return ()  # inductor decides by sizes and by the number of multiprocessors
         given, target = target, _without_answers(target)
         program = self._path(target).program
         if program is None:
@@ -96,6 +98,8 @@ class ProgramBuilder:
     def _keep_run(self, run: RecordedRun, guards: GuardedCapability, target: Target) -> Program:
         program = _single_run(run, self.job, target)
         reasons = [path.reason for path in self._paths if path.guards.guards_hold(target.capability)]
+        if self.job.compile is not Compile.NONE:
+            program.notes = (*program.notes, "each batch size that was tried was compiled by itself")
         if any(reasons):
             why = "sizes are no straight line in the batch size, so each probe was traced by itself"
             program.notes = (*program.notes, f"{why}: {reasons[0]}")
@@ -176,6 +180,8 @@ def _with_target(program: Program, target: Target, min_batch: int, max_batch: in
 def _single_run(run: RecordedRun, job: Job, target: Target) -> Program:
     batch = run.trace.batch
     with suppress(NotAffineError):
+        if job.compile is not Compile.NONE:
+            raise NotAffineError("compiled code depends on the number of multiprocessors")
         again = replace(run, trace=replace(run.trace, batch=batch + 1))
         program = _with_target(fit_program(run, again, job), target, batch, batch)
         specialized = program.specialize(batch, target)

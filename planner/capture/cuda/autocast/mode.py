@@ -100,7 +100,7 @@ def is_eligible(value: object) -> bool:
     """Return whether autocast would cast it on CUDA: floating point on the device, but no double."""
     return (
         isinstance(value, Tensor)
-        and value.is_meta
+        and (value.is_meta or value.is_cuda)  # the compiler's fake tensors are
         and value.dtype.is_floating_point
         and value.dtype is not torch.float64
     )

@@ -22,7 +22,7 @@ from planner.program import LT_BYTES, LtWorkspace, OpKind, Phase, Target, lt_wor
 aten = torch.ops.aten
 
 _BLAS_NAMES = """
-    mm mm.out addmm addmm.out bmm baddbmm addbmm mv addmv dot vdot
+    mm mm.out addmm addmm.out bmm bmm.out baddbmm baddbmm.out addbmm mv addmv dot vdot
     _native_multi_head_attention _euclidean_dist
 """
 BLAS_OPS = frozenset(map(overload, _BLAS_NAMES.split()))
@@ -51,7 +51,7 @@ class CublasWorkspaces:
         is_autograd_thread = phase is Phase.BACKWARD
         if not self._keeps_lt or is_autograd_thread in self._lt_threads:
             return 0
-        if func is not aten.addmm.default or not _uses_lt(args):
+        if func not in (aten.addmm.default, aten.addmm.out) or not _uses_lt(args):
             return 0
         self._lt_threads.add(is_autograd_thread)
         return LT_BYTES
@@ -64,7 +64,7 @@ def uses_cublas(func: Any, args: Args, ops: Ops) -> bool:
     """
     if func not in BLAS_OPS:
         return any(isinstance(one, KernelOp) and one.kind is OpKind.CUBLAS for one in ops)
-    return func is not aten.bmm.default or args[0].shape[2] != 1
+    return func not in (aten.bmm.default, aten.bmm.out) or args[0].shape[2] != 1
 
 
 def _uses_lt(args: Args) -> bool:
@@ -105,7 +105,7 @@ def _addmm(args: Args, out: Any, target: Target) -> Ops:
 
 
 RULES: Mapping[str, Rule] = {
-    "mm bmm mm.out": partial(_product, 0),
-    "baddbmm": partial(_product, 1),
+    "mm bmm mm.out bmm.out": partial(_product, 0),
+    "baddbmm baddbmm.out": partial(_product, 1),
     "addmm addmm.out": _addmm,
 }

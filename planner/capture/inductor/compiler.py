@@ -1,0 +1,148 @@
+"""Run torch.compile in a capture: dynamo, AOTAutograd and inductor as they are, their result on `meta`.
+
+What is private to torch here is that of version 2.13, and other versions are refused.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._dynamo import convert_frame
+from torch._dynamo.guards import CheckFunctionManager
+from torch._inductor import compile_fx, config
+from torch._inductor.graph import GraphLowering
+from torch.utils._python_dispatch import _disable_current_modes
+
+from planner.capture.cuda.autocast import mode as autocast
+from planner.capture.inductor.constants import constants_on_cpu
+from planner.capture.inductor.fakes import fakes_on_gpu
+from planner.capture.inductor.gpu import gpu_of_inductor, gpu_properties
+from planner.capture.inductor.kernels import Kernels
+from planner.capture.inductor.memory import GpuMemory
+from planner.capture.inductor.padding import PaddingTimer
+from planner.capture.inductor.wrapper import load_wrapper
+from planner.capture.recorder.recorder import Recorder
+from planner.errors import ModelError
+from planner.program import torch_version_of
+
+_Inductor = torch._TorchCompileInductorWrapper
+_TORCH = (2, 13)
+_TRITON_SINCE = (7, 0)
+Suspended = Callable[[], AbstractContextManager[object]]
+
+
+class Compiler:
+    """Compiles for the GPU of one capture."""
+
+    def __init__(self, recorder: Recorder, suspended: Suspended) -> None:
+        """`suspended` opens a context in which nothing of torch is replaced. Raises ModelError for a torch
+        or a GPU whose compiled code is not known.
+        """
+        if torch_version_of(torch.__version__) != _TORCH:
+            raise ModelError(
+                f"torch.compile is planned with torch 2.13, not with {torch.__version__}; install 2.13"
+            )
+        if recorder.target.capability < _TRITON_SINCE:
+            raise ModelError("torch.compile: Triton needs compute capability 7.0; plan without --compile")
+        memory = GpuMemory(recorder, gpu_properties(recorder.target).L2_cache_size)
+        self._recorder = recorder
+        self._suspended = suspended
+        self._kernels, self._padding = Kernels(memory), PaddingTimer(memory)
+        self._is_compiling = False
+        self._modes: set[str] = set()  # that user code asks for, of those that are not planned
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Make torch.compile work for tensors on `meta` while open."""
+        frames = convert_frame.CatchErrorsWrapper
+        torch._dynamo.reset()
+        try:
+            with (
+                mock.patch.object(frames, "__call__", self._compiling(frames.__call__)),
+                mock.patch.object(
+                    convert_frame, "CheckFunctionManager", self._guarding(CheckFunctionManager)
+                ),
+                mock.patch.object(
+                    compile_fx, "compile_fx_backward", self._compiling(compile_fx.compile_fx_backward)
+                ),
+                mock.patch.object(_Inductor, "apply_mode", self._apply_mode),
+            ):
+                yield
+        finally:
+            torch._dynamo.reset()
+
+    def notes(self) -> tuple[str, ...]:
+        """Return sentences on what is not planned, and on what a GPU decides while it compiles."""
+        notes = [
+            f"torch.compile's mode {mode!r} is planned as its default: CUDA graphs hold private memory "
+            "pools, which takes more, and timed templates may take other workspaces"
+            for mode in sorted(self._modes)
+        ]
+        if self._padding.count:
+            notes.append(
+                "inductor times matrix products with and without padded operands: they are planned without, "
+                "and a GPU on which padding is faster also holds the padded copies"
+            )
+        return tuple(notes)
+
+    def _apply_mode(self, mode: str | None) -> None:
+        if mode not in (None, "default"):
+            self._modes.add(str(mode))
+
+    def _guarding(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what makes the guards of a frame: to a tensor's dispatch keys, which they compare, belong
+        those of the thread, so guards are made as they will be checked.
+        """
+
+        def make_guards(*args: Any, **kwargs: Any) -> Any:
+            with self._recorder, autocast.included():
+                return plain(*args, **kwargs)
+
+        return make_guards
+
+    def _compiling(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what compiles a frame or a backward pass, run as on the GPU."""
+
+        def compile_for_gpu(*args: Any, **kwargs: Any) -> Any:
+            if self._is_compiling:
+                return plain(*args, **kwargs)
+            self._is_compiling = True
+            try:
+                with (
+                    warnings.catch_warnings(),
+                    _disable_current_modes(),
+                    self._suspended(),
+                    fakes_on_gpu(),
+                    constants_on_cpu(),
+                    gpu_of_inductor(self._recorder.target),
+                    self._padding.installed(),
+                    mock.patch.object(GraphLowering, "compile_to_module", self._loading()),
+                    config.patch(force_disable_caches=True, compile_threads=1),
+                ):
+                    warnings.simplefilter("ignore")  # of torch's, to users of a GPU
+                    return plain(*args, **kwargs)
+            finally:
+                self._is_compiling = False
+
+        return compile_for_gpu
+
+    def _loading(self) -> Callable[[GraphLowering], Any]:
+        def compile_to_module(graph: GraphLowering) -> Any:
+            if config.triton.cudagraphs:  # of a mode that was set before the capture
+                self._modes.add("reduce-overhead")
+                graph.disable_cudagraphs_reason = "not planned"
+            code, _ = graph.codegen()
+            constants = {**graph.constants, **graph.torchbind_constants}
+            return _Module(load_wrapper(code.value, constants, self._kernels))
+
+        return compile_to_module
+
+
+class _Module:
+    """A generated module, as GraphLowering gives it."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.call = call

@@ -1,0 +1,40 @@
+"""Compute on the CPU what inductor computes on the GPU while it compiles: single numbers that it folds."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._inductor.fx_passes import joint_graph
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class _OnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Makes tensors on the CPU that are asked for on the GPU."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        def place(value: Any) -> Any:
+            is_gpu = isinstance(value, torch.device) and value.type == "cuda"
+            return torch.device("cpu") if is_gpu else value
+
+        named = {name: place(value) for name, value in (kwargs or {}).items()}
+        return func(*map(place, args), **named)
+
+
+@contextmanager
+def constants_on_cpu() -> Iterator[None]:
+    """Fold constants on the CPU while open."""
+    folder = joint_graph.UniformValueConstantFolder
+    with mock.patch.object(folder, "_deduce_value", _on_cpu(folder._deduce_value)):
+        yield
+
+
+def _on_cpu(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def deduce(self: Any, node: Any) -> Any:
+        with _OnCpu():  # type: ignore[no-untyped-call]
+            return plain(self, node)
+
+    return deduce

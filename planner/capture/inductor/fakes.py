@@ -1,0 +1,116 @@
+"""Show torch's compiler the capture's tensors on `meta` as tensors on `cuda:0`.
+
+Dynamo, AOTAutograd and inductor work on fake tensors, whose device is a label in Python: here `cuda:0` for
+whatever is on `meta`. They have the dispatch keys of CUDA, but name `meta` to C++ as their device: autograd
+asks for the stream of a tensor's device, which a build of torch without CUDA refuses (InputMetadata,
+torch/csrc/autograd/input_metadata.cpp). Tensors that C++ makes beside them on `meta` are labelled again.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch._subclasses import fake_tensor, meta_utils
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+
+GPU = torch.device("cuda", 0)
+META = torch.device("meta")
+_DEVICE, _DISPATCHES_DEVICE = 6, 10  # positions among the arguments of `_make_wrapper_subclass`
+_Patch = tuple[Any, str, Any]
+
+
+@contextmanager
+def fakes_on_gpu() -> Iterator[None]:
+    """Label fake tensors of tensors on `meta` as on `cuda:0` while open."""
+    with ExitStack() as stack:
+        for holder, name, new in _patches():
+            stack.enter_context(mock.patch.object(holder, name, new, create=True))
+        handlers = {torch.ops.prim.device.default: lambda args: _in_c(args[0].fake_device)}
+        stack.enter_context(mock.patch.dict(fake_tensor._DISPATCH_META_HANDLERS, handlers))
+        yield
+
+
+def _patches() -> Iterator[_Patch]:
+    yield (
+        meta_utils.MetaTensorDescriber,
+        "describe_tensor",
+        _describing(meta_utils.MetaTensorDescriber.describe_tensor),
+    )
+    yield Tensor, "_make_wrapper_subclass", _wrapping(Tensor._make_wrapper_subclass)
+    dispatch = FakeTensor.__dict__["__torch_dispatch__"].__func__
+    yield FakeTensor, "__torch_dispatch__", classmethod(_answering_device(dispatch))
+    functional = FunctionalTensor.__torch_dispatch__
+    yield FunctionalTensor, "__torch_dispatch__", _answering(functional)
+    yield FakeTensorMode, "dispatch", _relabelling(FakeTensorMode.dispatch)
+    for mode in (FunctionalTensorMode, ProxyTorchDispatchMode):
+        yield mode, "__torch_dispatch__", _relabelling(mode.__torch_dispatch__)
+    yield FunctionalTensor, "device", property(lambda tensor: _inner(tensor).device)
+    for kind in (FakeTensor, FunctionalTensor):
+        yield kind, "is_cuda", property(lambda tensor: tensor.device.type == "cuda")
+        yield kind, "is_meta", property(lambda tensor: tensor.device.type == "meta")
+
+
+def _in_c(device: torch.device) -> torch.device:
+    return META if device.type == "cuda" else device
+
+
+def _inner(tensor: FunctionalTensor) -> Tensor:
+    inner: Tensor = tensor.elem
+    return torch._from_functional_tensor(inner) if torch._is_functional_tensor(inner) else inner
+
+
+def _describing(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def describe(self: Any, tensor: Tensor, **options: Any) -> Any:
+        described = plain(self, tensor, **options)
+        return dataclasses.replace(described, device=GPU) if described.device.type == "meta" else described
+
+    return describe
+
+
+def _wrapping(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def make(cls: type[Tensor], *args: Any, **options: Any) -> Tensor:
+        if not issubclass(cls, FunctionalTensor):
+            return plain(cls, *args, **options)
+        given = list(args)
+        given[_DISPATCHES_DEVICE] = True
+        if given[_DEVICE].type == "meta":  # as C++ names it
+            given[_DEVICE] = GPU
+        return plain(cls, *given, **options)
+
+    return make
+
+
+def _answering_device(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def dispatch(
+        cls: type[FakeTensor], func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.ops.prim.device.default:
+            return _in_c(args[0].fake_device)
+        return plain(cls, func, types, args, kwargs or {})
+
+    return dispatch
+
+
+def _answering(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def dispatch(self: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default:
+            return _in_c(args[0].device)
+        return plain(self, func, types, args, kwargs)
+
+    return dispatch
+
+
+def _relabelling(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def dispatch(self: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        device = kwargs.get("device") if kwargs else None
+        if device is not None and torch.device(device).type == "meta":
+            kwargs = {**kwargs, "device": GPU}
+        return plain(self, func, types, args, kwargs)
+
+    return dispatch

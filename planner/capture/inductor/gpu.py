@@ -1,0 +1,85 @@
+"""Answer inductor's queries of the GPU and of Triton, as on the planned GPU with Triton installed."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+import torch._dynamo.device_interface as interface
+import torch.utils._triton
+
+from planner.capture.inductor.convolutions import backend_memory_format
+from planner.hardware.cudnn import describe_for_cudnn
+from planner.program import Target
+
+_BACKEND_HASH = "planner"  # of Triton, in the names of cached kernels
+
+
+def gpu_properties(target: Target) -> SimpleNamespace:
+    """Return the properties of the planned GPU as torch.cuda names them, with the emulated GPU's values."""
+    described = describe_for_cudnn(target.capability, target.sm_count)
+    major, minor = target.capability
+    return SimpleNamespace(
+        name="NVIDIA GPU",
+        major=major,
+        minor=minor,
+        gcnArchName="",
+        total_memory=described["totalGlobalMem"],
+        multi_processor_count=target.sm_count,
+        warp_size=described["warpSize"],
+        regs_per_multiprocessor=described["maxRegistersPerSM"],
+        max_threads_per_multi_processor=described["maxThreadsPerSM"],
+        max_threads_per_block=described["maxThreadsPerBlock"],
+        shared_memory_per_block=described["maxSharedMemoryPerBlock"],
+        shared_memory_per_block_optin=described["maxSharedMemoryPerBlockOptin"],
+        shared_memory_per_multiprocessor=described["maxSharedMemoryPerBlockOptin"]
+        + described["reservedSharedMemoryPerBlock"],
+        L2_cache_size=described["l2CacheSize"],
+    )
+
+
+@contextmanager
+def gpu_of_inductor(target: Target) -> Iterator[None]:
+    """Answer as on this GPU while open."""
+    properties = gpu_properties(target)
+    major, minor = target.capability
+    answers: list[tuple[Any, str, Any]] = [
+        (torch.cuda, "get_device_properties", properties),
+        (torch.cuda, "get_device_capability", (major, minor)),
+        (torch.utils._triton, "triton_hash_with_backend", _BACKEND_HASH),
+        (torch.cuda, "is_bf16_supported", True),  # emulated where it is not
+        (torch.cuda.amp.common, "amp_definitely_not_available", False),
+        *_where_imported("has_triton", True),
+    ]
+    for holder in (interface.CudaInterface, interface.CudaInterface.Worker):
+        answers.append((holder, "get_device_properties", properties))
+    for name, value in (
+        ("is_available", True), ("get_compute_capability", 10 * major + minor), ("current_device", 0),
+        ("device_count", 1), ("raise_if_triton_unavailable", None), ("is_bf16_supported", major >= 8),
+        ("is_triton_capable", major >= 7),
+    ):  # fmt: skip
+        answers.append((interface.CudaInterface, name, value))
+    with ExitStack() as stack:
+        for holder, name, value in answers:
+            answer = _always(value)
+            method = staticmethod(answer) if isinstance(holder, type) else answer
+            stack.enter_context(mock.patch.object(holder, name, method))
+        stack.enter_context(mock.patch.object(torch._C, "_select_conv_backend", _always("cudnn")))
+        stack.enter_context(
+            mock.patch.object(torch._C, "_conv_determine_backend_memory_format", backend_memory_format)
+        )
+        yield
+
+
+def _always(value: Any) -> Any:
+    return lambda *_, **__: value
+
+
+def _where_imported(name: str, value: Any) -> Iterator[tuple[Any, str, Any]]:
+    """Yield the modules of inductor that imported a function by name."""
+    for path, module in list(sys.modules.items()):
+        if path.startswith("torch._inductor") and callable(vars(module).get(name)):
+            yield module, name, value

@@ -1,0 +1,122 @@
+"""Triton kernels that compute nothing, and what their first launch allocates to choose a configuration.
+
+`CachingAutotuner` (torch/_inductor/runtime/triton_heuristics.py) times the configurations of a kernel at its
+first launch, where there are several. Each launch gets clones of the arguments that the kernel changes; in
+inference and in backward passes those that would raise the peak are copied to the CPU instead.
+"""
+
+import ast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+from msgspec import Struct
+from torch import Tensor
+from torch._inductor.runtime import hints, triton_heuristics
+
+from planner.capture.inductor.memory import GpuMemory
+
+
+class Tuning(Struct, frozen=True):
+    """What decides the allocations of a kernel's first launch."""
+
+    arguments: tuple[str, ...]  # names, in order
+    changed: frozenset[str]  # names of arguments that the kernel changes
+    is_timed: bool  # there are several configurations
+    spares_memory: bool
+
+
+class _Config:
+    """A configuration of a kernel, as `triton.Config` is."""
+
+    def __init__(self, kwargs: dict[str, Any], num_warps: int = 4, num_stages: int = 3, **more: Any) -> None:
+        self.kwargs, self.num_warps, self.num_stages = kwargs, num_warps, num_stages
+        self.__dict__.update(more)
+
+
+def tuning_of(source: str) -> Tuning:
+    """Return the tuning of a kernel from its source, by inductor's own heuristics."""
+    tree = ast.parse(source)
+    function = next(node for node in tree.body if isinstance(node, ast.FunctionDef))
+    call = next(one for one in function.decorator_list if isinstance(one, ast.Call))
+    names = tuple(argument.arg for argument in function.args.args)
+    assert isinstance(call.func, ast.Attribute)
+    found: list[Tuning] = []
+
+    def keep(size_hints: Any, configs: list[Any], triton_meta: Any, heuristic_type: Any, **more: Any) -> Any:
+        inductor_meta = more.get("inductor_meta") or {}
+        reductions = (hints.HeuristicType.REDUCTION, hints.HeuristicType.PERSISTENT_REDUCTION)
+        if size_hints is not None and heuristic_type in reductions:
+            configs = triton_heuristics._enforce_reduction_config_block_minimums(
+                configs, size_hints, inductor_meta
+            )
+        changed = frozenset(inductor_meta.get("mutated_arg_names", ()))
+        count = len(triton_heuristics.unique_configs(configs))
+        found.append(Tuning(names, changed, count > 1, bool(inductor_meta.get("optimize_mem", True))))
+        return lambda function: function
+
+    with (
+        mock.patch.object(triton_heuristics, "cached_autotune", keep),
+        mock.patch.object(triton_heuristics, "Config", _Config),
+        mock.patch.object(triton_heuristics, "InductorConfig", _Config),
+    ):
+        arguments = {str(keyword.arg): _value(keyword.value) for keyword in call.keywords}
+        getattr(triton_heuristics, call.func.attr)(*map(_value, call.args), **arguments)
+    return found[0]
+
+
+def _value(node: ast.expr) -> Any:
+    names = {**vars(hints), "__file__": "kernel.py", "AttrsDescriptor": lambda **_: None}
+    return eval(compile(ast.Expression(node), "kernel", "eval"), names)
+
+
+@dataclass(slots=True)
+class Kernel:
+    """A kernel in generated code."""
+
+    tuning: Tuning
+    memory: GpuMemory
+    _was_launched: bool = False
+
+    def run(self, *arguments: Any, stream: Any = None, **_: Any) -> None:
+        """Allocate what the first launch takes."""
+        if self._was_launched:
+            return
+        self._was_launched = True
+        if self.tuning.is_timed:
+            self.memory.time(self._clones(arguments))
+
+    def _clones(self, arguments: Sequence[Any]) -> Callable[[], list[Tensor]]:
+        tuning = self.tuning
+        budget = self.memory.bytes_below_peak() if tuning.spares_memory else None
+        sizes: list[int] = []
+        for name, argument in zip(tuning.arguments, arguments, strict=False):
+            if name not in tuning.changed:
+                continue
+            size = _storage_length(argument) * argument.element_size()
+            if budget is not None:
+                if size > budget:
+                    continue
+                budget -= size
+            sizes.append(size)
+        return lambda: [self.memory.allocate(size) for size in sizes]
+
+
+def _storage_length(tensor: Tensor) -> int:
+    reach = [(size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    return 1 + sum(reach) if tensor.numel() else 0
+
+
+@dataclass(slots=True)
+class Kernels:
+    """The kernels of a process: equal sources are one kernel."""
+
+    memory: GpuMemory
+    _by_source: dict[str, Kernel] = field(default_factory=dict)
+
+    def get(self, source: str) -> Kernel:
+        """Return the kernel of a source."""
+        if source not in self._by_source:
+            self._by_source[source] = Kernel(tuning_of(source), self.memory)
+        return self._by_source[source]

@@ -1,0 +1,63 @@
+"""Record what inductor allocates while it times matrix products with and without padded operands.
+
+`pad_mm` (torch/_inductor/fx_passes/pad_mm.py) makes operands of the real sizes on the GPU. Which way is
+faster is not known here: products stay as they are, as on the emulated GPU, where nothing takes time.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch._inductor.fx_passes import pad_mm
+from torch.utils._python_dispatch import _disable_current_modes
+
+from planner.capture.inductor.memory import GpuMemory
+
+
+class PaddingTimer:
+    """Runs the timed products on `meta`, under the recorder."""
+
+    def __init__(self, memory: GpuMemory) -> None:
+        self._memory = memory
+        self.count = 0  # of products that are timed
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Time products by this timer while open."""
+        cache = pad_mm.get_pad_cache()
+        with (
+            mock.patch.object(pad_mm, "get_do_bench", lambda: self._time),
+            mock.patch.object(pad_mm, "is_mm_compute_bound", _is_worth_timing),
+            mock.patch.object(pad_mm, "no_dispatch", self._on_gpu),
+            mock.patch.object(cache, "lookup", lambda *_: None),
+            mock.patch.object(cache, "set_value", lambda *_, **__: None),
+        ):
+            yield
+
+    def _time(self, call: Callable[[], Any]) -> float:
+        self.count += 1
+        self._memory.time(call)
+        return 0.0
+
+    @contextmanager
+    def _on_gpu(self) -> Iterator[None]:
+        def make(*size: Any, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
+            return torch.empty(*size, dtype=dtype, device="meta")
+
+        shown = property(lambda tensor: True)
+        with (
+            _disable_current_modes(),
+            self._memory.recorder,
+            mock.patch.object(torch, "randn", make),
+            mock.patch.object(torch, "randn_like", torch.empty_like),
+            mock.patch.object(Tensor, "is_cuda", shown),
+        ):
+            yield
+
+
+def _is_worth_timing(*_: Any) -> bool:
+    """Return True, as where nvidia-smi does not tell the clock rates."""
+    return True

@@ -1,0 +1,90 @@
+"""Run the Python code that inductor generates for a graph, on `meta`.
+
+That code allocates, calls kernels and external operators, and drops variables, all in the order of a GPU run.
+The recorder records it, once the names in it that need a GPU mean what they do on `meta`.
+"""
+
+import ast
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch._inductor import async_compile
+
+from planner.capture.inductor.kernels import Kernels
+
+_ALIGNMENT_BYTES = 16
+
+
+class _AsyncCompile:
+    """Stands for inductor's compilation of kernels in generated code."""
+
+    kernels: Kernels
+
+    def triton(self, name: str, source: str, device_str: str = "cuda") -> Any:
+        """Return the kernel of a source."""
+        return self.kernels.get(source)
+
+    def wait(self, scope: dict[str, Any]) -> None:
+        """Do nothing, since nothing is compiled."""
+
+
+def load_wrapper(source: str, constants: Mapping[str, Any], kernels: Kernels) -> Callable[..., Any]:
+    """Return the function `call` of a generated module."""
+    compiling = type("AsyncCompile", (_AsyncCompile,), {"kernels": kernels})
+    scope: dict[str, Any] = {"__name__": "generated", **constants}
+    with mock.patch.object(async_compile, "AsyncCompile", compiling):
+        exec(compile(_without_gpu_imports(source), "<inductor>", "exec"), scope)
+    scope |= _REPLACED
+    call = scope["call"]
+
+    def run(arguments: list[Any]) -> Any:
+        with (
+            mock.patch.object(torch.cuda, "_DeviceGuard", lambda index: nullcontext()),
+            mock.patch.object(torch.cuda, "set_device", lambda device: None),
+        ):
+            return call(arguments)
+
+    return run
+
+
+def _without_gpu_imports(source: str) -> ast.Module:
+    """Return the module without imports of Triton and of the GPU's streams, which it has no use for here."""
+    module = ast.parse(source)
+    module.body = [statement for statement in module.body if not _imports_gpu(statement)]
+    return module
+
+
+def _imports_gpu(statement: ast.stmt) -> bool:
+    if not isinstance(statement, ast.Import | ast.ImportFrom):
+        return False
+    names = [alias.asname or alias.name for alias in statement.names]
+    return "get_raw_stream" in names or any(name.partition(".")[0] in ("triton", "tl") for name in names)
+
+
+def _empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, device="meta")
+
+
+def _copy_if_misaligned(tensor: Tensor) -> Tensor:
+    """Copy a view that does not begin at a multiple of 16 bytes (torch/csrc/dynamo/guards.cpp)."""
+    if tensor.storage_offset() * tensor.element_size() % _ALIGNMENT_BYTES == 0:
+        return tensor
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _device(*arguments: Any, **options: Any) -> torch.device:
+    named = torch.device(*arguments, **options)
+    return torch.device("meta") if named.type == "cuda" else named
+
+
+_REPLACED: dict[str, Any] = {
+    "empty_strided_cuda": _empty_strided,
+    "copy_if_misaligned": _copy_if_misaligned,
+    "assert_alignment": lambda *_: None,
+    "get_raw_stream": lambda index: 0,
+    "device": _device,
+}

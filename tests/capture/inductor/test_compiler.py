@@ -1,0 +1,138 @@
+"""Compiled models: what the code allocates that torch.compile's own pipeline generates."""
+
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from planner.capture.inductor.kernels import tuning_of
+from planner.errors import UsageError
+from planner.jobs import Compile, Job, Loss, Mode, complete_job
+from planner.program.events import Alloc, Phase, PhaseStart, Trace
+from tests.helpers.models import job_of, trace_of
+from tests.helpers.structs import replace
+
+BATCH, WIDTH, HIDDEN, CLASSES = 64, 32, 256, 16
+WORKSPACE = 8_519_680  # that cuBLAS keeps for each of two threads
+FLUSHED = 52_428_800  # the buffer that inductor writes between two timed kernels
+
+
+class Gated(nn.Module):
+    """Two linear layers with pointwise operators between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, HIDDEN)
+        self.second = nn.Linear(HIDDEN, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        return self.second(torch.sigmoid(hidden) * torch.tanh(hidden))
+
+
+class Broken(Gated):
+    """The same with a graph break in the middle, whose part between runs as eager code."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        torch._dynamo.graph_break()
+        return self.second(torch.sigmoid(hidden) * torch.tanh(hidden))
+
+
+def _job(**fields: object) -> Job:
+    given = {"mode": Mode.TRAIN, "steps": 2, "loss": Loss.SUM, "compile": Compile.DEFAULT, **fields}
+    return job_of(str(WIDTH), **given)
+
+
+@cache
+def _trace(model: type[nn.Module], compiled: Compile) -> Trace:
+    return trace_of(model, _job(compile=compiled), BATCH)
+
+
+def _born(trace: Trace, step: int, phase: Phase) -> list[int]:
+    """Sizes of the blocks that are allocated in a phase, in order."""
+    sizes, now = [], (0, Phase.SETUP)
+    for event in trace.events:
+        if isinstance(event, PhaseStart):
+            now = event.step, event.phase
+        elif isinstance(event, Alloc) and now == (step, phase):
+            sizes.append(event.size_bytes)
+    return sizes
+
+
+def test_pointwise_operators_are_one_kernel_with_one_buffer() -> None:
+    """Sigmoid, tanh and product take a buffer for the result; the product of the layers another each."""
+    hidden, out = 4 * BATCH * HIDDEN, 4 * BATCH * CLASSES
+    loss = 4
+    assert _born(_trace(Gated, Compile.DEFAULT), 2, Phase.FORWARD) == [hidden, hidden, out, loss]
+    assert _born(_trace(Gated, Compile.NONE), 2, Phase.FORWARD) == [hidden] * 4 + [out, loss]
+
+
+def test_first_step_also_times_kernels_and_keeps_the_workspaces_of_cublas() -> None:
+    """The first step allocates what the second does, and beside it the workspaces and what is timed."""
+    trace = _trace(Gated, Compile.DEFAULT)
+    forward = [size for size in _born(trace, 1, Phase.FORWARD) if size not in (WORKSPACE, FLUSHED)]
+    assert forward == _born(trace, 2, Phase.FORWARD)
+    assert _born(trace, 1, Phase.FORWARD).count(WORKSPACE) == 1
+    assert _born(trace, 1, Phase.BACKWARD).count(WORKSPACE) == 1
+    assert FLUSHED not in _born(trace, 2, Phase.FORWARD) + _born(trace, 2, Phase.BACKWARD)
+
+
+def test_graph_breaks_end_one_graph_and_begin_another() -> None:
+    """The result of the first graph is saved as its output and as the input of the second: one block."""
+    whole, broken = (_born(_trace(model, Compile.DEFAULT), 2, Phase.FORWARD) for model in (Gated, Broken))
+    assert broken == whole
+
+
+def test_evaluation_is_compiled_without_what_a_backward_pass_needs() -> None:
+    """Without gradients the kernel writes its result over its input."""
+    trace = trace_of(Gated, _job(steps=3, evaluate=True), BATCH)
+    evaluated = _born(trace, 3, Phase.FORWARD)
+    hidden, out = 4 * BATCH * HIDDEN, 4 * BATCH * CLASSES
+    assert evaluated[-7:-4] == [hidden, out, 4]  # the second batch; then the training's step
+
+
+def test_compiling_leaves_torch_as_it_was() -> None:
+    """A plain capture after a compiled one gives the same events as one before it."""
+    job = _job(compile=Compile.NONE)
+    before = trace_of(Gated, job, BATCH)
+    trace_of(Gated, _job(), BATCH)
+    assert trace_of(Gated, job, BATCH).events == before.events
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"ddp": True}, "--ddp"),
+        ({"torch": "2.6"}, "2.13"),
+        ({"dataset_size": 100, "steps": 3}, "--dataset-size"),
+    ],
+)
+def test_jobs_whose_compiled_form_is_not_planned_are_refused(fields: dict[str, object], reason: str) -> None:
+    """The message names what is not planned."""
+    with pytest.raises(UsageError, match=reason):
+        complete_job(replace(_job(), **fields))
+
+
+_KERNEL = """
+import triton
+@triton_heuristics.pointwise(
+    size_hints={{'x': {elements}}}, filename=__file__,
+    triton_meta={{'device': DeviceProperties(type='cuda', index=0, multi_processor_count=82, cc=86)}},
+    inductor_meta={{'mutated_arg_names': ['in_out_ptr0'], 'optimize_mem': False}},
+    min_elem_per_thread=0
+)
+@triton.jit
+def triton_(in_out_ptr0, in_ptr0, xnumel, XBLOCK : tl.constexpr):
+    pass
+"""
+
+
+def test_kernels_are_timed_where_heuristics_give_several_configurations() -> None:
+    """A pointwise kernel has one configuration where it is small, two where it is large."""
+    small, large = (tuning_of(_KERNEL.format(elements=count)) for count in (64, 2**20))
+    assert (small.is_timed, large.is_timed) == (False, True)
+    assert large.changed == {"in_out_ptr0"}
+    assert large.arguments[:2] == ("in_out_ptr0", "in_ptr0")
+    assert not large.spares_memory

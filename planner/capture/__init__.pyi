@@ -25,6 +25,7 @@ from .models.registry import (
 )
 from .models.torchvision.shim import prepare_torchvision as prepare_torchvision
 from .models.transformers.contents import known_contents as known_contents
+from .models.transformers.serving import ServedModel as ServedModel, served_model as served_model
 from .models.transformers.training import (
     in_float32 as in_float32, loss_step as loss_step, optimizer_of as optimizer_of,
     prepare_for_training as prepare_for_training,

@@ -22,4 +22,7 @@ from .programs import (
     open_programs as open_programs, open_traces as open_traces,
 )
 from .replays import TimedPrograms as TimedPrograms
+from .serving import (
+    ServingPlan as ServingPlan, ServingSettings as ServingSettings, plan_serving as plan_serving,
+)
 from .retry_cost import RetryCost as RetryCost

@@ -20,6 +20,7 @@ REPORTS = {
     "MaxBatchResult": "max_batch:plan",
     "ProcessResult": "replay:process",
     "RunResult": "run:run",
+    "ServeResult": "serve:serving",
     "StaticEstimateResult": "static_estimate:static_estimate",
     "SweepResult": "sweep:sweep",
     "TablesResult": "calibrations.tables:tables",

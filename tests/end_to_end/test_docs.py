@@ -117,6 +117,7 @@ def test_json_of_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
         f"sweep {sweep} --jobs 1",
         "tables",
         "cache",
+        "serve --model llama_8b --gpu L4 --max-model-len 100",
     ):
         assert run([*command.split(), "--json"]) == 0
         check(command.split()[0], json.loads(capsys.readouterr().out))

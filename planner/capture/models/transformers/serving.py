@@ -1,0 +1,90 @@
+"""Sizes of a causal language model that decide what serving it takes: weights, widths, keys and values."""
+
+from typing import Any
+
+from msgspec import Struct
+
+from planner.capture.models.registry import build_model
+from planner.errors import ModelError
+from planner.jobs import Job, Precision
+
+_LINEAR = ("linear", "mamba", "conv", "recurrent")  # layers with a state in place of keys and values
+
+
+class ServedModel(Struct, frozen=True):
+    """A model as a server holds it."""
+
+    name: str
+    weight_bytes: int
+    item_bytes: int  # of a weight and an activation
+    layers: int  # with keys and values
+    cached_numbers: int  # keys and values of one token in one layer
+    hidden: int
+    queries: int  # width of all heads' queries
+    keys: int  # width of all heads' keys and values together
+    intermediate: int  # of the MLP, or of the experts that one token goes to
+    vocabulary: int
+    positions: int  # the longest text; 0: the configuration names none
+    notes: tuple[str, ...] = ()
+
+
+def served_model(job: Job) -> ServedModel:
+    """Return the sizes of a model in half precision. Raises ModelError for one without such a cache."""
+    model: Any = build_model(job)
+    config = getattr(model, "config", None)
+    if (
+        config is None
+        or not hasattr(config, "get_text_config")
+        or getattr(config, "is_encoder_decoder", False)
+    ):
+        raise ModelError(
+            f"{job.model}: is no decoder of transformers, whose cache could be known; name a causal language "
+            "model, such as hf:LlamaForCausalLM or hf:FOLDER"
+        )
+    text = config.get_text_config()
+    missing = [name for name in ("num_hidden_layers", "hidden_size", "vocab_size") if not hasattr(text, name)]
+    if missing or not hasattr(text, "num_attention_heads"):
+        raise ModelError(f"{job.model}: its configuration names no {', '.join(missing) or 'attention heads'}")
+    item_bytes = 2
+    weights = {id(one): one.numel() for one in (*model.parameters(), *model.buffers())}
+    heads = text.num_attention_heads
+    head = getattr(text, "head_dim", None) or text.hidden_size // heads
+    key_heads = getattr(text, "num_key_value_heads", None) or heads
+    keys = 2 * key_heads * head
+    latent = getattr(text, "kv_lora_rank", None)  # multi-head latent attention: one vector for all heads
+    kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
+    layers = sum(not any(word in kind for word in _LINEAR) for kind in kinds)
+    return ServedModel(
+        name=job.model,
+        weight_bytes=sum(weights.values()) * item_bytes,
+        item_bytes=item_bytes,
+        layers=layers,
+        cached_numbers=latent + text.qk_rope_head_dim if latent else keys,
+        hidden=text.hidden_size,
+        queries=heads * head,
+        keys=keys,
+        intermediate=_intermediate(text),
+        vocabulary=text.vocab_size,
+        positions=getattr(text, "max_position_embeddings", 0) or 0,
+        notes=tuple(_notes(job, kinds, layers)),
+    )
+
+
+def _intermediate(text: Any) -> int:
+    """Return the width between the two products of a layer, over the experts that a token goes to."""
+    dense = getattr(text, "intermediate_size", None) or getattr(text, "ffn_dim", None) or 4 * text.hidden_size
+    chosen = getattr(text, "num_experts_per_tok", None)
+    return int(chosen * (getattr(text, "moe_intermediate_size", None) or dense) if chosen else dense)
+
+
+def _notes(job: Job, kinds: list[str], layers: int) -> list[str]:
+    notes = []
+    if layers < len(kinds):
+        notes.append(
+            f"{len(kinds) - layers} of {len(kinds)} layers keep a state of fixed size, which is not counted"
+        )
+    if any("sliding" in kind or "chunked" in kind for kind in kinds):
+        notes.append("layers with a sliding window are counted with whole texts, so more sequences may fit")
+    if job.precision in (Precision.FP32, Precision.AMP_BF16, Precision.AMP_FP16):
+        notes.append("weights and cache are in half precision, as vLLM serves models saved in float32 too")
+    return notes

@@ -6,17 +6,22 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from planner._support.versions import installed_version
 from planner.allocator import AllocatorConfig
 from planner.jobs import (
     FUSED_OPTIMIZERS,
     Checkpoint,
     Job,
+    Loss,
     MemoryFormat,
     Mode,
     Optimizer,
     OptimizerImpl,
     Precision,
+    Quantize,
     ZeroGrad,
+    split_model,
+    trains_itself,
 )
 
 ACCUMULATIONS = (2, 4, 8, 16, 32, 64)
@@ -46,7 +51,9 @@ def changes_for(training: TrainingConfig, capability: tuple[int, int]) -> tuple[
     if training.job.mode is not Mode.STEP:  # which decides that itself
         changes += _of_numbers(training.job, capability)
     if training.job.mode is Mode.TRAIN:
-        changes += [*_of_gradients(training.job), *_of_optimizer(training.job), *_of_work(training)]
+        changes += [*_of_gradients(training.job), *_of_work(training), *_of_adaptation(training.job)]
+        if not trains_itself(training.job):
+            changes += _of_optimizer(training.job)
     return tuple(sorted(changes, key=lambda change: change.rank))
 
 
@@ -131,6 +138,31 @@ def _of_optimizer(job: Job) -> Iterator[Change]:
         if job.optimizer_impl is OptimizerImpl.FUSED:
             fields["optimizer_impl"] = OptimizerImpl.FOREACH
         yield _change("--optimizer adafactor", cost, 5, "optimizer", **fields)
+        if installed_version("bitsandbytes"):
+            name = f"bitsandbytes.optim.{'AdamW' if job.optimizer is Optimizer.ADAMW else 'Adam'}8bit"
+            cost = "the optimizer's state in 8 bits: check the results"
+            yield _change(f"--optimizer {name}", cost, 4, "optimizer", **{**fields, "optimizer": name})
+
+
+def _of_adaptation(job: Job) -> Iterator[Change]:
+    """Yield changes of transformers' models by the libraries of fine-tuning that are installed."""
+    if split_model(job.source or job.model).source != "hf":
+        return
+    if not job.liger and job.loss is Loss.OUTPUT and installed_version("liger-kernel"):
+        cost = "nothing in numbers but rounding; usually faster: Liger's kernels, the logits in chunks"
+        yield _change("--liger", cost, 1, "kernels", liger=True)
+    has_quantizer = bool(installed_version("bitsandbytes"))
+    if not job.peft and job.quantize is Quantize.NONE and installed_version("peft"):
+        cost = "another training: adapters of rank 8 in place of all weights"
+        yield _change("--peft lora", cost, 7, "adapters", peft="lora")
+        if has_quantizer:
+            cost = "another training: adapters of rank 8 beside weights in 4 bits, which take time to unpack"
+            yield _change(
+                "--peft lora --quantize nf4", cost, 8, "adapters", peft="lora", quantize=Quantize.NF4
+            )
+    elif job.peft and job.quantize is Quantize.NONE and has_quantizer:
+        cost = "frozen weights in 4 bits, which take time to unpack: check the results"
+        yield _change("--quantize nf4", cost, 5, "adapters", quantize=Quantize.NF4)
 
 
 def _of_work(training: TrainingConfig) -> Iterator[Change]:

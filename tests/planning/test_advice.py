@@ -11,7 +11,18 @@ from planner.api.estimate import estimate as estimate_model
 from planner.errors import ModelError
 from planner.hardware.budget import Budget, make_budget
 from planner.hardware.device import Device, SourcedBytes
-from planner.jobs import Checkpoint, Job, Mode, Optimizer, OptimizerImpl, Precision, TensorSpec, ZeroGrad
+from planner.jobs import (
+    Checkpoint,
+    Job,
+    Loss,
+    Mode,
+    Optimizer,
+    OptimizerImpl,
+    Precision,
+    TensorSpec,
+    ZeroGrad,
+)
+from planner.planning import changes as changes_module
 from planner.planning.advice import Advice, TracerFactory, advise
 from planner.planning.changes import TrainingConfig, apply_all, changes_for
 from planner.program.events import Alloc, Category, Event, Phase, PhaseStart, Site, Trace
@@ -22,6 +33,12 @@ from tests.helpers.structs import replace
 JOB = Job("toy", inputs=(TensorSpec((3, 8, 8)),), target=TensorSpec((), "int64"), optimizer=Optimizer.ADAMW)
 RECIPE = TrainingConfig(JOB, 8, AllocatorConfig())
 AMPERE = (8, 6)
+
+
+@pytest.fixture(autouse=True)
+def without_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No library of fine-tuning is installed."""
+    monkeypatch.setattr(changes_module, "installed_version", lambda name: None)
 
 
 def card(capacity_mib: int) -> Budget:
@@ -184,6 +201,35 @@ def test_unchanged_recipe_that_cannot_be_traced() -> None:
 def test_only_changes_that_make_sense(job: Job, capability: tuple[int, int], offered: set[str]) -> None:
     """A change that the job has already, or that the GPU or the mode lacks, is not offered."""
     assert {change.group for change in changes_for(replace(RECIPE, job=job), capability)} == offered
+
+
+@pytest.mark.parametrize(
+    ("job", "offered"),
+    [
+        (JOB, {"--optimizer bitsandbytes.optim.AdamW8bit"}),
+        (
+            replace(JOB, model="hf:gpt2", loss=Loss.OUTPUT),
+            {
+                *("--optimizer bitsandbytes.optim.AdamW8bit", "--liger", "--peft lora"),
+                "--peft lora --quantize nf4",
+            },
+        ),
+        (
+            replace(JOB, model="hf:gpt2", loss=Loss.OUTPUT, optimizer=Optimizer.SGD, peft="lora", liger=True),
+            {"--quantize nf4"},
+        ),
+        (replace(JOB, model="f.py:Lit", loss=Loss.TRAINING_STEP), set()),
+        (replace(JOB, model="f.py:Gan", mode=Mode.STEP), set()),
+    ],
+)
+def test_installed_libraries_are_offered(
+    monkeypatch: pytest.MonkeyPatch, job: Job, offered: set[str]
+) -> None:
+    """What bitsandbytes, Liger and peft would change, for the models that they know and the loops of ours."""
+    plain = {change.name for change in changes_for(replace(RECIPE, job=job), AMPERE)}
+    monkeypatch.setattr(changes_module, "installed_version", lambda name: "1.0")
+    installed = {change.name for change in changes_for(replace(RECIPE, job=job), AMPERE)}
+    assert installed - plain == offered
 
 
 def test_changes_change_the_recipe() -> None:

@@ -25,7 +25,7 @@ from planner.hardware import (
 from planner.jobs import Job
 from planner.planning.growth_limit import StepLimit, find_step_limit
 from planner.planning.retry_cost import RetryCost, count_retries
-from planner.program import Category, Growth, Outcome, Trace, find_growth
+from planner.program import Category, Growth, Outcome, Trace, find_growth, pinned_bytes
 
 
 class Seconds(Struct, frozen=True):
@@ -54,6 +54,7 @@ class Estimate(Struct, frozen=True):
     step_limit: StepLimit | None = None  # the steps that fit in spite of it; None where memory has no end
     retry_costs: tuple[RetryCost, ...] = ()  # of each step, where the batch fits with retries alone
     failed_bytes: int | None = None  # the memory of the allocator in `failed`; the budget's or somewhat more
+    pinned_host_bytes: int = 0  # of the host, which torch pins
 
 
 def estimate_batch(job: Job, trace: Trace, budget: Budget, trace_seconds: float = 0.0) -> Estimate:
@@ -94,6 +95,7 @@ def estimate_batch(job: Job, trace: Trace, budget: Budget, trace_seconds: float 
         limit,
         costs,
         failed_bytes,
+        pinned_bytes(trace.pinned),
     )
 
 

@@ -24,14 +24,15 @@ from .expr import (
 )
 from .fit import (
     Affine as Affine, NotAffineError as NotAffineError, affine_through as affine_through,
-    fit_events as fit_events, fit_traces as fit_traces, rounded_affine as rounded_affine,
-    tensors_diverge as tensors_diverge,
+    fit_events as fit_events, fit_pinned as fit_pinned, fit_traces as fit_traces,
+    rounded_affine as rounded_affine, tensors_diverge as tensors_diverge,
 )
 from .growth import (
     GrowingSite as GrowingSite, Growth as Growth, find_growth as find_growth,
     growing_blocks as growing_blocks,
 )
 from .kernel import OpKind as OpKind
+from .pinned import pinned_bytes as pinned_bytes
 from .program import (
     AffineAlloc as AffineAlloc, KernelCall as KernelCall, KernelWorkspaces as KernelWorkspaces,
     LARGEST_BATCH as LARGEST_BATCH, Program as Program, ProgramEvent as ProgramEvent, Variants as Variants,

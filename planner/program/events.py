@@ -120,6 +120,7 @@ class Trace(Struct, frozen=True):
     conv_workspace_source: ConvWorkspaceSource = ConvWorkspaceSource.NONE
     convolutions: Mapping[int, Convolution] = {}  # by block, of traces that a program gives
     next_workspaces: NextWorkspaces | None = None  # after a refused one; None: they are not known
+    pinned: tuple[int, ...] = ()  # bytes of each block of pinned host memory, when they were most
 
     def convolution_by_block(self) -> Mapping[int, Convolution]:
         """Return the convolutions whose workspaces blocks are, as far as they are known."""

@@ -98,6 +98,17 @@ def _where(trace: Trace, event: Alloc) -> str:
     return f"{site.op} in {site.module or 'the loop'}"
 
 
+def fit_pinned(first: Trace, second: Trace) -> tuple[tuple[int, int], ...]:
+    """Fit the blocks of pinned host memory of two traces. Raises NotAffineError."""
+    if len(first.pinned) != len(second.pinned):
+        raise NotAffineError(f"{len(first.pinned)} and {len(second.pinned)} blocks of pinned memory")
+    lines = [
+        affine_through(a, b, first.batch, second.batch)
+        for a, b in zip(first.pinned, second.pinned, strict=True)
+    ]
+    return tuple((line.fixed, line.slope) for line in lines)
+
+
 # ---- two whole traces, whose kernels are not known
 
 Slot = Sequence[Alloc | Free]  # workspaces that are allocated or freed between two other events
@@ -136,7 +147,10 @@ def fit_traces(first: Trace, second: Trace, workspace_fit: Fit = affine_through)
     for event, slot in zip(events, slots[1:], strict=True):
         merged += [event, *slot]
     notes, unknown_ops, growth = first.notes, first.unknown_ops, first.growth_sources
-    return Program(tuple(merged), sites, unknown_ops=unknown_ops, notes=notes, growth_sources=growth)
+    pinned = fit_pinned(first, second)
+    return Program(
+        tuple(merged), sites, unknown_ops=unknown_ops, notes=notes, growth_sources=growth, pinned=pinned
+    )
 
 
 def tensors_diverge(program: Program, trace: Trace) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from planner.program.convolution import Convolution, ConvWorkspace
 from planner.program.events import (
@@ -105,6 +106,7 @@ class Program:
     conv_workspaces: tuple[ConvWorkspace, ...] = ()  # likewise
     growth_sources: tuple[GrowthSource, ...] = ()
     torch: str = ""  # the version that captured it; "" where its notes name it
+    pinned: tuple[tuple[int, int], ...] = ()  # of pinned host blocks: bytes, and bytes a sample
     rules: WorkspaceRules | None = field(default=None, compare=False, repr=False)
     _structure: int | None = field(default=None, compare=False, repr=False)
 
@@ -158,9 +160,9 @@ class Program:
         convolutions: dict[int, Convolution] = {}
         events = tuple(self._splice(batch, workspaces, convolutions))
         rows = self.provenance, self.conv_workspaces, self.growth_sources
-        return Trace(
-            events, self.sites, batch, self.unknown_ops, self.notes, *rows, convolutions=convolutions
-        )
+        pinned = tuple(fixed + per_sample * batch for fixed, per_sample in self.pinned)
+        trace = Trace(events, self.sites, batch, self.unknown_ops, self.notes, *rows, pinned=pinned)
+        return replace(trace, convolutions=convolutions)
 
     def _splice(
         self, batch: int, workspaces: KernelWorkspaces, convolutions: dict[int, Convolution]
@@ -270,6 +272,7 @@ def constant_program(trace: Trace, target: Target) -> Program:
         provenance=trace.provenance,
         conv_workspaces=trace.conv_workspaces,
         growth_sources=trace.growth_sources,
+        pinned=tuple((size, 0) for size in trace.pinned),
     )
 
 
@@ -295,6 +298,8 @@ def validate_program(program: Program, batches: Sequence[int]) -> None:
             raise ValueError(f"the size of block {event.block} is negative at some batch size")
         if len(batches) == 1 and event.bytes_per_sample:
             raise ValueError(f"block {event.block} grows with the batch in a trace of one batch size")
+    if any(fixed + per_sample * batch <= 0 for fixed, per_sample in program.pinned for batch in batches):
+        raise ValueError(f"batch sizes {batches}: a block of pinned memory without bytes")
     if min(batches) < 1 or any(event.size_at(batch) <= 0 for event in allocs for batch in batches):
         raise ValueError(f"batch sizes {batches}: not positive, or a block without bytes")
     events, rows = tuple(events_at(program.events, batches[0])), (program.provenance, program.conv_workspaces)

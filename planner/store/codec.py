@@ -141,6 +141,7 @@ def _encoded(events: EventsObject, kernels: KernelsObject | None) -> EncodedProg
         provenance=tuple(TensorProvenance(*row) for row in _rows(events.details)),
         conv_workspaces=tuple(ConvWorkspace(*row) for row in _rows(events.asked)),
         growth_sources=tuple(GrowthSource(*row) for row in _rows(events.growth_sources)),
+        pinned=tuple((fixed, per_sample) for fixed, per_sample in events.pinned),
     )
     validate_program(program, events.batches)
     return EncodedProgram(program, kernels, tuple(events.batches))
@@ -248,6 +249,7 @@ def _encode_events(program: Program) -> EventsObject:
         details=_table(ProvenanceColumns, TensorProvenance, program.provenance),
         asked=_table(ConvolutionColumns, ConvWorkspace, program.conv_workspaces),
         growth_sources=_table(GrowthColumns, GrowthSource, program.growth_sources),
+        pinned=[list(line) for line in program.pinned],
     )
 
 

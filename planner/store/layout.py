@@ -82,6 +82,7 @@ class EventsObject(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_on
     details: ProvenanceColumns | None = None
     asked: ConvolutionColumns | None = None
     growth_sources: GrowthColumns | None = None
+    pinned: list[list[Int]] = []  # bytes of a pinned block of the host, and bytes a sample
 
 
 class CallColumns(Struct, forbid_unknown_fields=True):

@@ -236,6 +236,7 @@ def test_estimate_as_json() -> None:
         "end_allocated_mib": 178.0,
         "process_mib": 1250.0,
         "process_upper_mib": 1260.0,
+        "pinned_host_mib": 0.0,
         "fits": "no",
         "p_out_of_memory": 0.4,
         "risk": {

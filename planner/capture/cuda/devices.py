@@ -31,6 +31,7 @@ META = "meta"
 _LIKE = ("empty", "full", "ones", "rand", "randint", "randn", "zeros")
 _NEW = ("new", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
 _GPU, _CPU = torch.device("cuda", 0), torch.device("cpu")
+_META_DEVICE = torch.device(META)
 _is_meta = torch._C.TensorBase.is_meta.__get__  # type: ignore[attr-defined]
 
 
@@ -49,6 +50,11 @@ class Placement:
     on_empty_cache: Callable[[], None] = lambda: None  # of a recorder
     remarks: dict[str, str] = field(default_factory=dict)  # remark -> the first line that causes it
     names: Names | None = None  # replaced while any placement is open
+
+    @property
+    def stands_for_host(self) -> bool:
+        """Return whether new tensors of the CPU are on meta too."""
+        return self.is_running and not self.has_values
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -188,7 +194,7 @@ def _replacements() -> Iterator[Replacement]:
     yield Tensor, "to", _moving(Tensor.to)
     yield Tensor, "cuda", _to_gpu
     yield Tensor, "cpu", _to_host
-    yield Tensor, "pin_memory", lambda tensor, device=None: tensor
+    yield Tensor, "pin_memory", _pin
     yield Tensor, "record_stream", lambda tensor, stream: None
     yield torch, "load", _loading(torch.load)
     yield _device.DeviceContext, "__init__", _defaulting(_device.DeviceContext.__init__)
@@ -230,9 +236,13 @@ def _making(plain: Callable[..., Any]) -> Callable[..., Any]:
     def make(*args: Any, **kwargs: Any) -> Any:
         if not _opened:  # bound by an import during a capture
             return plain(*args, **kwargs)
-        if kwargs.get("pin_memory"):
-            kwargs["pin_memory"] = False
         device = kwargs.get("device")
+        if kwargs.get("pin_memory") or ("pin_memory" in kwargs and _is_of_save_on_cpu()):
+            kwargs["pin_memory"] = False
+            placement = _opened[-1]
+            if placement.stands_for_host and (device is None or _names_cpu(device)):
+                with placement.host.moving_to(Side.HOST):
+                    return placement.host.pin(plain(*args, **{**kwargs, "device": META}))
         if device is not None:
             if not names_gpu(device):
                 return plain(*args, **kwargs)
@@ -246,6 +256,11 @@ def _making(plain: Callable[..., Any]) -> Callable[..., Any]:
     return make
 
 
+def _is_of_save_on_cpu() -> bool:
+    """Return whether torch's `save_on_cpu` calls, which pins where torch itself finds a GPU."""
+    return sys._getframe(2).f_globals.get("__name__") == "torch.autograd.graph"
+
+
 def _moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return `Tensor.to` that takes tensors on meta as on the GPU, unless they stand for the CPU's."""
 
@@ -257,6 +272,8 @@ def _moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
         placement = _opened[-1]
         host = placement.host
         is_gpu, is_cpu = names_gpu(place), _names_cpu(place)
+        if place == _META_DEVICE and self in host:  # torch's own code knows the GPU by this name
+            is_gpu = True
         if isinstance(place, Tensor):
             is_gpu, is_cpu = _is_meta(place) and place not in host, place in host
             if is_cpu:
@@ -272,7 +289,7 @@ def _moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
         elif is_cpu and self in host:
             args, kwargs = _with_device(META, args, kwargs)
             moved = plain(self, *args, **kwargs)
-        elif is_cpu and placement.is_running and not placement.has_values:
+        elif is_cpu and placement.stands_for_host:
             args, kwargs = _with_device(META, args, kwargs)
             with host.moving_to(Side.HOST):
                 moved = plain(self, *args, **{**kwargs, "copy": True})
@@ -290,6 +307,15 @@ def _with_device(
     if "device" in kwargs:
         return args, {**kwargs, "device": device}
     return (device, *args[1:]), kwargs
+
+
+def _pin(self: Tensor, device: Any = None) -> Tensor:
+    """Return a copy in pinned memory, of a tensor on meta that stands for the CPU's."""
+    host = _opened[-1].host if _opened else None
+    if host is None or self not in host or host.is_pinned(self):
+        return self
+    with host.moving_to(Side.HOST):
+        return host.pin(self.clone())
 
 
 def _names_cpu(device: object) -> bool:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from planner.program import pinned_bytes
+
 _aten = torch.ops.aten
 _TAKE_BOTH = frozenset(
     (
@@ -41,6 +43,8 @@ class HostTensors:
         self._storages: dict[int, weakref.ref[Any]] = {}
         self.destination: Side | None = None  # of what operators make; None: that of their arguments
         self.have_met = False  # an operator got tensors of both sides
+        self._pinned: dict[int, int] = {}  # bytes of pinned storages that are alive, by identity
+        self.most_pinned: tuple[int, ...] = ()  # bytes of each when they were most
 
     def __bool__(self) -> bool:
         return bool(self._storages)
@@ -54,6 +58,22 @@ class HostTensors:
         key = storage._cdata
         if key not in self._storages:
             self._storages[key] = weakref.ref(storage, lambda _: self._storages.pop(key, None))
+
+    def pin(self, tensor: Tensor) -> Tensor:
+        """Count a tensor on meta to the CPU's pinned memory; returns it."""
+        self.add(tensor)
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._pinned and storage.nbytes():
+            self._pinned[key] = storage.nbytes()
+            weakref.finalize(storage, self._pinned.pop, key, None).atexit = False
+            if pinned_bytes(self._pinned.values()) > pinned_bytes(self.most_pinned):
+                self.most_pinned = tuple(self._pinned.values())
+        return tensor
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """Return whether a tensor lies in pinned memory."""
+        return tensor.untyped_storage()._cdata in self._pinned
 
     @contextmanager
     def moving_to(self, side: Side) -> Iterator[None]:

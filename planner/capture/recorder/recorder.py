@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -126,7 +127,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         provenance = () if collector is None else collector.provenance_of(blocks)
         conv_workspaces = () if collector is None else collector.conv_workspaces_of(blocks)
         unknown = tuple(sorted(self.unknown_ops))
-        return Trace(events, self._log.sites(), batch, unknown, notes, provenance, conv_workspaces)
+        trace = Trace(events, self._log.sites(), batch, unknown, notes, provenance, conv_workspaces)
+        return replace(trace, pinned=self.host.most_pinned) if self.host.most_pinned else trace
 
     # ---- called by torch
 
@@ -163,8 +165,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if side is Side.HOST:
             self.host.add_results(out)
         elif self.host.destination is Side.GPU:  # the copy converts on the CPU (native/cuda/Copy.cu)
+            is_input = self._phase is not Phase.BACKWARD  # where activations come back from the CPU
             for tensor in op.new_tensors(out):
-                self.record_tensor(tensor, Category.INPUT, op.name)
+                self.record_tensor(tensor, Category.INPUT if is_input else Category.TEMPORARY, op.name)
         else:
             return False
         self.running = None

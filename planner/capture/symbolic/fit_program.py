@@ -5,7 +5,17 @@ from typing import Any, NamedTuple
 from planner.capture.symbolic.kernel_calls import KernelSignature, RecordedRun, fit_affine
 from planner.capture.symbolic.rules import SignatureRules
 from planner.jobs import Job
-from planner.program import Alloc, Category, Event, Free, KernelCall, NotAffineError, Program, fit_events
+from planner.program import (
+    Alloc,
+    Category,
+    Event,
+    Free,
+    KernelCall,
+    NotAffineError,
+    Program,
+    fit_events,
+    fit_pinned,
+)
 
 
 class _Place(NamedTuple):
@@ -50,6 +60,7 @@ def fit_program(first: RecordedRun, second: RecordedRun, job: Job) -> Program:
         unknown_ops=first.trace.unknown_ops,
         notes=first.trace.notes,
         growth_sources=first.trace.growth_sources,
+        pinned=fit_pinned(first.trace, second.trace),
         rules=SignatureRules(job, tuple(signatures)),
     )
 

@@ -146,6 +146,10 @@ def batch_table(estimate: Estimate) -> Table:
     ]
     if estimate.failed is None:
         rows.append(("process, at most", estimate.process_upper_bytes, f"at confidence {confidence:g}"))
+    if estimate.pinned_host_bytes:
+        rows.append(
+            ("pinned, of the host", estimate.pinned_host_bytes, "each block a power of two, as torch pins")
+        )
     how = ", no limit" if estimate.failed is not None else ", with retries" if estimate.retry_costs else ""
     return memory_table(f"Batch {run.batch}{how}", rows)
 
@@ -199,7 +203,7 @@ def estimate_to_json(estimate: Estimate, import_seconds: float) -> dict[str, Any
         "method": Method.TRACE.value,
         **attributes(run, "peak_allocated_mib", "peak_reserved_mib", "end_allocated_mib"),
         **_steps(run),
-        **attributes(estimate, "process_mib", "process_upper_mib"),
+        **attributes(estimate, "process_mib", "process_upper_mib", "pinned_host_mib"),
         "fits": estimate.outcome.value,
         "p_out_of_memory": None if estimate.p_out_of_memory is None else round(estimate.p_out_of_memory, 5),
         "risk": _risk(estimate.budget.likeness),

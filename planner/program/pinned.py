@@ -1,0 +1,13 @@
+"""Pinned memory of the host, which lies beside that of the GPU."""
+
+from collections.abc import Iterable
+
+
+def pinned_bytes(sizes: Iterable[int]) -> int:
+    """Return the bytes that torch pins for blocks of these sizes, each rounded up to a power of two
+    (at/core/CachingHostAllocator.h, `allocate`).
+
+    >>> pinned_bytes([1, 3, 1024, 1025])
+    3077
+    """
+    return sum(1 << (size - 1).bit_length() for size in sizes)

@@ -6,7 +6,8 @@ from .config import (
     parse_alloc_conf as parse_alloc_conf,
 )
 from .replay import (
-    Failure as Failure, OptionalRequests as OptionalRequests, Replay as Replay, replay_trace as replay_trace,
+    Failure as Failure, OptionalRequests as OptionalRequests, Replay as Replay,
+    ReplayedProcess as ReplayedProcess, replay_trace as replay_trace,
     replay_with_breakdown as replay_with_breakdown,
 )
 from .rooms import is_limit_independent as is_limit_independent, replay_in_rooms as replay_in_rooms

@@ -164,6 +164,22 @@ class CachingAllocator:
         """Picture all reserved memory by rising address, one state per contiguous piece."""
         return self._segments.picture()
 
+    def copy(self) -> tuple["CachingAllocator", dict[int, Block]]:
+        """Return an allocator in the same state, and its blocks by the `id` of those that they stand for.
+
+        Changes of its reserved memory are appended nowhere.
+        """
+        twin = object.__new__(CachingAllocator)
+        twin.__dict__.update(self.__dict__)
+        twin._small, twin._large = _make_pools(self._config)
+        pools = {id(self._small): twin._small, id(self._large): twin._large}
+        twin._segments, blocks = self._segments.copy(pools)
+        for old, new in ((self._small, twin._small), (self._large, twin._large)):
+            new.cached = [(size, rank, blocks[id(block)]) for size, rank, block in old.cached]
+            new.unmapped = [blocks[id(block)] for block in old.unmapped]
+            new.searches = old.searches
+        return twin, blocks
+
     def _malloc_nothing(self, requested_bytes: int) -> Block:
         if requested_bytes < 0:
             raise ValueError(f"cannot allocate {requested_bytes} bytes")

@@ -80,61 +80,101 @@ def replay_trace(
     Changes of the reserved memory are appended to `segment_events`. Raises UsageError where the configuration
     names a fraction of a total that the memory limits do not give.
     """
-    allocator = CachingAllocator(limits, segment_events=segment_events)
-    malloc, free = allocator.malloc, allocator.free
-    optional, convolutions = OptionalRequests(trace.next_workspaces), trace.convolution_by_block()
-    blocks: dict[int, Block] = {}
-    block: Block | None
-    phase_start = PhaseStart(0, Phase.SETUP)
-    failure = None
-    peak_bytes = peak_event = 0
-    steps: list[Peaks] = []
-    for index, event in enumerate(trace.events):
-        if isinstance(event, Alloc):
-            size = event.size_bytes
-            if event.may_fail:
-                op, convolution = trace.sites[event.site].op, convolutions.get(event.block)
-                block = optional.malloc(allocator, size, op, convolution)
+    process = ReplayedProcess(limits, trace.next_workspaces, segment_events)
+    process.play(trace, on_event)
+    return process.result(trace.batch)
+
+
+class ReplayedProcess:
+    """A process whose allocator serves traces one after another, each with what the ones before left."""
+
+    def __init__(
+        self,
+        limits: MemoryLimits = UNLIMITED,
+        next_workspaces: NextWorkspaces | None = None,
+        segment_events: list[SegmentEvent] | None = None,
+    ) -> None:
+        """Start without memory; the parameters are those of `replay_trace`."""
+        self.allocator = CachingAllocator(limits, segment_events=segment_events)
+        self.failure: Failure | None = None
+        self._optional = OptionalRequests(next_workspaces)
+        self._blocks: dict[int, Block] = {}
+        self._start = PhaseStart(0, Phase.SETUP)
+        self._peak_bytes = self._peak_event = self._played = 0
+        self._steps: list[Peaks] = []
+
+    def play(self, trace: Trace, on_event: OnEvent | None = None) -> bool:
+        """Run all events of a trace, up to the request that fails; return whether none does."""
+        allocator, blocks, convolutions = self.allocator, self._blocks, trace.convolution_by_block()
+        malloc, free, optional = allocator.malloc, allocator.free, self._optional
+        peak_bytes, peak_event, phase_start = self._peak_bytes, self._peak_event, self._start
+        block: Block | None
+        for index, event in enumerate(trace.events, self._played):
+            if isinstance(event, Alloc):
+                size = event.size_bytes
+                if event.may_fail:
+                    op, convolution = trace.sites[event.site].op, convolutions.get(event.block)
+                    block = optional.malloc(allocator, size, op, convolution)
+                else:
+                    block = malloc(size)
+                if block is None:
+                    site = trace.sites[event.site]
+                    self.failure = Failure(phase_start.step, phase_start.phase, site.module, site.op, size)
+                    if on_event is not None:
+                        on_event(allocator, index, event, None)
+                    break
+                blocks[event.block] = block
+                if allocator.allocated_bytes > peak_bytes:
+                    peak_bytes, peak_event = allocator.allocated_bytes, index
+            elif isinstance(event, Free):
+                block = None
+                free(blocks.pop(event.block))
+                if event.empties_cache:
+                    allocator.empty_cache()
             else:
-                block = malloc(size)
-            if block is None:
-                site = trace.sites[event.site]
-                failure = Failure(phase_start.step, phase_start.phase, site.module, site.op, size)
-                if on_event is not None:
-                    on_event(allocator, index, event, None)
-                break
-            blocks[event.block] = block
-            if allocator.allocated_bytes > peak_bytes:
-                peak_bytes, peak_event = allocator.allocated_bytes, index
-        elif isinstance(event, Free):
-            block = None
-            free(blocks.pop(event.block))
-            if event.empties_cache:
-                allocator.empty_cache()
+                block = None
+                if event.step > phase_start.step > 0:
+                    self._steps.append(Peaks(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes))
+                    allocator.reset_peaks()
+                phase_start = event
+            if on_event is not None:
+                on_event(allocator, index, event, block)
+        self._peak_bytes, self._peak_event, self._start = peak_bytes, peak_event, phase_start
+        self._played += len(trace.events)
+        return self.failure is None
+
+    def result(self, batch: int) -> Replay:
+        """Return the figures up to now."""
+        allocator, failure = self.allocator, self.failure
+        steps = (*self._steps, Peaks(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes))
+        if failure:
+            outcome = Outcome.DOES_NOT_FIT
         else:
-            block = None
-            if event.step > phase_start.step > 0:
-                steps.append(Peaks(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes))
-                allocator.reset_peaks()
-            phase_start = event
-        if on_event is not None:
-            on_event(allocator, index, event, block)
-    steps.append(Peaks(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes))
-    if failure:
-        outcome = Outcome.DOES_NOT_FIT
-    else:
-        outcome = Outcome.FITS_WITH_RETRIES if allocator.retries else Outcome.FITS
-    return Replay(
-        batch=trace.batch,
-        outcome=outcome,
-        peak_allocated_bytes=peak_bytes,
-        peak_reserved_bytes=max(peaks.reserved_bytes for peaks in steps),
-        end_allocated_bytes=allocator.allocated_bytes,
-        retries=allocator.retries,
-        failure=failure,
-        peak_event=peak_event,
-        step_peaks=tuple(steps),
-    )
+            outcome = Outcome.FITS_WITH_RETRIES if allocator.retries else Outcome.FITS
+        return Replay(
+            batch=batch,
+            outcome=outcome,
+            peak_allocated_bytes=self._peak_bytes,
+            peak_reserved_bytes=max(peaks.reserved_bytes for peaks in steps),
+            end_allocated_bytes=allocator.allocated_bytes,
+            retries=allocator.retries,
+            failure=failure,
+            peak_event=self._peak_event,
+            step_peaks=steps,
+        )
+
+    def copy(self) -> "ReplayedProcess":
+        """Return a process in the same state, which goes on by itself."""
+        twin = object.__new__(ReplayedProcess)
+        twin.allocator, twins = self.allocator.copy()
+        twin.failure = self.failure
+        twin._optional = self._optional.copy()
+        twin._blocks = {
+            number: twins.get(id(block), block) for number, block in self._blocks.items()
+        }  # an empty block is in no segment
+        twin._start, twin._steps = self._start, [*self._steps]
+        twin._peak_bytes, twin._peak_event, twin._played = self._peak_bytes, self._peak_event, self._played
+        return twin
 
 
 def replay_with_breakdown(trace: Trace, limits: MemoryLimits) -> tuple[Replay, Mapping[Category, int]]:
@@ -173,6 +213,12 @@ class OptionalRequests:
     def __init__(self, following: NextWorkspaces | None = None) -> None:
         self._following = following
         self._taken: dict[tuple[Hashable, int], int] = {}  # in place of a size that was refused
+
+    def copy(self) -> "OptionalRequests":
+        """Return requests that remember the same."""
+        twin = OptionalRequests(self._following)
+        twin._taken = dict(self._taken)
+        return twin
 
     def malloc(
         self,

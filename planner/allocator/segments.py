@@ -6,7 +6,7 @@ segments are released, and when, is the allocator's choice.
 Facts: c10/cuda/CUDACachingAllocator.cpp of torch 2.6 to 2.13; methods name the functions that they mirror.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import groupby
 
 from planner.allocator.blocks import (
@@ -52,6 +52,33 @@ class Segments:
         self._limit_bytes = limits.process_limit_bytes
         self._address_of = address_of
         self._events = events
+
+    def copy(self, pools: Mapping[int, BlockPool]) -> tuple["Segments", dict[int, Block]]:
+        """Return the same segments of other pools, and their blocks, both by `id`; changes go nowhere."""
+        twin = object.__new__(Segments)
+        twin.__dict__.update(self.__dict__)
+        twin._events, twin.heads = None, {}
+        blocks: dict[int, Block] = {}
+        for address, head in self.heads.items():
+            lower: Block | None = None
+            for block in iterate_segment(head):
+                own = Block(
+                    pools[id(block.pool)],
+                    block.address,
+                    block.rank,
+                    block.size_bytes,
+                    lower,
+                    None,
+                    block.range_address,
+                )
+                own.in_use, own.cached = block.in_use, block.cached
+                own.freed_at_search = block.freed_at_search
+                if lower is None:
+                    twin.heads[address] = own
+                else:
+                    lower.next = own
+                blocks[id(block)] = lower = own
+        return twin, blocks
 
     def exceeds_limit(self, segment_bytes: int) -> bool:
         """Return whether a segment of this size would pass what `set_per_process_memory_fraction` allows."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Unpack, overload
 
 from planner.api.options import Options
 from planner.api.request import Model, open_request
+from planner.api.varying import VaryingResult, estimate_of_varying, is_varying, open_any_request
 from planner.planning import EpochPrograms, Estimate, estimate_batch
 from planner.planning.estimators import Method, find_method, reject_unsupported_options
 from planner.report import Result
@@ -43,13 +44,13 @@ class StaticEstimateResult(Result):
 @overload
 def estimate(
     model: Model | None = None, batch: int | None = None, **options: Unpack[Options]
-) -> EstimateResult: ...
+) -> EstimateResult | VaryingResult: ...
 
 
 @overload
 def estimate(
     model: Model | None = None, batch: int | None = None, *, method: str | None, **options: Unpack[Options]
-) -> EstimateResult | StaticEstimateResult: ...
+) -> EstimateResult | VaryingResult | StaticEstimateResult: ...
 
 
 def estimate(
@@ -58,7 +59,7 @@ def estimate(
     *,
     method: str | None = None,
     **options: Unpack[Options],
-) -> EstimateResult | StaticEstimateResult:
+) -> EstimateResult | VaryingResult | StaticEstimateResult:
     """Return the memory of one batch size of a model, and whether it fits.
 
     Without a GPU, the memory is unlimited. `model` is as for `max_batch`. `batch` is by default that of
@@ -68,7 +69,9 @@ def estimate(
     chosen = find_method(method)
     if chosen is not Method.TRACE:
         return _estimate_without_trace(chosen, model, batch, options)
-    request = open_request(model, options, batch)
+    request = open_any_request(model, options, batch)
+    if is_varying(request):
+        return estimate_of_varying(request)
     job, size, programs = request.job, request.batch, request.programs()
     opened = perf_counter()
     request.on_progress(f"tracing batch {size}")

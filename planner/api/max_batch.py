@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from planner.api.budget import require_memory_limit
 from planner.api.options import Options
 from planner.api.request import Model, find_multiple, open_request
+from planner.api.varying import VaryingResult, is_varying, max_batch_of_varying, open_any_request
 from planner.errors import UsageError
 from planner.planning import Plan, find_max_batch
 from planner.planning.estimators import Method, find_method, reject_unsupported_options
@@ -68,7 +69,7 @@ def max_batch(
     multiple_of: int | None = None,
     no_retries: bool | None = None,
     **options: Unpack[Options],
-) -> MaxBatchResult: ...
+) -> MaxBatchResult | VaryingResult: ...
 
 
 @overload
@@ -79,7 +80,7 @@ def max_batch(
     multiple_of: int | None = None,
     no_retries: bool | None = None,
     **options: Unpack[Options],
-) -> MaxBatchResult | FormulaBatchResult: ...
+) -> MaxBatchResult | VaryingResult | FormulaBatchResult: ...
 
 
 def max_batch(
@@ -89,7 +90,7 @@ def max_batch(
     multiple_of: int | None = None,
     no_retries: bool | None = None,
     **options: Unpack[Options],
-) -> MaxBatchResult | FormulaBatchResult:
+) -> MaxBatchResult | VaryingResult | FormulaBatchResult:
     """Return the largest batch size of a model that fits a GPU.
 
     `model` is a name as `--model` takes it, a callable that returns an `nn.Module`, or a `Job`; with `trace`
@@ -104,7 +105,9 @@ def max_batch(
     if chosen is Method.FORMULA:
         return _max_batch_by_formula(model, options, multiple, bool(no_retries))
     require_memory_limit(options)
-    request = open_request(model, options)
+    request = open_any_request(model, options)
+    if is_varying(request):
+        return max_batch_of_varying(request, multiple, bool(no_retries))
     programs = request.programs()
     import_seconds = perf_counter() - request.start
     plan = find_max_batch(request.job, request.budget, programs, multiple)

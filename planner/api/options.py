@@ -36,6 +36,11 @@ class JobOptions(TypedDict, total=False):
     eval_batch: int | None
     dataset_size: int | None
     lengths: str | None
+    sizes: str | None  # of inputs with a range, such as ids=16..512:int64: "uniform", or a file
+    batching: str | None
+    pad_to: int | None
+    run_steps: int | None
+    seed: int | None
     ddp: bool | None
     ddp_bucket_view: bool | None
     freeze: str | Sequence[str] | None

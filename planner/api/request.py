@@ -31,6 +31,7 @@ from planner.jobs import (
     merge_job,
     parse_model_arg,
     parse_tensor_spec,
+    require_one_size,
     resolve_job,
     split_model,
 )
@@ -81,7 +82,7 @@ class Request(Struct, frozen=True):
         limit_seconds = isolation_limit(self.options)
         return open_programs(
             job or self.job, self.on_progress, self.factory, stores, mode, limit_seconds,
-            _answers_folder(self.options),
+            answers_folder(self.options),
         )  # fmt: skip
 
     def traces(self, mode: CaptureMode = CaptureMode.SHARED, job: Job | None = None) -> TraceSource:
@@ -100,10 +101,16 @@ class Request(Struct, frozen=True):
 
 
 def open_request(
-    model: Model | None, options: Options, batch: int | None = None, *, command: str = ""
+    model: Model | None,
+    options: Options,
+    batch: int | None = None,
+    *,
+    command: str = "",
+    check_job: Callable[[Job], None] = require_one_size,
 ) -> Request:
     """Return the request of these options. A `command` that is named runs the model itself: it takes neither
-    a trace file nor a process for the model. Raises UsageError, DataFileError, or ModelError of an import.
+    a trace file nor a process for the model. `check_job` refuses jobs. Raises UsageError, DataFileError, or
+    ModelError of an import.
     """
     if batch is not None:
         check_count("--batch", batch, LARGEST_BATCH)
@@ -122,6 +129,7 @@ def open_request(
     else:
         opened = open_stores(options)
         job, default_batch, factory = make_job(model, options, opened)
+        check_job(job)
         stores = () if factory is not None else opened  # its model has no name to be stored under
     budget = calibrate_budget(with_allocator_of(budget, job), job, options)
     return Request(job, budget, options, batch or default_batch, factory, stores, saved, start)
@@ -161,7 +169,7 @@ def open_stores(options: Options) -> tuple[ProgramStore, ...]:
     return UserCache(cache), BundledStore()
 
 
-def _answers_folder(options: Options) -> Path | None:
+def answers_folder(options: Options) -> Path | None:
     """Return the folder in which the answers of a cuDNN are cached; None without one."""
     folder = options.get("cache")
     return None if folder is None else Path(folder)
@@ -193,7 +201,7 @@ def _load_trace(model: Model | None, options: Options, path: Path) -> tuple[Save
             raise UsageError(f"{flag}: {path} holds the workspaces of its convolutions; leave {flag} away")
     job = complete_job(merge_job(saved.job, beside))
     if saved.has_queries:
-        saved.convolutions = open_convolutions(job, _answers_folder(options))
+        saved.convolutions = open_convolutions(job, answers_folder(options))
     return saved, job
 
 

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from planner.api.gpus import gpus
 from planner.api.options import Options
 from planner.errors import PlannerError, UsageError
-from planner.jobs import CatalogueEntry, resolve_job
+from planner.jobs import CatalogueEntry, require_one_size, resolve_job
 from planner.planning.sweep import (
     Cell,
     Failure,
@@ -126,6 +126,7 @@ def _tasks(
         memory = {"alloc_conf": recipe.alloc_conf, "allocator_cap_mib": recipe.allocator_cap_mib}
         try:
             job = resolve_job(model.model, catalogue, **{**model.options, **recipe.options})
+            require_one_size(job)
         except UsageError as error:
             failures[key] = str(error)
         else:

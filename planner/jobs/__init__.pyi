@@ -1,8 +1,8 @@
 from .catalogue import load_catalogue as load_catalogue
 from .codec import job_from_json as job_from_json, job_to_json as job_to_json
 from .job import (
-    CatalogueEntry as CatalogueEntry, Checkpoint as Checkpoint, ClipGradients as ClipGradients,
-    Compile as Compile,
+    Batching as Batching, CatalogueEntry as CatalogueEntry, Checkpoint as Checkpoint,
+    ClipGradients as ClipGradients, Compile as Compile,
     FUSED_OPTIMIZERS as FUSED_OPTIMIZERS, INSTALLED as INSTALLED, Job as Job, Lengths as Lengths,
     Loss as Loss, MemoryFormat as MemoryFormat, Mode as Mode, Optimizer as Optimizer,
     OptimizerImpl as OptimizerImpl, PUBLISHED as PUBLISHED, Precision as Precision, Quantize as Quantize,
@@ -24,6 +24,11 @@ from .resolve import (
     complete_job as complete_job, defaults_of_code as defaults_of_code,
     is_completed_by_library as is_completed_by_library, merge_job as merge_job,
     resolve_job as resolve_job, trains_itself as trains_itself,
+)
+from .sizes import (
+    BatchShape as BatchShape, Size as Size, SizeDistribution as SizeDistribution, at_size as at_size,
+    check_sizes as check_sizes, draw_batches as draw_batches, load_distribution as load_distribution,
+    require_one_size as require_one_size, size_ranges as size_ranges,
 )
 from .yaml_fields import (
     OPTION_KEYS as OPTION_KEYS, allowed_sources as allowed_sources, parse_entry as parse_entry,

@@ -79,6 +79,14 @@ class Lengths(StrEnum):
     VARYING = "varying"  # samples are padded to the longest of their batch, which is at most as given
 
 
+class Batching(StrEnum):
+    PADDED = "padded"  # samples in random order, padded to the largest of their batch
+    GROUPED = "grouped"  # samples of like sizes together, as transformers' group_by_length does
+    TOKENS = "tokens"  # as many samples as stay below so many tokens, padding counted
+    PACKED = "packed"  # samples joined to rows of the largest size
+    SCALED = "scaled"  # one size for all samples of a batch, as multi-scale training draws it
+
+
 class ClipGradients(StrEnum):
     NONE = "none"
     NORM = "norm"  # `clip_grad_norm_` over all trained parameters before the optimizer's step
@@ -89,17 +97,25 @@ class TensorSpec(Struct, frozen=True):
     """One sample of a tensor, without the batch dimension.
 
     `str` gives its text: `3x224x224`, `128:int64`, `scalar:int64`, `input_ids=128:int64` (a keyword input),
-    `batch.image=3x224x224` (an entry of one; `planner.jobs.nested` has the rest).
+    `batch.image=3x224x224` (an entry of one; `planner.jobs.nested` has the rest), `16..1024:int64` (samples
+    of many sizes).
     """
 
     shape: tuple[int, ...]
     dtype: str = "float32"  # a torch dtype's name
     keyword: str | None = None  # of what holds several tensors, the way to this one as well
+    smallest: tuple[int, ...] = ()  # sizes of the smallest sample where samples differ; `shape`: the largest
+
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """Return the smallest and the largest size of each dimension."""
+        return tuple(zip(self.smallest or self.shape, self.shape, strict=True))
 
     def __str__(self) -> str:
         named = f"{self.keyword}=" if self.keyword else ""
         typed = "" if self.dtype == "float32" else f":{self.dtype}"
-        return named + ("x".join(map(str, self.shape)) or "scalar") + typed
+        sizes = [str(high) if low == high else f"{low}..{high}" for low, high in self.ranges]
+        return named + ("x".join(sizes) or "scalar") + typed
 
 
 class Quantize(StrEnum):
@@ -150,6 +166,11 @@ class Job(Struct, frozen=True):
     torch: str = ""  # the version that the answer stands for, "2.6"; "": the newest known
     dataset_size: int = 0  # samples of an epoch, whose last batch may be smaller; 0: all batches are full
     lengths: Lengths | None = None  # of real samples; None: by the inputs and the model (likeness.py)
+    sizes: str = ""  # of samples that differ: a file; "": uniform between the smallest and the largest
+    batching: Batching = Batching.PADDED  # of samples that differ
+    pad_to: int = 1  # sizes are padded to a multiple of it
+    run_steps: int = 1000  # of the optimizer, over which sizes are drawn
+    seed: int = 1  # of what is drawn
     source: str = ""  # the SOURCE:NAME or FILE.py:NAME behind a catalogue name; "": `model` is one itself
     peft: str = ""  # a method of peft that adapts the model, such as "lora"; "": none
     peft_arg: tuple[str, ...] = ()  # KEY=VALUE of its configuration

@@ -96,7 +96,12 @@ def _option(name: str, help: str, metavar: str | None = None, **more: Any) -> Jo
     return JobOption(name, kind, help, metavar or number, choices, **more)
 
 
+def _parse_sizes(text: str) -> str:
+    return "" if text == "uniform" else text
+
+
 _training = partial(_option, is_for_training=True)
+_varying = partial(_option, changes_trace=False)  # of inputs whose samples differ in size
 
 
 JOB_OPTIONS: tuple[JobOption, ...] = (
@@ -111,7 +116,7 @@ JOB_OPTIONS: tuple[JobOption, ...] = (
         "input",
         OptionKind.TENSORS,
         "One sample of an input, without the batch dimension: 3x224x224, ids=128:int64, "
-        "batch.image=3x224x224 for an entry of a dict; repeatable.",
+        "batch.image=3x224x224 for an entry of a dict; 16..512:int64 for samples of many sizes; repeatable.",
         "SHAPE[:DTYPE]",
         methods=_STATIC,
     ),
@@ -177,6 +182,27 @@ JOB_OPTIONS: tuple[JobOption, ...] = (
         "WHICH",
         changes_trace=False,
     ),
+    _varying(
+        "sizes",
+        "With --input 16..512:int64: uniform (the default), or a file of the sizes of samples, one or more "
+        "in a line, a count behind them where it has one.",
+        "FILE",
+        parse=_parse_sizes,
+    ),
+    _varying(
+        "batching",
+        "With such inputs: padded to the largest of the batch (the default), grouped by size, tokens (the "
+        "batch size counts padded tokens), packed, or scaled: one size for each batch.",
+        "HOW",
+    ),
+    _varying("pad_to", "With such inputs: pad to a multiple of N.", maximum=2**20),
+    _varying(
+        "run_steps",
+        "With such inputs: steps of the run whose probability to run out of memory is asked for; 1000 by "
+        "default.",
+        maximum=2**40,
+    ),
+    _varying("seed", "With such inputs: seed of the sizes that are drawn; 1 by default.", maximum=2**50),
     _training("ddp", "Train with DistributedDataParallel's gradient buckets."),
     _training("ddp_bucket_view", "DDP with gradient_as_bucket_view=True; implies --ddp."),
     _option("freeze", "Parameters that are not trained, such as 'backbone.*'; repeatable.", "PATTERN"),

@@ -24,7 +24,9 @@ E = TypeVar("E", bound=StrEnum)
 
 
 def parse_tensor_spec(text: str) -> TensorSpec:
-    """Read `[KEYWORD=]SHAPE[:DTYPE]`, SHAPE being `3x224x224`, `10` or `scalar`; `str` is the inverse."""
+    """Read `[KEYWORD=]SHAPE[:DTYPE]`, SHAPE being `3x224x224`, `10`, `scalar`, or `16..512` for samples of
+    several sizes; `str` is the inverse.
+    """
     where = f"tensor {shown(text)}"
     named, equals, rest = text.strip().rpartition("=")
     sizes, colon, dtype = rest.partition(":")
@@ -35,15 +37,28 @@ def parse_tensor_spec(text: str) -> TensorSpec:
         )
     if colon and dtype not in DTYPES:
         raise UsageError(f"{where}: unknown dtype {shown(dtype)}; use one of {', '.join(DTYPES)}")
-    if sizes != "scalar" and not re.fullmatch(r"[0-9]+(x[0-9]+)*", sizes):
+    if sizes != "scalar" and not re.fullmatch(_SIZES, sizes):
         raise UsageError(f"{where}: write positive sizes joined by x, such as 3x224x224, or scalar:int64")
-    digits = [] if sizes == "scalar" else [size.lstrip("0") for size in sizes.split("x")]
-    if "" in digits:
+    ranges = [] if sizes == "scalar" else [size.partition("..") for size in sizes.split("x")]
+    lows, highs = ([part.lstrip("0") for part in side] for side in _sides(ranges))
+    if "" in (*lows, *highs):
         raise UsageError(f"{where}: a size is 0; every size of one sample must be at least 1")
     # The length is looked at first because Python refuses to convert thousands of digits.
-    if any(len(size) > 13 for size in digits) or math.prod(map(int, digits)) > MAX_ELEMENTS:
+    if any(len(size) > 13 for size in (*lows, *highs)) or math.prod(map(int, highs)) > MAX_ELEMENTS:
         raise UsageError(f"{where}: more than 2**40 elements in one sample; make it smaller")
-    return TensorSpec(tuple(map(int, digits)), dtype or "float32", named or None)
+    smallest, largest = tuple(map(int, lows)), tuple(map(int, highs))
+    if any(low > high for low, high in zip(smallest, largest, strict=True)):
+        raise UsageError(f"{where}: a range ends below its start; write SMALLEST..LARGEST, such as 16..512")
+    return TensorSpec(largest, dtype or "float32", named or None, smallest if smallest != largest else ())
+
+
+_SIZES = r"[0-9]+(\.\.[0-9]+)?(x[0-9]+(\.\.[0-9]+)?)*"
+
+
+def _sides(ranges: Iterable[tuple[str, str, str]]) -> tuple[list[str], list[str]]:
+    """Return the lower and the upper ends; of one size both are that size."""
+    pairs = [(low, high or low) for low, _, high in ranges]
+    return [low for low, _ in pairs], [high for _, high in pairs]
 
 
 def _is_path(text: str) -> bool:

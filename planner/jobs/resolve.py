@@ -155,7 +155,14 @@ def _resized(base: Job, inputs: Sequence[TensorSpec]) -> TensorSpec | None:
         return base.target
     target, old, new = base.target.shape, base.inputs[0].shape, inputs[0].shape
     rank = next((n for n in (3, 2) if len(old) > n and len(new) == len(old) and target[-n:] == old[-n:]), 0)
-    return replace(base.target, shape=(*target[:-rank], *new[-rank:])) if rank else base.target
+    if not rank:
+        return base.target
+    smallest = inputs[0].smallest
+    return replace(
+        base.target,
+        shape=(*target[:-rank], *new[-rank:]),
+        smallest=(*target[:-rank], *smallest[-rank:]) if smallest else (),
+    )
 
 
 def default_impl(optimizer: Optimizer | str) -> OptimizerImpl:

@@ -5,12 +5,9 @@ after it, which may need new segments, so that the reserved peak of two epochs c
 number of full batches. Such a loop is put together from the steps of a trace at the batch size and one at
 that of the last batch: full steps, the smaller one, and a full one, as the next epoch begins.
 
-Both traces are of one program, so that what lives from one batch to the next (inputs, output, loss,
-gradients, optimizer state) is the same variable in both. It is named by its category and its number there,
-counted from the end of the batch that it is from, since some state is made at the start of one batch alone.
+Both traces are of one program, so that what lives from one batch to the next is the same variable in both.
 """
 
-from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -19,10 +16,10 @@ from msgspec.structs import replace
 
 from planner.errors import ModelError, UsageError
 from planner.jobs import Job, Mode
+from planner.planning.segments import Variable, find_variables, split_segments
 from planner.program import (
     LARGEST_BATCH,
     Alloc,
-    Category,
     Convolution,
     ConvWorkspace,
     Event,
@@ -39,7 +36,6 @@ from planner.program import (
 
 _Order = tuple[tuple[int, bool], ...]  # steps of a trace, from 1, and whether the batch is the smaller one
 _Row = TypeVar("_Row", TensorProvenance, ConvWorkspace)
-_Variable = tuple[Category, int]  # what outlives a segment: its number in its category, from the end
 
 
 def last_batch_size(job: Job, batch: int) -> int:
@@ -135,48 +131,16 @@ def _orders(job: Job, full_batches: int) -> Iterator[_Order]:
         yield (*opening, (job.steps - 1, True), (job.steps, False))
 
 
-class _Segment(Struct, frozen=True):
-    """The events from the copying of one batch to that of the next; the first segment is the set-up."""
-
-    step: int
-    events: list[Event]
-
-
-def _split(trace: Trace) -> list[_Segment]:
-    segments = [_Segment(0, [])]
-    for event in trace.events:
-        if isinstance(event, PhaseStart):
-            if event.phase is Phase.INPUTS or event.step > segments[-1].step:
-                segments.append(_Segment(event.step, []))
-            if event.phase is Phase.END:
-                continue
-        segments[-1].events.append(event)
-    return segments
-
-
-def _find_variables(segments: Sequence[_Segment]) -> dict[int, tuple[int, _Variable]]:
-    """Return the variables of the blocks that outlive their segment, each with the index of the segment."""
-    variables: dict[int, tuple[int, _Variable]] = {}
-    for index, segment in enumerate(segments):
-        freed = {event.block for event in segment.events if isinstance(event, Free)}
-        counts: Counter[Category] = Counter()
-        for event in reversed(segment.events):
-            if isinstance(event, Alloc) and event.block not in freed:
-                variables[event.block] = index, (event.category, counts[event.category])
-                counts[event.category] += 1
-    return variables
-
-
 def _stitch(full: Trace, smaller: Trace, order: _Order) -> Trace | None:
     """Return the set-up and the steps in this order; None where one frees a block that is not there."""
     traces = full, smaller
-    segments = [_split(trace) for trace in traces]
-    variables = [_find_variables(parts) for parts in segments]
+    segments = [split_segments(trace.events) for trace in traces]
+    variables = [find_variables(parts) for parts in segments]
     steps = [segment.step for segment in segments[0]]
     if steps != [segment.step for segment in segments[1]] or steps[-1] < max(step for step, _ in order):
         return None
     sites = {site: index for index, site in enumerate(dict.fromkeys((*full.sites, *smaller.sites)))}
-    live: dict[tuple[int, _Variable], int] = {}  # blocks by their variable, of a segment of the new trace
+    live: dict[tuple[int, Variable], int] = {}  # blocks by their variable, of a segment of the new trace
     events: list[Event] = []
     provenance: list[TensorProvenance] = []
     conv_workspaces: list[ConvWorkspace] = []

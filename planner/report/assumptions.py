@@ -39,9 +39,16 @@ def run_assumptions(estimate: Estimate) -> tuple[str, ...]:
 
 
 def _run_assumptions(estimate: Estimate) -> Iterator[str]:
-    job, budget = estimate.job, estimate.budget
     if estimate.growth is not None:
         yield growth_text(estimate.growth, estimate.step_limit)
+    yield from job_assumptions(estimate.job, estimate.budget)
+    yield from estimate.notes
+    if estimate.unknown_ops:
+        yield unknown_sentence(estimate.unknown_ops)
+
+
+def job_assumptions(job: Job, budget: Budget) -> Iterator[str]:
+    """Yield the assumptions on a job and a GPU, whatever the batch."""
     yield _calibration(budget)
     yield _torch(job)
     yield f"nothing else runs on the GPU; {_precision(job)}"
@@ -57,9 +64,6 @@ def _run_assumptions(estimate: Estimate) -> Iterator[str]:
     if budget.device.capability_source.startswith("assumed"):
         major, minor = budget.device.capability
         yield f"kernels as for compute capability {major}.{minor} ({budget.device.capability_source})"
-    yield from estimate.notes
-    if estimate.unknown_ops:
-        yield _unknown(estimate.unknown_ops)
 
 
 def _torch(job: Job) -> str:
@@ -176,6 +180,7 @@ def _changed(config: AllocatorConfig) -> list[str]:
     return [f"{name}={value}" for name, value in asdict(config).items() if value != defaults[name]]
 
 
-def _unknown(ops: tuple[str, ...]) -> str:
+def unknown_sentence(ops: tuple[str, ...]) -> str:
+    """Return the sentence on operators whose scratch memory is not known."""
     shown = ", ".join(map(short_op, ops[:6])) + (f" and {len(ops) - 6} more" if len(ops) > 6 else "")
     return f"scratch memory is not counted for {shown}"

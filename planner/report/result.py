@@ -24,6 +24,7 @@ REPORTS = {
     "StaticEstimateResult": "static_estimate:static_estimate",
     "SweepResult": "sweep:sweep",
     "TablesResult": "calibrations.tables:tables",
+    "VaryingResult": "varying:varying",
     "VerifyResult": "calibrations.verify:verification",
 }
 

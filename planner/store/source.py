@@ -50,6 +50,12 @@ class ProgramSource:
             return trace
         return name_source(trace, self.convolutions, target)
 
+    def specialized(self, batch: int, target: Target) -> tuple[Program, KernelWorkspaces]:
+        """Return the program that covers a batch size, and what its kernels allocate there. Raises the errors
+        of a capture.
+        """
+        return self._find(batch, target)
+
     def traced_notes(self, batch: int, target: Target) -> tuple[str, ...]:
         """Return the notes of the trace at a batch size, without those on answers for convolutions."""
         program, _ = self._find(batch, target)

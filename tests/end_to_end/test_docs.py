@@ -19,6 +19,7 @@ from planner.jobs.catalogue import load_catalogue
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 JOB: Any = {"input": "16", "target": "4", "loss": "mse", "steps": 2}
+VARYING = "8..24x16"
 
 
 class Net(nn.Module):
@@ -86,6 +87,9 @@ class Growing(Net):
 RESULTS = {
     "estimate": lambda: planner.estimate(net, 8, gpu="4090", **JOB),
     "max-batch": lambda: planner.max_batch(net, gpu_mib=600, **JOB),
+    "max-batch --input SMALLEST..LARGEST": lambda: planner.max_batch(
+        net, gpu_mib=600, **JOB | {"input": VARYING, "target": "8..24x4", "steps": 3, "run_steps": 4}
+    ),
     "gpus": lambda: planner.gpus(net, filter="h200", **JOB),
     "explain": lambda: planner.explain(net, 8, **JOB),
     "advise": lambda: planner.advise(net, 8_000_000, gpu_mib=1500, **JOB),

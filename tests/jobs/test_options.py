@@ -31,6 +31,7 @@ TEXTS = {
     "cublas_workspace_config": ":16:8",
     "torch": "2.6",
     "peft": "lora",
+    "sizes": "lengths.txt",
 }
 TYPES = {
     OptionKind.FLAG: bool | None,

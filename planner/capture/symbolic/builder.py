@@ -68,16 +68,21 @@ class ProgramBuilder:
         if program is None:
             return ()
         if id(program) not in self._max_batches:
-            valid = find_valid_range(program, lambda batch: self._divergence(program, batch, target))
+            valid = find_valid_range(program, lambda batch: self.divergence(program, batch, target))
             self._max_batches[id(program)] = valid
         max_batch = self._max_batches[id(program)]
         if not max_batch:
             return ()
-        programs = [_with_target(program, target, FIT_BATCHES[0], max_batch)]
+        programs = [with_target(program, target, FIT_BATCHES[0], max_batch)]
         if needs_batch_one(program):
             with suppress(ModelError):
                 programs.append(self.run(1, given))
         return tuple(programs)
+
+    def fit(self, target: Target) -> Program | None:
+        """Return the program for such GPUs before its range is validated; None where two runs fit to none."""
+        program = self._path(_without_answers(target)).program
+        return None if program is None else with_target(program, target, FIT_BATCHES[0], FIT_BATCHES[1])
 
     def run(self, batch: int, target: Target) -> Program:
         """Return the program of one run, which holds for its batch size. Raises the errors of a capture.
@@ -86,7 +91,7 @@ class ProgramBuilder:
         """
         for guards, program in self._runs.get(batch, []):
             if program.rules is not None and guards.guards_hold(target.capability):
-                return _with_target(program, target, batch, batch)
+                return with_target(program, target, batch, batch)
         guards = GuardedCapability(target.capability)
         return self._keep_run(self._run(self.job, batch, target, guards), guards, target)
 
@@ -136,17 +141,18 @@ class ProgramBuilder:
         run = self._run(self.job if is_whole else replace(self.job, steps=1), batch, target, guards).trace
         expected = run if is_whole else first_step(run)
         for program in programs:
-            other = _with_target(program, target, batch, batch).specialize(batch, target)
+            other = with_target(program, target, batch, batch).specialize(batch, target)
             assert other is not None
             if not first_divergence(other if is_whole else first_step(other), expected):
                 return program
             del program.targets[target.capability]
         return None
 
-    def _divergence(self, program: Program, batch: int, target: Target) -> str:
+    def divergence(self, program: Program, batch: int, target: Target) -> str:
         """Return where a run differs from its program; "" where it does not."""
+        target = _without_answers(target)
         run = self._run(self.job, batch, target, GuardedCapability(target.capability))
-        expected = _with_target(program, target, FIT_BATCHES[0], batch).specialize(batch, target)
+        expected = with_target(program, target, FIT_BATCHES[0], batch).specialize(batch, target)
         return "no variant" if expected is None else first_divergence(expected, run.trace)
 
     def _run(self, job: Job, batch: int, target: Target, guards: GuardedCapability) -> RecordedRun:
@@ -166,7 +172,7 @@ def _without_answers(target: Target) -> Target:
     return replace(target, conv_workspace_query=None)
 
 
-def _with_target(program: Program, target: Target, min_batch: int, max_batch: int) -> Program:
+def with_target(program: Program, target: Target, min_batch: int, max_batch: int) -> Program:
     """Add GPUs of a compute capability to a program, or change the batch sizes for which it holds there."""
     variants = program.targets.get(target.capability)
     if variants is None:
@@ -183,7 +189,7 @@ def _single_run(run: RecordedRun, job: Job, target: Target) -> Program:
         if job.compile is not Compile.NONE:
             raise NotAffineError("compiled code depends on the number of multiprocessors")
         again = replace(run, trace=replace(run.trace, batch=batch + 1))
-        program = _with_target(fit_program(run, again, job), target, batch, batch)
+        program = with_target(fit_program(run, again, job), target, batch, batch)
         specialized = program.specialize(batch, target)
         if specialized is not None and not first_divergence(specialized, run.trace):
             return program

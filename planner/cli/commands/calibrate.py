@@ -9,7 +9,7 @@ from planner.cli.options import JOB, AllocConf, Answer, option, option_flag, par
 from planner.cli.paths import folder_to_write
 from planner.errors import ModelError, UsageError
 from planner.hardware.calibration import Fit
-from planner.jobs import allowed_sources, check_count
+from planner.jobs import allowed_sources, check_count, require_one_size
 from planner.program import LARGEST_BATCH, OnProgress
 from planner.report import Campaign, Result
 
@@ -92,6 +92,7 @@ def _measure(
     reject_sources(options, "calibrate")
     model = options.pop("model")
     job, _, _ = make_job(model, cast(Options, options))
+    require_one_size(job)
     measured = _campaign(calibrate(job, batches, folder, minutes, on_progress, alloc_conf), folder)
     if measured.failures and not measured.calibrations:
         raise ModelError(measured.failures[0])

@@ -197,7 +197,7 @@ def _mask(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorS
     text = inputs.get(_TEXT)
     if text is None or "attention_mask" not in choice.parameters or "attention_mask" in inputs:
         return {}
-    return {"attention_mask": TensorSpec(text.shape, "int64")}
+    return {"attention_mask": _shaped_as(text)}
 
 
 def _labels(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
@@ -210,13 +210,24 @@ def _labels(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, Tenso
         return {}
     more = {key: one for key in ("next_sentence_label", "sentence_order_label") if key in choice.parameters}
     if name.endswith("ForSemanticSegmentation") and _IMAGE in inputs:
-        return {"labels": TensorSpec(inputs[_IMAGE].shape[-2:], "int64")}
+        return {"labels": _last_two(inputs[_IMAGE])}
     if name.endswith(_PER_SAMPLE):
         return {"labels": one}
     if name.endswith(_PER_TOKEN):
-        length = text.shape if text is not None else (TEXT_TOKENS,)
-        return {"labels": TensorSpec(length, "int64")} | more
+        return {"labels": _shaped_as(text)} | more
     return {}
+
+
+def _shaped_as(text: TensorSpec | None) -> TensorSpec:
+    """Return whole numbers, one for each token of the text."""
+    if text is None:
+        return TensorSpec((TEXT_TOKENS,), "int64")
+    return replace(text, keyword=None, dtype="int64")
+
+
+def _last_two(image: TensorSpec) -> TensorSpec:
+    """Return whole numbers, one for each pixel."""
+    return TensorSpec(image.shape[-2:], "int64", smallest=image.smallest[-2:])
 
 
 def _decoder_inputs(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
@@ -225,4 +236,4 @@ def _decoder_inputs(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[st
     if "decoder_input_ids" not in choice.parameters or any(name in inputs for name in own):
         return {}
     text = inputs.get(_TEXT)
-    return {"decoder_input_ids": TensorSpec(text.shape if text is not None else (TEXT_TOKENS,), "int64")}
+    return {"decoder_input_ids": _shaped_as(text)}

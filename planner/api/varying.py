@@ -1,0 +1,89 @@
+"""Plans of jobs whose samples are of many sizes, for `max_batch` and `estimate`."""
+
+from dataclasses import dataclass
+from time import perf_counter
+
+from planner.api.options import Options
+from planner.api.request import Model, Request, answers_folder, isolation_limit, open_request
+from planner.errors import UsageError
+from planner.jobs import Job, check_sizes, load_distribution, size_ranges
+from planner.planning import (
+    SizedPrograms,
+    VaryingPlan,
+    check_varying,
+    estimate_varying,
+    find_varying_batch,
+)
+from planner.report import Result
+
+
+@dataclass(frozen=True, slots=True)
+class VaryingResult(Result):
+    """The largest batch, or the memory of one, on sampled batches; `str` gives the text report."""
+
+    plan: VaryingPlan
+    import_seconds: float
+
+    @property
+    def answer_batch(self) -> int:
+        """Return the largest batch, with the allocator as configured; 0 where none fits."""
+        return self.plan.sides[0].largest
+
+    @property
+    def max_batch(self) -> int:
+        """Return `answer_batch`."""
+        return self.answer_batch
+
+    @property
+    def fits(self) -> str:
+        """`yes` or `no`."""
+        return "yes" if self.answer_batch else "no"
+
+
+def open_any_request(model: Model | None, options: Options, batch: int | None = None) -> Request:
+    """Return the request of these options, whose samples may be of many sizes. Raises as `open_request`."""
+
+    def check(job: Job) -> None:
+        check_sizes(job)
+        if size_ranges(job):
+            check_varying(job)
+
+    return open_request(model, options, batch, check_job=check)
+
+
+def is_varying(request: Request) -> bool:
+    """Return whether a request is for samples of many sizes."""
+    return bool(size_ranges(request.job))
+
+
+def max_batch_of_varying(request: Request, multiple_of: int, no_retries: bool) -> VaryingResult:
+    """Return the largest batch of samples of many sizes. Raises the errors of `planner.errors`."""
+    if no_retries:
+        raise UsageError(
+            "--no-retries: batches of other sizes release cached memory now and then; leave it away, or give "
+            "one size"
+        )
+    programs = _open(request)
+    imported = perf_counter() - request.start
+    return VaryingResult(find_varying_batch(request.job, request.budget, programs, multiple_of), imported)
+
+
+def estimate_of_varying(request: Request) -> VaryingResult:
+    """Return the memory of a batch of samples of many sizes. Raises the errors of `planner.errors`."""
+    programs, batch = _open(request), request.batch
+    imported = perf_counter() - request.start
+    return VaryingResult(estimate_varying(request.job, request.budget, programs, batch), imported)
+
+
+def _open(request: Request) -> SizedPrograms:
+    if isolation_limit(request.options) is not None or request.options.get("save_trace") is not None:
+        flag = "--save-trace" if request.options.get("save_trace") is not None else "--isolate"
+        raise UsageError(f"{flag}: not with samples of many sizes; leave it away, or give one size")
+    return SizedPrograms(
+        request.job,
+        load_distribution(request.job),
+        request.budget.device.target,
+        request.on_progress,
+        request.factory,
+        answers_folder(request.options),
+    )

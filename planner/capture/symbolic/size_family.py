@@ -1,0 +1,297 @@
+"""Programs of one job at many sizes of its samples, from runs at few of them.
+
+Programs at some sizes are fitted to formulas in the size, as two runs are to lines in the batch size. Only
+programs of the same events and kernels have formulas. Which they are mostly depends on what powers of two
+divide the size: attention pads rows that are not aligned. So two sizes of each such order are captured,
+and the other sizes of the order are taken to be like them where the two are alike; where they are not, or no
+formula holds, the size itself is captured. Two further runs, at sizes and batch sizes that no formula
+has seen, validate the formulas.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from msgspec import Struct
+
+from planner.capture.symbolic.builder import ProgramBuilder, open_builder, with_target
+from planner.capture.symbolic.kernel_calls import KernelSignature
+from planner.capture.symbolic.rules import SignatureRules
+from planner.capture.symbolic.size_formulas import Formula, FormulaFit, values_at
+from planner.jobs import Job
+from planner.program import (
+    FIT_BATCHES,
+    AffineAlloc,
+    Free,
+    KernelCall,
+    NotAffineError,
+    OnProgress,
+    Program,
+    ProgramEvent,
+    Target,
+)
+
+FEW_SIZES = 10  # up to so many are captured each
+HIGHEST_ORDER = 6  # sizes that 64 divides are of one order
+POINTS = 5  # of each family at least: formulas have up to three terms
+MOST_POINTS = 16
+VALIDATED_BATCH = 7
+
+
+class _Family(Struct, frozen=True):
+    """Programs of the same events and kernels, as formulas."""
+
+    program: Program  # at the largest size: its structure is that of all
+    events: tuple[tuple[Formula, Formula] | None, ...]  # bytes of its allocations; None: no allocation
+    signatures: tuple[KernelSignature, ...]  # with formulas
+    of_call: tuple[int, ...]  # the signature of each call
+
+
+@dataclass(slots=True)
+class SizeFamily:
+    """The programs of a job at any of the sizes that are needed, on GPUs of one compute capability."""
+
+    open_builder: Callable[[int], ProgramBuilder]
+    sizes: tuple[int, ...]  # that are needed, rising
+    target: Target
+    only_batch: int = 0  # programs for this batch size alone, since others are not like it; 0: for any
+    builders: dict[int, ProgramBuilder] = field(default_factory=dict)
+    captured: dict[int, Program | None] = field(default_factory=dict)
+    _formed: dict[int, Program] = field(default_factory=dict)  # by formulas
+    _structures: dict[int, Hashable] = field(default_factory=dict)  # of the captured sizes
+    _families: dict[Hashable, _Family | None] = field(default_factory=dict)
+    _max_batch: int = 0  # validated, at the largest size
+    _is_open: bool = False
+
+    def program(self, size: int) -> Program | None:
+        """Return the program at a size; None where a run of the model answers for each batch size.
+
+        Raises the errors of a capture.
+        """
+        self._open()
+        if size not in self.captured and size not in self._formed:
+            fitted = self._fitted(size)
+            if fitted is None:
+                self._capture(size)
+            else:
+                self._formed[size] = fitted
+        program = self._formed.get(size) or self.captured[size]
+        if program is not None and isinstance(program.rules, SignatureRules) and self._max_batch:
+            least = self.only_batch or FIT_BATCHES[0]
+            most = self.only_batch or max(least, self._max_batch * self.sizes[-1] // size)
+            with_target(program, self.target, least, most)
+        return program
+
+    def builder(self, size: int) -> ProgramBuilder:
+        """Return the builder of runs at a size."""
+        if size not in self.builders:
+            self.builders[size] = self.open_builder(size)
+        return self.builders[size]
+
+    # ---- which sizes are captured
+
+    def _open(self) -> None:
+        if self._is_open:
+            return
+        self._is_open = True
+        largest = self._programs(self.sizes[-1])
+        if largest:
+            self._add(self.sizes[-1], largest[0])
+            self._max_batch = largest[0].targets[self.target.capability].max_batch
+        if len(self.sizes) <= FEW_SIZES or not largest:
+            return
+        by_order: dict[int, list[int]] = {}
+        for size in self.sizes:
+            by_order.setdefault(_order(size), []).append(size)
+        for order, sizes in by_order.items():
+            self._capture(sizes[-1])
+            self._capture(sizes[len(sizes) * (2 * order % 7) // 7])  # which spreads those of all orders
+        for key, alike in self._alike().items():
+            self._families[key] = self._fit(alike)
+        self._validate()
+
+    def _programs(self, size: int) -> tuple[Program, ...]:
+        """Return the program at a size with its validated range; none where two runs fit to none."""
+        if self.only_batch:
+            return (self.builder(size).run(self.only_batch, self.target),)
+        return self.builder(size).programs(self.target)
+
+    def _capture(self, size: int) -> None:
+        if size not in self.captured:
+            builder = self.builder(size)
+            is_any = not self.only_batch
+            self._add(size, builder.fit(self.target) if is_any else self._programs(size)[0])
+
+    def _add(self, size: int, program: Program | None) -> None:
+        self.captured[size] = program
+        can_be_fitted = program is not None and isinstance(program.rules, SignatureRules)
+        self._structures[size] = hash(_structure(program)) if program and can_be_fitted else None
+
+    def _alike(self) -> dict[Hashable, list[int]]:
+        """Return the captured sizes whose programs have the same structure."""
+        found: dict[Hashable, list[int]] = {}
+        for size, structure in sorted(self._structures.items()):
+            if structure is not None:
+                found.setdefault(structure, []).append(size)
+        return found
+
+    def _fitted(self, size: int) -> Program | None:
+        """Return the program that formulas give at a size; None where it has to be captured."""
+        order = _order(size)
+        found = {structure for known, structure in self._structures.items() if _order(known) == order}
+        family = self._families.get(found.pop()) if len(found) == 1 else None
+        if family is None:
+            return None
+        return _program_at(family, size, self.builder(size).job, self.target)
+
+    def _fit(self, alike: Sequence[int]) -> _Family | None:
+        """Return formulas through the programs of alike sizes, and more of them until none is in doubt."""
+        orders, known = {_order(size) for size in alike}, list(alike)
+        while True:
+            others = [size for size in self.sizes if _order(size) in orders and size not in self.captured]
+            doubtful = next(iter(_spread(others, 1)), None)
+            if len(known) >= POINTS:
+                fit = FormulaFit(known)
+                try:
+                    family = _fit(fit, [p for size in known if (p := self.captured[size]) is not None])
+                except NotAffineError:
+                    return None
+                doubtful = fit.most_doubtful(others)
+                if doubtful is None or len(known) >= MOST_POINTS:
+                    return family
+            if doubtful is None:  # all sizes are captured
+                return None
+            self._capture(doubtful)
+            if self._structures[doubtful] != self._structures[known[0]]:
+                return None
+            known.append(doubtful)
+
+    def _validate(self) -> None:
+        """Drop all formulas where runs at sizes that they have not seen differ from them."""
+        unseen = [size for size in self.sizes if size not in self.captured]
+        for size in _spread(unseen, 2):
+            program = self._fitted(size)
+            batch = self.only_batch or VALIDATED_BATCH
+            if program is not None and self.builder(size).divergence(program, batch, self.target):
+                self._families.clear()
+                return
+
+
+def _order(size: int) -> int:
+    """Return the power of two that divides a size."""
+    return min(HIGHEST_ORDER, (size & -size).bit_length() - 1)
+
+
+def _spread(sizes: Sequence[int], count: int) -> Iterable[int]:
+    """Return so many of the sizes, evenly spread."""
+    if len(sizes) <= count:
+        return sizes
+    return [sizes[(2 * number + 1) * len(sizes) // (2 * count)] for number in range(count)]
+
+
+# ---- programs of one structure
+
+
+def _structure(program: Program) -> Hashable:
+    """Return what programs at different sizes share, blocks named by their order."""
+    blocks: dict[int, int] = {}
+    events: list[Hashable] = []
+    for event in program.events:
+        if isinstance(event, AffineAlloc):
+            blocks[event.block] = len(blocks)
+            events.append((event.category, program.sites[event.site], event.may_fail))
+        elif isinstance(event, Free):
+            events.append((blocks[event.block], event.empties_cache))
+        else:
+            events.append(event)
+    rules = program.rules
+    assert isinstance(rules, SignatureRules)
+    calls = (
+        (program.sites[c.site], c.position, c.outputs, c.first_blas_call, rules.signatures[c.signature][0])
+        for c in program.calls
+    )
+    return tuple(events), tuple(calls)
+
+
+def _fit(fit: FormulaFit, programs: Sequence[Program]) -> _Family:
+    """Return formulas through programs of one structure. Raises NotAffineError."""
+    events: list[tuple[Formula, Formula] | None] = []
+    for of_each in zip(*(program.events for program in programs), strict=True):
+        allocs = [event for event in of_each if isinstance(event, AffineAlloc)]
+        if allocs:
+            fixed = fit.fit(tuple(event.fixed_bytes for event in allocs))
+            events.append((fixed, fit.fit(tuple(event.bytes_per_sample for event in allocs))))
+        else:
+            events.append(None)
+    numbers: dict[tuple[int, ...], int] = {}
+    signatures: list[KernelSignature] = []
+    of_call: list[int] = []
+    for calls in zip(*(program.calls for program in programs), strict=True):
+        key = tuple(call.signature for call in calls)
+        if key not in numbers:
+            numbers[key] = len(signatures)
+            each = [_signatures(program)[number] for program, number in zip(programs, key, strict=True)]
+            _, args, out = (fit.fit_values(column) for column in zip(*each, strict=True))
+            signatures.append((each[0][0], args, out))
+        of_call.append(numbers[key])
+    return _Family(programs[-1], tuple(events), tuple(signatures), tuple(of_call))
+
+
+def _signatures(program: Program) -> tuple[KernelSignature, ...]:
+    assert isinstance(program.rules, SignatureRules)
+    return program.rules.signatures
+
+
+def _program_at(family: _Family, size: int, job: Job, target: Target) -> Program:
+    base = family.program
+    bytes_of: dict[int, int] = {}
+
+    def at(formula: Formula) -> int:
+        if id(formula) not in bytes_of:
+            bytes_of[id(formula)] = formula.at(size)
+        return bytes_of[id(formula)]
+
+    events: list[ProgramEvent] = []
+    for event, formulas in zip(base.events, family.events, strict=True):
+        if formulas is None:
+            events.append(event)
+        else:
+            assert isinstance(event, AffineAlloc)
+            fixed, slope = map(at, formulas)
+            events.append(AffineAlloc(event.block, fixed, slope, event.category, event.site, event.may_fail))
+    signatures = tuple(
+        (func, values_at(args, size), values_at(out, size)) for func, args, out in family.signatures
+    )
+    calls = tuple(
+        KernelCall(number, call.site, call.position, call.outputs, call.first_blas_call)
+        for call, number in zip(base.calls, family.of_call, strict=True)
+    )
+    program = Program(
+        tuple(events),
+        base.sites,
+        calls,
+        unknown_ops=base.unknown_ops,
+        notes=base.notes,
+        growth_sources=base.growth_sources,
+        torch=base.torch,
+        rules=SignatureRules(job, signatures),
+    )
+    return with_target(program, target, FIT_BATCHES[0], FIT_BATCHES[1])
+
+
+def open_size_family(
+    job_at: Callable[[int], Job],
+    sizes: Sequence[int],
+    target: Target,
+    on_progress: OnProgress,
+    constructor: Callable[..., object] | None = None,
+    only_batch: int = 0,
+) -> SizeFamily:
+    """Return the programs at sizes of the samples, of jobs that `job_at` gives; `only_batch`: for it alone.
+
+    Imports the library of the job's model. Raises UsageError or ModelError.
+    """
+
+    def open_at(size: int) -> ProgramBuilder:
+        return open_builder(job_at(size), lambda line: on_progress(f"{line}, size {size}"), constructor)
+
+    return SizeFamily(open_at, tuple(sizes), target, only_batch)

@@ -1,0 +1,268 @@
+"""Samples of many sizes: the dimensions that differ, how often each size comes, and batches drawn of them.
+
+Dimensions with equal ranges are one: `input_ids=16..512` and `attention_mask=16..512` have the same length.
+Sizes are drawn with replacement by Python's `random.Random(f"{seed}:{sequence}")`, so that a seed gives the
+same batches everywhere.
+"""
+
+import json
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from planner.errors import UsageError
+from planner.jobs.job import Batching, Job, Lengths, TensorSpec
+from planner.jobs.parse import shown
+
+Size = tuple[int, ...]  # of a sample, one number for each range
+Range = tuple[int, int]
+MEGABATCH = 50  # batches that transformers sorts at a time (trainer_pt_utils.py, get_length_grouped_indices)
+MOST_BYTES = 2**30  # of a file of sizes
+_KEYS = ("length", "input_ids")  # of an object in a line of a file
+
+
+class BatchShape(NamedTuple):
+    """One batch: its samples, all padded to one size."""
+
+    batch: int
+    size: Size
+
+
+def size_ranges(job: Job) -> tuple[Range, ...]:
+    """Return the ranges that differ from sample to sample, each once; none where all samples are alike."""
+    specs = (*job.inputs, *([job.target] if job.target else []), *job.targets)
+    ranges = (each for spec in specs for each in spec.ranges)
+    return tuple(dict.fromkeys((low, high) for low, high in ranges if low < high))
+
+
+def at_size(job: Job, size: Size) -> Job:
+    """Return the job whose samples all have this size."""
+    chosen = dict(zip(size_ranges(job), size, strict=True))
+
+    def fixed(spec: TensorSpec) -> TensorSpec:
+        shape = tuple(chosen.get(each, each[1]) for each in spec.ranges)
+        return replace(spec, shape=shape, smallest=())
+
+    default = Job("")
+    return replace(
+        job,
+        inputs=tuple(map(fixed, job.inputs)),
+        target=None if job.target is None else fixed(job.target),
+        targets=tuple(map(fixed, job.targets)),
+        lengths=Lengths.FIXED,
+        sizes=default.sizes,
+        batching=default.batching,
+        pad_to=default.pad_to,
+        run_steps=default.run_steps,
+        seed=default.seed,
+    )
+
+
+class SizeDistribution(Struct, frozen=True):
+    """How often samples have a size: uniform between the ends of the ranges, or as a file counts them."""
+
+    ranges: tuple[Range, ...]
+    sizes: tuple[Size, ...] = ()  # by rising size; (): uniform
+    cumulative: tuple[int, ...] = ()  # samples up to each of these sizes
+    clipped: int = 0  # samples of the file outside of the ranges, which are cut or padded to their ends
+    pad_to: int = 1
+
+    @property
+    def largest(self) -> Size:
+        """Return the largest size of each range that a batch is padded to."""
+        if not self.sizes:
+            return tuple(self._padded(high) for _, high in self.ranges)
+        return tuple(self._padded(max(column)) for column in zip(*self.sizes, strict=True))
+
+    @property
+    def smallest(self) -> Size:
+        """Return the smallest size of each range that a batch is padded to."""
+        if not self.sizes:
+            return tuple(self._padded(low) for low, _ in self.ranges)
+        return tuple(self._padded(min(column)) for column in zip(*self.sizes, strict=True))
+
+    def draw(self, random: Random) -> Size:
+        """Return the size of one sample, not padded."""
+        if not self.sizes:
+            return tuple(low + int(random.random() * (high - low + 1)) for low, high in self.ranges)
+        return self.sizes[bisect_left(self.cumulative, random.random() * self.cumulative[-1])]
+
+    def draw_largest(self, random: Random, samples: int) -> Size:
+        """Return the padded size of a batch of so many samples."""
+        if len(self.ranges) > 1:
+            return self.pad([self.draw(random) for _ in range(samples)])
+        share = random.random() ** (1 / samples)  # the largest of n is at most s with P(one is)**n
+        if self.sizes:
+            return self.pad([self.sizes[bisect_left(self.cumulative, share * self.cumulative[-1])]])
+        ((low, high),) = self.ranges
+        return self.pad([(low + int(share * (high - low + 1)),)])
+
+    def pad(self, samples: Sequence[Size]) -> Size:
+        """Return the size to which samples of one batch are padded."""
+        return tuple(self._padded(max(column)) for column in zip(*samples, strict=True))
+
+    def share_below(self, size: int) -> float:
+        """Return the share of samples whose padded size is smaller, where one range differs."""
+        largest = (size - 1) // self.pad_to * self.pad_to  # that is padded to less
+        if self.sizes:
+            place = bisect_left(self.sizes, (largest + 1,))
+            return self.cumulative[place - 1] / self.cumulative[-1] if place else 0.0
+        ((low, high),) = self.ranges
+        return min(1.0, max(0.0, (largest - low + 1) / (high - low + 1)))
+
+    def paddings(self) -> tuple[int, ...]:
+        """Return all padded sizes, rising, where one range differs."""
+        if self.sizes:
+            return tuple(sorted({self._padded(size) for (size,) in self.sizes}))
+        ((low, high),) = self.ranges
+        return tuple(sorted({self._padded(size) for size in range(low, high + 1)}))
+
+    def _padded(self, size: int) -> int:
+        return -(-size // self.pad_to) * self.pad_to
+
+
+def load_distribution(job: Job) -> SizeDistribution:
+    """Return the distribution of a job's sizes. Raises UsageError for a file that holds none."""
+    ranges = size_ranges(job)
+    if not job.sizes:
+        return SizeDistribution(ranges, pad_to=job.pad_to)
+    counts: Counter[Size] = Counter()
+    clipped = 0
+    for size, count in _read(Path(job.sizes), len(ranges)):
+        inside = tuple(min(max(one, low), high) for one, (low, high) in zip(size, ranges, strict=True))
+        counts[inside] += count
+        clipped += count * (inside != size)
+    if not counts:
+        raise UsageError(f"--sizes {job.sizes}: the file has no sizes; write one sample in a line")
+    sizes = tuple(sorted(counts))
+    return SizeDistribution(ranges, sizes, tuple(accumulate(counts[s] for s in sizes)), clipped, job.pad_to)
+
+
+def _read(path: Path, columns: int) -> Iterator[tuple[Size, int]]:
+    """Yield sizes and their counts from lines of numbers, or of JSON objects with a length or tokens."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise UsageError(f"--sizes {path}: larger than 1 GiB; give the counts of the sizes")
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "no UTF-8 text"
+        raise UsageError(f"--sizes {path}: cannot be read ({reason}); give a text file of sizes") from None
+    for number, line in enumerate(lines, 1):
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        numbers = _from_json(text) if text.startswith("{") else _from_text(text)
+        if numbers is None or len(numbers) not in (columns, columns + 1) or min(numbers) < 1:
+            if number == 1 and numbers is None:  # names of columns
+                continue
+            expected = "one size" if columns == 1 else f"{columns} sizes"
+            raise UsageError(
+                f"--sizes {path}, line {number}: expected {expected} of a sample and perhaps a count, got "
+                f"{shown(text)}"
+            )
+        yield numbers[:columns], (numbers[columns] if len(numbers) > columns else 1)
+
+
+def _from_text(text: str) -> Size | None:
+    fields = text.replace(",", " ").replace("x", " ").replace(";", " ").split()
+    return tuple(map(int, fields)) if all(f.isdecimal() and len(f) < 19 for f in fields) else None
+
+
+def _from_json(text: str) -> Size | None:
+    try:
+        row = json.loads(text)
+    except ValueError:
+        return None
+    value = next((row[key] for key in _KEYS if key in row), None)
+    if isinstance(value, list):
+        return (len(value),)
+    return (value,) if type(value) is int else None
+
+
+def draw_batches(
+    job: Job, sizes: SizeDistribution, batch: int, sequence: int, count: int
+) -> tuple[BatchShape, ...]:
+    """Return so many batches of a run, in order; with `tokens`, `batch` is the most of a batch's tokens."""
+    random = Random(f"{job.seed}:{sequence}")
+    draws = {
+        Batching.PADDED: _padded,
+        Batching.GROUPED: _grouped,
+        Batching.TOKENS: _by_tokens,
+        Batching.PACKED: _packed,
+        Batching.SCALED: _scaled,
+    }
+    batches = draws[job.batching](sizes, batch, random, job.run_steps * job.accumulate)
+    return tuple(shape for shape, _ in zip(batches, range(count), strict=False))
+
+
+def _padded(sizes: SizeDistribution, batch: int, random: Random, total: int) -> Iterator[BatchShape]:
+    while True:
+        yield BatchShape(batch, sizes.draw_largest(random, batch))
+
+
+def _scaled(sizes: SizeDistribution, batch: int, random: Random, total: int) -> Iterator[BatchShape]:
+    while True:
+        yield BatchShape(batch, sizes.pad([sizes.draw(random)]))
+
+
+def _packed(sizes: SizeDistribution, batch: int, random: Random, total: int) -> Iterator[BatchShape]:
+    while True:
+        yield BatchShape(batch, sizes.pad([tuple(high for _, high in sizes.ranges)]))
+
+
+def _grouped(sizes: SizeDistribution, batch: int, random: Random, total: int) -> Iterator[BatchShape]:
+    """Yield batches of megabatches that are sorted by falling size, the largest sample of the run first."""
+    first = sizes.draw_largest(random, total * batch)
+    megabatch = min(MEGABATCH, max(1, total // 4))
+    while True:
+        drawn = sorted((sizes.draw(random) for _ in range(megabatch * batch)), reverse=True)
+        for start in range(0, len(drawn), batch):
+            shape = sizes.pad(drawn[start : start + batch])
+            yield BatchShape(batch, tuple(map(max, shape, first)) if first else shape)
+            first = ()
+
+
+def _by_tokens(sizes: SizeDistribution, batch: int, random: Random, total: int) -> Iterator[BatchShape]:
+    """Yield batches that are full: one more sample would pass the most tokens."""
+    taken: list[Size] = []
+    while True:
+        taken.append(sizes.draw(random))
+        if len(taken) * max(sizes.pad(taken)) > batch and len(taken) > 1:
+            yield BatchShape(len(taken) - 1, sizes.pad(taken[:-1]))
+            taken = taken[-1:]
+
+
+def check_sizes(job: Job) -> None:
+    """Raise UsageError for options about sizes where all samples are alike."""
+    if size_ranges(job):
+        return
+    default = Job("")
+    given: Iterable[str] = (
+        f"--{name.replace('_', '-')}"
+        for name in ("sizes", "batching", "pad_to", "run_steps", "seed")
+        if getattr(job, name) != getattr(default, name)
+    )
+    for flag in given:
+        raise UsageError(
+            f"{flag}: all samples have one size; give a range, such as --input input_ids=16..1024:int64"
+        )
+
+
+def require_one_size(job: Job) -> None:
+    """Raise UsageError for a job whose samples differ in size, which only some commands plan."""
+    check_sizes(job)
+    specs = (*job.inputs, *([job.target] if job.target else []), *job.targets)
+    ranged = next((spec for spec in specs if spec.smallest), None)
+    if ranged is not None:
+        one = replace(ranged, smallest=())
+        raise UsageError(
+            f"--input {ranged}: samples of many sizes are planned by max-batch and estimate, by their "
+            f"default method; give one size here, such as {one}"
+        )

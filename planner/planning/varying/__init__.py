@@ -1,0 +1,1 @@
+"""Batches of samples of many sizes: a run of sampled batches through one allocator."""

@@ -1,0 +1,209 @@
+"""The largest batch, and the memory of one, where samples are of many sizes.
+
+Everything is found twice: with the configuration of the allocator that the user gives, and with expandable
+segments, or without them, in its place.
+"""
+
+from time import perf_counter
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from planner.errors import BatchTooLargeError, UsageError
+from planner.hardware import Budget, judge_budget, process_bytes, with_config
+from planner.jobs import Batching, BatchShape, Job, Mode, Size, SizeDistribution
+from planner.planning.estimate import Seconds
+from planner.planning.fleet import search_device
+from planner.planning.replays import ReplayCache, TargetReplays
+from planner.planning.search import boundary_from_guess
+from planner.planning.varying.process import BatchSource
+from planner.planning.varying.programs import SizedPrograms
+from planner.planning.varying.risk import RunRisk, sample_runs
+from planner.program import FIT_BATCHES, LARGEST_BATCH
+
+SEARCH_STEPS = 40  # of a probe of the search; the answer is confirmed with more
+SEARCH_SEQUENCES = 1
+TOKENS_UNIT = 64  # the most tokens of a batch are searched in such steps
+
+
+class VaryingSide(Struct, frozen=True):
+    """The answer with one configuration of the allocator."""
+
+    budget: Budget
+    largest: int  # batch whose probability to run out of memory is within the risk; 0: none is
+    at: RunRisk | None  # of that batch, or of the one that is asked for
+    beyond: RunRisk | None = None  # of the next larger one
+
+    @property
+    def expandable_segments(self) -> bool:
+        """Return whether segments expand."""
+        return self.budget.limits.config.expandable_segments
+
+    @property
+    def process_bytes(self) -> int | None:
+        """Return what nvidia-smi shows at the most."""
+        return None if self.at is None else process_bytes(self.budget, self.at.peak_reserved_bytes)
+
+
+class VaryingPlan(Struct, frozen=True):
+    """The answers for a job whose samples are of many sizes."""
+
+    job: Job
+    sizes: SizeDistribution
+    batch: int | None  # that was asked for; None: the largest was
+    risk: float  # that an answer stays within
+    sides: tuple[VaryingSide, ...]  # the user's configuration first
+    constant: int  # largest batch whose samples all have the largest size; 0: none
+    notes: tuple[str, ...]
+    unknown_ops: tuple[str, ...]
+    seconds: Seconds
+
+    @property
+    def largest_size(self) -> Size:
+        """Return the largest size that a batch can be padded to."""
+        return self.sizes.largest
+
+
+def check_varying(job: Job) -> None:
+    """Raise UsageError for options that go with samples of one size alone."""
+    ranged = next(str(spec) for spec in job.inputs if spec.smallest)
+    refused = {
+        f"--mode {job.mode}": job.mode in (Mode.GENERATE, Mode.STEP),
+        "--evaluate": job.evaluate,
+        "--dataset-size": bool(job.dataset_size),
+        f"--steps {job.steps}": job.steps < 3,
+        "--cudnn-benchmark": job.cudnn_benchmark,  # which searches anew for each new size
+    }
+    for flag, is_given in refused.items():
+        if is_given:
+            raise UsageError(
+                f"--input {ranged} and {flag}: not planned together; leave {flag.split()[0]} away, or give "
+                "one size"
+            )
+
+
+def estimate_varying(job: Job, budget: Budget, programs: SizedPrograms, batch: int) -> VaryingPlan:
+    """Return the memory of runs at a batch size. Raises the errors of a capture."""
+    start = perf_counter()
+    budget = _judged(budget, programs)
+    sides = []
+    source = _open_source(job, programs)
+    for own in _configurations(budget):
+        at = sample_runs(job, programs.sizes, source, own.limits, batch)
+        fits = at.probability <= _risk(budget)
+        sides.append(VaryingSide(own, batch if fits else 0, at))
+    return _plan(job, budget, programs, batch, sides, 0, start)
+
+
+def find_varying_batch(
+    job: Job, budget: Budget, programs: SizedPrograms, multiple_of: int = 1
+) -> VaryingPlan:
+    """Return the largest batch sizes that run out of memory with at most the risk of the budget.
+
+    Raises the errors of a capture.
+    """
+    start = perf_counter()
+    budget = _judged(budget, programs)
+    sides, constant = [], 0
+    source = _open_source(job, programs)
+    for own in _configurations(budget):
+        constant_batch = _constant_batch(own, programs)
+        constant = constant or constant_batch
+        sides.append(_side(job, own, programs, source, constant_batch, multiple_of))
+    return _plan(job, budget, programs, None, sides, constant, start)
+
+
+def _open_source(job: Job, programs: SizedPrograms) -> BatchSource:
+    trace = programs.trace(BatchShape(FIT_BATCHES[0], programs.sizes.largest))
+    return BatchSource(job, programs.specialized, trace.next_workspaces)
+
+
+def _judged(budget: Budget, programs: SizedPrograms) -> Budget:
+    size = programs.sizes.largest
+    trace = programs.trace(BatchShape(FIT_BATCHES[0], size))
+    return judge_budget(budget, programs.job_at(size), trace)
+
+
+def _configurations(budget: Budget) -> tuple[Budget, Budget]:
+    config = budget.limits.config
+    other = replace(config, expandable_segments=not config.expandable_segments)
+    return budget, with_config(budget, other)
+
+
+def _risk(budget: Budget) -> float:
+    return round(1 - budget.confidence, 12)
+
+
+def _constant_batch(budget: Budget, programs: SizedPrograms) -> int:
+    """Return the largest batch size whose samples all have the largest size."""
+    source, target = programs.source(programs.sizes.largest), budget.device.target
+    replays = TargetReplays(ReplayCache(source), target, source.bound(target), LARGEST_BATCH)
+    return search_device(replays, (budget.limits,)).largest
+
+
+def _side(
+    job: Job,
+    budget: Budget,
+    programs: SizedPrograms,
+    source: BatchSource,
+    constant: int,
+    multiple_of: int,
+) -> VaryingSide:
+    unit = TOKENS_UNIT if job.batching is Batching.TOKENS else 1
+    guess = constant * max(programs.sizes.largest) // unit if unit > 1 else constant
+    quick: dict[int, bool] = {}
+    full: dict[int, RunRisk] = {}
+
+    def is_within(risk: RunRisk) -> bool:
+        return risk.probability <= _risk(budget)
+
+    def fits_quickly(number: int) -> bool:
+        if number not in quick:
+            try:
+                risk = sample_runs(
+                    job, programs.sizes, source, budget.limits, number * unit, SEARCH_SEQUENCES, SEARCH_STEPS
+                )
+            except BatchTooLargeError:
+                quick[number] = False
+            else:
+                quick[number] = is_within(risk)
+            source.forget()
+        return quick[number]
+
+    def sampled(number: int) -> RunRisk:
+        if number not in full:
+            full[number] = sample_runs(job, programs.sizes, source, budget.limits, number * unit)
+            source.forget()
+        return full[number]
+
+    best = boundary_from_guess(fits_quickly, guess, LARGEST_BATCH // unit)
+    best = boundary_from_guess(lambda number: is_within(sampled(number)), best, best)
+    best -= best % multiple_of
+    at = sampled(best) if best else None
+    beyond = sampled(best + multiple_of)
+    return VaryingSide(budget, best * unit, at, beyond)
+
+
+def _plan(
+    job: Job,
+    budget: Budget,
+    programs: SizedPrograms,
+    batch: int | None,
+    sides: list[VaryingSide],
+    constant: int,
+    start: float,
+) -> VaryingPlan:
+    trace = programs.trace(BatchShape(FIT_BATCHES[0], programs.sizes.largest))
+    spent = perf_counter() - start
+    seconds = Seconds(programs.seconds, spent - programs.seconds)
+    return VaryingPlan(
+        job,
+        programs.sizes,
+        batch,
+        _risk(budget),
+        tuple(sides),
+        constant,
+        trace.notes,
+        trace.unknown_ops,
+        seconds,
+    )

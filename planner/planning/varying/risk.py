@@ -1,0 +1,166 @@
+"""The probability that a run on sampled batches runs out of memory.
+
+Several sequences of batches are drawn. Each is played step after step under the limits, up to MOST_STEPS;
+the state that it leaves is then probed with steps of larger and larger batches: the smallest size that has no
+memory there is its critical size. Whether a run of N steps dies is whether it draws such a batch, whose
+probability follows from the distribution alone. So rare sizes count though no sequence has drawn them, and
+the spread between sequences is the standard error.
+"""
+
+from collections.abc import Sequence
+from math import sqrt
+from statistics import fmean, stdev
+
+from msgspec import Struct
+
+from planner.allocator import MemoryLimits, Replay
+from planner.jobs import Batching, BatchShape, Job, Size, SizeDistribution, draw_batches
+from planner.planning.varying.process import BatchSource, VaryingProcess
+
+SEQUENCES = 4
+MOST_STEPS = 100  # of a sequence that are played; what later ones may draw is probed
+
+
+class SampledRun(Struct, frozen=True):
+    """One sequence of batches, played."""
+
+    replay: Replay  # up to the step that fails, if one does
+    steps: int  # that were taken, the failing one too
+    reserved_bytes: int  # at its end
+    largest: BatchShape  # that it drew
+    critical: Size | None  # the smallest that has no memory after it; None: the largest of all has
+    probability: float  # that a run of all steps draws a batch as large as that
+
+    @property
+    def failed_step(self) -> int | None:
+        """Return the step that ran out of memory; None where none did."""
+        return self.steps if self.replay.failure is not None else None
+
+
+class RunRisk(Struct, frozen=True):
+    """What sampled runs at one batch size show."""
+
+    batch: int
+    steps: int  # of a run, whose probability this is
+    runs: tuple[SampledRun, ...]
+
+    @property
+    def probability(self) -> float:
+        """Return the mean probability that a run runs out of memory."""
+        return fmean(run.probability for run in self.runs)
+
+    @property
+    def standard_error(self) -> float | None:
+        """Return that of the probability, by the spread between sequences; None of a single one."""
+        if len(self.runs) < 2:
+            return None
+        return stdev(run.probability for run in self.runs) / sqrt(len(self.runs))
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """Return the most that any sequence allocated."""
+        return max(run.replay.peak_allocated_bytes for run in self.runs)
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """Return the most that any sequence reserved."""
+        return max(run.replay.peak_reserved_bytes for run in self.runs)
+
+    @property
+    def fragmentation_bytes(self) -> int:
+        """Return the most by which the reserved peak of a sequence exceeds its allocated peak."""
+        return max(run.replay.peak_reserved_bytes - run.replay.peak_allocated_bytes for run in self.runs)
+
+    @property
+    def retries_per_step(self) -> float:
+        """Return how often a step releases cached memory in order to go on."""
+        return sum(run.replay.retries for run in self.runs) / max(1, sum(run.steps for run in self.runs))
+
+    def step_peaks_bytes(self, *shares: float) -> tuple[int, ...]:
+        """Return the allocated peak that such a share of the steps stays within."""
+        peaks = sorted(p.allocated_bytes for run in self.runs for p in run.replay.step_peaks)
+        return tuple(peaks[min(len(peaks) - 1, int(share * len(peaks)))] for share in shares)
+
+
+def sample_runs(
+    job: Job,
+    sizes: SizeDistribution,
+    source: BatchSource,
+    limits: MemoryLimits,
+    batch: int,
+    sequences: int = SEQUENCES,
+    most_steps: int = MOST_STEPS,
+) -> RunRisk:
+    """Return what sequences of batches show. Raises the errors of a capture."""
+    steps = min(job.run_steps, most_steps)
+    runs = (_sample(job, sizes, source, limits, batch, number, steps) for number in range(sequences))
+    return RunRisk(batch, job.run_steps, tuple(runs))
+
+
+def _sample(
+    job: Job,
+    sizes: SizeDistribution,
+    source: BatchSource,
+    limits: MemoryLimits,
+    batch: int,
+    sequence: int,
+    steps: int,
+) -> SampledRun:
+    per_step = job.accumulate
+    shapes = draw_batches(job, sizes, batch, sequence, steps * per_step)
+    by_step = [shapes[start : start + per_step] for start in range(0, len(shapes), per_step)]
+    process = _play(source, limits, shapes[0], by_step)
+    state = (
+        process
+        if process.is_alive
+        else _play(source, limits, shapes[0], by_step[: max(0, process.steps - 1)])
+    )
+    critical = None
+    if limits.allocator_limit_bytes is not None:
+        critical = _critical_size(state, sizes, by_step[max(0, process.steps - 1)])
+    if len(sizes.ranges) > 1 or job.batching is Batching.TOKENS:
+        probability = float(not process.is_alive)
+    elif critical is None or job.batching is Batching.PACKED:
+        probability = float(not process.is_alive or critical is not None)
+    else:
+        samples = 1 if job.batching is Batching.SCALED else batch
+        probability = 1 - sizes.share_below(critical[0]) ** (samples * per_step * job.run_steps)
+    return SampledRun(
+        process.replay(batch),
+        process.steps,
+        process.reserved_bytes,
+        max(shapes[: max(1, process.steps) * per_step], key=lambda shape: shape.size),
+        critical,
+        probability,
+    )
+
+
+def _play(
+    source: BatchSource, limits: MemoryLimits, first: BatchShape, by_step: Sequence[Sequence[BatchShape]]
+) -> VaryingProcess:
+    """Return the process after the steps, or after the one that fails."""
+    process = VaryingProcess(source, limits, first)
+    for shapes in by_step:
+        if not process.is_alive or not process.step(shapes):
+            break
+    return process
+
+
+def _critical_size(state: VaryingProcess, sizes: SizeDistribution, last: Sequence[BatchShape]) -> Size | None:
+    """Return the smallest size of a next batch that has no memory, beside those of a last step."""
+    if not state.is_alive:  # the model itself has no memory
+        return sizes.smallest
+
+    def survives(size: Size) -> bool:
+        return state.copy().step([*last[:-1], BatchShape(last[-1].batch, size)])
+
+    if survives(sizes.largest):
+        return None
+    if len(sizes.ranges) > 1:
+        return sizes.largest
+    paddings = sizes.paddings()
+    low, high = -1, len(paddings) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if survives((paddings[middle],)) else (low, middle)
+    return (paddings[high],)

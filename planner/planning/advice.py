@@ -113,7 +113,7 @@ def _minimal_sets(
     fitting = [attempt for attempt in singles if attempt.fits]
     saved = {attempt.changes[0]: unchanged.needed_bytes - attempt.needed_bytes for attempt in singles}
     missing = unchanged.needed_bytes - (budget.limits.allocator_limit_bytes or unchanged.needed_bytes)
-    useful = tuple(change for change, size in saved.items() if size > 0)
+    useful = tuple(change for change, size in saved.items() if size > 0 and not change.is_slow)
     for size in range(2, LARGEST_SET + 1):
         for changes in _hopeful(useful, size, saved, missing):
             if len(fitting) >= ENOUGH:

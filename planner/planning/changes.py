@@ -11,6 +11,7 @@ from planner.allocator import AllocatorConfig
 from planner.jobs import (
     FUSED_OPTIMIZERS,
     Checkpoint,
+    Compile,
     Job,
     Loss,
     MemoryFormat,
@@ -43,6 +44,7 @@ class Change(Struct, frozen=True):
     rank: int  # 0 costs nothing; the more, the more it changes about the training
     group: str  # of several changes of one group at most one is made
     apply: Callable[[TrainingConfig], TrainingConfig]
+    is_slow: bool = False  # to try: never together with others
 
 
 def changes_for(training: TrainingConfig, capability: tuple[int, int]) -> tuple[Change, ...]:
@@ -72,6 +74,7 @@ def _change(
     *,
     batch: int | None = None,
     config: AllocatorConfig | None = None,
+    is_slow: bool = False,
     **fields: object,
 ) -> Change:
     """Return a change of the batch size, the allocator's configuration, or fields of the job."""
@@ -81,7 +84,7 @@ def _change(
             replace(training.job, **fields), batch or training.batch, config or training.config
         )
 
-    return Change(name, cost, rank, group, apply)
+    return Change(name, cost, rank, group, apply, is_slow)
 
 
 def _of_allocator(training: TrainingConfig) -> Iterator[Change]:
@@ -166,7 +169,12 @@ def _of_adaptation(job: Job) -> Iterator[Change]:
 
 
 def _of_work(training: TrainingConfig) -> Iterator[Change]:
-    if training.job.checkpoint is Checkpoint.NONE:
+    job = training.job
+    is_plain = job.compile is Compile.NONE and job.checkpoint is Checkpoint.NONE and not trains_itself(job)
+    if is_plain and not (job.ddp or job.dataset_size or job.torch):  # with these it is not planned
+        cost = "compilation takes a while at the first step, and for each new shape; usually faster then"
+        yield _change("--compile", cost, 2, "checkpoint", is_slow=True, compile=Compile.DEFAULT)
+    if job.checkpoint is Checkpoint.NONE and job.compile is Compile.NONE:
         cost = "each block's forward pass runs twice: about a third more time in training"
         yield _change("--checkpoint blocks", cost, 3, "checkpoint", checkpoint=Checkpoint.BLOCKS)
     for parts in ACCUMULATIONS:

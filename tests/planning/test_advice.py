@@ -87,6 +87,7 @@ def test_what_fits_needs_no_change() -> None:
     assert saved == {
         "--alloc-conf expandable_segments:True": 0,
         "--optimizer-impl fused": 0,
+        "--compile": 0,
         "--optimizer-impl for-loop": 0,
         "--memory-format channels_last": 0,
         "--precision amp-bf16": 80,

@@ -17,6 +17,7 @@ from torch._inductor.graph import GraphLowering
 from torch.utils._python_dispatch import _disable_current_modes
 
 from planner.capture.cuda.autocast import mode as autocast
+from planner.capture.inductor.attention import attention_of
 from planner.capture.inductor.constants import constants_on_cpu
 from planner.capture.inductor.fakes import fakes_on_gpu
 from planner.capture.inductor.gpu import gpu_of_inductor, gpu_properties
@@ -118,6 +119,7 @@ class Compiler:
                     fakes_on_gpu(),
                     constants_on_cpu(),
                     gpu_of_inductor(self._recorder.target),
+                    attention_of(self._recorder.target),
                     self._padding.installed(),
                     mock.patch.object(GraphLowering, "compile_to_module", self._loading()),
                     config.patch(force_disable_caches=True, compile_threads=1),

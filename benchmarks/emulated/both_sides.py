@@ -97,7 +97,11 @@ class Emulator:
             "probe": probe,
             "answer": str(answer.absolute()),
             "max_seconds": self.max_seconds,
-            "environment": {GPU_VARIABLE: described} if described else {},
+            "environment": {
+                **({GPU_VARIABLE: described} if described else {}),
+                # An empty cache of inductor: what it times depends on it.
+                "TORCHINDUCTOR_CACHE_DIR": str(answer.with_suffix(".inductor").absolute()),
+            },
         }
         assert server.stdin is not None
         server.stdin.write(json.dumps(request) + "\n")

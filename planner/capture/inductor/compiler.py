@@ -4,7 +4,7 @@ What is private to torch here is that of version 2.13, and other versions are re
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest import mock
@@ -12,6 +12,7 @@ from unittest import mock
 import torch
 from torch._dynamo import convert_frame
 from torch._dynamo.guards import CheckFunctionManager
+from torch._dynamo.types import GuardFilterEntry
 from torch._inductor import compile_fx, config
 from torch._inductor.graph import GraphLowering
 from torch.utils._python_dispatch import _disable_current_modes
@@ -30,6 +31,7 @@ from planner.errors import ModelError
 from planner.program import torch_version_of
 
 _Inductor = torch._TorchCompileInductorWrapper
+_IDENTITIES = ("ID_MATCH", "FUNCTION_MATCH", "BUILTIN_MATCH", "CLOSURE_MATCH")
 _TORCH = (2, 13)
 _TRITON_SINCE = (7, 0)
 Suspended = Callable[[], AbstractContextManager[object]]
@@ -95,12 +97,19 @@ class Compiler:
 
     def _guarding(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         """Return what makes the guards of a frame: to a tensor's dispatch keys, which they compare, belong
-        those of the thread, so guards are made as they will be checked.
+        those of the thread, so guards are made as they will be checked. Functions of torch, which have other
+        names then, are not compared.
         """
 
-        def make_guards(*args: Any, **kwargs: Any) -> Any:
+        def make_guards(
+            code: Any, graph: Any, entries: Any = None, on_fail: Any = None, keep: Any = None, **more: Any
+        ) -> Any:
+            def kept(guards: Sequence[GuardFilterEntry]) -> Sequence[bool]:
+                by_user = [True] * len(guards) if keep is None else keep(guards)
+                return [kept and not _is_of_torch(guard) for kept, guard in zip(by_user, guards, strict=True)]
+
             with self._recorder, autocast.included():
-                return plain(*args, **kwargs)
+                return plain(code, graph, entries, on_fail, kept, **more)
 
         return make_guards
 
@@ -141,6 +150,13 @@ class Compiler:
             return _Module(load_wrapper(code.value, constants, self._kernels))
 
         return compile_to_module
+
+
+def _is_of_torch(guard: GuardFilterEntry) -> bool:
+    """Return whether a guard compares the identity of a function of torch."""
+    is_function = callable(guard.value) and not isinstance(guard.value, type | torch.nn.Module)
+    module = str(getattr(guard.value, "__module__", None) or "torch")  # builtin ones name none
+    return guard.guard_type in _IDENTITIES and is_function and module.partition(".")[0] == "torch"
 
 
 class _Module:

@@ -1,0 +1,46 @@
+"""Models called through torch.compile in its default mode, dynamo, AOTAutograd and inductor as they are."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.emulated.capabilities.case import Capability, Case
+from benchmarks.emulated.jobs import DrawnJob
+
+_SMALL: dict[str, Any] = {"input": "64:int64", "optimizer": "adamw"}
+_LAYERS: dict[str, Any] = {**_SMALL, "model_arg": {"num_hidden_layers": 2}}
+_GPT: dict[str, Any] = {**_SMALL, "model_arg": {"n_layer": 2}}
+_JOBS: tuple[tuple[str, int, str, dict[str, Any]], ...] = (
+    ("torchvision:resnet18", 32, "RTX 3090", {}),
+    ("torchvision:resnet18", 32, "RTX 3090", {"precision": "amp-bf16"}),
+    ("hf:BertForSequenceClassification", 8, "RTX 3090", _LAYERS),
+    ("torchvision:squeezenet1_1", 16, "RTX 4090", {"optimizer": "adam"}),
+    ("torchvision:alexnet", 32, "A100 40GB", {}),
+    ("hf:GPT2LMHeadModel", 4, "RTX 4090", _GPT),
+    ("torchvision:vgg11", 8, "L4", {}),
+    ("hf:LlamaForCausalLM", 2, "A100 40GB", {
+        **_SMALL,
+        "model_arg": {"num_hidden_layers": 2, "hidden_size": 512, "intermediate_size": 1408,
+                      "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 8000},
+    }),
+    ("torchvision:mobilenet_v3_small", 32, "H100 80GB", {"memory_format": "channels_last"}),
+    ("timm:vit_tiny_patch16_224", 8, "H100 80GB", {"optimizer": "adamw"}),
+    ("timm:mixer_s32_224", 8, "RTX 3060", {"precision": "amp-fp16"}),
+    ("hf:DistilBertForSequenceClassification", 8, "T4", {**_SMALL, "model_arg": {"n_layers": 2}}),
+    ("torchvision:shufflenet_v2_x0_5", 32, "RTX 3060", {}),
+    ("timm:resnet10t", 16, "L4", {"mode": "infer"}),
+    ("timm:convnext_atto", 16, "RTX 3090", {"precision": "amp-bf16"}),
+    ("hf:RobertaForMaskedLM", 4, "RTX 3090", {**_LAYERS, "precision": "amp-bf16"}),
+    ("torchvision:googlenet", 8, "A10", {}),
+    ("hf:T5ForConditionalGeneration", 2, "RTX 3090", {
+        **_SMALL, "model_arg": {"num_layers": 2, "num_decoder_layers": 2}}),
+    ("timm:deit_tiny_patch16_224", 8, "RTX 5090", {"evaluate": True}),
+    ("torchvision:mnasnet0_5", 16, "RTX 2080 Ti", {"clip_gradients": "norm"}),
+)  # fmt: skip
+
+
+def _cases() -> Iterator[Case]:
+    for number, (model, batch, gpu, options) in enumerate(_JOBS):
+        yield Case(DrawnJob(number, model, batch, gpu, {**options, "compile": "default"}))
+
+
+CAPABILITY = Capability("Models called through torch.compile in its default mode", tuple(_cases()))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from planner.capture.inductor.kernels import tuning_of
 from planner.errors import UsageError
-from planner.jobs import Compile, Job, Loss, Mode, complete_job
+from planner.jobs import Compile, Job, Loss, Mode, complete_job, parse_tensor_spec
 from planner.program.events import Alloc, Phase, PhaseStart, Trace
 from tests.helpers.models import job_of, trace_of
 from tests.helpers.structs import replace
@@ -136,3 +136,41 @@ def test_kernels_are_timed_where_heuristics_give_several_configurations() -> Non
     assert large.changed == {"in_out_ptr0"}
     assert large.arguments[:2] == ("in_out_ptr0", "in_ptr0")
     assert not large.spares_memory
+
+
+class Attending(nn.Module):
+    """Attention of four heads between two linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, 3 * HIDDEN)
+        self.second = nn.Linear(HIDDEN, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.first(x).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4).unbind()
+        attended = nn.functional.scaled_dot_product_attention(query, key, value)
+        return self.second(attended.transpose(1, 2).flatten(2))
+
+
+def test_attention_takes_the_fused_kernel_of_the_gpu() -> None:
+    """The efficient kernel takes one sum per row in steps of 32; scores are not held."""
+    rows, heads = 16, 4
+    trace = trace_of(Attending, _job(inputs=(parse_tensor_spec(f"{rows}x{WIDTH}"),)), BATCH)
+    forward = _born(trace, 2, Phase.FORWARD)
+    assert 4 * BATCH * heads * 32 in forward
+    assert 4 * BATCH * heads * rows * rows not in forward
+
+
+def test_equal_steps_compile_once_though_names_of_torch_differ_between() -> None:
+    """A function that a capture replaces is called in the model: the steps after the first are alike."""
+    trace = trace_of(Ranged, _job(steps=3), BATCH)
+    second, third = (_born(trace, step, Phase.FORWARD) for step in (2, 3))
+    assert second == third
+    assert FLUSHED not in second
+
+
+class Ranged(Gated):
+    """Makes a range of numbers on the device of its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + torch.arange(x.shape[1], device=x.device))

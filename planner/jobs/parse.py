@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from planner.errors import UsageError
 from planner.jobs.job import Loss, ModelName, TensorSpec
 
-SOURCES = ("torchvision", "timm", "hf", "diffusers", "monai", "smp", "zoo")
+SOURCES = ("torchvision", "timm", "hf", "diffusers", "monai", "smp", "nnunet", "zoo")
 DTYPES = (
     *("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"),
     *("complex64", "complex128"),

@@ -11,6 +11,7 @@ from planner.errors import UsageError
 from planner.jobs.job import (
     CatalogueEntry,
     Checkpoint,
+    ClipGradients,
     Compile,
     Job,
     Loss,
@@ -66,6 +67,9 @@ def default_job(model: str, source: str, given: Collection[str] = ()) -> Job:
         return replace(job, loss=Loss.OUTPUT)
     if _is_of(job, "diffusers"):
         return replace(job, loss=Loss.MSE)
+    if _is_of(job, "nnunet"):  # nnUNetTrainer's recipe
+        job = replace(job, loss=Loss.OUTPUT, optimizer=Optimizer.NESTEROV, clip_gradients=ClipGradients.NORM)
+        return replace(job, precision=Precision.AMP_FP16, grad_scaler=True)
     sample = find_sample(source or model)
     if sample is None:
         return replace(job, target=parse_tensor_spec("scalar:int64") if _is_of(job, "timm") else None)
@@ -108,7 +112,7 @@ def trains_itself(job: Job) -> bool:
 
 def is_completed_by_library(job: Job) -> bool:
     """Return whether the model's library knows its inputs, so that they may be missing here."""
-    return any(_is_of(job, source) for source in ("hf", "timm", "diffusers"))
+    return any(_is_of(job, source) for source in ("hf", "timm", "diffusers", "nnunet"))
 
 
 def _is_of(job: Job, source: str) -> bool:

@@ -37,6 +37,7 @@ LIBRARIES = {
     "smp": ("segmentation_models_pytorch", "timm"),
     "timm": ("timm",),
     "torchvision": (),
+    "nnunet": ("dynamic-network-architectures",),
     "zoo": (),
     "file": (),
 }
@@ -68,6 +69,8 @@ def fingerprint_of(job: Job) -> Fingerprint | None:
         content = file_digest(Path(name.rpartition(":")[0]))
     elif source in ("hf", "diffusers") and Path(name).is_dir():
         content = _folder_digest(Path(name))
+    elif source == "nnunet":
+        content = _folder_digest(Path(name).parent)  # with dataset.json
     loss = file_digest(Path(str(job.loss).rpartition(":")[0])) if is_code(job.loss) else ""
     optimizer = _optimizer_digest(job)
     if content is None or loss is None or optimizer is None:

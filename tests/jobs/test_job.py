@@ -196,7 +196,7 @@ def test_model_name_is_taken_apart(model: str, parts: tuple[str, str]) -> None:
             "keras:resnet50",
             "model 'keras:resnet50': unknown source 'keras'; use torchvision:NAME, timm:NAME, hf:NAME, "
             "diffusers:NAME, "
-            "monai:NAME, smp:NAME, zoo:NAME or FILE.py:NAME",
+            "monai:NAME, smp:NAME, nnunet:NAME, zoo:NAME or FILE.py:NAME",
         ),
         (
             "cnn2",

@@ -19,6 +19,7 @@ from planner.capture.models.lightning_module import (
     uses_lightning,
 )
 from planner.capture.models.meta_init import construct_on_meta
+from planner.capture.models.nnunet import SOURCE as NNUNET, complete_nnunet, find_nnunet
 from planner.capture.models.own_step import make_step, needs_arguments
 from planner.capture.models.timm import complete_timm, find_timm
 from planner.capture.models.torchvision.find import find_torchvision
@@ -95,6 +96,8 @@ def complete_by_library(job: Job) -> Job:
             return complete_timm(job, name, arguments)
         if source == diffusion.SOURCE:
             return complete_diffusers(job, name, arguments)
+        if source == NNUNET:
+            return complete_nnunet(job, name, arguments)
         if source == hf.SOURCE:
             return complete_inputs(job, hf.choose_class(import_transformers(), name, arguments))
         return job
@@ -137,6 +140,7 @@ FINDERS: Mapping[str, Callable[[str], Constructor]] = {
     "timm": find_timm,
     "hf": find_hf,
     "diffusers": find_diffusers,
+    "nnunet": find_nnunet,
     "monai": partial(find_in_library, "monai", "monai.networks.nets"),
     "smp": partial(find_in_library, "smp", "segmentation_models_pytorch"),
     "zoo": find_zoo,

@@ -1,0 +1,177 @@
+"""nnU-Net's plans: the network, deep supervision and loss of a configuration of nnUNetPlans.json.
+
+`nnunet:PLANS.json` with `--model-arg configuration=3d_fullres`. The network is that of
+dynamic-network-architectures which the plans name; `patch_size` may be another than the plans'. The module
+returns the loss of nnUNetTrainer: soft Dice of the foreground and cross entropy, at every scale but the
+smallest. Channels and classes come from dataset.json beside the plans, or from `input_channels` and
+`num_classes`.
+"""
+
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from planner.capture.models.libraries import import_library
+from planner.errors import ModelError, UsageError
+from planner.jobs import Job, Loss, Mode, TensorSpec, nearest
+
+SOURCE = "nnunet"
+_LIBRARY = "dynamic_network_architectures"
+_ARGUMENTS = ("configuration", "patch_size", "input_channels", "num_classes", "batch_dice")
+
+
+class Configuration:
+    """A configuration of the plans: network, patch, channels and classes."""
+
+    def __init__(self, file: str, arguments: Mapping[str, Any]) -> None:
+        """Read the file. Raises UsageError or ModelError for what is not there."""
+        for key in arguments:
+            if key not in _ARGUMENTS:
+                raise UsageError(f"--model-arg {key}: plans take {', '.join(_ARGUMENTS)}")
+        path = Path(file)
+        configurations = _read(path).get("configurations", {})
+        name = arguments.get("configuration", "3d_fullres")
+        if name not in configurations:
+            near = nearest(str(name), configurations) or ", ".join(configurations)
+            raise UsageError(f"--model-arg configuration={name}: {path} has none of this name; it has {near}")
+        values = _inherited(configurations, name)
+        if "architecture" not in values or "patch_size" not in values:
+            raise ModelError(
+                f"{path}: configuration {name} names no architecture, as plans of nnU-Net before 2.4; plan "
+                "the experiment again with a newer version"
+            )
+        dataset = path.with_name("dataset.json")
+        about = _read(dataset) if dataset.exists() else {}
+        labels = [key for key in about.get("labels", {}) if key != "ignore"]
+        self.network = values["architecture"]
+        self.patch = tuple(arguments.get("patch_size") or values["patch_size"])
+        self.channels = int(arguments.get("input_channels") or len(about.get("channel_names", {})) or 1)
+        self.classes = int(arguments.get("num_classes") or len(labels) or 2)
+        self.batch_dice = bool(arguments.get("batch_dice", values.get("batch_dice", False)))
+
+    def target_sizes(self) -> list[tuple[int, ...]]:
+        """Return the sizes of the target at each scale of deep supervision, the patch first."""
+        strides = self.network["arch_kwargs"]["strides"]
+        sizes, size = [], self.patch
+        for stride in strides[:-1]:
+            steps = (stride,) * len(size) if isinstance(stride, int) else stride
+            size = tuple(-(-one // step) for one, step in zip(size, steps, strict=True))
+            sizes.append(size)
+        return sizes
+
+
+def find_nnunet(file: str) -> Callable[..., nn.Module]:
+    """Return the constructor of the trained module of a plans file."""
+    import_library(_LIBRARY, extra="")
+    return partial(build, file)
+
+
+def build(file: str, **arguments: Any) -> nn.Module:
+    """Return the network of a configuration with its loss."""
+    configuration = Configuration(file, arguments)
+    architecture = configuration.network
+    given = dict(architecture["arch_kwargs"])
+    for key in architecture.get("_kw_requires_import", ()):
+        given[key] = None if given[key] is None else _imported(file, given[key], "torch.nn")
+    network_class = _imported(file, architecture["network_class_name"], _LIBRARY)
+    network = network_class(
+        input_channels=configuration.channels,
+        num_classes=configuration.classes,
+        deep_supervision=True,
+        **given,
+    )
+    return Trained(network, configuration.batch_dice)
+
+
+def complete_nnunet(job: Job, file: str, arguments: Mapping[str, Any]) -> Job:
+    """Return the job with a patch, and in training with its segmentation at every scale."""
+    configuration = Configuration(file, arguments)
+    inputs = [TensorSpec((configuration.channels, *configuration.patch), keyword="data")]
+    if job.mode is Mode.TRAIN and job.loss is Loss.OUTPUT:
+        inputs += [
+            TensorSpec((1, *size), "int16", f"target[{place}]")
+            for place, size in enumerate(configuration.target_sizes())
+        ]
+    if job.inputs not in ((), tuple(inputs)):
+        raise UsageError(f"{job.model}: --input: the plans decide it; give --model-arg patch_size=[D, H, W]")
+    return replace(job, inputs=tuple(inputs))
+
+
+class Trained(nn.Module):
+    """A network with the loss of nnUNetTrainer; without targets it returns the segmentation."""
+
+    def __init__(self, network: nn.Module, batch_dice: bool) -> None:
+        super().__init__()
+        self.network = network
+        self.batch_dice = batch_dice
+
+    def forward(self, data: Tensor, target: Sequence[Tensor] = ()) -> Any:
+        """Return the loss over all scales but the smallest, weighted by halves."""
+        if not self.training and hasattr(self.network, "decoder"):
+            self.network.decoder.deep_supervision = bool(target)  # off for inference (nnUNetPredictor)
+        output = self.network(data)
+        if not target:
+            return output
+        weights = [0.5**place for place in range(len(target) - 1)] or [1.0]
+        return sum(
+            weight / sum(weights) * self._loss(scores, truth)
+            for weight, scores, truth in zip(weights, output, target, strict=False)
+        )
+
+    def _loss(self, scores: Tensor, truth: Tensor) -> Tensor:
+        """Return soft Dice and cross entropy (nnunetv2/training/loss/compound_losses.py, dice.py)."""
+        dice = self._dice(scores, truth)
+        return dice + F.cross_entropy(scores, truth[:, 0].long())
+
+    def _dice(self, scores: Tensor, truth: Tensor) -> Tensor:
+        shares = scores.softmax(1)
+        space = tuple(range(2, shares.dim()))
+        with torch.no_grad():
+            hot = torch.zeros(shares.shape, device=shares.device, dtype=torch.bool)
+            hot.scatter_(1, truth.long(), 1)
+            hot = hot[:, 1:]
+            of_truth = hot.sum(space)
+        shares = shares[:, 1:]
+        both, of_shares = (shares * hot).sum(space), shares.sum(space)
+        if self.batch_dice:
+            both, of_shares, of_truth = both.sum(0), of_shares.sum(0), of_truth.sum(0)
+        ratio = (2 * both + 1e-5) / torch.clip(of_truth + of_shares + 1e-5, 1e-8)
+        return -ratio.mean()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise UsageError(f"{path}: there is no such file; name the plans of nnU-Net") from error
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ModelError(f"{path}: cannot be read: {error}; mend the file") from error
+    if not isinstance(values, dict):
+        raise ModelError(f"{path}: is no JSON object; mend the file")
+    return values
+
+
+def _inherited(configurations: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a configuration over the one that it inherits from."""
+    values = dict(configurations[name])
+    parent = values.get("inherits_from")
+    return values if parent is None else _inherited(configurations, parent) | values
+
+
+def _imported(file: str, name: str, package: str) -> Any:
+    """Return what a dotted name stands for. Raises ModelError for one outside of the package."""
+    module, _, attribute = name.rpartition(".")
+    if not f"{module}.".startswith(f"{package}."):
+        raise ModelError(f"{file}: {name} is not of {package}, and code from elsewhere is not run")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ModelError(f"{file}: {name} does not exist in the installed version") from error

@@ -115,8 +115,9 @@ class Trained(nn.Module):
 
     def forward(self, data: Tensor, target: Sequence[Tensor] = ()) -> Any:
         """Return the loss over all scales but the smallest, weighted by halves."""
-        if not self.training and hasattr(self.network, "decoder"):
-            self.network.decoder.deep_supervision = bool(target)  # off for inference (nnUNetPredictor)
+        decoder = getattr(self.network, "decoder", None)
+        if not self.training and decoder is not None:
+            decoder.deep_supervision = bool(target)  # off for inference (nnUNetPredictor)
         output = self.network(data)
         if not target:
             return output

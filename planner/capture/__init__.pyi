@@ -13,7 +13,7 @@ from .models.live import (
     is_deterministic as is_deterministic, live_job as live_job, read_live_model as read_live_model,
 )
 from .models.live_optimizer import (
-    LiveOptimizer as LiveOptimizer, fields_of_optimizer as fields_of_optimizer,
+    AnyLiveOptimizer as AnyLiveOptimizer, fields_of_optimizer as fields_of_optimizer,
     notes_of_optimizer as notes_of_optimizer, read_optimizer as read_optimizer, settings_of as settings_of,
 )
 from .models.quantized import (
@@ -27,7 +27,8 @@ from .models.torchvision.shim import prepare_torchvision as prepare_torchvision
 from .models.transformers.contents import known_contents as known_contents
 from .models.transformers.serving import ServedModel as ServedModel, served_model as served_model
 from .models.transformers.training import (
-    in_float32 as in_float32, loss_step as loss_step, optimizer_of as optimizer_of,
+    in_float32 as in_float32, loss_step as loss_step, optimizer_name_of as optimizer_name_of,
+    optimizer_of as optimizer_of,
     prepare_for_training as prepare_for_training,
 )
 from .recorder.provenance import ProvenanceCollector as ProvenanceCollector

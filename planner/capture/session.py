@@ -251,7 +251,7 @@ def _run(
     if criterion is not None and not criterion.takes_target:
         job = replace(job, target=None, targets=())
     make = optimizer_maker(model, job) if job.mode is Mode.TRAIN else None
-    with optimizer_libraries() as outside, recorder:
+    with optimizer_libraries(recorder.target.capability) as outside, recorder:
         optimizer = None if make is None else make(model, parameters)
 
         def on_phase(step: int, phase: Phase) -> None:
@@ -294,7 +294,7 @@ def _run_own_steps(
         with recorder.host.moving_to(Side.GPU if loads_to_gpu else Side.HOST):
             return load_batch()
 
-    with optimizer_libraries() as outside, recorder:
+    with optimizer_libraries(recorder.target.capability) as outside, recorder:
         try:
             return (*run_own_steps(model, job, load, on_phase), *outside.notes())
         except Exception as error:

@@ -17,7 +17,7 @@ from planner.jobs import FIELD_OPTIONS
 from planner.planning import Estimate
 
 if TYPE_CHECKING:
-    from planner.capture import LiveOptimizer, Prepare, StandIn, Step
+    from planner.capture import AnyLiveOptimizer, Prepare, StandIn, Step
 
 
 _HINT = "check --input and --target"  # of the tracer, whose jobs come from a command line otherwise
@@ -33,7 +33,7 @@ class LiveLoop(Struct, frozen=True):
     unplanned: tuple[str, ...] = ()  # settings that change memory and are not planned; the answer names them
     notes: tuple[str, ...] = ()  # further notes of the answer
     stand_ins: Iterable["StandIn"] = ()
-    optimizer: "LiveOptimizer | None" = None  # in place of the job's
+    optimizer: "AnyLiveOptimizer | None" = None  # in place of the job's
     prepare: "Prepare | None" = None  # changes each copy of the module
     held_bytes: int = 0  # of inputs that wait on the GPU beside the batch, for each sample
 

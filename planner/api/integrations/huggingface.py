@@ -25,14 +25,14 @@ from planner.api.integrations.batch_choice import Split, check_multiple, split, 
 from planner.api.integrations.settings import look_up, model_errors, notes_of, text_of
 from planner.api.max_batch import MaxBatchResult
 from planner.api.options import Options
-from planner.capture import prepare_torchvision
+from planner.capture import optimizer_name_of, prepare_torchvision
 from planner.errors import UsageError
 from planner.jobs import ClipGradients, Optimizer, OptimizerImpl, Precision, ZeroGrad
 
 prepare_torchvision()  # transformers imports torchvision where it is installed
 
-# transformers.training_args.OptimizerNames, as far as they are planned.
-_OPTIMIZERS = {
+# Of transformers.training_args.OptimizerNames those of torch; the others have the names of their classes.
+_OPTIMIZERS: dict[str, tuple[Optimizer | str, OptimizerImpl]] = {
     "adamw_torch": (Optimizer.ADAMW, OptimizerImpl.FOREACH),
     "adamw_torch_fused": (Optimizer.ADAMW, OptimizerImpl.FUSED),
     "sgd": (Optimizer.SGD, OptimizerImpl.FOREACH),
@@ -118,7 +118,10 @@ def max_batch_of_loop(
 
 def fields_of_arguments(arguments: Any) -> dict[str, Any]:
     """Return the job options of `TrainingArguments`. Raises UsageError for an optimizer not planned."""
-    kind, implementation = look_up(_OPTIMIZERS, text_of(arguments.optim), "optim")
+    kind, implementation = _OPTIMIZERS.get(text_of(arguments.optim)) or (
+        optimizer_name_of(arguments),
+        OptimizerImpl.FOREACH,
+    )
     precision = Precision.FP32
     if arguments.fp16 or arguments.bf16:
         precision = Precision.AMP_FP16 if arguments.fp16 else Precision.AMP_BF16

@@ -25,14 +25,17 @@ _BLOCKWISE = frozenset(("adam", "momentum", "rmsprop", "lion", "adagrad", "adema
 
 
 @contextmanager
-def optimizer_libraries() -> Iterator[OutsideMemory]:
-    """Apply the rules of those libraries that are imported while open; yields what they keep elsewhere."""
+def optimizer_libraries(capability: tuple[int, int]) -> Iterator[OutsideMemory]:
+    """Apply the rules of those libraries that are imported, on a GPU of this compute capability, while open.
+
+    Yields what their optimizers keep outside of the allocator.
+    """
     outside = OutsideMemory()
     with ExitStack() as stack:
         if "bitsandbytes.optim" in sys.modules:
             _watch_bitsandbytes(outside, stack)
         if "torchao.optim" in sys.modules:
-            torchao_optimizers.watch(outside, stack)
+            torchao_optimizers.watch(outside, stack, capability)
         yield outside
 
 

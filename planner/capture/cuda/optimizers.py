@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planner.capture.cuda.callers import is_of_torch
 from planner.capture.meta_kernels.strides import is_dense
 
 # ATen/native/cuda/MultiTensorApply.cuh: elements that a block of threads works on.
@@ -25,6 +24,7 @@ _HALVES = (torch.float16, torch.bfloat16)  # accumulated in float32 (ATen/OpMath
 def patches() -> Iterator[tuple[str, object]]:
     """Yield names of functions that decide by the device, or whose tensors no mode sees, and replacements."""
     yield "torch.as_tensor", _recorded(torch.as_tensor)
+    yield "torch.tensor", _recorded(torch.tensor)
     # torch/optim/optimizer.py takes foreach by default where all parameters lie on such a device,
     # torch/nn/utils/clip_grad.py by `_has_foreach_support` of `_foreach_utils`, and AveragedModel of
     # `swa_utils` without an averaging function of the user's.
@@ -37,18 +37,20 @@ def patches() -> Iterator[tuple[str, object]]:
 
 
 def _recorded(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return `torch.as_tensor` whose tensors of numbers a mode sees where torch's own code makes them.
+    """Return a function whose tensors a mode sees where optimizers of torch or torchao make them of numbers.
 
     A number becomes a tensor on the CPU and is copied to CUDA; on meta it is made at once, beneath all modes
     (`internal_new_from_data`, torch/csrc/utils/tensor_new.cpp).
     """
 
-    def as_tensor(data: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def make(data: Any, *args: Any, **kwargs: Any) -> Tensor:
         made = plain(data, *args, **kwargs)
-        is_new = made.is_meta and not isinstance(data, Tensor) and is_of_torch(sys._getframe(1))
+        caller = str(sys._getframe(1).f_globals.get("__name__", ""))
+        is_optimizer = caller.startswith(("torch.optim.", "torchao.optim."))
+        is_new = made.is_meta and not isinstance(data, Tensor) and is_optimizer
         return torch.empty_like(made) if is_new else made
 
-    return as_tensor
+    return make
 
 
 def _foreach_norm(

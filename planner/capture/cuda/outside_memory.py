@@ -12,6 +12,7 @@ class OutsideMemory:
     paged_bytes: int = 0  # CUDA managed memory, which the driver moves between GPU and host
     pinned_bytes: int = 0  # of the host, as the pinned allocator rounds them up
     host_state_bytes: int = 0  # of the host, in ordinary memory
+    compiles: bool = False  # its step, whose kernels a first run times
 
     def notes(self) -> tuple[str, ...]:
         """Return a sentence for each kind."""
@@ -27,6 +28,12 @@ class OutsideMemory:
                 f"the optimizer keeps parameters and gradients on the host: {_size(self.pinned_bytes)} of "
                 f"pinned memory, rounded up to powers of two, and {_size(self.host_state_bytes)} of state; "
                 "none of it is counted"
+            )
+        if self.compiles:
+            notes.append(
+                "torchao compiles its step: a first run without cached kernels also times them in its "
+                "first step, beside a buffer as large as the L2 cache and copies of a parameter, which is "
+                "not counted"
             )
         return tuple(notes)
 

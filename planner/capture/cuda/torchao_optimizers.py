@@ -1,9 +1,168 @@
-"""Steps of torchao's optimizers as CUDA runs them."""
+"""Steps of torchao's optimizers as CUDA runs them.
 
+torchao compiles the step of each parameter by itself (torchao/optim/adam.py). With state in 8 or 4 bits
+inductor writes several kernels with buffers between them, with any other state one kernel without: the sizes
+and the order are those of the code that inductor of torch 2.13 writes; of large parameters it fuses more.
+`CPUOffloadOptimizer` keeps large parameters, their gradients and state on the host
+(torchao/optim/cpu_offload.py).
+"""
+
+import sys
 from contextlib import ExitStack
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from planner.capture.cuda.outside_memory import OutsideMemory
+from planner.errors import UsageError
+
+_QUANTIZED = ("OptimState8bit", "OptimState4bit", "OptimStateFp8")
+_FIRST_WITH_FP8 = (
+    8,
+    9,
+)  # before, Triton has no type for the state, whose conversions run operator by operator
 
 
-def watch(outside: OutsideMemory, stack: ExitStack) -> None:
-    """Apply the rules until the stack closes."""
+def watch(outside: OutsideMemory, stack: ExitStack, capability: tuple[int, int]) -> None:
+    """Apply the rules of a GPU of this compute capability until the stack closes."""
+    adam: Any = sys.modules["torchao.optim.adam"]
+    stack.enter_context(
+        mock.patch.object(adam, "single_param_adam", partial(_compiled_step, outside, capability))
+    )
+    stack.enter_context(mock.patch.object(adam, "torch", _TorchWithoutCompiler()))
+    offload: Any = sys.modules["torchao.optim.cpu_offload"].CPUOffloadOptimizer
+    for name, replacement in _offloading(outside).items():
+        stack.enter_context(mock.patch.object(offload, name, replacement))
+
+
+class _TorchWithoutCompiler:
+    """torch whose `compile` returns the function: what it would compile is replaced."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    @staticmethod
+    def compile(function: Any, **_: Any) -> Any:
+        return function
+
+
+def _compiled_step(
+    outside: OutsideMemory, capability: tuple[int, int], p: Tensor, grad: Tensor, step: Tensor, *rest: Any
+) -> None:
+    """Allocate what the compiled step of one parameter does, in its order."""
+    states = [state for state in rest[:3] if isinstance(state, Tensor)]
+    rounds_randomly = rest[-1]
+    kind = type(states[0]).__name__
+    if kind in _QUANTIZED and len(states) > 2:
+        raise UsageError(
+            f"--optimizer: torchao's {kind} has no maximum, so that amsgrad fails; leave it away"
+        )
+    if kind == "OptimStateFp8" and capability < _FIRST_WITH_FP8:
+        raise UsageError(
+            "--optimizer: torchao's FP8 state is planned from compute capability 8.9 on; take its 8-bit state"
+        )
+    outside.compiles = True
+    seed = torch.empty(1, dtype=torch.int64, device=p.device) if rounds_randomly else None
+    if kind == "OptimStateFp8":
+        scales = [torch.empty_like(state.scale) for state in states]  # type: ignore[attr-defined]
+        values = [torch.empty_like(state.codes) for state in states]  # type: ignore[attr-defined]
+        del seed
+        _free_in_order([one for pair in zip(values, scales, strict=True) for one in pair], values, scales)
+    elif kind == "OptimState8bit":
+        scales = [torch.empty_like(state.scale) for state in states]  # type: ignore[attr-defined]
+        values = [torch.empty(p.numel(), device=p.device) for _ in states]
+        del seed
+        _free_in_order(scales)
+        _free_in_order(values)
+    elif kind == "OptimState4bit":
+        scales = [torch.empty_like(state.scale) for state in states]  # type: ignore[attr-defined]
+        values = [torch.empty(p.numel(), device=p.device) for _ in states]
+        codes = [torch.empty(p.numel(), dtype=torch.int64, device=p.device) for _ in states]
+        del seed
+        _free_in_order(
+            [one for three in zip(values, codes, scales, strict=True) for one in three], values, codes, scales
+        )
+
+
+def _free_in_order(tensors: list[Tensor], *held: list[Tensor]) -> None:
+    for other in held:
+        other.clear()
+    while tensors:
+        del tensors[0]
+
+
+def _offloading(outside: OutsideMemory) -> dict[str, Any]:
+    """Return methods of an optimizer that has its small parameters on the GPU, and counts the others."""
+
+    def init(
+        self: Any,
+        params: Any,
+        optimizer_class: Any = torch.optim.AdamW,
+        *,
+        offload_gradients: bool = False,
+        minimal_size: int = 4096,
+        **kwargs: Any,
+    ) -> None:
+        if optimizer_class is torch.optim.AdamW:
+            kwargs.setdefault("fused", True)
+        groups = list(params)
+        groups = groups if groups and isinstance(groups[0], dict) else [{"params": groups}]
+        self.offloaded, self.d_param_groups = [], []
+        for group in groups:
+            options = {key: value for key, value in group.items() if key != "params"}
+            trained = [one for one in group["params"] if one.requires_grad]
+            small = [one for one in trained if one.numel() < minimal_size]
+            for parameter in (one for one in trained if one.numel() >= minimal_size):
+                self.offloaded.append(parameter)
+                outside.pinned_bytes += 2 * _pinned(parameter.nbytes)
+                outside.host_state_bytes += _state_bytes(parameter, optimizer_class, {**kwargs, **options})
+                if offload_gradients:
+                    parameter.register_post_accumulate_grad_hook(_drop_gradient)
+            if small:
+                self.d_param_groups.append({"params": small, **options})
+        self.d_opt = optimizer_class(self.d_param_groups, **kwargs) if self.d_param_groups else None
+        self.state = {} if self.d_opt is None else self.d_opt.state
+
+    def step(self: Any, closure: Any = None) -> Any:
+        loss = None if closure is None else closure()
+        if self.d_opt is not None:
+            self.d_opt.step()
+        return loss
+
+    def zero_grad(self: Any, set_to_none: bool = True) -> None:
+        for parameter in self.offloaded:
+            parameter.grad = None
+        if self.d_opt is not None:
+            self.d_opt.zero_grad(set_to_none=set_to_none)
+
+    param_groups = property(lambda self: self.d_param_groups)
+    return {"__init__": init, "step": step, "zero_grad": zero_grad, "param_groups": param_groups}
+
+
+def _drop_gradient(parameter: Tensor) -> None:
+    parameter.grad = None
+
+
+def _pinned(size_bytes: int) -> int:
+    """Return the size of a pinned block, a power of two (ATen/core/CachingHostAllocator.h)."""
+    return 1 << (size_bytes - 1).bit_length()
+
+
+def _state_bytes(parameter: Tensor, kind: Any, options: dict[str, Any]) -> int:
+    """Return the bytes of state that an optimizer makes for one parameter, beneath the recorder."""
+    with _disable_current_modes(), torch.enable_grad():
+        copy = nn.Parameter(torch.empty_like(parameter, device="meta"))
+        copy.grad = torch.empty_like(copy)
+        optimizer = kind([copy], **options)
+        optimizer.step()
+    return sum(_bytes_of(value) for state in optimizer.state.values() for value in state.values())
+
+
+def _bytes_of(value: Any) -> int:
+    if hasattr(value, "__tensor_flatten__"):
+        return sum(_bytes_of(getattr(value, name)) for name in value.__tensor_flatten__()[0])
+    return value.nbytes if isinstance(value, Tensor) else 0

@@ -225,7 +225,7 @@ def _checked(made: Any, job: Job) -> AnyOptimizer:
             f"--optimizer {job.optimizer}: gives a {type(made).__name__}; return an optimizer or several"
         )
     for one in found:
-        if _needs_closure(one):
+        if needs_closure(one):
             raise UsageError(
                 f"--optimizer {job.optimizer}: {type(one).__name__} calls the loss several times in a step, "
                 "as often as values decide, which no plan knows; plan another, or use planner run"
@@ -249,7 +249,8 @@ def _optimizers_in(made: Any, job: Job) -> Iterator[optim.Optimizer]:
         )
 
 
-def _needs_closure(optimizer: optim.Optimizer) -> bool:
+def needs_closure(optimizer: optim.Optimizer) -> bool:
+    """Return whether an optimizer's step calls the loss by itself."""
     closure = inspect.signature(inspect.unwrap(type(optimizer).step)).parameters.get("closure")
     return closure is not None and closure.default is inspect._empty
 

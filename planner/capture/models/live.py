@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from planner.capture.models.live_optimizer import LiveOptimizer
+from planner.capture.models.live_optimizer import AnyLiveOptimizer
 from planner.capture.models.meta_init import like_on_meta
 from planner.errors import UsageError
 from planner.jobs import Job, Loss, Mode, TensorSpec
@@ -40,7 +40,7 @@ class _StepModule(nn.Module):
         module: nn.Module,
         step: Step,
         rebuild: Callable[[Iterable[Tensor]], Any],
-        optimizer: LiveOptimizer | None = None,
+        optimizer: AnyLiveOptimizer | None = None,
     ) -> None:
         super().__init__()
         self.module = module
@@ -62,7 +62,7 @@ def read_live_model(
     sample: object,
     step: Step,
     stand_ins: Iterable[StandIn] = (),
-    optimizer: LiveOptimizer | None = None,
+    optimizer: AnyLiveOptimizer | None = None,
     prepare: Prepare | None = None,
     held_bytes: int = 0,
 ) -> LiveModel:

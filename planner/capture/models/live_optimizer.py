@@ -4,18 +4,22 @@ Its groups, weight decay and options such as `amsgrad` decide how many states an
 that it is built with all of them, not as the default of its class.
 """
 
+import copy
 import inspect
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn, optim
 
-from planner.capture.loop.named_optimizers import MakeOptimizer, find_optimizer
+from planner.capture.loop.named_optimizers import MakeOptimizer, find_optimizer, needs_closure
 from planner.capture.loop.optimizers import CONSTRUCTORS
 from planner.errors import UsageError
 from planner.jobs import Job, Optimizer, OptimizerImpl
 
+# Attributes of an optimizer that belong to it alone: hooks, and methods that a scheduler has wrapped.
+_OWN = ("step", "zero_grad", "state", "param_groups")
 _DECIDE_MEMORY = ("amsgrad", "maximize", "centered", "weight_decay")  # and are no name of an optimizer here
 _CHOSEN_BY_TORCH = ("foreach", "fused")  # None stands for what torch takes on the device
 
@@ -26,6 +30,8 @@ class LiveOptimizer:
 
     kind: type[optim.Optimizer]
     groups: tuple[tuple[tuple[str, ...], Mapping[str, Any]], ...]  # names of parameters -> options
+    keywords: Mapping[str, Any] = field(default_factory=dict)  # of a class that is not torch's
+    prepare: Callable[[nn.Module], None] | None = None  # is called with the copy, as a framework does
 
     def over(self, module: nn.Module) -> optim.Optimizer:
         """Build the optimizer over a copy of the module, in the implementation that CUDA would have."""
@@ -34,11 +40,64 @@ class LiveOptimizer:
             {**_on_cuda(self.kind, options), "params": [parameters[name] for name in names]}
             for names, options in self.groups
         ]
-        return self.kind(groups, **{name: groups[0][name] for name in _CHOSEN_BY_TORCH if name in groups[0]})
+        chosen = {name: groups[0][name] for name in _CHOSEN_BY_TORCH if name in groups[0]}
+        made = self.kind(groups, **chosen, **self.keywords)
+        if self.prepare is not None:
+            self.prepare(module)
+        return made
 
 
-def read_optimizer(optimizer: optim.Optimizer, module: nn.Module) -> LiveOptimizer:
+@dataclass(frozen=True, slots=True)
+class CopiedOptimizer:
+    """An optimizer of a class of any library, whose attributes are copied beside its groups."""
+
+    original: optim.Optimizer
+    groups: tuple[tuple[tuple[str, ...], Mapping[str, Any]], ...]
+    overrides: Mapping[str, Any]  # of bitsandbytes, by names of parameters
+
+    @property
+    def kind(self) -> type[optim.Optimizer]:
+        """Return its class."""
+        return type(self.original)
+
+    def over(self, module: nn.Module) -> optim.Optimizer:
+        """Build the optimizer over a copy of the module, without the state that it has."""
+        parameters = dict(module.named_parameters())
+        made = self.kind.__new__(self.kind)
+        for name, value in vars(self.original).items():
+            if name not in _OWN:
+                is_hooks = name.endswith("_hooks")
+                vars(made)[name] = OrderedDict() if is_hooks else _copied(value)
+        made.state = defaultdict(dict)
+        made.param_groups = [
+            {
+                **{key: _copied(value) for key, value in options.items()},
+                "params": [parameters[one] for one in names],
+            }
+            for names, options in self.groups
+        ]
+        if self.overrides:
+            manager = made.mng  # type: ignore[attr-defined]
+            manager.pid2config.update({id(parameters[name]): one for name, one in self.overrides.items()})
+        return made
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy; what is shared by the process stays shared."""
+    is_shared = hasattr(type(value), "get_instance")  # as managers of bitsandbytes are
+    return value if is_shared or isinstance(value, type) else copy.deepcopy(value)
+
+
+AnyLiveOptimizer = LiveOptimizer | CopiedOptimizer
+
+
+def read_optimizer(optimizer: optim.Optimizer, module: nn.Module) -> AnyLiveOptimizer:
     """Return the optimizer's class and groups. Raises UsageError for parameters that are not the module's."""
+    if needs_closure(optimizer):
+        raise UsageError(
+            f"optimizer {type(optimizer).__name__} calls the loss several times in a step, as often as "
+            "values decide, which no plan knows; plan another, or use planner run"
+        )
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     groups = []
     for group in optimizer.param_groups:
@@ -48,9 +107,30 @@ def read_optimizer(optimizer: optim.Optimizer, module: nn.Module) -> LiveOptimiz
                 f"the optimizer has {len(foreign)} parameters that the model has not; make it from "
                 "model.parameters(), after the last change to the model"
             )
-        options = {name: _plain(group[name]) for name in optimizer.defaults if name in group}
+        known = optimizer.defaults if is_torch_class(type(optimizer)) else group
+        options = {name: _plain(group[name]) for name in known if name in group and name != "params"}
         groups.append((tuple(names[id(parameter)] for parameter in group["params"]), options))
-    return LiveOptimizer(type(optimizer), tuple(groups))
+    if is_torch_class(type(optimizer)):
+        return LiveOptimizer(type(optimizer), tuple(groups))
+    return CopiedOptimizer(optimizer, tuple(groups), _overrides(optimizer, module))
+
+
+def is_torch_class(kind: type) -> bool:
+    """Return whether a class is torch's own, which is built anew with its options."""
+    return kind.__module__.startswith("torch.optim.")
+
+
+def _overrides(optimizer: optim.Optimizer, module: nn.Module) -> dict[str, Any]:
+    """Return bitsandbytes' overrides by names of parameters: those of parameters, and of modules' weights."""
+    manager = getattr(optimizer, "mng", None)
+    if manager is None:
+        return {}
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    of_modules = {
+        id(getattr(one, attribute)): config for one, attribute, config in manager.module_weight_config_triple
+    }
+    configs = {**manager.pid2config, **of_modules}
+    return {names[key]: config for key, config in configs.items() if key in names}
 
 
 def settings_of(optimizer: optim.Optimizer) -> optim.Optimizer:
@@ -61,7 +141,7 @@ def settings_of(optimizer: optim.Optimizer) -> optim.Optimizer:
     return bare
 
 
-def notes_of_optimizer(optimizer: LiveOptimizer) -> tuple[str, ...]:
+def notes_of_optimizer(optimizer: AnyLiveOptimizer) -> tuple[str, ...]:
     """Return notes on options that differ from the class's defaults."""
     parameters = inspect.signature(optimizer.kind).parameters
     defaults = {name: one.default for name, one in parameters.items()}
@@ -74,11 +154,6 @@ def notes_of_optimizer(optimizer: LiveOptimizer) -> tuple[str, ...]:
     if changed:
         settings = ", ".join(f"{name}={value}" for name, value in changed.items())
         notes.append(f"the optimizer is planned with its own settings: {settings}")
-    if any(options.get("capturable") for _, options in optimizer.groups):
-        notes.append(
-            "the optimizer's capturable=True is not planned: each parameter's step count is on the GPU then, "
-            "512 bytes each"
-        )
     return tuple(notes)
 
 
@@ -91,8 +166,6 @@ def optimizer_maker(model: nn.Module, job: Job) -> MakeOptimizer:
 def _on_cuda(kind: type[optim.Optimizer], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options with torch's defaults on CUDA (torch/optim/optimizer.py)."""
     resolved = dict(options)
-    if "capturable" in resolved:
-        resolved["capturable"] = False
     if not resolved.get("fused") and resolved.get("foreach") is None and "foreach" in resolved:
         resolved["foreach"] = kind is not optim.Adafactor
     return resolved
@@ -114,12 +187,9 @@ _OPTIMIZERS = {make.func: kind for kind, make in reversed(CONSTRUCTORS.items())}
 
 
 def fields_of_optimizer(optimizer: Any) -> dict[str, Any]:
-    """Return kind and implementation of an optimizer. Raises UsageError for one that is not planned.
-
-    A subclass counts as unknown: its state may differ.
-    """
+    """Return name and implementation of an optimizer. Raises UsageError for one that is not planned."""
     options = optimizer.param_groups[0]
-    kind = kind_of(type(optimizer), options)
+    kind = name_of_optimizer(type(optimizer), options)
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise UsageError(
             "the optimizer's differentiable=True is not planned: it keeps the graph of each step"
@@ -132,11 +202,11 @@ def fields_of_optimizer(optimizer: Any) -> dict[str, Any]:
     return {"optimizer": kind, "optimizer_impl": implementation}
 
 
-def kind_of(kind: type, options: Any) -> Optimizer:
-    """Return the planner's name of an optimizer's class. Raises UsageError for one that is not planned."""
-    if kind not in _OPTIMIZERS:
-        names = ", ".join(one.__name__ for one in reversed(_OPTIMIZERS))
-        raise UsageError(f"optimizer {kind.__name__} is not planned; use one of {names}")
+def name_of_optimizer(kind: type, options: Any) -> Optimizer | str:
+    """Return the name of an optimizer's class in a job: a short one, or the dotted name of the class."""
     if kind is optim.SGD and options.get("momentum"):
         return Optimizer.NESTEROV if options.get("nesterov") else Optimizer.MOMENTUM
-    return _OPTIMIZERS[kind]
+    if kind in _OPTIMIZERS:
+        return _OPTIMIZERS[kind]
+    module = "torch.optim" if is_torch_class(kind) else kind.__module__
+    return f"{module}.{kind.__name__}"

@@ -128,8 +128,31 @@ def test_fields_of_arguments(tmp_path: Any) -> None:
         "eval_batch": 0,
         "ddp": False,
     }
-    with pytest.raises(UsageError, match="optim lion_32bit is not planned; use one of adamw_torch"):
-        fields_of_arguments(arguments(tmp_path, optim="lion_32bit"))
+    with pytest.raises(UsageError, match="optim galore_adamw is not planned"):
+        fields_of_arguments(arguments(tmp_path, optim="galore_adamw", optim_target_modules=["query"]))
+
+
+def test_optimizers_of_the_trainer_have_the_names_of_their_classes(tmp_path: Any) -> None:
+    """What the Trainer makes of a name is planned as that class."""
+    pytest.importorskip("bitsandbytes")
+    named = {
+        name: fields_of_arguments(arguments(tmp_path, optim=name))["optimizer"]
+        for name in ("adafactor", "adamw_bnb_8bit", "lion_8bit")
+    }
+    assert named == {
+        "adafactor": "transformers.optimization.Adafactor",
+        "adamw_bnb_8bit": "bitsandbytes.optim.adamw.AdamW",
+        "lion_8bit": "bitsandbytes.optim.lion.Lion",
+    }
+
+
+def test_embeddings_keep_32_bits_of_state(model: Any, tmp_path: Any) -> None:
+    """The Trainer overrides 8-bit state of embeddings: their moments are four times as large as others."""
+    pytest.importorskip("bitsandbytes")
+    embedded = sum(one.weight.numel() for one in model.modules() if isinstance(one, torch.nn.Embedding))
+    given = arguments(tmp_path, optim="adamw_bnb_8bit")
+    result = max_batch_of_arguments(model, given, SAMPLE, gpu_mib=1500)
+    assert at_max(result)["breakdown_mib"]["optimizer"] >= 2 * 4 * embedded / 2**20
 
 
 def at_max(result: Any) -> dict[str, Any]:

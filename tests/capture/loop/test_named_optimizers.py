@@ -205,6 +205,39 @@ def test_wrong_arguments_are_refused() -> None:
         trace_of(Net, job("adam", momentum=0.9), 2)
 
 
+# ---- torchao
+
+
+@pytest.mark.parametrize("name", ["AdamW8bit", "AdamW4bit", "Adam8bit"])
+def test_state_of_torchao(name: str) -> None:
+    """State is as large as on the CPU: codes, scales and maps from 4,096 numbers in whole blocks on."""
+    pytest.importorskip("torchao")
+
+    class Whole(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.large = nn.Parameter(torch.zeros(90, 128))
+            self.small = nn.Parameter(torch.zeros(128, 7))
+
+    optimizer = job(f"torchao.optim.{name}")
+    planned = state_sizes(trace_of(Whole, optimizer, 2))
+    block = 128 if "4" in name else 256
+    numbers = 90 * 128
+    quantized = 2 * [numbers // (2 if "4" in name else 1), 4 * numbers // block]
+    maps = [16 * 4, 16 * 4] if "4" in name else [256 * 4, 256 * 4]
+    assert planned == sorted(quantized + maps + 2 * [4 * 128 * 7, 4 * 7])
+
+
+def test_state_on_the_host_is_told_apart() -> None:
+    """Parameters of 4,096 numbers or more take no state on the GPU; a note has the bytes on the host."""
+    pytest.importorskip("torchao")
+    trace = trace_of(Net, job("torchao.optim.CPUOffloadOptimizer"), 2)
+    assert state_sizes(trace) == sorted([4, 4] + 2 * [4 * 700] + 2 * [4 * 7])
+    pinned, state = 2 * 2**16 / 2**20, 2 * 36_000 + 4
+    (note,) = (note for note in trace.notes if "on the host" in note)
+    assert f"{pinned:.1f} MiB of pinned memory" in note and f"{state:,} bytes of state" in note
+
+
 # ---- bitsandbytes
 
 

@@ -15,6 +15,18 @@ WIDTH = 1024
 WEIGHTS_MIB = (WIDTH * WIDTH + WIDTH) * 4 / 2**20
 
 
+class Own(optim.SGD):
+    """A class of the user's own, whose attribute decides its step."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.is_ready = True
+
+    def step(self, closure: Any = None) -> Any:
+        assert self.is_ready
+        return super().step(closure)
+
+
 def network() -> nn.Module:
     return nn.Linear(WIDTH, WIDTH)
 
@@ -48,6 +60,9 @@ def at_max(make: Callable[[nn.Module], optim.Optimizer], module: nn.Module | Non
         (lambda module: optim.SGD(module.parameters(), 0.1, momentum=0.9), 1),
         (lambda module: optim.RMSprop(module.parameters()), 1),
         (lambda module: optim.RMSprop(module.parameters(), centered=True, momentum=0.9), 3),
+        (lambda module: optim.NAdam(module.parameters()), 2),
+        (lambda module: optim.Rprop(module.parameters()), 2),
+        (lambda module: Own(module.parameters(), momentum=0.9), 1),
         (lambda module: optim.AdamW([{"params": [module.weight]}, {"params": [module.bias], "lr": 1}]), 2),
         (lambda module: optim.AdamW([module.bias]), 2 / (WIDTH + 1)),  # the weight has no state
     ],
@@ -82,9 +97,32 @@ def test_options_are_named() -> None:
     """The answer names the options that depart from the class's default and decide memory."""
     answer = at_max(lambda module: optim.AdamW(module.parameters(), amsgrad=True, capturable=True))
     assert "the optimizer is planned with its own settings: amsgrad=True" in answer["assumptions"]
-    assert any(
-        one.startswith("the optimizer's capturable=True is not planned") for one in answer["assumptions"]
-    )
+
+
+def test_overrides_of_bitsandbytes_are_those_of_the_original() -> None:
+    """A parameter with 32 bits of state keeps them in the plan, and others have 8."""
+    adamw = pytest.importorskip("bitsandbytes").optim.AdamW8bit
+    manager = pytest.importorskip("bitsandbytes").optim.GlobalOptimManager.get_instance()
+
+    def overridden(module: Any) -> optim.Optimizer:
+        manager.override_config(module.weight, "optim_bits", 32)
+        made: optim.Optimizer = adamw(module.parameters())
+        return made
+
+    try:
+        wide = at_max(overridden)["breakdown_mib"]["optimizer"]
+    finally:
+        manager.pid2config.clear()
+    narrow = at_max(lambda module: adamw(module.parameters()))["breakdown_mib"]["optimizer"]
+    assert wide == pytest.approx(2 * WEIGHTS_MIB, abs=0.01)
+    assert narrow == pytest.approx(2 * WEIGHTS_MIB * (1 + 4 / 256) / 4, abs=0.02)
+
+
+def test_a_closure_is_refused() -> None:
+    """LBFGS calls the loss as often as values decide."""
+    module = network()
+    with pytest.raises(UsageError, match="optimizer LBFGS calls the loss several times in a step"):
+        read_optimizer(optim.LBFGS(module.parameters()), module)
 
 
 def test_parameters_of_another_model_are_refused() -> None:

@@ -3,13 +3,18 @@
 Everything is read from `TrainingArguments`; the version that is installed decides what they mean.
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn, optim
 
-from planner.capture.models.live_optimizer import LiveOptimizer, kind_of
+from planner.capture.loop.named_optimizers import is_optimizer_class
+from planner.capture.models.live_optimizer import LiveOptimizer, is_torch_class, name_of_optimizer
+from planner.capture.process_state import first_line_of
+from planner.errors import UsageError
+from planner.jobs import Optimizer
 
 Step = Callable[[nn.Module, Mapping[str, Any]], Any]
 
@@ -17,13 +22,14 @@ Step = Callable[[nn.Module, Mapping[str, Any]], Any]
 def optimizer_of(arguments: Any, model: nn.Module) -> LiveOptimizer:
     """Return the optimizer that the Trainer would make. Raises UsageError for one that is not planned.
 
-    As in `Trainer.create_optimizer`: biases and norms form a group of their own without weight decay.
+    As in `Trainer.create_optimizer`: biases and norms form a group of their own without weight decay, and
+    bitsandbytes keeps 32 bits of state for embeddings.
     """
     from transformers import Trainer
 
-    kind, given = Trainer.get_optimizer_cls_and_kwargs(arguments, model)
-    kind_of(kind, given)
-    defaults = dict(kind([nn.Parameter(torch.zeros(1))], **given).defaults)
+    kind, given = _class_of(arguments, model)
+    is_torchs = is_torch_class(kind)
+    defaults = dict(kind([nn.Parameter(torch.zeros(1))], **given).defaults) if is_torchs else {}
     decayed = set(Trainer.get_decay_parameter_names(None, model))
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     first = tuple(name for name in names if name in decayed)
@@ -32,8 +38,42 @@ def optimizer_of(arguments: Any, model: nn.Module) -> LiveOptimizer:
         (first, {**defaults, "weight_decay": arguments.weight_decay}),
         (rest, {**defaults, "weight_decay": 0.0}),
     )
-    assert issubclass(kind, optim.Optimizer)
-    return LiveOptimizer(kind, tuple(group for group in groups if group[0]))
+    keeps_embeddings = kind.__module__.startswith("bitsandbytes") and given.get("optim_bits") == 8
+    return LiveOptimizer(
+        kind,
+        tuple(group for group in groups if group[0]),
+        {} if is_torchs else given,
+        _keep_embeddings_in_32_bits if keeps_embeddings else None,
+    )
+
+
+def optimizer_name_of(arguments: Any) -> Optimizer | str:
+    """Return the name of the optimizer that the Trainer would make, as a job has it."""
+    return name_of_optimizer(*_class_of(arguments, None))
+
+
+def _class_of(arguments: Any, model: nn.Module | None) -> tuple[type[optim.Optimizer], dict[str, Any]]:
+    """Return the Trainer's class of optimizer and its keywords. Raises UsageError."""
+    from transformers import Trainer
+
+    name = getattr(arguments.optim, "value", arguments.optim)
+    try:
+        kind, given = Trainer.get_optimizer_cls_and_kwargs(arguments, model)
+    except Exception as error:  # of a library that is not there, or of a model that it needs
+        raise UsageError(f"optim {name} is not planned: {first_line_of(error)[:160]}") from error
+    if not is_optimizer_class(kind) or {"params", "model", "optimizer_dict"} & given.keys():
+        raise UsageError(
+            f"optim {name} is not planned: it steps in hooks or on projections of gradients; use adamw_torch "
+            "or plan with planner run"
+        )
+    return kind, given
+
+
+def _keep_embeddings_in_32_bits(model: nn.Module) -> None:
+    manager: Any = sys.modules["bitsandbytes.optim.optimizer"].GlobalOptimManager.get_instance()
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            manager.register_module_override(module, "weight", {"optim_bits": 32})
 
 
 def prepare_for_training(arguments: Any, model: nn.Module) -> None:

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from planner.capture.models.live_optimizer import AnyLiveOptimizer
 from planner.capture.models.meta_init import like_on_meta
+from planner.capture.models.quantized import quantized_on_meta
 from planner.errors import UsageError
 from planner.jobs import Job, Loss, Mode, TensorSpec
 
@@ -113,7 +114,8 @@ def copy_weightless(module: nn.Module, stand_ins: Iterable[StandIn] = ()) -> nn.
         if isinstance(device, torch.device):
             memo[id(device)] = gpu
     for tensor in (*module.parameters(), *module.buffers()):
-        memo[id(tensor)] = like_on_meta(tensor)
+        quantized = quantized_on_meta(tensor, memo)
+        memo[id(tensor)] = like_on_meta(tensor) if quantized is None else quantized
         if isinstance(tensor, nn.Parameter) and tensor.grad is not None:
             memo[id(tensor.grad)] = None
     copied = copy.deepcopy(module, memo)

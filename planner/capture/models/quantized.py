@@ -5,6 +5,7 @@ the last module. A weight is quantized on the GPU before the next one comes, so 
 is allocated and freed (bitsandbytes/nn/modules.py, `_quantize`).
 """
 
+import copy
 import warnings
 from collections.abc import Iterator
 from types import ModuleType
@@ -118,22 +119,64 @@ def quantized_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
+def quantized_on_meta(weight: Any, memo: dict[int, Any]) -> nn.Parameter | None:
+    """Return the like on meta of a weight that is quantized already; None of any other.
+
+    `memo` gets the likes of the tensors and states that belong to it, by identity, as `copy.deepcopy` takes
+    them: modules hold them too.
+    """
+    if type(weight).__name__ not in _CLASSES or not _is_quantized(weight):
+        return None
+    held = {name: _held_on_meta(value, memo) for name, value in vars(weight).items() if name != "module"}
+    data = torch.empty_like(weight.data, device="meta")
+    like: nn.Parameter = type(weight)(data, weight.requires_grad, **held)
+    return like
+
+
+def _held_on_meta(value: Any, memo: dict[int, Any]) -> Any:
+    """Return a tensor or the state of a quantization on meta, anything else as it is."""
+    if isinstance(value, Tensor):
+        memo[id(value)] = torch.empty_like(value, device="meta")
+    elif type(value).__name__ == "QuantState":
+        like = copy.copy(value)
+        for name, one in vars(value).items():
+            setattr(like, name, _held_on_meta(one, memo))
+        memo[id(value)] = like
+    return memo.get(id(value), value)
+
+
 def quantize_on_meta(model: nn.Module) -> dict[int, list[Tensor]]:
     """Quantize the weights of a model on meta, as moving it to the GPU does.
 
-    Returns the tensors that each quantized module allocates, in their order, by its identity.
+    Returns the tensors that each quantized module allocates, in their order, by its identity. Of weights that
+    are quantized already those are the ones that they consist of.
     """
-    modules = [module for _, module in quantized_modules(model) if not _is_quantized(module.weight)]
+    every = [module for _, module in quantized_modules(model)]
+    modules = [module for module in every if not _is_quantized(module.weight)]
+    ready = {id(module): _parts(module) for module in every if module not in modules}
     if not modules:
-        return {}
+        return ready
     functional: ModuleType = import_library("bitsandbytes.functional", extra="bitsandbytes")
     tables = {"dynamic": torch.empty(256, device="meta")}  # one for all weights, made with the first
-    allocated = {}
+    allocated = ready
     with mock.patch.dict(functional.name2qmap, tables, clear=True), torch.no_grad():
         for module in modules:
             weight: Any = module.weight
             allocated[id(module)] = _quantize(weight, tables["dynamic"])
     return allocated
+
+
+def _parts(module: Any) -> list[Tensor]:
+    """Return the tensors of a quantized weight; those of 8 bits may be the module's since its first call."""
+    weight = module.weight
+    if type(weight).__name__ == "Int8Params":
+        scales = weight.SCB if weight.SCB is not None else module.state.SCB
+        return [weight.data, *(() if scales is None else (scales,))]
+    state, parts = weight.quant_state, [weight.data]
+    while state is not None:
+        parts += [one for one in (state.absmax, state.code, state.offset) if isinstance(one, Tensor)]
+        state = state.state2
+    return parts
 
 
 def _is_quantized(weight: Any) -> bool:

@@ -5,6 +5,9 @@ from typing import Any
 
 import pytest
 
+from planner.capture.models.live import copy_weightless
+from planner.capture.models.quantized import quantize_linears, quantize_on_meta, quantized_modules
+from planner.capture.models.registry import construct_model, find_constructor
 from planner.capture.session import record
 from planner.errors import ModelError, UsageError
 from planner.jobs import Job, parse_model_arg, parse_tensor_spec, resolve_job
@@ -139,3 +142,21 @@ def test_a_model_that_peft_refuses_is_named() -> None:
     """Modules that the model lacks are peft's to find."""
     with pytest.raises(ModelError, match="--peft lora fails: .*no_such.*; check --peft-arg"):
         trace_of(job_with(peft="lora", peft_arg=["target_modules=no_such"]), BATCH)
+
+
+@pytest.mark.parametrize("quantize", ["nf4", "int8"])
+def test_a_quantized_module_in_use_is_copied_with_its_statistics(quantize: str) -> None:
+    """The copy of a model that is quantized already holds as much as one that a job names, without the
+    originals' contents.
+    """
+    model = quantize_linears(construct_model(job_with(), find_constructor(job_with()), lambda make: make()),
+                             job_with(quantize=quantize, precision="fp32"))  # fmt: skip
+    for _, module in quantized_modules(model):
+        module.weight = module.weight.to("cpu") if quantize == "int8" else module.weight._quantize("cpu")
+    copied = copy_weightless(model)
+    parts = quantize_on_meta(copied)
+    held = sum(part.untyped_storage().nbytes() for tensors in parts.values() for part in tensors)
+    assert all(part.is_meta for tensors in parts.values() for part in tensors)
+    rows = LAYERS * 4 * (5 * WIDTH + 2 * INNER)
+    tables = len(parts) * 16 * 4  # the code of NF4
+    assert held == (LINEARS // 2 + 4 * LINEARS // 64 + tables if quantize == "nf4" else LINEARS + rows)

@@ -14,11 +14,13 @@ from benchmarks.emulated.both_sides import ROOT, Emulator, Side, plan_statically
 from benchmarks.emulated.capabilities.case import Case
 from benchmarks.emulated.differential import compare_job, row_of, with_causes
 from benchmarks.emulated.rows import EMULATED_FAILS, STATIC_FAILS, Row
+from benchmarks.emulated.varying_cases import compare_varying
 from planner.allocator.history import load_snapshot, recording_of
 from planner.api.request import make_job
 from planner.errors import PlannerError
 from planner.hardware.database import find_device
 from planner.hardware.device import MIB
+from planner.jobs import size_ranges
 
 
 def compare_case(case: Case, emulator: Emulator, libraries: Mapping[str, str]) -> Row:
@@ -31,6 +33,8 @@ def compare_case(case: Case, emulator: Emulator, libraries: Mapping[str, str]) -
         job, _, _ = make_job(drawn.model, {**drawn.options, **libraries})  # type: ignore[typeddict-item]
     except PlannerError as error:
         return row_of(drawn, Side(), Side(failure=f"{type(error).__name__}: {error}"), STATIC_FAILS, start)
+    if size_ranges(job):
+        return compare_varying(job, drawn, case.command, emulator.python)
     with TemporaryDirectory() as folder:
         snapshot = Path(folder) / "snapshot.pickle"
         emulated = run_command(case, emulator.python, snapshot)

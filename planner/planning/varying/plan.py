@@ -87,7 +87,7 @@ def estimate_varying(job: Job, budget: Budget, programs: SizedPrograms, batch: i
     start = perf_counter()
     budget = _judged(budget, programs)
     sides = []
-    source = _open_source(job, programs)
+    source = open_batches(job, programs)
     for own in _configurations(budget):
         at = sample_runs(job, programs.sizes, source, own.limits, batch)
         fits = at.probability <= _risk(budget)
@@ -105,7 +105,7 @@ def find_varying_batch(
     start = perf_counter()
     budget = _judged(budget, programs)
     sides, constant = [], 0
-    source = _open_source(job, programs)
+    source = open_batches(job, programs)
     for own in _configurations(budget):
         constant_batch = _constant_batch(own, programs)
         constant = constant or constant_batch
@@ -113,7 +113,8 @@ def find_varying_batch(
     return _plan(job, budget, programs, None, sides, constant, start)
 
 
-def _open_source(job: Job, programs: SizedPrograms) -> BatchSource:
+def open_batches(job: Job, programs: SizedPrograms) -> BatchSource:
+    """Return the events of a job's batches of any shape."""
     trace = programs.trace(BatchShape(FIT_BATCHES[0], programs.sizes.largest))
     return BatchSource(job, programs.specialized, trace.next_workspaces)
 

@@ -31,7 +31,7 @@ from planner.jobs import (
     load_distribution,
 )
 from planner.jobs.parse import parse_tensor_spec
-from planner.planning.varying.plan import _open_source
+from planner.planning.varying.plan import open_batches
 from planner.planning.varying.process import VaryingProcess
 from planner.planning.varying.programs import SizedPrograms
 from planner.program import Target
@@ -82,7 +82,7 @@ def programs_of(job: Job) -> SizedPrograms:
 
 def played(job: Job, by_step: Sequence[Sequence[BatchShape]]) -> VaryingProcess:
     """A process after these steps."""
-    process = VaryingProcess(_open_source(job, programs_of(job)), UNLIMITED, by_step[0][0])
+    process = VaryingProcess(open_batches(job, programs_of(job)), UNLIMITED, by_step[0][0])
     for shapes in by_step:
         assert process.step(shapes)
     return process

@@ -8,7 +8,7 @@ from benchmarks.emulated.jobs import DrawnJob
 
 _SMALL: dict[str, Any] = {"input": "64:int64", "optimizer": "adamw"}
 _LAYERS: dict[str, Any] = {**_SMALL, "model_arg": {"num_hidden_layers": 2}}
-_GPT: dict[str, Any] = {**_SMALL, "model_arg": {"n_layer": 2}}
+_GPT: dict[str, Any] = {**_SMALL, "model_arg": {"n_layer": 2, "use_cache": False}}
 _JOBS: tuple[tuple[str, int, str, dict[str, Any]], ...] = (
     ("torchvision:resnet18", 32, "RTX 3090", {}),
     ("torchvision:resnet18", 32, "RTX 3090", {"precision": "amp-bf16"}),
@@ -20,7 +20,8 @@ _JOBS: tuple[tuple[str, int, str, dict[str, Any]], ...] = (
     ("hf:LlamaForCausalLM", 2, "A100 40GB", {
         **_SMALL,
         "model_arg": {"num_hidden_layers": 2, "hidden_size": 512, "intermediate_size": 1408,
-                      "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 8000},
+                      "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 8000,
+                      "use_cache": False},
     }),
     ("torchvision:mobilenet_v3_small", 32, "H100 80GB", {"memory_format": "channels_last"}),
     ("timm:vit_tiny_patch16_224", 8, "H100 80GB", {"optimizer": "adamw"}),
@@ -32,7 +33,7 @@ _JOBS: tuple[tuple[str, int, str, dict[str, Any]], ...] = (
     ("hf:RobertaForMaskedLM", 4, "RTX 3090", {**_LAYERS, "precision": "amp-bf16"}),
     ("torchvision:googlenet", 8, "A10", {}),
     ("hf:T5ForConditionalGeneration", 2, "RTX 3090", {
-        **_SMALL, "model_arg": {"num_layers": 2, "num_decoder_layers": 2}}),
+        **_SMALL, "model_arg": {"num_layers": 2, "num_decoder_layers": 2, "use_cache": False}}),
     ("timm:deit_tiny_patch16_224", 8, "RTX 5090", {"evaluate": True}),
     ("torchvision:mnasnet0_5", 16, "RTX 2080 Ti", {"clip_gradients": "norm"}),
 )  # fmt: skip
@@ -43,4 +44,4 @@ def _cases() -> Iterator[Case]:
         yield Case(DrawnJob(number, model, batch, gpu, {**options, "compile": "default"}))
 
 
-CAPABILITY = Capability("Models called through torch.compile in its default mode", tuple(_cases()))
+CAPABILITY = Capability("models called through `torch.compile`", tuple(_cases()))

@@ -15,6 +15,7 @@ class OpKind(StrEnum):
     AUTOTUNE = "s"  # a TRY of the first call of a signature alone, after which the cache is emptied
     CONVOLUTION = "q"  # what a library answers: a TRY, and an AUTOTUNE where it times its engines
     HOLD = "h"  # a block that is freed by a release, or when the kernel returns
+    KEEP = "k"  # a block that is never freed
     OUTPUT = "o"  # the next output is allocated
     OUTPUTS = "a"  # all outputs left are allocated
     RELEASE_ALL = "e"
@@ -63,7 +64,7 @@ def expand_kernel(
             events.append(Alloc(block, size, Category.WORKSPACE, site, may_fail))
             if kind == OpKind.HOLD:
                 held.append(block)
-            else:
+            elif kind != OpKind.KEEP:
                 events.append(Free(block, kind == OpKind.AUTOTUNE))
     if cublas_bytes:
         events.append(Alloc(number + len(events), cublas_bytes, Category.WORKSPACE, site))

@@ -6,19 +6,16 @@ it is on the GPU (`flatten_parameters`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from itertools import chain, repeat
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from planner.capture.operator_table import overload
-from planner.capture.workspaces.nn.rnn import MODE_NUMBERS, RnnSizes
+from planner.capture.workspaces.nn.rnn import FIRST_DROPOUT_DIM, MODE_NUMBERS, RnnSizes
 
 aten = torch.ops.aten
-
-# cudnnDropoutGetStatesSize: "slightly over 2 MB" (cudnn/RNN.cpp); it grows with the multiprocessors.
-DROPOUT_STATE_BYTES = 24 * 2048 * 56  # 24 bytes for each thread of a P100, from memory
 
 
 def flatten_weights(layer: nn.Module) -> Iterator[Tensor]:
@@ -56,10 +53,15 @@ def _is_whole(layer: nn.RNNBase) -> bool:
 def kernels(capability: tuple[int, int]) -> dict[str, Callable[..., Any]]:
     """Return kernels by operator name, for a GPU of this compute capability."""
 
-    @cache
+    ranks = chain([FIRST_DROPOUT_DIM], repeat(1))
+
     def dropout_state() -> Tensor:
-        """Return the state of cuDNN's dropout, made at its first use and shared by all layers for good."""
-        return torch.empty(DROPOUT_STATE_BYTES, dtype=torch.uint8, device="meta")
+        """Return a stand-in for the state of cuDNN's dropout, which all layers share for good.
+
+        It takes no memory: the rule of the operator makes the state where the rank says that this use is the
+        first.
+        """
+        return torch.empty((0,) * next(ranks), dtype=torch.uint8, device="meta")
 
     return {
         f"{name.lower()}.{layout}": _kernel(number, f"{name.lower()}.{layout}", dropout_state, capability)

@@ -259,6 +259,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     cublas_bytes = 0
                 case _ if one.number:  # no rule releases a block of no bytes
                     block = self._alloc(one.number, Category.WORKSPACE, op.name)
+                    if one.kind is OpKind.KEEP:
+                        continue
                     if one.kind is OpKind.HOLD:
                         held.append(block)
                         continue

@@ -27,6 +27,7 @@ class KernelOp:
 
 
 Hold = partial(KernelOp, OpKind.HOLD)  # a block that lives until it is released or the kernel returns
+Keep = partial(KernelOp, OpKind.KEEP)  # a block that is never freed
 Release = partial(KernelOp, OpKind.RELEASE)  # of the held blocks that were allocated last
 ReleaseBeneath = partial(KernelOp, OpKind.RELEASE_BENEATH)  # of the one so many beneath the last one
 UseCublas = partial(KernelOp, OpKind.CUBLAS)  # the first product, where cuBLAS may take its workspace

@@ -1,12 +1,15 @@
 """Workspaces of losses, distances and Fourier transforms."""
 
+import pytest
 import torch
 from torch import Tensor, nn
 
-from planner.capture.workspaces.ops import Hold
+from planner.capture.workspaces.nn.losses import RULES
+from planner.capture.workspaces.ops import Hold, Outputs, Release
 from planner.jobs import Mode
+from planner.program import Target
 from tests.capture.recorder.test_recorder import Apply
-from tests.helpers.models import born, job_of, trace_of
+from tests.helpers.models import AMPERE, born, job_of, trace_of
 from tests.helpers.workspaces import REST, aten, meta, steps
 
 
@@ -54,7 +57,25 @@ def test_ctc_loss_keeps_the_forward_variables() -> None:
         return nn.functional.ctc_loss(scores, targets, torch.full((4,), 50), torch.tensor([30, 7, 9, 2]))
 
     trace = trace_of(lambda: Apply(loss), job_of("50x20"), 4)
-    assert born(trace, "_ctc_loss") == [32, 32, 32, 16, 4 * 50 * 61 * 4]
+    assert born(trace, "_ctc_loss") == [32, 32, 32, 4 * 50 * 61 * 4, 16]
+
+
+@pytest.mark.parametrize("zero_infinity", [False, True])
+def test_backward_of_a_large_ctc_loss_sums_up_the_blanks(zero_infinity: bool) -> None:
+    """16 samples of 400 steps, 29 labels, 60 targets: sums and maxima of 61 states of blanks, a mask of
+    infinite maxima; the gradients are made once more where infinite losses are replaced.
+    """
+    losses, scores, variables = meta(16), meta(400, 16, 29), meta(16, 400, 121)
+    targets = torch.empty(16, 60, dtype=torch.int64, device="meta")
+    lengths = [400] * 16, [60] * 16
+    args = losses, scores, targets, *lengths, losses, variables, 28, zero_infinity
+    blanks, rows = Hold(16 * 400 * 61 * 4), Hold(16 * 400 * 4)
+    total = (blanks, rows, rows, Hold(16 * 400), Release(2), blanks, rows, Release(4))
+    gradient = (Hold(400 * 16 * 29 * 4), *total, Hold(4), Hold(16), Outputs())
+    before = (Hold(128), Hold(128), Hold(128), Hold(16 * 400 * 121 * 4))
+    expected = gradient if zero_infinity else (Outputs(), *total)
+    rule = RULES["_ctc_loss_backward _ctc_loss_backward.Tensor"]
+    assert rule(args, scores, Target.for_capability(AMPERE)) == (*before, *expected)
 
 
 # ---- transforms

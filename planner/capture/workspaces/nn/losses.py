@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from planner.capture.meta_kernels.strides import broadcast
-from planner.capture.workspaces._rule import argument, contiguous_copies, tensor_bytes
-from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Rule
+from planner.capture.workspaces._rule import argument, tensor_bytes
+from planner.capture.workspaces.ops import Args, Hold, Ops, Output, Outputs, Release, Rule
 from planner.capture.workspaces.tensor.reductions import reduction
 from planner.program import Target
 
@@ -55,14 +55,25 @@ def _binary_cross_entropy(args: Args, out: Any, target: Target) -> Ops:
 def _ctc_loss(args: Args, out: Any, target: Target) -> Ops:
     """Hold lengths and offsets of the targets on the GPU (ATen/native/cuda/LossCTC.cu)."""
     samples = 8 * args[0].shape[1]
-    return (*contiguous_copies(args[0]), Hold(samples), Hold(samples), Hold(samples), Outputs())
+    return Hold(samples), Hold(samples), Hold(samples), Output(1), Outputs()  # the forward variables first
 
 
 def _ctc_loss_backward(args: Args, out: Any, target: Target) -> Ops:
-    """Hold the backward variables, as large as the forward ones."""
-    alpha = args[6]
-    samples = 8 * args[1].shape[1]
-    return Outputs(), Hold(tensor_bytes(alpha)), Hold(samples), Hold(samples), Hold(samples)
+    """Hold the backward variables, as large as the forward ones; of a large problem sum up those of blanks
+    by `logsumexp`, and replace the gradients of infinite losses in a copy.
+    """
+    scores, alpha = args[1], args[6]
+    steps, samples, labels = scores.shape
+    variables = (*(Hold(8 * samples),) * 3, Hold(tensor_bytes(alpha)))
+    if 2 * steps + 24 * samples // 10 + 2 * labels // 10 <= 450:
+        return (*variables, Outputs())
+    item, rows = scores.element_size(), steps * samples
+    of_blanks, of_rows = Hold(item * rows * (alpha.shape[2] // 2 + 1)), Hold(item * rows)
+    maximum = of_blanks, of_rows, of_rows, Hold(rows), Release(2)
+    total = *maximum, of_blanks, of_rows, Release(4)
+    if not argument(args, 8, False):
+        return (*variables, Outputs(), *total)
+    return (*variables, Hold(tensor_bytes(out)), *total, Hold(item), Hold(samples), Outputs())
 
 
 RULES: dict[str, Rule] = {

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from planner.capture.workspaces._rule import contiguous_copies, released, tensor_bytes
-from planner.capture.workspaces.ops import Args, Hold, Ops, Output, Outputs, Rule
-from planner.program import Target
+from planner.capture.workspaces.ops import Args, Hold, Keep, Ops, Output, Outputs, Rule
+from planner.program import Target, threads_per_sm
 
 
 class Mode(NamedTuple):
@@ -28,6 +28,12 @@ class Mode(NamedTuple):
 # By number in cudnnRNNMode_t. An LSTM keeps the gates and the cell's state.
 MODES = (Mode("RNN_RELU", 1, 1), Mode("RNN_TANH", 1, 1), Mode("LSTM", 4, 5), Mode("GRU", 3, 6))
 MODE_NUMBERS = {mode.name: number for number, mode in enumerate(MODES)}
+
+
+# cudnnDropoutGetStatesSize, by inference: a curandState for each thread that is resident at most. torch's
+# comment names "slightly over 2 MB", as an M40 would take. The emulated GPU answers by the same formula.
+_GENERATOR_BYTES = 48
+FIRST_DROPOUT_DIM = 2  # rank of the stand-in for the state of dropout where it is made; 1 where it is there
 
 
 class RnnSizes(NamedTuple):
@@ -96,14 +102,22 @@ def _steps_first(x: Tensor, batch_first: bool, batch_sizes: list[int]) -> Tensor
 
 
 def _forward(args: Args, out: Any, target: Target) -> Ops:
-    """Copy the input to be contiguous, make a buffer for weights that lie apart, then hold the workspace."""
+    """Make the state of dropout once, copy the input to be contiguous, make a buffer for weights that lie
+    apart, then hold the workspace.
+    """
     x, _, _, buffer, _, _, mode, hidden, projected, layers, batch_first = args[:11]
-    bidirectional, sizes = args[13], args[14]
+    bidirectional, sizes, dropout = args[13:16]
     x = _steps_first(x, batch_first, sizes)
     space = _workspace(x, sizes, mode, hidden, projected, layers, bidirectional)
     states = Output(), Output(), Output()  # output, hy, cy; the latter is empty but for an LSTM
     weights = () if buffer is not None else (Output(1),)  # behind the reserve space
-    return (*contiguous_copies(x), *states, *weights, Hold(space), Outputs())
+    state = _dropout_state(target) if dropout is not None and dropout.dim() == FIRST_DROPOUT_DIM else ()
+    return (*state, *contiguous_copies(x), *states, *weights, Hold(space), Outputs())
+
+
+def _dropout_state(target: Target) -> Ops:
+    """Draw a seed on the GPU, then keep a generator for each thread that the GPU holds (cudnn/RNN.cpp)."""
+    return 8, Keep(_GENERATOR_BYTES * threads_per_sm(target.capability) * target.sm_count)
 
 
 def _backward(args: Args, out: Any, target: Target) -> Ops:

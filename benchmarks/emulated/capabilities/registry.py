@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.emulated.capabilities.case import Capability
 
 HERE = Path(__file__).parent
-_OTHERS = ("__main__", "case", "page", "registry", "run")
+_OTHERS = ("__main__", "case", "page", "registry", "run", "steps_page")
 
 
 def capability_names() -> Iterator[str]:

@@ -62,7 +62,7 @@ CAPABILITY = Capability(
     tuple(_case(number, *script) for number, script in enumerate(_SCRIPTS, 1)),
     {
         26: "of the emulated side: nn.TransformerEncoder compares its mask with a causal one and reads "
-        "`.all()` (`_detect_is_causal_mask`), which is false there, where kernels compute nothing; a GPU takes "
-        "causal flash attention, as planned",
+        "`.all()` (`_detect_is_causal_mask`), which is false there, since kernels compute nothing; a GPU "
+        "takes causal flash attention, as planned",
     },
 )

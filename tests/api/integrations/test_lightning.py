@@ -143,17 +143,12 @@ def remove_batch_size(module: Any) -> None:
     del module.batch_size
 
 
-def use_lbfgs(module: Any) -> None:
-    module.configure_optimizers = lambda: torch.optim.LBFGS(module.parameters())
-
-
 def fail_on_copies(module: Any) -> None:
     module.network[0].register_forward_hook(lambda layer, given, out: int("x") if out.is_meta else out)
 
 
 NO_PLAN = [
     (remove_batch_size, "neither the module nor the data module has 'batch_size'"),
-    (use_lbfgs, "optimizer LBFGS calls the loss several times in a step"),
     (fail_on_copies, "ModelError|fails at batch"),
 ]
 

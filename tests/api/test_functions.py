@@ -127,11 +127,13 @@ def test_unknown_name() -> None:
         "GpusResult",
         "Job",
         "MaxBatchResult",
+        "ServeResult",
         "advise",
         "estimate",
         "explain",
         "gpus",
         "max_batch",
+        "serve",
     ]
     assert all(getattr(planner, name) is not None for name in planner.__all__)
     with pytest.raises(AttributeError, match="module 'planner' has no attribute 'nothing'"):

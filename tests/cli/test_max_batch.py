@@ -99,6 +99,19 @@ def test_options_reach_the_job(capsys: Capture) -> None:
         "cublas_workspace_config": "",
         "torch": "",
         "dataset_size": 0,
+        "sizes": "",
+        "batching": "padded",
+        "pad_to": 1,
+        "run_steps": 1000,
+        "seed": 1,
+        "peft": "",
+        "peft_arg": [],
+        "quantize": "none",
+        "quantize_arg": [],
+        "prepare_kbit": False,
+        "liger": False,
+        "optimizer_args": {},
+        "compile": "none",
     }
 
 

@@ -4,6 +4,7 @@ Jobs of the catalogue (`vit_b_16`, `resnet50`, `unetr`) with their default recip
 included traces, without torch; every other line traces its model. A line that occurs twice runs once.
 """
 
+import json
 import os
 import re
 import shlex
@@ -24,7 +25,32 @@ REMARK = re.compile(r"\s{3,}(#|[A-Za-z]).*")  # three spaces behind a command, o
 
 NEED_A_GPU = {"planner devices auto"}
 # Options of lines that fail where a package is missing: the package, the exit code, the message.
-NEED_A_PACKAGE = {"--cudnn installed": ("nvidia.cudnn", 2, "no package brings cuDNN")}
+NEED_A_PACKAGE = {
+    "--cudnn installed": ("nvidia.cudnn", 2, "no package brings cuDNN"),
+    "nnunet:": ("dynamic_network_architectures", 3, "dynamic_network_architectures is not installed"),
+}
+_DECODER = {
+    **{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 1000, "hidden_size": 64},
+    **{"intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
+}
+_NETWORK = {
+    **{"n_stages": 2, "features_per_stage": [8, 16], "conv_op": "torch.nn.modules.conv.Conv3d"},
+    **{"kernel_sizes": [[3, 3, 3]] * 2, "strides": [[1, 1, 1], [2, 2, 2]], "n_conv_per_stage": [1, 1]},
+    **{"n_conv_per_stage_decoder": [1], "nonlin": "torch.nn.ReLU"},
+}
+_ARCHITECTURE = {
+    "network_class_name": "dynamic_network_architectures.architectures.unet.PlainConvUNet",
+    "arch_kwargs": _NETWORK,
+    "_kw_requires_import": ["conv_op", "nonlin"],
+}
+_PLANS = {"3d_fullres": {"patch_size": [32, 32, 32], "batch_size": 2, "architecture": _ARCHITECTURE}}
+# Files of others that the pages name.
+DATA = {
+    "FOLDER/config.json": _DECODER,
+    "DRAFT/config.json": _DECODER,
+    "nnUNetPlans.json": {"configurations": _PLANS},
+    "dataset.json": {"channel_names": {"0": "CT"}, "labels": {"background": 0, "organ": 1}},
+}
 
 
 def blocks(language: str, pages: list[Path]) -> list[str]:
@@ -62,6 +88,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     here = tmp_path_factory.mktemp("snippets")
     for name, body in files().items():
         (here / name).write_text(body, encoding="utf-8")
+    for name, content in DATA.items():
+        (here / name).parent.mkdir(exist_ok=True)
+        (here / name).write_text(json.dumps(content), encoding="utf-8")
     yield here
 
 

@@ -115,7 +115,8 @@ def _kept(model: nn.Module, config: Any) -> list[str]:
 def quantized_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules whose weight is one of bitsandbytes, with their names."""
     for name, module in model.named_modules():
-        if type(module._parameters.get("weight")).__name__ in _CLASSES:
+        parameters = module._parameters  # of TorchScript, no dict
+        if "weight" in parameters and type(parameters["weight"]).__name__ in _CLASSES:
             yield name, module
 
 

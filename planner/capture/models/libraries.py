@@ -2,11 +2,14 @@
 
 import importlib
 import inspect
+import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from torch import nn
 
@@ -14,6 +17,19 @@ from planner.capture.models.torchvision.shim import prepare_torchvision
 from planner.capture.process_state import first_line_of
 from planner.errors import ModelError, UsageError
 from planner.jobs import nearest, shown
+
+
+def read_json(path: Path, instead: str) -> Any:
+    """Read a JSON file of a library; the error for a missing one says to name `instead`.
+
+    Raises UsageError for a missing file, ModelError for a broken one.
+    """
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise UsageError(f"{path}: there is no such file; name {instead}") from error
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ModelError(f"{path}: cannot be read: {error}; mend the file") from error
 
 
 def import_library(module: str, extra: str) -> ModuleType:

@@ -8,7 +8,6 @@ smallest. Channels and classes come from dataset.json beside the plans, or from 
 """
 
 import importlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from planner.capture.models.libraries import import_library
+from planner.capture.models.libraries import import_library, read_json
 from planner.errors import ModelError, UsageError
 from planner.jobs import Job, Loss, Mode, TensorSpec, nearest
 
@@ -149,12 +148,7 @@ class Trained(nn.Module):
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise UsageError(f"{path}: there is no such file; name the plans of nnU-Net") from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ModelError(f"{path}: cannot be read: {error}; mend the file") from error
+    values = read_json(path, "the plans of nnU-Net")
     if not isinstance(values, dict):
         raise ModelError(f"{path}: is no JSON object; mend the file")
     return values

@@ -5,7 +5,6 @@
 """
 
 import inspect
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from planner.capture.models.diffusers.ids import add_ids
-from planner.capture.models.libraries import import_library, unknown_name
+from planner.capture.models.libraries import import_library, read_json, unknown_name
 from planner.errors import ModelError, UsageError
 from planner.jobs import nearest, shown
 
@@ -89,12 +88,7 @@ def _class_of(diffusers: ModuleType, name: str) -> Any:
 def _read_folder(diffusers: ModuleType, folder: Path) -> tuple[Any, dict[str, Any]]:
     """Return the class that a folder's config.json names, and the values that its constructor takes."""
     path = folder / "config.json"
-    try:
-        values = json.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise UsageError(f"{path}: there is no such file; name a folder with a config.json") from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ModelError(f"{path}: cannot be read: {error}; mend the file") from error
+    values = read_json(path, "a folder with a config.json")
     name = values.get("_class_name") if isinstance(values, dict) else None
     if not isinstance(name, str):
         raise ModelError(f"{path}: names no _class_name; name the folder of one model, such as unet")

@@ -10,7 +10,6 @@ transformers.
 import copy
 import importlib
 import inspect
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from unittest import mock
 
 from torch import nn
 
-from planner.capture.models.libraries import quiet
+from planner.capture.models.libraries import quiet, read_json
 from planner.capture.models.transformers.contents import OBJECTS, is_detector
 from planner.errors import ModelError, UsageError
 from planner.jobs import Job, Loss, Mode, nearest, shown, split_model
@@ -175,12 +174,7 @@ def _return_loss(model: nn.Module) -> None:
 
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
-    try:
-        file_config = json.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise UsageError(f"{path}: there is no such file; name a folder with a config.json") from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ModelError(f"{path}: cannot be read: {error}; mend the file") from error
+    file_config = read_json(path, "a folder with a config.json")
     if not isinstance(file_config, dict):
         raise ModelError(f"{path}: is no JSON object; mend the file")
     return file_config

@@ -14,7 +14,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class CodeKind(Enum):
-    """What a name of a user's file is."""
+    """Kind of a name in a user's file."""
 
     MODEL = auto()  # or anything that cannot be told
     STEP = auto()  # a class or function that makes a step, or a LightningModule of manual optimization

@@ -66,7 +66,7 @@ def at_size(job: Job, size: Size) -> Job:
 
 
 class SizeDistribution(Struct, frozen=True):
-    """How often samples have a size: uniform between the ends of the ranges, or as a file counts them."""
+    """Distribution of the samples' sizes: uniform between the ends of ranges, or as a file counts them."""
 
     ranges: tuple[Range, ...]
     sizes: tuple[Size, ...] = ()  # by rising size; (): uniform

@@ -1,4 +1,4 @@
-"""How many sequences a server with a paged key-value cache holds beside the weights.
+"""Count the sequences that a server with a paged key-value cache holds beside the weights.
 
 The rules are vLLM's: it takes a share of the GPU's memory, `gpu_memory_utilization`; what weights, the peak
 of a profile run and CUDA graphs leave of it is divided into blocks of keys and values
@@ -50,7 +50,7 @@ class ServingSettings(Struct, frozen=True):
 
 
 class ServingPlan(Struct, frozen=True):
-    """What a server holds, in bytes, blocks, tokens and sequences."""
+    """Capacity of a server, in bytes, blocks, tokens and sequences."""
 
     model: "ServedModel"
     draft: "ServedModel | None"

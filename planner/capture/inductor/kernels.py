@@ -19,7 +19,7 @@ from planner.capture.inductor.memory import GpuMemory
 
 
 class Tuning(Struct, frozen=True):
-    """What decides the allocations of a kernel's first launch."""
+    """Properties of a kernel that decide the allocations of its first launch."""
 
     arguments: tuple[str, ...]  # names, in order
     changed: frozenset[str]  # names of arguments that the kernel changes

@@ -38,7 +38,7 @@ class SampledRun(Struct, frozen=True):
 
 
 class RunRisk(Struct, frozen=True):
-    """What sampled runs at one batch size show."""
+    """Outcomes of sampled runs at one batch size."""
 
     batch: int
     steps: int  # of a run, whose probability this is

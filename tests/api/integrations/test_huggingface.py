@@ -133,7 +133,7 @@ def test_fields_of_arguments(tmp_path: Any) -> None:
 
 
 def test_optimizers_of_the_trainer_have_the_names_of_their_classes(tmp_path: Any) -> None:
-    """What the Trainer makes of a name is planned as that class."""
+    """A name is planned as the class that the Trainer makes of it."""
     pytest.importorskip("bitsandbytes")
     named = {
         name: fields_of_arguments(arguments(tmp_path, optim=name))["optimizer"]

@@ -83,7 +83,7 @@ def test_a_loss_in_chunks_keeps_no_logits(tmp_path: Path) -> None:
 
 
 def test_no_module_of_triton_is_left_behind(tmp_path: Path) -> None:
-    """Where Triton is not installed, it is so again after a capture."""
+    """Triton that is not installed is missing again after a capture."""
     before = sys.modules.get("triton")
     record(job_in(tmp_path), 4, AMPERE)
     assert sys.modules.get("triton") is before

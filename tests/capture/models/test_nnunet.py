@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +45,14 @@ PLANS: dict[str, Any] = {
 
 
 @pytest.fixture
-def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A plans file beside its dataset, and a stand-in of the library of networks."""
     package = tmp_path / "dynamic_network_architectures"
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "net.py").write_text(STAND_IN)
     monkeypatch.syspath_prepend(tmp_path)
-    for name in [name for name in sys.modules if name.startswith("dynamic_network_architectures")]:
-        monkeypatch.delitem(sys.modules, name)
+    forget_library(monkeypatch)
     about = {
         "channel_names": {"0": "T1", "1": "T2"},
         "labels": {"background": 0, "a": 1, "b": 2, "ignore": 3},
@@ -60,7 +60,14 @@ def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "dataset.json").write_text(json.dumps(about))
     path = tmp_path / "nnUNetPlans.json"
     path.write_text(json.dumps(PLANS))
-    return path
+    yield path
+    forget_library(pytest.MonkeyPatch())  # other tests ask whether the library is installed
+
+
+def forget_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the library of networks out of the modules that are loaded."""
+    for name in [name for name in sys.modules if name.startswith("dynamic_network_architectures")]:
+        monkeypatch.delitem(sys.modules, name)
 
 
 def nnunet_job(path: Path, options: Any = (), **arguments: Any) -> Job:

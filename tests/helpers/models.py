@@ -25,7 +25,11 @@ def job_of(*inputs: str, **fields: object) -> Job:
 
 
 def trace_of(
-    build: Callable[[], nn.Module], job: Job, batch: int, capability: tuple[int, int] = AMPERE
+    build: Callable[[], nn.Module],
+    job: Job,
+    batch: int,
+    capability: tuple[int, int] = AMPERE,
+    sm_count: int | None = None,
 ) -> Trace:
     """The trace of a model that `build` makes, its parameters on meta."""
 
@@ -33,7 +37,7 @@ def trace_of(
         with torch.device("meta"):
             return build()
 
-    return record(job, batch, capability, on_meta)
+    return record(job, batch, capability, on_meta, sm_count=sm_count)
 
 
 def trace_catalogue(name: str, batch: int | None = None, **fields: object) -> Trace:

@@ -10,11 +10,23 @@ from unittest import mock
 import torch
 import torch._dynamo.device_interface as interface
 import torch.utils._triton
+from torch._inductor import utils
+from torch._inductor.kernel import mm
+from torch._inductor.runtime import hints
 
 from planner.capture.inductor.convolutions import backend_memory_format
 from planner.hardware.cudnn import describe_for_cudnn
 from planner.program import Target
 
+_CACHES = (  # of inductor, whose values are those of the GPU that asked first
+    hints.DeviceProperties.create.__func__,  # type: ignore[attr-defined]
+    utils.is_big_gpu,
+    utils.get_max_num_sms,
+    utils.using_b200,
+    utils.get_device_tflops,
+    utils.get_gpu_dram_gbps,
+    mm._is_sm7x_or_older_gpu,
+)
 _BACKEND_HASH = "planner"  # of Triton, in the names of cached kernels
 
 
@@ -71,7 +83,14 @@ def gpu_of_inductor(target: Target) -> Iterator[None]:
         stack.enter_context(
             mock.patch.object(torch._C, "_conv_determine_backend_memory_format", backend_memory_format)
         )
+        _clear_caches()
+        stack.callback(_clear_caches)
         yield
+
+
+def _clear_caches() -> None:
+    for cache in _CACHES:
+        cache.cache_clear()
 
 
 def _always(value: Any) -> Any:

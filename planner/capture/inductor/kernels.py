@@ -37,9 +37,7 @@ class _Config:
 
 def tuning_of(source: str) -> Tuning:
     """Return the tuning of a kernel from its source, by inductor's own heuristics."""
-    tree = ast.parse(source)
-    function = next(node for node in tree.body if isinstance(node, ast.FunctionDef))
-    call = next(one for one in function.decorator_list if isinstance(one, ast.Call))
+    function, call = _function_of(ast.parse(source))
     names = tuple(argument.arg for argument in function.args.args)
     assert isinstance(call.func, ast.Attribute)
     found: list[Tuning] = []
@@ -64,6 +62,17 @@ def tuning_of(source: str) -> Tuning:
         arguments = {str(keyword.arg): _value(keyword.value) for keyword in call.keywords}
         getattr(triton_heuristics, call.func.attr)(*map(_value, call.args), **arguments)
     return found[0]
+
+
+def _function_of(tree: ast.Module) -> tuple[ast.FunctionDef, ast.Call]:
+    """Return the kernel's function and its heuristic, which functions that combine values of a scan lack."""
+    return next(
+        (node, decorator)
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        for decorator in node.decorator_list
+        if isinstance(decorator, ast.Call)
+    )
 
 
 def _value(node: ast.expr) -> Any:

@@ -138,6 +138,13 @@ def test_kernels_are_timed_where_heuristics_give_several_configurations() -> Non
     assert not large.spares_memory
 
 
+def test_kernels_with_functions_of_their_own_are_timed_by_their_own_heuristic() -> None:
+    """inductor writes the function that combines two values of a scan before the kernel."""
+    helper = "@triton.jit\ndef _triton_helper_fn_add0(arg0_0, arg1_0):\n    return arg0_0 + arg1_0\n"
+    kernel = _KERNEL.format(elements=64)
+    assert tuning_of(helper + kernel) == tuning_of(kernel)
+
+
 class Attending(nn.Module):
     """Attention of four heads between two linear layers."""
 
@@ -174,3 +181,21 @@ class Ranged(Gated):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x + torch.arange(x.shape[1], device=x.device))
+
+
+class Summed(nn.Module):
+    """Sums each column of many rows, which small GPUs do in other parts than large ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.weight).sum(0)
+
+
+def test_each_gpu_of_a_process_is_compiled_for_by_its_own_multiprocessors() -> None:
+    """A GPU that is planned after another one has the trace that it has alone."""
+    few, many, again = (trace_of(Summed, _job(), 2**16, sm_count=count) for count in (8, 128, 8))
+    assert few.events == again.events
+    assert few.events != many.events

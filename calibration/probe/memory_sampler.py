@@ -69,10 +69,13 @@ def save_recorded_history(path: Path, history: History) -> list[str]:
     entries = torch.cuda.memory._snapshot()["device_traces"][0]
     if len(entries) >= MOST_EVENTS:  # torch keeps the last ones only
         return [f"allocator history of more than {MOST_EVENTS} events not saved"]
-    if len({entry["stream"] for entry in entries}) > 1:
-        return ["allocator history on several streams not saved"]
+    streams = {0: 0}
+    for entry in entries:
+        streams.setdefault(entry["stream"], len(streams))
     events = tuple(
-        HistoryEvent(entry["action"], entry.get("addr", 0), entry.get("size", 0))
+        HistoryEvent(
+            entry["action"], entry.get("addr", 0), entry.get("size", 0), stream=streams[entry["stream"]]
+        )
         for entry in entries
         if entry["action"] in ACTIONS
     )

@@ -34,13 +34,15 @@ class SegmentState(Struct, frozen=True):
     size_bytes: int
     pool: PoolName
     blocks: tuple[BlockState, ...]
+    stream: int = 0
 
     @classmethod
     def of(cls, piece: "tuple[Block, ...]") -> "SegmentState":
         """Return the state of neighbours of which each is in use or cached."""
         states = tuple(BlockState(block.address, block.size_bytes, block.in_use) for block in piece)
         size_bytes = sum(block.size_bytes for block in piece)
-        return cls(piece[0].address, size_bytes, piece[0].pool.name, states)
+        pool = piece[0].pool
+        return cls(piece[0].address, size_bytes, pool.name, states, pool.stream)
 
 
 class Block:
@@ -69,7 +71,7 @@ class Block:
         self.range_address = range_address  # of the expandable segment; None: the segment is one cudaMalloc
         self.in_use = False
         self.cached = False
-        self.freed_at_search = 0  # the pool's count of searches at that time; garbage collection reads it
+        self.freed_at_search = 0  # the count of searches at that time; garbage collection reads it
 
     @property
     def is_split(self) -> bool:
@@ -104,19 +106,23 @@ class Block:
 
 
 class BlockPool:
-    """The cached blocks of one size class (small or large) and the rules in which the two differ."""
+    """The cached blocks of one size class (small or large) and stream, and the rules of the class."""
 
     def __init__(
-        self, name: PoolName, page_bytes: int, split_from_bytes: int, split_below_bytes: int
+        self, name: PoolName, page_bytes: int, split_from_bytes: int, split_below_bytes: int, stream: int = 0
     ) -> None:
         self.name = name
+        self.stream = stream
         self.page_bytes = page_bytes  # what an expandable segment grows by
         self.split_from_bytes = split_from_bytes  # a remainder this large becomes a block of its own ...
         self.split_below_bytes = split_below_bytes  # ... unless the request is this large
         # Best fit, and of equal blocks the first by the rules, is the order of (size, rank).
         self.cached: list[tuple[int, int, Block]] = []
         self.unmapped: list[Block] = []  # by rising address
-        self.searches = 0  # counted only where garbage is collected: the clock of the blocks' ages
+
+    def of_stream(self, stream: int) -> "BlockPool":
+        """Return an empty pool with the same rules for another stream."""
+        return BlockPool(self.name, self.page_bytes, self.split_from_bytes, self.split_below_bytes, stream)
 
     def insert(self, block: Block) -> None:
         """Cache a block."""

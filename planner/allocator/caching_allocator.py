@@ -4,10 +4,12 @@ A request is rounded up, the smallest cached block of its pool that holds it is 
 remains; of equal blocks the one of the oldest segment is taken, or before torch 2.12 the one at the lowest
 address. Without such a block a segment is requested from CUDA; when that
 fails, cached segments that are wholly free are released and CUDA is tried once more. Freed blocks merge
-with free neighbours and stay cached.
+with free neighbours and stay cached. Each stream has pools of its own, whose blocks and segments serve no
+other stream. A block that other streams use (`Tensor.record_stream`) is cached when their work is done, here
+at once, which no request can tell from a wait for the next one (`process_events`).
 
 Facts: c10/cuda/CUDACachingAllocator.cpp of torch 2.6 to 2.13; methods name the functions that they mirror.
-One stream: no `record_stream`, no private pools of graph captures or `MemPool`s.
+No private pools of graph captures or `MemPool`s.
 """
 
 import sys
@@ -65,8 +67,10 @@ class CachingAllocator:
             raise UsageError("per_process_memory_fraction is of the GPU's memory; give that to the replay")
         self._segments = Segments(limits, address_of, segment_events)
         self._small, self._large = _make_pools(config)
+        self._of_streams: dict[int, tuple[BlockPool, BlockPool]] = {0: (self._small, self._large)}
         self._oversize_bytes = sys.maxsize if config.max_split_bytes is None else config.max_split_bytes
         self._collects_garbage = config.garbage_collection_threshold > 0 and self._limit_bytes is not None
+        self._searches = {"small": 0, "large": 0}  # counted where garbage is collected: ages of blocks
         self._rounds_to_512 = max(config.roundup_power2_divisions) <= 1
         self._searches_plainly = not (
             config.expandable_segments or config.max_split_bytes is not None or self._collects_garbage
@@ -87,8 +91,10 @@ class CachingAllocator:
         """Return the number of segments that are not expandable."""
         return self._segments.count
 
-    def malloc(self, requested_bytes: int) -> Block | None:
+    def malloc(self, requested_bytes: int, stream: int = 0) -> Block | None:
         """Hand out a block of at least `requested_bytes`; None: out of memory, which is a result.
+
+        Streams are any numbers; 0 is the default stream.
 
         As in torch, zero bytes take no memory and change nothing: they get an empty block at address 0, which
         `free` accepts any number of times. Raises ValueError for a negative size.
@@ -99,7 +105,8 @@ class CachingAllocator:
             size_bytes = (requested_bytes + BLOCK_ROUNDING_BYTES - 1) & -BLOCK_ROUNDING_BYTES
         else:
             size_bytes = self._config.block_bytes(requested_bytes)
-        pool = self._small if size_bytes <= LARGEST_SMALL_BYTES else self._large
+        small, large = (self._small, self._large) if stream == 0 else self._pools_of(stream)
+        pool = small if size_bytes <= LARGEST_SMALL_BYTES else large
         cached = pool.cached
         if self._searches_plainly:
             place = bisect_left(cached, (size_bytes,))
@@ -147,13 +154,15 @@ class CachingAllocator:
             lower.absorb(block)
             block = lower
         block.cached = True
-        block.freed_at_search = pool.searches
+        if self._collects_garbage:
+            block.freed_at_search = self._searches[pool.name]
         insort(cached, (block.size_bytes, block.rank, block))
 
     def empty_cache(self) -> None:
         """Give back to CUDA every segment that is wholly free; every free page where segments expand."""
-        self._segments.release_pool(self._large)
-        self._segments.release_pool(self._small)
+        for turn in (1, 0):  # large, then small
+            for stream in sorted(self._of_streams):
+                self._segments.release_pool(self._of_streams[stream][turn])
 
     def reset_peaks(self) -> None:
         """Let both peaks start anew from what is held now."""
@@ -171,14 +180,27 @@ class CachingAllocator:
         """
         twin = object.__new__(CachingAllocator)
         twin.__dict__.update(self.__dict__)
-        twin._small, twin._large = _make_pools(self._config)
-        pools = {id(self._small): twin._small, id(self._large): twin._large}
-        twin._segments, blocks = self._segments.copy(pools)
-        for old, new in ((self._small, twin._small), (self._large, twin._large)):
+        twin._of_streams = {
+            stream: (small.of_stream(stream), large.of_stream(stream))
+            for stream, (small, large) in self._of_streams.items()
+        }
+        twin._small, twin._large = twin._of_streams[0]
+        pairs = [
+            pair
+            for stream, pools in self._of_streams.items()
+            for pair in zip(pools, twin._of_streams[stream], strict=True)
+        ]
+        twin._segments, blocks = self._segments.copy({id(old): new for old, new in pairs})
+        for old, new in pairs:
             new.cached = [(size, rank, blocks[id(block)]) for size, rank, block in old.cached]
             new.unmapped = [blocks[id(block)] for block in old.unmapped]
-            new.searches = old.searches
+        twin._searches = dict(self._searches)
         return twin, blocks
+
+    def _pools_of(self, stream: int) -> tuple[BlockPool, BlockPool]:
+        if stream not in self._of_streams:
+            self._of_streams[stream] = self._small.of_stream(stream), self._large.of_stream(stream)
+        return self._of_streams[stream]
 
     def _malloc_nothing(self, requested_bytes: int) -> Block:
         if requested_bytes < 0:
@@ -196,7 +218,7 @@ class CachingAllocator:
         """
         cached = pool.cached
         if self._collects_garbage:
-            pool.searches += 1
+            self._searches[pool.name] += 1
         place = bisect_left(cached, (size_bytes,))
         if place == len(cached):
             return place
@@ -258,13 +280,15 @@ class CachingAllocator:
         assert self._limit_bytes is not None
         threshold_bytes = int(self._config.garbage_collection_threshold * self._limit_bytes)
         excess_bytes = self.reserved_bytes - threshold_bytes
-        pool = self._large
-        idle = [block for _, _, block in pool.cached if not block.is_split and block.range_address is None]
+        pools = [self._of_streams[stream][1] for stream in sorted(self._of_streams)]
+        cached = [block for pool in pools for _, _, block in pool.cached]
+        idle = [block for block in cached if not block.is_split and block.range_address is None]
+        searches = self._searches["large"]
         released_bytes = 0
         while idle and released_bytes < excess_bytes:
-            mean_age = sum(pool.searches - block.freed_at_search for block in idle) / len(idle)
+            mean_age = sum(searches - block.freed_at_search for block in idle) / len(idle)
             for block in idle:
-                if pool.searches - block.freed_at_search >= mean_age:
+                if searches - block.freed_at_search >= mean_age:
                     released_bytes += block.size_bytes
                     self._segments.release(block)
             idle = [block for block in idle if block.cached]

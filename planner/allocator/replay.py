@@ -114,9 +114,9 @@ class ReplayedProcess:
                 size = event.size_bytes
                 if event.may_fail:
                     op, convolution = trace.sites[event.site].op, convolutions.get(event.block)
-                    block = optional.malloc(allocator, size, op, convolution)
+                    block = optional.malloc(allocator, size, op, convolution, event.stream)
                 else:
-                    block = malloc(size)
+                    block = malloc(size, event.stream)
                 if block is None:
                     site = trace.sites[event.site]
                     self.failure = Failure(phase_start.step, phase_start.phase, site.module, site.op, size)
@@ -226,18 +226,19 @@ class OptionalRequests:
         size_bytes: int,
         key: Hashable = "",
         convolution: Convolution | None = None,
+        stream: int = 0,
     ) -> Block | None:
         """Return a block of the first size that can be served; None where none can."""
         place = (key if convolution is None else convolution), size_bytes
         taken = self._taken.get(place, size_bytes)
-        block = allocator.malloc(taken)
+        block = allocator.malloc(taken, stream)
         if block is not None:
             return block
         following = None
         if self._following is not None and convolution is not None:
             following = self._following(convolution, size_bytes)
         for size in (size_bytes, *((0,) if following is None else following)):
-            block = allocator.malloc(size) if size != taken else None
+            block = allocator.malloc(size, stream) if size != taken else None
             if block is not None:
                 self._taken[place] = size
                 return block

@@ -165,7 +165,14 @@ class _Session(Struct, frozen=True):
         loaded = quantize_on_meta(model)
         model = attach_adapters(model, job)
         recorder = Recorder(
-            model, self.target, self.provenance, self.calls, run, job.cublas_workspace_config, placement.host
+            model,
+            self.target,
+            self.provenance,
+            self.calls,
+            run,
+            job.cublas_workspace_config,
+            placement.host,
+            placement.streams,
         )
         placement.on_empty_cache = recorder.record_empty_cache
         freeze_parameters(model, job)

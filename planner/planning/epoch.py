@@ -23,7 +23,6 @@ from planner.program import (
     Convolution,
     ConvWorkspace,
     Event,
-    Free,
     LowerBound,
     Phase,
     PhaseStart,
@@ -154,7 +153,7 @@ def _stitch(full: Trace, smaller: Trace, order: _Order) -> Trace | None:
             elif isinstance(event, Alloc):
                 made[event.block] = count
                 site = sites[traces[which].sites[event.site]]
-                events.append(Alloc(count, event.size_bytes, event.category, site, event.may_fail))
+                events.append(replace(event, block=count, site=site))
                 if event.block in variables[which]:
                     live[place, variables[which][event.block][1]] = count
                 count += 1
@@ -165,7 +164,7 @@ def _stitch(full: Trace, smaller: Trace, order: _Order) -> Trace | None:
                     block = live.pop((born and place - index + born, number), None)
                 if block is None:
                     return None
-                events.append(Free(block))
+                events.append(replace(event, block=block))
         provenance += _renumber(traces[which].provenance, made)
         conv_workspaces += _renumber(traces[which].conv_workspaces, made)
         of_blocks = traces[which].convolutions

@@ -63,10 +63,14 @@ def _played(loop: StepSequence, limits: MemoryLimits, most: int) -> int | None:
         for action in loop.setup if number == 0 else loop.steps[min(number, len(loop.steps)) - 1]:
             if isinstance(action, Dealloc):
                 allocator.free(blocks.pop((number - action.age, action.number)))
+                if action.empties_cache:
+                    allocator.empty_cache()
             elif isinstance(action, Malloc | Retain):
-                size = action.size_bytes
-                is_optional = isinstance(action, Malloc) and action.optional
-                block = optional.malloc(allocator, size) if is_optional else allocator.malloc(size)
+                size, stream = action.size_bytes, action.stream
+                if isinstance(action, Malloc) and action.optional:
+                    block = optional.malloc(allocator, size, stream=stream)
+                else:
+                    block = allocator.malloc(size, stream)
                 if block is None:
                     return max(0, number - 1)
                 if isinstance(action, Malloc):

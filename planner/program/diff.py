@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+from msgspec.structs import replace
+
 from planner.program.events import Alloc, Event, Free, PhaseStart, Trace
 
 
@@ -13,10 +15,11 @@ def match_events(
     for a, b in zip(ones, others, strict=False):
         if isinstance(a, Alloc) and isinstance(b, Alloc):
             blocks[a.block] = b.block
-            is_same = (a.category, a.may_fail) == (b.category, b.may_fail)
-            yield a, b, is_same and one.sites[a.site] == other.sites[b.site]
+            is_same = one.sites[a.site] == other.sites[b.site]
+            others_block = replace(a, block=b.block, size_bytes=b.size_bytes, site=b.site)
+            yield a, b, is_same and others_block == b
         elif isinstance(a, Free) and isinstance(b, Free):
-            yield a, b, blocks.get(a.block) == b.block and a.empties_cache is b.empties_cache
+            yield a, b, blocks.get(a.block) == b.block and replace(a, block=b.block) == b
         else:
             yield a, b, isinstance(a, PhaseStart) and a == b
 

@@ -55,6 +55,7 @@ class Alloc(Struct, frozen=True, gc=False):
     category: Category
     site: int  # index into `Trace.sites`
     may_fail: bool = False  # if it fails, the process requests another size: a convolution's workspace
+    stream: int = 0  # whose work it serves first, 0 the default stream; blocks are cached by stream
 
 
 class Free(Struct, frozen=True, gc=False):

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from planner.program.diff import first_divergence, match_events
 from planner.program.events import Alloc, Category, Event, Free, Trace
-from planner.program.program import AffineAlloc, Program, ProgramEvent
+from planner.program.program import AffineAlloc, Program, ProgramEvent, constant_alloc
 
 
 class NotAffineError(Exception):
@@ -72,7 +72,7 @@ def _fit_alloc(a: Alloc, b: Alloc, first: Trace, second: Trace, fit: Fit) -> Aff
             )
     except NotAffineError as error:
         raise NotAffineError(f"block {a.block} ({_where(first, a)}): {error}") from error
-    return AffineAlloc(a.block, size.fixed, size.slope, a.category, a.site, a.may_fail)
+    return AffineAlloc(a.block, size.fixed, size.slope, a.category, a.site, a.may_fail, a.stream)
 
 
 def _raise_longer(first: Trace, ones: Sequence[Event], second: Trace, others: Sequence[Event]) -> None:
@@ -134,9 +134,8 @@ def fit_traces(first: Trace, second: Trace, workspace_fit: Fit = affine_through)
     def constant(event: Alloc | Free) -> ProgramEvent:
         name = names.setdefault(event.block, free + len(names))
         if isinstance(event, Free):
-            return Free(name, event.empties_cache)
-        site = places[second.sites[event.site]]
-        return AffineAlloc(name, event.size_bytes, 0, event.category, site, event.may_fail)
+            return replace(event, block=name)
+        return constant_alloc(event, name, places[second.sites[event.site]])
 
     slots: list[list[ProgramEvent]] = []
     for start, end in _groups(our_slots, their_slots):

@@ -30,7 +30,12 @@ OpenKernelOps = tuple[tuple[OpKind, int | Convolution], ...]
 
 
 def expand_kernel(
-    ops: KernelOps, outputs: Sequence[list[Event]], cublas_bytes: int, site: int, number: int
+    ops: KernelOps,
+    outputs: Sequence[list[Event]],
+    cublas_bytes: int,
+    site: int,
+    number: int,
+    stream: int = 0,
 ) -> list[Event]:
     """Return the events of one kernel, as the recorder of `planner.capture` records them.
 
@@ -56,16 +61,20 @@ def expand_kernel(
             events += [Free(held.pop(-1 - size))] if size < len(held) else []
         elif kind == OpKind.CUBLAS:
             if cublas_bytes:
-                events.append(Alloc(number + len(events), cublas_bytes, Category.WORKSPACE, site))
+                events.append(_workspace(number + len(events), cublas_bytes, site, stream))
             cublas_bytes = 0
         elif size > 0:
             block = number + len(events)
             may_fail = kind in (OpKind.TRY, OpKind.AUTOTUNE)
-            events.append(Alloc(block, size, Category.WORKSPACE, site, may_fail))
+            events.append(_workspace(block, size, site, stream, may_fail))
             if kind == OpKind.HOLD:
                 held.append(block)
             elif kind != OpKind.KEEP:
                 events.append(Free(block, kind == OpKind.AUTOTUNE))
     if cublas_bytes:
-        events.append(Alloc(number + len(events), cublas_bytes, Category.WORKSPACE, site))
+        events.append(_workspace(number + len(events), cublas_bytes, site, stream))
     return [*events, *(Free(block) for block in reversed(held))]
+
+
+def _workspace(block: int, size_bytes: int, site: int, stream: int, may_fail: bool = False) -> Alloc:
+    return Alloc(block, size_bytes, Category.WORKSPACE, site, may_fail, stream)

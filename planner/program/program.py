@@ -42,6 +42,7 @@ class AffineAlloc(Struct, frozen=True, gc=False):
     category: Category
     site: int
     may_fail: bool = False
+    stream: int = 0
 
     def size_at(self, batch: int) -> int:
         """Return the bytes at a batch size."""
@@ -59,6 +60,7 @@ class KernelCall(Struct, frozen=True, gc=False):
     position: int  # index of the tensor event before which it runs
     outputs: tuple[bool, ...]  # for each output, whether the next tensor event is its allocation
     first_blas_call: bool  # cuBLAS allocates its workspace here
+    stream: int = 0
 
 
 class KernelWorkspaces(Struct, frozen=True):
@@ -184,7 +186,7 @@ class Program:
             done = call.position + sum(call.outputs)
             allocs = iter(own[call.position : done])
             outputs = [[next(allocs)] if takes else [] for takes in call.outputs]
-            made = expand_kernel(ops, outputs, cublas_bytes, call.site, number)
+            made = expand_kernel(ops, outputs, cublas_bytes, call.site, number, call.stream)
             if workspaces.convolutions and workspaces.convolutions[call.signature]:
                 kinds = {kind for kind, _ in ops}
                 blocks = (event.block for event in made if type(event) is Alloc and event.may_fail)
@@ -247,6 +249,7 @@ def events_at(events: Sequence[ProgramEvent], batch: int) -> list[Event]:
             event.category,
             event.site,
             event.may_fail,
+            event.stream,
         )
         if type(event) is AffineAlloc
         else event  # type: ignore[misc]  # mypy does not narrow by type()
@@ -279,11 +282,14 @@ def constant_program(trace: Trace, target: Target) -> Program:
 def constant_events(events: Sequence[Event]) -> tuple[ProgramEvent, ...]:
     """Return events whose sizes do not depend on the batch size."""
     return tuple(
-        AffineAlloc(event.block, event.size_bytes, 0, event.category, event.site, event.may_fail)
-        if isinstance(event, Alloc)
-        else event
+        constant_alloc(event, event.block, event.site) if isinstance(event, Alloc) else event
         for event in events
     )
+
+
+def constant_alloc(event: Alloc, block: int, site: int) -> AffineAlloc:
+    """Return an allocation whose size does not depend on the batch size, with a program's block and site."""
+    return AffineAlloc(block, event.size_bytes, 0, event.category, site, event.may_fail, event.stream)
 
 
 def validate_program(program: Program, batches: Sequence[int]) -> None:

@@ -16,6 +16,7 @@ class Malloc(Struct, frozen=True):
     size_bytes: int
     category: Category
     optional: bool = False  # if it fails, the process falls back
+    stream: int = 0
 
 
 class Dealloc(Struct, frozen=True):
@@ -23,12 +24,14 @@ class Dealloc(Struct, frozen=True):
 
     age: int  # allocated in this step: 0, in the one before: 1, ...
     number: int  # among the blocks of that step
+    empties_cache: bool = False
 
 
 class Retain(Struct, frozen=True):
     """Allocate memory that a library such as cuBLAS keeps for the rest of the process."""
 
     size_bytes: int
+    stream: int = 0
 
 
 Action = Malloc | Dealloc | Retain | Phase  # a phase: it begins here
@@ -76,15 +79,15 @@ def split_steps(trace: Trace) -> StepSequence:
                 steps[-1].append(event.phase)
         elif isinstance(event, Free):
             step, number = born[event.block]
-            steps[-1].append(Dealloc(now - step, number))
+            steps[-1].append(Dealloc(now - step, number, event.empties_cache))
         else:
             size_bytes = event.size_bytes
             if event.category is Category.WORKSPACE and event.block not in freed:
-                steps[-1].append(Retain(size_bytes))
+                steps[-1].append(Retain(size_bytes, event.stream))
                 continue
             born[event.block] = (now, position)
             position += 1
-            steps[-1].append(Malloc(size_bytes, event.category, event.may_fail))
+            steps[-1].append(Malloc(size_bytes, event.category, event.may_fail, event.stream))
     return StepSequence(tuple(steps[0]), tuple(map(tuple, steps[1:])))
 
 

@@ -156,6 +156,8 @@ def _decode_events(document: EventsObject) -> Iterator[ProgramEvent]:
     allocs = document.alloc
     if allocs.optional is None:
         allocs.optional = [False] * len(allocs.block)
+    if allocs.stream is None:
+        allocs.stream = [0] * len(allocs.block)
     frees = iter(document.free.block)
     queues: dict[str, Iterator[ProgramEvent]] = {
         "a": iter([AffineAlloc(*row) for row in _rows(allocs)]),
@@ -176,9 +178,10 @@ def _decode_calls(kernels: KernelsObject) -> Iterator[KernelCall]:
     outputs = [tuple(bit == "1" for bit in bits) for bits in kernels.outputs]
     columns = kernels.kernels
     blas = set(columns.takes_blas)
-    rows = zip(columns.kind, columns.site, accumulate(columns.before), columns.outputs, strict=True)
-    for number, (signature, site, position, shape) in enumerate(rows):
-        yield KernelCall(signature, site, position, _at(outputs, shape), number in blas)
+    streams = [0] * len(columns.kind) if columns.stream is None else columns.stream
+    rows = zip(columns.kind, columns.site, accumulate(columns.before), columns.outputs, streams, strict=True)
+    for number, (signature, site, position, shape, stream) in enumerate(rows):
+        yield KernelCall(signature, site, position, _at(outputs, shape), number in blas, stream)
 
 
 def _variants(program: Program, kernels: KernelsObject, chip: TargetObject) -> Variants:
@@ -243,7 +246,7 @@ def _encode_events(program: Program) -> EventsObject:
         notes=list(program.notes),
         sites=SiteColumns([site.module for site in program.sites], [site.op for site in program.sites]),
         kind="".join(map(_letter, program.events)),
-        alloc=AllocColumns(*_columns(AffineAlloc, allocs)),
+        alloc=_alloc_columns(allocs),
         free=FreeColumns(frees),
         mark=PhaseColumns([mark.step for mark in marks], [mark.phase for mark in marks]),
         details=_table(ProvenanceColumns, TensorProvenance, program.provenance),
@@ -262,6 +265,16 @@ def _letter(event: ProgramEvent) -> str:
 
 def _columns(noun: Any, rows: Sequence[Any]) -> list[list[Any]]:
     return [[getattr(row, name) for row in rows] for name in noun.__struct_fields__]
+
+
+def _alloc_columns(allocs: Sequence[AffineAlloc]) -> AllocColumns:
+    columns = AllocColumns(*_columns(AffineAlloc, allocs))
+    columns.stream = _or_none(columns.stream)
+    return columns
+
+
+def _or_none(streams: list[int] | None) -> list[int] | None:
+    return streams if streams and any(streams) else None
 
 
 def _table(table: type[Any], noun: type[Any], rows: Sequence[Any]) -> Any:
@@ -287,6 +300,7 @@ def _encode_kernels(program: Program) -> KernelsObject:
         [position - before for position, before in zip(positions, [0, *positions], strict=False)],
         [shapes.index(call.outputs) for call in program.calls],
         [number for number, call in enumerate(program.calls) if call.first_blas_call],
+        _or_none([call.stream for call in program.calls]),
     )
     outputs = ["".join("01"[takes] for takes in shape) for shape in shapes]
     asked: dict[int, list[Any]] = {

@@ -25,6 +25,7 @@ class AllocColumns(Struct, forbid_unknown_fields=True, omit_defaults=True):
     role: list[Category]
     site: list[Int]
     optional: list[bool] | None = None
+    stream: list[Int] | None = None  # None: all on the default stream
 
 
 class FreeColumns(Struct, forbid_unknown_fields=True):
@@ -85,12 +86,13 @@ class EventsObject(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_on
     pinned: list[list[Int]] = []  # bytes of a pinned block of the host, and bytes a sample
 
 
-class CallColumns(Struct, forbid_unknown_fields=True):
+class CallColumns(Struct, forbid_unknown_fields=True, omit_defaults=True):
     kind: list[Int]  # the signature
     site: list[Int]
     before: list[Int]  # the position, as the difference from that of the call before
     outputs: list[Int]  # index into the outputs of the program
     takes_blas: list[Int]  # indices of the calls that have cuBLAS allocate its workspace
+    stream: list[Int] | None = None  # None: all on the default stream
 
 
 class TargetObject(Struct, forbid_unknown_fields=True):

@@ -39,7 +39,12 @@ def operations(requests: st.SearchStrategy[int]) -> st.SearchStrategy[list[Opera
     mallocs = requests.map(lambda size: ("malloc", size))
     frees = st.integers(0, 10**6).map(lambda turn: ("free", turn))
     others = st.sampled_from([*[("empty_cache", 0)] * 4, ("reset_peaks", 0), ("free_all", 0)])
-    return st.lists(st.one_of(mallocs, mallocs, mallocs, frees, frees, others), min_size=5, max_size=60)
+    streams = st.integers(0, 2).map(lambda stream: ("stream", stream))  # of the requests that follow
+    return st.lists(
+        st.one_of(mallocs, mallocs, mallocs, frees, frees, st.one_of(others, streams)),
+        min_size=5,
+        max_size=60,
+    )
 
 
 capacities = st.one_of(st.none(), st.integers(0, 200 * MIB), st.integers(1, 100).map(lambda n: n * 2 * MIB))
@@ -98,8 +103,9 @@ def assert_identities(allocator: CachingAllocator) -> None:
             assert lower.in_use or upper.in_use  # neighbours of a free block are in use
     for head in allocator._segments.heads.values():
         assert head.prev is None and (head.cached or head.in_use or head in head.pool.unmapped)
-    for pool in (allocator._small, allocator._large):
-        assert_index(pool, [segment.blocks for segment in snapshot if segment.pool == pool.name])
+    for pool in (pool for pools in allocator._of_streams.values() for pool in pools):
+        of_pool = [one for one in snapshot if (one.pool, one.stream) == (pool.name, pool.stream)]
+        assert_index(pool, [segment.blocks for segment in of_pool])
 
 
 def assert_index(pool: BlockPool, segments: list[tuple[BlockState, ...]]) -> None:
@@ -139,6 +145,7 @@ class Pair:
         address_of = falling_addresses() if seed is None else spread_addresses(seed)
         self.slow = SlowAllocator(config, capacity, limit, total, address_of)
         self.live: list[tuple[Block, int]] = []
+        self.stream = 0
 
     def apply(self, action: str, argument: int) -> None:
         if action == "malloc":
@@ -151,13 +158,15 @@ class Pair:
         elif action == "empty_cache":
             self.fast.empty_cache()
             self.slow.empty_cache()
+        elif action == "stream":
+            self.stream = argument
         elif action == "reset_peaks":
             self.fast.reset_peaks()
             self.slow.reset_peaks()
 
     def malloc(self, size_bytes: int) -> None:
-        block = self.fast.malloc(size_bytes)
-        expected = self.slow.malloc(size_bytes)
+        block = self.fast.malloc(size_bytes, self.stream)
+        expected = self.slow.malloc(size_bytes, self.stream)
         assert (None if block is None else (block.address, block.size_bytes)) == expected
         if block is not None:
             self.live.append((block, block.address))

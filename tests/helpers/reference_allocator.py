@@ -36,6 +36,7 @@ class Segment:
     mapped_pages: set[int]
     used: dict[int, int] = field(default_factory=dict)  # address -> bytes
     idle_since: int = 0
+    stream: int = 0
 
     def mapped_runs(self) -> list[Run]:
         runs: list[Run] = []
@@ -101,6 +102,7 @@ class SlowAllocator:
             self.limit_bytes = int(config.per_process_memory_fraction * total_bytes)
         self.total_bytes = total_bytes
         self.address_of = address_of
+        self.stream = 0  # of the request that is served
         self.all_segments: list[Segment] = []
         self.events: list[SegmentEvent] = []
         self.retries = 0
@@ -125,11 +127,12 @@ class SlowAllocator:
         self.peak_allocated_bytes = self.allocated_bytes
         self.peak_reserved_bytes = self.reserved_bytes
 
-    def malloc(self, requested_bytes: int) -> tuple[int, int] | None:
+    def malloc(self, requested_bytes: int, stream: int = 0) -> tuple[int, int] | None:
         if requested_bytes == 0:
             return (0, 0)
         size_bytes = rounded(requested_bytes, self.config)
         pool: PoolName = "small" if size_bytes <= 1 * MIB else "large"
+        self.stream = stream
         place = self.best_fit(pool, size_bytes) or self.new_memory(pool, size_bytes)
         if place is None:
             return None
@@ -165,12 +168,18 @@ class SlowAllocator:
                     for run, in_use in segment.blocks()
                     if mapped.address <= run.address < mapped.end
                 ]
-                states.append(SegmentState(mapped.address, mapped.size_bytes, segment.pool, tuple(blocks)))
+                where = mapped.address, mapped.size_bytes, segment.pool
+                states.append(SegmentState(*where, tuple(blocks), segment.stream))
         return tuple(sorted(states, key=lambda state: state.address))
 
-    def free_places(self, pool: PoolName) -> list[tuple[Segment, Run]]:
-        """The free blocks of a pool by size, then by the segment's age where that counts, then address."""
-        segments = [segment for segment in self.all_segments if segment.pool == pool]  # the oldest first
+    def free_places(self, pool: PoolName, stream: int | None = None) -> list[tuple[Segment, Run]]:
+        """The free blocks of a pool by size, then by the segment's age where that counts, then address, of
+        one stream or of all, the streams one after another.
+        """
+        if stream is None:
+            streams = sorted({segment.stream for segment in self.all_segments})
+            return [place for one in streams for place in self.free_places(pool, one)]
+        segments = [s for s in self.all_segments if s.pool == pool and s.stream == stream]  # the oldest first
         by_age = self.config.reuse_order is ReuseOrder.OLDEST_SEGMENT
         places = [(s, run, age if by_age else 0) for age, s in enumerate(segments) for run in s.free_runs()]
         places.sort(key=lambda place: (place[1].size_bytes, place[2], place[1].address))
@@ -178,7 +187,9 @@ class SlowAllocator:
 
     def best_fit(self, pool: PoolName, size_bytes: int) -> tuple[Segment, Run] | None:
         self.searches[pool] += 1
-        fitting = [place for place in self.free_places(pool) if place[1].size_bytes >= size_bytes]
+        fitting = [
+            place for place in self.free_places(pool, self.stream) if place[1].size_bytes >= size_bytes
+        ]
         if not fitting:
             return None
         best = fitting[0]
@@ -231,7 +242,7 @@ class SlowAllocator:
         size = segment_size(size_bytes, self.config)
         if self.over_capacity(size):
             return None
-        segment = Segment(pool, self.address_of(size), size, size, False, {0})
+        segment = Segment(pool, self.address_of(size), size, size, False, {0}, stream=self.stream)
         self.all_segments.append(segment)
         self.log("segment_alloc", segment.base, size)
         return segment, Run(segment.base, size)
@@ -258,7 +269,7 @@ class SlowAllocator:
             self.log("segment_map", holes[0].address, size)
 
     def place_to_expand(self, pool: PoolName, size_bytes: int) -> tuple[Segment, int]:
-        ranges = [segment for segment in self.all_segments if segment.pool == pool]
+        ranges = [s for s in self.all_segments if s.pool == pool and s.stream == self.stream]
         for segment in sorted(ranges, key=lambda segment: segment.base):
             for hole in segment.holes():
                 start = hole.address
@@ -275,7 +286,7 @@ class SlowAllocator:
             size = page
             while size < total + total // 8:
                 size += page
-        segment = Segment(pool, self.address_of(size), size, page, True, set())
+        segment = Segment(pool, self.address_of(size), size, page, True, set(), stream=self.stream)
         self.all_segments.append(segment)
         return segment, segment.base
 
@@ -308,7 +319,7 @@ class SlowAllocator:
         if limit is None or self.config.expandable_segments:
             return False
         target = max(size_bytes, limit)
-        oversize = [place for place in self.free_places(pool) if place[1].size_bytes >= limit]
+        oversize = [place for place in self.free_places(pool, self.stream) if place[1].size_bytes >= limit]
         for segment, run in oversize:
             if run.size_bytes >= target:
                 self.release(segment)

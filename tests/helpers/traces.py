@@ -15,6 +15,7 @@ from planner.program.program import (
     Program,
     ProgramEvent,
     Variants,
+    constant_alloc,
     constant_program,
 )
 from planner.program.target import Target
@@ -43,9 +44,7 @@ def program_of(
 ) -> Program:
     """Return a program without kernel calls that holds for every batch size."""
     affine = (
-        AffineAlloc(event.block, event.size_bytes, 0, event.category, event.site, event.may_fail)
-        if isinstance(event, Alloc)
-        else event
+        constant_alloc(event, event.block, event.site) if isinstance(event, Alloc) else event
         for event in events
     )
     targets = {GA102.capability: Variants(0, 1, LARGEST_BATCH, [])}
@@ -134,7 +133,8 @@ def programs(draw: st.DrawFn, most_events: int = 30) -> Program:
             at_one = draw(_sizes) if slope == 0 else draw(st.one_of(st.just(0), st.just(slope), _sizes))
             category, site = draw(st.sampled_from(Category)), draw(st.integers(0, len(sites) - 1))
             may_fail = draw(st.integers(0, 9)) == 9
-            events.append(AffineAlloc(number, at_one - slope, slope, category, site, may_fail))
+            stream = draw(st.sampled_from([0, 0, 0, 1, 33]))
+            events.append(AffineAlloc(number, at_one - slope, slope, category, site, may_fail, stream))
             alive.append(number)
     return program_of(events, sites, draw(_texts), draw(_texts))
 

@@ -1,7 +1,7 @@
 """An allocator history as a file: compressed JSON of bounded size, read strictly.
 
 Layout (format 1): `actions` is a string with one letter per event, `addresses` and `sizes` are columns;
-`marks` is a list of [allocations before it, step, phase].
+`marks` is a list of [allocations before it, step, phase]; `streams` is a column where there are several.
 """
 
 import zlib
@@ -25,7 +25,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0)]
 _Letters = Annotated[str, msgspec.Meta(pattern=f"^[{''.join(_ACTION_OF)}]*$", max_length=MOST_EVENTS)]
 
 
-class _HistoryFile(msgspec.Struct, forbid_unknown_fields=True):
+class _HistoryFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     format: Literal[1]
     gpu: str
     torch: str
@@ -36,6 +36,7 @@ class _HistoryFile(msgspec.Struct, forbid_unknown_fields=True):
     addresses: list[_Count]
     sizes: list[_Count]
     marks: list[tuple[_Count, _Count, Phase]]
+    streams: list[_Count] = []
 
 
 def save_history(history: History, path: Path) -> None:
@@ -44,6 +45,7 @@ def save_history(history: History, path: Path) -> None:
         raise DataFileError(
             f"{path}: a history of {len(history.events)} events is not written; take fewer steps"
         )
+    streams = [event.stream for event in history.events]
     content = _HistoryFile(
         1,
         history.gpu,
@@ -55,6 +57,7 @@ def save_history(history: History, path: Path) -> None:
         [event.address for event in history.events],
         [event.size_bytes for event in history.events],
         [(mark.allocations, mark.step, mark.phase) for mark in history.marks],
+        streams if any(streams) else [],
     )
     write_bytes(path, pack(msgspec.json.encode(content).decode()))
 
@@ -64,8 +67,11 @@ def load_history(path: Path) -> History:
     try:
         content = msgspec.json.decode(read_packed(path, LARGEST_FILE_BYTES), type=_HistoryFile)
         actions = (_ACTION_OF[letter] for letter in content.actions)
-        columns = zip(actions, content.addresses, content.sizes, strict=True)
-        events = tuple(HistoryEvent(*event) for event in columns)
+        streams = content.streams or [0] * len(content.sizes)
+        columns = zip(actions, content.addresses, content.sizes, streams, strict=True)
+        events = tuple(
+            HistoryEvent(action, address, size, stream=stream) for action, address, size, stream in columns
+        )
     except OSError as error:
         raise DataFileError(f"{path}: cannot read the history: {error.strerror or error}") from error
     except (ValueError, RecursionError, zlib.error) as error:

@@ -34,6 +34,7 @@ class HistoryEvent(NamedTuple):
     address: int
     size_bytes: int  # of an allocation, as it was requested
     site: int = -1  # index into the sites of the history; -1: not known
+    stream: int = 0  # any number of its own; 0: the default stream
 
 
 class HistoryMark(NamedTuple):
@@ -159,7 +160,7 @@ def _follow(allocator: CachingAllocator, blocks: dict[int, Block], event: Histor
             raise _DiffersError(f"a block at {event.address:#x} is freed that no recorded request got")
         allocator.free(block)
         return
-    got = allocator.malloc(event.size_bytes)
+    got = allocator.malloc(event.size_bytes, event.stream)
     if event.action == "oom":
         if got is not None:
             raise _DiffersError(f"torch found no memory for {_size(event.size_bytes)}, the simulator did")

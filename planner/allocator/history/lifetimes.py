@@ -117,7 +117,7 @@ def to_events(recorded: Iterable[HistoryEvent | PhaseStart]) -> Iterator[Event]:
             yield item
         elif item.action == "alloc" and item.size_bytes:
             live[item.address] = count
-            yield Alloc(count, item.size_bytes, Category.TEMPORARY, item.site)
+            yield Alloc(count, item.size_bytes, Category.TEMPORARY, item.site, stream=item.stream)
             count += 1
         elif item.action == "free_completed" and item.address in live:
             freed.append(live.pop(item.address))

@@ -103,17 +103,19 @@ def _read(snapshot: dict[str, Any]) -> History:
     device = max(range(len(traces)), key=lambda number: len(traces[number]))
     entries = [entry for entry in map(_entry, traces[device]) if entry["action"] in ACTIONS]
     sites: dict[Site, int] = {}
+    streams: dict[object, int] = {0: 0}
     events = tuple(
         HistoryEvent(
             entry["action"],
             _count(entry, "addr"),
             _count(entry, "size"),
             sites.setdefault(_site(entry), len(sites)),
+            streams.setdefault(entry.get("stream", 0), len(streams)),
         )
         for entry in entries
     )
     about = (f"GPU {device}", "unknown", _conf(snapshot), None, None)
-    return History(*about, events, sites=tuple(sites), notes=tuple(_notes(traces, entries)))
+    return History(*about, events, sites=tuple(sites), notes=tuple(_notes(traces)))
 
 
 def _entry(entry: object) -> dict[str, Any]:
@@ -146,10 +148,7 @@ def _site(entry: dict[str, Any]) -> Site:
     return Site("", "")
 
 
-def _notes(traces: list[Any], entries: list[dict[str, Any]]) -> Iterator[str]:
+def _notes(traces: list[Any]) -> Iterator[str]:
     others = sum(1 for trace in traces if trace) - 1
     if others:
         yield f"the snapshot has {others} more devices, which are left out"
-    streams = {str(entry.get("stream", 0)) for entry in entries}
-    if len(streams) > 1:
-        yield f"the events of {len(streams)} streams are taken as one row"

@@ -65,27 +65,33 @@ class _SnapshotRecorder:
             size = event.size_bytes
             stack = self._frames.of(event)
             for change in self.changes:
-                self.add(change.action, change.address, change.size_bytes, stack)
+                self.add(change.action, change.address, change.size_bytes, stack, stream=event.stream)
             self.changes.clear()
             if block is None or not block.size_bytes:  # without a workspace the process goes on
-                self.add("oom", 0, size, stack)
+                self.add("oom", 0, size, stack, stream=event.stream)
                 del self.entries[-1]["addr"]
                 capacity_bytes = self._limits.capacity_bytes
                 free = 0 if capacity_bytes is None else capacity_bytes - allocator.reserved_bytes
                 self.entries[-1]["device_free"] = free
                 return
-            self.live[event.block] = _Live(block.address, size, event.category, stack)
-            self.add("alloc", block.address, size, stack, event.category)
+            self.live[event.block] = _Live(block.address, size, event.category, stack, event.stream)
+            self.add("alloc", block.address, size, stack, event.category, event.stream)
         elif event.block in self.live:
             dead = self.live.pop(event.block)
             for action in ("free_requested", "free_completed"):
-                self.add(action, dead.address, dead.requested_bytes, [], dead.category)
+                self.add(action, dead.address, dead.requested_bytes, [], dead.category, dead.stream)
             for change in self.changes:  # of a cache that is emptied then
                 self.add(change.action, change.address, change.size_bytes, [])
             self.changes.clear()
 
     def add(
-        self, action: str, address: int, size_bytes: int, frames: Frames, category: str = _UNKNOWN
+        self,
+        action: str,
+        address: int,
+        size_bytes: int,
+        frames: Frames,
+        category: str = _UNKNOWN,
+        stream: int = 0,
     ) -> None:
         """Add an event; its time counts events."""
         self.entries.append(
@@ -93,7 +99,7 @@ class _SnapshotRecorder:
                 "action": action,
                 "addr": address,
                 "size": size_bytes,
-                "stream": 0,
+                "stream": stream,
                 "time_us": len(self.entries),
                 "frames": frames,
                 "category": str(category),
@@ -113,6 +119,7 @@ class _Live(Struct, frozen=True):
     requested_bytes: int
     category: Category
     frames: Frames
+    stream: int
 
 
 class _FrameMaker:
@@ -159,7 +166,7 @@ def _segment(segment: SegmentState, live: dict[int, _Live], limits: MemoryLimits
         "allocated_size": sum(block.size_bytes for block in used),
         "active_size": sum(block.size_bytes for block in used),
         "requested_size": sum(live[block.address].requested_bytes for block in used),
-        "stream": 0,
+        "stream": segment.stream,
         "segment_type": segment.pool,
         "segment_pool_id": (0, 0),
         "is_expandable": limits.config.expandable_segments,

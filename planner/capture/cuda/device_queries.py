@@ -8,7 +8,6 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -16,12 +15,13 @@ import torch
 
 from planner.capture.cuda.callers import caches_answers, is_of_torch
 from planner.capture.cuda.names import Replacement
+from planner.capture.cuda.streams import DEFAULT_STREAM, Streams
 
 Remark = Callable[[str], None]
 
 _WITHOUT_EFFECT = (
     *("init", "ipc_collect", "manual_seed", "manual_seed_all", "seed", "seed_all"),
-    *("set_device", "set_rng_state", "set_rng_state_all", "set_stream", "set_sync_debug_mode", "synchronize"),
+    *("set_device", "set_rng_state", "set_rng_state_all", "set_sync_debug_mode", "synchronize"),
     *("reset_accumulated_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"),
     *("reset_peak_memory_stats", "set_device_index", "set_device_idx"),
 )
@@ -51,19 +51,15 @@ _MEMORY: dict[str, Any] = {
     "memory_stats": {},
     "memory_snapshot": {},
 }
-_OF_STREAMS = "uses a CUDA stream of its own, whose segments of its own are not followed"
 _CACHED = ("is_available", "device_count", "is_initialized")  # by libraries, beyond the trace
 _PLAIN_GENERATOR = torch.Generator
 
 
-class Stream(AbstractContextManager[Any]):
-    """A stream, an event or a device of torch.cuda, in which everything is synchronous."""
+class Handle(AbstractContextManager[Any]):
+    """An event or a device of torch.cuda, where all work is done at once."""
 
-    device_index = cuda_stream = stream_id = idx = 0
+    device_index = idx = 0
     device = torch.device("cuda", 0)
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
 
     def __exit__(self, *_: object) -> None:
         return None
@@ -78,7 +74,7 @@ class Stream(AbstractContextManager[Any]):
 
     def record_event(self, event: Any = None) -> Any:
         """Return an event that has happened."""
-        return Stream() if event is None else event
+        return Handle() if event is None else event
 
     def record(self, *_: Any) -> None:
         """Do nothing, since all work is done."""
@@ -86,22 +82,66 @@ class Stream(AbstractContextManager[Any]):
     wait_stream = wait_event = synchronize = wait = record
 
 
+class Stream(Handle):
+    """A stream of torch.cuda, current while it is entered."""
+
+    def __init__(self, streams: Streams, number: int) -> None:
+        """Take the streams of the process, and which of them it is."""
+        self.stream_id = self.cuda_stream = number
+        self._streams = streams
+
+    def __enter__(self) -> "Stream":
+        self._streams.enter(self.stream_id)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._streams.leave()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and self.stream_id == other.stream_id
+
+    def __hash__(self) -> int:
+        return hash(self.stream_id)
+
+
 def replacements(
-    capability: Callable[[], tuple[int, int]], remark: Remark, empty_cache: Callable[[], None]
+    capability: Callable[[], tuple[int, int]],
+    remark: Remark,
+    empty_cache: Callable[[], None],
+    streams: Callable[[], Streams],
 ) -> Iterator[Replacement]:
     """Yield replacements in torch.cuda and torch.accelerator; `remark` is called with doubtful queries, and
     `empty_cache` where the cache is emptied.
     """
+
+    def current() -> Stream:
+        return Stream(streams(), streams().current)
+
+    def make(device: Any = None, priority: int = 0, **_: Any) -> Stream:
+        return Stream(streams(), streams().make(priority))
+
+    def change(stream: Stream | None) -> None:
+        if stream is not None:
+            streams().set(stream.stream_id)
+
+    of_streams: dict[str, Callable[..., Any]] = {
+        "current_stream": lambda *_, **__: current(),
+        "default_stream": lambda *_, **__: Stream(streams(), DEFAULT_STREAM),
+        "set_stream": change,
+        "stream": lambda stream: Handle() if stream is None else stream,
+    }
     for holder in (torch.cuda, torch.accelerator):
-        answers = _answers(holder.__name__, capability, remark, empty_cache)
+        answers = {**_answers(holder.__name__, capability, remark, empty_cache), **of_streams}
         for name, answer in answers.items():
             if hasattr(holder, name):
                 truth = caches_answers if name in _CACHED else is_of_torch
                 yield holder, name, _for_users(getattr(holder, name), answer, truth)
-    for name in ("Stream", "Event", "ExternalStream", "stream", "device", "device_of", "StreamContext"):
-        if hasattr(torch.cuda, name):
-            on_call = partial(remark, _OF_STREAMS) if name in ("Stream", "ExternalStream") else _always(None)
-            yield torch.cuda, name, _type_for_users(getattr(torch.cuda, name), on_call)
+    of_types: dict[str, Callable[..., Any]] = {
+        **dict.fromkeys(("Event", "device", "device_of"), lambda *_, **__: Handle()),
+        **{"Stream": make, "ExternalStream": lambda *_, **__: make(), "StreamContext": of_streams["stream"]},
+    }
+    for name, construct in of_types.items():
+        yield torch.cuda, name, _type_for_users(getattr(torch.cuda, name), construct)
     accelerator = _for_users(torch.accelerator.current_accelerator, _always(torch.device("cuda")))
     yield torch.accelerator, "current_accelerator", accelerator
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
@@ -144,8 +184,6 @@ def _answers(
         "get_rng_state": lambda *_, **__: torch.zeros(16, dtype=torch.uint8),
         "get_rng_state_all": lambda *_, **__: [torch.zeros(16, dtype=torch.uint8)],
         "set_per_process_memory_fraction": fraction,
-        "current_stream": lambda *_, **__: Stream(),
-        "default_stream": lambda *_, **__: Stream(),
     }
 
 
@@ -165,18 +203,17 @@ def _for_users(
     return query
 
 
-def _type_for_users(plain: type, on_call: Callable[[], None]) -> type:
-    """Return a class that makes a `Stream` for users, after `on_call`, and has all instances of `plain`."""
+def _type_for_users(plain: type, construct: Callable[..., Any]) -> type:
+    """Return a class that makes its instances for users by `construct`, and has those of `plain` too."""
 
     class _Type(type):
         def __instancecheck__(cls, instance: object) -> bool:
-            return isinstance(instance, (plain, Stream))
+            return isinstance(instance, (plain, Handle))
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             if caches_answers(sys._getframe(1)):
                 return plain(*args, **kwargs)
-            on_call()
-            return Stream()
+            return construct(*args, **kwargs)
 
     return _Type(plain.__name__, (), {})
 

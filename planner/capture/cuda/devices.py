@@ -25,6 +25,7 @@ from planner.capture.cuda import device_queries
 from planner.capture.cuda.callers import is_of_torch, line_of_caller
 from planner.capture.cuda.host_tensors import HostTensors, Side
 from planner.capture.cuda.names import Names, Replacement
+from planner.capture.cuda.streams import Streams
 from planner.capture.cuda.triton_kernels import launches_skipped, triton_importable
 
 META = "meta"
@@ -47,6 +48,7 @@ class Placement:
     is_running: bool = False  # the loop runs, whose tensors are not noted
     host: HostTensors = field(default_factory=HostTensors)  # on meta in place of the CPU
     has_values: bool = False  # of tensors: a copy on the CPU is a real one
+    streams: Streams = field(default_factory=Streams)
     on_empty_cache: Callable[[], None] = lambda: None  # of a recorder
     remarks: dict[str, str] = field(default_factory=dict)  # remark -> the first line that causes it
     names: Names | None = None  # replaced while any placement is open
@@ -195,11 +197,14 @@ def _replacements() -> Iterator[Replacement]:
     yield Tensor, "cuda", _to_gpu
     yield Tensor, "cpu", _to_host
     yield Tensor, "pin_memory", _pin
-    yield Tensor, "record_stream", lambda tensor, stream: None
+    yield Tensor, "record_stream", _record_stream
     yield torch, "load", _loading(torch.load)
     yield _device.DeviceContext, "__init__", _defaulting(_device.DeviceContext.__init__)
     yield from device_queries.replacements(
-        lambda: _opened[-1].capability, _remark, lambda: _opened[-1].on_empty_cache()
+        lambda: _opened[-1].capability,
+        _remark,
+        lambda: _opened[-1].on_empty_cache(),
+        lambda: _opened[-1].streams,
     )
 
 
@@ -316,6 +321,11 @@ def _pin(self: Tensor, device: Any = None) -> Tensor:
         return self
     with host.moving_to(Side.HOST):
         return host.pin(self.clone())
+
+
+def _record_stream(self: Tensor, stream: Any) -> None:
+    """Remark that work of another stream uses a tensor, whose memory comes back only when that is done."""
+    _remark("calls Tensor.record_stream: that stream's work is planned as done when memory is next asked for")
 
 
 def _names_cpu(device: object) -> bool:

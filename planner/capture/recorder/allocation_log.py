@@ -4,6 +4,8 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from planner.capture.recorder.provenance import ProvenanceCollector
 from planner.program import Alloc, Category, Event, Free, Phase, PhaseStart, Site
 
@@ -18,6 +20,7 @@ class Block:
     size_bytes: int
     category: Category
     site: int
+    stream: int = 0
     may_fail: bool = False
 
 
@@ -54,11 +57,11 @@ class AllocationLog:
             if block.category is Category.TEMPORARY:
                 block.category = Category.ACTIVATION
 
-    def alloc(self, size_bytes: int, category: Category, op: str, module: str) -> Block:
-        """Record a new block, allocated by an operator in a module."""
+    def alloc(self, size_bytes: int, category: Category, op: str, module: str, stream: int = 0) -> Block:
+        """Record a new block, allocated by an operator in a module for work on a stream."""
         self._sum = None
         sites, number = self._sites, self._blocks
-        block = Block(number, size_bytes, category, sites.setdefault((module, op), len(sites)))
+        block = Block(number, size_bytes, category, sites.setdefault((module, op), len(sites)), stream)
         self._blocks = number + 1
         self._alive[number] = block
         self.records.append(block)
@@ -81,7 +84,7 @@ class AllocationLog:
         record = self.records[last] if last >= since else None
         if not isinstance(record, Free):
             return False
-        self.records[last] = Free(record.block, empties_cache=True)
+        self.records[last] = replace(record, empties_cache=True)
         return True
 
     def expect_inplace_accumulation(self, operand: Block, out: StorageRef) -> None:
@@ -124,5 +127,6 @@ class AllocationLog:
 
 def _event(record: Block | Free | PhaseStart) -> Event:
     if isinstance(record, Block):
-        return Alloc(record.number, record.size_bytes, record.category, record.site, record.may_fail)
+        kind = record.category, record.site
+        return Alloc(record.number, record.size_bytes, *kind, record.may_fail, record.stream)
     return record

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.capture.cuda.host_tensors import HostTensors, Side
+from planner.capture.cuda.streams import Streams
 from planner.capture.meta_kernels.run import MetaRunner
 from planner.capture.recorder.allocation_log import AllocationLog, Block, StorageRef
 from planner.capture.recorder.module_tracker import ModuleTracker
@@ -51,10 +52,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         run: Run | None = None,
         cublas_config: str = "",
         host: HostTensors | None = None,
+        streams: Streams | None = None,
     ) -> None:
-        """`host` are the tensors on meta that take no memory of the GPU."""
+        """`host` are the tensors on meta that take no memory of the GPU, `streams` those of the process."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.host = HostTensors() if host is None else host
+        self._streams = Streams() if streams is None else streams
         self._provenance = provenance
         self._calls = calls
         self._run = MetaRunner(target.capability).run if run is None else run
@@ -188,7 +191,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if op.rule is not None:
             answered = answer_convolutions(op.rule(args, out, self.target), self.target)
             ops = self._autotune_once(op, args, answered)
-        cublas_bytes = self._cublas.first_use(self._phase) if uses_cublas(op.func, args, ops) else 0
+        cublas_bytes = (
+            self._cublas.first_use(self._phase, self._streams.current)
+            if uses_cublas(op.func, args, ops)
+            else 0
+        )
         if op.outputs is OutputKind.RESIZED:
             self._record_resized(op, out)
         else:
@@ -201,8 +208,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             site = Site(self.modules.name_in(self._phase), op.name)
             takes = tuple(t.is_meta and t.untyped_storage().nbytes() > 0 for t in new)
             end = len(self._log.records)
-            self._calls.append(RecordedCall(start, end, site, op.func, to_meta(args), to_meta(out), takes))
-        lt_bytes = self._cublas.first_lt_use(op.func, args, self._phase) if op.uses_blas else 0
+            passed = to_meta(args), to_meta(out)
+            call = RecordedCall(start, end, site, op.func, *passed, takes, self._streams.current)
+            self._calls.append(call)
+        lt_bytes = (
+            self._cublas.first_lt_use(op.func, args, self._phase, self._streams.current)
+            if op.uses_blas
+            else 0
+        )
         if lt_bytes:  # not of the kernel's rule, which is the same at each call
             self._alloc(lt_bytes, Category.WORKSPACE, op.name)
 
@@ -298,7 +311,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _alloc(self, size_bytes: int, category: Category, op: str, module: str | None = None) -> Block:
         where = self.modules.name_in(self._phase) if module is None else module
-        return self._log.alloc(size_bytes, category, op, where)
+        return self._log.alloc(size_bytes, category, op, where, self._streams.current)
 
     def _expect_inplace_accumulation(self, args: tuple[Any, ...], out: Tensor) -> None:
         """Note an addition of gradients, which may reuse its first operand on a GPU.

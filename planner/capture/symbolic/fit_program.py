@@ -24,6 +24,7 @@ class _Place(NamedTuple):
     position: int  # index of the tensor event before which it runs
     outputs: tuple[bool, ...]  # for each output, whether the next tensor event is its allocation
     first_blas_call: bool
+    stream: int
 
 
 def fit_program(first: RecordedRun, second: RecordedRun, job: Job) -> Program:
@@ -81,6 +82,6 @@ def _split_kernels(run: RecordedRun) -> tuple[list[Event], list[_Place]]:
         if call.outputs and len(outputs) != sum(call.outputs):
             raise NotAffineError(f"{call.func} returns a tensor that was there before")
         stays = any(event.block not in freed for event in workspaces)  # cuBLAS's, once for each thread
-        places.append(_Place(len(events), call.outputs or (True,) * len(outputs), stays))
+        places.append(_Place(len(events), call.outputs or (True,) * len(outputs), stays, call.stream))
         events += outputs
     return events + list(run.trace.events[done:]), places

@@ -25,6 +25,7 @@ class RecordedCall:
     args: Any  # with each tensor as its `TensorMeta`
     out: Any
     outputs: tuple[bool, ...]  # which of the tensors that its rule makes take memory
+    stream: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from planner.capture.symbolic.builder import ProgramBuilder, open_builder, with_target
 from planner.capture.symbolic.kernel_calls import KernelSignature
@@ -22,7 +23,6 @@ from planner.program import (
     FIT_BATCHES,
     AffineAlloc,
     Free,
-    KernelCall,
     NotAffineError,
     OnProgress,
     Program,
@@ -257,13 +257,12 @@ def _program_at(family: _Family, size: int, job: Job, target: Target) -> Program
         else:
             assert isinstance(event, AffineAlloc)
             fixed, slope = map(at, formulas)
-            events.append(AffineAlloc(event.block, fixed, slope, event.category, event.site, event.may_fail))
+            events.append(replace(event, fixed_bytes=fixed, bytes_per_sample=slope))
     signatures = tuple(
         (func, values_at(args, size), values_at(out, size)) for func, args, out in family.signatures
     )
     calls = tuple(
-        KernelCall(number, call.site, call.position, call.outputs, call.first_blas_call)
-        for call, number in zip(base.calls, family.of_call, strict=True)
+        replace(call, signature=number) for call, number in zip(base.calls, family.of_call, strict=True)
     )
     program = Program(
         tuple(events),

@@ -45,6 +45,7 @@ class History:
     def _device(self, device: int, snapshot: dict[str, Any]) -> dict[str, Any]:
         torch = self._torch
         sites: dict[tuple[str, str], int] = {}
+        streams = {0: 0}
         own: dict[str, bool] = {}
         events = []
         entries = snapshot["device_traces"][device]
@@ -53,7 +54,8 @@ class History:
                 site = -1
                 if entry["action"] in ("alloc", "oom"):
                     site = sites.setdefault(_site(entry.get("frames") or [], own), len(sites))
-                events.append((entry["action"], entry.get("addr", 0), entry["size"], site))
+                stream = streams.setdefault(entry.get("stream", 0), len(streams))
+                events.append((entry["action"], entry.get("addr", 0), entry["size"], site, stream))
         settings = snapshot.get("allocator_settings", {})
         fraction = getattr(torch.cuda, "get_per_process_memory_fraction", None)
         return {

@@ -104,7 +104,9 @@ class _Machine:
         self._models: dict[str, _Placed] = {}
         self._running: _Running | None = None  # whose names live
         self._optional = OptionalRequests()
-        self._served: set[bool] = set()  # threads that have a workspace: whether it is autograd's
+        self._served: set[tuple[bool, int]] = (
+            set()
+        )  # threads (whether autograd's) and streams with a workspace
         self._section = ""
 
     def take(self, step: Step) -> None:
@@ -206,16 +208,18 @@ class _Machine:
         request = 0
         for action in running.loop.step(step):
             match action:
-                case Malloc(size, category, optional):
+                case Malloc(size, category, optional, stream):
                     if (step, request) not in running.held:
-                        running.held[step, request] = self._malloc(size, is_optional=optional), category
+                        running.held[step, request] = self._malloc(size, stream, optional), category
                     request += 1
-                case Dealloc(age, number):
+                case Dealloc(age, number, empties_cache):
                     self.allocator.free(running.held.pop((step - age, number))[0])
+                    if empties_cache:
+                        self.allocator.empty_cache()
                     if age == step:
                         running.model.weights.pop(number, None)
-                case Retain(size):
-                    self._keep(size)
+                case Retain(size, stream):
+                    self._keep(size, stream)
                 case Phase():
                     self.phase = action
                     if step == 1:
@@ -230,12 +234,12 @@ class _Machine:
                 self.allocator.free(block)
             running.model.gradients.clear()
 
-    def _keep(self, size: int) -> None:
-        """Allocate a workspace that this thread never frees."""
-        thread = self.phase is Phase.BACKWARD
-        if thread not in self._served:
-            self._served.add(thread)
-            self._malloc(size)
+    def _keep(self, size: int, stream: int) -> None:
+        """Allocate a workspace that this thread never frees on this stream."""
+        place = self.phase is Phase.BACKWARD, stream
+        if place not in self._served:
+            self._served.add(place)
+            self._malloc(size, stream)
 
     def _leave(self, running: _Running) -> None:
         """Free what the names of a loop hold; the model keeps its weights and gradients."""
@@ -245,9 +249,12 @@ class _Machine:
             elif category is not Category.PARAMETER:
                 self.allocator.free(block)
 
-    def _malloc(self, size: int, is_optional: bool = False) -> Block:
+    def _malloc(self, size: int, stream: int = 0, is_optional: bool = False) -> Block:
         allocator = self.allocator
-        block = self._optional.malloc(allocator, size) if is_optional else allocator.malloc(size)
+        if is_optional:
+            block = self._optional.malloc(allocator, size, stream=stream)
+        else:
+            block = allocator.malloc(size, stream)
         if block is None:
             raise _NoRoomError(size)
         return block

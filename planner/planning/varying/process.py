@@ -83,7 +83,7 @@ def _parts(program: Program) -> list[list[_Part]]:
 
 
 def _renumbered(event: Alloc, block: int) -> Alloc:
-    return Alloc(block, event.size_bytes, event.category, event.site, event.may_fail)
+    return replace(event, block=block)
 
 
 class BatchSource:
@@ -166,7 +166,7 @@ class VaryingProcess:
                     "the model goes through batches of other sizes in another way, so that a run of several "
                     "sizes cannot be planned; give one size"
                 )
-            events[index] = Free(block, free.empties_cache)
+            events[index] = replace(free, block=block)
         for index, start in batch.starts:
             events[index] = PhaseStart(self.steps, start.phase)
         return self._process.play(replace(batch.trace, events=tuple(events)))

@@ -96,6 +96,16 @@ def test_the_first_difference_is_named_in_words(place: int, event: tuple[str, in
     assert check_history(history_of(*changed)).difference == words
 
 
+def test_streams_have_segments_of_their_own() -> None:
+    """A block that was freed serves its own stream alone: the other one takes a new segment."""
+    first = (*PLAIN[2:4], *PLAIN[5:7])
+    other = ("segment_alloc", BASE + 96 * MIB, 20 * MIB), ("alloc", BASE + 96 * MIB, 3 * MIB)
+    history = history_of(*first, *other)
+    assert check_history(history).difference is not None
+    on_stream = (*history.events[:4], *(event._replace(stream=1) for event in history.events[4:]))
+    assert check_history(replace(history, events=on_stream)).difference is None
+
+
 def test_a_retry_under_a_limit_is_followed() -> None:
     """At the limit torch gives a cached segment back and retries: both events are compared."""
     events = (
@@ -234,13 +244,15 @@ def test_a_history_file_gives_back_what_was_written(tmp_path: Path) -> None:
     """Save and load are inverse, and equal histories make equal bytes."""
     history = made_by_simulator(7, "max_split_size_mb:32", 200 * MIB)
     marked = History("G", "2", "", None, None, history.events, (HistoryMark(0, 0, Phase.SETUP),))
-    for number, one in enumerate((history, marked)):
+    streams = tuple(one._replace(stream=place % 3) for place, one in enumerate(history.events))
+    of_streams = History("G", "2", "", None, None, streams)
+    for number, one in enumerate((history, marked, of_streams)):
         first, second = tmp_path / f"{number}a.gz", tmp_path / f"{number}b.gz"
         save_history(one, first)
         save_history(one, second)
         assert load_history(first) == one
         assert first.read_bytes() == second.read_bytes()
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".gz"] * 4
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".gz"] * 6
 
 
 def test_a_broken_history_file_is_one_line(tmp_path: Path) -> None:

@@ -173,10 +173,40 @@ def test_settings_that_are_not_planned_are_named(tmp_path: Path, setting: str, w
     assert torch.backends.cudnn.enabled and not torch.backends.cudnn.benchmark
 
 
-def test_a_stream_of_its_own_is_named(tmp_path: Path) -> None:
-    """Its blocks lie in segments of their own, which the answer says."""
-    body = "def more(self, x):\n    with torch.cuda.stream(torch.cuda.Stream()):\n        return x * 2"
-    assert any("uses a CUDA stream of its own" in note for note in trace_file(tmp_path, body).notes)
+def test_blocks_belong_to_the_stream_of_their_operator(tmp_path: Path) -> None:
+    """Work on a side stream, and the backward pass of its operators, takes blocks of that stream."""
+    body = """
+def more(self, x):
+    side = torch.cuda.Stream()
+    assert side != torch.cuda.current_stream() == torch.cuda.default_stream()
+    with torch.cuda.stream(side):
+        assert torch.cuda.current_stream() == side
+        y = self.fc(x[:1].expand(1024, 8)).sin()
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    torch.cuda.current_stream().wait_stream(side)
+    y.record_stream(torch.cuda.current_stream())
+    return y * 3
+"""
+    trace = trace_file(tmp_path, body)
+    validate(trace)
+    allocs = [event for event in trace.events if isinstance(event, Alloc)]
+    wide = [one for one in allocs if one.size_bytes == 1024 * 8 * 4 and one.category is Category.TEMPORARY]
+    # The sine and the gradient before it are of the side stream, what follows the sine is of the default.
+    operators = [(trace.sites[event.site].op.split(".")[1], event.stream) for event in wide]
+    assert operators == [("sin", 1), ("mul", 0), ("mul", 0), ("cos", 1), ("mul", 1)]
+    assert {one.stream for one in allocs if one.size_bytes > 2**22} == {0, 1}  # each has a cuBLAS workspace
+    assert any("calls Tensor.record_stream" in note for note in trace.notes)
+
+
+def test_streams_come_from_a_pool(tmp_path: Path) -> None:
+    """The 33rd stream of a priority is the first one again."""
+    body = """
+def more(self, x):
+    made = [torch.cuda.Stream() for _ in range(33)]
+    assert made[32] == made[0] != made[1] != torch.cuda.Stream(priority=-1)
+    return x
+"""
+    validate(trace_file(tmp_path, body))
 
 
 def test_autocast_that_was_made_at_import_counts(tmp_path: Path) -> None:

@@ -29,31 +29,33 @@ BLAS_OPS = frozenset(map(overload, _BLAS_NAMES.split()))
 
 
 class CublasWorkspaces:
-    """The threads whose cuBLAS handle has its workspace already."""
+    """The threads and streams whose cuBLAS handle has its workspace already."""
 
     def __init__(self, target: Target, config: str = "") -> None:
         """`config` is the text of CUBLAS_WORKSPACE_CONFIG."""
         self._bytes = workspace_bytes(target.capability, config, target.torch)
         self._keeps_lt = lt_workspace(target.torch) is LtWorkspace.KEPT
-        self._threads: set[bool] = set()
-        self._lt_threads: set[bool] = set()
+        self._used: set[tuple[bool, int]] = set()
+        self._lt_used: set[tuple[bool, int]] = set()
 
-    def first_use(self, phase: Phase) -> int:
-        """Return the bytes that cuBLAS allocates and keeps in this call: 0 after the first of a thread."""
-        is_autograd_thread = phase is Phase.BACKWARD
-        if is_autograd_thread in self._threads:
+    def first_use(self, phase: Phase, stream: int = 0) -> int:
+        """Return the bytes that cuBLAS allocates and keeps in this call: 0 after the first of a thread and
+        stream.
+        """
+        place = phase is Phase.BACKWARD, stream  # autograd's thread, or the main one
+        if place in self._used:
             return 0
-        self._threads.add(is_autograd_thread)
+        self._used.add(place)
         return self._bytes
 
-    def first_lt_use(self, func: Any, args: Args, phase: Phase) -> int:
+    def first_lt_use(self, func: Any, args: Args, phase: Phase, stream: int = 0) -> int:
         """Return the bytes that cuBLASLt allocates and keeps in this call, as `first_use` does of cuBLAS."""
-        is_autograd_thread = phase is Phase.BACKWARD
-        if not self._keeps_lt or is_autograd_thread in self._lt_threads:
+        place = phase is Phase.BACKWARD, stream
+        if not self._keeps_lt or place in self._lt_used:
             return 0
         if func not in (aten.addmm.default, aten.addmm.out) or not _uses_lt(args):
             return 0
-        self._lt_threads.add(is_autograd_thread)
+        self._lt_used.add(place)
         return LT_BYTES
 
 

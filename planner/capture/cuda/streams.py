@@ -1,0 +1,70 @@
+"""The streams of a captured process: on which of them an operator's work, and so its memory, is."""
+
+from bisect import bisect_right
+from collections import Counter
+from operator import itemgetter
+
+import torch
+
+DEFAULT_STREAM = 0
+_POOL_SIZE = 32  # streams of one priority that a process has; more are the same again (kStreamsPerPool)
+_LEAF_NODE = 2**63  # sequence numbers of nodes that add to leaves are above all others
+
+
+class Streams:
+    """The stream that is current, for Python code and for the nodes of a backward pass.
+
+    autograd runs a node on the stream of its forward operator (autograd/engine.cpp), except for what Python
+    code in it puts on a stream of its own.
+    """
+
+    def __init__(self) -> None:
+        self._made: Counter[int] = Counter()  # by priority
+        self._entered: list[tuple[int, int | None]] = [(DEFAULT_STREAM, None)]  # with the node that runs
+        self._changes: list[tuple[int, int]] = [(0, DEFAULT_STREAM)]  # first sequence number of nodes
+
+    def make(self, priority: int = 0) -> int:
+        """Return a stream of the pool of a priority."""
+        self._made[priority] += 1
+        return 1 + (self._made[priority] - 1) % _POOL_SIZE + _POOL_SIZE * -priority
+
+    def enter(self, stream: int) -> None:
+        """Make a stream the current one until `leave`."""
+        self._entered.append((stream, _running_node()))
+        self._note_change(stream)
+
+    def leave(self) -> None:
+        """Make the stream before the current one current again."""
+        self._entered.pop()
+        self._note_change(self._entered[-1][0])
+
+    def set(self, stream: int) -> None:
+        """Make a stream the current one in place of that which is."""
+        self._entered[-1] = stream, _running_node()
+        self._note_change(stream)
+
+    @property
+    def current(self) -> int:
+        """Return the stream on which work is queued now."""
+        if not self._made:
+            return DEFAULT_STREAM
+        stream, entered_in = self._entered[-1]
+        node = _running_node()
+        if node is None or node == entered_in:
+            return stream
+        if node > _LEAF_NODE:
+            return DEFAULT_STREAM
+        return self._changes[bisect_right(self._changes, node, key=itemgetter(0)) - 1][1]
+
+    def _note_change(self, stream: int) -> None:
+        """Note that nodes which are made from now on belong to a stream."""
+        number = torch._C._autograd._get_sequence_nr()
+        while self._changes and self._changes[-1][0] >= number:
+            self._changes.pop()
+        self._changes.append((number, stream))
+
+
+def _running_node() -> int | None:
+    """Return the sequence number of the node whose backward pass runs."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else node._sequence_nr()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .api.explain import ExplainResult as ExplainResult, explain as explain
     from .api.gpus import GpusResult as GpusResult, gpus as gpus
     from .api.max_batch import MaxBatchResult as MaxBatchResult, max_batch as max_batch
+    from .api.max_size import MaxSizeResult as MaxSizeResult, max_size as max_size
     from .api.serve import ServeResult as ServeResult, serve as serve
     from .hardware import Device as Device
     from .jobs import Job as Job

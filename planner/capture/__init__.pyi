@@ -16,6 +16,7 @@ from .models.live_optimizer import (
     AnyLiveOptimizer as AnyLiveOptimizer, fields_of_optimizer as fields_of_optimizer,
     notes_of_optimizer as notes_of_optimizer, read_optimizer as read_optimizer, settings_of as settings_of,
 )
+from .models.nnunet import planned_patches as planned_patches
 from .models.quantized import (
     prepare_for_kbit_training as prepare_for_kbit_training, quantize_linears as quantize_linears,
 )

@@ -17,6 +17,9 @@ from .fleet import (
 )
 from .growth_limit import StepLimit as StepLimit
 from .max_batch import Plan as Plan, find_max_batch as find_max_batch
+from .max_size import (
+    SizePlan as SizePlan, find_max_size as find_max_size, sizes_between as sizes_between,
+)
 from .programs import (
     CaptureMode as CaptureMode, Factory as Factory, complete_from_library as complete_from_library,
     open_programs as open_programs, open_traces as open_traces,

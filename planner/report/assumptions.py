@@ -6,7 +6,16 @@ from msgspec.structs import asdict
 
 from planner.allocator import AllocatorConfig
 from planner.hardware import MIB, Budget, Likeness, margins_of
-from planner.jobs import ClipGradients, Job, Lengths, MemoryFormat, Mode, Precision, ZeroGrad
+from planner.jobs import (
+    ClipGradients,
+    Job,
+    Lengths,
+    MemoryFormat,
+    Mode,
+    Precision,
+    ZeroGrad,
+    split_model,
+)
 from planner.planning import Estimate
 from planner.program import NEWEST_TORCH, torch_version_of
 from planner.report.budget import planned_torch
@@ -170,8 +179,17 @@ def _recipe(job: Job) -> tuple[str, ...]:
         "DistributedDataParallel with its defaults: all gradients in one bucket in the first step, then the "
         f"first of 1 MiB and others of 25; {views}": job.ddp,
         "NCCL's own memory is not counted; reported of A100s: 544 MB for two, 688 MB for more": job.ddp,
+        f"nnU-Net itself runs with {_unlike_nnunet(job)}": bool(_unlike_nnunet(job)),
     }
     return tuple(sentence for sentence, is_so in sentences.items() if is_so)
+
+
+def _unlike_nnunet(job: Job) -> str:
+    """Return what nnU-Net does by default and the job does not."""
+    if split_model(job.source or job.model).source != "nnunet":
+        return ""
+    timed = "" if job.cudnn_benchmark else "cudnn.benchmark (--cudnn-benchmark) and "
+    return f"{timed}its network compiled, which is not planned; nnUNet_compile=f switches that off"
 
 
 def _changed(config: AllocatorConfig) -> list[str]:

@@ -18,6 +18,7 @@ REPORTS = {
     "GpusResult": "gpus:gpus",
     "LimitResult": "calibrations.verify:limit",
     "MaxBatchResult": "max_batch:plan",
+    "MaxSizeResult": "max_size:max_size",
     "ProcessResult": "replay:process",
     "RunResult": "run:run",
     "ServeResult": "serve:serving",

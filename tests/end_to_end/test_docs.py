@@ -122,6 +122,7 @@ def test_json_of_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
         "tables",
         "cache",
         "serve --model llama_8b --gpu L4 --max-model-len 100",
+        "max-size --model gpt2 --input 16..20:int64 --batch 2 --gpu L4",
     ):
         assert run([*command.split(), "--json"]) == 0
         check(command.split()[0], json.loads(capsys.readouterr().out))

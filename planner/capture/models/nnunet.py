@@ -1,14 +1,15 @@
 """nnU-Net's plans: the network, deep supervision and loss of a configuration of nnUNetPlans.json.
 
 `nnunet:PLANS.json` with `--model-arg configuration=3d_fullres`. The network is that of
-dynamic-network-architectures which the plans name; `patch_size` may be another than the plans'. The module
+dynamic-network-architectures which the plans name; `patch_size` may be another than the plans', and with
+`replan` the network is the one that nnU-Net's planner gives to that patch. The module
 returns the loss of nnUNetTrainer: soft Dice of the foreground and cross entropy, at every scale but the
 smallest. Channels and classes come from dataset.json beside the plans, or from `input_channels` and
 `num_classes`.
 """
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from planner.capture.models.libraries import import_library, read_json
+from planner.capture.models.nnunet_topology import (
+    Topology,
+    plan_topology,
+    planned_topologies,
+    with_topology,
+)
 from planner.errors import ModelError, UsageError
-from planner.jobs import Job, Loss, Mode, TensorSpec, nearest
+from planner.jobs import Compile, Job, Loss, Mode, TensorSpec, nearest, split_model
 
 SOURCE = "nnunet"
 _LIBRARY = "dynamic_network_architectures"
-_ARGUMENTS = ("configuration", "patch_size", "input_channels", "num_classes", "batch_dice")
+_ARGUMENTS = ("configuration", "patch_size", "replan", "input_channels", "num_classes", "batch_dice")
 
 
 class Configuration:
@@ -50,11 +57,33 @@ class Configuration:
         dataset = path.with_name("dataset.json")
         about = _read(dataset) if dataset.exists() else {}
         labels = [key for key in about.get("labels", {}) if key != "ignore"]
+        self.file = file
+        self.values = values
         self.network = values["architecture"]
         self.patch = tuple(arguments.get("patch_size") or values["patch_size"])
+        if arguments.get("replan"):
+            topology = plan_topology(self.spacing(), self.patch)
+            self.network, self.patch = with_topology(self.network, topology), topology.patch
         self.channels = int(arguments.get("input_channels") or len(about.get("channel_names", {})) or 1)
         self.classes = int(arguments.get("num_classes") or len(labels) or 2)
         self.batch_dice = bool(arguments.get("batch_dice", values.get("batch_dice", False)))
+
+    def spacing(self) -> tuple[float, ...]:
+        """Return the spacing of the images. Raises ModelError where the plans have none."""
+        return self._numbers("spacing")
+
+    def topologies(self) -> Iterator[Topology]:
+        """Yield the patches that nnU-Net's planner would try, each with its network, from the largest."""
+        return planned_topologies(self.spacing(), self._numbers("median_image_size_in_voxels"))
+
+    def _numbers(self, key: str) -> tuple[float, ...]:
+        given = self.values.get(key)
+        axes = len(self.values["patch_size"])
+        if not isinstance(given, list) or len(given) < axes or not all(one > 0 for one in given[:axes]):
+            raise ModelError(
+                f"{self.file}: the configuration has no {key}, which decides the network of a patch"
+            )
+        return tuple(given[:axes])
 
     def target_sizes(self) -> list[tuple[int, ...]]:
         """Return the sizes of the target at each scale of deep supervision, the patch first."""
@@ -92,6 +121,11 @@ def build(file: str, **arguments: Any) -> nn.Module:
 
 def complete_nnunet(job: Job, file: str, arguments: Mapping[str, Any]) -> Job:
     """Return the job with a patch, and in training with its segmentation at every scale."""
+    if job.compile is not Compile.NONE:
+        raise UsageError(
+            f"{job.model}: --compile: nnU-Net compiles its network without the loss, which is not planned; "
+            "leave it away, and set nnUNet_compile=f for the same run"
+        )
     configuration = Configuration(file, arguments)
     inputs = [TensorSpec((configuration.channels, *configuration.patch), keyword="data")]
     if job.mode is Mode.TRAIN and job.loss is Loss.OUTPUT:
@@ -102,6 +136,18 @@ def complete_nnunet(job: Job, file: str, arguments: Mapping[str, Any]) -> Job:
     if job.inputs not in ((), tuple(inputs)):
         raise UsageError(f"{job.model}: --input: the plans decide it; give --model-arg patch_size=[D, H, W]")
     return replace(job, inputs=tuple(inputs))
+
+
+def planned_patches(job: Job) -> tuple[tuple[int, ...], ...]:
+    """Return the patches that nnU-Net's planner would try for a job's configuration, rising.
+
+    Those of fewer than two stages are left out: they have no network. Raises ModelError for plans that do
+    not tell what the planner went by.
+    """
+    _, file = split_model(job.source or job.model)
+    topologies = Configuration(file, dict(job.model_args)).topologies()
+    patches = [each.patch for each in topologies if len(each.strides) > 1]
+    return tuple(reversed(patches))
 
 
 class Trained(nn.Module):

@@ -1,35 +1,21 @@
 """nnU-Net's plans: patches, targets of every scale, the trainer's recipe, and what is refused."""
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from planner.capture.models.nnunet import planned_patches
 from planner.capture.models.registry import build_model
 from planner.capture.session import record
 from planner.errors import ModelError, UsageError
 from planner.jobs import ClipGradients, Job, Loss, Optimizer, Precision, resolve_job
 from planner.planning.programs import complete_from_library
 from planner.program.events import Alloc
+from tests.helpers.nnunet import nnunet_library
 
-STAND_IN = '''
-from torch import nn
-
-
-class Net(nn.Module):
-    """Two scales of a network: at the whole patch and at half of it."""
-
-    def __init__(self, input_channels, num_classes, deep_supervision, strides, conv_op):
-        super().__init__()
-        self.whole = conv_op(input_channels, num_classes, 3, padding=1)
-        self.small = conv_op(input_channels, num_classes, 3, stride=2, padding=1)
-
-    def forward(self, x):
-        return [self.whole(x), self.small(x)]
-'''
 ARCHITECTURE = {
     "network_class_name": "dynamic_network_architectures.net.Net",
     "arch_kwargs": {"strides": [[1, 1], [2, 2], [2, 2]], "conv_op": "torch.nn.modules.conv.Conv2d"},
@@ -45,14 +31,8 @@ PLANS: dict[str, Any] = {
 
 
 @pytest.fixture
-def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def plans(tmp_path: Path) -> Iterator[Path]:
     """A plans file beside its dataset, and a stand-in of the library of networks."""
-    package = tmp_path / "dynamic_network_architectures"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "net.py").write_text(STAND_IN)
-    monkeypatch.syspath_prepend(tmp_path)
-    forget_library(monkeypatch)
     about = {
         "channel_names": {"0": "T1", "1": "T2"},
         "labels": {"background": 0, "a": 1, "b": 2, "ignore": 3},
@@ -60,14 +40,8 @@ def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "dataset.json").write_text(json.dumps(about))
     path = tmp_path / "nnUNetPlans.json"
     path.write_text(json.dumps(PLANS))
-    yield path
-    forget_library(pytest.MonkeyPatch())  # other tests ask whether the library is installed
-
-
-def forget_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the library of networks out of the modules that are loaded."""
-    for name in [name for name in sys.modules if name.startswith("dynamic_network_architectures")]:
-        monkeypatch.delitem(sys.modules, name)
+    with nnunet_library(tmp_path):
+        yield path
 
 
 def nnunet_job(path: Path, options: Any = (), **arguments: Any) -> Job:
@@ -118,6 +92,8 @@ def test_what_cannot_be_planned_is_refused(plans: Path) -> None:
         nnunet_job(plans, configuration="2dd")
     with pytest.raises(ModelError, match="names no architecture, as plans of nnU-Net before 2.4"):
         nnunet_job(plans, configuration="older")
+    with pytest.raises(UsageError, match="compiles its network without the loss, which is not planned"):
+        nnunet_job(plans, {"compile": "default"}, configuration="2d")
     with pytest.raises(UsageError, match="plans take configuration"):
         nnunet_job(plans, width=3)
     code = {"configurations": {"2d": {"patch_size": [8, 8], "architecture": {**ARCHITECTURE}}}}
@@ -125,3 +101,28 @@ def test_what_cannot_be_planned_is_refused(plans: Path) -> None:
     plans.write_text(json.dumps(code))
     with pytest.raises(ModelError, match="code from elsewhere is not run"):
         build_model(nnunet_job(plans, configuration="2d"))
+
+
+def test_another_patch_may_have_the_network_of_the_planner(plans: Path) -> None:
+    """With `replan`, a patch is padded to what its strides divide, and deeper where it is larger."""
+    values = json.loads(plans.read_text())
+    own = values["configurations"]["2d"]
+    own |= {"spacing": [1.0, 1.0], "median_image_size_in_voxels": [64.0, 48.0]}
+    own["architecture"]["arch_kwargs"] |= {"features_per_stage": [8, 16], "kernel_sizes": []}
+    own["architecture"]["network_class_name"] = "dynamic_network_architectures.net.Stages"
+    plans.write_text(json.dumps(values))
+    job = nnunet_job(plans, configuration="2d", patch_size=(50, 34), replan=True)
+    assert [str(spec) for spec in job.inputs] == [
+        "data=2x56x40",
+        "target[0]=1x56x40:int16",
+        "target[1]=1x28x20:int16",
+        "target[2]=1x14x10:int16",
+    ]
+    assert len([one for one in build_model(job).parameters() if one.shape[2:] == (3, 3)]) == 4
+    assert planned_patches(job)[-1] == (64, 48)
+
+
+def test_plans_that_tell_no_spacing_are_not_planned_anew(plans: Path) -> None:
+    """What the planner went by is named where it is missing."""
+    with pytest.raises(ModelError, match="the configuration has no spacing, which decides the network"):
+        nnunet_job(plans, configuration="2d", replan=True)

@@ -1,0 +1,100 @@
+"""`planner.max_size`: the largest size of samples that fits a GPU at one batch size."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Unpack
+
+from msgspec.structs import replace
+
+from planner.api.budget import require_memory_limit
+from planner.api.options import Options
+from planner.api.request import Model, open_request
+from planner.errors import UsageError
+from planner.jobs import Job, Size, at_size, size_ranges, split_model
+from planner.planning import CaptureMode, SizePlan, complete_from_library, find_max_size, sizes_between
+from planner.program import TraceSource
+from planner.report import Result
+
+_SMALLEST_BATCH = 2  # of nnU-Net's planner (UNet_min_batch_size)
+_OF_RUNS = ("sizes", "batching", "run_steps", "seed")  # options of runs on samples of many sizes
+
+
+@dataclass(frozen=True, slots=True)
+class MaxSizeResult(Result):
+    """The largest size of samples; `str` gives the text report."""
+
+    plan: SizePlan
+    import_seconds: float
+
+    @property
+    def max_size(self) -> Size | None:
+        """Return a number for each range of the inputs, or the patch of nnU-Net; None where none fits."""
+        return self.plan.largest
+
+    @property
+    def comfortable_size(self) -> Size | None:
+        """Return the largest size that fits without releasing cached memory on the way; None for none."""
+        return self.plan.comfortable
+
+    @property
+    def answer_size(self) -> Size | None:
+        """Return the size that the report leads with: `comfortable_size`, else `max_size`."""
+        return self.comfortable_size or self.max_size
+
+
+def max_size(
+    model: Model | None = None, batch: int | None = None, **options: Unpack[Options]
+) -> MaxSizeResult:
+    """Return the largest size of a model's samples that fits a GPU at a batch size.
+
+    The inputs name the range to search, such as `input="input_ids=128..32768:int64"`; `pad_to` is its step.
+    Of `nnunet:PLANS.json` it is the largest patch, with the network that nnU-Net's planner gives to it; the
+    batch size is 2 by default. Raises the errors of `planner.errors`; that nothing fits is a result.
+    """
+    require_memory_limit(options)
+    request = open_request(model, options, batch, command="max-size", check_job=_check)
+    is_nnunet = _is_nnunet(request.job)
+    if is_nnunet and request.chosen_batch is None:
+        request = replace(request, chosen_batch=_SMALLEST_BATCH)
+    job, size, target = request.job, request.batch, request.budget.device.target
+    sizes, job_at = _patches(job) if is_nnunet else (sizes_between(job), lambda each: at_size(job, each))
+
+    def open_at(own: Job) -> TraceSource:
+        request.on_progress(f"tracing {own.inputs[0]}")
+        programs = request.programs(CaptureMode.RUNS, own)
+        return lambda batch: programs.trace(batch, target)
+
+    import_seconds = perf_counter() - request.start
+    plan = find_max_size(job, request.budget, size, sizes, job_at, open_at)
+    return MaxSizeResult(plan, import_seconds)
+
+
+def _patches(job: Job) -> tuple[tuple[Size, ...], Callable[[Size], Job]]:
+    """Return the patches of nnU-Net's planner, rising, and the job at each."""
+    from planner.capture import planned_patches
+
+    kept = tuple(pair for pair in job.model_args if pair[0] not in ("patch_size", "replan"))
+
+    def job_at(patch: Size) -> Job:
+        arguments = (*kept, ("patch_size", patch), ("replan", True))
+        return complete_from_library(replace(job, model_args=arguments, inputs=()))
+
+    return planned_patches(job), job_at
+
+
+def _is_nnunet(job: Job) -> bool:
+    return split_model(job.source or job.model).source == "nnunet"
+
+
+def _check(job: Job) -> None:
+    default = Job("")
+    for name in _OF_RUNS:
+        if getattr(job, name) != getattr(default, name):
+            flag = "--" + name.replace("_", "-")
+            raise UsageError(f"{flag}: max-size plans batches whose samples all have one size; leave it away")
+    if not _is_nnunet(job) and not size_ranges(job):
+        raise UsageError(
+            f"{job.model}: max-size needs the sizes to search; give a range, such as "
+            "--input input_ids=128..32768:int64 or --input 3x64..2048x64..2048"
+        )

@@ -1,0 +1,85 @@
+"""The report of `planner max-size`."""
+
+from typing import Any
+
+from planner.jobs import Size
+from planner.planning import Estimate, SizePlan
+from planner.report.budget import budget_table, job_to_report
+from planner.report.commands.estimate import (
+    STYLES,
+    batch_table,
+    closing_section,
+    estimate_to_json,
+    failure_entries,
+    memory_sections,
+    plan_seconds_to_json,
+    retries_text,
+    risk_entries,
+)
+from planner.report.describe import job_entry
+from planner.report.document import Block, Document, Entry, Headline
+from planner.report.units import mib_text
+
+
+def max_size_document(plan: SizePlan, import_seconds: float) -> Document:
+    """Return the report of `planner max-size`."""
+    lead = plan.at_comfortable or plan.at_max
+    shown = lead or plan.first_failure
+    sections: list[list[Block]] = [[_headline(plan)]]
+    if shown is not None:
+        sections += [[budget_table(shown.budget)], *memory_sections(shown)]
+    if lead is not None and plan.at_max not in (None, lead):
+        sections.append([batch_table(plan.at_max)])
+    if lead is not None and plan.first_failure is not None and plan.failing is not None:
+        sections.append([_beyond(plan.first_failure, plan.failing)])
+    return Document.of(*sections, closing_section(shown, plan.seconds, import_seconds))
+
+
+def _headline(plan: SizePlan) -> Headline:
+    sure = f"at batch {plan.batch} and confidence {plan.budget.confidence:g}"
+    lead = plan.at_comfortable or plan.at_max
+    if lead is None:
+        failed = [] if plan.first_failure is None else failure_entries(plan.first_failure)
+        least = Entry("Largest size", f"none {sure}, not even {size_text(plan.sizes[0])} fits")
+        return Headline((least, *failed, job_entry(plan.job)), "bad")
+    size = plan.comfortable or plan.largest or ()
+    end = "" if plan.failing is not None else ", where the search ends"
+    how = "" if plan.comfortable == plan.largest else ", without retries"
+    how = ", none runs without retries" if plan.comfortable is None else how
+    lines = [Entry("Largest size", f"{size_text(size)} {sure}{how}{end}")]
+    retrying = None if plan.at_max is lead and plan.comfortable else plan.at_max
+    if retrying is not None and plan.largest is not None:
+        cost = f"{size_text(plan.largest)}, at the cost of retries: {retries_text(retrying.retry_costs)}"
+        lines.append(Entry("With retries", cost))
+    return Headline((*lines, *risk_entries(lead), job_entry(lead.job)), STYLES[lead.outcome])
+
+
+def _beyond(failure: Estimate, size: Size) -> Headline:
+    process = f"{mib_text(failure.process_bytes)} MiB"
+    answer = f"Size {size_text(size)} does not fit; without a limit it would take {process}"
+    return Headline((answer, *failure_entries(failure)), "bad")
+
+
+def size_text(size: Size) -> str:
+    """Return a size as options of the command line write it."""
+    return "x".join(map(str, size))
+
+
+def max_size_to_json(plan: SizePlan, import_seconds: float) -> dict[str, Any]:
+    """Return the JSON object of `planner max-size`; `probes` has the `fits` of each size tried."""
+    sides = {name: getattr(plan, name) for name in ("at_max", "at_comfortable", "first_failure")}
+    sizes = {"max_size": plan.largest, "comfortable_size": plan.comfortable}
+    sizes |= {"answer_size": plan.comfortable or plan.largest}
+    return {
+        **job_to_report(plan.job, plan.budget),
+        "batch": plan.batch,
+        **{name: None if size is None else list(size) for name, size in sizes.items()},
+        "smallest": list(plan.sizes[0]),
+        "largest": list(plan.sizes[-1]),
+        **{
+            name: None if side is None else estimate_to_json(side, import_seconds)
+            for name, side in sides.items()
+        },
+        "probes": [[list(plan.sizes[number - 1]), fits.value] for number, fits in plan.search.probes],
+        "seconds": plan_seconds_to_json(plan.seconds, import_seconds),
+    }

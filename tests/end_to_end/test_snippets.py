@@ -43,7 +43,10 @@ _ARCHITECTURE = {
     "arch_kwargs": _NETWORK,
     "_kw_requires_import": ["conv_op", "nonlin"],
 }
-_PLANS = {"3d_fullres": {"patch_size": [32, 32, 32], "batch_size": 2, "architecture": _ARCHITECTURE}}
+_IMAGES = {"spacing": [1.0, 1.0, 1.0], "median_image_size_in_voxels": [64.0, 64.0, 64.0]}
+_PLANS = {
+    "3d_fullres": {"patch_size": [32, 32, 32], "batch_size": 2, **_IMAGES, "architecture": _ARCHITECTURE}
+}
 # Files of others that the pages name.
 DATA = {
     "FOLDER/config.json": _DECODER,

@@ -18,7 +18,7 @@ from planner.capture.failure_reasons import explain, source_line
 from planner.capture.loop.batches import batch_loader
 from planner.capture.loop.criterion import Criterion, build_criterion
 from planner.capture.loop.named_optimizers import AnyOptimizer, prepare_optimizer, state_tensors
-from planner.capture.loop.own_step import run_own_steps
+from planner.capture.loop.own_step import run_own_steps, run_trainer
 from planner.capture.loop.precision import convert_inputs, convert_model, meta_runtime
 from planner.capture.loop.runtime import Batch
 from planner.capture.loop.trainable import freeze_parameters
@@ -35,6 +35,7 @@ from planner.capture.models.quantized import notes_on_quantized, quantize_linear
 from planner.capture.models.registry import build_model, complete_by_library
 from planner.capture.models.transformers.build import is_padded, notes_of
 from planner.capture.models.transformers.masks import assume_padding
+from planner.capture.models.transformers.own_trainer import TrainerModule
 from planner.capture.process_state import preserve_process_state
 from planner.capture.recorder.growth_sources import growth_sources
 from planner.capture.recorder.provenance import ProvenanceCollector
@@ -302,6 +303,8 @@ def _run_own_steps(
             return load_batch()
 
     with optimizer_libraries(recorder.target.capability) as outside, recorder:
+        if isinstance(model, TrainerModule):
+            return (*run_trainer(model, job, batch, on_phase), *outside.notes())
         try:
             return (*run_own_steps(model, job, load, on_phase), *outside.notes())
         except Exception as error:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 from enum import Enum, auto
 from pathlib import Path
 
+_LIBRARIES = ("transformers", "trl")  # whose Trainers train by themselves
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -36,6 +37,7 @@ class _File:
     def __init__(self, tree: ast.Module) -> None:
         self._classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
         self._functions = {node.name: node for node in tree.body if isinstance(node, _Function)}
+        self._trainers = set(_trainers_of(tree))
 
     def kind_of(self, name: str, given: Collection[str]) -> CodeKind:
         if name in self._classes:
@@ -77,8 +79,23 @@ class _File:
         return self._kind_of_call(value)
 
     def _kind_of_call(self, value: ast.expr) -> CodeKind:
-        made = self._classes.get(_last_name(value.func)) if isinstance(value, ast.Call) else None
+        if not isinstance(value, ast.Call):
+            return CodeKind.MODEL
+        name = _last_name(value.func)
+        made = self._classes.get(name)
+        bases = [] if made is None else [base for one in self._family(made) for base in one.bases]
+        if any(_last_name(base) in self._trainers for base in (value.func, *bases)):
+            return CodeKind.STEP
         return CodeKind.MODEL if made is None else self._kind_of_class(made)
+
+
+def _trainers_of(tree: ast.Module) -> Iterator[str]:
+    """Yield the names under which a file has trainers of transformers and TRL, and those that extend them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in _LIBRARIES:
+            yield from (one.asname or one.name for one in node.names if one.name.endswith("Trainer"))
+        elif isinstance(node, ast.Attribute) and _last_name(node.value) in _LIBRARIES:
+            yield from (name for name in (node.attr,) if name.endswith("Trainer"))
 
 
 def _required(function: _Function, given: Collection[str] = ()) -> list[str]:

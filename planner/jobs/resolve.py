@@ -192,7 +192,7 @@ def complete_job(job: Job) -> Job:
             f"{job.model}: --dataset-size and --steps {job.steps}: the smaller batch comes between others; "
             f"give at least --steps {least}"
         )
-    if not job.inputs and not is_completed_by_library(job):
+    if not job.inputs and not is_completed_by_library(job) and job.mode is not Mode.STEP:
         raise UsageError(f"{job.model}: its inputs are unknown; give one sample, such as --input 3x224x224")
     if job.mode is Mode.STEP:
         _refuse_changed(job, _OF_THE_LOOP, "its own training step")

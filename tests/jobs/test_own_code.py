@@ -11,6 +11,21 @@ from planner.jobs.own_code import CodeKind, kind_of_code
 CODE = """
 import lightning.pytorch as pl
 from torch import nn
+from transformers import Trainer, TrainingArguments
+from trl import DPOTrainer as Preferences
+import transformers
+
+class Weighted(Trainer):
+    def compute_loss(self, model, inputs, **more): ...
+
+def dpo():
+    return Preferences(net, args=TrainingArguments("out"))
+
+def weighted():
+    trainer = Weighted(net)
+    return trainer
+
+def named(): return transformers.Trainer(net)
 
 class Net(nn.Module):
     def forward(self, x): ...
@@ -74,6 +89,7 @@ def file(tmp_path: Path) -> Path:
     [
         *((name, CodeKind.MODEL) for name in ("Net", "NetWithStep", "Schedule", "build", "net", "missing")),
         *((name, CodeKind.STEP) for name in ("Gan", "Wgan", "Manual", "make_gan", "make_step")),
+        *((name, CodeKind.STEP) for name in ("dpo", "weighted", "named")),
         *((name, CodeKind.LIGHTNING) for name in ("Lit", "lit")),
         *((name, CodeKind.STEP_FUNCTION) for name in ("train_step", "wide")),
     ],

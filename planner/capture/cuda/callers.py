@@ -14,6 +14,9 @@ _CACHING = _TORCH | {
 }
 
 
+_OF_ONE_RUN = ("transformers.training_args",)  # modules of these that query anew for each script
+
+
 def _root_of(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
@@ -25,7 +28,7 @@ def is_of_torch(frame: FrameType) -> bool:
 
 def caches_answers(frame: FrameType) -> bool:
     """Return whether the frame is of a library that caches answers about the machine."""
-    return _root_of(frame) in _CACHING
+    return _root_of(frame) in _CACHING and frame.f_globals.get("__name__") not in _OF_ONE_RUN
 
 
 def line_of_caller(is_left_out: Callable[[FrameType], bool] = caches_answers) -> str:
@@ -40,7 +43,7 @@ def modules_of_users() -> Iterator[ModuleType]:
     """Yield the imported modules that belong neither to Python nor to an installed library."""
     paths = sysconfig.get_paths()
     library = (paths["stdlib"], paths["platstdlib"], str(Path(__file__).resolve().parents[2]))
-    for module in list(sys.modules.values()):
+    for module in sys.modules.copy().values():
         file = getattr(module, "__file__", None)
         if not isinstance(module, ModuleType) or not isinstance(file, str) or not Path(file).is_absolute():
             continue

@@ -31,7 +31,7 @@ def patches() -> Iterator[tuple[str, object]]:
     for module in ("torch.optim.optimizer", "torch.utils._foreach_utils", "torch.optim.swa_utils"):
         yield f"{module}._get_foreach_kernels_supported_devices", lambda: ["cuda", "meta"]
     yield "torch.optim.optimizer._get_fused_kernels_supported_devices", lambda: ["cuda", "meta"]
-    for name, held in list(sys.modules.items()):  # the module of each class has the function under its name
+    for name, held in sys.modules.copy().items():  # the module of each class has the function under its name
         if name.startswith("torch.optim.") and hasattr(held, "_get_capturable_supported_devices"):
             yield f"{name}._get_capturable_supported_devices", lambda *_, **__: ["cuda", "meta"]
 

@@ -109,6 +109,6 @@ def _device_lists() -> Iterator[tuple[str, object]]:
     yield "torch.utils.backend_registration._privateuse1_backend_name", "meta"
     yield from optimizers.patches()
     # torchvision's operators check for the extension before they are called; on a GPU it is there
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         if name.startswith("torchvision.ops.") and hasattr(module, "_assert_has_ops"):
             yield f"{name}._assert_has_ops", lambda: None

@@ -11,7 +11,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -156,4 +156,13 @@ def launches_skipped() -> Iterator[None]:
             if module is not None and not isinstance(module, _Module):
                 runner = getattr(module, kind)
                 stack.enter_context(mock.patch.object(runner, "run", lambda *args, **kwargs: None))
+        yield
+
+
+@contextmanager
+def launching_nothing(module: ModuleType, kernels: Sequence[str]) -> Iterator[None]:
+    """Give a module these kernels and the names of Triton beside them while open, where Triton is missing."""
+    made: dict[str, Any] = {name: _Kernel(getattr(module, name)) for name in kernels}
+    made["triton"] = SimpleNamespace(**_HOST)
+    with mock.patch.multiple(module, create=True, **made):
         yield

@@ -99,6 +99,6 @@ def _always(value: Any) -> Any:
 
 def _where_imported(name: str, value: Any) -> Iterator[tuple[Any, str, Any]]:
     """Yield the modules of inductor that imported a function by name."""
-    for path, module in list(sys.modules.items()):
+    for path, module in sys.modules.copy().items():
         if path.startswith("torch._inductor") and callable(vars(module).get(name)):
             yield module, name, value

@@ -6,6 +6,7 @@ the step moves it; a step that leaves it there gets it on the GPU, as from a loa
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from planner.capture.cuda.names import Names
 from planner.capture.loop.precision import take_all_steps
 from planner.capture.loop.runtime import BatchLoader, PhaseHook
 from planner.capture.models.own_step import StepModule
+from planner.capture.models.transformers.own_trainer import TrainerModule
 from planner.jobs import Job
 from planner.program import Phase
 
@@ -38,6 +40,22 @@ def run_own_steps(
     return phases.notes(job)
 
 
+def run_trainer(model: TrainerModule, job: Job, batch: int, on_phase: PhaseHook) -> tuple[str, ...]:
+    """Run `job.steps` steps of a trainer and return notes on them."""
+    phases = _Phases(on_phase, model.optimizers)
+    steps = count(1)
+    with torch.enable_grad(), phases.watching(), take_all_steps():
+        phases.start(1, Phase.INPUTS)
+        model.run(
+            batch,
+            job.steps,
+            lambda: phases.start(next(steps), Phase.INPUTS),
+            lambda: phases.continue_with(Phase.FORWARD),
+        )
+        phases.start(job.steps, Phase.END)
+    return (*phases.notes(job), *model.notes())
+
+
 class _Phases:
     """The phase of a step that runs: what lies between backward passes and optimizer steps is forward."""
 
@@ -52,6 +70,10 @@ class _Phases:
     def start(self, step: int, phase: Phase) -> None:
         self._step, self._running = step, [phase]
         self._on_phase(step, phase)
+
+    def continue_with(self, phase: Phase) -> None:
+        """Start a phase of the same step."""
+        self.start(self._step, phase)
 
     def notes(self, job: Job) -> tuple[str, ...]:
         """Return notes on what the steps did."""

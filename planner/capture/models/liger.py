@@ -33,7 +33,9 @@ def liger_kernels(model: nn.Module, job: Job) -> Iterator[None]:
     inner = _find_model(model, patches.MODEL_TYPE_TO_APPLY_LIGER_FN)
     if inner is None:
         raise ModelError(f"{job.model}: Liger has no kernels for it; leave --liger away")
-    before = [(module, dict(vars(module))) for name, module in list(sys.modules.items()) if _is_patched(name)]
+    before = [
+        (module, dict(vars(module))) for name, module in sys.modules.copy().items() if _is_patched(name)
+    ]
     try:
         try:
             patches._apply_liger_kernel_to_instance(model=inner)

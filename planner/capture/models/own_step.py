@@ -57,6 +57,10 @@ class StepModule(nn.Module):
         """
         values = [*args, *([] if target is None else [target])]
         names = _argument_names(self._step)
+        if not values and not kwargs:
+            raise UsageError(
+                f"{self._name}: its batch is unknown; give one sample, such as --input 3x224x224"
+            )
         if len(names) == 1:
             if kwargs.keys() == {names[0]} and not values:
                 return [kwargs[names[0]]]

@@ -25,6 +25,7 @@ from planner.capture.models.timm import complete_timm, find_timm
 from planner.capture.models.torchvision.find import find_torchvision
 from planner.capture.models.transformers import build as hf
 from planner.capture.models.transformers.inputs import complete_inputs
+from planner.capture.models.transformers.own_trainer import TrainerModule, is_trainer
 from planner.capture.models.user_file import find_in_file, find_step_in_file
 from planner.capture.process_state import first_line_of, message_of
 from planner.errors import ModelError, PlannerError, UsageError
@@ -65,6 +66,8 @@ def construct_model(
         if job.mode is not Mode.STEP:
             return constructor(**arguments)
         made = constructor if needs_arguments(constructor, arguments) else constructor(**arguments)
+        if is_trainer(made):
+            return TrainerModule(made, job)
         return train_by_lightning(made, job) if is_lightning_module(made) else make_step(made, job.model)
 
     try:

@@ -19,6 +19,7 @@ from planner.capture.failure_reasons import remedy_for
 from planner.capture.models.libraries import unknown_name
 from planner.capture.models.own_step import needs_arguments
 from planner.capture.models.torchvision.shim import prepare_torchvision
+from planner.capture.models.transformers.own_trainer import trainers_constructed
 from planner.capture.process_state import first_line_of, preserve_process_state
 from planner.errors import ModelError, UsageError
 from planner.jobs import shown, split_model
@@ -48,7 +49,8 @@ def find_step_in_file(name: str) -> Callable[..., object]:
     def construct(**arguments: Any) -> object:
         value, call = open_file(name, "step")
         if not needs_arguments(value, arguments):
-            return call(value, **arguments)
+            with trainers_constructed():
+                return call(value, **arguments)
         call(lambda: None)
         return partial(value, **arguments) if arguments else value
 

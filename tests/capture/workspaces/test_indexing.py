@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from planner.capture.workspaces.ops import Hold, Op, Release, ReleaseBeneath
+from planner.capture.workspaces.tensor.indexing import _index, _masked_select
 from planner.capture.workspaces.tensor.sorting import radix_sort_bytes
 from planner.program.target import Target
 from tests.helpers.models import AMPERE
@@ -138,3 +139,13 @@ def test_masked_scatter_counts_the_elements_before(many: int, storage: int) -> N
     assert steps(aten.masked_scatter_.default, x, narrow, source) == (REST, counts, Hold(many), scan)
     strided = meta(8, 2)[:, 0]
     assert steps(aten.masked_scatter_.default, x, mask, strided)[-1] == Hold(8 * 4)
+
+
+def test_a_mask_that_selects_is_as_many_indices() -> None:
+    """Five of 20 x 30 places: found by CUB, then their indices of two dimensions lie beside the result."""
+    mask = meta(20, 30, dtype=torch.bool)
+    found = (Hold(4), 4, Hold(2 * 8 * 5), 8 * 33, REST)
+    assert _index((meta(20, 30, 4), [mask]), meta(5, 4), CHIP) == found
+    assert _index((meta(4, 20, 30), [None, mask]), meta(4, 5), CHIP) == found
+    assert _masked_select((meta(20, 30), mask), meta(5), CHIP) == found
+    assert _index((meta(20, 30), [index(5)]), meta(5, 30), CHIP) == ()

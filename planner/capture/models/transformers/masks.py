@@ -46,7 +46,7 @@ def _answers(masks: Any, padded: bool) -> Iterator[tuple[Any, str, Callable[...,
     for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
         if hasattr(masks, name):
             yield masks, name, partial(_decide_without, getattr(masks, name))
-    for module in list(sys.modules.values()):  # models import this one by its name
+    for module in sys.modules.copy().values():  # models import this one by its name
         if getattr(module, "__name__", "").startswith("transformers.") and _RECURRENT in vars(module):
             yield module, _RECURRENT, lambda *_, **__: None
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from planner.capture.workspaces._rule import ceil_div, contiguous_copies, tensor_bytes
 from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Release, Rule, kind_and_size
+from planner.capture.workspaces.tensor.indexing import true_elements_ops
 from planner.capture.workspaces.tensor.sorting import sort_ops
 from planner.program import OpKind, Target
 
@@ -16,15 +17,8 @@ _BOXES_PER_WORD = 64  # threadsPerBlock of nms_kernel.cu: one bit for each of so
 
 
 def _nonzero(args: Args, out: Any, target: Target) -> Ops:
-    """Count with a reduction of CUB, then select with CUB.
-
-    The number of elements in CUB's blocks is from memory; both temporary storages are a few KiB per million.
-    """
-    many = args[0].numel()
-    if not many:
-        return ()
-    partial = min(ceil_div(many, 4096), 40 * target.sm_count)
-    return (*contiguous_copies(args[0]), Hold(4), 4 * partial, Outputs(), 8 * (32 + ceil_div(many, 2048)))
+    """Find the true elements."""
+    return true_elements_ops(args[0], target, Outputs())
 
 
 def _nms(args: Args, out: Tensor, target: Target) -> Ops:

@@ -22,7 +22,8 @@ from planner.program import LT_BYTES, LtWorkspace, OpKind, Phase, Target, lt_wor
 aten = torch.ops.aten
 
 _BLAS_NAMES = """
-    mm mm.out addmm addmm.out bmm bmm.out baddbmm baddbmm.out addbmm mv addmv dot vdot
+    mm mm.out mm.dtype mm.dtype_out addmm addmm.out addmm.dtype addmm.dtype_out bmm bmm.out bmm.dtype
+    bmm.dtype_out baddbmm baddbmm.out addbmm mv addmv dot vdot
     _native_multi_head_attention _euclidean_dist
 """
 BLAS_OPS = frozenset(map(overload, _BLAS_NAMES.split()))
@@ -107,7 +108,7 @@ def _addmm(args: Args, out: Any, target: Target) -> Ops:
 
 
 RULES: Mapping[str, Rule] = {
-    "mm bmm mm.out bmm.out": partial(_product, 0),
+    "mm bmm mm.out bmm.out mm.dtype mm.dtype_out bmm.dtype bmm.dtype_out": partial(_product, 0),
     "baddbmm baddbmm.out": partial(_product, 1),
-    "addmm addmm.out": _addmm,
+    "addmm addmm.out addmm.dtype addmm.dtype_out": _addmm,
 }

@@ -14,7 +14,17 @@ from planner.capture.workspaces._rule import (
     contiguous_copies,
     tensor_bytes,
 )
-from planner.capture.workspaces.ops import Args, Hold, KernelOp, Ops, Outputs, Release, ReleaseBeneath, Rule
+from planner.capture.workspaces.ops import (
+    Args,
+    Hold,
+    KernelOp,
+    Op,
+    Ops,
+    Outputs,
+    Release,
+    ReleaseBeneath,
+    Rule,
+)
 from planner.capture.workspaces.tensor.sorting import radix_sort_bytes
 from planner.program import Target
 
@@ -133,6 +143,41 @@ def _width(index: Tensor) -> int:
     return index.dim() if index.dtype in _MASKS else 1
 
 
+def true_elements_ops(mask: Tensor, target: Target, found: Op) -> Ops:
+    """Count the true elements with a reduction of CUB, then select with CUB into `found`, a column for each
+    dimension (nonzero_cuda_out_impl, ATen/native/cuda/Nonzero.cu).
+
+    The number of elements in CUB's blocks is from memory; both temporary storages are a few KiB per million.
+    """
+    many = mask.numel()
+    if not many:
+        return ()
+    partial = min(ceil_div(many, 4096), 40 * target.sm_count)
+    return (*contiguous_copies(mask), Hold(4), 4 * partial, found, 8 * (32 + ceil_div(many, 2048)))
+
+
+def _index(args: Args, out: Tensor, target: Target) -> Ops:
+    """Replace a mask by the indices of its true elements (expandTensors, ATen/native/IndexingUtils.h)."""
+    masks = [(start, index) for start, index in _places(args[1]) if index.dtype in _MASKS]
+    if len(masks) != 1 or not out.numel():
+        return ()
+    ((start, mask),) = masks
+    count = out.shape[start] if sum(index is not None for index in args[1]) == 1 else out.shape[0]
+    return (*true_elements_ops(mask, target, Hold(8 * mask.dim() * count)), Outputs())
+
+
+def _masked_select(args: Args, out: Tensor, target: Target) -> Ops:
+    """Index by the mask (masked_select_out_cuda_impl, ATen/native/cuda/IndexKernel.cpp)."""
+    return (*true_elements_ops(args[1], target, Hold(8 * args[1].dim() * out.numel())), Outputs())
+
+
+def _masked_scatter_backward(args: Args, out: Tensor, target: Target) -> Ops:
+    """Select by the mask; all that is selected was scattered (masked_scatter_backward, ATen/native/
+    TensorAdvancedIndexing.cpp, which fills up what was not).
+    """
+    return _masked_select(args, out, target)
+
+
 def _roll(args: Args, out: Tensor, target: Target) -> Ops:
     """Shift one dimension after another, each from a contiguous tensor into a new one (roll_cuda and
     roll_common, ATen/native/cuda/TensorTransformations.cu and ATen/native/TensorTransformations.h).
@@ -166,6 +211,9 @@ def _scan_bytes(many: int) -> int:
 
 
 RULES: dict[str, Rule] = {
+    "index.Tensor _unsafe_index.Tensor": _index,
+    "masked_select": _masked_select,
+    "masked_scatter_backward": _masked_scatter_backward,
     "masked_scatter masked_scatter_": _masked_scatter,
     "roll": _roll,
     "embedding_dense_backward": _embedding_backward,

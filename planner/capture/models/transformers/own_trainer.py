@@ -1,0 +1,222 @@
+"""Train by a Trainer of transformers that a user's file makes, or by one of TRL.
+
+Its own `train()` runs, with its loss, optimizer, accumulation, clipping and precision. Batches are copies of
+the longest of the first samples of its data, put together by its own collator and moved to the GPU by its
+loader. Checkpoints, logs and evaluation are left away. Facts from transformers 5.23 and TRL 1.16.
+"""
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sized
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from typing import Any
+from unittest import mock
+
+from torch import Tensor
+
+from planner.capture.cuda.triton_kernels import launching_nothing
+from planner.capture.models.libraries import quiet
+from planner.capture.models.own_step import StepModule
+from planner.errors import ModelError, UsageError
+from planner.jobs import Job
+
+_ASKED = ("is_torch_cuda_available", "is_torch_bf16_gpu_available", "is_torch_tf32_available")
+_SAMPLES = 1000  # in which the longest is sought
+_TALKING = ("PrinterCallback", "ProgressCallback", "NotebookProgressCallback")
+_KERNELS = "trl.kernels.chunked_logprob"  # which are Triton's where a GPU and Triton are
+
+
+def is_trainer(made: object) -> bool:
+    """Return whether an object is a Trainer of transformers or of a library that extends it."""
+    return any(
+        kind.__name__ == "Trainer" and kind.__module__ == "transformers.trainer"
+        for kind in type(made).__mro__
+    )
+
+
+@contextmanager
+def trainers_constructed() -> Iterator[None]:
+    """Let a file make a Trainer while open: it finds the planned GPU, and computes nothing beforehand.
+
+    transformers asks once in each process whether there is a GPU; these answers stay as they are.
+    """
+    module = sys.modules.get("transformers.training_args")
+    if module is None:
+        yield
+        return
+    answers: dict[str, Any] = {name: _yes for name in _ASKED if hasattr(module, name)}
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.multiple(module, **answers))
+        stack.enter_context(quiet())
+        stack.enter_context(_without_progress())
+        preferences: Any = sys.modules.get("trl.trainer.dpo_trainer")
+        if preferences is not None:
+            stack.enter_context(mock.patch.object(preferences, "hash_module", lambda module: ""))
+            known = mock.patch.object(preferences.DPOTrainer, "_precompute_ref_logps", _known_logps)
+            stack.enter_context(known)
+        yield
+
+
+def _yes() -> bool:
+    return True
+
+
+def _known_logps(trainer: Any, dataset: Any, name: str, batch_size: int) -> Any:
+    """Return the data with columns for what `precompute_ref_log_probs` computes of each sample."""
+    for column in ("ref_chosen_logps", "ref_rejected_logps"):
+        dataset = dataset.add_column(column, [0.0] * len(dataset))
+    return dataset
+
+
+@contextmanager
+def _without_progress() -> Iterator[None]:
+    """Show no progress of what is done with the samples of datasets while open."""
+    datasets: Any = sys.modules.get("datasets")
+    if datasets is None or datasets.are_progress_bars_disabled():
+        yield
+        return
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        datasets.enable_progress_bars()
+
+
+class TrainerModule(StepModule):
+    """The models that a Trainer holds; `train` runs its steps."""
+
+    def __init__(self, trainer: Any, job: Job) -> None:
+        """Raises UsageError for settings that are not planned."""
+        super().__init__(trainer.train, trainer, job.model)
+        self.trainer = trainer
+        if job.inputs or job.target is not None:
+            raise UsageError(f"{job.model}: its trainer has data of its own; leave --input and --target away")
+        self._check(trainer.args, job.model)
+
+    def _check(self, arguments: Any, name: str) -> None:
+        refused = {
+            "deepspeed": arguments.deepspeed,
+            "fsdp": arguments.fsdp,
+            "torch_compile": arguments.torch_compile,
+            "auto_find_batch_size": arguments.auto_find_batch_size,
+            "activation_offloading": getattr(
+                arguments, "activation_offloading", False
+            ),  # of TRL, by addresses
+        }
+        for setting, value in refused.items():
+            if value:
+                raise UsageError(
+                    f"{name}: {setting} of its arguments is not planned for a trainer; leave it away, or "
+                    "planner run emulates such a script"
+                )
+
+    def notes(self) -> tuple[str, ...]:
+        """Return notes on what a plan leaves away."""
+        arguments = self.trainer.args
+        notes = [
+            f"its {type(self.trainer).__name__} trains on copies of the longest of the first {_SAMPLES:,} "
+            "samples of its data"
+        ]
+        if str(getattr(arguments.eval_strategy, "value", arguments.eval_strategy)) != "no":
+            notes.append("the trainer's evaluation is not planned, whose batches may take more memory")
+        if getattr(arguments, "precompute_ref_log_probs", False):
+            notes.append("the pass of its reference over all samples before training is not planned")
+        return tuple(notes)
+
+    def run(self, batch: int, steps: int, on_step: Callable[[], None], on_loaded: Callable[[], None]) -> None:
+        """Run so many steps of the optimizer; `on_step` and `on_loaded` surround the loading of batches."""
+        trainer = self.trainer
+        arguments = trainer.args
+        arguments.max_steps, arguments.per_device_train_batch_size = steps, batch
+        arguments.save_strategy = arguments.eval_strategy = "no"
+        arguments.eval_on_start = arguments.load_best_model_at_end = False
+        trainer._train_batch_size = batch
+        for callback in [*trainer.callback_handler.callbacks]:
+            if type(callback).__name__ in _TALKING:
+                trainer.remove_callback(callback)
+        batches = _Batches(trainer, self._sample(), batch, steps * arguments.gradient_accumulation_steps)
+        load = trainer.get_batch_samples
+
+        def load_noted(*args: Any, **kwargs: Any) -> Any:
+            on_step()
+            loaded = load(*args, **kwargs)
+            on_loaded()
+            return loaded
+
+        with ExitStack() as stack:
+            stack.enter_context(quiet())
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
+            stack.enter_context(mock.patch.object(trainer, "get_train_dataloader", lambda: batches))
+            stack.enter_context(mock.patch.object(trainer, "get_batch_samples", load_noted))
+            stack.enter_context(_kernels_of_triton())
+            trainer.train()
+
+    def _sample(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """Return the longest sample, put together once and twice by the trainer's collator."""
+        if self.trainer.train_dataset is None:
+            raise ModelError(f"{self._name}: its trainer has no train_dataset; give it one with a sample")
+        longest = max(islice(self.trainer.train_dataset, _SAMPLES), key=_length, default=None)
+        if longest is None:
+            raise ModelError(f"{self._name}: the train_dataset of its trainer is empty; give it a sample")
+        collate = self._collator()
+        return collate([longest]), collate([longest, longest])
+
+    def _collator(self) -> Callable[[list[Any]], Mapping[str, Any]]:
+        trainer: Any = self.trainer
+        collate: Callable[[list[Any]], Mapping[str, Any]] = trainer._get_collator_with_removed_columns(
+            trainer.data_collator, description="training"
+        )
+        return collate
+
+
+def _length(sample: Any) -> int:
+    values = sample.values() if isinstance(sample, Mapping) else sample
+    return sum(len(value) for value in values if isinstance(value, Sized) and not isinstance(value, str))
+
+
+class _Batches:
+    """Batches of copies of one sample, as a loader of accelerate yields them: on the GPU."""
+
+    def __init__(self, trainer: Any, samples: tuple[Any, Any], batch: int, count: int) -> None:
+        self.dataset = range(batch * count)
+        self._trainer, self._samples, self._batch, self._count = trainer, samples, batch, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Any]:
+        from accelerate.utils import send_to_device
+
+        one, two = self._samples
+        for _ in range(self._count):
+            made = {name: _repeated(one[name], two[name], self._batch) for name in two}
+            yield send_to_device(made, self._trainer.args.device)
+
+
+def _repeated(one: Any, two: Any, batch: int) -> Any:
+    """Return what the collator makes of `batch` samples, from what it makes of one and of two.
+
+    A dimension that grows by so much a sample has rows of the first sample, or of halves as TRL's: chosen
+    texts, then rejected ones.
+    """
+    if not isinstance(two, Tensor):
+        return two
+    for dim in [dim for dim in range(two.dim()) if one.shape[dim] != two.shape[dim]]:
+        one = one.repeat_interleave(batch, dim)
+    return one
+
+
+@contextmanager
+def _kernels_of_triton() -> Iterator[None]:
+    """Let TRL take its kernels of Triton while open, as on a GPU; they launch nothing."""
+    module = sys.modules.get(_KERNELS)
+    if module is None:
+        yield
+        return
+    with (
+        launching_nothing(module, ("_forward_kernel", "_backward_kernel")),
+        mock.patch.object(module, "_TRITON_AVAILABLE", True),
+    ):
+        yield

@@ -1,0 +1,130 @@
+"""Trainers of transformers and TRL that a user's file makes are traced by their own `train()`."""
+
+from pathlib import Path
+
+import pytest
+
+from planner.capture.session import record
+from planner.errors import UsageError
+from planner.jobs import Job, Mode, parse_tensor_spec, resolve_job
+from planner.program.events import Alloc, Category, Phase, PhaseStart, Trace, validate
+from tests.helpers.models import AMPERE
+
+CODE = """
+import torch
+from torch import nn
+from transformers import Trainer, TrainingArguments
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(50, 16), nn.Linear(16, 50)
+
+    def forward(self, input_ids, labels):
+        scores = self.head(self.table(input_ids))
+        return {"loss": nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten())}
+
+def collate(rows):
+    longest = max(len(row["text"]) for row in rows)
+    ids = torch.tensor([row["text"] + [0] * (longest - len(row["text"])) for row in rows])
+    return {"input_ids": ids, "labels": ids}
+
+def make(**settings):
+    rows = [{"text": [1] * length} for length in (3, 40, 7)]
+    arguments = TrainingArguments("out", report_to="none", remove_unused_columns=False, **settings)
+    return Trainer(Net(), arguments, train_dataset=rows, data_collator=collate)
+"""
+BATCH = 8
+PARAMETERS = 4 * (50 * 16 + 16 * 50 + 50)
+
+
+def job_of_trainer(folder: Path, code: str = CODE, **options: object) -> Job:
+    """Return the job of a file that makes a trainer."""
+    file = folder / "train.py"
+    file.write_text(code)
+    return resolve_job(f"{file}:make", {}, **options)
+
+
+def trace_of(job: Job) -> Trace:
+    """Return the trace of a trainer."""
+    trace = record(job, BATCH, AMPERE)
+    validate(trace)
+    return trace
+
+
+def blocks(trace: Trace, category: Category) -> list[int]:
+    """Return the sizes of all blocks of a category."""
+    return [e.size_bytes for e in trace.events if isinstance(e, Alloc) and e.category is category]
+
+
+@pytest.fixture(autouse=True)
+def _needs_transformers() -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+
+
+def test_a_trainer_trains_on_its_longest_sample(tmp_path: Path) -> None:
+    """Three batches of eight times 40 tokens, for inputs and labels, and two moments of AdamW."""
+    job = job_of_trainer(tmp_path)
+    assert job.mode is Mode.STEP
+    trace = trace_of(job)
+    assert sum(blocks(trace, Category.PARAMETER)) == PARAMETERS
+    assert sum(size for size in blocks(trace, Category.OPTIMIZER) if size > 8) == 2 * PARAMETERS
+    copied = [size for size in blocks(trace, Category.INPUT) if size == 8 * 40 * BATCH]
+    assert len(copied) == 2 * job.steps
+    assert any("copies of the longest of the first 1,000 samples" in note for note in trace.notes)
+
+
+def test_accumulation_is_the_trainers(tmp_path: Path) -> None:
+    """Each of three steps takes two batches, and has two backward passes and one update."""
+    job = job_of_trainer(tmp_path, model_args=(("gradient_accumulation_steps", 2),))
+    phases = [e.phase for e in trace_of(job).events if isinstance(e, PhaseStart)]
+    assert phases.count(Phase.BACKWARD) == 6
+    assert phases.count(Phase.OPTIMIZER) == 3
+
+
+def test_what_is_not_planned_of_a_trainer_is_refused(tmp_path: Path) -> None:
+    """Compiling, and samples beside those of its data."""
+    with pytest.raises(UsageError, match="torch_compile of its arguments is not planned"):
+        record(job_of_trainer(tmp_path, model_args=(("torch_compile", True),)), BATCH, AMPERE)
+    with pytest.raises(UsageError, match="leave --input and --target away"):
+        record(job_of_trainer(tmp_path, inputs=[parse_tensor_spec("40:int64")]), BATCH, AMPERE)
+
+
+PREFERENCES = """
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from datasets import Dataset
+from trl import DPOConfig, DPOTrainer
+
+def net():
+    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, hidden_size=64, intermediate_size=64,
+        num_attention_heads=4, num_key_value_heads=4, vocab_size=256))
+
+def make():
+    tokenizer = Tokenizer(models.WordLevel({"<p>": 0, "<e>": 1, "<u>": 2, "w": 3}, unk_token="<u>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<p>", eos_token="<e>")
+    rows = [{"prompt": "w w", "chosen": " w w w", "rejected": " w"}] * 4
+    arguments = DPOConfig("out", report_to="none", bf16=False, gradient_checkpointing=False)
+    return DPOTrainer(net(), net(), args=arguments, train_dataset=Dataset.from_list(rows),
+        processing_class=words)
+"""
+
+
+def test_preferences_have_a_model_of_reference(tmp_path: Path) -> None:
+    """Chosen and rejected texts make one batch of twice as many, and two models lie on the GPU."""
+    pytest.importorskip("trl")
+    pytest.importorskip("datasets")
+    trace = trace_of(job_of_trainer(tmp_path, PREFERENCES))
+    assert len([size for size in blocks(trace, Category.PARAMETER) if size == 4 * 256 * 64]) == 4
+    assert 8 * (2 + 3 + 1) * 2 * BATCH in blocks(trace, Category.INPUT)  # with an end of text
+
+
+def test_a_process_keeps_its_answer_on_gpus(tmp_path: Path) -> None:
+    """transformers finds no GPU after a plan, where there is none."""
+    import torch
+    from transformers.utils import is_torch_cuda_available
+
+    trace_of(job_of_trainer(tmp_path))
+    assert is_torch_cuda_available() == torch.cuda.is_available()

@@ -9,7 +9,8 @@ other stream. A block that other streams use (`Tensor.record_stream`) is cached 
 at once, which no request can tell from a wait for the next one (`process_events`).
 
 Facts: c10/cuda/CUDACachingAllocator.cpp of torch 2.6 to 2.13; methods name the functions that they mirror.
-No private pools of graph captures or `MemPool`s.
+The private pool of CUDA graphs is a stream of its own, `GRAPH_POOL`, whose segments are never released, and
+for which no cached segment is (`captures_underway`). No `MemPool`s.
 """
 
 import sys
@@ -27,6 +28,7 @@ from planner.allocator.config import (
 )
 from planner.allocator.segments import Segments
 from planner.errors import UsageError
+from planner.program import GRAPH_POOL
 
 
 class CachingAllocator:
@@ -161,7 +163,7 @@ class CachingAllocator:
     def empty_cache(self) -> None:
         """Give back to CUDA every segment that is wholly free; every free page where segments expand."""
         for turn in (1, 0):  # large, then small
-            for stream in sorted(self._of_streams):
+            for stream in sorted(self._of_streams.keys() - {GRAPH_POOL}):
                 self._segments.release_pool(self._of_streams[stream][turn])
 
     def reset_peaks(self) -> None:
@@ -248,7 +250,7 @@ class CachingAllocator:
             return None
         if self._release_oversize(pool, size_bytes):
             block = self._segments.request_segment(pool, size_bytes, segment_bytes)
-        if block is None:
+        if block is None and pool.stream != GRAPH_POOL:
             self.empty_cache()
             self.retries += 1
             block = self._segments.request_segment(pool, size_bytes, segment_bytes)

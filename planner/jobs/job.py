@@ -68,10 +68,11 @@ class Checkpoint(StrEnum):
 
 
 class Compile(StrEnum):
-    """A mode of torch.compile; CUDA graphs' private pools and timed templates, of others, are not planned."""
+    """A mode of torch.compile; the timed templates of the others are not planned."""
 
     NONE = "none"
     DEFAULT = "default"
+    REDUCE_OVERHEAD = "reduce-overhead"  # with CUDA graphs, which share a private memory pool
 
 
 class Lengths(StrEnum):

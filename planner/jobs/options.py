@@ -269,7 +269,8 @@ JOB_OPTIONS: tuple[JobOption, ...] = (
     ),
     _option(
         "compile",
-        "Call the model through torch.compile: none, or default, which is the mode of --compile alone.",
+        "Call the model through torch.compile: none, default, which is the mode of --compile alone, or "
+        "reduce-overhead.",
         "MODE",
     ),
 )

@@ -27,6 +27,7 @@ from planner.jobs.options import FIELD_OPTIONS
 from planner.jobs.own_code import CodeKind, kind_of_code
 from planner.jobs.parse import is_code, nearest, parse_tensor_spec, shown, split_model
 from planner.jobs.sample_inputs import find_sample
+from planner.jobs.sizes import size_ranges
 from planner.program import torch_version_of
 
 _RUN = "planner run emulates such a script"
@@ -257,6 +258,17 @@ def _check_compiled(job: Job) -> None:
         raise UsageError(
             f"{where} with --dataset-size is not planned, since a smaller last batch is compiled anew; leave "
             "one of the two away"
+        )
+    if size_ranges(job):
+        raise UsageError(
+            f"{where} with sizes that vary is not planned, since torch compiles anew for them; give the "
+            "largest size alone"
+        )
+    if job.compile is Compile.REDUCE_OVERHEAD and (job.accumulate > 1 or job.keep_grads):
+        with_ = "--accumulate" if job.accumulate > 1 else "--keep-grads"
+        raise UsageError(
+            f"{where} with {with_} fails in torch: CUDA graphs overwrite gradients that are kept from one "
+            "forward pass to the next; use --compile default"
         )
     if torch_version_of(job.torch) != _COMPILED_TORCH:
         raise UsageError(f"{where}: torch.compile is planned as in torch 2.13 alone; leave --torch away")

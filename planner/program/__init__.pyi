@@ -10,7 +10,8 @@ from .cublas import (
 )
 from .diff import first_divergence as first_divergence
 from .events import (
-    Alloc as Alloc, Category as Category, Event as Event, Free as Free, GrowthSource as GrowthSource,
+    Alloc as Alloc, Category as Category, Event as Event, Free as Free, GRAPH_POOL as GRAPH_POOL,
+    GrowthSource as GrowthSource,
     Outcome as Outcome, Phase as Phase, PhaseStart as PhaseStart, RANDOM_COURSE_NOTE as RANDOM_COURSE_NOTE,
     RANDOM_VALUES_NOTE as RANDOM_VALUES_NOTE, Site as Site,
     NextWorkspaces as NextWorkspaces, TensorProvenance as TensorProvenance,

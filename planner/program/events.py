@@ -16,6 +16,10 @@ RANDOM_COURSE_NOTE = "random numbers on the CPU"
 RANDOM_VALUES_NOTE = "values drawn at random"
 
 
+# In place of a stream: the private memory pool of CUDA graphs, all captured on one stream.
+GRAPH_POOL = 2**20
+
+
 class Category(StrEnum):
     """The purpose of a block of memory; the categories of every breakdown."""
 
@@ -55,7 +59,8 @@ class Alloc(Struct, frozen=True, gc=False):
     category: Category
     site: int  # index into `Trace.sites`
     may_fail: bool = False  # if it fails, the process requests another size: a convolution's workspace
-    stream: int = 0  # whose work it serves first, 0 the default stream; blocks are cached by stream
+    # Whose work it serves first, 0 the default stream; blocks are cached by stream. GRAPH_POOL: CUDA graphs.
+    stream: int = 0
 
 
 class Free(Struct, frozen=True, gc=False):

@@ -2,8 +2,10 @@
 
 import pytest
 
+from planner.allocator.blocks import Block
 from planner.allocator.caching_allocator import CachingAllocator
 from planner.allocator.config import AllocatorConfig, MemoryLimits, config_of_torch
+from planner.program import GRAPH_POOL
 from tests.helpers.allocator_steps import Result, Step, alloc, mib, replay
 
 # Rounding, segments, splitting
@@ -213,3 +215,39 @@ def test_small_and_large_requests_share_no_segment() -> None:
         reserved=mib(22),
         peaks=(mib(5) + 512, mib(22)),
     )
+
+
+def test_private_blocks_share_no_segment_with_others() -> None:
+    """A block of CUDA graphs takes a segment of their own, though another one is cached."""
+    allocator = CachingAllocator()
+    allocator.free(_block(allocator, 20 * 2**20))
+    allocator.free(_block(allocator, 20 * 2**20, GRAPH_POOL))
+    assert allocator.reserved_bytes == 40 * 2**20
+    allocator.empty_cache()
+    assert allocator.reserved_bytes == 20 * 2**20
+    assert allocator.malloc(20 * 2**20, GRAPH_POOL) is not None
+    assert allocator.reserved_bytes == 20 * 2**20
+
+
+def test_a_private_request_releases_nothing() -> None:
+    """While a graph is captured cached segments stay, so it is refused where others are served."""
+    allocator = CachingAllocator(MemoryLimits(capacity_bytes=40 * 2**20))
+    allocator.free(_block(allocator, 20 * 2**20))
+    assert allocator.malloc(30 * 2**20, GRAPH_POOL) is None
+    assert (allocator.retries, allocator.ooms) == (0, 1)
+    assert allocator.malloc(30 * 2**20) is not None
+
+
+def test_a_copy_has_the_private_pool_too() -> None:
+    """The copy reuses what is cached there, and leaves the first as it is."""
+    allocator = CachingAllocator()
+    allocator.free(_block(allocator, 20 * 2**20, GRAPH_POOL))
+    twin, _ = allocator.copy()
+    assert twin.malloc(20 * 2**20, GRAPH_POOL) is not None
+    assert (twin.reserved_bytes, allocator.allocated_bytes) == (20 * 2**20, 0)
+
+
+def _block(allocator: CachingAllocator, size_bytes: int, stream: int = 0) -> Block:
+    block = allocator.malloc(size_bytes, stream)
+    assert block is not None
+    return block

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from planner.capture.cuda.autocast import mode as autocast
 from planner.capture.inductor.attention import attention_of
 from planner.capture.inductor.constants import constants_on_cpu
+from planner.capture.inductor.cuda_graphs import CudaGraphs
 from planner.capture.inductor.fakes import fakes_on_gpu
 from planner.capture.inductor.gpu import gpu_of_inductor, gpu_properties
 from planner.capture.inductor.kernels import Kernels
@@ -33,6 +34,7 @@ from planner.program import torch_version_of
 _Inductor = torch._TorchCompileInductorWrapper
 _IDENTITIES = ("ID_MATCH", "FUNCTION_MATCH", "BUILTIN_MATCH", "CLOSURE_MATCH")
 _TORCH = (2, 13)
+_TIMED = {"max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning"}
 _TRITON_SINCE = (7, 0)
 Suspended = Callable[[], AbstractContextManager[object]]
 
@@ -53,9 +55,9 @@ class Compiler:
         memory = GpuMemory(recorder, gpu_properties(recorder.target).L2_cache_size)
         self._recorder = recorder
         self._suspended = suspended
-        self._kernels, self._padding = Kernels(memory), PaddingTimer(memory)
+        self._kernels, self._padding, self._graphs = Kernels(memory), PaddingTimer(memory), CudaGraphs(memory)
         self._is_compiling = False
-        self._modes: set[str] = set()  # that user code asks for, of those that are not planned
+        self._timed: set[str] = set()  # options that user code asks for, which are not planned
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -71,7 +73,8 @@ class Compiler:
                 mock.patch.object(
                     compile_fx, "compile_fx_backward", self._compiling(compile_fx.compile_fx_backward)
                 ),
-                mock.patch.object(_Inductor, "apply_mode", self._apply_mode),
+                mock.patch.object(_Inductor, "__call__", self._without_timed(_Inductor.__call__)),
+                self._graphs.installed(),
             ):
                 yield
         finally:
@@ -79,11 +82,12 @@ class Compiler:
 
     def notes(self) -> tuple[str, ...]:
         """Return sentences on what is not planned, and on what a GPU decides while it compiles."""
-        notes = [
-            f"torch.compile's mode {mode!r} is planned as its default: CUDA graphs hold private memory "
-            "pools, which takes more, and timed templates may take other workspaces"
-            for mode in sorted(self._modes)
-        ]
+        notes = []
+        if self._timed:
+            notes.append(
+                f"torch.compile is planned without {', '.join(sorted(self._timed))} (mode='max-autotune'): "
+                "which templates are fastest is not known, and those may take other workspaces"
+            )
         if self._padding.count:
             notes.append(
                 "inductor times matrix products with and without padded operands: they are planned without, "
@@ -91,9 +95,17 @@ class Compiler:
             )
         return tuple(notes)
 
-    def _apply_mode(self, mode: str | None) -> None:
-        if mode not in (None, "default"):
-            self._modes.add(str(mode))
+    def _without_timed(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the call of inductor's backend, without options that choose templates by their times."""
+
+        def call(backend: Any, *args: Any, **kwargs: Any) -> Any:
+            timed = {name for name, value in backend.config.items() if name in _TIMED and value}
+            self._timed |= timed
+            plainly = {name: value for name, value in backend.config.items() if name not in timed}
+            with mock.patch.object(backend, "config", plainly):
+                return plain(backend, *args, **kwargs)
+
+        return call
 
     def _guarding(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         """Return what makes the guards of a frame: to a tensor's dispatch keys, which they compare, belong
@@ -142,12 +154,9 @@ class Compiler:
 
     def _loading(self) -> Callable[[GraphLowering], Any]:
         def compile_to_module(graph: GraphLowering) -> Any:
-            if config.triton.cudagraphs:  # of a mode that was set before the capture
-                self._modes.add("reduce-overhead")
-                graph.disable_cudagraphs_reason = "not planned"
             code, _ = graph.codegen()
             constants = {**graph.constants, **graph.torchbind_constants}
-            return _Module(load_wrapper(code.value, constants, self._kernels))
+            return load_wrapper(code.value, constants, self._kernels)
 
         return compile_to_module
 
@@ -157,10 +166,3 @@ def _is_of_torch(guard: GuardFilterEntry) -> bool:
     is_function = callable(guard.value) and not isinstance(guard.value, type | torch.nn.Module)
     module = str(getattr(guard.value, "__module__", None) or "torch")  # builtin ones name none
     return guard.guard_type in _IDENTITIES and is_function and module.partition(".")[0] == "torch"
-
-
-class _Module:
-    """A generated module, as GraphLowering gives it."""
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self.call = call

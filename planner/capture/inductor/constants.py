@@ -7,6 +7,8 @@ from unittest import mock
 
 import torch
 from torch._inductor.fx_passes import joint_graph
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx.experimental import proxy_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -28,8 +30,18 @@ class _OnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def constants_on_cpu() -> Iterator[None]:
     """Fold constants on the CPU while open."""
     folder = joint_graph.UniformValueConstantFolder
-    with mock.patch.object(folder, "_deduce_value", _on_cpu(folder._deduce_value)):
+    with (
+        mock.patch.object(folder, "_deduce_value", _on_cpu(folder._deduce_value)),
+        mock.patch.object(proxy_tensor, "unset_fake_temporarily", _unfaked_on_cpu),
+    ):
         yield
+
+
+@contextmanager
+def _unfaked_on_cpu() -> Iterator[Any]:
+    """Compute with the values of `torch.tensor([...])` on the CPU, as `proxy_call` does in tracing."""
+    with unset_fake_temporarily() as mode, _OnCpu():  # type: ignore[no-untyped-call]
+        yield mode
 
 
 def _on_cpu(plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -48,6 +48,8 @@ def _patches() -> Iterator[_Patch]:
     functional = FunctionalTensor.__torch_dispatch__
     yield FunctionalTensor, "__torch_dispatch__", _answering(functional)
     yield FakeTensorMode, "dispatch", _relabelling(FakeTensorMode.dispatch)
+    # Tensors of Python numbers are made on the CPU and moved, though CUDA says that it is available.
+    yield FakeTensorMode, "avoid_device_init", property(lambda mode: True)
     for mode in (FunctionalTensorMode, ProxyTorchDispatchMode):
         yield mode, "__torch_dispatch__", _relabelling(mode.__torch_dispatch__)
     yield FunctionalTensor, "device", property(lambda tensor: _inner(tensor).device)

@@ -19,11 +19,11 @@ class GpuMemory:
         self.recorder = recorder
         self._l2_bytes = l2_bytes
 
-    def allocate(self, size_bytes: int) -> Tensor:
+    def allocate(self, size_bytes: int, op: str = _OP) -> Tensor:
         """Return a tensor of as many bytes, which is recorded."""
         with torch.utils._python_dispatch._disable_current_modes():
             tensor = torch.empty(size_bytes, dtype=torch.uint8, device="meta")
-        self.recorder.record_tensor(tensor, Category.WORKSPACE, _OP)
+        self.recorder.record_tensor(tensor, Category.WORKSPACE, op)
         return tensor
 
     def time(self, call: Callable[[], Any]) -> None:

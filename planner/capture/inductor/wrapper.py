@@ -5,8 +5,9 @@ The recorder records it, once the names in it that need a GPU mean what they do 
 """
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -32,8 +33,8 @@ class _AsyncCompile:
         """Do nothing, since nothing is compiled."""
 
 
-def load_wrapper(source: str, constants: Mapping[str, Any], kernels: Kernels) -> Callable[..., Any]:
-    """Return the function `call` of a generated module."""
+def load_wrapper(source: str, constants: Mapping[str, Any], kernels: Kernels) -> SimpleNamespace:
+    """Return a generated module: its function `call`, and the `runner` of the parts that CUDA graphs hold."""
     compiling = type("AsyncCompile", (_AsyncCompile,), {"kernels": kernels})
     scope: dict[str, Any] = {"__name__": "generated", **constants}
     with mock.patch.object(async_compile, "AsyncCompile", compiling):
@@ -48,7 +49,7 @@ def load_wrapper(source: str, constants: Mapping[str, Any], kernels: Kernels) ->
         ):
             return call(arguments)
 
-    return run
+    return SimpleNamespace(call=run, runner=scope.get("runner"))
 
 
 def _without_gpu_imports(source: str) -> ast.Module:

@@ -5,7 +5,8 @@ block, which is freed when a weak reference to its `UntypedStorage` dies. The wo
 the rules of `planner.capture.workspaces`. Where autograd on a GPU adds gradients in place, so does the log.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from planner.capture.workspaces._rule import positional_args
 from planner.capture.workspaces.ops import KernelOp, Ops, Outputs, answer_convolutions
 from planner.capture.workspaces.registry import is_unknown
 from planner.capture.workspaces.tensor.gemm import CublasWorkspaces, uses_cublas
-from planner.program import Alloc, Category, OpKind, Phase, Site, Target, Trace
+from planner.program import GRAPH_POOL, Alloc, Category, OpKind, Phase, Site, Target, Trace
 
 aten = torch.ops.aten
 
@@ -70,6 +71,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.modules = ModuleTracker(model)
         self._phase = Phase.SETUP
         self._cublas = CublasWorkspaces(target, cublas_config)
+        self._cublas_blocks: list[Block] = []
+        self._is_in_graph_pool = False
         self._autotuned: set[str] = set()  # signatures of calls whose engines a library has timed
 
     # ---- called by the loop
@@ -104,6 +107,28 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """
         if not self._log.empty_cache(since=self._calls[-1].end if self._calls else 0):
             self._log.free(self._alloc(1, Category.TEMPORARY, "empty_cache"), empties_cache=True)
+
+    @contextmanager
+    def graph_pool(self) -> Iterator[None]:
+        """Allocate in the private pool of CUDA graphs while open."""
+        self._is_in_graph_pool = True
+        try:
+            yield
+        finally:
+            self._is_in_graph_pool = False
+
+    def clear_cublas_workspaces(self) -> None:
+        """Record that cuBLAS frees the workspaces that it keeps (`torch._C._cuda_clearCublasWorkspaces`)."""
+        self._cublas.forget()
+        for block in self._cublas_blocks:
+            self._log.free(block)
+        self._cublas_blocks.clear()
+
+    def free_storage(self, storage: Any) -> None:
+        """Record that the block of a storage is freed, though the storage lives on."""
+        ref = self._storages.pop(storage._cdata, None)
+        if ref is not None:
+            self._log.free(ref.block)
 
     def set_category(self, tensor: Tensor, category: Category) -> None:
         """Set the category of the block behind a tensor that was recorded before."""
@@ -192,9 +217,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             answered = answer_convolutions(op.rule(args, out, self.target), self.target)
             ops = self._autotune_once(op, args, answered)
         cublas_bytes = (
-            self._cublas.first_use(self._phase, self._streams.current)
-            if uses_cublas(op.func, args, ops)
-            else 0
+            self._cublas.first_use(self._phase, self._stream) if uses_cublas(op.func, args, ops) else 0
         )
         if op.outputs is OutputKind.RESIZED:
             self._record_resized(op, out)
@@ -209,15 +232,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             takes = tuple(t.is_meta and t.untyped_storage().nbytes() > 0 for t in new)
             end = len(self._log.records)
             passed = to_meta(args), to_meta(out)
-            call = RecordedCall(start, end, site, op.func, *passed, takes, self._streams.current)
+            call = RecordedCall(start, end, site, op.func, *passed, takes, self._stream)
             self._calls.append(call)
-        lt_bytes = (
-            self._cublas.first_lt_use(op.func, args, self._phase, self._streams.current)
-            if op.uses_blas
-            else 0
-        )
-        if lt_bytes:  # not of the kernel's rule, which is the same at each call
-            self._alloc(lt_bytes, Category.WORKSPACE, op.name)
+        lt_bytes = self._cublas.first_lt_use(op.func, args, self._phase, self._stream) if op.uses_blas else 0
+        self._record_cublas(op, lt_bytes)  # not of the kernel's rule, which is the same at each call
 
     def _record_resized(self, op: Operator, out: Tensor) -> None:
         """Record a resized storage as a new block; the old one is freed once its contents are copied
@@ -286,7 +304,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _record_cublas(self, op: Operator, size_bytes: int) -> None:
         if size_bytes:
-            self._alloc(size_bytes, Category.WORKSPACE, op.name)
+            self._cublas_blocks.append(self._alloc(size_bytes, Category.WORKSPACE, op.name))
 
     def _record_outputs(self, op: Operator, out: Any) -> None:
         category = self._output_category()
@@ -309,9 +327,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         del self._storages[storage.key]
         self._log.free(storage.block)
 
+    @property
+    def _stream(self) -> int:
+        return GRAPH_POOL if self._is_in_graph_pool else self._streams.current
+
     def _alloc(self, size_bytes: int, category: Category, op: str, module: str | None = None) -> Block:
         where = self.modules.name_in(self._phase) if module is None else module
-        return self._log.alloc(size_bytes, category, op, where, self._streams.current)
+        return self._log.alloc(size_bytes, category, op, where, self._stream)
 
     def _expect_inplace_accumulation(self, args: tuple[Any, ...], out: Tensor) -> None:
         """Note an addition of gradients, which may reuse its first operand on a GPU.

@@ -39,6 +39,11 @@ class CublasWorkspaces:
         self._used: set[tuple[bool, int]] = set()
         self._lt_used: set[tuple[bool, int]] = set()
 
+    def forget(self) -> None:
+        """Let each thread begin anew, since the workspaces are freed."""
+        self._used.clear()
+        self._lt_used.clear()
+
     def first_use(self, phase: Phase, stream: int = 0) -> int:
         """Return the bytes that cuBLAS allocates and keeps in this call: 0 after the first of a thread and
         stream.

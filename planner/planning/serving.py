@@ -1,36 +1,56 @@
 """Count the sequences that a server with a paged key-value cache holds beside the weights.
 
-The rules are vLLM's: it takes a share of the GPU's memory, `gpu_memory_utilization`; what weights, the peak
-of a profile run and CUDA graphs leave of it is divided into blocks of keys and values
-(vllm/v1/worker/gpu_worker.py, determine_available_memory; vllm/v1/core/kv_cache_utils.py). The profile run
-passes `max_num_batched_tokens` tokens through the model without a cache, then samples for `max_num_seqs`
-sequences (vllm/v1/worker/gpu_model_runner.py, profile_run). Its peak is computed from widths, since vLLM runs
-fused operators of its own.
+The rules are vLLM's V1 engine's. It takes a share of the GPU's memory, `gpu_memory_utilization` of the total
+(vllm/v1/worker/utils.py, request_memory), and refuses to start where less is free. From the share it
+subtracts what the GPU lost since a reading that it takes once the context is there, and the peak of a profile
+run above what stays (vllm/utils/mem_utils.py, memory_profiling), then an estimate of CUDA graphs
+(vllm/v1/worker/gpu_worker.py, determine_available_memory). The rest is divided into blocks of keys and
+values (vllm/v1/core/kv_cache_utils.py, get_kv_cache_config_from_groups). The profile run passes
+`max_num_batched_tokens` tokens through the model without a cache, then samples for `max_num_seqs` sequences
+(vllm/v1/worker/gpu_model_runner.py, profile_run). Its peak is computed from widths, since vLLM runs fused
+operators of its own.
 """
 
+from math import ceil
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from planner.errors import UsageError
 from planner.hardware import Device
 from planner.jobs import check_count
+from planner.program import workspace_bytes
 
 if TYPE_CHECKING:
     from planner.capture import ServedModel
 
 MOST_GRAPH_TOKENS = 512  # of the largest captured batch (vllm/config/vllm.py, _set_cudagraph_sizes)
-CACHE_DTYPES = {"auto": 0, "fp8": 1}  # bytes of a key or value; 0: as the model
+# Bytes of a key or value, 0: as the model; and of the scales of one head's keys and values of a token
+# (vllm/v1/kv_cache_interface.py, AttentionSpec.page_size_bytes).
+CACHE_DTYPES = {
+    "auto": (0, 0),
+    "float16": (2, 0),
+    "bfloat16": (2, 0),
+    "fp8": (1, 0),
+    "fp8_e4m3": (1, 0),
+    "fp8_e5m2": (1, 0),
+    "int8_per_token_head": (1, 2 * 4),
+    "fp8_per_token_head": (1, 2 * 4),
+}
+LARGE_GPU_BYTES = 70 * 2**30  # from which on, A100s apart, the defaults are larger
+TOKENS = {True: 8192, False: 2048}  # of a step on such a GPU and on others, of the API server
+SEQUENCES = {True: 1024, False: 256}  # (vllm/engine/arg_utils.py, get_batch_defaults)
 _LONGEST = 2**31
 
 
 class ServingSettings(Struct, frozen=True):
-    """Settings of the server, by vLLM's names; the defaults are those of its engine for large GPUs."""
+    """Settings of the server, by vLLM's names, with the defaults of its API server."""
 
-    gpu_memory_utilization: float = 0.9
+    gpu_memory_utilization: float = 0.92
     block_size: int = 16  # tokens
-    max_num_batched_tokens: int = 8192
-    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 0  # 0: by the GPU
+    max_num_seqs: int = 0  # likewise
     max_model_len: int = 0  # tokens of a sequence; 0: all positions of the model
     kv_cache_dtype: str = "auto"
 
@@ -43,10 +63,38 @@ class ServingSettings(Struct, frozen=True):
             known = ", ".join(CACHE_DTYPES)
             raise UsageError(f"--kv-cache-dtype: unknown value {self.kv_cache_dtype!r}; use one of {known}")
         check_count("--block-size", self.block_size, 1024)
-        check_count("--max-num-batched-tokens", self.max_num_batched_tokens, 2**24)
-        check_count("--max-num-seqs", self.max_num_seqs, 2**20)
+        check_count("--max-num-batched-tokens", self.max_num_batched_tokens, 2**24, least=0)
+        check_count("--max-num-seqs", self.max_num_seqs, 2**20, least=0)
         check_count("--max-model-len", self.max_model_len, _LONGEST, least=0)
         return self
+
+    def on(self, device: Device) -> "ServingSettings":
+        """Return the settings with those that the GPU decides."""
+        is_large = device.total.value >= LARGE_GPU_BYTES and "A100" not in device.name
+        return replace(
+            self,
+            max_num_batched_tokens=self.max_num_batched_tokens or TOKENS[is_large],
+            max_num_seqs=self.max_num_seqs or SEQUENCES[is_large],
+        )
+
+
+class CacheGroups(Struct, frozen=True):
+    """Groups of layers that share blocks: each has a block table of its own, and all as many layers."""
+
+    layers: int  # of each, padded
+    full: int  # groups whose layers keep the whole text
+    sliding: int  # groups whose layers keep a window
+    window: int  # tokens
+
+    def blocks_of(self, length: int, settings: ServingSettings) -> int:
+        """Return the blocks of a sequence in all groups.
+
+        A window may begin within a block, and a step's new tokens lie beside it until it ends
+        (vllm/v1/kv_cache_interface.py, SlidingWindowSpec.max_memory_usage_bytes).
+        """
+        whole = -(-length // settings.block_size)
+        kept = min(self.window - 1 + settings.max_num_batched_tokens, length)
+        return self.full * whole + self.sliding * (-(-kept // settings.block_size) + 1)
 
 
 class ServingPlan(Struct, frozen=True):
@@ -65,40 +113,64 @@ class ServingPlan(Struct, frozen=True):
     token_bytes: int  # keys and values of a token in all layers of both models
     blocks: int
     sequences: int  # of the length, at once
-    static_sequences: int  # with a static cache of the length for each, in place of blocks
+    groups: CacheGroups
+    starts: bool  # as much as the share is free once the context is there
+    static_sequences: int = 0  # with a static cache of the length for each, in place of blocks
 
     @property
     def tokens(self) -> int:
-        """Return the tokens that the blocks hold."""
-        return self.blocks * self.settings.block_size
+        """Return the tokens that the blocks hold, as vLLM's log names them."""
+        return self.blocks // (self.groups.full + self.groups.sliding) * self.settings.block_size
 
 
 def plan_serving(
     model: "ServedModel", draft: "ServedModel | None", device: Device, settings: ServingSettings
 ) -> ServingPlan:
     """Return what fits beside the weights. Raises UsageError where the length of a sequence is unknown."""
+    settings = settings.on(device)
     length = settings.max_model_len or model.positions
     if not length:
         raise UsageError(f"{model.name}: its longest text is unknown; give --max-model-len, such as 4096")
     models = (model,) if draft is None else (model, draft)
-    requested = int(device.usable.value * settings.gpu_memory_utilization)
+    requested = ceil(device.usable.value * settings.gpu_memory_utilization)
     weights = sum(one.weight_bytes for one in models)
-    profile = max(profile_bytes(one, settings) for one in models)
+    profile = max(profile_bytes(one, settings) for one in models) + workspace_bytes(device.capability)
     graphs = sum(activation_bytes(one, min(MOST_GRAPH_TOKENS, 2 * settings.max_num_seqs)) for one in models)
-    cache = requested - device.context.value - weights - profile - graphs
-    token = sum(token_bytes(one, settings) for one in models)
-    blocks = max(0, cache // (token * settings.block_size) - 1) if token else 0  # one is never given out
-    each = -(-length // settings.block_size)
+    cache = requested - weights - profile - graphs
+    groups = group_layers(model)
+    page = groups.layers * layer_bytes(model, settings)  # of a token, in the layers of a group
+    page += 0 if draft is None else draft.layers * layer_bytes(draft, settings)
+    starts = requested <= device.usable.value - device.context.value
+    blocks = max(0, cache // (page * settings.block_size) - 1) if page and starts else 0  # one stays empty
+    token = sum(one.layers * layer_bytes(one, settings) for one in models)
     return ServingPlan(
         model, draft, device, settings, length, requested, weights, profile, graphs, cache, token, blocks,
-        sequences=min(settings.max_num_seqs, blocks // each),
+        sequences=min(settings.max_num_seqs, blocks // groups.blocks_of(length, settings)),
+        groups=groups,
+        starts=starts,
         static_sequences=max(0, cache // (token * length)) if token else 0,
     )  # fmt: skip
 
 
-def token_bytes(model: "ServedModel", settings: ServingSettings) -> int:
-    """Return the keys and values of one token in all layers."""
-    return model.layers * model.cached_numbers * (CACHE_DTYPES[settings.kv_cache_dtype] or model.item_bytes)
+def group_layers(model: "ServedModel") -> CacheGroups:
+    """Return the groups of a model's layers (kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size).
+
+    Where some layers have a window, groups have as many layers as the rarer kind, or as the other one where
+    it has less than half as many more.
+    """
+    sliding = model.sliding_layers
+    full = model.layers - sliding
+    if not full or not sliding:
+        return CacheGroups(model.layers, int(not sliding), int(bool(sliding)), model.window)
+    few, many = sorted((full, sliding))
+    size = many if many < 1.5 * few else few
+    return CacheGroups(size, -(-full // size), -(-sliding // size), model.window)
+
+
+def layer_bytes(model: "ServedModel", settings: ServingSettings) -> int:
+    """Return the keys and values of one token in one layer."""
+    number, scales = CACHE_DTYPES[settings.kv_cache_dtype]
+    return model.cached_numbers * (number or model.item_bytes) + model.key_heads * scales
 
 
 def activation_bytes(model: "ServedModel", tokens: int) -> int:
@@ -112,12 +184,17 @@ def activation_bytes(model: "ServedModel", tokens: int) -> int:
 
 
 def profile_bytes(model: "ServedModel", settings: ServingSettings) -> int:
-    """Return the peak of the profile run: the layers, or the sampler beside the last hidden states.
+    """Return the peak of the profile run: that of the layers or of the sampler."""
+    return max(activation_bytes(model, settings.max_num_batched_tokens), sampler_bytes(model, settings))
 
-    The sampler has logits, their copy in float32 and probabilities (vllm/v1/sample/sampler.py).
+
+def sampler_bytes(model: "ServedModel", settings: ServingSettings) -> int:
+    """Return the peak of the sampler, beside the last hidden states of all tokens.
+
+    It has logits, which the caller holds too, their copy in float32 (vllm/v1/sample/sampler.py),
+    probabilities and as many random numbers (vllm/v1/sample/ops/topk_topp_sampler.py, random_sample).
     """
     tokens = settings.max_num_batched_tokens
     rows = min(settings.max_num_seqs, tokens)
-    sampler = rows * model.vocabulary * (model.item_bytes + 4 + 4)
-    hidden = model.item_bytes * tokens * model.hidden
-    return max(activation_bytes(model, tokens), hidden + sampler)
+    logits = rows * model.vocabulary * (model.item_bytes + 4 + 4 + 4)
+    return model.item_bytes * tokens * model.hidden + logits

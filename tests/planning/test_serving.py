@@ -1,10 +1,12 @@
 """Serving: blocks of a paged cache beside the weights, by sums that the tests write out."""
 
 import json
+from math import ceil
 
 import pytest
 
 import planner
+from planner.api.serve import ServeResult
 from planner.capture.models.registry import build_model
 from planner.capture.models.transformers.serving import ServedModel, served_model
 from planner.cli import run
@@ -14,10 +16,12 @@ from planner.jobs import Job, parse_model_arg, resolve_job
 from planner.planning.serving import (
     ServingSettings,
     activation_bytes,
+    group_layers,
+    layer_bytes,
     plan_serving,
     profile_bytes,
-    token_bytes,
 )
+from tests.helpers.structs import replace
 
 GIB = 2**30
 # Llama of 8 billion parameters: 32 layers, 8 heads of 128 for keys and values.
@@ -44,9 +48,13 @@ def job_of(name: str, *args: str) -> Job:
 
 
 def test_a_token_has_keys_and_values_in_every_layer() -> None:
-    """2 x 32 layers x 8 heads x 128 numbers x 2 bytes; in fp8 half of it."""
-    assert token_bytes(LLAMA, ServingSettings()) == 2 * 32 * 8 * 128 * 2
-    assert token_bytes(LLAMA, ServingSettings(kv_cache_dtype="fp8")) == 2 * 32 * 8 * 128
+    """2 x 8 heads x 128 numbers x 2 bytes a layer; in fp8 half of it, in int8 with two floats a head."""
+    assert layer_bytes(LLAMA, ServingSettings()) == 2 * 8 * 128 * 2
+    assert layer_bytes(LLAMA, ServingSettings(kv_cache_dtype="fp8")) == 2 * 8 * 128
+    scaled = ServingSettings(kv_cache_dtype="int8_per_token_head")
+    assert layer_bytes(replace(LLAMA, key_heads=8), scaled) == 2 * 8 * 128 + 8 * 2 * 4
+    plan = plan_serving(LLAMA, None, find_device("A100 80GB"), ServingSettings())
+    assert plan.token_bytes == 32 * 2 * 8 * 128 * 2
 
 
 def test_the_profile_run_is_the_widest_layer_or_the_sampler() -> None:
@@ -55,15 +63,15 @@ def test_the_profile_run_is_the_widest_layer_or_the_sampler() -> None:
     many = ServingSettings(max_num_batched_tokens=8192)
     assert profile_bytes(LLAMA, many) == activation_bytes(LLAMA, 8192)
     few = ServingSettings(max_num_batched_tokens=512, max_num_seqs=256)
-    assert profile_bytes(LLAMA, few) == 2 * 512 * 4096 + 256 * 128256 * (2 + 4 + 4)
+    assert profile_bytes(LLAMA, few) == 2 * 512 * 4096 + 256 * 128256 * (2 + 4 + 4 + 4)
 
 
 def test_what_is_left_is_divided_into_blocks() -> None:
-    """The share of the GPU is the context, weights, profile run, graphs, and the cache; one block is kept."""
+    """The share of the GPU is weights, profile run, graphs, and the cache; one block is kept."""
     device = find_device("A100 80GB")
     plan = plan_serving(LLAMA, None, device, ServingSettings())
-    assert plan.requested_bytes == int(device.usable.value * 0.9)
-    parts = (device.context.value, plan.weight_bytes, plan.profile_bytes, plan.graph_bytes, plan.cache_bytes)
+    assert plan.requested_bytes == ceil(device.usable.value * 0.92)
+    parts = (plan.weight_bytes, plan.profile_bytes, plan.graph_bytes, plan.cache_bytes)
     assert sum(parts) == plan.requested_bytes
     assert plan.graph_bytes == activation_bytes(LLAMA, 512)
     assert plan.blocks == plan.cache_bytes // (16 * 131072) - 1
@@ -86,6 +94,54 @@ def test_a_draft_model_takes_weights_and_cache() -> None:
     assert both.weight_bytes == alone.weight_bytes + GIB
     assert both.token_bytes == alone.token_bytes + 16 * 2 * 8 * 64 * 2
     assert both.blocks < alone.blocks
+
+
+def test_the_gpu_decides_what_is_not_set() -> None:
+    """vLLM's API server takes larger steps on GPUs of 70 GiB and more, but for A100s."""
+    sizes = {
+        name: (settings.max_num_batched_tokens, settings.max_num_seqs)
+        for name in ("H100 80GB", "A100 80GB", "L4")
+        for settings in [ServingSettings().on(find_device(name))]
+    }
+    assert sizes == {"H100 80GB": (8192, 1024), "A100 80GB": (2048, 256), "L4": (2048, 256)}
+
+
+def test_a_share_that_is_not_free_lets_no_server_start() -> None:
+    """The whole GPU is never free, since the context is there first."""
+    whole = ServingSettings(gpu_memory_utilization=1.0)
+    plan = plan_serving(LLAMA, None, find_device("A100 80GB"), whole)
+    assert (plan.starts, plan.blocks, plan.sequences) == (False, 0, 0)
+    assert "The server does not start" in str(ServeResult(plan, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("layers", "sliding", "expected"),
+    [
+        (32, 0, (32, 1, 0)),
+        (32, 32, (32, 0, 1)),
+        (24, 12, (12, 1, 1)),
+        (30, 20, (10, 1, 2)),
+        (25, 12, (13, 1, 1)),
+        (34, 29, (5, 1, 6)),  # the last group of windows has a layer of padding
+    ],
+)
+def test_layers_with_a_window_share_blocks_with_the_others(
+    layers: int, sliding: int, expected: tuple[int, int, int]
+) -> None:
+    """Groups are as large as the rarer kind, or as the other where that is less than half as much more."""
+    groups = group_layers(replace(LLAMA, layers=layers, sliding_layers=sliding, window=1024))
+    assert (groups.layers, groups.full, groups.sliding) == expected
+
+
+def test_a_window_takes_its_tokens_and_those_of_a_step() -> None:
+    """Of 8,192 tokens, a window of 1,024 keeps 1,023 and the 2,048 of a step, in one block more."""
+    hybrid = replace(LLAMA, layers=24, sliding_layers=12, window=1024)
+    plan = plan_serving(hybrid, None, find_device("A100 80GB"), ServingSettings())
+    assert plan.blocks == plan.cache_bytes // (16 * 12 * 4096) - 1
+    blocks = 8192 // 16 + -(-(1023 + 2048) // 16) + 1
+    assert plan.groups.blocks_of(8192, plan.settings) == blocks
+    assert plan.sequences == plan.blocks // blocks
+    assert plan.tokens == plan.blocks // 2 * 16
 
 
 def test_weights_that_do_not_fit_leave_no_block() -> None:
@@ -124,7 +180,7 @@ def test_what_is_no_decoder_is_refused() -> None:
     ("settings", "message"),
     [
         ({"gpu_memory_utilization": 1.2}, "use a share from 0 to 1"),
-        ({"kv_cache_dtype": "int3"}, "use one of auto, fp8"),
+        ({"kv_cache_dtype": "int3"}, "use one of auto, float16"),
         ({"block_size": 0}, "use a whole number from 1 to 1024"),
     ],
 )

@@ -18,14 +18,19 @@ def serve_command(
         int | None, option("N", "Tokens of a sequence, prompt and answer; by default all positions.")
     ],
     max_num_batched_tokens: Annotated[
-        int | None, option("N", "Tokens of one step, which the profile run takes; 8192 by default.")
+        int | None,
+        option("N", "Tokens of one step, which the profile run takes; by default as vLLM's API server."),
     ],
-    max_num_seqs: Annotated[int | None, option("N", "Most sequences at once; 256 by default.")],
+    max_num_seqs: Annotated[
+        int | None, option("N", "Most sequences at once; by default 1024 on large GPUs, else 256.")
+    ],
     gpu_memory_utilization: Annotated[
-        float | None, option("SHARE", "Share of the GPU that the server takes; 0.9 by default.")
+        float | None, option("SHARE", "Share of the GPU that the server takes; 0.92 by default.")
     ],
     block_size: Annotated[int | None, option("N", "Tokens of a block of the cache; 16 by default.")],
-    kv_cache_dtype: Annotated[str | None, option("NAME", "auto (as the model) or fp8.")],
+    kv_cache_dtype: Annotated[
+        str | None, option("NAME", "auto (as the model), fp8, int8_per_token_head and others.")
+    ],
 ) -> Answer:
     """Count the sequences that a server with a paged cache, such as vLLM, holds beside the weights."""
     from planner import serve

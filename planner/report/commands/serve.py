@@ -20,6 +20,10 @@ def serving_document(plan: ServingPlan, seconds: float) -> Document:
 
 def _headline(plan: ServingPlan) -> Headline:
     beside = "" if plan.draft is None else f" with {plan.draft.name} beside it"
+    if not plan.starts:
+        lacking = plan.requested_bytes + plan.device.context.value - plan.device.usable.value
+        text = f"The server does not start: {mib(lacking, 1):,.1f} MiB of its share are not free"
+        return Headline((text, Entry("Mend", "a smaller --gpu-memory-utilization")), "bad")
     if plan.cache_bytes <= 0:
         missing = f"{mib(-plan.cache_bytes, 1):,.1f} MiB are missing"
         return Headline((f"{plan.model.name}{beside} does not fit: {missing} before any cache",), "bad")
@@ -40,7 +44,6 @@ def _memory(plan: ServingPlan) -> Iterator[tuple[str, int, str]]:
     share, tokens = plan.settings.gpu_memory_utilization, plan.settings.max_num_batched_tokens
     yield "usable by torch", plan.device.usable.value, plan.device.usable.source
     yield "taken by the server", plan.requested_bytes, f"gpu_memory_utilization {share:g}"
-    yield "CUDA context", plan.device.context.value, plan.device.context.source
     yield "weights", plan.weight_bytes, "of both models" if plan.draft else "counted, in half precision"
     yield "profile run", plan.profile_bytes, f"{tokens:,} tokens, then the sampler; computed"
     yield "CUDA graphs", plan.graph_bytes, "activations of the largest captured batch; computed"
@@ -56,7 +59,19 @@ def _assumed(plan: ServingPlan) -> Iterator[str]:
         "not counted: what the driver holds for each CUDA graph, NCCL, buffers of attention backends, "
         "adapters and images"
     )
-    yield "the context counts towards the server's share, which vLLM leaves to the rest of the GPU"
+    yield (
+        "the CUDA context lies beside the server's share: vLLM reads the free memory once the context is "
+        "there, and subtracts what is lost from then on (vllm/utils/mem_utils.py); code of kernels and "
+        "workspaces of libraries that are loaded later are not counted"
+    )
+    groups = plan.groups
+    if groups.sliding and groups.full:
+        yield (
+            f"layers share blocks in {groups.full + groups.sliding} groups of {groups.layers}, of which "
+            f"{groups.sliding} keep {groups.window:,} tokens (vllm/v1/core/kv_cache_utils.py)"
+        )
+        if plan.draft is not None:
+            yield "how the draft model's layers join these groups is not modelled; they lie beside them"
     if plan.draft is not None:
         yield "the draft model has a cache of its own for every token, in the same blocks"
     notes = (*plan.model.notes, *(plan.draft.notes if plan.draft is not None else ()))
@@ -74,6 +89,7 @@ def serving_to_json(plan: ServingPlan, seconds: float) -> dict[str, Any]:
         "context_mib": mib(plan.device.context.value),
         "settings": to_builtins(plan.settings),
         "max_model_len": plan.length,
+        "starts": plan.starts,
         "sequences": plan.sequences,
         "static_sequences": plan.static_sequences,
         "tokens": plan.tokens,

@@ -25,6 +25,9 @@ class ServedModel(Struct, frozen=True):
     intermediate: int  # of the MLP, or of the experts that one token goes to
     vocabulary: int
     positions: int  # the longest text; 0: the configuration names none
+    key_heads: int = 1  # heads of keys and values
+    sliding_layers: int = 0  # of those with keys and values, that keep a window alone
+    window: int = 0  # tokens of it
     notes: tuple[str, ...] = ()
 
 
@@ -52,8 +55,11 @@ def served_model(job: Job) -> ServedModel:
     key_heads = getattr(text, "num_key_value_heads", None) or heads
     keys = 2 * key_heads * head
     latent = getattr(text, "kv_lora_rank", None)  # multi-head latent attention: one vector for all heads
-    kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
+    window = getattr(text, "sliding_window", None) or 0
+    usual = "sliding_attention" if window else "full_attention"
+    kinds = getattr(text, "layer_types", None) or [usual] * text.num_hidden_layers
     layers = sum(not any(word in kind for word in _LINEAR) for kind in kinds)
+    sliding = sum("sliding" in kind for kind in kinds) if window else 0
     return ServedModel(
         name=job.model,
         weight_bytes=sum(weights.values()) * item_bytes,
@@ -66,6 +72,9 @@ def served_model(job: Job) -> ServedModel:
         intermediate=_intermediate(text),
         vocabulary=text.vocab_size,
         positions=getattr(text, "max_position_embeddings", 0) or 0,
+        key_heads=1 if latent else key_heads,
+        sliding_layers=sliding,
+        window=window,
         notes=tuple(_notes(job, kinds, layers)),
     )
 
@@ -83,8 +92,8 @@ def _notes(job: Job, kinds: list[str], layers: int) -> list[str]:
         notes.append(
             f"{len(kinds) - layers} of {len(kinds)} layers keep a state of fixed size, which is not counted"
         )
-    if any("sliding" in kind or "chunked" in kind for kind in kinds):
-        notes.append("layers with a sliding window are counted with whole texts, so more sequences may fit")
+    if any("chunked" in kind for kind in kinds):
+        notes.append("layers with chunked attention are counted with whole texts, so more sequences may fit")
     if job.precision in (Precision.FP32, Precision.AMP_BF16, Precision.AMP_FP16):
         notes.append("weights and cache are in half precision, as vLLM serves models saved in float32 too")
     return notes

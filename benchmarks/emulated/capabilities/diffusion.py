@@ -152,6 +152,22 @@ _JOBS: tuple[tuple[str, int, str, dict[str, Any]], ...] = (
             "clip_gradients": "norm",
         },
     ),
+    (
+        "AutoencoderKL",
+        4,
+        "RTX 3060",
+        {"model_arg": {**_VAE, "enable_slicing": True}, "mode": "infer", "precision": "fp16"},
+    ),
+    (
+        "AutoencoderKL",
+        1,
+        "RTX 3090",
+        {
+            "model_arg": {**_VAE, "sample_size": 64, "enable_tiling": True},
+            "input": ["sample=3x160x160"],
+            "mode": "infer",
+        },
+    ),
 )
 
 CAPABILITY = Capability(

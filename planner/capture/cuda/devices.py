@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _device
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -195,6 +195,10 @@ def _replacements() -> Iterator[Replacement]:
         yield Tensor, name, _making(getattr(Tensor, name))
     yield Tensor, "to", _moving(Tensor.to)
     yield Tensor, "cuda", _to_gpu
+    yield Tensor, "clone", _copying(Tensor.clone)
+    yield Tensor, "detach", _copying(Tensor.detach)
+    yield nn.Module, "to", _moving_module(nn.Module.to, _device_given)
+    yield nn.Module, "cuda", _moving_module(nn.Module.cuda, lambda *_, **__: _GPU)
     yield Tensor, "cpu", _to_host
     yield Tensor, "pin_memory", _pin
     yield Tensor, "record_stream", _record_stream
@@ -303,6 +307,52 @@ def _moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return placement.put(moved) if is_gpu else moved
 
     return to
+
+
+def _copying(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return `Tensor.clone` or `Tensor.detach`, whose result lies where the tensor does."""
+
+    @functools.wraps(plain)
+    def copied(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        result = plain(self, *args, **kwargs)
+        placement = _opened[-1] if _opened else None
+        if placement is not None and not placement.is_running and self in placement.placed:
+            placement.put(result)
+        return result
+
+    return copied
+
+
+def _device_given(*args: Any, **kwargs: Any) -> object:
+    """Return the device among the arguments of `Module.to`."""
+    return torch._C._nn._parse_to(*args, **kwargs)[0]
+
+
+def _moving_module(
+    plain: Callable[..., nn.Module], device_of: Callable[..., object]
+) -> Callable[..., nn.Module]:
+    """Return `Module.to` or `Module.cuda` that notes what it puts on the GPU.
+
+    Where the type changes too, a parameter gets other data and stays the object by which it is known later.
+    """
+
+    @functools.wraps(plain)
+    def move(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        moved = plain(self, *args, **kwargs)
+        if _opened and not _opened[-1].is_running and names_gpu(device_of(*args, **kwargs)):
+            for tensor in _in_order_of_apply(moved):
+                _opened[-1].put(tensor)
+        return moved
+
+    return move
+
+
+def _in_order_of_apply(module: nn.Module) -> Iterator[Tensor]:
+    """Yield parameters and buffers in the order in which `Module.to` moves them: children's first."""
+    for child in module.children():
+        yield from _in_order_of_apply(child)
+    held = (*module._parameters.values(), *module._buffers.values())
+    yield from [one for one in held if one is not None]
 
 
 def _with_device(

@@ -10,14 +10,13 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
 from planner.capture.models.libraries import import_library, quiet
 from planner.capture.models.meta_init import construct_on_meta
 from planner.capture.process_state import first_line_of
 from planner.errors import ModelError, PlannerError, UsageError
-from planner.jobs import Job, Quantize, nearest, parse_model_arg, shown
+from planner.jobs import Job, nearest, parse_model_arg, shown
 
 # Methods that are known by a name of their own, with what their configuration is.
 _VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -55,7 +54,6 @@ def attach_adapters(model: nn.Module, job: Job, run: Run = construct_on_meta) ->
     with quiet():  # it imports bitsandbytes, which advises on its own installation
         peft = import_library("peft", extra="peft")
     given = dict(parse_model_arg(text, "--peft-arg") for text in job.peft_arg)
-    dtype = next((one.dtype for one in model.parameters() if one.is_floating_point()), torch.float32)
     own = {name: given.pop(name) for name in _OWN if name in given}
     try:
         config = _configure(peft, model, job, given)
@@ -68,18 +66,7 @@ def attach_adapters(model: nn.Module, job: Job, run: Run = construct_on_meta) ->
         problem = f"{job.model}: --peft {job.peft} fails: {first_line_of(error)}"
         raise ModelError(f"{problem}; check --peft-arg, or see the traceback with --debug") from error
     assert isinstance(adapted, nn.Module)
-    if own.get("autocast_adapter_dtype") is False and job.quantize is Quantize.NONE:
-        _convert_adapters(adapted, dtype)
     return adapted
-
-
-def _convert_adapters(model: nn.Module, dtype: torch.dtype) -> None:
-    """Give adapters the type of the weights beside them, which peft leaves out on meta
-    (`_move_adapter_to_device_of_base_layer`, peft/tuners/tuners_utils.py).
-    """
-    for parameter in model.parameters():
-        if parameter.requires_grad and parameter.dtype is torch.float32:
-            parameter.data = parameter.data.to(dtype)
 
 
 def _configure(peft: Any, model: nn.Module, job: Job, given: dict[str, Any]) -> Any:

@@ -14,6 +14,7 @@ from torch.utils import swap_tensors
 from torch.utils.weak import WeakIdKeyDictionary
 
 from planner.capture.cuda.devices import META, Placement, is_put_on_gpu, keep_default_device, planned_device
+from planner.capture.models.adapter_types import adapters_like_weights
 
 Strategy = Callable[[], AbstractContextManager[object]]  # opened around the constructor
 
@@ -59,7 +60,7 @@ def _is_about_meta(error: Exception) -> bool:
 def _build(construct: Callable[[], object], strategy: Strategy) -> tuple[object, list[tuple[Tensor, Tensor]]]:
     gpu = META if strategy is _everything_on_meta else "cpu"  # stands for `cuda` meanwhile
     with planned_device(gpu) as placement:
-        with warnings.catch_warnings(), strategy():
+        with warnings.catch_warnings(), strategy(), adapters_like_weights():
             warnings.simplefilter("ignore")  # advice on the initial weights, which do not exist
             model = construct()
         keep_default_device()
@@ -72,7 +73,11 @@ def _build(construct: Callable[[], object], strategy: Strategy) -> tuple[object,
 
 
 def _plain_tensors(model: nn.Module) -> Iterator[tuple[Any, Any, Tensor]]:
-    """Yield tensors that modules hold as attributes, or in lists and dicts: holder, key, tensor."""
+    """Yield tensors that modules hold as attributes, or in lists and dicts: holder, key, tensor.
+
+    Parameters and buffers that a list names too, as scripts do for an optimizer, are those of their modules.
+    """
+    registered = {id(one) for one in (*model.parameters(), *model.buffers())}
     for module in model.modules():
         for name, value in list(vars(module).items()):
             if name in ("_parameters", "_buffers", "_modules"):
@@ -81,7 +86,8 @@ def _plain_tensors(model: nn.Module) -> Iterator[tuple[Any, Any, Tensor]]:
                 yield vars(module), name, value
             elif isinstance(value, list | dict):
                 items = value.items() if isinstance(value, dict) else enumerate(value)
-                yield from [(value, key, item) for key, item in items if isinstance(item, Tensor)]
+                tensors = [(value, key, item) for key, item in items if isinstance(item, Tensor)]
+                yield from [one for one in tensors if id(one[2]) not in registered]
 
 
 def tensors_put_on_gpu(model: nn.Module) -> list[Tensor]:

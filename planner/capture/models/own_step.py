@@ -162,7 +162,11 @@ class _Holdings:
         elif hasattr(value, "__dict__"):
             is_of_library = _is_of_library(type(value))
             for key, inner in list(vars(value).items()):
-                if not is_of_library or isinstance(inner, nn.Module | optim.Optimizer):
+                if (
+                    not is_of_library
+                    or isinstance(inner, nn.Module | optim.Optimizer)
+                    or _is_of_tensors(inner)
+                ):
                     yield key, inner
 
     def _held_by_function(self, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
@@ -185,6 +189,13 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             yield from _names_in(inner)
+
+
+def _is_of_tensors(value: object) -> bool:
+    """Return whether a value is a list or dict of tensors, as averages of parameters are."""
+    if isinstance(value, dict):
+        return _is_of_tensors(list(value.values()))
+    return isinstance(value, list) and bool(value) and all(isinstance(one, Tensor) for one in value)
 
 
 def _is_of_library(kind: type) -> bool:

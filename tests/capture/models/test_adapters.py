@@ -1,11 +1,14 @@
 """Adapters of peft and weights of bitsandbytes: what is trained, what is held, and what is refused."""
 
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
+from torch import nn
 
 from planner.capture.models.live import copy_weightless
+from planner.capture.models.meta_init import construct_on_meta
 from planner.capture.models.quantized import quantize_linears, quantize_on_meta, quantized_modules
 from planner.capture.models.registry import construct_model, find_constructor
 from planner.capture.session import record
@@ -160,3 +163,17 @@ def test_a_quantized_module_in_use_is_copied_with_its_statistics(quantize: str) 
     rows = LAYERS * 4 * (5 * WIDTH + 2 * INNER)
     tables = len(parts) * 16 * 4  # the code of NF4
     assert held == (LINEARS // 2 + 4 * LINEARS // 64 + tables if quantize == "nf4" else LINEARS + rows)
+
+
+def test_adapters_that_a_script_adds_have_the_type_of_the_weights() -> None:
+    """peft gives adapters on a GPU the type of the weight beside them; so it is on meta."""
+    peft = pytest.importorskip("peft")
+
+    def construct() -> nn.Module:
+        net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)).to("cuda", dtype=torch.float16)
+        return cast(nn.Module, peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["0"], r=2), net))
+
+    model = construct_on_meta(construct)
+    assert isinstance(model, nn.Module)
+    types = {name.split(".")[1]: one.dtype for name, one in model.named_parameters() if "lora" in name}
+    assert types == {"lora_A": torch.float16, "lora_B": torch.float16}

@@ -11,7 +11,7 @@ from planner.capture.session import record
 from planner.errors import ModelError, UsageError
 from planner.jobs import Job, Loss, parse_tensor_spec, resolve_job
 from planner.planning.programs import complete_from_library
-from planner.program.events import Alloc, Category
+from planner.program.events import Alloc, Category, Free, Trace
 from planner.program.fit import fit_traces
 
 AMPERE = (8, 6)
@@ -166,12 +166,39 @@ def test_a_folder_names_its_class(tmp_path: Path) -> None:
     assert type(build_model(job)).__name__ == "UNet2DModel"
 
 
+@pytest.mark.parametrize(("switch", "size"), [("enable_slicing", 32), ("enable_tiling", 64)])
+def test_an_autoencoder_may_take_its_images_in_parts(switch: str, size: int) -> None:
+    """One image at a time, or tiles of 32 pixels for images of 64, take less than the whole at once."""
+    small = {"block_out_channels": (16,), "norm_num_groups": 4, "sample_size": 32, "latent_channels": 2}
+    inputs, infer = (f"sample=3x{size}x{size}",), {"mode": "infer"}
+    whole, parts = (
+        record(diffusers_job("AutoencoderKL", inputs, infer, **small, **{switch: on}), 4, AMPERE)
+        for on in (False, True)
+    )
+    assert live_peak(parts) < live_peak(whole)
+
+
+def live_peak(trace: Trace) -> int:
+    """Return the most bytes that live at once."""
+    live: dict[int, int] = {}
+    peak = 0
+    for event in trace.events:
+        if isinstance(event, Alloc):
+            live[event.block] = event.size_bytes
+            peak = max(peak, sum(live.values()))
+        elif isinstance(event, Free):
+            live.pop(event.block)
+    return peak
+
+
 def test_what_is_unknown_is_refused(tmp_path: Path) -> None:
     """Unknown classes, arguments, inputs and folders are refused in one line."""
     with pytest.raises(UsageError, match="diffusers has no model class 'UNet2D'; the nearest: UNet2DModel"):
         diffusers_job("UNet2D")
     with pytest.raises(UsageError, match="takes no such argument; the nearest: sample_size"):
         diffusers_job("UNet2DModel", sample_siz=3)
+    with pytest.raises(UsageError, match="UNet2DModel takes no such argument"):
+        diffusers_job("UNet2DModel", enable_slicing=True)
     with pytest.raises(UsageError, match="UNet2DModel takes no 'latents'"):
         diffusers_job("UNet2DModel", inputs=("latents=3x8x8",))
     with pytest.raises(UsageError, match="its inputs are unknown; give one sample of each by keyword"):

@@ -345,3 +345,49 @@ class Two:
     trace = trace_code(tmp_path, code, "Two", "64")
     sizes = [e.size_bytes for e in trace.events if isinstance(e, Alloc) and e.category is Category.PARAMETER]
     assert sizes == [64 * 16 * 4, 64 * 8 * 4]
+
+
+def test_parameters_in_a_list_are_those_of_their_modules(tmp_path: Path) -> None:
+    """A list of what is trained, as scripts keep for optimizer and clipping, leaves parameters on the GPU."""
+    code = """
+class Adapted:
+    def __init__(self):
+        self.net = net()
+        self.net.requires_grad_(False)
+        self.adapter = nn.Linear(8, 4, bias=False)
+        self.trained = [one for one in self.adapter.parameters()]
+        self.optimizer = torch.optim.SGD(self.trained, lr=0.1)
+
+    def step(self, x):
+        self.adapter(self.net(x.to(device))).sum().backward()
+        torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+"""
+    trace = trace_code(tmp_path, code, "Adapted", "64")
+    assert bytes_of(trace, Category.PARAMETER) == PARAMETERS + 4 * 8 * 4
+    assert bytes_of(trace, Category.GRADIENT) == 3 * 4 * 8 * 4
+
+
+@pytest.mark.parametrize(
+    "copy", ["one.clone().detach()", "one.detach().clone()", "torch.clone(one).to(device)"]
+)
+def test_copies_of_parameters_lie_on_the_gpu_too(tmp_path: Path, copy: str) -> None:
+    """A moving average that a list holds takes as much as the parameters, and meets them on the GPU."""
+    code = f"""
+class Averaged:
+    def __init__(self):
+        self.net = net()
+        self.shadow = [{copy} for one in self.net.parameters()]
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+    def step(self, x):
+        self.net(x.to(device)).sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        with torch.no_grad():
+            for old, new in zip(self.shadow, self.net.parameters()):
+                old.lerp_(new, 0.1)
+"""
+    trace = trace_code(tmp_path, code, "Averaged", "64")
+    assert bytes_of(trace, Category.PARAMETER) == 2 * PARAMETERS

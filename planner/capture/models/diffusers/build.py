@@ -19,6 +19,7 @@ from planner.errors import ModelError, UsageError
 from planner.jobs import nearest, shown
 
 SOURCE = "diffusers"
+_SWITCHES = ("enable_slicing", "enable_tiling")  # of autoencoders: images one by one, and in tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Choice:
 
     model_class: Any  # a subclass of diffusers.ModelMixin
     arguments: Mapping[str, Any]  # those given; the others have the constructor's defaults
+    switches: tuple[str, ...] = ()  # methods without arguments that are called on the model
 
     @property
     def config(self) -> dict[str, Any]:
@@ -50,18 +52,22 @@ def choose(name: str, arguments: Mapping[str, Any]) -> Choice:
     else:
         model_class, read = _class_of(diffusers, name), {}
     known = _parameters(model_class.__init__)
+    switches = tuple(key for key in _SWITCHES if key in arguments and hasattr(model_class, key))
     for key in arguments:
-        if key not in known:
+        if key not in known and key not in switches:
             near = nearest(key, known)
             hint = f"; the nearest: {near}" if near else ""
             raise UsageError(f"--model-arg {key}: {model_class.__name__} takes no such argument{hint}")
-    return Choice(model_class, read | dict(arguments))
+    own = {key: value for key, value in arguments.items() if key not in switches}
+    return Choice(model_class, read | own, tuple(key for key in switches if arguments[key]))
 
 
 def build(name: str, **arguments: Any) -> nn.Module:
     """Return the model in fp32, with its attention by `scaled_dot_product_attention` as diffusers has it."""
     choice = choose(name, arguments)
     model: nn.Module = choice.model_class(**choice.arguments)
+    for switch in choice.switches:
+        getattr(model, switch)()
     add_ids(model)
     return model
 

@@ -1,0 +1,48 @@
+"""Types of peft's adapters on meta, which peft gives to those of a GPU alone."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from torch import nn
+
+
+@contextmanager
+def adapters_like_weights() -> Iterator[None]:
+    """Give adapters the type of the weights beside them while open.
+
+    peft does so where it moves them to the weights' device, and leaves out those on meta
+    (`_move_adapter_to_device_of_base_layer`, peft/tuners/tuners_utils.py).
+    """
+    tuners = sys.modules.get("peft.tuners.tuners_utils")
+    if tuners is None:
+        yield
+        return
+    layer = tuners.BaseTunerLayer
+    plain = layer._move_adapter_to_device_of_base_layer
+
+    def move(self: Any, adapter_name: str, *args: Any, **kwargs: Any) -> None:
+        plain(self, adapter_name, *args, **kwargs)
+        _give_type_of_weight(self, adapter_name)
+
+    with mock.patch.object(layer, "_move_adapter_to_device_of_base_layer", move):
+        yield
+
+
+def _give_type_of_weight(layer: Any, adapter_name: str) -> None:
+    weight = getattr(layer.get_base_layer(), "weight", None)
+    if weight is None or not weight.is_meta or not weight.is_floating_point():
+        return
+    for name in (*layer.adapter_layer_names, *layer.other_param_names):
+        held = getattr(layer, name, None)
+        if isinstance(held, nn.ModuleDict) and adapter_name in held:
+            parameters = list(held[adapter_name].parameters())
+        elif isinstance(held, nn.ParameterDict) and adapter_name in held:
+            parameters = [held[adapter_name]]
+        else:
+            continue
+        for parameter in parameters:
+            if parameter.is_meta and parameter.is_floating_point():
+                parameter.data = parameter.data.to(weight.dtype)

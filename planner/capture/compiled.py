@@ -36,7 +36,7 @@ class CompiledCalls:
                 f"torch.compile is planned as eager code ({_listed(self.by_dynamo)}): inductor fuses "
                 "operators and usually keeps fewer activations, so that a compiled run usually takes less; "
                 "with mode='reduce-overhead' its CUDA graphs hold private memory pools, which takes more; "
-                "--compile plans the whole model compiled"
+                "--compile plans it compiled"
             )
         if self.by_torchscript:
             notes.append(

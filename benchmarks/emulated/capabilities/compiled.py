@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.emulated.capabilities.case import Capability, Case
+from benchmarks.emulated.capabilities.user_files import FILES
 from benchmarks.emulated.jobs import DrawnJob
 
 _SMALL: dict[str, Any] = {"input": "64:int64", "optimizer": "adamw"}
@@ -44,12 +45,30 @@ _JOBS: tuple[tuple[str, int, str, dict[str, Any]], ...] = (
                       "word_embed_proj_dim": 512, "use_cache": False},
     }),
     ("torchvision:efficientnet_b0", 8, "L40S 48GB", {"optimizer": "rmsprop", "precision": "amp-bf16"}),
+    ("hf:GPT2LMHeadModel", 4, "RTX 3090", {**_SMALL, "model_arg": {"n_layer": 2}}),
+    ("hf:Qwen2ForCausalLM", 2, "RTX 4090", {
+        **_SMALL, "precision": "amp-bf16",
+        "model_arg": {"num_hidden_layers": 2, "hidden_size": 512, "intermediate_size": 1408,
+                      "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 8000},
+    }),
 )  # fmt: skip
+
+
+# Training scripts that compile by themselves: file and name of the step.
+_SCRIPTS: tuple[tuple[str, int, str, tuple[str, ...]], ...] = (
+    ("compiled_gpt.py:train_step", 8, "RTX 3090", ("128:int64", "128:int64")),
+    ("compiled_autoencoder.py:Trainer", 16, "RTX 4090", ("3x64x64",)),
+)
 
 
 def _cases() -> Iterator[Case]:
     for number, (model, batch, gpu, options) in enumerate(_JOBS):
         yield Case(DrawnJob(number, model, batch, gpu, {**options, "compile": "default"}))
+    for number, (script, batch, gpu, samples) in enumerate(_SCRIPTS, len(_JOBS)):
+        file = f"{FILES}/{script.partition(':')[0]}"
+        options = {"input": list(samples), "compile": "default"}
+        command = (file, "--batch-size", str(batch), "--steps", "3")
+        yield Case(DrawnJob(number, f"{FILES}/{script}", batch, gpu, options), command, stop_after=1000)
 
 
 CAUSES = {23: "the order of buffers in compiled code differs; the mechanism is not found"}

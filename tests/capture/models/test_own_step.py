@@ -10,7 +10,7 @@ import planner.errors
 from planner.capture.session import BATCH_ON_GPU_NOTE, record
 from planner.errors import ModelError
 from planner.jobs import Job, Mode, parse_tensor_spec, resolve_job
-from planner.program.events import Alloc, Category, Phase, PhaseStart, Trace, validate
+from planner.program.events import GRAPH_POOL, Alloc, Category, Phase, PhaseStart, Trace, validate
 from tests.helpers.models import AMPERE, born
 
 HEAD = """
@@ -391,3 +391,39 @@ class Averaged:
 """
     trace = trace_code(tmp_path, code, "Averaged", "64")
     assert bytes_of(trace, Category.PARAMETER) == 2 * PARAMETERS
+
+
+COMPILED = """
+model = nn.Sequential(nn.Linear(64, 128), nn.Sigmoid(), nn.Tanh(), nn.Linear(128, 8)).to(device)
+compiled = torch.compile(model, mode=MODE)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def train_step(images):
+    compiled(images.cuda()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_step_that_compiles_is_planned_compiled_where_the_job_says_so(tmp_path: Path) -> None:
+    """Sigmoid and tanh are one kernel then; with CUDA graphs, in the mode of the file, in their pool."""
+    eager, plain, graphs = (
+        trace_code(tmp_path, COMPILED.replace("MODE", mode), "train_step", "64", compile=compiled)
+        for mode, compiled in (("None", "none"), ("None", "default"), ("'reduce-overhead'", "default"))
+    )
+    hidden = 4 * BATCH * 128
+    born_later = [[size for size in _forward_of(trace, 2) if size == hidden] for trace in (eager, plain)]
+    assert [len(sizes) for sizes in born_later] == [3, 2]
+    assert any(isinstance(event, Alloc) and event.stream == GRAPH_POOL for event in graphs.events)
+    assert not any(isinstance(event, Alloc) and event.stream == GRAPH_POOL for event in plain.events)
+
+
+def _forward_of(trace: Trace, step: int) -> list[int]:
+    """Return the sizes of the blocks that the forward pass of a step allocates."""
+    sizes, now = [], (0, Phase.SETUP)
+    for event in trace.events:
+        if isinstance(event, PhaseStart):
+            now = event.step, event.phase
+        elif isinstance(event, Alloc) and now == (step, Phase.FORWARD):
+            sizes.append(event.size_bytes)
+    return sizes

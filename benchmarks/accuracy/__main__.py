@@ -8,7 +8,8 @@ Every case with a known truth that the repository has is traced and replayed, wi
 and with each of them left out; benchmarks/accuracy/accuracy.csv holds the results. The estimates of the
 closed formula, torchinfo and MemTracker for xMem's runs are read from the table, since no change of the
 planner changes them; --peers runs them again, which takes longer than all the rest. Those of torch-preflight
-stand in preflight.csv (preflight.py). Needs the extra `all`.
+stand in preflight.csv (preflight.py), the plans of Liger's kernels by its releases in liger_kernels.csv
+(liger_releases.py). Needs the extra `all`.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from benchmarks.accuracy import rows_points as points, rows_published as publish
 from benchmarks.accuracy.peers import peer_estimates
 from benchmarks.accuracy.rows import PEERS, Row, read_rows, write_rows
 from benchmarks.accuracy.rows_calibrated import CALIBRATED, calibrated_rows
-from benchmarks.accuracy.rows_operators import LIGER, operator_rows
+from benchmarks.accuracy.rows_operators import KERNELS, LIGER, kernel_rows, operator_rows
 from benchmarks.accuracy.torchtune import TORCHTUNE, torchtune_rows
 from planner.jobs import Job
 
@@ -32,6 +33,7 @@ SEEDS = {
     points.THREAD: points.thread_rows,
     points.T4: points.t4_rows,
     LIGER: operator_rows,
+    KERNELS: kernel_rows,
     TORCHTUNE: torchtune_rows,
     CALIBRATED: calibrated_rows,
 }
@@ -97,7 +99,7 @@ def _place(row: Row) -> tuple[int, str]:
     order = (
         published.CNNS, published.TRANSFORMERS, published.CAPS, published.CARD, published.TIMM,
         CALIBRATED, points.NOTEBOOK, points.THREAD, points.VIT_L, points.BERT,
-        points.T4, LIGER, TORCHTUNE,
+        points.T4, LIGER, KERNELS, TORCHTUNE,
     )  # fmt: skip
     return order.index(row.source), row.layer
 

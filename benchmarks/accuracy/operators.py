@@ -18,20 +18,22 @@ BF16 = torch.bfloat16
 META = torch.device("meta")
 
 
-def _leaf(*shape: int, dtype: torch.dtype = BF16, grad: bool = True) -> Tensor:
+def leaf(*shape: int, dtype: torch.dtype = BF16, grad: bool = True) -> Tensor:
+    """Return a tensor without values."""
     return torch.empty(shape, dtype=dtype, device=META, requires_grad=grad)
 
 
-def _ids(*shape: int) -> Tensor:
-    return torch.empty(shape, dtype=torch.int64, device=META)
+def ids(*shape: int) -> Tensor:
+    """Return integers without values."""
+    return torch.randint(2, shape, device=META)
 
 
-def _random(outputs: Outputs) -> Outputs:
+def random_gradients(outputs: Outputs) -> Outputs:
     """Return random gradients of all outputs."""
     return tuple(torch.randn_like(output) for output in outputs)
 
 
-def _held(*gradients: Tensor) -> Callable[[Outputs], Outputs]:
+def held_gradients(*gradients: Tensor) -> Callable[[Outputs], Outputs]:
     """Return gradients that were made before."""
     return lambda outputs: gradients
 
@@ -51,10 +53,10 @@ def _mlp(activation: Callable[[Tensor], Tensor], hidden: int, inner: int, x: Ten
 def mlp(mode: str, is_gelu: bool, sizes: Sizes) -> Operator:
     """Return a gated MLP."""
     batch = sizes.get("bsz") or sizes["B"]
-    x = _leaf(batch, sizes["T"], sizes["hidden_size"])
+    x = leaf(batch, sizes["T"], sizes["hidden_size"])
     activation = partial(F.gelu, approximate="tanh") if is_gelu else F.silu
     forward = _mlp(activation, sizes["hidden_size"], sizes["intermediate_size"], x)
-    gradients = _held(torch.randn_like(x)) if mode == "backward" else _random
+    gradients = held_gradients(torch.randn_like(x)) if mode == "backward" else random_gradients
     return Operator(forward, gradients, mode, keeps_graph=True)
 
 
@@ -62,33 +64,33 @@ def group_norm(sizes: Sizes) -> Operator:
     """Return GroupNorm, whose script makes the whole pass in every mode."""
     channels = sizes["C"]
     norms = [nn.GroupNorm(channels // sizes["channels_per_group"], channels, device=META) for _ in range(2)]
-    x = _leaf(sizes["M"], channels, sizes["H"], dtype=torch.float32)
-    return Operator(lambda: norms[0](x), _held(torch.randn_like(x)), keeps_graph=True)
+    x = leaf(sizes["M"], channels, sizes["H"], dtype=torch.float32)
+    return Operator(lambda: norms[0](x), held_gradients(torch.randn_like(x)), keeps_graph=True)
 
 
 def add_rms_norm(sizes: Sizes) -> Operator:
     """Return a sum and its RMS norm, in elementwise steps."""
     weights = [
-        _leaf(sizes["H"], dtype=torch.float32) for _ in range(4)
+        leaf(sizes["H"], dtype=torch.float32) for _ in range(4)
     ]  # two modules of Liger's, one with two
-    x, residual = (_leaf(sizes["M"], sizes["H"], dtype=torch.float32) for _ in range(2))
+    x, residual = (leaf(sizes["M"], sizes["H"], dtype=torch.float32) for _ in range(2))
 
     def forward() -> Outputs:
         total = x + residual
         scale = torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + 1e-6)
         return weights[0] * (total * scale), total
 
-    return Operator(forward, _held(torch.randn_like(x), torch.randn_like(residual)))
+    return Operator(forward, held_gradients(torch.randn_like(x), torch.randn_like(residual)))
 
 
 def rms_norm(sizes: Sizes) -> Operator:
     """Return torch's RMSNorm, and the sum of its output."""
     norm = nn.RMSNorm(sizes["H"], eps=1e-6, device=META, dtype=BF16)
-    x = _leaf(sizes["S"], sizes["B"], sizes["H"])
-    return Operator(_summed(lambda: norm(x)))
+    x = leaf(sizes["S"], sizes["B"], sizes["H"])
+    return Operator(summed(lambda: norm(x)))
 
 
-def _summed(forward: Callable[[], Tensor]) -> Callable[[], Outputs]:
+def summed(forward: Callable[[], Tensor]) -> Callable[[], Outputs]:
     """Return the sum of an output, which is held beside it as by a script's variable."""
     held: list[Tensor] = []
 
@@ -102,24 +104,24 @@ def _summed(forward: Callable[[], Tensor]) -> Callable[[], Outputs]:
 
 def swiglu(sizes: Sizes) -> Operator:
     """Return SiLU of one half times the other, whose script clears the gradient first."""
-    x = _leaf(sizes["S"], sizes["B"], 2 * sizes["ffn_local"])
+    x = leaf(sizes["S"], sizes["B"], 2 * sizes["ffn_local"])
 
     def forward() -> Tensor:
         first, second = torch.chunk(x, 2, -1)
         return F.silu(first) * second
 
-    summed = _summed(forward)
+    run = summed(forward)
 
     def cleared() -> Outputs:
         x.grad = None
-        return summed()
+        return run()
 
     return Operator(cleared)
 
 
 def sparsemax(sizes: Sizes) -> Operator:
     """Return sparsemax by sorting."""
-    x = _leaf(sizes["B"] * sizes["T"], sizes["V"], dtype=torch.float32)
+    x = leaf(sizes["B"] * sizes["T"], sizes["V"], dtype=torch.float32)
 
     def forward() -> Tensor:
         ordered, _ = torch.sort(x, dim=-1, descending=True)
@@ -131,7 +133,13 @@ def sparsemax(sizes: Sizes) -> Operator:
         support_sum = (ordered * support).sum(dim=-1, keepdim=True)
         return torch.clamp(x - (support_sum - 1) / count, min=0)
 
-    return Operator(forward, _held(torch.randn_like(x)), keeps_graph=True)
+    return Operator(forward, held_gradients(torch.randn_like(x)), keeps_graph=True)
+
+
+def softmax(sizes: Sizes, dtype: torch.dtype) -> Operator:
+    """Return the softmax of a vector: the script takes the swept size as the whole shape."""
+    x = leaf(sizes["N"], dtype=dtype)
+    return Operator(lambda: x.softmax(-1), lambda outputs: (torch.ones_like(outputs[0]),), keeps_graph=True)
 
 
 # ---- losses over probabilities
@@ -140,9 +148,7 @@ def sparsemax(sizes: Sizes) -> Operator:
 def _distributions(sizes: Sizes, first: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
     """Return an input that hangs on random logits, and a target."""
     shape = (sizes["B"] * sizes["T"], sizes["V"])
-    return first(_leaf(*shape, dtype=torch.float32)), _leaf(*shape, dtype=torch.float32, grad=False).softmax(
-        -1
-    )
+    return first(leaf(*shape, dtype=torch.float32)), leaf(*shape, dtype=torch.float32, grad=False).softmax(-1)
 
 
 def kl_div(sizes: Sizes) -> Operator:
@@ -167,8 +173,8 @@ def tvd(sizes: Sizes) -> Operator:
 
 def linear_cross_entropy(sizes: Sizes) -> Operator:
     """Return a head and cross entropy of its logits."""
-    head, twin = (_leaf(sizes["V"], sizes["H"]) for _ in range(2))
-    x, target = _leaf(sizes["BT"], sizes["H"]), _ids(sizes["BT"])
+    head, twin = (leaf(sizes["V"], sizes["H"]) for _ in range(2))
+    x, target = leaf(sizes["BT"], sizes["H"]), ids(sizes["BT"])
 
     def forward(twin: Tensor = twin) -> Tensor:
         logits = F.linear(x, head)
@@ -190,8 +196,8 @@ def _jensen_shannon(student: Tensor, teacher: Tensor) -> Tensor:
 
 def linear_jsd(sizes: Sizes) -> Operator:
     """Return two heads, whose weights Liger's module shares, and the divergence of their logits."""
-    student, teacher = (_leaf(sizes["V"], sizes["H"]) for _ in range(2))
-    x, y = _leaf(sizes["BT"], sizes["H"]), _leaf(sizes["BT"], sizes["H"], grad=False)
+    student, teacher = (leaf(sizes["V"], sizes["H"]) for _ in range(2))
+    x, y = leaf(sizes["BT"], sizes["H"]), leaf(sizes["BT"], sizes["H"], grad=False)
 
     def forward() -> Tensor:
         first, second = F.linear(x, student), F.linear(y, teacher)
@@ -211,8 +217,8 @@ def _log_probabilities(logits: Tensor, target: Tensor) -> Tensor:
 
 def preference(kind: str, sizes: Sizes) -> Operator:
     """Return a head and a loss over pairs of texts: ORPO's or SimPO's, beside cross entropy of the chosen."""
-    head, twin = (_leaf(sizes["V"], sizes["H"]) for _ in range(2))
-    x, target = _leaf(sizes["B"], sizes["T"], sizes["H"]), _ids(sizes["B"], sizes["T"])
+    head, twin = (leaf(sizes["V"], sizes["H"]) for _ in range(2))
+    x, target = leaf(sizes["B"], sizes["T"], sizes["H"]), ids(sizes["B"], sizes["T"])
     chosen = sizes["B"] // 2
 
     def of_logits() -> tuple[Tensor, Tensor, Tensor]:
@@ -234,10 +240,10 @@ def preference(kind: str, sizes: Sizes) -> Operator:
 
 def distillation(kind: str, sizes: Sizes) -> Operator:
     """Return a student's and a teacher's head, and cross entropy beside a distance of their logits."""
-    student, student_twin = (_leaf(sizes["V"], sizes["H"] // 2) for _ in range(2))
-    teacher, teacher_twin = (_leaf(sizes["V"], sizes["H"]) for _ in range(2))
-    x, *beside = (_leaf(sizes["BT"], sizes["H"] // 2) for _ in range(3))
-    y, target = _leaf(sizes["BT"], sizes["H"], grad=False), _ids(sizes["BT"])
+    student, student_twin = (leaf(sizes["V"], sizes["H"] // 2) for _ in range(2))
+    teacher, teacher_twin = (leaf(sizes["V"], sizes["H"]) for _ in range(2))
+    x, *beside = (leaf(sizes["BT"], sizes["H"] // 2) for _ in range(3))
+    y, target = leaf(sizes["BT"], sizes["H"], grad=False), ids(sizes["BT"])
     held = (student_twin, teacher_twin, *beside)
 
     def of_logits() -> tuple[Tensor, Tensor, Tensor]:
@@ -274,12 +280,12 @@ def _cosine(first: Tensor, second: Tensor) -> Tensor:
 
 def grpo(sizes: Sizes) -> Operator:
     """Return a policy's and a reference's head, and GRPO's loss with ratios of whole sequences."""
-    heads = [_leaf(sizes["V"], sizes["H"]) for _ in range(4)]  # two of Liger's
+    heads = [leaf(sizes["V"], sizes["H"]) for _ in range(4)]  # two of Liger's
     batch, length = sizes["B"], sizes["T"]
-    x, y = _leaf(batch, length, sizes["H"]), _leaf(batch, length, sizes["H"], grad=False)
-    tokens = _ids(batch, length).unsqueeze(-1)
-    mask = _leaf(batch, length, dtype=torch.float32, grad=False)
-    advantages = _leaf(batch, grad=False)
+    x, y = leaf(batch, length, sizes["H"]), leaf(batch, length, sizes["H"], grad=False)
+    tokens = ids(batch, length).unsqueeze(-1)
+    mask = leaf(batch, length, dtype=torch.float32, grad=False)
+    advantages = leaf(batch, grad=False)
 
     def forward() -> Tensor:
         logits = x @ heads[0].t()
@@ -303,11 +309,11 @@ def grpo(sizes: Sizes) -> Operator:
 def kto(sizes: Sizes) -> Operator:
     """Return a policy's and a reference's head with biases, and KTO's loss; half the texts are preferred."""
     vocabulary, hidden, batch = sizes["V"], sizes["H"], sizes["B"]
-    heads = [_leaf(vocabulary, hidden) for _ in range(4)]  # two of Liger's
-    biases = [_leaf(vocabulary) for _ in range(4)]
-    x, y = (_leaf(batch, sizes["T"], hidden, grad=False) for _ in range(2))
-    target, kl = _ids(batch, sizes["T"]), _leaf(1, grad=False)
-    chosen, rejected = _ids(batch // 2), _ids(batch - batch // 2)
+    heads = [leaf(vocabulary, hidden) for _ in range(4)]  # two of Liger's
+    biases = [leaf(vocabulary) for _ in range(4)]
+    x, y = (leaf(batch, sizes["T"], hidden, grad=False) for _ in range(2))
+    target, kl = ids(batch, sizes["T"]), leaf(1, grad=False)
+    chosen, rejected = ids(batch // 2), ids(batch - batch // 2)
 
     def policy() -> Outputs:
         products = x @ heads[0].t()
@@ -343,11 +349,11 @@ def experts(mode: str, sizes: Sizes) -> Operator:
     The tokens of the script are drawn; together they are as many.
     """
     tokens, count, hidden, inner, top = (sizes[name] for name in ("T", "E", "H", "intermediate_dim", "K"))
-    x = _leaf(tokens, hidden)
-    up_leaf, down_leaf = _leaf(count, 2 * inner, hidden), _leaf(count, hidden, inner)
+    x = leaf(tokens, hidden)
+    up_leaf, down_leaf = leaf(count, 2 * inner, hidden), leaf(count, hidden, inner)
     up, down = up_leaf * 0.02, down_leaf * 0.02
     chosen = torch.empty((tokens, top), dtype=torch.int32, device=META)
-    weights = _leaf(tokens, top)
+    weights = leaf(tokens, top)
 
     def forward() -> Tensor:
         final = torch.zeros_like(x)
@@ -355,7 +361,7 @@ def experts(mode: str, sizes: Sizes) -> Operator:
             mask = F.one_hot(chosen.long(), count).permute(2, 1, 0)
             mask.sum(dim=(-1, -2))
         for expert in range(count):
-            place, token = _ids(tokens * top // count, 2).unbind(1)
+            place, token = ids(tokens * top // count, 2).unbind(1)
             rows = x[token]
             gate, value = F.linear(rows, up[expert]).chunk(2, dim=-1)
             rows = F.silu(gate) * value
@@ -364,29 +370,30 @@ def experts(mode: str, sizes: Sizes) -> Operator:
             final.index_add_(0, token, rows.to(final.dtype))
         return final
 
-    return Operator(forward, _random, mode, keeps_graph=True)
+    return Operator(forward, random_gradients, mode, keeps_graph=True)
 
 
-# By the operator of a row, and the modes in which it was measured.
-OPERATORS: Mapping[str, Callable[[str, Sizes], Operator]] = {
-    "geglu": lambda mode, sizes: mlp(mode, True, sizes),
-    "swiglu": lambda mode, sizes: mlp(mode, False, sizes),
-    "tiled_geglu": lambda mode, sizes: mlp(mode, True, sizes),
-    "tiled_swiglu": lambda mode, sizes: mlp(mode, False, sizes),
-    "group_norm": lambda mode, sizes: group_norm(sizes),
-    "fused_add_rms_norm": lambda mode, sizes: add_rms_norm(sizes),
-    "megatron_rms_norm": lambda mode, sizes: rms_norm(sizes),
-    "megatron_swiglu": lambda mode, sizes: swiglu(sizes),
-    "sparsemax": lambda mode, sizes: sparsemax(sizes),
-    "kl_div": lambda mode, sizes: kl_div(sizes),
-    "tvd": lambda mode, sizes: tvd(sizes),
-    "fused_linear_cross_entropy": lambda mode, sizes: linear_cross_entropy(sizes),
-    "fused_linear_jsd": lambda mode, sizes: linear_jsd(sizes),
-    "fused_linear_orpo_loss": lambda mode, sizes: preference("orpo", sizes),
-    "fused_linear_simpo_loss": lambda mode, sizes: preference("simpo", sizes),
-    "distill_jsd_loss": lambda mode, sizes: distillation("jsd", sizes),
-    "distill_cosine_loss": lambda mode, sizes: distillation("cosine", sizes),
-    "fused_linear_grpo_loss_sequence": lambda mode, sizes: grpo(sizes),
-    "kto_loss": lambda mode, sizes: kto(sizes),
-    "fused_moe": experts,
+# By the operator of a row; each is given the mode in which it was measured, the sizes and their type.
+OPERATORS: Mapping[str, Callable[[str, Sizes, torch.dtype], Operator]] = {
+    "geglu": lambda mode, sizes, dtype: mlp(mode, True, sizes),
+    "swiglu": lambda mode, sizes, dtype: mlp(mode, False, sizes),
+    "tiled_geglu": lambda mode, sizes, dtype: mlp(mode, True, sizes),
+    "tiled_swiglu": lambda mode, sizes, dtype: mlp(mode, False, sizes),
+    "group_norm": lambda mode, sizes, dtype: group_norm(sizes),
+    "fused_add_rms_norm": lambda mode, sizes, dtype: add_rms_norm(sizes),
+    "megatron_rms_norm": lambda mode, sizes, dtype: rms_norm(sizes),
+    "megatron_swiglu": lambda mode, sizes, dtype: swiglu(sizes),
+    "sparsemax": lambda mode, sizes, dtype: sparsemax(sizes),
+    "kl_div": lambda mode, sizes, dtype: kl_div(sizes),
+    "tvd": lambda mode, sizes, dtype: tvd(sizes),
+    "fused_linear_cross_entropy": lambda mode, sizes, dtype: linear_cross_entropy(sizes),
+    "fused_linear_jsd": lambda mode, sizes, dtype: linear_jsd(sizes),
+    "fused_linear_orpo_loss": lambda mode, sizes, dtype: preference("orpo", sizes),
+    "fused_linear_simpo_loss": lambda mode, sizes, dtype: preference("simpo", sizes),
+    "distill_jsd_loss": lambda mode, sizes, dtype: distillation("jsd", sizes),
+    "distill_cosine_loss": lambda mode, sizes, dtype: distillation("cosine", sizes),
+    "fused_linear_grpo_loss_sequence": lambda mode, sizes, dtype: grpo(sizes),
+    "kto_loss": lambda mode, sizes, dtype: kto(sizes),
+    "fused_moe": lambda mode, sizes, dtype: experts(mode, sizes),
+    "softmax": lambda mode, sizes, dtype: softmax(sizes, dtype),
 }

@@ -10,7 +10,7 @@ from benchmarks.accuracy.kinds import write_residuals
 from benchmarks.accuracy.probability import calibration_lines
 from benchmarks.accuracy.rows import LAYERS, PEERS, PREFLIGHT, PUBLISHED, Row
 from benchmarks.accuracy.rows_calibrated import CALIBRATED
-from benchmarks.accuracy.rows_operators import CAUSES, LIGER, by_operator, left_out
+from benchmarks.accuracy.rows_operators import CAUSES, KERNELS, LIGER, by_operator, left_out, with_held
 from benchmarks.accuracy.rows_points import BERT, NOTEBOOK, T4, THREAD, VIT_L
 from benchmarks.accuracy.rows_published import CAPS, CARD, CNNS, TIMM, TRANSFORMERS
 from benchmarks.accuracy.settings import settings_lines
@@ -29,9 +29,8 @@ from benchmarks.published.timm_brackets import OTHER_OUTSIDE_MIB, OUTSIDE_MIB, T
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = DOCS / "accuracy.md"
 WORST = 15
-EXACT_MIB = 0.01  # accuracy.csv has two digits
 CAUSE_FROM = 1e-5  # errors from this on are explained
-SOURCES = (CNNS, TRANSFORMERS, NOTEBOOK, THREAD, VIT_L, BERT, T4, LIGER, TORCHTUNE)
+SOURCES = (CNNS, TRANSFORMERS, NOTEBOOK, THREAD, VIT_L, BERT, T4, LIGER, KERNELS, TORCHTUNE)
 NAMES = {
     "planner": "this planner",
     "formula": "closed formula",
@@ -129,26 +128,40 @@ def _beside(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _operators(rows: Sequence[Row]) -> Iterator[str]:
-    selected = _of(rows, LIGER)
-    errors = errors_of(selected, "planner")
-    if errors is None:
+    if not _of(rows, LIGER):
         return
     yield "## Operators by themselves\n"
     yield texts.OPERATORS
-    exact = sum(abs(float(row.estimates["planner"]) - float(row.truth)) < EXACT_MIB for row in selected)
-    yield f"{exact} of {errors.count} are the published figure to 0.01 MiB.\n"
-    cells = []
-    for name, group in by_operator(selected).items():
-        of_group = errors_of(group, "planner")
-        assert of_group is not None
-        cause = CAUSES.get(group[0].model, "") if abs(of_group.worst) >= CAUSE_FROM else ""
-        cells.append(f"{name} | {group[0].gpu} | {of_group.cells} | {cause}")
-    head = "operator, mode | GPU | n | median | median, absolute | 95th percentile | worst | cause"
-    yield from _table(head, cells, 2)
+    yield from _operator_table(_of(rows, LIGER))
+    yield "### Liger's own kernels\n"
+    yield texts.KERNELS
+    yield from _operator_table(_of(rows, KERNELS), "0.8.5")
+    yield texts.HELD
     yield texts.LEFT_OUT
     yield from _table(
         "source | rows | why", (f"{source} | {count} | {why}" for source, count, why in left_out())
     )
+
+
+def _operator_table(rows: Sequence[Row], newest: str = "") -> Iterator[str]:
+    """Yield a line for each operator, all of them, and all with what their processes held; `newest` is the
+    release of the last column.
+    """
+    exact = sum(row.estimates["planner"] == row.truth for row in rows)
+    yield f"{exact} of {len(rows)} are the published figure to all its digits.\n"
+    cells = []
+    for name, group in by_operator(rows).items():
+        errors, now = errors_of(group, "planner"), errors_of(group, "installed")
+        assert errors is not None
+        cause = CAUSES.get((group[0].source, group[0].model), "") if abs(errors.worst) >= CAUSE_FROM else ""
+        of_newest = f" | {percent(now.worst, 1)}" if newest and now is not None else ""
+        cells.append(f"{name} | {group[0].gpu} | {errors.cells}{of_newest} | {cause}")
+    for name, some in (("all", rows), ("all, with what was held", [with_held(row) for row in rows])):
+        errors = errors_of(some, "planner")
+        assert errors is not None
+        cells.append(f"**{name}** |  | {errors.cells}{' | ' if newest else ''} | ")
+    head = "operator, mode | GPU | n | median | median, absolute | 95th percentile | worst"
+    yield from _table(f"{head}{f' | worst, Liger {newest}' if newest else ''} | cause", cells, 2)
 
 
 def _calibrated(rows: Sequence[Row]) -> Iterator[str]:

@@ -54,6 +54,23 @@ after others, inputs, weights and gradients of the passes before included, and L
 weights. `benchmarks/accuracy/operators.py` has the plain side as small modules, recorded in the loop of
 `operator_loop.py`. The source states no version of torch; ours is the newest known.
 """
+KERNELS = """\
+The same scripts measured Liger's kernels in Triton, and tiles and layers of DeepSpeed and Megatron.
+`benchmarks/accuracy/kernels.py` calls Liger's modules as those scripts do; a kernel launches nothing in a
+plan, and what its Python code allocates is recorded. Each row has the release of its day, or the first with
+its operator (`benchmarks/accuracy/liger_releases.py`); the last column but one is by today's, which
+allocates otherwise in some. Compiled chunks are planned by today's inductor, convolutions by cuDNN 9.20. The
+vectors of softmax and squared ReLU have 0.5 to 16 KiB, so that the rounding of the published figures decides.
+"""
+HELD = """\
+The losses over pairs of texts run in chunks that Liger compiles. In emulated runs of their passes with torch
+2.5.1 (`benchmarks/accuracy/preference_process.py`), each of the first two compilations left a cycle of
+references to a run's weights and inputs, which lived until Python collected it. The cycle of the second is
+2,084.05 MiB, of 4,096 tokens 2,324.19 MiB, by which the published peaks exceed the plans of plain PyTorch and
+of Liger alike: the process was not collected. One such run gave the four published peaks of CPO to 0.002
+MiB. A plan of the operator has no process before it; the last line of both tables adds what was held.
+KTO's and the distillation's exceed their plans likewise, by amounts that an emulated run did not give.
+"""
 LEFT_OUT = """\
 The rows of single GPUs in the same collection that are not reproduced:
 """
@@ -74,7 +91,8 @@ today's torch runs it. T4: torch 2.11, weights in float32, autocast to bfloat16 
 that attention is unfused), AdamW, the peaks of one step after another, in the loop that was measured
 (benchmarks/emulated/t4_loop.py); the published bytes are exact, and the process is reserved and context.
 torchtune: its modules of November 2024 redone in plain PyTorch (`benchmarks/accuracy/torchtune.py`), with the
-fused attention kernel in place of its compiled flex_attention, which keeps the same tensors.
+fused attention kernel in place of its compiled flex_attention, which keeps the same tensors. Each row adds to
+the one before (`benchmarks/accuracy/torchtune_steps.py`); what is compiled is planned by today's inductor.
 """
 TWICE = """\
 One workspace of cuDNN has a constant that is fitted to peaks of the RTX 3060, 26 of which have such

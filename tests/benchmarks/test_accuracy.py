@@ -223,28 +223,50 @@ def test_operators_are_the_published_figure(operator: str, swept: str, value: st
     """Peaks of single operators on real GPUs, given to a thousandth of a MiB, are met to the last digit."""
     from benchmarks.accuracy.operator_loop import peak_allocated_bytes
     from benchmarks.accuracy.operators import OPERATORS
-    from benchmarks.accuracy.rows_operators import GPUS, published_lines, sizes_of
+    from benchmarks.accuracy.rows_operators import GPUS, dtype_of, is_kernel, published_lines, sizes_of
     from planner.hardware.database import find_device
 
     keys = {"operator": operator, "swept": swept, "value": value}
-    (line,) = [line for line in published_lines() if keys.items() <= line.items()]
-    sizes, target = sizes_of(line), find_device(GPUS[line["gpu"]]).target
-    peak_bytes = peak_allocated_bytes(lambda: OPERATORS[operator](line["mode"], sizes), target)
+    plain = [line for line in published_lines() if not is_kernel(line)]
+    (line,) = [line for line in plain if keys.items() <= line.items()]
+    sizes, dtype, target = sizes_of(line), dtype_of(line), find_device(GPUS[line["gpu"]]).target
+    peak_bytes = peak_allocated_bytes(lambda: OPERATORS[operator](line["mode"], sizes, dtype), target)
     assert f"{peak_bytes / 2**30:.6f}" == line["peak_allocated_gib"]
 
 
 def test_each_published_operator_is_reproduced_or_left_out_with_a_reason() -> None:
     """The rows of the table and those that are left out are all that were transcribed; all 409 of single GPUs
-    in the collection are accounted for, with the one of torchtune.
+    in the collection are accounted for, with those of torchtune.
     """
     from benchmarks.accuracy.rows import read_rows
-    from benchmarks.accuracy.rows_operators import LIGER, left_out, published_lines, why_left_out
+    from benchmarks.accuracy.rows_operators import KERNELS, LIGER, left_out, published_lines, why_left_out
+    from benchmarks.accuracy.torchtune import TORCHTUNE
 
-    rows = [row for row in read_rows() if row.source == LIGER]
+    rows = [row for row in read_rows() if row.source in (LIGER, KERNELS)]
     assert len({row.key for row in rows}) == len(rows)
     reproduced = [line for line in published_lines() if not why_left_out(line)]
     assert len(rows) == len(reproduced)
-    assert len(rows) + 1 + sum(count for _, count, _ in left_out()) == 409
+    of_torchtune = sum(row.source == TORCHTUNE for row in read_rows())
+    assert len(rows) + of_torchtune + sum(count for _, count, _ in left_out()) == 409
+
+
+def test_plans_of_kernels_are_those_of_the_published_rows() -> None:
+    """Each published row of kernels has a plan by one release, and three in four are met within 0.01 %."""
+    from benchmarks.accuracy.rows_operators import is_kernel, kernel_rows, published_lines
+
+    rows = kernel_rows()
+    assert len(rows) == sum(map(is_kernel, published_lines())) == 200
+    assert sum(abs(row.error("planner") or 0) <= 1e-4 for row in rows) >= 150
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"), [(2048, "0.002"), (2560, "0.002"), (8192 * MIB + 600, "8192.001")]
+)
+def test_peaks_have_the_digits_of_the_published_ones(size_bytes: int, text: str) -> None:
+    """MiB are rounded to float32, whose step at 8 GiB is 1 KiB, and GiB to six digits."""
+    from benchmarks.accuracy.rows_operators import mib_as_published
+
+    assert mib_as_published(size_bytes) == text
 
 
 def test_estimates_of_torch_preflight_are_of_rows_of_the_table() -> None:

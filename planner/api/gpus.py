@@ -17,11 +17,12 @@ from planner.api.budget import (
     with_allocator_of,
 )
 from planner.api.options import Options
-from planner.api.request import Model, find_multiple, open_request
+from planner.api.request import Model, Request, find_multiple
+from planner.api.varying import is_varying, open_any_request, open_sized_programs
 from planner.errors import UsageError
 from planner.hardware import MIB, Budget, Device, judge_budget, load_devices, search_devices
 from planner.hardware.calibration import find_calibration
-from planner.jobs import Job, check_count
+from planner.jobs import BatchShape, Job, check_count, size_ranges
 from planner.planning import (
     DeviceFit,
     EpochPrograms,
@@ -29,11 +30,13 @@ from planner.planning import (
     Seconds,
     TimedPrograms,
     check_batch,
+    find_varying_fit,
     fit_devices,
 )
 from planner.program import FIT_BATCHES, LARGEST_BATCH, Outcome, Trace, find_growth
 from planner.report import Result, growth_text
 
+MOST_OF_VARYING = 12  # GPUs, on each of which runs are sampled for some seconds
 SORTS: dict[str, Callable[[DeviceFit], Any]] = {
     "max_batch": lambda fit: (-fit.max_batch, fit.budget.device.total.value, fit.budget.device.name),
     "memory": lambda fit: (fit.budget.device.total.value, fit.budget.device.name),
@@ -65,6 +68,9 @@ class GpusResult(Result):
         where there is nothing to draw, DataFileError.
         """
         from planner.report import draw_gpus
+
+        if size_ranges(self.table.job):
+            raise UsageError("--plot: a curve is of samples of one size; leave it away, or give one size")
 
         draw_gpus(self.table, path)
 
@@ -100,7 +106,9 @@ def gpus(
     cards = _chosen(devices, filter, min_mib, max_mib)
     start = perf_counter()
     named: Options = {**options, "gpu": cards[0], "no_calibration": True}
-    request = open_request(model, named)
+    request = open_any_request(model, named)
+    if is_varying(request):
+        return GpusResult(_table_of_varying(request, cards, batch, multiple, key, options))
     job, programs = request.job, TimedPrograms(request.programs())
     opened = perf_counter()
     if batch is not None:
@@ -128,6 +136,49 @@ def gpus(
         multiple,
     )
     return GpusResult(table)
+
+
+def _table_of_varying(
+    request: Request,
+    cards: Sequence[Device],
+    batch: int | None,
+    multiple: int,
+    key: Callable[[DeviceFit], Any],
+    options: Options,
+) -> FleetTable:
+    """Return the table of a job whose samples are of many sizes: sampled runs on each GPU."""
+    if len(cards) > MOST_OF_VARYING:
+        raise UsageError(
+            f"--input: samples of many sizes are played on each GPU, on {MOST_OF_VARYING} at most; these are "
+            f"{len(cards)}, choose with --filter, or give one size"
+        )
+    job, opened = request.job, perf_counter()
+    by_kind = {}
+    fits = []
+    for budget in _budgets(cards, job, options):
+        target = budget.device.target
+        kind = target.capability, target.sm_count
+        if kind not in by_kind:
+            by_kind[kind] = open_sized_programs(request, budget)
+        request.on_progress(f"sampling runs on {budget.device.name}")
+        fits.append(find_varying_fit(job, budget, by_kind[kind], batch, multiple))
+    shown = [fit for fit in fits if batch is None or fit.outcome is not Outcome.DOES_NOT_FIT]
+    spent = sum(programs.seconds for programs in by_kind.values())
+    first = next(iter(by_kind.values()))
+    trace = first.trace(BatchShape(FIT_BATCHES[0], first.sizes.largest))
+    return FleetTable(
+        job,
+        batch,
+        fits[0].budget.confidence,
+        tuple(sorted(shown, key=key)),
+        len(fits) - len(shown),
+        (f"samples are of many sizes: sampled batches of runs of {job.run_steps:,} steps", *trace.notes),
+        trace.unknown_ops,
+        opened - request.start,
+        Seconds(spent, perf_counter() - opened - spent),
+        first.source(first.sizes.largest),
+        multiple,
+    )
 
 
 def _of_each_capability(fits: Sequence[DeviceFit]) -> list[DeviceFit]:

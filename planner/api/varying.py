@@ -6,6 +6,7 @@ from time import perf_counter
 from planner.api.options import Options
 from planner.api.request import Model, Request, answers_folder, isolation_limit, open_request
 from planner.errors import UsageError
+from planner.hardware import Budget
 from planner.jobs import Job, check_sizes, load_distribution, size_ranges
 from planner.planning import (
     SizedPrograms,
@@ -63,26 +64,30 @@ def max_batch_of_varying(request: Request, multiple_of: int, no_retries: bool) -
             "--no-retries: batches of other sizes release cached memory now and then; leave it away, or give "
             "one size"
         )
-    programs = _open(request)
+    programs = open_sized_programs(request)
     imported = perf_counter() - request.start
     return VaryingResult(find_varying_batch(request.job, request.budget, programs, multiple_of), imported)
 
 
 def estimate_of_varying(request: Request) -> VaryingResult:
     """Return the memory of a batch of samples of many sizes. Raises the errors of `planner.errors`."""
-    programs, batch = _open(request), request.batch
+    programs, batch = open_sized_programs(request), request.batch
     imported = perf_counter() - request.start
     return VaryingResult(estimate_varying(request.job, request.budget, programs, batch), imported)
 
 
-def _open(request: Request) -> SizedPrograms:
+def open_sized_programs(request: Request, budget: Budget | None = None) -> SizedPrograms:
+    """Return the programs of a request at all sizes, on its GPU or that of another budget.
+
+    Raises UsageError for options that go with one size alone.
+    """
     if isolation_limit(request.options) is not None or request.options.get("save_trace") is not None:
         flag = "--save-trace" if request.options.get("save_trace") is not None else "--isolate"
         raise UsageError(f"{flag}: not with samples of many sizes; leave it away, or give one size")
     return SizedPrograms(
         request.job,
         load_distribution(request.job),
-        request.budget.device.target,
+        (budget or request.budget).device.target,
         request.on_progress,
         request.factory,
         answers_folder(request.options),

@@ -5,6 +5,7 @@ Sizes are drawn with replacement by Python's `random.Random(f"{seed}:{sequence}"
 same batches everywhere.
 """
 
+import importlib
 import json
 from bisect import bisect_left
 from collections import Counter
@@ -146,6 +147,67 @@ def load_distribution(job: Job) -> SizeDistribution:
 
 
 def _read(path: Path, columns: int) -> Iterator[tuple[Size, int]]:
+    """Yield sizes and their counts: of a folder of datasets, an array of numpy, or lines of a text."""
+    if path.is_dir():
+        yield from _from_dataset(path, columns)
+    elif path.suffix == ".npy":
+        yield from _from_array(path, columns)
+    else:
+        yield from _from_lines(path, columns)
+
+
+def _from_dataset(path: Path, columns: int) -> Iterator[tuple[Size, int]]:
+    """Yield the lengths of a tokenized dataset that `save_to_disk` wrote; of several splits all."""
+    try:
+        datasets = importlib.import_module("datasets")
+    except ImportError:
+        raise UsageError(
+            f"--sizes {path}: datasets is not installed, which reads this folder; install it, or write the "
+            "lengths into a text file, one in a line"
+        ) from None
+    try:
+        loaded = datasets.load_from_disk(str(path))
+    except Exception as error:  # it raises what its formats raise
+        reason = " ".join(str(error).split())[:100]
+        raise UsageError(f"--sizes {path}: is no folder of save_to_disk ({reason}); name one") from None
+    for split in loaded.values() if isinstance(loaded, dict) else (loaded,):
+        key = next((key for key in _KEYS if key in split.column_names), None)
+        if key is None or columns != 1:
+            raise UsageError(
+                f"--sizes {path}: needs one range, and a column {' or '.join(_KEYS)}; it has "
+                f"{', '.join(split.column_names[:8])}"
+            )
+        for value in split[key]:
+            length = value if isinstance(value, int) else len(value)
+            yield (max(1, length),), 1
+
+
+def _from_array(path: Path, columns: int) -> Iterator[tuple[Size, int]]:
+    """Yield the sizes of an array: one number or a row of them for each sample."""
+    try:
+        values = importlib.import_module("numpy").load(path, mmap_mode="r", allow_pickle=False)
+    except ImportError:
+        raise UsageError(
+            f"--sizes {path}: numpy is not installed, which reads this file; install it"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"--sizes {path}: cannot be read ({error}); give an array of whole numbers"
+        ) from None
+    shape = (-1,) if values.ndim == 1 and columns == 1 else (len(values), columns)
+    if values.dtype.kind not in "iu" or values.ndim not in (1, 2) or values.size != len(values) * columns:
+        raise UsageError(
+            f"--sizes {path}: expected whole numbers, {columns} for each sample, got {values.dtype} of shape "
+            f"{tuple(values.shape)}"
+        )
+    for row in values.reshape(shape).tolist():
+        size = (row,) if isinstance(row, int) else tuple(row)
+        if min(size) < 1:
+            raise UsageError(f"--sizes {path}: has a size of {min(size)}; give sizes from 1")
+        yield size, 1
+
+
+def _from_lines(path: Path, columns: int) -> Iterator[tuple[Size, int]]:
     """Yield sizes and their counts from lines of numbers, or of JSON objects with a length or tokens."""
     try:
         if path.stat().st_size > MOST_BYTES:
@@ -263,6 +325,6 @@ def require_one_size(job: Job) -> None:
     if ranged is not None:
         one = replace(ranged, smallest=())
         raise UsageError(
-            f"--input {ranged}: samples of many sizes are planned by max-batch and estimate, by their "
+            f"--input {ranged}: samples of many sizes are planned by max-batch, estimate and gpus, by their "
             f"default method; give one size here, such as {one}"
         )

@@ -32,6 +32,7 @@ from .retry_cost import RetryCost as RetryCost
 from .varying.plan import (
     VaryingPlan as VaryingPlan, VaryingSide as VaryingSide, check_varying as check_varying,
     estimate_varying as estimate_varying, find_varying_batch as find_varying_batch,
+    find_varying_fit as find_varying_fit,
 )
 from .varying.programs import SizedPrograms as SizedPrograms
 from .varying.risk import RunRisk as RunRisk, SampledRun as SampledRun

@@ -10,16 +10,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from planner.errors import BatchTooLargeError, UsageError
-from planner.hardware import Budget, judge_budget, process_bytes, with_config
+from planner.hardware import Budget, judge_budget, process_bytes, upper_process_bytes, with_config
 from planner.jobs import Batching, BatchShape, Job, Mode, Size, SizeDistribution
 from planner.planning.estimate import Seconds
-from planner.planning.fleet import search_device
+from planner.planning.fleet import DeviceFit, search_device
 from planner.planning.replays import ReplayCache, TargetReplays
 from planner.planning.search import boundary_from_guess
 from planner.planning.varying.process import BatchSource
 from planner.planning.varying.programs import SizedPrograms
 from planner.planning.varying.risk import RunRisk, sample_runs
-from planner.program import FIT_BATCHES, LARGEST_BATCH
+from planner.program import FIT_BATCHES, LARGEST_BATCH, Outcome
 
 SEARCH_STEPS = 40  # of a probe of the search; the answer is confirmed with more
 SEARCH_SEQUENCES = 1
@@ -111,6 +111,34 @@ def find_varying_batch(
         constant = constant or constant_batch
         sides.append(_side(job, own, programs, source, constant_batch, multiple_of))
     return _plan(job, budget, programs, None, sides, constant, start)
+
+
+def find_varying_fit(
+    job: Job, budget: Budget, programs: SizedPrograms, batch: int | None = None, multiple_of: int = 1
+) -> DeviceFit:
+    """Return the answer for one GPU of several, with its allocator as configured.
+
+    Retries are part of a run on many sizes: the largest batch is the comfortable one too. Raises the errors
+    of a capture.
+    """
+    budget = _judged(budget, programs)
+    source = open_batches(job, programs)
+    side = _side(job, budget, programs, source, _constant_batch(budget, programs), multiple_of)
+    asked = batch or side.largest or 1
+    at = side.at
+    if at is None or at.batch != asked:
+        at = sample_runs(job, programs.sizes, source, budget.limits, asked)
+    lives = at.probability <= _risk(budget)
+    retries = Outcome.FITS_WITH_RETRIES if at.retries_per_step else Outcome.FITS
+    return DeviceFit(
+        budget,
+        side.largest,
+        asked,
+        retries if lives else Outcome.DOES_NOT_FIT,
+        process_bytes(budget, at.peak_reserved_bytes),
+        upper_process_bytes(budget, at.peak_reserved_bytes),
+        side.largest,
+    )
 
 
 def open_batches(job: Job, programs: SizedPrograms) -> BatchSource:

@@ -1,17 +1,20 @@
 """Samples of many sizes: programs at any size, sampled runs through one allocator, and plans."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import planner.capture.session
-from planner import estimate, explain, max_batch
+from planner import estimate, explain, gpus, max_batch
 from planner.allocator import MemoryLimits, replay_trace
 from planner.allocator.config import UNLIMITED
 from planner.api.varying import VaryingResult
@@ -186,6 +189,43 @@ def test_a_file_without_sizes_is_refused(text: str, tmp_path: Path) -> None:
         load_distribution(job_of(sizes=str(path)))
 
 
+def test_an_array_has_the_sizes_of_samples(tmp_path: Path) -> None:
+    """Each number is a sample; numbers with fractions, and others than whole files, are refused."""
+    path = tmp_path / "lengths.npy"
+    np.save(path, np.array([20, 400, 20, 5]))
+    sizes = load_distribution(job_of(sizes=str(path)))
+    assert (sizes.sizes, sizes.cumulative, sizes.clipped) == (((16,), (20,), (300,)), (1, 3, 4), 2)
+    np.save(path, np.array([1.5, 2.0]))
+    with pytest.raises(UsageError, match="expected whole numbers, 1 for each sample, got float64"):
+        load_distribution(job_of(sizes=str(path)))
+    path.write_bytes(b"no array")
+    with pytest.raises(UsageError, match="cannot be read"):
+        load_distribution(job_of(sizes=str(path)))
+
+
+def test_a_tokenized_dataset_has_the_sizes_of_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all splits, the lengths of `input_ids`; without the library the line says what to do."""
+
+    class Split(dict[str, list[Any]]):
+        @property
+        def column_names(self) -> list[str]:
+            return list(self)
+
+    splits = {"train": Split(input_ids=[[1] * 20, [1] * 30]), "test": Split(input_ids=[[1] * 20])}
+    library = SimpleNamespace(load_from_disk=lambda path: splits)
+    monkeypatch.setitem(sys.modules, "datasets", library)
+    sizes = load_distribution(job_of(sizes=str(tmp_path)))
+    assert (sizes.sizes, sizes.cumulative) == (((20,), (30,)), (2, 3))
+    splits["train"] = Split(text=["a"])
+    with pytest.raises(UsageError, match="needs one range, and a column length or input_ids; it has text"):
+        load_distribution(job_of(sizes=str(tmp_path)))
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UsageError, match="datasets is not installed"):
+        load_distribution(job_of(sizes=str(tmp_path)))
+
+
 def test_sizes_are_padded_to_a_multiple() -> None:
     """The share of samples below a padded size counts those that are padded to less."""
     sizes = SizeDistribution(((1, 100),), pad_to=8)
@@ -244,6 +284,20 @@ def test_the_largest_batch_lives_and_the_next_does_not() -> None:
         assert side.at.batch == side.largest
         assert side.at.probability <= result.plan.risk < side.beyond.probability
         assert side.at.peak_reserved_bytes <= 200 * MIB or side.expandable_segments
+
+
+def test_several_gpus_have_the_answers_of_each() -> None:
+    """The table of GPUs has the largest batch that `max_batch` finds on each; too many are refused."""
+    capped = {**OPTIONS, "allocator_cap_mib": 200}
+    del capped["gpu"]
+    table = gpus(Texts, filter="4090", **capped).table
+    alone = max_batch(Texts, gpu="RTX 4090", **capped)
+    assert isinstance(alone, VaryingResult)
+    own = next(fit for fit in table.fits if fit.budget.device.name.startswith("RTX 4090 "))
+    assert own.max_batch == own.comfortable_batch == alone.answer_batch
+    assert any("runs of 30 steps" in note for note in table.notes)
+    with pytest.raises(UsageError, match="choose with --filter, or give one size"):
+        gpus(Texts, **capped)
 
 
 def test_an_estimate_says_in_which_step_a_run_dies() -> None:

@@ -1,4 +1,4 @@
-"""Models of images and texts: LLaVA and its kind, CLIP, detectors with their own losses, SAM."""
+"""Models of images, texts and speech: LLaVA and its kind, CLIP, detectors and segmentation, SAM, Whisper."""
 
 from typing import Any
 
@@ -33,7 +33,17 @@ _SMALL_CLIP = {
 }
 _INDEX = {**_BOTH, "image_token_index": 4000}
 del _INDEX["image_token_id"]
+_PATCHES = {"vision_config__image_size": 224, "vision_config__patch_size": 14}
+_WHISPER = {
+    **{f"{part}_layers": 2 for part in ("encoder", "decoder")},
+    **{f"{part}_attention_heads": 4 for part in ("encoder", "decoder")},
+    **{f"{part}_ffn_dim": 256 for part in ("encoder", "decoder")},
+    "d_model": 128,
+}
+_WAVES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
 _ADAMW: dict[str, Any] = {"optimizer": "adamw"}
+
+_NOT_EMULATED = "planned, not emulated, where kernels compute nothing and the model reads a result of one"
 
 _JOBS: tuple[tuple[str, int, str, dict[str, Any]], ...] = (
     ("LlavaForConditionalGeneration", 3, "RTX 3090", {"model_arg": _INDEX, **_ADAMW}),
@@ -110,12 +120,56 @@ _JOBS: tuple[tuple[str, int, str, dict[str, Any]], ...] = (
         },
     ),
     ("BlipForConditionalGeneration", 2, "RTX 3060", {**_ADAMW}),
+    ("Idefics3ForConditionalGeneration", 2, "RTX 3090", {"model_arg": {**_BOTH, **_PATCHES}, **_ADAMW}),
+    (
+        "SmolVLMForConditionalGeneration",
+        3,
+        "A100 40GB",
+        {"model_arg": {**_BOTH, **_PATCHES}, **_ADAMW, "precision": "bf16"},
+    ),
+    ("RTDetrForObjectDetection", 2, "RTX 3090", {"input": "3x256x256", **_ADAMW}),
+    ("RTDetrV2ForObjectDetection", 2, "L4", {"input": "3x256x256", **_ADAMW, "precision": "amp-bf16"}),
+    (
+        "GroundingDinoForObjectDetection",
+        2,
+        "RTX 4090",
+        {
+            "model_arg": {
+                **{f"{part}_layers": 2 for part in ("encoder", "decoder")},
+                **{f"{part}_attention_heads": 4 for part in ("encoder", "decoder")},
+                **{f"{part}_ffn_dim": 128 for part in ("encoder", "decoder")},
+                "d_model": 64,
+            },
+            "input": "pixel_values=3x256x256",
+            **_ADAMW,
+        },
+    ),
+    ("Mask2FormerForUniversalSegmentation", 2, "A10", {"input": "3x128x128", **_ADAMW}),
+    ("MaskFormerForInstanceSegmentation", 2, "RTX 3060", {"input": "3x128x128", **_ADAMW}),
+    ("Sam2Model", 1, "A100 40GB", {**_ADAMW}),
+    ("WhisperForConditionalGeneration", 3, "RTX 3060", {"model_arg": _WHISPER, **_ADAMW}),
+    (
+        "WhisperForConditionalGeneration",
+        4,
+        "T4",
+        {"model_arg": _WHISPER, **_ADAMW, "precision": "amp-fp16", "checkpoint": "blocks"},
+    ),
+    ("Wav2Vec2ForCTC", 2, "RTX 3090", {"model_arg": _WAVES, "input": "32000", **_ADAMW}),
+    (
+        "Wav2Vec2ForSequenceClassification",
+        4,
+        "RTX 2080 Ti",
+        {"model_arg": _WAVES, "input": "48000", **_ADAMW, "precision": "amp-fp16"},
+    ),
+    ("HubertForSequenceClassification", 3, "H100 80GB", {"model_arg": _WAVES, "input": "32000", **_ADAMW}),
 )
 
 CAPABILITY = Capability(
-    "models of images and texts, and detectors with their losses, of transformers",
+    "models of images and texts, detectors and segmentation with their losses, and speech, of transformers",
     tuple(
         Case(DrawnJob(number, f"hf:{name}", batch, gpu, options))
         for number, (name, batch, gpu, options) in enumerate(_JOBS, 1)
     ),
+    dict.fromkeys((15, 16), f"{_NOT_EMULATED}: which pictures are padding")
+    | dict.fromkeys((17, 18, 19), f"{_NOT_EMULATED}: counts of objects, which split tensors"),
 )

@@ -7,6 +7,7 @@ import pytest
 from planner.capture.models.registry import build_model
 from planner.capture.models.transformers.contents import OBJECTS, known_contents
 from planner.capture.session import record
+from planner.errors import UsageError
 from planner.jobs import Job, Loss
 from planner.program.events import Alloc, Trace
 from tests.capture.models.test_transformers import AMPERE, hf_job, inputs_of
@@ -90,3 +91,25 @@ def test_a_detector_is_trained_with_its_own_loss() -> None:
 def test_sam_gets_a_box_for_each_image() -> None:
     """A prompt is what a mask is made for."""
     assert inputs_of(hf_job("SamModel")) == ["pixel_values=3x1024x1024", "input_boxes=1x4"]
+
+
+def test_segmentation_is_trained_with_masks_of_objects() -> None:
+    """MaskFormer gets the masks and classes of the objects of each image, and gives its own loss."""
+    job = hf_job("MaskFormerForInstanceSegmentation", inputs=("pixel_values=3x32x32",))
+    assert (inputs_of(job), job.loss) == (["pixel_values=3x32x32"], Loss.OUTPUT)
+    contents = known_contents(build_model(job), job, 3)
+    assert [one.shape for one in contents["mask_labels"]] == [(OBJECTS, 32, 32)] * 3
+    assert [one.shape for one in contents["class_labels"]] == [(OBJECTS,)] * 3
+
+
+def test_sizes_of_models_with_prompts_are_those_of_their_backbones() -> None:
+    """SAM 2 sees images of 1024 pixels; Grounding DINO an image with a text."""
+    assert inputs_of(hf_job("Sam2Model"))[0] == "pixel_values=3x1024x1024"
+    names = [text.partition("=")[0] for text in inputs_of(hf_job("GroundingDinoForObjectDetection"))]
+    assert names == ["input_ids", "pixel_values", "attention_mask", "pixel_mask"]
+
+
+def test_an_input_whose_size_is_unknown_is_asked_for() -> None:
+    """OneFormer's task is a text of its own."""
+    with pytest.raises(UsageError, match="needs task_inputs, whose size is not known here; give one sample"):
+        hf_job("OneFormerForUniversalSegmentation")

@@ -20,7 +20,7 @@ from unittest import mock
 from torch import nn
 
 from planner.capture.models.libraries import quiet, read_json
-from planner.capture.models.transformers.contents import OBJECTS, is_detector
+from planner.capture.models.transformers.contents import OBJECTS, is_detector, takes_masks
 from planner.errors import ModelError, UsageError
 from planner.jobs import Job, Loss, Mode, nearest, shown, split_model
 
@@ -87,7 +87,9 @@ def notes_of(job: Job, model: object) -> tuple[str, ...]:
             "the model sees text alone; for images give their input, such as --input pixel_values=3x336x336, "
             "with a text that has room for their tokens"
         )
-    if is_detector(type(model).__name__) and job.mode is Mode.TRAIN and job.loss is Loss.OUTPUT:
+    name = type(model).__name__
+    of_objects = is_detector(name) or takes_masks(name)
+    if of_objects and job.mode is Mode.TRAIN and job.loss is Loss.OUTPUT:
         notes.append(f"each image has {OBJECTS} objects, as COCO's have in the mean")
     if "input_values" in keywords and "apply_spec_augment" not in dict(job.model_args):
         notes.append("SpecAugment and LayerDrop, which are random, are disabled")

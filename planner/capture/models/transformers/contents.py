@@ -16,6 +16,7 @@ from planner.jobs import Job, Loss, Mode, TensorSpec
 OBJECTS = 8  # per image; COCO has 7.7 in the mean (Lin et al., Microsoft COCO, 2014)
 _TEXT, _IMAGE = "input_ids", "pixel_values"
 _DETECTOR = "ForObjectDetection"
+_SEGMENTERS = ("ForUniversalSegmentation", "ForInstanceSegmentation")
 
 
 def known_contents(model: object, job: Job, batch: int) -> dict[str, Any]:
@@ -31,14 +32,26 @@ def known_contents(model: object, job: Job, batch: int) -> dict[str, Any]:
             text = torch.zeros((batch, *specs[_TEXT].shape), dtype=getattr(torch, specs[_TEXT].dtype))
             text[:, :number] = tokens
             contents[_TEXT] = text
-    if is_detector(type(model).__name__) and job.mode is Mode.TRAIN and job.loss is Loss.OUTPUT:
+    if job.mode is not Mode.TRAIN or job.loss is not Loss.OUTPUT:
+        return contents
+    name = type(model).__name__
+    if is_detector(name):
         contents["labels"] = [_objects() for _ in range(batch)]
+    elif takes_masks(name):
+        size = specs[_IMAGE].shape[-2:]
+        contents["mask_labels"] = [torch.ones(OBJECTS, *size) for _ in range(batch)]
+        contents["class_labels"] = [torch.zeros(OBJECTS, dtype=torch.int64) for _ in range(batch)]
     return contents
 
 
 def is_detector(name: str) -> bool:
     """Return whether a class takes a list of labels, a dict for each image."""
     return name.endswith(_DETECTOR)
+
+
+def takes_masks(name: str) -> bool:
+    """Return whether a class takes the masks and classes of the objects of each image, in two lists."""
+    return name.endswith(_SEGMENTERS)
 
 
 def _objects() -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from planner.capture.models.transformers.contents import (
     image_tokens,
     is_detector,
     takes_images_in_text,
+    takes_masks,
 )
 from planner.errors import UsageError
 from planner.jobs import Job, Loss, Mode, TensorSpec, nearest, shown
@@ -22,7 +23,12 @@ from planner.jobs import Job, Loss, Mode, TensorSpec, nearest, shown
 TEXT_TOKENS = 128
 _DETECTED = (800, 1066)  # COCO's most frequent size, resized as DetrImageProcessor does
 _SQUARE = (640, 640)  # as RTDetrImageProcessor does
-_BESIDE_TEXT = ("blip", "git")  # models that attend from a text to an image beside it
+_BESIDE_TEXT = (
+    "blip",
+    "git",
+    "grounding-dino",
+    "mm-grounding-dino",
+)  # models that attend from a text to an image beside it
 _OF_SQUARES = ("rt_detr", "d_fine", "deim")
 AUDIO_SAMPLES = 160_000  # 10 s at 16 kHz
 _TEXT, _IMAGE, _SOUND, _SPECTROGRAM = "input_ids", "pixel_values", "input_values", "input_features"
@@ -54,13 +60,27 @@ def complete_inputs(job: Job, choice: Choice) -> Job:
     inputs = _main_inputs(choice, specs) | specs
     inputs |= _mask(choice, inputs)
     inputs |= _prompts(choice, inputs)
-    if job.mode is Mode.TRAIN and job.loss is Loss.OUTPUT and not is_detector(choice.model_class.__name__):
+    name = choice.model_class.__name__
+    of_objects = is_detector(name) or takes_masks(name)
+    if job.mode is Mode.TRAIN and job.loss is Loss.OUTPUT and not of_objects:
         labels = _labels(choice, inputs)
         inputs |= {name: spec for name, spec in labels.items() if name not in inputs}
         if not labels and "return_loss" not in choice.parameters and not set(inputs) & set(_LABELS):
             job = replace(job, loss=Loss.SUM)
     inputs |= _decoder_inputs(choice, inputs)
+    _check_required(choice, inputs)
     return replace(job, inputs=tuple(replace(spec, keyword=name) for name, spec in inputs.items()))
+
+
+def _check_required(choice: Choice, inputs: Mapping[str, TensorSpec]) -> None:
+    """Raise UsageError for an argument of the forward method that is required and has no input."""
+    for name, parameter in choice.parameters.items():
+        plain = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        if plain and parameter.default is parameter.empty and name not in ("self", *inputs):
+            raise UsageError(
+                f"{choice.model_class.__name__}: needs {name}, whose size is not known here; give one sample "
+                f"of it, such as --input {name}=77:int64"
+            )
 
 
 def _by_keyword(job: Job, choice: Choice) -> dict[str, TensorSpec]:
@@ -156,7 +176,8 @@ def _text(choice: Choice) -> TensorSpec:
 def _image(choice: Choice) -> TensorSpec:
     is_bare = is_detector(choice.model_class.__name__)  # a convolutional backbone takes any image
     bare = _SQUARE if choice.config.model_type.startswith(_OF_SQUARES) else _DETECTED
-    size = _value(choice.config, "image_size", default=bare if is_bare else 224)
+    usual = 1024 if choice.config.model_type == "sam2" else 224
+    size = _value(choice.config, "image_size", default=bare if is_bare else usual)
     height, width = (size[-2], size[-1]) if isinstance(size, list | tuple) else (size, size)
     if isinstance(size, dict):
         height, width = size.get("height", 224), size.get("width", 224)

@@ -19,6 +19,11 @@ def _images(low: int, high: int, **options: Any) -> dict[str, Any]:
     return sample | {"optimizer": "sgd", "batching": "scaled", "pad_to": 32} | options
 
 
+def _rectangles(low: int, high: int, narrow: int, wide: int) -> dict[str, Any]:
+    sample = {"input": f"3x{low}..{high}x{narrow}..{wide}", "target": "scalar:int64"}
+    return sample | {"optimizer": "sgd", "batching": "scaled", "pad_to": 32}
+
+
 # Model, options, batch size or tokens of a batch, configuration of the allocator, its cap in MiB.
 _JOBS: tuple[tuple[str, dict[str, Any], int, str, int], ...] = (
     ("hf:gpt2", _texts(16, 512), 4, "", 0),
@@ -39,6 +44,9 @@ _JOBS: tuple[tuple[str, dict[str, Any], int, str, int], ...] = (
     ("hf:gpt2", _texts(32, 768, optimizer="sgd", batching="tokens"), 3000, "", 0),
     ("hf:gpt2", _texts(16, 512, batching="scaled"), 4, "", 8000),
     ("hf:bert", _texts(8, 512), 8, "", 5900),
+    ("hf:gpt2", _texts(16, 512, batching="packed"), 4, "", 0),
+    ("hf:bert", _texts(8, 384, precision="amp-bf16", batching="packed"), 8, _EXPANDABLE, 0),
+    ("torchvision:resnet18", _rectangles(128, 256, 192, 320), 16, "", 0),
 )
 
 

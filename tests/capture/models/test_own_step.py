@@ -427,3 +427,20 @@ def _forward_of(trace: Trace, step: int) -> list[int]:
         elif isinstance(event, Alloc) and now == (step, Phase.FORWARD):
             sizes.append(event.size_bytes)
     return sizes
+
+
+def test_generation_of_transformers_is_a_step() -> None:
+    """A static cache holds keys and values of prompt and answer in each layer: 2 heads of 32 numbers."""
+    pytest.importorskip("transformers")
+    script = Path(__file__).parents[3] / "benchmarks/emulated/capabilities/scripts/generate.py"
+    arguments = {"layers": 2, "new_tokens": 3, "cache_implementation": "static"}
+    inputs = [parse_tensor_spec("16:int64")]
+    job = resolve_job(f"{script}:Generation", {}, inputs=inputs, model_args=list(arguments.items()), steps=1)
+    trace = record(job, 4, AMPERE)
+    cache = 4 * 2 * (16 + 3 - 1) * 32 * 2  # the last token is never read
+    zeros = [
+        event.size_bytes
+        for event in trace.events
+        if isinstance(event, Alloc) and trace.sites[event.site].op == "aten.zeros.default"
+    ]
+    assert zeros.count(cache) == 2 * 2

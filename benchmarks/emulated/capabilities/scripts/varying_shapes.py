@@ -33,7 +33,7 @@ def build() -> torch.nn.Module:
 def load(batch: int, size: list[int]) -> Any:
     """Return a batch: padded texts, or square images and their classes."""
     if WHAT["model"] not in TEXTS:
-        images = torch.empty(batch, 3, *size, *size)
+        images = torch.empty(batch, 3, *(size if len(size) > 1 else [*size, *size]))
         return images.cuda(), torch.zeros(batch, dtype=torch.int64).cuda()
     ids = torch.randint(0, 1000, (batch, *size))
     mask = torch.ones_like(ids)

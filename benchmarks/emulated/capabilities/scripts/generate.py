@@ -1,0 +1,45 @@
+"""Generation by transformers' own `generate`, as a step: caches, beams and a model that assists."""
+
+import argparse
+import json
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2}
+
+
+class Generation:
+    def __init__(self, layers=3, window=0, assisted=False, new_tokens=12, **options):
+        sizes = {**SIZES, "num_hidden_layers": layers, "vocab_size": 8000}
+        if window:
+            model = MistralForCausalLM(MistralConfig(**sizes, sliding_window=window))
+        else:
+            model = LlamaForCausalLM(LlamaConfig(**sizes))
+        self.model = model.to("cuda", dtype=torch.bfloat16).eval()
+        self.options = {"max_new_tokens": new_tokens, "do_sample": False, "eos_token_id": None, **options}
+        self.options |= {"pad_token_id": 0, "disable_compile": True}
+        self.assistant = None
+        if assisted:
+            small = LlamaForCausalLM(LlamaConfig(**{**sizes, "num_hidden_layers": 1}))
+            self.assistant = small.to("cuda", dtype=torch.bfloat16).eval()
+
+    @torch.no_grad()
+    def step(self, input_ids):
+        input_ids = input_ids.to("cuda")
+        mask = torch.ones_like(input_ids)
+        more = {} if self.assistant is None else {"assistant_model": self.assistant}
+        return self.model.generate(input_ids, attention_mask=mask, **self.options, **more)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch-size", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--options", type=json.loads, default={})
+    args = parser.parse_args()
+    generation = Generation(**args.options)
+    for _ in range(args.steps):
+        result = generation.step(torch.randint(8000, (args.batch_size, args.tokens)))
+    print(result.shape)

@@ -77,7 +77,8 @@ JOB: Group = {
         str | None,
         option(
             "NAME",
-            "A name of models.yaml, SOURCE:NAME (torchvision, timm, hf, monai, smp), or FILE.py:NAME.",
+            "A name of models.yaml, SOURCE:NAME (torchvision, timm, hf, diffusers, monai, smp), "
+            "nnunet:PLANS.json, or FILE.py:NAME.",
         ),
     ],
     **{option.name: _declare(option) for option in JOB_OPTIONS},

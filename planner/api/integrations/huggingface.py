@@ -137,6 +137,7 @@ def fields_of_arguments(arguments: Any) -> dict[str, Any]:
         "evaluate": evaluates,
         "eval_batch": arguments.per_device_eval_batch_size if evaluates else 0,
         "ddp": arguments.world_size > 1,
+        "liger": bool(getattr(arguments, "use_liger_kernel", False)),
     }
 
 
@@ -172,9 +173,18 @@ def notes_of_accelerator(accelerator: Any) -> tuple[str, ...]:
 
 @model_errors("the job cannot be read")
 def _loop_of_arguments(model: Any, arguments: Any, sample: Mapping[str, Any]) -> LiveLoop:
-    from planner.capture import loss_step, notes_of_optimizer, optimizer_of, prepare_for_training
+    from planner.capture import (
+        has_liger_kernels,
+        loss_step,
+        notes_of_optimizer,
+        optimizer_of,
+        prepare_for_training,
+    )
 
     fields, unplanned = fields_of_arguments(arguments), notes_of_arguments(arguments)
+    if fields["liger"] and not has_liger_kernels(model):
+        fields["liger"] = False
+        unplanned += ("TrainingArguments: use_liger_kernel: Liger has no kernels for this model",)
     live = optimizer_of(arguments, model)
     step, notes = loss_step(arguments), notes_of_optimizer(live)
     prepare = partial(prepare_for_training, arguments)

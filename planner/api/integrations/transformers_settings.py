@@ -30,7 +30,8 @@ SETTINGS: tuple[Setting, ...] = (
         "per_device_train_batch_size gradient_accumulation_steps optim optim_args weight_decay "
         "max_grad_norm bf16 fp16 label_smoothing_factor use_cache neftune_noise_alpha "
         "activation_checkpointing activation_checkpointing_kwargs gradient_checkpointing "
-        "gradient_checkpointing_kwargs eval_strategy eval_on_start per_device_eval_batch_size"
+        "gradient_checkpointing_kwargs eval_strategy eval_on_start per_device_eval_batch_size "
+        "use_liger_kernel"
     ),
     *harmless(
         # How long, how fast and in which order it trains
@@ -57,13 +58,14 @@ SETTINGS: tuple[Setting, ...] = (
         "ddp_find_unused_parameters ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout "
         "local_rank use_cpu "
         # Given together with the setting that they belong to
-        "torch_compile_backend torch_compile_mode liger_kernel_config fsdp_config prediction_loss_only "
+        "torch_compile_backend torch_compile_mode fsdp_config prediction_loss_only "
         "batch_eval_metrics eval_do_concat_batches"
     ),
     stated("torch_compile", COMPILED),
     stated(
-        "use_liger_kernel",
-        "planned without; its fused kernels usually keep less, so that a larger batch may fit",
+        "liger_kernel_config",
+        "all of Liger's kernels for the model are planned",
+        lambda arguments: bool(arguments.use_liger_kernel and arguments.liger_kernel_config),
     ),
     stated(
         "auto_find_batch_size",

@@ -67,6 +67,18 @@ class _Constant(_Name):
         return hash(self.value)
 
 
+class _Config:
+    """A configuration of a kernel, `triton.Config`."""
+
+    def __init__(self, kwargs: dict[str, Any], **options: Any) -> None:
+        self.kwargs = kwargs
+        vars(self).update(options)
+
+    def all_kwargs(self) -> dict[str, Any]:
+        """Return all that the kernel is compiled with."""
+        return {**self.kwargs, **{name: value for name, value in vars(self).items() if name != "kwargs"}}
+
+
 class _Module(ModuleType):
     """A module of Triton."""
 
@@ -91,6 +103,7 @@ def _next_power_of_2(number: int) -> int:
 
 _HOST = {  # what is called beside kernels
     "__version__": "3.7.0",
+    "Config": _Config,
     "jit": _jit,
     "autotune": _passing,
     "heuristics": _passing,

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from planner.capture.cuda.triton_kernels import triton_importable
 from planner.capture.models.libraries import import_library, quiet
 from planner.capture.process_state import first_line_of
 from planner.errors import ModelError, PlannerError
@@ -48,6 +49,13 @@ def liger_kernels(model: nn.Module, job: Job) -> Iterator[None]:
     finally:
         for module, names in before:
             vars(module).update(names)
+
+
+def has_liger_kernels(model: nn.Module) -> bool:
+    """Return whether Liger has kernels for a model. Raises ModelError where it is not installed."""
+    with quiet(), triton_importable():
+        patches = import_library("liger_kernel.transformers.monkey_patch", extra="liger")
+    return _find_model(model, patches.MODEL_TYPE_TO_APPLY_LIGER_FN) is not None
 
 
 def _is_patched(name: str) -> bool:

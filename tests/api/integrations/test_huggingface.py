@@ -1,7 +1,9 @@
 """Batch sizes for Hugging Face's Trainer and for accelerate."""
 
 import dataclasses
+import sys
 import warnings
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,6 +129,7 @@ def test_fields_of_arguments(tmp_path: Any) -> None:
         "evaluate": False,
         "eval_batch": 0,
         "ddp": False,
+        "liger": False,
     }
     with pytest.raises(UsageError, match="optim galore_adamw is not planned"):
         fields_of_arguments(arguments(tmp_path, optim="galore_adamw", optim_target_modules=["query"]))
@@ -153,6 +156,31 @@ def test_embeddings_keep_32_bits_of_state(model: Any, tmp_path: Any) -> None:
     given = arguments(tmp_path, optim="adamw_bnb_8bit")
     result = max_batch_of_arguments(model, given, SAMPLE, gpu_mib=1500)
     assert at_max(result)["breakdown_mib"]["optimizer"] >= 2 * 4 * embedded / 2**20
+
+
+def test_liger_patches_the_copy_alone(model: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`use_liger_kernel` patches the model of the plan; a model that Liger does not know is named."""
+    seen = []
+
+    def patch(model: Any) -> None:
+        seen.append(model)
+
+    patches: Any = SimpleNamespace(
+        MODEL_TYPE_TO_APPLY_LIGER_FN={"bert": patch}, _apply_liger_kernel_to_instance=patch
+    )
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers.monkey_patch", patches)
+    for package in ("liger_kernel", "liger_kernel.transformers"):
+        monkeypatch.setitem(sys.modules, package, ModuleType(package))
+    given = arguments(tmp_path)
+    given.use_liger_kernel, given.liger_kernel_config = True, {"rope": False}
+    notes = str(at_max(max_batch_of_arguments(model, given, SAMPLE, gpu_mib=1500))["assumptions"])
+    assert seen and all(one is not model and one.config.model_type == "bert" for one in seen)
+    assert "liger_kernel_config: all of Liger's kernels for the model are planned" in notes
+    patches.MODEL_TYPE_TO_APPLY_LIGER_FN.clear()
+    seen.clear()
+    notes = str(at_max(max_batch_of_arguments(model, given, SAMPLE, gpu_mib=1500))["assumptions"])
+    assert not seen
+    assert "use_liger_kernel: Liger has no kernels for this model" in notes
 
 
 def at_max(result: Any) -> dict[str, Any]:

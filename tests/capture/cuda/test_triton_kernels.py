@@ -27,7 +27,11 @@ LIMIT = tl.constexpr(8)
 WIDTH = LIMIT.value * 2
 
 
-@triton.autotune(configs=[triton.Config({"BLOCK": 64})], key=["n"])
+BEST = triton.Config({"BLOCK": 64}, num_warps=4)
+assert BEST.all_kwargs() == {"BLOCK": 64, "num_warps": 4} or BEST.all_kwargs()["num_stages"]
+
+
+@triton.autotune(configs=[BEST], key=["n"])
 @triton.jit
 def kernel(x, loss, n, BLOCK: tl.constexpr):
     tl.store(loss, rsqrt(tl.load(x)))

@@ -16,14 +16,14 @@ _JOBS: tuple[tuple[int, int, str, Mapping[str, Any]], ...] = (
     (4, 256, "RTX 3090", {}),
     (8, 512, "RTX 3090", {"vocab_size": 128000}),
     (8, 256, "A100 80GB", {"reduction": "sum"}),
-    (8, 256, "RTX 4090", {"reduction": "none"}),
+    (8, 256, "RTX 3090", {"reduction": "none"}),
     (4, 512, "RTX 3090", {"shift": False}),
     (4, 256, "RTX 3090", {"softcap": 30.0}),
     (8, 256, "L4", {"frozen": True}),
     (8, 256, "RTX 3090", {"dtype": "float32", "autocast": True}),
     (8, 256, "RTX 3090", {"filter_eps": None, "vocab_size": 32000}),
     (8, 256, "H100", {"accumulate": 2, "vocab_size": 128000}),
-    (4, 256, "T4", {"dtype": "float16"}),
+    (4, 256, "RTX 4090", {"dtype": "float16"}),
     (16, 128, "RTX 3060", {"vocab_size": 16000, "layers": 6}),
 )
 

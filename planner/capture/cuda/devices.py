@@ -19,6 +19,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch.utils import _device
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
 from planner.capture.cuda import device_queries
@@ -376,6 +377,13 @@ def _pin(self: Tensor, device: Any = None) -> Tensor:
 def _record_stream(self: Tensor, stream: Any) -> None:
     """Remark that work of another stream uses a tensor, whose memory comes back only when that is done."""
     _remark("calls Tensor.record_stream: that stream's work is planned as done when memory is next asked for")
+
+
+def pinned_like(tensor: Tensor) -> Tensor:
+    """Return a tensor on meta that stands for one in pinned memory; no recorder sees it."""
+    host = _opened[-1].host
+    with _disable_current_modes(), host.moving_to(Side.HOST):
+        return host.pin(torch.empty_like(tensor, device=META, requires_grad=False))
 
 
 def _names_cpu(device: object) -> bool:

@@ -10,7 +10,6 @@ class OutsideMemory:
     """Bytes of an optimizer's state that no replay of the caching allocator counts."""
 
     paged_bytes: int = 0  # CUDA managed memory, which the driver moves between GPU and host
-    pinned_bytes: int = 0  # of the host, as the pinned allocator rounds them up
     host_state_bytes: int = 0  # of the host, in ordinary memory
     compiles: bool = False  # its step, whose kernels a first run times
 
@@ -23,11 +22,10 @@ class OutsideMemory:
                 "outside of PyTorch's allocator, is on the GPU while there is room and on the host "
                 "otherwise, and is not counted"
             )
-        if self.pinned_bytes:
+        if self.host_state_bytes:
             notes.append(
-                f"the optimizer keeps parameters and gradients on the host: {_size(self.pinned_bytes)} of "
-                f"pinned memory, rounded up to powers of two, and {_size(self.host_state_bytes)} of state; "
-                "none of it is counted"
+                "the optimizer keeps parameters and gradients in pinned memory of the host, and "
+                f"{_size(self.host_state_bytes)} of state there, which is not counted"
             )
         if self.compiles:
             notes.append(

@@ -8,8 +8,12 @@ and the order are those of the code that inductor of torch 2.13 writes; of large
 """
 
 import sys
-from contextlib import ExitStack
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 from unittest import mock
 
@@ -17,9 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from planner.capture.cuda.devices import pinned_like
 from planner.capture.cuda.outside_memory import OutsideMemory
 from planner.errors import UsageError
 
+_GLOBAL_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 _QUANTIZED = ("OptimState8bit", "OptimState4bit", "OptimStateFp8")
 _FIRST_WITH_FP8 = (
     8,
@@ -95,8 +101,21 @@ def _free_in_order(tensors: list[Tensor], *held: list[Tensor]) -> None:
         del tensors[0]
 
 
+@contextmanager
+def offload_constructed(code: str) -> Iterator[None]:
+    """Let a file with this code make `CPUOffloadOptimizer` while open, which has copies on the host."""
+    if "CPUOffloadOptimizer" not in code or find_spec("torchao") is None:
+        yield
+        return
+    offload: Any = import_module("torchao.optim.cpu_offload").CPUOffloadOptimizer
+    with ExitStack() as stack:
+        for name, replacement in _offloading(OutsideMemory()).items():
+            stack.enter_context(mock.patch.object(offload, name, replacement))
+        yield
+
+
 def _offloading(outside: OutsideMemory) -> dict[str, Any]:
-    """Return methods of an optimizer that has its small parameters on the GPU, and counts the others."""
+    """Return methods of an optimizer that has its small parameters on the GPU, and pins the others."""
 
     def init(
         self: Any,
@@ -111,24 +130,27 @@ def _offloading(outside: OutsideMemory) -> dict[str, Any]:
             kwargs.setdefault("fused", True)
         groups = list(params)
         groups = groups if groups and isinstance(groups[0], dict) else [{"params": groups}]
-        self.offloaded, self.d_param_groups = [], []
+        self.offloaded, self.uncounted, self.pinned, self.d_param_groups = [], [], [], []
         for group in groups:
             options = {key: value for key, value in group.items() if key != "params"}
             trained = [one for one in group["params"] if one.requires_grad]
             small = [one for one in trained if one.numel() < minimal_size]
             for parameter in (one for one in trained if one.numel() >= minimal_size):
                 self.offloaded.append(parameter)
-                outside.pinned_bytes += 2 * _pinned(parameter.nbytes)
-                outside.host_state_bytes += _state_bytes(parameter, optimizer_class, {**kwargs, **options})
+                self.uncounted.append((parameter, optimizer_class, {**kwargs, **options}))
+                self.pinned += [pinned_like(parameter), pinned_like(parameter)]  # itself and its gradient
                 if offload_gradients:
                     parameter.register_post_accumulate_grad_hook(_drop_gradient)
             if small:
                 self.d_param_groups.append({"params": small, **options})
         self.d_opt = optimizer_class(self.d_param_groups, **kwargs) if self.d_param_groups else None
         self.state = {} if self.d_opt is None else self.d_opt.state
+        self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
 
     def step(self: Any, closure: Any = None) -> Any:
         loss = None if closure is None else closure()
+        while self.uncounted:
+            outside.host_state_bytes += _state_bytes(*self.uncounted.pop())
         if self.d_opt is not None:
             self.d_opt.step()
         return loss
@@ -139,22 +161,30 @@ def _offloading(outside: OutsideMemory) -> dict[str, Any]:
         if self.d_opt is not None:
             self.d_opt.zero_grad(set_to_none=set_to_none)
 
-    param_groups = property(lambda self: self.d_param_groups)
-    return {"__init__": init, "step": step, "zero_grad": zero_grad, "param_groups": param_groups}
+    def param_groups(self: Any) -> list[dict[str, Any]]:
+        return [*self.d_param_groups, *({"params": [one]} for one in self.offloaded)]
+
+    stepping = torch.optim.Optimizer.profile_hook_step(step)
+    return {
+        "__init__": init,
+        "step": stepping,
+        "zero_grad": zero_grad,
+        "param_groups": property(param_groups),
+    }
 
 
 def _drop_gradient(parameter: Tensor) -> None:
     parameter.grad = None
 
 
-def _pinned(size_bytes: int) -> int:
-    """Return the size of a pinned block, a power of two (ATen/core/CachingHostAllocator.h)."""
-    return 1 << (size_bytes - 1).bit_length()
-
-
 def _state_bytes(parameter: Tensor, kind: Any, options: dict[str, Any]) -> int:
     """Return the bytes of state that an optimizer makes for one parameter, beneath the recorder."""
-    with _disable_current_modes(), torch.enable_grad():
+    hooks: Any = {name: OrderedDict() for name in _GLOBAL_HOOKS}  # which see steps of the user's
+    with (
+        _disable_current_modes(),
+        torch.enable_grad(),
+        mock.patch.multiple(sys.modules["torch.optim.optimizer"], **hooks),
+    ):
         copy = nn.Parameter(torch.empty_like(parameter, device="meta"))
         copy.grad = torch.empty_like(copy)
         optimizer = kind([copy], **options)

@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from planner.capture.cuda.devices import planned_device
+from planner.capture.cuda.torchao_optimizers import offload_constructed
 from planner.capture.failure_reasons import remedy_for
 from planner.capture.models.libraries import unknown_name
 from planner.capture.models.own_step import needs_arguments
@@ -47,12 +48,14 @@ def find_step_in_file(name: str) -> Callable[..., object]:
     """
 
     def construct(**arguments: Any) -> object:
-        value, call = open_file(name, "step")
-        if not needs_arguments(value, arguments):
-            with trainers_constructed():
-                return call(value, **arguments)
-        call(lambda: None)
-        return partial(value, **arguments) if arguments else value
+        code = _path_of(name, "step").read_text(encoding="utf-8", errors="replace")
+        with offload_constructed(code):
+            value, call = open_file(name, "step")
+            if not needs_arguments(value, arguments):
+                with trainers_constructed():
+                    return call(value, **arguments)
+            call(lambda: None)
+            return partial(value, **arguments) if arguments else value
 
     return construct
 

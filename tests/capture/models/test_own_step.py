@@ -444,3 +444,31 @@ def test_generation_of_transformers_is_a_step() -> None:
         if isinstance(event, Alloc) and trace.sites[event.site].op == "aten.zeros.default"
     ]
     assert zeros.count(cache) == 2 * 2
+
+
+OFFLOADED = """
+from torchao.optim import CPUOffloadOptimizer
+
+class Training:
+    def __init__(self):
+        self.net = net()
+        self.optimizer = CPUOffloadOptimizer(self.net.parameters())
+
+    def step(self, batch):
+        images, labels = (one.to(device) for one in batch)
+        F.cross_entropy(self.net(images), labels).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+"""
+
+
+def test_an_optimizer_on_the_host_is_pinned(tmp_path: Path) -> None:
+    """Of a weight of 8,192 numbers two pinned copies and its moments are on the host, of others nothing."""
+    pytest.importorskip("torchao")
+    trace = trace_code(tmp_path, OFFLOADED, "Training")
+    assert trace.pinned == (4 * 64 * 128, 4 * 64 * 128)
+    small = 4 * (128 + 128 * 8 + 8)
+    state = [e.size_bytes for e in trace.events if isinstance(e, Alloc) and e.category is Category.OPTIMIZER]
+    assert sum(size for size in state if size > 4) == 2 * small
+    assert any(f"{8 * 64 * 128 + 4:,} bytes of state" in note for note in trace.notes)
+    assert any("CPUOffloadOptimizer" in note for note in trace.notes)

@@ -151,7 +151,8 @@ def batch_curve(
     (options.get("on_progress") or ignore_progress)(f"replaying {len(table.fits)} GPUs")
     budgets: list[tuple[Budget, int | None]] = [(fit.budget, fit.max_batch) for fit in table.fits]
     if endless:
-        first = table.programs.trace(FIT_BATCHES[0], budget.device.target)
+        target = budget.device.target
+        first = table.programs.trace(table.programs.batch_sizes(target).floor(FIT_BATCHES[0]), target)
         budgets.insert(0, (judge_budget(with_allocator_of(budget, table.job), table.job, first), None))
     names = [budget.device.name for budget, _ in budgets]
     return take_curve(budgets, table.programs, batch, names.index(budget.device.name))

@@ -114,8 +114,9 @@ def gpus(
     if batch is not None:
         check_batch(job, batch)
     budgets = _budgets(cards, job, options)
-    programs.bound(budgets[0].device.target)  # builds the program, which the next trace is of
-    first = programs.trace(FIT_BATCHES[0], budgets[0].device.target)
+    target = budgets[0].device.target
+    programs.bound(target)  # builds the program, which the next trace is of
+    first = programs.trace(programs.batch_sizes(target).floor(FIT_BATCHES[0]), target)
     budgets = [judge_budget(budget, job, first) for budget in budgets]
     epochs = EpochPrograms(job, programs)
     fits = fit_devices(job, budgets, epochs, batch, multiple)

@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -46,7 +47,7 @@ from planner.capture.values.deterministic import construct_with_buffers, determi
 from planner.capture.values.interpreter import DataDependentError, ValueInterpreter
 from planner.capture.values.packed_lengths import full_lengths
 from planner.capture.values.python_random import watch_python_random
-from planner.capture.values.reads import ReadPolicy, run_with_reads
+from planner.capture.values.reads import ReadLog, ReadPolicy, run_with_reads
 from planner.errors import BatchTooLargeError, PlannerError, UsageError
 from planner.jobs import Compile, Job, Mode, Quantize
 from planner.program import (
@@ -60,6 +61,14 @@ from planner.program import (
 )
 
 
+@dataclass(slots=True)
+class ReadMemory:
+    """What captures of one job at some batch sizes show of its reads of values, for those at others."""
+
+    first_read: DataDependentError | None = None  # where shapes alone did not do
+    logs: dict[int, ReadLog] = field(default_factory=dict)  # of small batch sizes
+
+
 def record(
     job: Job,
     batch: int,
@@ -70,13 +79,15 @@ def record(
     path_of: tuple[int, int] | None = None,
     sm_count: int | None = None,
     conv_workspace_query: ConvWorkspaceQuery | None = None,
+    memory: ReadMemory | None = None,
 ) -> Trace:
     """Return the trace of the job's first steps at this batch size on a GPU of this compute capability.
 
     `build` makes the model with its parameters on meta. `provenance` collects that of the blocks, which takes
     time, `calls` those of operators with rules. `path_of` replaces the capability wherever it decides which
     operators run. Without `sm_count` the GPU is the largest of its capability; without
-    `conv_workspace_query` convolutions take no workspace. Raises UsageError for a model that its source does
+    `conv_workspace_query` convolutions take no workspace. `memory` is of other batch sizes of the same job,
+    and gets what this one shows of its reads. Raises UsageError for a model that its source does
     not know, ModelError where it cannot be built, does not accept its inputs, or reads values of tensors that
     a run on the CPU cannot give.
     """
@@ -85,7 +96,8 @@ def record(
         conv_workspace_query=conv_workspace_query,
         torch=torch_version_of(job.torch),
     )
-    session = _Session(job, target, path_of or capability, build, provenance, calls)
+    memory = ReadMemory() if memory is None else memory
+    session = _Session(job, target, path_of or capability, build, provenance, calls, memory)
     trace = session.run(batch)
     if conv_workspace_query is not None and has_convolutions(trace):
         trace = replace(trace, conv_workspace_source=conv_workspace_query.source(capability))
@@ -112,6 +124,7 @@ class _Session(Struct, frozen=True):
     build: Callable[[Job], nn.Module]
     provenance: ProvenanceCollector | None
     calls: list[RecordedCall] | None
+    memory: ReadMemory
     loads_to_gpu: bool = False  # the batches of a step of the user's own
 
     def run(self, batch: int) -> Trace:
@@ -129,14 +142,16 @@ class _Session(Struct, frozen=True):
 
     @preserve_process_state()
     def _run(self, batch: int) -> Trace:
-        """Capture with shapes alone; a model that reads values is captured again with values."""
+        """Capture with shapes alone; a model that reads values is captured with values, if need be again."""
         job = complete_by_library(self.job)
         prepare_optimizer(job)
-        try:
-            with planned_device(capability=self.path_of) as placement:
-                return self._capture(job, self.build(job), batch, MetaRunner(self.path_of).run, placement)
-        except DataDependentError as error:
-            first_read = error
+        first_read = self.memory.first_read
+        if first_read is None:
+            try:
+                with planned_device(capability=self.path_of) as placement:
+                    return self._capture(job, self.build(job), batch, MetaRunner(self.path_of).run, placement)
+            except DataDependentError as error:
+                first_read = self.memory.first_read = error.with_traceback(None)
 
         def run_with_values(size: int, policy: ReadPolicy) -> Trace:
             if self.calls is not None:
@@ -151,7 +166,8 @@ class _Session(Struct, frozen=True):
                 trace = self._capture(job, model, size, values.run, placement)
             return replace(trace, notes=(*trace.notes, *first_read.notes(values)))
 
-        return run_with_reads(batch, run_with_values, guesses_numbers=job.mode is Mode.STEP)
+        is_step = job.mode is Mode.STEP
+        return run_with_reads(batch, run_with_values, self.memory.logs, guesses_numbers=is_step)
 
     def _capture(self, job: Job, model: nn.Module, batch: int, run: Run, placement: Placement) -> Trace:
         initialise_lazy_modules(model, job, batch, run)

@@ -20,6 +20,7 @@ from planner.planning.segments import Variable, find_variables, split_segments
 from planner.program import (
     LARGEST_BATCH,
     Alloc,
+    BatchSizes,
     Convolution,
     ConvWorkspace,
     Event,
@@ -108,6 +109,10 @@ class EpochPrograms(Struct, frozen=True):
     def bound(self, target: Target) -> LowerBound | None:
         """Return that of full batches."""
         return self.programs.bound(target)
+
+    def batch_sizes(self, target: Target) -> BatchSizes:
+        """Return those of full batches."""
+        return self.programs.batch_sizes(target)
 
 
 def _noted(trace: Trace, note: str) -> Trace:

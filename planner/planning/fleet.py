@@ -8,12 +8,13 @@ the batch does not fit.
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from math import lcm
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from planner.allocator import MemoryLimits, replay_trace
-from planner.errors import BatchTooLargeError
+from planner.errors import ModelError
 from planner.hardware import Budget, process_bytes, upper_process_bytes
 from planner.jobs import Job
 from planner.planning.epoch import max_useful_batch
@@ -115,10 +116,14 @@ def search_device(replays: TargetReplays, rooms: tuple[MemoryLimits, ...], multi
     best = _largest_in_rooms(replays, outcome, floor, best)
     if best and outcome(best) is Outcome.FITS:
         comfortable = best
-    results = tuple((size, outcome(size) if size > floor else own) for size, own in [*probes.items()])
-    failures = [size for size, own in results if own is Outcome.DOES_NOT_FIT]
-    search = Search(best, comfortable, min(failures, default=None), results)
-    return search if multiple_of == 1 else round_down(search, multiple_of, outcome)
+    sizes = replays.batch_sizes
+    rows = [(size, outcome(size) if size > floor else own) for size, own in [*probes.items()]]
+    results = {sizes.floor(size): own for size, own in rows}
+    failures = [size for size, own in results.items() if own is Outcome.DOES_NOT_FIT]
+    best, comfortable = (size and sizes.floor(size) for size in (best, comfortable))
+    search = Search(best, comfortable, min(failures, default=None), tuple(results.items()))
+    multiple = lcm(multiple_of, sizes.unit)
+    return search if multiple == sizes.unit else round_down(search, multiple, outcome)
 
 
 def _kind(budget: Budget) -> tuple[tuple[int, int], int]:
@@ -177,13 +182,13 @@ def _largest_by_lines(replays: TargetReplays, limits: MemoryLimits) -> int:
     try:
         ends, most = FIT_BATCHES, replays.limit
         return largest_by_extrapolation(outcome, need_bytes, max_reserved_bytes, ends, most).largest
-    except BatchTooLargeError:  # the line leads beyond what can be captured
+    except ModelError:  # the line leads beyond what can be captured
         return boundary_from_guess(replays.fits(limits), 0, replays.limit)
 
 
 def _fit(replays: TargetReplays, budget: Budget, requested: int | None, multiple_of: int) -> DeviceFit:
     search = search_device(replays, budget.rooms, multiple_of)
-    batch = requested or search.largest or 1
+    batch = requested or search.largest or replays.batch_sizes.floor(1)
     outcome = replays.outcome_in_rooms(batch, budget.rooms)
     limits = unlimited(budget.limits) if outcome is Outcome.DOES_NOT_FIT else budget.limits
     peak_bytes = replays.peak_reserved_bytes(batch, limits)

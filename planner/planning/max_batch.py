@@ -80,7 +80,8 @@ def find_max_batch(job: Job, budget: Budget, programs: ProgramSet, multiple_of: 
     start = perf_counter()
     timed, target = TimedPrograms(programs), budget.device.target
     timed.bound(target)  # builds the program, which the next trace is of
-    budget = judge_budget(budget, job, timed.trace(FIT_BATCHES[0], target))
+    small = timed.batch_sizes(target).floor(FIT_BATCHES[0])
+    budget = judge_budget(budget, job, timed.trace(small, target))
     epochs = EpochPrograms(job, timed)
     replays = TargetReplays(ReplayCache(epochs), target, epochs.bound(target), max_useful_batch(job))
     search, too_large = search_device(replays, budget.rooms, multiple_of), replays.too_large

@@ -17,10 +17,19 @@ from planner.allocator import (
     replay_in_rooms,
     replay_trace,
 )
-from planner.errors import BatchTooLargeError
+from planner.errors import ModelError
 from planner.planning.estimate import unlimited
 from planner.planning.search import boundary_from_guess, scan_islands
-from planner.program import Event, LowerBound, Outcome, ProgramSet, Target, Trace
+from planner.program import (
+    FIT_BATCHES,
+    BatchSizes,
+    Event,
+    LowerBound,
+    Outcome,
+    ProgramSet,
+    Target,
+    Trace,
+)
 
 _T = TypeVar("_T")
 _REMEMBERED_TRACES = 4  # GPUs with the same memory need the same batch sizes
@@ -29,7 +38,10 @@ CLOSE_SHARE = 0.05  # of the largest batch size: how far above it the bound is c
 
 @dataclass(slots=True)
 class ReplayCache:
-    """Replays of one job on GPUs of all kinds; those that run the same events share them."""
+    """Replays of one job on GPUs of all kinds; those that run the same events share them.
+
+    A batch size that the job does not take stands for the next smaller one that it does.
+    """
 
     programs: ProgramSet
     _peaks: dict[int, int] = field(default_factory=dict)  # reserved, of undisturbed runs, by trace
@@ -83,6 +95,7 @@ class ReplayCache:
 
     def _trace(self, batch: int, target: Target) -> Trace:
         number = self._number(batch, target)
+        batch = self.programs.batch_sizes(target).floor(batch)
         if number not in self._traces:
             if len(self._traces) >= _REMEMBERED_TRACES:
                 del self._traces[next(iter(self._traces))]
@@ -92,8 +105,9 @@ class ReplayCache:
     def _number(self, batch: int, target: Target) -> int:
         number = self._numbers.get((batch, target))
         if number is None:
-            key = self.programs.key(batch, target)
-            distinct = (batch, target if key is None else key)
+            taken = self.programs.batch_sizes(target).floor(batch)
+            key = self.programs.key(taken, target)
+            distinct = (taken, target if key is None else key)
             number = self._numbers[batch, target] = self._distinct.setdefault(distinct, len(self._distinct))
         return number
 
@@ -126,6 +140,10 @@ class TimedPrograms:
         """Return a lower bound of what tensors take."""
         return self._timed(self.programs.bound, target)
 
+    def batch_sizes(self, target: Target) -> BatchSizes:
+        """Return the batch sizes that a search may try."""
+        return self._timed(self.programs.batch_sizes, target)
+
     def _timed(self, call: Callable[..., _T], *args: object) -> _T:
         start = perf_counter()
         try:
@@ -144,6 +162,11 @@ class TargetReplays:
     limit: int  # the largest batch size worth a probe
     too_large: dict[int, str] = field(default_factory=dict)  # batch sizes that cannot be captured, and why
     probes: dict[MemoryLimits, dict[int, Outcome]] = field(default_factory=dict)
+
+    @property
+    def batch_sizes(self) -> BatchSizes:
+        """Return the batch sizes that the job takes."""
+        return self.replays.programs.batch_sizes(self.target)
 
     def top(self, limits: MemoryLimits) -> int:
         """Return the largest batch size that the bound, which rises with it, does not rule out."""
@@ -166,7 +189,9 @@ class TargetReplays:
         if batch not in probes:
             try:
                 probes[batch] = self._outcome(batch, limits)
-            except BatchTooLargeError as error:
+            except ModelError as error:
+                if batch <= FIT_BATCHES[-1]:
+                    raise
                 self.too_large[batch] = str(error)
                 probes[batch] = Outcome.DOES_NOT_FIT
         return probes[batch]
@@ -189,7 +214,7 @@ class TargetReplays:
             return self.outcome(batch, limits) is Outcome.FITS
         try:
             fits = self.replays.fits_undisturbed(batch, self.target, limits)
-        except BatchTooLargeError:
+        except ModelError:
             return self.outcome(batch, limits) is Outcome.FITS
         if fits:
             probes[batch] = Outcome.FITS

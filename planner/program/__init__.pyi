@@ -1,3 +1,4 @@
+from .batch_sizes import ANY_BATCH_SIZE as ANY_BATCH_SIZE, BatchSizes as BatchSizes
 from .bounds import LowerBound as LowerBound, live_bytes_bound as live_bytes_bound
 from .convolution import (
     ConvWorkspace as ConvWorkspace, ConvWorkspaceQuery as ConvWorkspaceQuery,
@@ -24,9 +25,11 @@ from .expr import (
     validate_ops as validate_ops,
 )
 from .fit import (
-    Affine as Affine, NotAffineError as NotAffineError, affine_through as affine_through,
-    fit_events as fit_events, fit_pinned as fit_pinned, fit_traces as fit_traces,
-    rounded_affine as rounded_affine, tensors_diverge as tensors_diverge,
+    Affine as Affine, NotAffineError as NotAffineError, Quadratic as Quadratic,
+    SizesNotAffineError as SizesNotAffineError, fit_events as fit_events, fit_pinned as fit_pinned,
+    fit_quadratic_events as fit_quadratic_events, fit_traces as fit_traces,
+    polynomial_through as polynomial_through, rounded_affine as rounded_affine,
+    tensors_diverge as tensors_diverge,
 )
 from .growth import (
     GrowingSite as GrowingSite, Growth as Growth, find_growth as find_growth,

@@ -15,6 +15,10 @@ class NotAffineError(Exception):
     """Two traces do not fit to one program; the message names where they diverge."""
 
 
+class SizesNotAffineError(NotAffineError):
+    """The events of two traces are the same apart from a size, which is not affine."""
+
+
 class Affine(Struct, frozen=True):
     """An integer of the form `fixed + slope * batch`."""
 
@@ -26,7 +30,7 @@ def affine_through(a: int, b: int, low: int, high: int) -> Affine:
     """Return the affine integer that is `a` at batch `low` and `b` at batch `high`. Raises NotAffineError."""
     slope, rest = divmod(b - a, high - low)
     if rest:
-        raise NotAffineError(f"{a} at batch {low} and {b} at batch {high}: no whole number per sample")
+        raise SizesNotAffineError(f"{a} at batch {low} and {b} at batch {high}: no whole number per sample")
     return Affine(a - slope * low, slope)
 
 
@@ -37,6 +41,31 @@ def rounded_affine(a: int, b: int, low: int, high: int) -> Affine:
     """
     slope = round((b - a) / (high - low))
     return Affine(b - slope * high, slope)
+
+
+class Quadratic(Struct, frozen=True):
+    """An integer of the form `fixed + slope * batch + square * batch ** 2`."""
+
+    fixed: int
+    slope: int
+    square: int
+
+
+def polynomial_through(values: Sequence[int], batches: Sequence[int]) -> Affine | Quadratic:
+    """Return the integer that takes these values at two batch sizes, or at three that follow each other.
+
+    Raises SizesNotAffineError.
+    """
+    if len(values) == 2:
+        return affine_through(values[0], values[1], batches[0], batches[1])
+    (a, b, c), low = values, batches[0]
+    square, rest = divmod(c - 2 * b + a, 2)
+    if rest:
+        raise SizesNotAffineError(f"{a}, {b} and {c} at batches {low} to {low + 2}: no whole number per pair")
+    if not square:
+        return affine_through(a, b, low, low + 1)
+    slope = b - a - square * (2 * low + 1)
+    return Quadratic(a - (slope + square * low) * low, slope, square)
 
 
 Fit = Callable[[int, int, int, int], Affine]
@@ -62,16 +91,40 @@ def fit_events(
     return events
 
 
+def fit_quadratic_events(traces: Sequence[Trace], events: Sequence[Sequence[Event]]) -> list[ProgramEvent]:
+    """Fit events of three traces at batch sizes that follow each other. Raises NotAffineError."""
+    batches = [trace.batch for trace in traces]
+    fit_events(traces[1], events[1], traces[2], events[2], _any_size)  # the same apart from sizes
+    fitted: list[ProgramEvent] = []
+    for event, *others in zip(
+        fit_events(traces[0], events[0], traces[1], events[1], _any_size), *events, strict=True
+    ):
+        if not isinstance(event, AffineAlloc):
+            fitted.append(event)
+            continue
+        size = polynomial_through([one.size_bytes for one in others if isinstance(one, Alloc)], batches)
+        square = size.square if isinstance(size, Quadratic) else 0
+        alloc = replace(event, fixed_bytes=size.fixed, bytes_per_sample=size.slope, bytes_per_pair=square)
+        if square < 0 or alloc.size_at(2) < alloc.size_at(1) or alloc.size_at(1) < 0:
+            raise SizesNotAffineError(f"block {alloc.block} shrinks at some batch size")
+        fitted.append(alloc)
+    return fitted
+
+
+def _any_size(a: int, b: int, low: int, high: int) -> Affine:
+    return Affine(0, 0)
+
+
 def _fit_alloc(a: Alloc, b: Alloc, first: Trace, second: Trace, fit: Fit) -> AffineAlloc:
     try:
         size = fit(a.size_bytes, b.size_bytes, first.batch, second.batch)
         if size.slope < 0 or size.fixed + size.slope < 0:
-            raise NotAffineError(
+            raise SizesNotAffineError(
                 f"{a.size_bytes} bytes at batch {first.batch} and {b.size_bytes} at batch {second.batch}: "
                 "no affine size for every batch"
             )
-    except NotAffineError as error:
-        raise NotAffineError(f"block {a.block} ({_where(first, a)}): {error}") from error
+    except SizesNotAffineError as error:
+        raise SizesNotAffineError(f"block {a.block} ({_where(first, a)}): {error}") from error
     return AffineAlloc(a.block, size.fixed, size.slope, a.category, a.site, a.may_fail, a.stream)
 
 

@@ -1,9 +1,11 @@
 """A job's events for any batch size and GPU: affine tensor events, kernel calls, and guarded workspaces.
 
 `planner.capture.symbolic` fits a program to two recorded runs. What the model itself allocates is affine in
-the batch size. What kernels allocate beside it follows from the workspace rules, whose results stand here as
-`GuardedOps`, one list of variants for each distinct call. Specializing a program yields exactly the trace
-that a capture would record, or None where no variant's guards hold.
+the batch size, or where pairs of samples are compared a polynomial of degree two, fitted to a third run. Of a
+job that splits its batches into so many parts, batch sizes are counted in units of as many samples. What
+kernels allocate beside it follows from the workspace rules, whose results stand here as `GuardedOps`, one
+list of variants for each distinct call. Specializing a program yields exactly the trace that a capture would
+record, or None where no variant's guards hold.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -13,6 +15,7 @@ from typing import Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
+from planner.program.batch_sizes import ANY_BATCH_SIZE, BatchSizes
 from planner.program.convolution import Convolution, ConvWorkspace
 from planner.program.events import (
     Alloc,
@@ -34,7 +37,9 @@ LARGEST_BATCH = 2**24  # a job that fits even this does not depend on its batch 
 
 
 class AffineAlloc(Struct, frozen=True, gc=False):
-    """The allocation of a block of `fixed_bytes + bytes_per_sample * batch` bytes."""
+    """The allocation of a block of `fixed_bytes + bytes_per_sample * batch` bytes, and of so many for each
+    pair of samples that is compared. In a program of units, these take the place of samples.
+    """
 
     block: int
     fixed_bytes: int
@@ -43,10 +48,11 @@ class AffineAlloc(Struct, frozen=True, gc=False):
     site: int
     may_fail: bool = False
     stream: int = 0
+    bytes_per_pair: int = 0  # times the square of the batch size
 
     def size_at(self, batch: int) -> int:
         """Return the bytes at a batch size."""
-        return self.fixed_bytes + self.bytes_per_sample * batch
+        return self.fixed_bytes + (self.bytes_per_sample + self.bytes_per_pair * batch) * batch
 
 
 ProgramEvent = AffineAlloc | Free | PhaseStart
@@ -109,8 +115,23 @@ class Program:
     growth_sources: tuple[GrowthSource, ...] = ()
     torch: str = ""  # the version that captured it; "" where its notes name it
     pinned: tuple[tuple[int, int], ...] = ()  # of pinned host blocks: bytes, and bytes a sample
+    unit: int = 1  # batch sizes are multiples of it; expressions and sizes are in such units
     rules: WorkspaceRules | None = field(default=None, compare=False, repr=False)
     _structure: int | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def is_affine(self) -> bool:
+        """Return whether all sizes are affine in the batch size itself."""
+        return self.unit == 1 and not any(
+            isinstance(event, AffineAlloc) and event.bytes_per_pair for event in self.events
+        )
+
+    def batch_sizes(self, target: Target, least: int) -> BatchSizes:
+        """Return the batch sizes that a search may try; smaller ones than `least` have runs of their own."""
+        known = self.targets[target.capability]
+        if self.is_constant(target) or known.min_batch <= least:
+            return ANY_BATCH_SIZE
+        return BatchSizes(known.min_batch, self.unit)
 
     def covers(self, batch: int, target: Target) -> bool:
         """Return whether the trace at this batch size on this GPU is known exactly."""
@@ -130,7 +151,7 @@ class Program:
     def structure(self) -> int:
         """Return a hash of the tensor events and kernel calls."""
         if self._structure is None:
-            self._structure = hash((self.events, self.calls))
+            self._structure = hash((self.events, self.calls, self.unit))
         return self._structure
 
     def is_constant(self, target: Target) -> bool:
@@ -144,14 +165,15 @@ class Program:
         Where no guards hold, the rules are evaluated if there are any, and the variant is appended.
         """
         known = self.targets.get(target.capability)
-        if known is None or not known.min_batch <= batch <= known.max_batch:
+        if known is None or not known.min_batch <= batch <= known.max_batch or batch % self.unit:
             return None
+        units = batch // self.unit
         workspaces = []
         for signature, variants in enumerate(known.by_signature):
-            ops = first_matching(variants, batch, target.sm_count)
+            ops = first_matching(variants, units, target.sm_count)
             if ops is None and self.rules is not None:
-                variants.append(self.rules.evaluate(signature, batch, target))
-                ops = first_matching(variants[-1:], batch, target.sm_count)
+                variants.append(self.rules.evaluate(signature, units, target))
+                ops = first_matching(variants[-1:], units, target.sm_count)
             if ops is None:
                 return None
             workspaces.append(ops)
@@ -160,9 +182,10 @@ class Program:
     def instantiate(self, batch: int, workspaces: KernelWorkspaces = NO_WORKSPACES) -> Trace:
         """Return the trace at a batch size at which kernels allocate these workspaces."""
         convolutions: dict[int, Convolution] = {}
-        events = tuple(self._splice(batch, workspaces, convolutions))
+        units = batch // self.unit
+        events = tuple(self._splice(units, workspaces, convolutions))
         rows = self.provenance, self.conv_workspaces, self.growth_sources
-        pinned = tuple(fixed + per_sample * batch for fixed, per_sample in self.pinned)
+        pinned = tuple(fixed + per_sample * units for fixed, per_sample in self.pinned)
         trace = Trace(events, self.sites, batch, self.unknown_ops, self.notes, *rows, pinned=pinned)
         return replace(trace, convolutions=convolutions)
 
@@ -245,7 +268,7 @@ def events_at(events: Sequence[ProgramEvent], batch: int) -> list[Event]:
     return [
         Alloc(
             event.block,
-            event.fixed_bytes + event.bytes_per_sample * batch,
+            event.fixed_bytes + (event.bytes_per_sample + event.bytes_per_pair * batch) * batch,
             event.category,
             event.site,
             event.may_fail,
@@ -295,15 +318,17 @@ def constant_alloc(event: Alloc, block: int, site: int) -> AffineAlloc:
 def validate_program(program: Program, batches: Sequence[int]) -> None:
     """Raise ValueError for the first flaw that makes a program meaningless; a fitted program has none.
 
-    Its tensor events are those of a valid trace at each of the batch sizes, and no size shrinks with the
-    batch. Kernel calls stand in order, each at the allocations of its outputs.
+    `batches` are in the program's units. Its tensor events are those of a valid trace at each of them, and no
+    size shrinks with the batch. Kernel calls stand in order, each at the allocations of its outputs.
     """
     allocs = [event for event in program.events if isinstance(event, AffineAlloc)]
     for event in allocs:
-        if event.bytes_per_sample < 0 or event.size_at(1) < 0:
+        if event.bytes_per_pair < 0 or event.size_at(2) < event.size_at(1) or event.size_at(1) < 0:
             raise ValueError(f"the size of block {event.block} is negative at some batch size")
-        if len(batches) == 1 and event.bytes_per_sample:
+        if len(batches) == 1 and (event.bytes_per_sample or event.bytes_per_pair):
             raise ValueError(f"block {event.block} grows with the batch in a trace of one batch size")
+    if program.unit < 1:
+        raise ValueError(f"batch sizes in units of {program.unit}")
     if any(fixed + per_sample * batch <= 0 for fixed, per_sample in program.pinned for batch in batches):
         raise ValueError(f"batch sizes {batches}: a block of pinned memory without bytes")
     if min(batches) < 1 or any(event.size_at(batch) <= 0 for event in allocs for batch in batches):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable
 from typing import Protocol
 
+from planner.program.batch_sizes import BatchSizes
 from planner.program.bounds import LowerBound
 from planner.program.events import Trace
 from planner.program.program import Program
@@ -26,6 +27,9 @@ class ProgramSet(Protocol):
 
     def bound(self, target: Target) -> LowerBound | None:
         """Return a lower bound of what tensors take; None where each trace is a run of the model."""
+
+    def batch_sizes(self, target: Target) -> BatchSizes:
+        """Return the batch sizes that a search may try. Raises the errors of a capture."""
 
 
 class ProgramBuilder(Protocol):

@@ -2,9 +2,10 @@
 
 `kind` is a string with one letter per event (a, f, m: allocation, free, start of a phase); `alloc`, `free`,
 `mark` and `sites` have one column for each field. Job and trace stand in one file, so that it plans by
-itself. Format 9, which is written, holds programs: the tensor events of each in `traces`, its kernel calls
-and the variants of their workspaces in `loops`, with the convolutions for which a library answers. Formats 4,
-7 and 8 are earlier forms of it, without convolutions. Formats 1 to 3, 5 and 6 hold one trace, affine in the
+itself. Formats 9 and 10 hold programs: the tensor events of each in `traces`, its kernel calls and the
+variants of their workspaces in `loops`, with the convolutions for which a library answers. Format 10 is
+written where sizes are not affine in the batch size alone. Formats 4, 7 and 8 are earlier forms, without
+convolutions. Formats 1 to 3, 5 and 6 hold one trace, affine in the
 batch size or of one batch size alone.
 """
 
@@ -63,8 +64,8 @@ from planner.store.layout import (
 )
 
 LARGEST_FILE_BYTES = 2**28  # compressed or not; a ResNet-50 takes 10**5, and JSON in memory 20 times as much
-FORMAT = 9
-TRACE_FORMATS, PROGRAM_FORMATS = (1, 2, 3, 5, 6), (4, 7, 8, FORMAT)
+AFFINE_FORMAT, FORMAT = 9, 10
+TRACE_FORMATS, PROGRAM_FORMATS = (1, 2, 3, 5, 6), (4, 7, 8, AFFINE_FORMAT, FORMAT)
 # Of a program from a file, so that it specializes in seconds: events of its kernels, and nodes to evaluate.
 # BERT's three steps have some 10**4 of the first, and 500 of the second.
 MOST_KERNEL_EVENTS = 2**24
@@ -142,6 +143,7 @@ def _encoded(events: EventsObject, kernels: KernelsObject | None) -> EncodedProg
         conv_workspaces=tuple(ConvWorkspace(*row) for row in _rows(events.asked)),
         growth_sources=tuple(GrowthSource(*row) for row in _rows(events.growth_sources)),
         pinned=tuple((fixed, per_sample) for fixed, per_sample in events.pinned),
+        unit=events.unit,
     )
     validate_program(program, events.batches)
     return EncodedProgram(program, kernels, tuple(events.batches))
@@ -158,6 +160,8 @@ def _decode_events(document: EventsObject) -> Iterator[ProgramEvent]:
         allocs.optional = [False] * len(allocs.block)
     if allocs.stream is None:
         allocs.stream = [0] * len(allocs.block)
+    if allocs.per_pair_bytes is None:
+        allocs.per_pair_bytes = [0] * len(allocs.block)
     frees = iter(document.free.block)
     queues: dict[str, Iterator[ProgramEvent]] = {
         "a": iter([AffineAlloc(*row) for row in _rows(allocs)]),
@@ -231,12 +235,13 @@ def _name(capability: Capability) -> str:
 
 def _document(programs: Sequence[Program], about: About) -> ProgramDocument:
     events = [_encode_events(program) for program in programs]
-    return ProgramDocument(FORMAT, about, events, [_encode_kernels(program) for program in programs])
+    version = AFFINE_FORMAT if all(program.is_affine for program in programs) else FORMAT
+    return ProgramDocument(version, about, events, [_encode_kernels(program) for program in programs])
 
 
 def _encode_events(program: Program) -> EventsObject:
-    low = min((known.min_batch for known in program.targets.values()), default=1)
-    high = max((known.max_batch for known in program.targets.values()), default=1)
+    low = min((known.min_batch for known in program.targets.values()), default=1) // program.unit
+    high = max((known.max_batch for known in program.targets.values()), default=1) // program.unit
     allocs = [event for event in program.events if isinstance(event, AffineAlloc)]
     frees = [event.block for event in program.events if isinstance(event, Free)]
     marks = [event for event in program.events if isinstance(event, PhaseStart)]
@@ -253,6 +258,7 @@ def _encode_events(program: Program) -> EventsObject:
         asked=_table(ConvolutionColumns, ConvWorkspace, program.conv_workspaces),
         growth_sources=_table(GrowthColumns, GrowthSource, program.growth_sources),
         pinned=[list(line) for line in program.pinned],
+        unit=program.unit,
     )
 
 
@@ -270,11 +276,12 @@ def _columns(noun: Any, rows: Sequence[Any]) -> list[list[Any]]:
 def _alloc_columns(allocs: Sequence[AffineAlloc]) -> AllocColumns:
     columns = AllocColumns(*_columns(AffineAlloc, allocs))
     columns.stream = _or_none(columns.stream)
+    columns.per_pair_bytes = _or_none(columns.per_pair_bytes)
     return columns
 
 
-def _or_none(streams: list[int] | None) -> list[int] | None:
-    return streams if streams and any(streams) else None
+def _or_none(numbers: list[int] | None) -> list[int] | None:
+    return numbers if numbers and any(numbers) else None
 
 
 def _table(table: type[Any], noun: type[Any], rows: Sequence[Any]) -> Any:

@@ -13,7 +13,9 @@ from msgspec.structs import replace
 from planner.errors import DataFileError, UsageError
 from planner.jobs import Job, job_from_json
 from planner.program import (
+    FIT_BATCHES,
     LARGEST_BATCH,
+    BatchSizes,
     ConvWorkspaceQuery,
     KernelWorkspaces,
     LowerBound,
@@ -72,8 +74,14 @@ class SavedJob:
         """Return a lower bound of what tensors take."""
         program = self._programs(target)[0]
         if program.structure not in self._bounds:
-            self._bounds[program.structure] = live_bytes_bound(program.events)
+            self._bounds[program.structure] = live_bytes_bound(program.events, program.unit)
         return self._bounds[program.structure]
+
+    def batch_sizes(self, target: Target) -> BatchSizes:
+        """Return the batch sizes that the file's program is of."""
+        program = self._programs(target)[0]
+        known = target if target.capability in program.targets else self.target
+        return program.batch_sizes(known, FIT_BATCHES[0])
 
     def _find(self, batch: int, target: Target) -> tuple[Program, KernelWorkspaces, tuple[str, ...]]:
         """Return the program that covers a batch size, what its kernels allocate there, and notes."""
@@ -97,9 +105,13 @@ class SavedJob:
         if known.min_batch == known.max_batch:
             only = f"this trace holds for batch {known.min_batch} only"
             raise UsageError(f"{self.path}: {only}; capture batch {batch} again")
-        inside = min(max(batch, known.min_batch), known.max_batch)
-        below = [size for size in sample_batches(known.min_batch, known.max_batch) if size < inside]
-        sizes = [inside, *reversed(below[-_NEAREST:]), known.min_batch]
+        unit = program.unit
+        if batch % unit:
+            raise UsageError(f"{self.path}: it holds multiples of {unit} alone; capture batch {batch} again")
+        least, most = known.min_batch // unit, known.max_batch // unit
+        inside = min(max(batch // unit, least), most)
+        below = [size for size in sample_batches(least, most) if size < inside]
+        sizes = [inside, *reversed(below[-_NEAREST:]), least]
         places = [(size, count) for size in sizes for count in (target.sm_count, self.target.sm_count)]
         others: set[tuple[int, int]] = set()
         by_signature = []
@@ -110,7 +122,8 @@ class SavedJob:
                 raise UsageError(f"{self.path}: the file does not cover batch {batch}; capture it again")
             others.add(match[0])
             by_signature.append(match[1])
-        notes = _other_sizes(others - {(batch, target.sm_count)}, batch, target)
+        others = {(size * unit, count) for size, count in others} - {(batch, target.sm_count)}
+        notes = _other_sizes(others, batch, target)
         if batch > known.max_batch:
             notes = (
                 *notes,

@@ -26,6 +26,7 @@ class AllocColumns(Struct, forbid_unknown_fields=True, omit_defaults=True):
     site: list[Int]
     optional: list[bool] | None = None
     stream: list[Int] | None = None  # None: all on the default stream
+    per_pair_bytes: list[Int] | None = None
 
 
 class FreeColumns(Struct, forbid_unknown_fields=True):
@@ -84,6 +85,7 @@ class EventsObject(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_on
     asked: ConvolutionColumns | None = None
     growth_sources: GrowthColumns | None = None
     pinned: list[list[Int]] = []  # bytes of a pinned block of the host, and bytes a sample
+    unit: int = 1  # samples, of which batch sizes are multiples
 
 
 class CallColumns(Struct, forbid_unknown_fields=True, omit_defaults=True):

@@ -70,7 +70,10 @@ def _covering(source: ProgramSource, target: Target) -> Program | None:
         program = source.program(target)
     except ModelError:  # the model refuses a batch size that programs are fitted to
         return None
-    if program is None or not all(program.covers(batch, target) for batch in FIT_BATCHES):
+    if program is None:
+        return None
+    least = program.targets[target.capability].min_batch
+    if not all(program.covers(batch, target) for batch in (least, least + program.unit)):
         return None
     source.enumerate_variants(program, target)
     return program

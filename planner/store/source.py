@@ -10,7 +10,9 @@ from planner._support.versions import installed_version, public_version
 from planner.errors import ModelError
 from planner.jobs import Job
 from planner.program import (
+    ANY_BATCH_SIZE,
     FIT_BATCHES,
+    BatchSizes,
     Capability,
     ConvWorkspaceQuery,
     KernelWorkspaces,
@@ -72,8 +74,13 @@ class ProgramSource:
         if program is None:
             return None
         if program.structure not in self._bounds:
-            self._bounds[program.structure] = live_bytes_bound(program.events)
+            self._bounds[program.structure] = live_bytes_bound(program.events, program.unit)
         return self._bounds[program.structure]
+
+    def batch_sizes(self, target: Target) -> BatchSizes:
+        """Return the batch sizes that the job takes, as its program shows; any where it has none."""
+        program = self.program(target)
+        return ANY_BATCH_SIZE if program is None else program.batch_sizes(target, FIT_BATCHES[0])
 
     def program(self, target: Target) -> Program | None:
         """Return the program for such GPUs, which is built if need be; None where the job has none."""
@@ -119,7 +126,10 @@ class ProgramSource:
         if batch in FIT_BATCHES:  # more will be needed, and the runs at these are made for it
             self._build(target)
             yield self._programs
-        yield [self._store(self._open().run(batch, target), target)]
+        program = self._open().run(batch, target)
+        if self.stores and not program.is_constant(target):  # its range has become wider
+            self.enumerate_variants(program, target)
+        yield [self._store(program, target)]
 
     def _build(self, target: Target) -> None:
         """Read or build the program for such GPUs, once. Where a store has a run that it would cover, there

@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings, strategies as st
 
 from planner.allocator.config import MIB
+from planner.program.batch_sizes import ANY_BATCH_SIZE, BatchSizes
 from planner.program.bounds import LowerBound, live_bytes_bound
 from planner.program.events import Alloc, Category, Event, Free, Phase, PhaseStart, Site, Trace
 from planner.program.program import (
@@ -67,6 +68,9 @@ class OneProgram:
     def bound(self, target: Target) -> LowerBound | None:
         return live_bytes_bound(self.program.events)
 
+    def batch_sizes(self, target: Target) -> BatchSizes:
+        return ANY_BATCH_SIZE
+
 
 class RunTraces:
     """Traces each of which is a run, once for each batch size."""
@@ -84,6 +88,9 @@ class RunTraces:
 
     def bound(self, target: Target) -> LowerBound | None:
         return None
+
+    def batch_sizes(self, target: Target) -> BatchSizes:
+        return ANY_BATCH_SIZE
 
 
 def save_trace(saved: Trace | Program, path: Path, about: dict[str, Any]) -> None:

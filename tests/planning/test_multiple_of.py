@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -9,8 +10,15 @@ import pytest
 import planner
 from planner.cli import run
 from planner.errors import UsageError
+from planner.jobs import Job
+from planner.planning.max_batch import find_max_batch
 from planner.planning.search import largest, round_down
-from planner.program.events import Outcome
+from planner.program.batch_sizes import BatchSizes
+from planner.program.events import Category, Outcome, Trace
+from planner.program.program import AffineAlloc, Program
+from planner.program.target import Target
+from tests.helpers.traces import OneProgram, program_of
+from tests.planning.test_max_batch import budget_of
 
 JOB: dict[str, Any] = {"gpu": "L4"}
 
@@ -80,3 +88,28 @@ def test_the_formula_has_none() -> None:
     """The closed formula refuses what it does not answer."""
     with pytest.raises(UsageError, match="--multiple-of and --method formula"):
         planner.max_batch("vgg16_bn", **JOB, method="formula", multiple_of=8)
+
+
+@dataclass
+class InFours(OneProgram):
+    """A job that takes multiples of four from eight on, a mebibyte for each sample."""
+
+    program: Program
+    trace_count: int = 0
+
+    def trace(self, batch: int, target: Target) -> Trace:
+        assert batch % 4 == 0
+        assert batch >= 8
+        return super().trace(batch, target)
+
+    def batch_sizes(self, target: Target) -> BatchSizes:
+        return BatchSizes(8, 4)
+
+
+@pytest.mark.parametrize(("room_mib", "multiple", "answer"), [(403, 1, 400), (403, 6, 396), (7, 1, 0)])
+def test_a_job_that_takes_multiples_gets_them(room_mib: int, multiple: int, answer: int) -> None:
+    """The answer is a multiple of both numbers, and no other batch size is traced."""
+    programs = InFours(program_of((AffineAlloc(0, 0, 2**20, Category.ACTIVATION, 0),)))
+    plan = find_max_batch(Job("made up"), budget_of(room_mib), programs, multiple)
+    assert plan.search.largest == answer
+    assert all(batch % 4 == 0 for batch, _ in plan.search.probes)

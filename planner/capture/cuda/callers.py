@@ -3,6 +3,7 @@
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from types import FrameType, ModuleType
 
@@ -41,11 +42,15 @@ def line_of_caller(is_left_out: Callable[[FrameType], bool] = caches_answers) ->
 
 def modules_of_users() -> Iterator[ModuleType]:
     """Yield the imported modules that belong neither to Python nor to an installed library."""
-    paths = sysconfig.get_paths()
-    library = (paths["stdlib"], paths["platstdlib"], str(Path(__file__).resolve().parents[2]))
     for module in sys.modules.copy().values():
         file = getattr(module, "__file__", None)
-        if not isinstance(module, ModuleType) or not isinstance(file, str) or not Path(file).is_absolute():
-            continue
-        if not file.startswith(library) and "site-packages" not in file and "dist-packages" not in file:
+        if isinstance(module, ModuleType) and isinstance(file, str) and _is_of_user(file):
             yield module
+
+
+@cache
+def _is_of_user(file: str) -> bool:
+    paths = sysconfig.get_paths()
+    library = (paths["stdlib"], paths["platstdlib"], str(Path(__file__).resolve().parents[2]))
+    is_installed = file.startswith(library) or "site-packages" in file or "dist-packages" in file
+    return Path(file).is_absolute() and not is_installed

@@ -224,6 +224,15 @@ def _masked_fill(x: Tensor, mask: Tensor, value: Any) -> Any:
     return empty(x.shape, x.dtype)
 
 
+def _index(x: Tensor, indices: Sequence[Tensor | None]) -> Any:
+    """Return as many elements as a mask on the CPU selects, of which torch would list the places."""
+    if len(indices) != 1 or (mask := indices[0]) is None:
+        return NotImplemented
+    if mask.is_meta or mask.dtype is not torch.bool or not x.is_meta or mask.shape != x.shape:
+        return NotImplemented
+    return empty((int(mask.count_nonzero()),), x.dtype)
+
+
 def _resized_input(func: Any, x: Tensor, *args: Any) -> Any:
     """Return what is made like the input and resized, so that its storage is no smaller (ATen/native/cuda:
     Im2Col.cu, Col2Im.cu).
@@ -250,4 +259,5 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "roll": _roll,
     "_softmax_backward_data": _softmax_backward,
     "masked_fill.Scalar": _masked_fill,
+    "index.Tensor": _index,
 }

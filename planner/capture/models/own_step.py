@@ -26,6 +26,8 @@ _PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleT
 class StepModule(nn.Module):
     """A training step with the modules, tensors and optimizers that it holds; a call runs it on a batch."""
 
+    words_for_root = "its step"  # in messages, where none of its modules runs
+
     def __init__(self, step: Callable[..., Any], root: object, name: str) -> None:
         """`root` is what holds modules and optimizers: the object of the step, or the step itself."""
         super().__init__()

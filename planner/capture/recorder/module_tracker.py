@@ -19,6 +19,7 @@ class ModuleTracker:
 
     def __init__(self, model: nn.Module) -> None:
         self._names = {id(module): name for name, module in model.named_modules()}
+        self._root = getattr(type(model), "words_for_root", "the model's own forward")
         self._stack: list[tuple[int, str]] = [(0, "")]  # running modules, by identity and name
         # From this autograd sequence number on, nodes were made by this module.
         self._graph: tuple[list[int], list[str]] = ([0], [""])
@@ -48,7 +49,7 @@ class ModuleTracker:
         """Return words for the innermost module that runs, or for the phase outside of modules."""
         if len(self._stack) > 1:
             name = self._stack[-1][1]
-            return f"module '{name}'" if name else "the model's own forward"
+            return f"module '{name}'" if name else self._root
         return {Phase.FORWARD: "the loss", Phase.BACKWARD: "the backward pass"}.get(
             phase, f"the loop's {phase}"
         )

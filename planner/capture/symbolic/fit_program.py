@@ -1,8 +1,11 @@
-"""Fit two recorded runs at different batch sizes to a program."""
+"""Fit recorded runs at different batch sizes to a program: two, or three where sizes grow with the square."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from planner.capture.symbolic.kernel_calls import KernelSignature, RecordedRun, fit_affine
+from msgspec.structs import replace
+
+from planner.capture.symbolic.kernel_calls import KernelSignature, RecordedRun, fit_arguments
 from planner.capture.symbolic.rules import SignatureRules
 from planner.jobs import Job
 from planner.program import (
@@ -13,8 +16,10 @@ from planner.program import (
     KernelCall,
     NotAffineError,
     Program,
+    Site,
     fit_events,
     fit_pinned,
+    fit_quadratic_events,
 )
 
 
@@ -27,43 +32,66 @@ class _Place(NamedTuple):
     stream: int
 
 
-def fit_program(first: RecordedRun, second: RecordedRun, job: Job) -> Program:
-    """Return the program of two runs at different batch sizes on one GPU. Raises NotAffineError."""
-    low, high = first.trace.batch, second.trace.batch
-    if first.trace.has_random_sizes or second.trace.has_random_sizes:
+def fit_program(runs: Sequence[RecordedRun], job: Job, unit: int = 1) -> Program:
+    """Return the program of two runs at different batch sizes on one GPU, or of three that follow each other.
+
+    Batch sizes are counted in units of so many samples. Raises NotAffineError.
+    """
+    traces = [replace(run.trace, batch=run.trace.batch // unit) for run in runs]
+    if any(trace.has_random_sizes for trace in traces):
         raise NotAffineError("sizes depend on random values")
-    ones, places = _split_kernels(first)
-    others, other_places = _split_kernels(second)
-    events = fit_events(first.trace, ones, second.trace, others)
-    if len(places) != len(other_places):
-        raise NotAffineError(
-            f"{len(places)} kernels run at batch {low} and {len(other_places)} at batch {high}"
-        )
-    numbers: dict[tuple[Any, str, str], int] = {}
-    signatures: list[KernelSignature] = []
-    sites = {site: number for number, site in enumerate(first.trace.sites)}
-    calls = []
-    for a, b, place, other in zip(first.calls, second.calls, places, other_places, strict=True):
-        if a.func is not b.func or a.site != b.site or place != other:
-            raise NotAffineError(f"{a.func} runs at batch {low} where {b.func} runs at batch {high}")
-        key = (a.func, repr((a.args, a.out)), repr((b.args, b.out)))
-        if key not in numbers:
-            numbers[key] = len(signatures)
-            signatures.append(
-                (a.func, fit_affine(a.args, b.args, low, high), fit_affine(a.out, b.out, low, high))
-            )
-        site = sites.setdefault(a.site, len(sites))
-        calls.append(KernelCall(numbers[key], site, *place))
+    first = traces[0]
+    split = [_split_kernels(run) for run in runs]
+    if len(runs) == 2:
+        events = fit_events(first, split[0][0], traces[1], split[1][0])
+    else:
+        events = fit_quadratic_events(traces, [own for own, _ in split])
+    sites = {site: number for number, site in enumerate(first.sites)}
+    calls, signatures = _fit_calls(runs, [places for _, places in split], [t.batch for t in traces], sites)
     return Program(
         tuple(events),
         tuple(sites),
         tuple(calls),
-        unknown_ops=first.trace.unknown_ops,
-        notes=first.trace.notes,
-        growth_sources=first.trace.growth_sources,
-        pinned=fit_pinned(first.trace, second.trace),
+        unknown_ops=first.unknown_ops,
+        notes=first.notes,
+        growth_sources=first.growth_sources,
+        pinned=fit_pinned(first, traces[1]),
+        unit=unit,
         rules=SignatureRules(job, tuple(signatures)),
     )
+
+
+def _fit_calls(
+    runs: Sequence[RecordedRun],
+    places: Sequence[Sequence[_Place]],
+    batches: Sequence[int],
+    sites: dict[Site, int],
+) -> tuple[list[KernelCall], list[KernelSignature]]:
+    """Return the calls of kernels and their distinct signatures; adds their sites."""
+    for others in places[1:]:
+        if len(others) != len(places[0]):
+            raise NotAffineError(
+                f"{len(places[0])} kernels run at batch {batches[0]} and {len(others)} at batch {batches[1]}"
+            )
+    numbers: dict[tuple[Any, ...], int] = {}
+    signatures: list[KernelSignature] = []
+    calls = []
+    of_each = zip(zip(*(run.calls for run in runs), strict=True), zip(*places, strict=True), strict=True)
+    for alike, their_places in of_each:
+        a, place = alike[0], their_places[0]
+        for b, other in zip(alike[1:], their_places[1:], strict=True):
+            if a.func is not b.func or a.site != b.site or place != other:
+                raise NotAffineError(
+                    f"{a.func} runs at batch {batches[0]} where {b.func} runs at batch {batches[1]}"
+                )
+        key = (a.func, *(repr((call.args, call.out)) for call in alike))
+        if key not in numbers:
+            numbers[key] = len(signatures)
+            args = fit_arguments([call.args for call in alike], batches)
+            out = fit_arguments([call.out for call in alike], batches)
+            signatures.append((a.func, args, out))
+        calls.append(KernelCall(numbers[key], sites.setdefault(a.site, len(sites)), *place))
+    return calls, signatures
 
 
 def _split_kernels(run: RecordedRun) -> tuple[list[Event], list[_Place]]:

@@ -1,9 +1,10 @@
 """Calls of operators that have rules, as a run met them, and what is passed to them at any batch size.
 
-Two runs at different batch sizes pass numbers that lie on straight lines; the rules need no more of a tensor
-than its shape.
+Runs at different batch sizes pass numbers that lie on straight lines, or on parabolas where pairs of samples
+are compared; the rules need no more of a tensor than its shape.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
-from planner.program import Affine, NotAffineError, Site, Trace, affine_through
+from planner.program import Affine, NotAffineError, Quadratic, Site, Trace, polynomial_through
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,29 +58,35 @@ def to_meta(value: Any) -> Any:
     return value
 
 
-def fit_affine(a: Any, b: Any, low: int, high: int) -> Any:
-    """Fit the arguments that two runs passed to one call, with a line for each number that differs.
+def fit_arguments(values: Sequence[Any], batches: Sequence[int]) -> Any:
+    """Fit the arguments that runs passed to one call, with a polynomial for each number that differs.
 
     Raises NotAffineError.
     """
-    if isinstance(a, TensorMeta) and isinstance(b, TensorMeta):
-        if a.dtype is not b.dtype or len(a.sizes) != len(b.sizes):
-            raise NotAffineError(f"a tensor has another type at batch {high} than at batch {low}")
-        sizes, strides = fit_affine(a.sizes, b.sizes, low, high), fit_affine(a.strides, b.strides, low, high)
-        return TensorMeta(sizes, strides, a.dtype)
-    if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
-        return tuple(fit_affine(one, other, low, high) for one, other in zip(a, b, strict=True))
-    if type(a) is int and type(b) is int:
-        return a if a == b else affine_through(a, b, low, high)
-    if a == b:
-        return a
-    raise NotAffineError(f"an argument is {a!r} at batch {low} and {b!r} at batch {high}")
+    first = values[0]
+    if all(isinstance(value, TensorMeta) for value in values):
+        if any(value.dtype is not first.dtype or len(value.sizes) != len(first.sizes) for value in values):
+            raise NotAffineError(
+                f"a tensor has another type at batch {batches[1]} than at batch {batches[0]}"
+            )
+        sizes = fit_arguments([value.sizes for value in values], batches)
+        strides = fit_arguments([value.strides for value in values], batches)
+        return TensorMeta(sizes, strides, first.dtype)
+    if all(isinstance(value, tuple) and len(value) == len(first) for value in values):
+        return tuple(fit_arguments(column, batches) for column in zip(*values, strict=True))
+    if all(value == first for value in values):
+        return first
+    if all(type(value) is int for value in values):
+        return polynomial_through(values, batches)
+    raise NotAffineError(f"an argument is {first!r} at batch {batches[0]} and {values[1]!r} at {batches[1]}")
 
 
 def from_meta(value: Any, batch: int) -> Any:
     """Return the arguments at this batch size, with tensors on meta."""
     if isinstance(value, Affine):
         return value.fixed + value.slope * batch
+    if isinstance(value, Quadratic):
+        return value.fixed + (value.slope + value.square * batch) * batch
     if isinstance(value, TensorMeta):
         sizes, strides = from_meta(value.sizes, batch), from_meta(value.strides, batch)
         return torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta")

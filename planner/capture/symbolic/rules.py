@@ -16,6 +16,8 @@ from planner.program import (
     LARGEST_BATCH,
     Affine,
     GuardedOps,
+    Program,
+    Quadratic,
     Target,
     Variants,
     constant_ops,
@@ -45,7 +47,9 @@ class SignatureRules:
         return Variants(cublas_bytes, min_batch, max_batch, [[] for _ in self.signatures])
 
     def evaluate(self, signature: int, batch: int, target: Target) -> GuardedOps:
-        """Return a variant for a batch size: for others too where symbolic integers follow the rule."""
+        """Return a variant for a batch size in the program's units: for others too where symbolic integers
+        follow the rule.
+        """
         with suppress(UnsupportedSymTensorOpError):
             return self._trace(signature, batch, target)
         func, args, out = self.signatures[signature]
@@ -55,14 +59,16 @@ class SignatureRules:
         ops = rule(from_meta(args, batch), from_meta(out, batch), self._of_job(target))
         return constant_ops(tuple(map(kind_and_size, ops)), batch, target.sm_count)
 
-    def enumerate(self, known: Variants, target: Target) -> None:
+    def enumerate(self, program: Program, target: Target) -> None:
         """Add the variants of sample batch sizes and numbers of SMs.
 
         A rule that symbolic integers cannot follow gets none, so that the program covers no batch size by it.
         """
+        known = program.targets[target.capability]
+        least, most = known.min_batch // program.unit, known.max_batch // program.unit
         for signature, variants in enumerate(known.by_signature):
             try:
-                for batch in sample_batches(known.min_batch, known.max_batch):
+                for batch in sample_batches(least, most):
                     self._add(signature, variants, batch, target)
             except UnsupportedSymTensorOpError:
                 continue
@@ -93,6 +99,9 @@ def _symbolic(value: Any, env: ShapeEnv) -> Any:
     """Return arguments with symbolic integers in place of affine ones."""
     if isinstance(value, Affine):
         return SymInt(env, value.fixed + value.slope * env.batch, (value.fixed, value.slope))
+    if isinstance(value, Quadratic):
+        batch = SymInt(env, env.batch, (0, 1))
+        return (batch * value.square + value.slope) * batch + value.fixed
     if isinstance(value, TensorMeta):
         return SymTensor(_symbolic(value.sizes, env), _symbolic(value.strides, env), value.dtype)
     if isinstance(value, tuple):

@@ -60,6 +60,10 @@ class ReadLog:
     _results: dict[Key, list[ReadResult]] = field(default_factory=dict)
     _positions: dict[Key, int] = field(default_factory=dict)
 
+    def reused_for(self, batch: int) -> "ReadLog":
+        """Return the log with all results to come again, for another batch size."""
+        return ReadLog(self.batch, batch, self._results)
+
     def append(self, key: Key, result: ReadResult) -> None:
         """Store one more result."""
         self._results.setdefault(key, []).append(result)
@@ -87,10 +91,16 @@ class ReadPolicy:
 Run = TypeVar("Run")
 
 
-def run_with_reads(batch: int, run: Callable[[int, ReadPolicy], Run], guesses_numbers: bool = False) -> Run:
+def run_with_reads(
+    batch: int,
+    run: Callable[[int, ReadPolicy], Run],
+    logs: dict[int, ReadLog] | None = None,
+    guesses_numbers: bool = False,
+) -> Run:
     """Run a batch size with values; where reads are large, with results of a smaller batch size.
 
-    With `guesses_numbers`, a floating-point number of large random tensors is not computed at all.
+    `logs` has those of runs at small batch sizes, and gets more of them. With `guesses_numbers`, a
+    floating-point number of large random tensors is not computed at all.
     """
     try:
         return run(batch, ReadPolicy(_most_bytes, guesses_numbers=guesses_numbers))
@@ -98,12 +108,18 @@ def run_with_reads(batch: int, run: Callable[[int, ReadPolicy], Run], guesses_nu
         size_bytes = error.size_bytes
     size = _smaller_batch(batch, size_bytes)
     while SMALLEST_BATCH < size < batch:
+        if logs is not None and size in logs:
+            return run(
+                batch, ReadPolicy(_most_bytes, logs[size].reused_for(batch), guesses_numbers=guesses_numbers)
+            )
         log = ReadLog(size, batch)
         try:
             run(size, ReadPolicy(lambda func: 4 * SMALL_BYTES, None, log, guesses_numbers))
         except LargeReadError as error:
             size = _smaller_batch(size, error.size_bytes)
         else:
+            if logs is not None:
+                logs[size] = log.reused_for(batch)
             return run(batch, ReadPolicy(_most_bytes, log, guesses_numbers=guesses_numbers))
     if batch <= SMALLEST_BATCH:
         return run(batch, ReadPolicy(guesses_numbers=guesses_numbers))

@@ -91,6 +91,7 @@ def _reapplied_settings() -> tuple[_Setting, ...]:
         (sys.getrecursionlimit, sys.setrecursionlimit),
         (lambda: dict(os.environ), _set_environment),
         (_working_directory, _change_directory),
+        (_activation_budget, _set_activation_budget),
     )
 
 
@@ -135,6 +136,18 @@ def _set_environment(values: Mapping[str, str]) -> None:
     for name, value in values.items():
         if os.environ.get(name) != value:
             os.environ[name] = value
+
+
+def _activation_budget() -> float:
+    """Return the share of activations that compiled code keeps; 1.0, torch's, before it is imported."""
+    config: Any = sys.modules.get("torch._functorch.config")
+    return 1.0 if config is None else config.activation_memory_budget
+
+
+def _set_activation_budget(share: float) -> None:
+    config: Any = sys.modules.get("torch._functorch.config")
+    if config is not None:
+        config.activation_memory_budget = share
 
 
 def _working_directory() -> Path | None:

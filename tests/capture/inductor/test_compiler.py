@@ -4,6 +4,7 @@ from functools import cache
 
 import pytest
 import torch
+import torch._functorch.config as functorch_config
 from torch import Tensor, nn
 
 from planner.capture.inductor.kernels import tuning_of
@@ -77,6 +78,22 @@ def test_first_step_also_times_kernels_and_keeps_the_workspaces_of_cublas() -> N
     assert _born(trace, 1, Phase.FORWARD).count(WORKSPACE) == 1
     assert _born(trace, 1, Phase.BACKWARD).count(WORKSPACE) == 1
     assert FLUSHED not in _born(trace, 2, Phase.FORWARD) + _born(trace, 2, Phase.BACKWARD)
+
+
+class Frugal(Gated):
+    """The same, whose activations are computed again in the backward pass."""
+
+    def __init__(self) -> None:
+        functorch_config.activation_memory_budget = 0.0
+        super().__init__()
+
+
+def test_a_budget_of_activations_holds_for_its_capture_alone() -> None:
+    """The backward pass computes the hidden layer again, and the process has its own budget afterwards."""
+    hidden = 4 * BATCH * HIDDEN
+    kept, again = (_born(_trace(model, Compile.DEFAULT), 2, Phase.BACKWARD) for model in (Gated, Frugal))
+    assert again.count(hidden) > kept.count(hidden)
+    assert functorch_config.activation_memory_budget == 1.0
 
 
 def test_graph_breaks_end_one_graph_and_begin_another() -> None:

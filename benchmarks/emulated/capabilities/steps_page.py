@@ -76,8 +76,8 @@ def table() -> Iterator[str]:
     yield f"Both peaks are the same to the byte in {same} of {len(ran)} scripts; {others}"
     if seconds:
         yield (
-            f"`planner max-batch` took {median(seconds):.0f} seconds of a processor in the median and "
-            f"{seconds[-1]:.0f} at most."
+            f"`planner max-batch` took {median(seconds):.0f} seconds of a processor in the median of {len(seconds)} "
+            f"scripts and {seconds[-1]:.0f} at most{'; without a figure, minutes' * (len(seconds) < len(ran))}."
         )
     yield ""
     peaks = "MiB allocated: planned, emulated | reserved: planned, emulated"

@@ -21,7 +21,13 @@ from planner.capture.symbolic.capability_guards import GuardedCapability
 from planner.capture.symbolic.fit_program import fit_program
 from planner.capture.symbolic.kernel_calls import RecordedCall, RecordedRun
 from planner.capture.symbolic.rules import SignatureRules
-from planner.capture.symbolic.validate import find_valid_range, needs_batch_one
+from planner.capture.symbolic.validate import (
+    PAIR_VALIDATION_BYTES,
+    STEP_VALIDATION_BYTES,
+    VALIDATION_BYTES,
+    find_valid_range,
+    needs_batch_one,
+)
 from planner.errors import ModelError
 from planner.jobs import Compile, Job, Mode
 from planner.program import (
@@ -178,8 +184,12 @@ class ProgramBuilder:
         if same is not None:
             path.max_batch = same.max_batch
             return
+        is_step = self.job.mode is Mode.STEP
+        tried_bytes: tuple[int, ...] = STEP_VALIDATION_BYTES if is_step else VALIDATION_BYTES
+        if not program.is_affine and program.unit == 1:
+            tried_bytes = PAIR_VALIDATION_BYTES
         path.max_batch = find_valid_range(
-            program, lambda batch: self.divergence(program, batch, target), path.least
+            program, lambda batch: self.divergence(program, batch, target), path.least, tried_bytes
         )
 
     def _fit_in_units(self, path: _Path, target: Target) -> None:

@@ -20,22 +20,29 @@ from planner.program import (
 # servers' eight GPUs have together, or, where torch itself cannot count so far or takes other ways for so
 # many, some GPUs, or smaller ones down to one of some years ago.
 VALIDATION_BYTES = (2**41, 2**39, 2**36, 2**35, 2**34, 2**33)
-# Matrices of all pairs are also made on the CPU, which has to hold them: the range grows with runs beyond it.
-SMALL_VALIDATION_BYTES = (2**33, 2**32, 2**31)
+# Steps of users make noise, or matrices of all pairs, on the CPU, which has to hold them: their range begins
+# with these, and grows with runs beyond it.
+STEP_VALIDATION_BYTES = VALIDATION_BYTES[2:]
+PAIR_VALIDATION_BYTES = (2**33, 2**32, 2**31)
 BISECT_RESOLUTION = 32  # the end of the valid range is found to one part in so many
 BATCH_ONE_BYTES = 2**30
 
 Divergence = Callable[[int], str]  # where a run at a batch size diverges from the program; "": nowhere
 
 
-def find_valid_range(program: Program, divergence: Divergence, least: int = FIT_BATCHES[0]) -> int:
+def find_valid_range(
+    program: Program,
+    divergence: Divergence,
+    least: int = FIT_BATCHES[0],
+    tried_bytes: tuple[int, ...] = VALIDATION_BYTES,
+) -> int:
     """Return the largest batch size tried at which a run agrees with the program; 0 where it is wrong.
 
     `least` is the smallest of the program. Where one run disagrees and the next smaller one agrees, the end
     of the valid range is bisected.
     """
     other = 0  # a batch size at which a run disagrees
-    for most_bytes in VALIDATION_BYTES if program.is_affine else SMALL_VALIDATION_BYTES:
+    for most_bytes in tried_bytes:
         batch = max(batch_with_peak(program, most_bytes), least + 2 * program.unit)
         with suppress(ModelError):  # too large for torch itself, or refused
             if not divergence(batch):

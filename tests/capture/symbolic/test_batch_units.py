@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from planner.capture.models.registry import build_model
-from planner.capture.symbolic import validate
+from planner.capture.symbolic import builder as builder_module
 from planner.capture.symbolic.builder import ProgramBuilder
 from planner.errors import ModelError
 from planner.program import ignore_progress
@@ -107,7 +107,7 @@ def test_a_step_that_refuses_all_batches_tells_of_the_smallest(tmp_path: Path) -
 
 def test_a_run_beyond_the_range_widens_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two runs beyond a range, the first makes the second needless, and one that is refused stays so."""
-    monkeypatch.setattr(validate, "VALIDATION_BYTES", (2**16,))
+    monkeypatch.setattr(builder_module, "STEP_VALIDATION_BYTES", (2**16,))
     builder = builder_of(tmp_path, UP_TO_500)
     (program,) = builder.programs(TARGET)
     variants = program.targets[AMPERE]

@@ -75,9 +75,10 @@ def table() -> Iterator[str]:
     others = "[exactness.md](exactness.md) names the causes of larger differences."
     yield f"Both peaks are the same to the byte in {same} of {len(ran)} scripts; {others}"
     if seconds:
+        rest = "; those without a figure take minutes" if len(seconds) < len(ran) else ""
         yield (
-            f"`planner max-batch` took {median(seconds):.0f} seconds of a processor in the median of {len(seconds)} "
-            f"scripts and {seconds[-1]:.0f} at most{'; without a figure, minutes' * (len(seconds) < len(ran))}."
+            f"`planner max-batch` took {median(seconds):.0f} seconds of a processor in the median of "
+            f"{len(seconds)} scripts and {seconds[-1]:.0f} at most{rest}."
         )
     yield ""
     peaks = "MiB allocated: planned, emulated | reserved: planned, emulated"

@@ -67,9 +67,11 @@ The losses over pairs of texts run in chunks that Liger compiles. In emulated ru
 2.5.1 (`benchmarks/accuracy/preference_process.py`), each of the first two compilations left a cycle of
 references to a run's weights and inputs, which lived until Python collected it. The cycle of the second is
 2,084.05 MiB, of 4,096 tokens 2,324.19 MiB, by which the published peaks exceed the plans of plain PyTorch and
-of Liger alike: the process was not collected. One such run gave the four published peaks of CPO to 0.002
-MiB. A plan of the operator has no process before it; the last line of both tables adds what was held.
-KTO's and the distillation's exceed their plans likewise, by amounts that an emulated run did not give.
+of Liger alike, so that we take the process not to have been collected. Which cycles stay depends on Python's
+collector: the script as it stands keeps two of them for ORPO and another amount for CPO, and the one was
+taken because it is what the published peaks exceed the plans by. A plan of the operator has no process before
+it; the last line of both tables adds what was held and is no test of the planner. KTO's and the
+distillation's exceed their plans likewise, by amounts that an emulated run did not give.
 """
 LEFT_OUT = """\
 The rows of single GPUs in the same collection that are not reproduced:

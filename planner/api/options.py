@@ -58,6 +58,8 @@ class JobOptions(TypedDict, total=False):
     liger: bool | None
     optimizer_arg: Mapping[str, object] | str | Sequence[str] | None  # {"amsgrad": True}, or ["amsgrad=true"]
     compile: str | None
+    fsdp: int | None
+    fsdp_arg: str | Sequence[str] | None  # ["param_dtype=bf16", "reduce_dtype=fp32"]
 
 
 class Options(JobOptions, total=False):

@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from msgspec import Struct
@@ -15,6 +15,7 @@ from planner.capture.cuda.devices import Placement, devices_shown, names_of_torc
 from planner.capture.cuda.host_tensors import Side
 from planner.capture.cuda.optimizer_libraries import optimizer_libraries
 from planner.capture.cuda.semantics import Suspended, cuda_semantics
+from planner.capture.distributed.sharding import shard_model
 from planner.capture.failure_reasons import explain, source_line
 from planner.capture.loop.batches import batch_loader
 from planner.capture.loop.criterion import Criterion, build_criterion
@@ -148,7 +149,7 @@ class _Session(Struct, frozen=True):
         first_read = self.memory.first_read
         if first_read is None:
             try:
-                with planned_device(capability=self.path_of) as placement:
+                with planned_device(capability=self.path_of) as placement, self._ranks(placement):
                     return self._capture(job, self.build(job), batch, MetaRunner(self.path_of).run, placement)
             except DataDependentError as error:
                 first_read = self.memory.first_read = error.with_traceback(None)
@@ -158,6 +159,7 @@ class _Session(Struct, frozen=True):
                 self.calls.clear()
             with (
                 planned_device(capability=self.path_of, has_values=True) as placement,
+                self._ranks(placement),
                 deterministic_values(),
             ):
                 with construct_with_buffers() as buffers:
@@ -168,6 +170,15 @@ class _Session(Struct, frozen=True):
 
         is_step = job.mode is Mode.STEP
         return run_with_reads(batch, run_with_values, self.memory.logs, guesses_numbers=is_step)
+
+    def _ranks(self, placement: Placement) -> AbstractContextManager[None]:
+        if not self.job.fsdp:
+            if self.job.fsdp_arg:
+                raise UsageError("--fsdp-arg without --fsdp: give the number of ranks, such as --fsdp 8")
+            return nullcontext()
+        from planner.capture.distributed.process_group import process_group
+
+        return process_group(self.job.fsdp, placement.streams, lambda tensor: placement.on_resize(tensor))
 
     def _capture(self, job: Job, model: nn.Module, batch: int, run: Run, placement: Placement) -> Trace:
         initialise_lazy_modules(model, job, batch, run)
@@ -192,12 +203,14 @@ class _Session(Struct, frozen=True):
             placement.streams,
         )
         placement.on_empty_cache = recorder.record_empty_cache
+        placement.on_resize = recorder.record_resize
         freeze_parameters(model, job)
+        sharded = (shard_model(model, job),) if job.fsdp else ()
         with liger_kernels(model, job):
             trace = _record_loop(
                 convert_inputs(job), model, batch, recorder, self.path_of, loaded, self.loads_to_gpu
             )
-        return replace(trace, notes=(*trace.notes, *placement.notes))
+        return replace(trace, notes=(*trace.notes, *sharded, *placement.notes))
 
 
 def _record_loop(

@@ -170,6 +170,8 @@ def _unlike(job: Job, trace: Trace, sites: Counter[str]) -> Iterator[str]:
         yield "generates"
     if job.ddp and job.mode is Mode.TRAIN:
         yield "trains with DistributedDataParallel"
+    if job.fsdp:
+        yield "is sharded over several GPUs"
 
 
 def _departures(

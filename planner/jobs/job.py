@@ -181,6 +181,8 @@ class Job(Struct, frozen=True):
     liger: bool = False  # Liger's kernels, as transformers' `use_liger_kernel` applies them
     optimizer_args: tuple[tuple[str, Any], ...] = ()  # keywords of the optimizer; lists are tuples
     compile: Compile = Compile.NONE  # the model is called through torch.compile in this mode
+    fsdp: int = 0  # ranks over which FSDP2 (`fully_shard`) shards the model, block by block; 0: none
+    fsdp_arg: tuple[str, ...] = ()  # KEY=VALUE of `fully_shard` and its policies
 
 
 class CatalogueEntry(Struct, frozen=True):

@@ -59,7 +59,6 @@ class JobOption(NamedTuple):
             return check_count(where, value, self.maximum)
         if self.kind is OptionKind.PATTERNS:
             patterns = [value] if isinstance(value, str) else value
-            return tuple(_checked(where, pattern, str) for pattern in patterns)
             texts = tuple(_checked(where, pattern, str) for pattern in patterns)
             return texts if self.parse is None else tuple(map(self.parse, texts))
         checked = _checked(where, value, bool if self.kind is OptionKind.FLAG else str)
@@ -272,6 +271,19 @@ JOB_OPTIONS: tuple[JobOption, ...] = (
         "Call the model through torch.compile: none, default, which is the mode of --compile alone, or "
         "reduce-overhead.",
         "MODE",
+    ),
+    _training(
+        "fsdp",
+        "Ranks over which FSDP2 (fully_shard) shards the model, block by block; the batch size is a rank's.",
+        "RANKS",
+        maximum=2**16,
+    ),
+    _training(
+        "fsdp_arg",
+        "An argument of fully_shard or its MixedPrecisionPolicy, such as param_dtype=bf16, "
+        "reshard_after_forward=false or replicas=2; repeatable.",
+        "KEY=VALUE",
+        parse=partial(check_argument, "--fsdp-arg"),
     ),
 )
 _STRUCTURED = (OptionKind.TENSORS, OptionKind.ARGUMENTS)

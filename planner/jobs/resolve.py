@@ -19,6 +19,7 @@ from planner.jobs.job import (
     Optimizer,
     OptimizerImpl,
     Precision,
+    Quantize,
     TensorSpec,
     ZeroGrad,
 )
@@ -32,6 +33,7 @@ from planner.program import torch_version_of
 
 _RUN = "planner run emulates such a script"
 _COMPILED_TORCH = (2, 13)  # whose compiler planner.capture.inductor knows
+_SHARDED_TORCH = (2, 13)  # whose FSDP planner.capture.distributed knows
 # MONAI 1.6 sets CUBLAS_WORKSPACE_CONFIG to this at its import (monai/utils/misc.py); 1.5 did not yet.
 MONAI_CUBLAS_CONFIG = ":4096:8"
 _TORCHVISION_FAMILIES = (
@@ -203,6 +205,7 @@ def complete_job(job: Job) -> Job:
         job = replace(job, inputs=(*job.inputs, *_targets_of(job)), target=None, targets=())
     check_nesting(job)
     _check_compiled(job)
+    _check_sharded(job)
     if job.mode is Mode.STEP:
         return job
     if job.mode is not Mode.TRAIN or job.loss in (Loss.SUM, Loss.OUTPUT, Loss.TRAINING_STEP):
@@ -272,6 +275,32 @@ def _check_compiled(job: Job) -> None:
         )
     if torch_version_of(job.torch) != _COMPILED_TORCH:
         raise UsageError(f"{where}: torch.compile is planned as in torch 2.13 alone; leave --torch away")
+
+
+def _check_sharded(job: Job) -> None:
+    """Refuse jobs that are not planned as one rank of several. Raises UsageError."""
+    if not job.fsdp:
+        return
+    where = f"{job.model}: --fsdp {job.fsdp}"
+    if job.fsdp < 2:
+        raise UsageError(f"{where}: a model is sharded over two ranks or more")
+    if job.mode is not Mode.TRAIN or job.loss is Loss.TRAINING_STEP:
+        raise UsageError(f"{where} shards a model in the planner's own training loop alone; {_RUN}")
+    others = {
+        "--ddp": job.ddp,
+        "--compile": job.compile is not Compile.NONE,
+        "--quantize": job.quantize is not Quantize.NONE,
+        "--peft": job.peft,
+        "--ema": job.ema,
+        "--liger": job.liger,
+        f"--precision {job.precision}": job.grad_scaler,
+        "--freeze or --train-only": job.freeze or job.train_only,
+    }
+    other = next((flag for flag, is_given in others.items() if is_given), None)
+    if other:
+        raise UsageError(f"{where} with {other} is not planned; leave one of the two away, or {_RUN}")
+    if torch_version_of(job.torch) != _SHARDED_TORCH:
+        raise UsageError(f"{where}: FSDP is planned as in torch 2.13 alone; leave --torch away")
 
 
 def _unknown_model(model: str, catalogue: Iterable[str]) -> str:

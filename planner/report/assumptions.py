@@ -178,7 +178,10 @@ def _recipe(job: Job) -> tuple[str, ...]:
         "of the training live meanwhile, those of the evaluation afterwards": job.evaluate,
         "DistributedDataParallel with its defaults: all gradients in one bucket in the first step, then the "
         f"first of 1 MiB and others of 25; {views}": job.ddp,
-        "NCCL's own memory is not counted; reported of A100s: 544 MB for two, 688 MB for more": job.ddp,
+        f"FSDP2 on the first of {job.fsdp} ranks, whose parts are the largest; the batch size is a rank's; "
+        "the model is made on meta, sharded, then allocated": job.fsdp,
+        "NCCL's own memory is not counted; reported of A100s: 544 MB for two, 688 MB for more": job.ddp
+        or job.fsdp,
         f"nnU-Net itself runs with {_unlike_nnunet(job)}": bool(_unlike_nnunet(job)),
     }
     return tuple(sentence for sentence, is_so in sentences.items() if is_so)

@@ -96,6 +96,7 @@ def _recipe(job: Job) -> list[str]:
         f"epochs of {job.dataset_size:,} samples": job.dataset_size,
         f"{job.lengths} lengths": job.lengths is not None,
         f"gradient buckets{' as views' if job.ddp_bucket_view else ''}": job.ddp,
+        f"FSDP over {job.fsdp} ranks{_given(job.fsdp_arg)}": job.fsdp,
         f"frozen: {' '.join(job.freeze)}": job.freeze,
         f"trained only: {' '.join(job.train_only)}": job.train_only,
         "the rest of the weights in float32": job.prepare_kbit,

@@ -112,6 +112,8 @@ def test_options_reach_the_job(capsys: Capture) -> None:
         "liger": False,
         "optimizer_args": {},
         "compile": "none",
+        "fsdp": 0,
+        "fsdp_arg": [],
     }
 
 

@@ -1,6 +1,7 @@
 """The table of job options, and everything that follows from it."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -8,6 +9,7 @@ import pytest
 from msgspec.structs import fields
 
 from planner.api.options import JobOptions
+from planner.errors import UsageError
 from planner.jobs import (
     FIELD_OPTIONS,
     JOB_OPTIONS,
@@ -17,6 +19,7 @@ from planner.jobs import (
     TensorSpec,
     merge_job,
     reset_options,
+    resolve_job,
 )
 from planner.jobs.catalogue import load_catalogue
 from planner.jobs.codec import job_from_json, job_to_json
@@ -108,3 +111,20 @@ def test_reset_options() -> None:
     assert reset_options(job, where=lambda option: option.is_for_training) == merge_job(
         BASE, {"optimizer": "adam"}
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"fsdp": 1}, "--fsdp 1: a model is sharded over two ranks or more"),
+        ({"fsdp": 2, "ddp": True}, "--fsdp 2 with --ddp is not planned"),
+        ({"fsdp": 2, "precision": "amp-fp16"}, "--fsdp 2 with --precision amp-fp16 is not planned"),
+        ({"fsdp": 2, "freeze": ["*"]}, "--fsdp 2 with --freeze or --train-only is not planned"),
+        ({"fsdp": 2, "mode": "infer"}, "--fsdp 2 shards a model in the planner's own training loop alone"),
+        ({"fsdp": 2, "torch": "2.12"}, "FSDP is planned as in torch 2.13 alone"),
+    ],
+)
+def test_what_is_not_planned_with_fsdp_is_refused(options: dict[str, Any], words: str) -> None:
+    """One line names the option and what to do."""
+    with pytest.raises(UsageError, match=re.escape(words)):
+        resolve_job("torchvision:resnet18", {}, **{"inputs": [TensorSpec((3, 64, 64))], **options})

@@ -11,6 +11,7 @@ class Case(NamedTuple):
     job: DrawnJob  # its number is the row's
     command: tuple[str, ...] = ()  # arguments of the emulated side's Python; (): the planner's own loop
     stop_after: int = 3  # optimizer steps of the command
+    ranks: int = 1  # GPUs of the command, the first of which is compared
 
 
 class Capability(NamedTuple):

@@ -52,7 +52,8 @@ def compare_case(case: Case, emulator: Emulator, libraries: Mapping[str, str]) -
 def run_command(case: Case, python: str, snapshot: Path) -> Side:
     """Run a case's command under `planner run`, which writes the allocator's history to `snapshot`."""
     command = [sys.executable, "-m", "planner", "run", "--gpu", case.job.gpu, "--json"]
-    command += ["--stop-after", str(case.stop_after), "--snapshot", str(snapshot), "--", python]
+    command += ["--gpus", str(case.ranks), "--stop-after", str(case.stop_after)]
+    command += ["--snapshot", str(snapshot), "--", python]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [*command, *case.command], env=environment, capture_output=True, text=True, check=False, cwd=ROOT
@@ -60,7 +61,7 @@ def run_command(case: Case, python: str, snapshot: Path) -> Side:
     if not done.stdout.strip():
         return Side(failure=done.stderr[-400:])
     result = json.loads(done.stdout)
-    (rank,) = result["ranks"]
+    rank = result["ranks"][0]
     if result["exit_code"] or not rank["step_count"]:
         return Side(failure=f"the command ended with {result['exit_code']}: {done.stderr[-300:]}")
     versions = result["versions"]

@@ -51,6 +51,7 @@ class Placement:
     has_values: bool = False  # of tensors: a copy on the CPU is a real one
     streams: Streams = field(default_factory=Streams)
     on_empty_cache: Callable[[], None] = lambda: None  # of a recorder
+    on_resize: Callable[[Tensor], None] = lambda tensor: None  # likewise, where a storage is resized
     remarks: dict[str, str] = field(default_factory=dict)  # remark -> the first line that causes it
     names: Names | None = None  # replaced while any placement is open
 

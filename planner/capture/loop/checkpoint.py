@@ -38,9 +38,7 @@ def checkpointed_blocks(model: nn.Module, job: Job) -> Iterator[tuple[str, ...]]
     for block in blocks:
         block.forward = _run_again(block.forward)
     try:
-        counted = {kind: sum(type(block) is kind for block in blocks) for kind in map(type, blocks)}
-        shown = ", ".join(f"{count} {kind.__name__}" for kind, count in counted.items())
-        yield (f"activations are checkpointed block by block: {shown}",)
+        yield (f"activations are checkpointed block by block: {count_blocks(blocks)}",)
     finally:
         for block in blocks:
             del block.forward
@@ -80,6 +78,12 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
     for inner in [kind for kind in kinds if _occurs_inside(kind, kinds - {kind}, model)]:
         kinds.discard(inner)
     return list(dict.fromkeys(_outermost(model, kinds)))  # a shared one once
+
+
+def count_blocks(blocks: list[nn.Module]) -> str:
+    """Return how many blocks there are of each class, in words; FSDP prefixes the names of classes."""
+    counted = {kind: sum(type(block) is kind for block in blocks) for kind in map(type, blocks)}
+    return ", ".join(f"{count} {kind.__name__.removeprefix('FSDP')}" for kind, count in counted.items())
 
 
 def _repeated(modules: nn.Module) -> set[type[nn.Module]]:

@@ -17,19 +17,23 @@ from torch import Tensor, nn
 
 from planner.capture.loop.runtime import CategoryHook
 from planner.jobs import Job
-from planner.program import Category
+from planner.program import Category, torch_version_of
 
 FIRST_BUCKET_BYTES = 2**20  # reducer.hpp: kDefaultFirstBucketBytes
 BUCKET_BYTES = 25 * 2**20  # reducer.hpp: kDefaultBucketBytesCap
 BROADCAST_BYTES = 250 * 2**20  # distributed.py: broadcast_bucket_size
 BROADCASTS_IN_FLIGHT = 2  # comm.cpp: broadcast_coalesced
+# ProcessGroupNCCL holds what a collective works on until the next one, unless it is waited for by
+# `Work.wait`, which DDP's reducer does not do (pytorch/pytorch#148590).
+_INPUTS_HELD_SINCE = (2, 8)
 
 
 class Buckets:
     """The gradient buckets of a model's trained parameters.
 
     The first assignment puts all gradients of one dtype into one bucket. Before the second forward pass with
-    gradients the buckets are made anew, in the order in which the first backward pass brought the gradients.
+    gradients the buckets are made anew, in the order in which the first backward pass brought the gradients;
+    since torch 2.8 the old one lives until the next reduction.
     `set_category` is called with each bucket.
     """
 
@@ -40,6 +44,10 @@ class Buckets:
         self._set_category = set_category
         self._arrived: list[int] | None = []  # until the buckets are made anew: indices of parameters
         self._views: dict[int, Tensor] = {}  # index of a parameter -> its place in a bucket
+        self._buckets: list[Tensor] = []
+        self._holds_inputs = torch_version_of(job.torch) >= _INPUTS_HELD_SINCE
+        self._held: list[Tensor] = []  # buckets that were reduced last, until the next collective
+        self._awaited: set[int] = set()  # parameters of the bucket whose reduction that is
         # distributed.py: _sync_module_states
         broadcast([*model.parameters(), *model.buffers()])
         self._fill(list(reversed(_by_first_tensor(assign_buckets(self._parameters, (sys.maxsize,))))))
@@ -55,8 +63,11 @@ class Buckets:
             # With parameters that got no gradient DDP raises here; they are put last.
             arrived += sorted(set(range(len(self._parameters))) - set(arrived))
             ordered = [self._parameters[index] for index in arrived]
-            buckets = assign_buckets(ordered, (FIRST_BUCKET_BYTES, BUCKET_BYTES))
-            self._fill([[arrived[place] for place in bucket] for bucket in buckets])
+            places = assign_buckets(ordered, (FIRST_BUCKET_BYTES, BUCKET_BYTES))
+            buckets = [[arrived[place] for place in bucket] for bucket in places]
+            if self._holds_inputs:
+                self._held, self._awaited = self._buckets, set(buckets[0])
+            self._fill(buckets)
         broadcast(list(self._model.buffers()))
 
     def close(self) -> None:
@@ -65,15 +76,18 @@ class Buckets:
             hook.remove()
         self._hooks.clear()
         self._views.clear()
+        self._buckets, self._held = [], []
 
     def _fill(self, buckets: Sequence[Sequence[int]]) -> None:
         """Allocate buckets after the old ones are released (Reducer::initialize_buckets)."""
         self._views.clear()
+        self._buckets = []
         for bucket in buckets:
             first = self._parameters[bucket[0]]
             elements = sum(self._parameters[index].numel() for index in bucket)
             flat = torch.empty(elements, dtype=first.dtype, device=first.device)
             self._set_category(flat, Category.GRADIENT)
+            self._buckets.append(flat)
             offset = 0
             for index in bucket:
                 parameter = self._parameters[index]
@@ -93,11 +107,13 @@ class Buckets:
         if self._arrived is not None and index not in self._arrived:
             self._arrived.append(index)
         gradient, view = parameter.grad, self._views[index]
-        if gradient is None or gradient.untyped_storage()._cdata == view.untyped_storage()._cdata:
-            return
-        view.copy_(gradient)
-        if self._are_views:
-            parameter.grad = view
+        if gradient is not None and gradient.untyped_storage()._cdata != view.untyped_storage()._cdata:
+            view.copy_(gradient)
+            if self._are_views:
+                parameter.grad = view
+        self._awaited.discard(index)
+        if not self._awaited:
+            self._held = []
 
 
 def assign_buckets(tensors: Sequence[Tensor], limits_bytes: Sequence[int]) -> list[list[int]]:

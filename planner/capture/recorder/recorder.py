@@ -89,6 +89,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Record a tensor on meta as allocated now, unless it is a view of a known storage."""
         if not tensor.is_meta:
             return
+        tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor, this rank's part
         storage = tensor.untyped_storage()
         key = storage._cdata
         size_bytes = storage.nbytes()
@@ -132,9 +133,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def set_category(self, tensor: Tensor, category: Category) -> None:
         """Set the category of the block behind a tensor that was recorded before."""
+        tensor = getattr(tensor, "_local_tensor", tensor)
         storage = self._storages.get(tensor.untyped_storage()._cdata)
         if storage is not None:
             storage.block.category = category
+
+    def record_resize(self, tensor: Tensor) -> None:
+        """Record that the storage of a tensor was freed or allocated in place (`UntypedStorage.resize_`)."""
+        storage = tensor.untyped_storage()
+        ref = self._storages.get(storage._cdata)
+        if ref is None:
+            self.record_tensor(tensor, Category.TEMPORARY, "resize_")
+        elif ref.block.size_bytes != storage.nbytes():
+            self._on_storage_freed(ref)
+            self.record_tensor(tensor, Category.TEMPORARY, "resize_")
 
     def place(self) -> str:
         """Return words for the innermost module that runs, or for the phase outside of modules."""
@@ -163,6 +175,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if types and any(hasattr(kind, "_op_dispatcher") for kind in types):
+            return NotImplemented  # a DTensor, which calls operators on the parts of this rank
         if self._provenance is not None:
             self._provenance.on_operator()
         op = self._operators.get(id(func)) or self._inspect(func)

@@ -61,7 +61,13 @@ _NAMES = """
 
 # bitsandbytes: one kernel each, with what they need in registers (csrc/ops.cu)
 _OF_LIBRARIES = ("bitsandbytes::optimizer_update_32bit", "bitsandbytes::optimizer_update_8bit_blockwise")
+# Collectives, whose buffers of NCCL lie outside of the allocator, and copies into a tensor that is given.
+_OF_GROUPS = (
+    "fsdp::all_gather_copy_in",
+    *(f"c10d::{name}" for name in ("_allgather_base_", "_reduce_scatter_base_", "allreduce_", "broadcast_")),
+    *(f"_c10d_functional::{name}" for name in ("all_reduce", "all_gather_into_tensor", "wait_tensor")),
+)
 
-NO_WORKSPACE_OPS = frozenset(_OF_LIBRARIES) | frozenset(
+NO_WORKSPACE_OPS = frozenset((*_OF_LIBRARIES, *_OF_GROUPS)) | frozenset(
     f"aten::{name}" for line in _NAMES.splitlines() if "#" not in line for name in line.split()
 )

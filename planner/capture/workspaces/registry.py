@@ -16,6 +16,7 @@ from planner.capture.workspaces.tensor import (
     fft,
     gemm,
     indexing,
+    packed_copies,
     quantized,
     reductions,
     sorting,
@@ -24,10 +25,14 @@ from planner.program import TorchVersion
 
 _MODULES = (
     contiguous_copies, attention, detection, convolution, gemm, indexing, losses, norms, reductions, rnn,
-    sorting, fft,
+    sorting, fft, packed_copies,
 )  # fmt: skip
 RULES = operator_table({names: rule for module in _MODULES for names, rule in module.RULES.items()})
-_RULES_BY_NAME = {**detection.RULES_BY_NAME, **quantized.RULES_BY_NAME}  # of compiled extensions
+_RULES_BY_NAME = {
+    **detection.RULES_BY_NAME,
+    **packed_copies.RULES_BY_NAME,
+    **quantized.RULES_BY_NAME,
+}  # of compiled extensions
 _CPU_OUTPUTS = operator_table(attention.CPU_OUTPUTS)
 
 

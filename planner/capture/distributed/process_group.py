@@ -1,0 +1,118 @@
+"""A process group of which only one rank runs, on meta.
+
+torch's `fake` backend takes part in all collectives and sends nothing. Meshes of the group lie on meta, and
+their streams are those that the recorder knows, so torch's own code for a rank runs as it is.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, distributed
+
+from planner.capture.cuda.device_queries import Handle, Stream as PlannedStream
+from planner.capture.cuda.streams import Streams
+from planner.errors import UsageError
+
+TORCH = (2, 13)  # whose FSDP is known here
+GPUS_OF_A_NODE = 8  # which decides how DTensor prices its plans, and no memory of FSDP
+
+
+class DeviceHandle:
+    """The module that stands for `torch.cuda` where torch.distributed asks for that of a mesh on meta."""
+
+    Event = Handle
+
+    def __init__(self, streams: Streams) -> None:
+        """Take the streams of the process."""
+        self._streams = streams
+
+    def Stream(self, device: Any = None, priority: int = 0) -> "PlannedStream":  # noqa: N802  # torch's name
+        """Return a stream of the pool."""
+        return PlannedStream(self._streams, self._streams.make(priority))
+
+    def stream(self, stream: "PlannedStream") -> "PlannedStream":
+        """Return what makes a stream the current one."""
+        return stream
+
+    def current_stream(self) -> "PlannedStream":
+        """Return the stream on which work is queued."""
+        return PlannedStream(self._streams, self._streams.current)
+
+    def current_device(self) -> None:
+        """Return no index, as the device of tensors on meta has none."""
+
+    def device_count(self) -> int:
+        """Return the number of GPUs of a node."""
+        return GPUS_OF_A_NODE
+
+
+@contextmanager
+def process_group(
+    ranks: int, streams: Streams, on_resize: Callable[[Tensor], None], rank: int = 0
+) -> Iterator[None]:
+    """Make the process one rank of a group while open.
+
+    `on_resize` is called with each tensor whose storage FSDP has freed or allocated in place. Raises
+    UsageError where the process is part of a group already, and for a torch whose FSDP is another.
+    """
+    if distributed.is_initialized():
+        raise UsageError(
+            "this process has a process group; plan a job of several GPUs in one without, --isolate"
+        )
+    installed = tuple(map(int, torch.__version__.split(".")[:2]))
+    if installed != TORCH:
+        raise UsageError(
+            f"--fsdp: torch {torch.__version__} is installed, FSDP of {TORCH[0]}.{TORCH[1]} is planned"
+        )
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    with ExitStack() as stack:
+        for holder, name, value in _replacements(DeviceHandle(streams), on_resize):
+            stack.enter_context(mock.patch.object(holder, name, value))
+        distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+        stack.callback(distributed.destroy_process_group)
+        yield
+
+
+def _replacements(
+    handle: DeviceHandle, on_resize: Callable[[Tensor], None]
+) -> Iterator[tuple[object, str, Any]]:
+    """Yield what torch.distributed does otherwise for tensors on meta: holder, name, and what replaces it."""
+    from torch.distributed import _meta_registrations, device_mesh
+    from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    handle_of_torch = device_mesh._get_device_handle
+
+    def handle_of(device_type: str = "cuda") -> Any:
+        return handle if device_type == "meta" else handle_of_torch(device_type)
+
+    def resizing(resize: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+        def resized(tensor: Tensor) -> None:
+            resize(tensor)
+            on_resize(tensor)
+
+        return resized
+
+    propagation = ShardingPropagator.propagate_op_sharding_non_cached
+
+    def propagate(*args: Any) -> Any:
+        with _disable_current_modes():  # it runs operators on tensors that stand for whole ones
+            return propagation(*args)
+
+    numbers = count()
+    for name, module in list(sys.modules.items()):  # most import the function by name
+        if name.startswith("torch.distributed") and vars(module).get("_get_device_handle") is handle_of_torch:
+            yield module, "_get_device_handle", handle_of
+    for name in ("alloc_storage", "free_storage"):
+        yield _fsdp_param, name, resizing(getattr(_fsdp_param, name))
+    yield _fsdp_param_group.FSDPParamGroup, "_validate_no_meta_params", lambda self: None
+    yield ShardingPropagator, propagation.__name__, propagate
+    # torch names collectives on meta by random numbers, which would count as the model's.
+    yield _meta_registrations, "generate_unique_id", lambda: next(numbers)

@@ -1,0 +1,65 @@
+"""Shard a model over the ranks of a group with FSDP2 (`fully_shard`), block by block."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from planner.capture.loop.checkpoint import count_blocks, find_blocks
+from planner.errors import UsageError
+from planner.jobs import Job, parse_model_arg
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_OF_POLICY = ("param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs")
+_KEYS = ("reshard_after_forward", "replicas", *_OF_POLICY)
+
+
+def shard_model(model: nn.Module, job: Job) -> str:
+    """Shard the repeated blocks of a model, then what is left of it, and return a note that names them.
+
+    Raises UsageError for arguments of `--fsdp-arg` that are unknown or not planned.
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    given = dict(parse_model_arg(text, "--fsdp-arg") for text in job.fsdp_arg)
+    for key in given:
+        if key not in _KEYS:
+            raise UsageError(f"--fsdp-arg {key}: planned are {', '.join(_KEYS)}")
+    of_policy = {key: _policy_value(key, given[key]) for key in _OF_POLICY if key in given}
+    options: dict[str, Any] = {"mesh": _mesh(job.fsdp, given), "mp_policy": MixedPrecisionPolicy(**of_policy)}
+    if "reshard_after_forward" in given:
+        options["reshard_after_forward"] = given["reshard_after_forward"]
+    blocks = find_blocks(model)
+    names = count_blocks(blocks)
+    try:
+        for block in blocks:
+            fully_shard(block, **options)
+        fully_shard(model, **options)
+    except ValueError as error:
+        raise UsageError(f"--fsdp {job.fsdp}: fully_shard refuses: {error}") from error
+    if not blocks:
+        return "FSDP: the model has no repeated blocks, so it is sharded as a whole"
+    return f"FSDP: sharded block by block ({names}), then the rest together"
+
+
+def _mesh(ranks: int, given: Mapping[str, Any]) -> Any:
+    """Return the mesh over which parameters are sharded, and replicated with `replicas`."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    replicas = given.get("replicas", 1)
+    if not isinstance(replicas, int) or replicas < 1 or ranks % replicas:
+        raise UsageError(f"--fsdp-arg replicas={replicas}: {ranks} ranks do not divide into so many groups")
+    if replicas == ranks:
+        raise UsageError(f"--fsdp-arg replicas={replicas}: of {ranks} ranks each would hold all; use --ddp")
+    if replicas == 1:
+        return init_device_mesh("meta", (ranks,))
+    return init_device_mesh("meta", (replicas, ranks // replicas), mesh_dim_names=("replicate", "shard"))
+
+
+def _policy_value(key: str, value: Any) -> Any:
+    if not key.endswith("_dtype"):
+        return value
+    if value not in _DTYPES:
+        raise UsageError(f"--fsdp-arg {key}={value}: use one of {', '.join(_DTYPES)}")
+    return _DTYPES[value]

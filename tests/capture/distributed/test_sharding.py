@@ -1,0 +1,163 @@
+"""Models sharded by FSDP2: one rank's parts, the blocks that are gathered, and their streams."""
+
+from math import ceil
+
+import pytest
+import torch
+from torch import Tensor, distributed, nn
+
+from planner.capture.session import record
+from planner.errors import UsageError
+from planner.jobs import Job, Loss, Mode
+from planner.program.events import Alloc, Category, Free, Trace, validate
+from tests.helpers.models import AMPERE, job_of
+
+WIDE = 512
+BLOCK_NUMBERS = 2 * WIDE * WIDE + 2 * WIDE  # parameters of a block
+
+
+class Block(nn.Module):
+    """Two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the sum of input and branch."""
+        return x + self.down(self.up(x).relu())
+
+
+class Net(nn.Module):
+    """Four blocks and a head of 11 classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(Block() for _ in range(4)))
+        self.head = nn.Linear(WIDE, 11)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        return self.head(self.blocks(x))  # type: ignore[no-any-return]
+
+
+def meta_net(_: Job) -> nn.Module:
+    """The model on meta."""
+    with torch.device("meta"):
+        return Net()
+
+
+def sharded(ranks: int, *arguments: str, **fields: object) -> Trace:
+    """The trace of the first rank's two steps with SGD."""
+    loop = {"mode": Mode.TRAIN, "loss": Loss.SUM, "steps": 2, **fields}
+    job = job_of(str(WIDE), fsdp=ranks, fsdp_arg=arguments, **loop)
+    return record(job, 4, AMPERE, meta_net)
+
+
+def sizes(trace: Trace, category: Category) -> list[int]:
+    """Bytes of the blocks of a category."""
+    return [e.size_bytes for e in trace.events if isinstance(e, Alloc) and e.category is category]
+
+
+def gathers(trace: Trace) -> int:
+    """How often the parameters of a block are gathered into a buffer."""
+    return sum(
+        e.stream > 0 and e.size_bytes == 4 * BLOCK_NUMBERS for e in trace.events if isinstance(e, Alloc)
+    )
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_a_rank_holds_its_part_of_each_parameter(ranks: int) -> None:
+    """Rows are dealt out evenly, each part as large as the largest."""
+    trace = sharded(ranks)
+    validate(trace)
+    rows = ceil(WIDE / ranks)
+    block = [4 * rows * WIDE, 4 * rows] * 2
+    head = [4 * ceil(11 / ranks) * WIDE, 4 * ceil(11 / ranks)]
+    assert sizes(trace, Category.PARAMETER) == [*block * 4, *head]
+
+
+def test_without_resharding_blocks_are_gathered_once_a_step() -> None:
+    """By default each of four blocks is gathered for the forward pass and again for the backward pass."""
+    assert gathers(sharded(2)) == 2 * 2 * 4
+    assert gathers(sharded(2, "reshard_after_forward=false")) == 2 * 4
+
+
+def test_gathered_blocks_are_freed() -> None:
+    """After the last step only the parts of this rank, their gradients and the loop's names are left."""
+    trace = sharded(4)
+    freed = {event.block for event in trace.events if isinstance(event, Free)}
+    left = [e for e in trace.events if isinstance(e, Alloc) and e.block not in freed]
+    of_rank = sum(e.size_bytes for e in left if e.category in (Category.PARAMETER, Category.GRADIENT))
+    parts = 4 * (4 * BLOCK_NUMBERS // 4 + 3 * WIDE + 3)
+    assert of_rank == 2 * parts
+    others = [
+        e for e in left if e.category not in (Category.PARAMETER, Category.GRADIENT, Category.WORKSPACE)
+    ]
+    assert max(e.size_bytes for e in others) == 4 * 4 * WIDE  # the input
+
+
+def test_gathering_runs_on_streams_of_its_own() -> None:
+    """The buffers of all-gathers and reduced gradients belong to two streams besides the default one."""
+    trace = sharded(2)
+    streams = {e.stream for e in trace.events if isinstance(e, Alloc)}
+    assert len(streams) == 3
+    reduced = [e for e in trace.events if isinstance(e, Alloc) and e.category is Category.GRADIENT]
+    assert len({e.stream for e in reduced}) == 1 and reduced[0].stream
+
+
+def test_the_policy_decides_the_types() -> None:
+    """Parameters are gathered in bfloat16, gradients reduced in float32; the parts stay in float32."""
+    trace = sharded(2, "param_dtype=bf16", "reduce_dtype=fp32")
+    assert sizes(trace, Category.PARAMETER) == sizes(sharded(2), Category.PARAMETER)
+    every = [e.size_bytes for e in trace.events if isinstance(e, Alloc)]
+    assert 2 * BLOCK_NUMBERS in every  # the buffer of an all-gather
+    assert 4 * BLOCK_NUMBERS in every  # the input of a reduce-scatter
+    assert 4 * BLOCK_NUMBERS // 2 in every  # its output
+
+
+def test_replicas_share_the_parts() -> None:
+    """Four ranks in two groups hold what two ranks hold."""
+    replicated = sharded(4, "replicas=2")
+    assert sizes(replicated, Category.PARAMETER) == sizes(sharded(2), Category.PARAMETER)
+
+
+def test_the_answer_names_the_blocks() -> None:
+    """The blocks that were found, and operators all of which are known."""
+    trace = sharded(2)
+    assert trace.notes == ("FSDP: sharded block by block (4 Block), then the rest together",)
+    assert not trace.unknown_ops
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("shard_size=2", "--fsdp-arg shard_size: planned are reshard_after_forward, replicas"),
+        ("param_dtype=int3", "--fsdp-arg param_dtype=int3: use one of bf16, fp16, fp32"),
+        ("replicas=3", "--fsdp-arg replicas=3: 4 ranks do not divide into so many groups"),
+        ("reshard_after_forward=3", "--fsdp 4: fully_shard refuses: "),
+    ],
+)
+def test_arguments_that_are_not_planned_are_refused(argument: str, words: str) -> None:
+    """One line names what is taken; no process group stays behind."""
+    with pytest.raises(UsageError) as caught:
+        sharded(4, argument)
+    assert str(caught.value).startswith(words)
+    assert not distributed.is_initialized()
+
+
+def test_arguments_without_ranks_are_refused() -> None:
+    """They say nothing of a model on one GPU."""
+    with pytest.raises(UsageError, match="--fsdp-arg without --fsdp"):
+        sharded(0, "replicas=2")
+
+
+def test_a_process_of_a_group_is_not_disturbed() -> None:
+    """Inside a process group nothing is planned, and the group stays."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(UsageError, match="this process has a process group"):
+            sharded(2)
+        assert distributed.is_initialized()
+    finally:
+        distributed.destroy_process_group()

@@ -20,6 +20,10 @@ from typing import Any
 import torch
 
 _AUTOCAST_DEVICES = ("cuda", "cpu")
+_PRECISIONS = (
+    ("generic", "all"),
+    *((backend, op) for backend in ("cuda", "mkldnn") for op in ("all", "conv", "rnn", "matmul")),
+)
 
 
 # A value that code may set for the whole process or thread: functions that read and set it.
@@ -83,9 +87,11 @@ def _reapplied_settings() -> tuple[_Setting, ...]:
         (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
         (_autocast_state, _set_autocast_state),
         (torch.get_num_threads, torch.set_num_threads),
-        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        _unless_mixed((torch.get_float32_matmul_precision, torch.set_float32_matmul_precision)),
         (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
-        *(_attribute(cudnn, name) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")),
+        *(_attribute(cudnn, name) for name in ("enabled", "benchmark", "deterministic")),
+        _unless_mixed(_attribute(cudnn, "allow_tf32")),
+        (_float32_precisions, _set_float32_precisions),  # after those that change them
         (lambda: list(sys.path), lambda path: sys.path.__setitem__(slice(None), path)),
         (lambda: list(sys.argv), lambda words: sys.argv.__setitem__(slice(None), words)),
         (sys.getrecursionlimit, sys.setrecursionlimit),
@@ -108,6 +114,33 @@ def _restored_settings() -> tuple[_Setting, ...]:
 
 def _attribute(holder: Any, name: str) -> _Setting:
     return lambda: getattr(holder, name), lambda value: setattr(holder, name, value)
+
+
+def _unless_mixed(setting: _Setting) -> _Setting:
+    """Return a setting that is None, and left alone, where torch refuses to read it.
+
+    It does where a program has set `fp32_precision`, which says the same in another way, for a part of torch.
+    """
+    read, write = setting
+
+    def read_or_none() -> Any:
+        try:
+            return read()
+        except RuntimeError:
+            return None
+
+    return read_or_none, lambda value: None if value is None else write(value)
+
+
+def _float32_precisions() -> tuple[str, ...]:
+    """Return `fp32_precision` of each of torch's backends, which torch has since 2.9."""
+    read = getattr(torch._C, "_get_fp32_precision_getter", None)
+    return () if read is None else tuple(read(*place) for place in _PRECISIONS)
+
+
+def _set_float32_precisions(values: tuple[str, ...]) -> None:
+    for place, value in zip(_PRECISIONS, values, strict=False):
+        torch._C._set_fp32_precision_setter(*place, value)
 
 
 def _default_device() -> torch.device | None:

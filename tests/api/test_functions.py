@@ -127,12 +127,14 @@ def test_unknown_name() -> None:
         "GpusResult",
         "Job",
         "MaxBatchResult",
+        "MaxSizeResult",
         "ServeResult",
         "advise",
         "estimate",
         "explain",
         "gpus",
         "max_batch",
+        "max_size",
         "serve",
     ]
     assert all(getattr(planner, name) is not None for name in planner.__all__)

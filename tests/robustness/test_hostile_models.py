@@ -64,6 +64,10 @@ def settings():
     random.seed(5)
     sys.setrecursionlimit(4321)
 
+def precisions():
+    torch.backends.fp32_precision = "tf32"
+    torch.backends.cudnn.conv.fp32_precision = "ieee"  # torch then refuses to tell allow_tf32
+
 def process():
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "nothing")
@@ -88,6 +92,7 @@ def throw(error):
 Dtype = doing(act=lambda: torch.set_default_dtype(torch.float64))
 Device = doing(act=lambda: torch.set_default_device("meta"))
 Settings = doing(build=settings, act=settings)
+Precisions = doing(build=precisions, act=precisions)
 Process = doing(build=process, act=process)
 NoGrad = doing(act=lambda: torch.set_grad_enabled(False))
 Inference = doing(act=lambda: torch.inference_mode().__enter__())
@@ -104,7 +109,17 @@ MuteBuild = doing(build=throw(Mute()))
 ExitBuild = doing(build=throw(SystemExit(3)))
 """
 CHANGING = (
-    *("Dtype", "Device", "Settings", "Process", "NoGrad", "Inference", "Autocast", "CpuAutocast"),
+    *(
+        "Dtype",
+        "Device",
+        "Settings",
+        "Precisions",
+        "Process",
+        "NoGrad",
+        "Inference",
+        "Autocast",
+        "CpuAutocast",
+    ),
     *("Dispatch", "Fake", "Function"),
 )
 RAISING = ("RudeForward", "MuteForward", "ExitForward", "RudeBuild", "MuteBuild", "ExitBuild")
@@ -169,6 +184,7 @@ def state() -> dict[str, Any]:
             getattr(torch.backends.cudnn, name) for name in ("benchmark", "allow_tf32", "deterministic")
         ],
         "matmul": torch.get_float32_matmul_precision(),
+        "precisions": (torch.backends.fp32_precision, torch.backends.cudnn.conv.fp32_precision),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "rng": torch.get_rng_state().tolist(),
         "random": random.getstate(),

@@ -34,7 +34,7 @@ READ = {"--models", "--trace", "--campaign", "--sizes"}  # options that name a f
 # tests/emulator: needs the CUDA build of torch
 ELSEWHERE = {("run", "--snapshot"), ("run", "--plot"), ("run", "--html")}
 REFUSED = {  # the option stands among those of the job, and the command states that it means nothing there
-    (command, "--save-trace") for command in ("gpus", "advise", "compare", "calibrate", "verify")
+    (command, "--save-trace") for command in ("gpus", "advise", "compare", "calibrate", "verify", "max-size")
 }
 
 

@@ -16,9 +16,17 @@ def notes_on_settings(job: Job) -> Iterator[str]:
         yield "torch.backends.cudnn.benchmark is set, which is planned with --cudnn-benchmark alone"
     if cudnn.deterministic:
         yield f"torch.backends.cudnn.deterministic is set, {_OTHER}"
-    if not cudnn.allow_tf32:
+    if not _allows_tf32():
         yield f"torch.backends.cudnn.allow_tf32 is False, {_OTHER}"
     if not cudnn.enabled:
         yield "cuDNN is switched off, which is not planned: convolutions then take columns as workspaces"
     if torch.are_deterministic_algorithms_enabled():
         yield "deterministic algorithms are asked for, and not planned: some operators then take more memory"
+
+
+def _allows_tf32() -> bool:
+    """Return whether convolutions may run in TF32, also where both of torch's ways to say so are mixed."""
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:
+        return bool(torch._C._get_fp32_precision_getter("cuda", "conv") == "tf32")

@@ -64,7 +64,7 @@ from planner.program import (
 
 @dataclass(slots=True)
 class ReadMemory:
-    """What captures of one job at some batch sizes show of its reads of values, for those at others."""
+    """Remember what captures at some batch sizes show of a job's reads of values, for those at others."""
 
     first_read: DataDependentError | None = None  # where shapes alone did not do
     logs: dict[int, ReadLog] = field(default_factory=dict)  # of small batch sizes

@@ -60,7 +60,7 @@ def sizes(trace: Trace, category: Category) -> list[int]:
 
 
 def gathers(trace: Trace) -> int:
-    """How often the parameters of a block are gathered into a buffer."""
+    """Count the buffers into which the parameters of a block are gathered."""
     return sum(
         e.stream > 0 and e.size_bytes == 4 * BLOCK_NUMBERS for e in trace.events if isinstance(e, Alloc)
     )

@@ -3,42 +3,17 @@
 from functools import cache
 
 import pytest
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from planner.errors import UsageError
 from planner.jobs import Compile, Job, Loss, Mode, TensorSpec, ZeroGrad, complete_job, parse_tensor_spec
 from planner.program.events import GRAPH_POOL, Alloc, Free, Phase, PhaseStart, Trace
+from tests.helpers.compiled import BATCH, CLASSES, FLUSHED, HIDDEN, WIDTH, WORKSPACE, Broken, Gated
 from tests.helpers.models import job_of, trace_of
 from tests.helpers.structs import replace
 
-BATCH, WIDTH, HIDDEN, CLASSES = 64, 32, 256, 16
-WORKSPACE = 8_519_680  # of cuBLAS
-FLUSHED = 52_428_800  # the buffer that inductor writes between two timed kernels
 STATE = [8, 8]  # the seed and the offset of a graph's random numbers
 INPUT, HIDDEN_BYTES, OUT = (4 * BATCH * width for width in (WIDTH, HIDDEN, CLASSES))
-
-
-class Gated(nn.Module):
-    """Two linear layers with pointwise operators between."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(WIDTH, HIDDEN)
-        self.second = nn.Linear(HIDDEN, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.first(x)
-        return self.second(torch.sigmoid(hidden) * torch.tanh(hidden))
-
-
-class Broken(Gated):
-    """The same with a graph break in the middle."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.first(x)
-        torch._dynamo.graph_break()
-        return self.second(torch.sigmoid(hidden) * torch.tanh(hidden))
 
 
 def _job(**fields: object) -> Job:

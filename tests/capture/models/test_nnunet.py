@@ -123,6 +123,6 @@ def test_another_patch_may_have_the_network_of_the_planner(plans: Path) -> None:
 
 
 def test_plans_that_tell_no_spacing_are_not_planned_anew(plans: Path) -> None:
-    """What the planner went by is named where it is missing."""
+    """An answer names what the planner went by where it is missing."""
     with pytest.raises(ModelError, match="the configuration has no spacing, which decides the network"):
         nnunet_job(plans, configuration="2d", replan=True)

@@ -87,7 +87,7 @@ def test_pairs_of_samples_fit_squares(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("body", [FOUR_PARTS, PAIRS])
 def test_files_hold_units_and_squares(tmp_path: Path, body: str) -> None:
-    """What is read is what was written, at each batch size."""
+    """Reading gives what was written, at each batch size."""
     builder = builder_of(tmp_path, body)
     (program,) = builder.programs(TARGET)
     builder.enumerate_variants(program, TARGET)

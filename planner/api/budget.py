@@ -21,6 +21,7 @@ from planner.hardware import (
     make_budget as make_device_budget,
     unlimited_device,
     with_config,
+    with_nccl_of,
 )
 from planner.hardware.calibration import (
     Calibration,
@@ -69,10 +70,10 @@ def _reject_unknown(options: Options) -> None:
             raise UsageError(f"there is no option {name!r}" + (f"; the nearest: {near}" if near else ""))
 
 
-def with_allocator_of(budget: Budget, job: Job) -> Budget:
-    """Return the budget with the allocator of the job's version of torch."""
+def budget_for(budget: Budget, job: Job) -> Budget:
+    """Return the budget with the allocator of the job's version of torch, and with room for NCCL."""
     config = replace(budget.limits.config, reuse_order=config_of_torch(job.torch).reuse_order)
-    return with_config(budget, config)
+    return with_nccl_of(with_config(budget, config), job)
 
 
 def calibrate_budget(budget: Budget, job: Job, options: Options) -> Budget:

@@ -9,7 +9,7 @@ from typing import Unpack
 from msgspec.structs import replace
 
 from planner.allocator.history import Difference, Recording, compare_with_recording
-from planner.api.budget import make_budget, with_allocator_of
+from planner.api.budget import budget_for, make_budget
 from planner.api.gpus import gpus
 from planner.api.options import Options
 from planner.api.request import Model, Request, open_request
@@ -153,6 +153,6 @@ def batch_curve(
     if endless:
         target = budget.device.target
         first = table.programs.trace(table.programs.batch_sizes(target).floor(FIT_BATCHES[0]), target)
-        budgets.insert(0, (judge_budget(with_allocator_of(budget, table.job), table.job, first), None))
+        budgets.insert(0, (judge_budget(budget_for(budget, table.job), table.job, first), None))
     names = [budget.device.name for budget, _ in budgets]
     return take_curve(budgets, table.programs, batch, names.index(budget.device.name))

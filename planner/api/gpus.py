@@ -10,11 +10,11 @@ from typing import Any, Unpack
 from msgspec.structs import replace
 
 from planner.api.budget import (
+    budget_for,
     calibration_query,
     corrected_budget,
     make_budget,
     stored_calibrations,
-    with_allocator_of,
 )
 from planner.api.options import Options
 from planner.api.request import Model, Request, find_multiple
@@ -212,7 +212,7 @@ def _chosen(
 
 def _budgets(cards: Sequence[Device], job: Job, options: Options) -> list[Budget]:
     """Return the budget of each GPU; the stored calibrations are read once."""
-    plain = [with_allocator_of(make_budget({**options, "gpu": card}), job) for card in cards]
+    plain = [budget_for(make_budget({**options, "gpu": card}), job) for card in cards]
     stored = stored_calibrations(plain[0], options)
     query = calibration_query(plain[0], job, options)
     corrections = (find_calibration(stored, replace(query, device=budget.device)) for budget in plain)

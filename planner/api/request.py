@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from planner.api.budget import calibrate_budget, make_budget, with_allocator_of
+from planner.api.budget import budget_for, calibrate_budget, make_budget
 from planner.api.options import Options, Sample
 from planner.emulator import open_convolutions
 from planner.errors import UsageError, unsaved
@@ -131,7 +131,7 @@ def open_request(
         job, default_batch, factory = make_job(model, options, opened)
         check_job(job)
         stores = () if factory is not None else opened  # its model has no name to be stored under
-    budget = calibrate_budget(with_allocator_of(budget, job), job, options)
+    budget = calibrate_budget(budget_for(budget, job), job, options)
     return Request(job, budget, options, batch or default_batch, factory, stores, saved, start)
 
 

@@ -17,4 +17,5 @@ from .likeness import Likeness as Likeness, margins_of as margins_of
 from .local_gpu import (
     check_detected as check_detected, detected_device as detected_device, local_device as local_device,
 )
+from .nccl.of_job import communicators_of as communicators_of, with_nccl_of as with_nccl_of
 from .oom_probability import estimate_oom_probability as estimate_oom_probability

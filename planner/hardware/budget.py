@@ -169,14 +169,19 @@ def room_beside_process(device: Device, correction: Correction | None) -> tuple[
 
 def _process_overhead(device: Device, correction: Correction | None) -> tuple[float, float, float | None]:
     """Return the process's memory besides the replay, its deviation, and the slope where there is a fit."""
-    size, spread = device.context.value, device.context.spread
+    size, spread = device.outside
     if correction is None or correction.fit is None:
         return size, spread, None
     if correction.includes_context:
-        size = spread = 0
+        size, spread = beside_context(device)
     fit = correction.fit
     deviation = hypot(fit.spread_bytes, spread, correction.extra_spread_bytes)
     return fit.overhead_bytes + size, deviation, fit.slope
+
+
+def beside_context(device: Device) -> tuple[int, float]:
+    """Return what lies outside torch's allocator and the CUDA context, and its deviation: NCCL's memory."""
+    return (0, 0.0) if device.nccl is None else (device.nccl.value, device.nccl.spread)
 
 
 def is_fitted(budget: Budget) -> bool:
@@ -196,18 +201,18 @@ def upper_process_bytes(budget: Budget, peak_reserved_bytes: int) -> int:
     A process that fits takes no more than its GPU has: where the allocator meets that end it releases cached
     segments, and cuDNN takes smaller workspaces. One that needs more than the GPU has is not bounded by it.
     """
-    context, usable_bytes = budget.device.context, budget.device.usable.value
+    (outside, deviation), usable_bytes = budget.device.outside, budget.device.usable.value
     z = NormalDist().inv_cdf(budget.confidence)
     expected = process_bytes(budget, peak_reserved_bytes)
     correction = budget.correction
     if correction is not None and correction.fit is not None:  # its prediction bound, and what is beside it
         fit = correction.fit
         margin = fit.bound_bytes(peak_reserved_bytes, budget.confidence) - fit.peak_bytes(peak_reserved_bytes)
-        spread = 0 if correction.includes_context else context.spread
+        spread = beside_context(budget.device)[1] if correction.includes_context else deviation
         upper = expected + round(hypot(margin, z * round(hypot(correction.extra_spread_bytes, spread))))
     else:
         reserved = margins_of(budget.likeness).peak_ratio(budget.confidence) * peak_reserved_bytes
         if budget.bound_bytes is not None:
             reserved = max(peak_reserved_bytes, min(reserved, budget.bound_bytes))
-        upper = int(context.value + z * context.spread + reserved)
+        upper = int(outside + z * deviation + reserved)
     return min(upper, usable_bytes) if expected <= usable_bytes else upper

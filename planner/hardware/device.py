@@ -4,6 +4,7 @@
 """
 
 from enum import StrEnum
+from math import hypot
 
 from msgspec import Struct
 
@@ -76,6 +77,14 @@ class Device(Struct, frozen=True):
     aliases: tuple[str, ...] = ()
     capability_source: str = "assumed"
     about: ProductInfo | None = None  # None where the GPU's file has none
+    nccl: SourcedBytes | None = None  # NCCL's own memory in a job of several GPUs
+
+    @property
+    def outside(self) -> tuple[int, float]:
+        """Return the memory of a process outside torch's allocator, and its deviation."""
+        if self.nccl is None:
+            return self.context.value, self.context.spread
+        return self.context.value + self.nccl.value, hypot(self.context.spread, self.nccl.spread)
 
     @property
     def target(self) -> Target:

@@ -39,7 +39,13 @@ def assumptions(estimate: Estimate) -> tuple[str, ...]:
     context = estimate.budget.device.context
     spread = f" +- {context.spread / MIB:.0f}" if context.spread else ""
     taken = f"the CUDA context takes {context.value / MIB:.0f}{spread} MiB: {context.source}"
-    return (taken, *run_assumptions(estimate))
+    nccl = estimate.budget.device.nccl
+    own = (
+        []
+        if nccl is None
+        else [f"NCCL takes {nccl.value / MIB:.0f} +- {nccl.spread / MIB:.0f} MiB: {nccl.source}"]
+    )
+    return (taken, *own, *run_assumptions(estimate))
 
 
 def run_assumptions(estimate: Estimate) -> tuple[str, ...]:
@@ -180,8 +186,6 @@ def _recipe(job: Job) -> tuple[str, ...]:
         f"first of 1 MiB and others of 25; {views}": job.ddp,
         f"FSDP2 on the first of {job.fsdp} ranks, whose parts are the largest; the batch size is a rank's; "
         "the model is made on meta, sharded, then allocated": job.fsdp,
-        "NCCL's own memory is not counted; reported of A100s: 544 MB for two, 688 MB for more": job.ddp
-        or job.fsdp,
         f"nnU-Net itself runs with {_unlike_nnunet(job)}": bool(_unlike_nnunet(job)),
     }
     return tuple(sentence for sentence, is_so in sentences.items() if is_so)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from planner.hardware import Budget, Device
+from planner.hardware import Budget, Device, SourcedBytes
 from planner.jobs import Job, job_to_json
 from planner.program import NEWEST_TORCH, format_torch_version, torch_version_of
 from planner.report.document import Table
@@ -18,10 +18,16 @@ def budget_table(budget: Budget) -> Table:
         rows.append(("total", device.total.value, device.total.source))
         rows.append(("usable by torch", device.usable.value, device.usable.source))
     rows.append(("CUDA context", device.context.value, device.context.source))
+    if device.nccl is not None:
+        rows.append(("NCCL", device.nccl.value, device.nccl.source))
     if budget.bound_bytes is not None:
         rows.append(("allocator's cap", budget.bound_bytes, "given by the user"))
     if budget.limits.allocator_limit_bytes is not None:
-        rest = "usable less context" if is_bounded else "the cap"
+        rest = (
+            "usable less context" + (" and NCCL" if device.nccl is not None else "")
+            if is_bounded
+            else "the cap"
+        )
         if is_bounded and budget.bound_bytes is not None:
             rest += " or the cap"
         left_bytes, less = budget.limits.allocator_limit_bytes, f"{rest}, less a margin for {sure}"
@@ -34,12 +40,19 @@ def device_to_json(budget: Budget) -> dict[str, Any]:
     limits = budget.limits
     return {
         **figures_to_json(budget.device),
+        "nccl": _figure(budget.device.nccl),
         "allocator": {
             **attributes(limits, "capacity_mib", "limit_mib"),
             **attributes(budget, "cap_mib"),
             "rules": to_builtins(limits.config),
         },
     }
+
+
+def _figure(figure: SourcedBytes | None) -> dict[str, Any] | None:
+    if figure is None:
+        return None
+    return {"mib": mib(figure.value), "spread_mib": mib(figure.spread), "source": figure.source}
 
 
 def planned_torch(job: Job) -> str:

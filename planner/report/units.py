@@ -23,12 +23,14 @@ def breakdown(estimate: Estimate) -> dict[str, int]:
     replay does not know of; what it takes off is taken from the fragmentation, then from the context.
     """
     run = estimate.run
-    context = estimate.budget.device.context.value
+    device = estimate.budget.device
+    context, nccl = device.context.value, 0 if device.nccl is None else device.nccl.value
     fragmentation = run.peak_reserved_bytes - run.peak_allocated_bytes
-    change = estimate.process_bytes - context - run.peak_reserved_bytes
+    change = estimate.process_bytes - context - nccl - run.peak_reserved_bytes
     less_fragmentation = min(max(0, -change), fragmentation)
     parts = {
         "context": context + min(0, change) + less_fragmentation,
+        **({"nccl": nccl} if nccl else {}),
         **{category.value: size_bytes for category, size_bytes in estimate.at_peak.items()},
         "fragmentation": fragmentation - less_fragmentation,
     }

@@ -209,6 +209,7 @@ def test_estimate_as_json() -> None:
             },
             "kinds": {"total": "published", "usable": "published", "context": "measured"},
             "spreads_mib": {"total": 0.0, "usable": 10.0, "context": 20.0},
+            "nccl": None,
             "allocator": {
                 "capacity_mib": 450.0,
                 "limit_mib": None,

@@ -142,7 +142,7 @@ def batch_table(estimate: Estimate) -> Table:
     rows = [
         ("peak allocated", run.peak_allocated_bytes, "tensors and workspaces, as torch counts them"),
         ("peak reserved", run.peak_reserved_bytes, "what torch's caching allocator holds"),
-        ("process", estimate.process_bytes, "reserved and CUDA context, as nvidia-smi shows it"),
+        ("process", estimate.process_bytes, _outside(estimate) + ", as nvidia-smi shows it"),
     ]
     if estimate.failed is None:
         rows.append(("process, at most", estimate.process_upper_bytes, f"at confidence {confidence:g}"))
@@ -152,6 +152,15 @@ def batch_table(estimate: Estimate) -> Table:
         )
     how = ", no limit" if estimate.failed is not None else ", with retries" if estimate.retry_costs else ""
     return memory_table(f"Batch {run.batch}{how}", rows)
+
+
+def _outside(estimate: Estimate) -> str:
+    """Return what the process consists of."""
+    return (
+        "reserved and CUDA context"
+        if estimate.budget.device.nccl is None
+        else "reserved, CUDA context and NCCL"
+    )
 
 
 def _step_peaks(run: Replay) -> list[Paragraph]:

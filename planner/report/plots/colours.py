@@ -11,9 +11,10 @@ CATEGORY_COLOURS = {  # from the bottom up, as they are stacked
     Category.TEMPORARY: "#F0E442",
     Category.WORKSPACE: "#009E73",
 }
-# Of all parts of a process by name; the last two are what no tensor or kernel holds.
+# Of all parts of a process by name; the last three are what no tensor or kernel holds.
 PART_COLOURS = {
     **{category.value: colour for category, colour in CATEGORY_COLOURS.items()},
     "context": "#4B5563",
+    "nccl": "#8A6D3B",
     "fragmentation": "#A3ABB8",
 }

@@ -299,7 +299,6 @@ def test_the_answer_says_what_the_options_stand_for() -> None:
     assert sentences(ddp=True, ddp_bucket_view=True) == [
         "DistributedDataParallel with its defaults: all gradients in one bucket in the first step, then the "
         "first of 1 MiB and others of 25; gradients are views of the buckets",
-        "NCCL's own memory is not counted; reported of A100s: 544 MB for two, 688 MB for more",
     ]
     assert sentences(mode=Mode.GENERATE, new_tokens=64) == [
         "once, the prompt is read and 64 tokens are added to it greedily, no sequence ends before; the "

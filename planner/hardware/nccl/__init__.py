@@ -1,0 +1,1 @@
+"""NCCL's memory, which lies outside of torch's allocator."""

@@ -1,0 +1,56 @@
+"""NCCL's memory in the processes of a job."""
+
+from msgspec.structs import replace
+
+from planner.hardware.budget import Budget, make_budget
+from planner.hardware.device import MIB, FigureKind, SourcedBytes
+from planner.hardware.nccl.buffers import (
+    GPUS_OF_A_NODE,
+    Communicator,
+    Range,
+    nccl_mib,
+    nccl_of_torch,
+)
+from planner.jobs import Job, Mode, parse_model_arg
+from planner.program import torch_version_of
+
+
+def with_nccl_of(budget: Budget, job: Job) -> Budget:
+    """Return the budget with room for NCCL where the job runs on several GPUs.
+
+    The spread is half the distance from the likely figure to the farther end of the range.
+    """
+    count = communicators_of(job)
+    if not count:
+        return budget
+    version = nccl_of_torch(torch_version_of(job.torch))
+    size = nccl_mib(Communicator(version, budget.device.capability, _ranks(job)), count)
+    spread = max(size.high - size.likely, size.likely - size.low) / 2
+    groups = "one communicator" if count == 1 else f"{count} communicators"
+    source = (
+        f"computed for NCCL {version[0]}.{version[1]} and {groups}, {size.low:.0f} to {size.high:.0f} MiB by "
+        "links and ranks; published figures lie within"
+    )
+    nccl = SourcedBytes(round(size.likely * MIB), source, round(spread * MIB), FigureKind.DERIVED)
+    return make_budget(
+        replace(budget.device, nccl=nccl),
+        budget.confidence,
+        budget.limits.config,
+        budget.cap_bytes,
+        budget.correction,
+        budget.likeness,
+    )
+
+
+def communicators_of(job: Job) -> int:
+    """Return the number of NCCL's communicators that a process of the job uses; 0 on one GPU."""
+    if job.mode is not Mode.TRAIN:
+        return 0
+    if job.fsdp:
+        given = dict(parse_model_arg(text, "--fsdp-arg") for text in job.fsdp_arg)
+        return 2 if given.get("replicas", 1) != 1 else 1
+    return int(job.ddp)
+
+
+def _ranks(job: Job) -> Range:
+    return Range(job.fsdp, job.fsdp, job.fsdp) if job.fsdp else Range(2, GPUS_OF_A_NODE, GPUS_OF_A_NODE)

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import count
 from math import inf
 from typing import Any
 from unittest import mock
@@ -20,12 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _device
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils.weak import WeakIdKeyDictionary
 
 from planner.capture.cuda import device_queries
 from planner.capture.cuda.callers import is_of_torch, line_of_caller
 from planner.capture.cuda.host_tensors import HostTensors, Side
 from planner.capture.cuda.names import Names, Replacement
+from planner.capture.cuda.placed import PlacedTensors
 from planner.capture.cuda.streams import Streams
 from planner.capture.cuda.triton_kernels import launches_skipped, triton_importable
 
@@ -43,9 +42,7 @@ class Placement:
 
     target: str = META  # of tensors that are not on meta yet
     capability: tuple[int, int] = (8, 0)
-    # Tensors put on the GPU while a model is built, and their numbers in that order.
-    placed: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
-    numbers: Iterator[int] = field(default_factory=count)
+    placed: PlacedTensors = field(default_factory=PlacedTensors)  # on the GPU while a model is built
     is_running: bool = False  # the loop runs, whose tensors are not noted
     host: HostTensors = field(default_factory=HostTensors)  # on meta in place of the CPU
     has_values: bool = False  # of tensors: a copy on the CPU is a real one
@@ -67,8 +64,8 @@ class Placement:
 
     def put(self, tensor: Any) -> Any:
         """Note a tensor that user code puts on the GPU; returns it."""
-        if isinstance(tensor, Tensor) and not self.is_running and tensor not in self.placed:
-            self.placed[tensor] = next(self.numbers)
+        if isinstance(tensor, Tensor) and not self.is_running:
+            self.placed.add(tensor)
         return tensor
 
 
@@ -146,8 +143,7 @@ def put_order(tensor: Tensor) -> float:
     """Return the number of a tensor among those that user code put on the GPU while the model was built;
     infinity for another.
     """
-    placed = _opened[-1].placed if _opened else {}
-    return float(placed[tensor]) if tensor in placed else inf
+    return _opened[-1].placed.number_of(tensor) if _opened else inf
 
 
 def _shown(plain: Any, on_gpu: object, on_host: object) -> property:
@@ -197,8 +193,6 @@ def _replacements() -> Iterator[Replacement]:
         yield Tensor, name, _making(getattr(Tensor, name))
     yield Tensor, "to", _moving(Tensor.to)
     yield Tensor, "cuda", _to_gpu
-    yield Tensor, "clone", _copying(Tensor.clone)
-    yield Tensor, "detach", _copying(Tensor.detach)
     yield nn.Module, "to", _moving_module(nn.Module.to, _device_given)
     yield nn.Module, "cuda", _moving_module(nn.Module.cuda, lambda *_, **__: _GPU)
     yield Tensor, "cpu", _to_host
@@ -309,20 +303,6 @@ def _moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return placement.put(moved) if is_gpu else moved
 
     return to
-
-
-def _copying(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return `Tensor.clone` or `Tensor.detach`, whose result lies where the tensor does."""
-
-    @functools.wraps(plain)
-    def copied(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        result = plain(self, *args, **kwargs)
-        placement = _opened[-1] if _opened else None
-        if placement is not None and not placement.is_running and self in placement.placed:
-            placement.put(result)
-        return result
-
-    return copied
 
 
 def _device_given(*args: Any, **kwargs: Any) -> object:

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import WeakIdKeyDictionary
 
 from planner.capture.cuda.devices import META, Placement, is_put_on_gpu, keep_default_device, planned_device
+from planner.capture.cuda.placed import PlacedResults
 from planner.capture.models.adapter_types import adapters_like_weights
 from planner.errors import UsageError
 
@@ -62,7 +63,12 @@ def _is_about_meta(error: Exception) -> bool:
 def _build(construct: Callable[[], object], strategy: Strategy) -> tuple[object, list[tuple[Tensor, Tensor]]]:
     gpu = META if strategy is _everything_on_meta else "cpu"  # stands for `cuda` meanwhile
     with planned_device(gpu) as placement:
-        with warnings.catch_warnings(), strategy(), adapters_like_weights():
+        with (
+            warnings.catch_warnings(),
+            strategy(),
+            PlacedResults(placement.placed),
+            adapters_like_weights(),
+        ):
             warnings.simplefilter("ignore")  # advice on the initial weights, which do not exist
             model = construct()
         keep_default_device()
@@ -167,7 +173,7 @@ def _move(holder: Any, key: Any, tensor: Tensor, placement: Placement) -> tuple[
     The tensor itself goes there, since optimizers and closures may hold it too. That fails where a graph or a
     weak reference needs it; then its holder gets another.
     """
-    number = placement.placed.pop(tensor, None)  # type: ignore[no-untyped-call]
+    storage = tensor.untyped_storage()
     like = like_on_meta(tensor)
     vars(like).update(vars(tensor))
     pair = like, tensor
@@ -176,8 +182,7 @@ def _move(holder: Any, key: Any, tensor: Tensor, placement: Placement) -> tuple[
     except RuntimeError:
         holder[key] = like
         pair = tensor, like
-    if number is not None:
-        placement.placed[pair[1]] = number
+    placement.placed.replace(storage, pair[1])
     return pair
 
 

@@ -29,6 +29,7 @@ _IS_ABOUT_SHAPES = re.compile(
     r"|forward\(\) (missing|got|takes)|unexpected keyword|too many values|not enough values",
     re.I,
 )
+_IS_ABOUT_CLASSES = re.compile(r"Expected dtype int32/int64 for index, but got torch\.float")
 # Unsupported constructs: torch's words, the problem and the remedy.
 _NOT_PLANNED = (
     (
@@ -83,6 +84,13 @@ def remedy_for(error: BaseException, message: str, otherwise: str = ANY) -> str:
     if isinstance(error, ImportError):
         name = (error.name or "").partition(".")[0]
         return f"install {name or 'it'}, or remove that import for the plan"
+    if isinstance(error, SystemExit) and _is_of_file(error, "argparse.py"):
+        return (
+            "it needs arguments of its own, and a plan gives none: give them defaults, or parse them below "
+            'if __name__ == "__main__":'
+        )
+    if _IS_ABOUT_CLASSES.search(message):
+        return f"{SHAPES}; classes are int64, such as --target scalar:int64"
     if isinstance(error, RuntimeError | ValueError | TypeError | IndexError) and _IS_ABOUT_SHAPES.search(
         message
     ):
@@ -104,3 +112,7 @@ def source_line(error: BaseException) -> str:
 def _is_of_flex_attention(error: BaseException) -> bool:
     files = (frame.filename for frame in traceback.extract_tb(error.__traceback__))
     return any(Path(file).name == "flex_attention.py" and "torch" in Path(file).parts for file in files)
+
+
+def _is_of_file(error: BaseException, name: str) -> bool:
+    return any(Path(frame.filename).name == name for frame in traceback.extract_tb(error.__traceback__))

@@ -1,5 +1,6 @@
 """The parser of the command line: typer's, from strings to a command that is ready to run."""
 
+import re
 from collections.abc import Callable
 from importlib import import_module
 from typing import Annotated, Any
@@ -122,5 +123,10 @@ def _one_line(error: Any, name: str | None) -> str:
     context = getattr(error, "ctx", None)
     command = context.command_path if context else f"planner {name}" if name else "planner"
     message = error.format_message().rstrip(".")
+    script = re.match(r"Got unexpected extra argument.*\((\S+\.py\S*)", message)
+    if script is not None:
+        file = script[1].rstrip(")")
+        name = file if ":" in file else f"{file}:NAME"
+        return f"{file}: write --model {name} for a model or training step of a file; see {command} --help"
     see = " See" if message.endswith("?") else "; see"
     return f"{message[:1].lower()}{message[1:]}{see} {command} --help"

@@ -10,8 +10,15 @@ from collections.abc import Collection, Iterable, Iterator
 from enum import Enum, auto
 from pathlib import Path
 
+from planner.errors import UsageError
+from planner.jobs.parse import nearest, shown
+
 _LIBRARIES = ("transformers", "trl")  # whose Trainers train by themselves
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+# Names that scripts give to the method that trains on one batch.
+_STEP_NAMES = ("train_step", "training_step", "train_batch", "update", "learn", "optimize", "train")
 
 
 class CodeKind(Enum):
@@ -24,13 +31,33 @@ class CodeKind(Enum):
 
 
 def kind_of_code(name: str, given: Collection[str] = ()) -> CodeKind:
-    """Return the kind of FILE.py:NAME; `given` are the names of arguments that it is called with."""
-    file, _, attribute = name.rpartition(":")
-    try:
-        tree = ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError):
+    """Return the kind of FILE.py:NAME; `given` are the names of arguments that it is called with.
+
+    Raises UsageError for a function that returns nothing and is no step.
+    """
+    tree = _parse(name)
+    if tree is None:
         return CodeKind.MODEL  # whoever runs it reports what is wrong
-    return _File(tree).kind_of(attribute, given)
+    return _File(tree).kind_of(name.rpartition(":")[2], given, name)
+
+
+def check_code(name: str) -> None:
+    """Raise UsageError where the source shows that FILE.py:NAME is no model: where there is none, or where a
+    class trains by a method of its own.
+    """
+    file, _, attribute = name.rpartition(":")
+    if not Path(file).is_file():
+        raise UsageError(f"{name}: there is no file {shown(file)}; check the path")
+    tree = _parse(name)
+    if tree is not None:
+        _File(tree).check(attribute, name)
+
+
+def _parse(name: str) -> ast.Module | None:
+    try:
+        return ast.parse(Path(name.rpartition(":")[0]).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None
 
 
 class _File:
@@ -38,21 +65,65 @@ class _File:
         self._classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
         self._functions = {node.name: node for node in tree.body if isinstance(node, _Function)}
         self._trainers = set(_trainers_of(tree))
+        self._tree = tree
 
-    def kind_of(self, name: str, given: Collection[str]) -> CodeKind:
+    def kind_of(self, name: str, given: Collection[str], where: str) -> CodeKind:
         if name in self._classes:
             return self._kind_of_class(self._classes[name])
+        owner, _, method = name.partition(".")
+        if method and owner in self._classes:
+            return self._kind_of_method(self._classes[owner], method)
         function = self._functions.get(name)
         if function is None:
             return CodeKind.MODEL
         if _required(function, given):
             return CodeKind.STEP_FUNCTION
+        if not function.decorator_list and not any(_returned(function)):
+            raise UsageError(
+                f"{where}: returns nothing, so it is neither a model nor a training step; name a function or "
+                "method that trains on one batch, or run the script: planner run -- python "
+                f"{Path(where.rpartition(':')[0]).name}"
+            )
         kinds = {self._kind_of_value(value, function) for value in _returned(function)}
         return kinds.pop() if len(kinds) == 1 else CodeKind.MODEL
 
+    def check(self, name: str, where: str) -> None:
+        """Raise UsageError for a name that the file lacks, or a class whose method trains."""
+        node = self._classes.get(name)
+        methods = {} if node is None else self._methods(node)
+        steps = [one for one in _STEP_NAMES if one in methods and _required(methods[one], ("self",))]
+        if node is not None and steps and "forward" not in methods:
+            raise UsageError(
+                f"{where}: has no step(batch), and counts as a model; if its {steps[0]} is the training "
+                f"step, name it: --model {where}.{steps[0]}"
+            )
+        owner, _, method = name.partition(".")
+        inner = self._classes.get(owner) if method else None
+        if inner is not None and not inner.bases and method not in self._methods(inner):
+            near = nearest(method, self._methods(inner))
+            hint = f"the nearest: {near}" if near else "check the name"
+            raise UsageError(f"{where}: {owner} has no {shown(method)}; {hint}")
+        known = set(_names_of(self._tree))
+        if owner not in known and "*" not in known:
+            near = nearest(name, known)
+            hint = f"the nearest: {near}" if near else "check the name"
+            raise UsageError(f"{where}: the file has no {shown(name)}; {hint}")
+
+    def _methods(self, node: ast.ClassDef) -> dict[str, _Function]:
+        family = self._family(node)
+        return {one.name: one for each in family for one in each.body if isinstance(one, _Function)}
+
+    def _kind_of_method(self, node: ast.ClassDef, name: str) -> CodeKind:
+        """Return the kind of a method: a step where it needs a batch beside its object."""
+        method = self._methods(node).get(name)
+        if method is None or not _required(method, ("self",)):
+            return CodeKind.MODEL
+        made = {_last_name(one) for one in method.decorator_list} & {"classmethod", "staticmethod"}
+        return CodeKind.MODEL if made else CodeKind.STEP
+
     def _kind_of_class(self, node: ast.ClassDef) -> CodeKind:
         family = list(self._family(node))
-        methods = {one.name: one for each in family for one in each.body if isinstance(one, _Function)}
+        methods = self._methods(node)
         bases = {_last_name(base) for each in family for base in each.bases}
         if "LightningModule" in bases or {"training_step", "configure_optimizers"} <= methods.keys():
             return CodeKind.STEP if any(map(_is_manual, family)) else CodeKind.LIGHTNING
@@ -79,6 +150,8 @@ class _File:
         return self._kind_of_call(value)
 
     def _kind_of_call(self, value: ast.expr) -> CodeKind:
+        if isinstance(value, ast.Lambda):
+            return CodeKind.STEP if value.args.args else CodeKind.MODEL
         if not isinstance(value, ast.Call):
             return CodeKind.MODEL
         name = _last_name(value.func)
@@ -87,6 +160,17 @@ class _File:
         if any(_last_name(base) in self._trainers for base in (value.func, *bases)):
             return CodeKind.STEP
         return CodeKind.MODEL if made is None else self._kind_of_class(made)
+
+
+def _names_of(tree: ast.Module) -> Iterator[str]:
+    """Yield the names that a file assigns, defines or imports anywhere; `*` for all names of a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, _Function | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from ((one.asname or one.name).partition(".")[0] for one in node.names)
 
 
 def _trainers_of(tree: ast.Module) -> Iterator[str]:

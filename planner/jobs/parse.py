@@ -124,7 +124,11 @@ def split_model(model: str) -> ModelName:
     if is_file_name(model, where):
         return ModelName("file", model)
     if model.rpartition(":")[0].endswith(".py") or model.endswith(".py"):
-        raise UsageError(f"{where}: say which callable of the file builds the model: FILE.py:NAME")
+        file = model if model.endswith(".py") else model.rpartition(":")[0]
+        raise UsageError(
+            f"{where}: say which callable of the file builds the model or is its training step, such as "
+            f"{file}:train_step"
+        )
     source, colon, name = model.partition(":")
     if not colon:
         return ModelName("", model)
@@ -149,11 +153,13 @@ def parse_loss(text: object) -> Loss | str:
 
 
 def is_file_name(text: str, where: str) -> bool:
-    """Return whether this is FILE.py:NAME. Raises UsageError for a text that no trace file could hold."""
+    """Return whether this is FILE.py:NAME or FILE.py:CLASS.METHOD. Raises UsageError for a text that no
+    trace file could hold.
+    """
     if any("\ud800" <= letter <= "\udfff" for letter in text):  # bytes of a path that are no UTF-8
         raise UsageError(f"{where}: the name is no UTF-8; rename the file")
     file, _, name = text.rpartition(":")
-    return file.endswith(".py") and is_argument_name(name)
+    return file.endswith(".py") and all(map(is_argument_name, name.split(".")))
 
 
 def is_code(loss: Loss | str) -> bool:

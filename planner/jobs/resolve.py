@@ -25,7 +25,7 @@ from planner.jobs.job import (
 )
 from planner.jobs.nested import check_nesting
 from planner.jobs.options import FIELD_OPTIONS
-from planner.jobs.own_code import CodeKind, kind_of_code
+from planner.jobs.own_code import CodeKind, check_code, kind_of_code
 from planner.jobs.parse import is_code, nearest, parse_tensor_spec, shown, split_model
 from planner.jobs.sample_inputs import find_sample
 from planner.jobs.sizes import size_ranges
@@ -196,6 +196,7 @@ def complete_job(job: Job) -> Job:
             f"give at least --steps {least}"
         )
     if not job.inputs and not is_completed_by_library(job) and job.mode is not Mode.STEP:
+        _check_own_code(job)
         raise UsageError(f"{job.model}: its inputs are unknown; give one sample, such as --input 3x224x224")
     if job.mode is Mode.STEP:
         _refuse_changed(job, _OF_THE_LOOP, "its own training step")
@@ -220,11 +221,18 @@ def complete_job(job: Job) -> Job:
     if job.target is None and job.loss is Loss.MSE and _is_of(job, "diffusers"):
         return job  # its library knows the output
     if job.target is None or (job.loss is not Loss.CROSS_ENTROPY and "int" in job.target.dtype):
+        _check_own_code(job)
         example = "scalar:int64" if job.loss is Loss.CROSS_ENTROPY else "1000 (floats, shaped as the output)"
         raise UsageError(
             f"{job.model}: loss {job.loss} needs a target; give one sample, such as --target {example}"
         )
     return job
+
+
+def _check_own_code(job: Job) -> None:
+    """Raise UsageError where the source of a user's file shows more than that an option is missing."""
+    if _is_of(job, "file"):
+        check_code(split_model(job.source or job.model).name)
 
 
 def _targets_of(job: Job) -> tuple[TensorSpec, ...]:

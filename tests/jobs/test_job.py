@@ -185,11 +185,16 @@ def test_model_name_is_taken_apart(model: str, parts: tuple[str, str]) -> None:
     assert split_model(model) == parts
 
 
+WHICH_OF_FILE = (
+    "say which callable of the file builds the model or is its training step, such as net.py:train_step"
+)
+
+
 @pytest.mark.parametrize(
     ("model", "problem"),
     [
-        ("net.py", "model 'net.py': say which callable of the file builds the model: FILE.py:NAME"),
-        ("net.py:", "model 'net.py:': say which callable of the file builds the model: FILE.py:NAME"),
+        ("net.py", f"model 'net.py': {WHICH_OF_FILE}"),
+        ("net.py:", f"model 'net.py:': {WHICH_OF_FILE}"),
         ("n\udce9.py:Net", r"model 'n\udce9.py:Net': the name is no UTF-8; rename the file"),
         ("timm:", "model 'timm:': say which model of timm: timm:NAME"),
         (
@@ -208,7 +213,7 @@ def test_model_name_is_taken_apart(model: str, parts: tuple[str, str]) -> None:
             "model 'resnet18' is unknown; the catalogue has cnn, encoder; torchvision's own is written "
             "torchvision:resnet18",
         ),
-        ("net.py:Net", "net.py:Net: its inputs are unknown; give one sample, such as --input 3x224x224"),
+        ("net.py:Net", "net.py:Net: there is no file 'net.py'; check the path"),
         ("monai:DiNTS", "monai:DiNTS: its inputs are unknown; give one sample, such as --input 3x224x224"),
     ],
 )
@@ -314,7 +319,7 @@ def test_monai_sets_cublas_workspace() -> None:
     ("code", "config"),
     [
         ("from monai.networks.nets import UNet", ":4096:8"),
-        ("def net():\n    import monai\n", ":4096:8"),
+        ("def net():\n    import monai\n    return monai.networks.nets.UNet()\n", ":4096:8"),
         ("import torch  # not monai\nimport monailabel", ""),
     ],
 )

@@ -70,7 +70,19 @@ def make_step():
 
 def lit(): return Lit()
 
+def make_lambda(): return lambda batch: net(batch)
+
 def train_step(images, labels): ...
+
+def main():
+    train_step(None, None)
+
+class Learner:
+    def __init__(self, width=8): ...
+    def train_step(self, batch): ...
+    def epoch(self): ...
+    @staticmethod
+    def build(): return Net()
 
 net = Net()
 """
@@ -89,6 +101,8 @@ def file(tmp_path: Path) -> Path:
     [
         *((name, CodeKind.MODEL) for name in ("Net", "NetWithStep", "Schedule", "build", "net", "missing")),
         *((name, CodeKind.STEP) for name in ("Gan", "Wgan", "Manual", "make_gan", "make_step")),
+        *((name, CodeKind.STEP) for name in ("make_lambda", "Learner.train_step")),
+        *((name, CodeKind.MODEL) for name in ("Learner", "Learner.build", "Learner.epoch")),
         *((name, CodeKind.STEP) for name in ("dpo", "weighted", "named")),
         *((name, CodeKind.LIGHTNING) for name in ("Lit", "lit")),
         *((name, CodeKind.STEP_FUNCTION) for name in ("train_step", "wide")),
@@ -117,6 +131,23 @@ def test_a_step_decides_the_loop(file: Path) -> None:
     with pytest.raises(UsageError, match="needs a target"):
         resolved(f"{file}:Gan", mode="train")
     assert resolved(f"{file}:NetWithStep", mode="step").mode is Mode.STEP
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Learner", "if its train_step is the training step, name it: --model .*train.py:Learner.train_step"),
+        ("Learner.train_stp", "Learner has no 'train_stp'; the nearest: train_step"),
+        ("Nett", "the file has no 'Nett'; the nearest: net"),
+        ("main", "returns nothing.*planner run -- python train.py$"),
+    ],
+)
+def test_what_the_source_shows_is_said_before_what_options_lack(file: Path, name: str, message: str) -> None:
+    """A name that cannot be planned is no matter of a target."""
+    with pytest.raises(UsageError, match=message):
+        resolved(f"{file}:{name}")
+    with pytest.raises(UsageError, match="missing.py:Net: there is no file '.*'; check the path"):
+        resolved(str(file.with_name("missing.py:Net")))
 
 
 def test_a_lightning_module_brings_loss_and_optimizer(file: Path) -> None:

@@ -36,9 +36,11 @@ class StepModule(nn.Module):
         found = _Holdings()
         found.follow(root, "")
         if not found.modules:
+            names = ", ".join(_argument_names(step))
             raise ModelError(
-                f"{name}: its step holds no nn.Module that can be found; keep models in attributes, closures "
-                "or globals of the file"
+                f"{name}: its step takes {names} and holds no nn.Module that can be found; keep models in "
+                "attributes, closures or globals of the file: name a function that makes them and returns "
+                "`lambda x, y: train_step(model, optimizer, x, y)`"
             )
         inner = {id(one) for module in found.modules.values() for one in [*module.modules()][1:]}
         for key, module in found.modules.items():

@@ -76,7 +76,10 @@ def construct_model(
         raise
     except BaseException as error:  # a model may raise anything
         problem = f"{job.model}: its constructor fails: {first_line_of(error)}"
-        remedy = remedy_for(error, "", "check --model-arg, or see the traceback with --debug")
+        otherwise = "check --model-arg, or see the traceback with --debug"
+        if isinstance(error, TypeError) and "required" in str(error):
+            otherwise = "give it by --model-arg, or name a function without arguments that makes the object"
+        remedy = remedy_for(error, "", otherwise)
         raise ModelError(f"{problem}; {remedy}") from error
     if not isinstance(model, nn.Module):
         kind = type(model).__name__

@@ -1,6 +1,7 @@
 """Run a user's file: FILE.py:NAME."""
 
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
@@ -51,6 +52,9 @@ def find_step_in_file(name: str) -> Callable[..., object]:
         code = _path_of(name, "step").read_text(encoding="utf-8", errors="replace")
         with offload_constructed(code):
             value, call = open_file(name, "step")
+            owner, method = _owner_of_method(name, value)
+            if owner is not None:
+                return getattr(call(owner, **arguments), method)
             if not needs_arguments(value, arguments):
                 with trainers_constructed():
                     return call(value, **arguments)
@@ -58,6 +62,17 @@ def find_step_in_file(name: str) -> Callable[..., object]:
             return partial(value, **arguments) if arguments else value
 
     return construct
+
+
+def _owner_of_method(name: str, value: object) -> tuple[type | None, str]:
+    """Return the class of FILE.py:CLASS.METHOD and the method's name; None where the value is no method of
+    a class's objects.
+    """
+    owner, _, method = name.rpartition(":")[2].rpartition(".")
+    scope = getattr(value, "__globals__", {})
+    cls = scope.get(owner) if inspect.isfunction(value) else None
+    is_method = isinstance(cls, type) and inspect.isfunction(inspect.getattr_static(cls, method, None))
+    return (cls if is_method else None), method
 
 
 def open_file(name: str, what: str) -> tuple[Any, Callable[..., object]]:
@@ -103,10 +118,13 @@ def _path_of(name: str, what: str) -> Path:
 
 def _value_in(module: ModuleType, path: Path, name: str, what: str) -> Any:
     attribute = name.rpartition(":")[2]
-    value = getattr(module, attribute, None)
-    if value is None:
-        names = [key for key, one in vars(module).items() if callable(one)]
-        raise unknown_name(path.name, attribute, names, what)
+    value, owner = module, path.name
+    for one in attribute.split("."):
+        inner = getattr(value, one, None)
+        if inner is None:
+            names = [key for key in vars(value) if callable(getattr(value, key)) and not key.startswith("__")]
+            raise unknown_name(owner, one, names, what)
+        value, owner = inner, f"{path.name}:{one}"
     return value
 
 

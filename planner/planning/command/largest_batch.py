@@ -55,7 +55,11 @@ def find_largest_batch(
     command without `{batch}`.
     """
     if not any(PLACEHOLDER in word for word in command):
-        raise UsageError(f"the command has no {PLACEHOLDER}: write it where the batch size stands")
+        raise UsageError(
+            f"the command has no {PLACEHOLDER}: write it where the batch size stands, such as "
+            f"`-- python train.py --batch-size {PLACEHOLDER}`; a step or model of a file is planned with "
+            "--model train.py:NAME"
+        )
     start = perf_counter()
     runs = CommandRuns(tuple(command), _cautious(options, confidence), cache, on_progress)
     finder = BatchFinder(runs, multiple_of)

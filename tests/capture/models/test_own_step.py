@@ -167,7 +167,7 @@ def test_a_batch_is_passed_as_a_loader_gives_it(tmp_path: Path, body: str, passe
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("class T:\n    def step(self, x): ...", "its step holds no nn.Module that can be found"),
+        ("class T:\n    def step(self, x): ...", "its step takes x and holds no nn.Module that can be found"),
         ("def make():\n    return 3", "gives a int without step"),
         (STEP.replace("step(self, batch)", "step(self, a, b, c)"), "takes a, b, c; 2 tensors are given"),
     ],
@@ -391,6 +391,46 @@ class Averaged:
 """
     trace = trace_code(tmp_path, code, "Averaged", "64")
     assert bytes_of(trace, Category.PARAMETER) == 2 * PARAMETERS
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "torch.tensor([1.0] * 1024, device=device).view(32, 32)",
+        "torch.ones(1024).to(device) * 2",
+        "torch.cumprod(1 - torch.ones(32, 32, device='cuda'), 0)",
+    ],
+)
+@pytest.mark.parametrize("reads", ["", "float(torch.ones(1))"])
+def test_what_is_made_of_tensors_on_the_gpu_lies_there(tmp_path: Path, made: str, reads: str) -> None:
+    """Constants of a script are moved once and computed with; each takes its memory before the first step."""
+    code = f"""
+{reads}
+scale = {made}
+model = net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def train_step(x):
+    (model(x.to(device)).sum() * scale.sum()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    trace = trace_code(tmp_path, code, "train_step", "64")
+    assert bytes_of(trace, Category.PARAMETER) == PARAMETERS + 4 * 1024
+
+
+def test_a_method_is_a_step(tmp_path: Path) -> None:
+    """FILE.py:CLASS.METHOD takes what a class with `step` takes."""
+    named = STEP.replace("def step", "def learn")
+    trace = trace_code(tmp_path, named, "Training.learn")
+    assert trace.events == trace_code(tmp_path, STEP, "Training").events
+
+
+def test_a_method_needs_an_object(tmp_path: Path) -> None:
+    """A constructor with arguments is refused in words of the options."""
+    code = STEP.replace("__init__(self)", "__init__(self, config)").replace("def step", "def learn")
+    with pytest.raises(ModelError, match="missing 1 required.*'config'; give it by --model-arg, or name a"):
+        trace_code(tmp_path, code, "Training.learn")
 
 
 COMPILED = """

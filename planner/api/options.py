@@ -60,6 +60,7 @@ class JobOptions(TypedDict, total=False):
     compile: str | None
     fsdp: int | None
     fsdp_arg: str | Sequence[str] | None  # ["param_dtype=bf16", "reduce_dtype=fp32"]
+    tp: int | None
 
 
 class Options(JobOptions, total=False):

@@ -15,7 +15,7 @@ from planner.capture.cuda.devices import Placement, devices_shown, names_of_torc
 from planner.capture.cuda.host_tensors import Side
 from planner.capture.cuda.optimizer_libraries import optimizer_libraries
 from planner.capture.cuda.semantics import Suspended, cuda_semantics
-from planner.capture.distributed.sharding import shard_model
+from planner.capture.distributed.sharding import rank_count, shard_model
 from planner.capture.failure_reasons import explain, source_line
 from planner.capture.loop.batches import batch_loader
 from planner.capture.loop.criterion import Criterion, build_criterion
@@ -172,13 +172,15 @@ class _Session(Struct, frozen=True):
         return run_with_reads(batch, run_with_values, self.memory.logs, guesses_numbers=is_step)
 
     def _ranks(self, placement: Placement) -> AbstractContextManager[None]:
-        if not self.job.fsdp:
-            if self.job.fsdp_arg:
-                raise UsageError("--fsdp-arg without --fsdp: give the number of ranks, such as --fsdp 8")
+        if self.job.fsdp_arg and not self.job.fsdp:
+            raise UsageError("--fsdp-arg without --fsdp: give the number of ranks, such as --fsdp 8")
+        if not self.job.fsdp and not self.job.tp:
             return nullcontext()
         from planner.capture.distributed.process_group import process_group
 
-        return process_group(self.job.fsdp, placement.streams, lambda tensor: placement.on_resize(tensor))
+        return process_group(
+            rank_count(self.job), placement.streams, lambda tensor: placement.on_resize(tensor)
+        )
 
     def _capture(self, job: Job, model: nn.Module, batch: int, run: Run, placement: Placement) -> Trace:
         initialise_lazy_modules(model, job, batch, run)
@@ -205,7 +207,7 @@ class _Session(Struct, frozen=True):
         placement.on_empty_cache = recorder.record_empty_cache
         placement.on_resize = recorder.record_resize
         freeze_parameters(model, job)
-        sharded = (shard_model(model, job),) if job.fsdp else ()
+        sharded = shard_model(model, job) if job.fsdp or job.tp else ()
         with liger_kernels(model, job):
             trace = _record_loop(
                 convert_inputs(job), model, batch, recorder, self.path_of, loaded, self.loads_to_gpu

@@ -183,6 +183,7 @@ class Job(Struct, frozen=True):
     compile: Compile = Compile.NONE  # the model is called through torch.compile in this mode
     fsdp: int = 0  # ranks over which FSDP2 (`fully_shard`) shards the model, block by block; 0: none
     fsdp_arg: tuple[str, ...] = ()  # KEY=VALUE of `fully_shard` and its policies
+    tp: int = 0  # ranks over which the tensors of each layer are split, by the model's plan; 0: none
 
 
 class CatalogueEntry(Struct, frozen=True):

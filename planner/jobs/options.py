@@ -285,6 +285,13 @@ JOB_OPTIONS: tuple[JobOption, ...] = (
         "KEY=VALUE",
         parse=partial(check_argument, "--fsdp-arg"),
     ),
+    _training(
+        "tp",
+        "Ranks over which the tensors of each layer are split, by the model's plan in transformers; "
+        "with --fsdp each of its ranks is a group of so many.",
+        "RANKS",
+        maximum=2**10,
+    ),
 )
 _STRUCTURED = (OptionKind.TENSORS, OptionKind.ARGUMENTS)
 # Options whose name is their field of `Job`; the others are tensors and constructor arguments.

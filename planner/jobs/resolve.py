@@ -287,10 +287,12 @@ def _check_compiled(job: Job) -> None:
 
 def _check_sharded(job: Job) -> None:
     """Refuse jobs that are not planned as one rank of several. Raises UsageError."""
-    if not job.fsdp:
+    ranks = {"--fsdp": job.fsdp, "--tp": job.tp}
+    given = [f"{option} {count}" for option, count in ranks.items() if count]
+    if not given:
         return
-    where = f"{job.model}: --fsdp {job.fsdp}"
-    if job.fsdp < 2:
+    where = f"{job.model}: {' '.join(given)}"
+    if 1 in ranks.values():
         raise UsageError(f"{where}: a model is sharded over two ranks or more")
     if job.mode is not Mode.TRAIN or job.loss is Loss.TRAINING_STEP:
         raise UsageError(f"{where} shards a model in the planner's own training loop alone; {_RUN}")
@@ -308,7 +310,7 @@ def _check_sharded(job: Job) -> None:
     if other:
         raise UsageError(f"{where} with {other} is not planned; leave one of the two away, or {_RUN}")
     if torch_version_of(job.torch) != _SHARDED_TORCH:
-        raise UsageError(f"{where}: FSDP is planned as in torch 2.13 alone; leave --torch away")
+        raise UsageError(f"{where}: several ranks are planned as in torch 2.13 alone; leave --torch away")
 
 
 def _unknown_model(model: str, catalogue: Iterable[str]) -> str:

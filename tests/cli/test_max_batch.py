@@ -114,6 +114,7 @@ def test_options_reach_the_job(capsys: Capture) -> None:
         "compile": "none",
         "fsdp": 0,
         "fsdp_arg": [],
+        "tp": 0,
     }
 
 

@@ -9,16 +9,16 @@ from benchmarks.emulated.finetune_cases import LLAMA
 from benchmarks.emulated.jobs import DrawnJob
 
 SCRIPT = "benchmarks/emulated/capabilities/scripts/sharded.py"
-_LLAMA = {**LLAMA, "use_cache": False}
+LLAMA_WITHOUT_CACHE = {**LLAMA, "use_cache": False}
 _BERT = {"num_hidden_layers": 4, "hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8}
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 
 
-class _Sharded(NamedTuple):
+class ShardedJob(NamedTuple):
     """One job, as both sides need it."""
 
     model: str = "LlamaForCausalLM"
-    config: Mapping[str, Any] = _LLAMA
+    config: Mapping[str, Any] = LLAMA_WITHOUT_CACHE
     blocks: tuple[str, ...] = ("model.layers",)
     shape: tuple[int, ...] = (8, 512)
     gpu: str = "A100 40GB"
@@ -32,9 +32,10 @@ class _Sharded(NamedTuple):
     accumulate: int = 1
     clip: bool = False
     checkpoint: bool = False
+    tp: int = 0  # ranks that share a layer's tensors
 
 
-def _case(number: int, job: _Sharded) -> Case:
+def case_of(number: int, job: ShardedJob) -> Case:
     described = {
         "model": job.model,
         "config": dict(job.config),
@@ -49,6 +50,7 @@ def _case(number: int, job: _Sharded) -> Case:
         "accumulate": job.accumulate,
         "clip": job.clip,
         "checkpoint": job.checkpoint,
+        **({"tp": job.tp} if job.tp else {}),
         "classes": job.model.endswith("Classification"),
     }
     launch = ("-m", "torch.distributed.run", "--nproc-per-node", str(job.ranks))
@@ -56,11 +58,11 @@ def _case(number: int, job: _Sharded) -> Case:
     return Case(drawn, (*launch, SCRIPT, json.dumps(described)), ranks=job.ranks)
 
 
-def _model(job: _Sharded) -> str:
+def _model(job: ShardedJob) -> str:
     return job.model if ":" in job.model else f"hf:{job.model}"
 
 
-def _options(job: _Sharded) -> dict[str, Any]:
+def _options(job: ShardedJob) -> dict[str, Any]:
     """Return the options of the planner."""
     is_image = len(job.shape) == 4
     given = {
@@ -77,40 +79,49 @@ def _options(job: _Sharded) -> dict[str, Any]:
         **({"accumulate": job.accumulate} if job.accumulate > 1 else {}),
         **({"clip_gradients": "norm"} if job.clip else {}),
         **({"checkpoint": "blocks"} if job.checkpoint else {}),
-        **({"ddp": True} if job.ddp is not None else {"fsdp": job.ranks}),
+        **_sizes(job),
         **({"ddp_bucket_view": True} if job.ddp else {}),
         **({"fsdp_arg": arguments} if arguments else {}),
     }
 
 
-_MIXED = {"param_dtype": "bf16", "reduce_dtype": "fp32"}
+def _sizes(job: ShardedJob) -> dict[str, Any]:
+    if job.ddp is not None:
+        return {"ddp": True}
+    groups = job.ranks // (job.tp or 1)
+    return {**({"fsdp": groups} if groups > 1 else {}), **({"tp": job.tp} if job.tp else {})}
+
+
+MIXED = {"param_dtype": "bf16", "reduce_dtype": "fp32"}
 _RESNET = ("layer1", "layer2", "layer3", "layer4")
 _CASES = (
-    _Sharded(),
-    _Sharded(policy=_MIXED, implementation="fused"),
-    _Sharded(ranks=4, policy=_MIXED, clip=True),
-    _Sharded(ranks=4, policy=_MIXED, replicas=2, accumulate=2),
-    _Sharded(ranks=4, reshard=2, checkpoint=True),
-    _Sharded(reshard=False, policy={"param_dtype": "bf16"}, checkpoint=True, gpu="H100 80GB"),
-    _Sharded(
+    ShardedJob(),
+    ShardedJob(policy=MIXED, implementation="fused"),
+    ShardedJob(ranks=4, policy=MIXED, clip=True),
+    ShardedJob(ranks=4, policy=MIXED, replicas=2, accumulate=2),
+    ShardedJob(ranks=4, reshard=2, checkpoint=True),
+    ShardedJob(reshard=False, policy={"param_dtype": "bf16"}, checkpoint=True, gpu="H100 80GB"),
+    ShardedJob(
         ranks=3, config={**LLAMA, "use_cache": False, "vocab_size": 16001}, optimizer="SGD", gpu="RTX 3090"
     ),
-    _Sharded(
+    ShardedJob(
         "BertForSequenceClassification",
         _BERT,
         ("bert.encoder.layer",),
         (16, 256),
         gpu="RTX 4090",
-        policy=_MIXED,
+        policy=MIXED,
     ),
-    _Sharded("torchvision:vit_b_16", {}, ("encoder.layers",), (32, 3, 224, 224), policy=_MIXED, clip=True),
-    _Sharded("torchvision:resnet50", {}, _RESNET, (32, 3, 224, 224), optimizer="SGD", gpu="RTX 3090"),
-    _Sharded(ranks=4, replicas=2, shape=(4, 1024), gpu="H100 80GB", implementation="fused"),
-    _Sharded(ddp={}),
-    _Sharded("torchvision:resnet50", {}, _RESNET, (64, 3, 224, 224), ddp={}, optimizer="SGD", gpu="RTX 3090"),
-    _Sharded(ddp={"gradient_as_bucket_view": True}, ranks=4, accumulate=2),
+    ShardedJob("torchvision:vit_b_16", {}, ("encoder.layers",), (32, 3, 224, 224), policy=MIXED, clip=True),
+    ShardedJob("torchvision:resnet50", {}, _RESNET, (32, 3, 224, 224), optimizer="SGD", gpu="RTX 3090"),
+    ShardedJob(ranks=4, replicas=2, shape=(4, 1024), gpu="H100 80GB", implementation="fused"),
+    ShardedJob(ddp={}),
+    ShardedJob(
+        "torchvision:resnet50", {}, _RESNET, (64, 3, 224, 224), ddp={}, optimizer="SGD", gpu="RTX 3090"
+    ),
+    ShardedJob(ddp={"gradient_as_bucket_view": True}, ranks=4, accumulate=2),
 )
 CAPABILITY = Capability(
     "training on several GPUs: FSDP2 and DistributedDataParallel, under torchrun; the first rank is compared",
-    tuple(_case(number, job) for number, job in enumerate(_CASES, 1)),
+    tuple(case_of(number, job) for number, job in enumerate(_CASES, 1)),
 )

@@ -2,8 +2,9 @@
 
 `x[1:2] = 3` makes a tensor of the number first: on the CPU where `x` is on CUDA, on the device of `x`
 elsewhere (THPVariable_setitem, torch/csrc/autograd/python_variable_indexing.cpp). On `meta` it would be a
-block of the GPU. By one mask, `x[x > 0] = 3`, the number fills in place (`canDispatchToMaskedFill`,
-ATen/native/TensorAdvancedIndexing.cpp), which autograd sees as an assignment all the same.
+block of the GPU. By one mask, `x[x > 0] = 3` or `x[mask, :] = 3`, the number fills in place
+(`canDispatchToMaskedFill`, ATen/native/TensorAdvancedIndexing.cpp), which autograd sees as an assignment all
+the same.
 """
 
 from collections.abc import Iterator
@@ -24,9 +25,9 @@ def patches() -> Iterator[tuple[str, object]]:
 
 def _assign(x: Tensor, index: Any, value: Any) -> None:
     """Assign as on CUDA; by tensors and lists, a number is copied to the GPU there, too."""
-    places = index if isinstance(index, tuple) else (index,)
+    places = index if isinstance(index, tuple) and index else (index,)
     is_number = x.device.type == "meta" and isinstance(value, bool | int | float | complex)
-    mask = index if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) else None
+    mask = places[0] if _is_mask(places[0]) and all(_is_whole(place) for place in places[1:]) else None
     if is_number and mask is not None and not (torch.is_grad_enabled() and x.requires_grad):
         x.masked_fill_(mask.reshape(mask.shape + (1,) * (x.dim() - mask.dim())), value)
         return
@@ -34,3 +35,11 @@ def _assign(x: Tensor, index: Any, value: Any) -> None:
     if is_number and is_basic:
         value = torch.scalar_tensor(value, dtype=x.dtype, device="cpu")
     _set_item(x, index, value)
+
+
+def _is_mask(place: Any) -> bool:
+    return isinstance(place, Tensor) and place.dtype in (torch.bool, torch.uint8)
+
+
+def _is_whole(place: Any) -> bool:
+    return isinstance(place, slice) and place == slice(None)

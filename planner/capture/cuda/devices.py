@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf
+from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -250,6 +251,9 @@ def _making(plain: Callable[..., Any]) -> Callable[..., Any]:
                     return placement.host.pin(plain(*args, **{**kwargs, "device": META}))
         if device is not None:
             if not names_gpu(device):
+                if _is_layout_alone(device, sys._getframe(1)):
+                    with _opened[-1].host.moving_to(Side.HOST):
+                        return plain(*args, **kwargs)
                 return plain(*args, **kwargs)
             kwargs["device"] = _target(device)
             return _opened[-1].put(plain(*args, **kwargs))
@@ -259,6 +263,15 @@ def _making(plain: Callable[..., Any]) -> Callable[..., Any]:
         return plain(*args, **kwargs)
 
     return make
+
+
+def _is_layout_alone(device: object, caller: FrameType) -> bool:
+    """Return whether a running loop makes a tensor on `meta` by that name, which takes memory nowhere.
+
+    torch's own code gets the name from tensors of the GPU.
+    """
+    is_named = device in (META, _META_DEVICE)
+    return is_named and _opened[-1].is_running and not is_of_torch(caller)
 
 
 def _is_of_save_on_cpu() -> bool:

@@ -67,7 +67,7 @@ def process_group(
     installed = tuple(map(int, torch.__version__.split(".")[:2]))
     if installed != TORCH:
         raise UsageError(
-            f"--fsdp: torch {torch.__version__} is installed, FSDP of {TORCH[0]}.{TORCH[1]} is planned"
+            f"torch {torch.__version__} is installed: several ranks are planned as in {TORCH[0]}.{TORCH[1]}"
         )
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

@@ -1,4 +1,4 @@
-"""Shard a model over the ranks of a group with FSDP2 (`fully_shard`), block by block."""
+"""Shard a model over the ranks of a group: its layers' tensors by a plan, then blocks with FSDP2."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from planner.capture.distributed.tensor_parallel import split_tensors
 from planner.capture.loop.checkpoint import count_blocks, find_blocks
 from planner.errors import UsageError
 from planner.jobs import Job, parse_model_arg
@@ -15,19 +16,35 @@ _OF_POLICY = ("param_dtype", "reduce_dtype", "output_dtype", "cast_forward_input
 _KEYS = ("reshard_after_forward", "replicas", *_OF_POLICY)
 
 
-def shard_model(model: nn.Module, job: Job) -> str:
-    """Shard the repeated blocks of a model, then what is left of it, and return a note that names them.
+def rank_count(job: Job) -> int:
+    """Return the number of ranks of a job."""
+    return (job.fsdp or 1) * (job.tp or 1)
 
-    Raises UsageError for arguments of `--fsdp-arg` that are unknown or not planned.
+
+def shard_model(model: nn.Module, job: Job) -> tuple[str, ...]:
+    """Split the tensors of a model's layers, shard its blocks, and return notes that name them.
+
+    Raises UsageError for a model without a plan, and for arguments of `--fsdp-arg` that are unknown or not
+    planned.
     """
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
     given = dict(parse_model_arg(text, "--fsdp-arg") for text in job.fsdp_arg)
     for key in given:
         if key not in _KEYS:
             raise UsageError(f"--fsdp-arg {key}: planned are {', '.join(_KEYS)}")
+    mesh = _mesh(job, given)
+    notes = [split_tensors(model, job, mesh["tp"])] if job.tp else []
+    if job.fsdp:
+        names = tuple(name for name in mesh.mesh_dim_names if name != "tp")
+        notes.append(_shard_blocks(model, job, given, mesh[names]))
+    return tuple(notes)
+
+
+def _shard_blocks(model: nn.Module, job: Job, given: Mapping[str, Any], mesh: Any) -> str:
+    """Shard the repeated blocks of a model, then what is left of it, and return a note that names them."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     of_policy = {key: _policy_value(key, given[key]) for key in _OF_POLICY if key in given}
-    options: dict[str, Any] = {"mesh": _mesh(job.fsdp, given), "mp_policy": MixedPrecisionPolicy(**of_policy)}
+    options: dict[str, Any] = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(**of_policy)}
     if "reshard_after_forward" in given:
         options["reshard_after_forward"] = given["reshard_after_forward"]
     blocks = find_blocks(model)
@@ -43,18 +60,22 @@ def shard_model(model: nn.Module, job: Job) -> str:
     return f"FSDP: sharded block by block ({names}), then the rest together"
 
 
-def _mesh(ranks: int, given: Mapping[str, Any]) -> Any:
-    """Return the mesh over which parameters are sharded, and replicated with `replicas`."""
+def _mesh(job: Job, given: Mapping[str, Any]) -> Any:
+    """Return the mesh of all ranks: it replicates parameters, shards them, and splits them."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    replicas = given.get("replicas", 1)
+    ranks, replicas = job.fsdp, given.get("replicas", 1)
     if not isinstance(replicas, int) or replicas < 1 or ranks % replicas:
         raise UsageError(f"--fsdp-arg replicas={replicas}: {ranks} ranks do not divide into so many groups")
-    if replicas == ranks:
+    if replicas > 1 and replicas == ranks:
         raise UsageError(f"--fsdp-arg replicas={replicas}: of {ranks} ranks each would hold all; use --ddp")
-    if replicas == 1:
-        return init_device_mesh("meta", (ranks,))
-    return init_device_mesh("meta", (replicas, ranks // replicas), mesh_dim_names=("replicate", "shard"))
+    sizes = {
+        "replicate": replicas if replicas > 1 else 0,
+        "shard": ranks // replicas,
+        "tp": job.tp,
+    }
+    dims = {name: size for name, size in sizes.items() if size}
+    return init_device_mesh("meta", tuple(dims.values()), mesh_dim_names=tuple(dims))
 
 
 def _policy_value(key: str, value: Any) -> Any:

@@ -1,12 +1,13 @@
 """Optimizers with the defaults that they have on CUDA, gradient clipping, and averages of the weights."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import nn, optim
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from planner.errors import UsageError
@@ -34,7 +35,8 @@ def build_optimizer(
 
     By default torch chooses `foreach` on CUDA (torch/optim/optimizer.py, `_default_to_fused_or_foreach`), for
     Adafactor the loop; on a CPU always the loop. So the implementation is always passed. All parameters form
-    one group. Raises UsageError where torch has no fused implementation of the optimizer.
+    one group, or those of each mesh one (transformers' `Trainer.create_optimizer`). Raises UsageError where
+    torch has no fused implementation of the optimizer.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     options: dict[str, Any] = {"foreach": impl is OptimizerImpl.FOREACH}
@@ -45,7 +47,9 @@ def build_optimizer(
                 f"--optimizer-impl fused: torch has no fused {kind}; choose foreach, or one of {names}"
             )
         options = {"fused": True}
-    optimizer: optim.Optimizer = CONSTRUCTORS[kind](trained, **options, **arguments)
+    optimizer: optim.Optimizer = CONSTRUCTORS[kind](
+        [{"params": one} for one in _by_mesh(trained)] or trained, **options, **arguments
+    )
     return optimizer
 
 
@@ -56,10 +60,31 @@ def clip(kind: ClipGradients, parameters: Iterable[nn.Parameter]) -> None:
     released.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    if kind is ClipGradients.NORM:
+    groups = _by_mesh(trained)
+    if kind is ClipGradients.VALUE:
+        for group in groups:
+            clip_grad_value_(group, clip_value=1.0)
+    elif kind is ClipGradients.NORM and len(groups) > 1:
+        _clip_groups(groups)
+    elif kind is ClipGradients.NORM:
         clip_grad_norm_(trained, max_norm=1.0)
-    elif kind is ClipGradients.VALUE:
-        clip_grad_value_(trained, clip_value=1.0)
+
+
+def _clip_groups(groups: Sequence[Sequence[nn.Parameter]]) -> None:
+    """Clip the norm of gradients on several meshes (transformers' `Trainer._mixed_mesh_grad_norm`)."""
+    norms = [get_total_norm([one.grad for one in group if one.grad is not None]) for group in groups]
+    whole = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
+    total = torch.linalg.vector_norm(torch.stack(whole))
+    for group in groups:
+        clip_grads_with_norm_(group, 1.0, total)
+
+
+def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Return the parameters of each device mesh, whose tensors no kernel takes together."""
+    groups: dict[Any, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    return [*groups.values()]
 
 
 def make_ema(model: nn.Module) -> AveragedModel:

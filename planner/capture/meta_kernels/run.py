@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from planner.capture.cuda import rnn
-from planner.capture.meta_kernels import bitsandbytes, convolution, cuda_layouts, pointwise
+from planner.capture.meta_kernels import bitsandbytes, collectives, convolution, cuda_layouts, pointwise
 from planner.capture.meta_kernels.strides import empty_strided, is_contiguous_meta
 from planner.capture.operator_table import operator_table
 from planner.program import Capability, Phase
@@ -29,7 +29,12 @@ _Layout = tuple[Sequence[int], Sequence[int], torch.dtype]  # shape and strides
 
 def meta_kernels(capability: Capability) -> Mapping[Any, Callable[..., Any]]:
     """Return our kernels by operator, as they are on a GPU of this compute capability."""
-    return {**_KERNELS, **operator_table(convolution.kernels(capability)), **bitsandbytes.kernels()}
+    return {
+        **_KERNELS,
+        **operator_table(convolution.kernels(capability)),
+        **bitsandbytes.kernels(),
+        **collectives.kernels(),
+    }
 
 
 class MetaRunner:

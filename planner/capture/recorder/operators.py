@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from planner.capture.recorder.pending_collectives import is_collective
 from planner.capture.workspaces.ops import Rule
 from planner.capture.workspaces.registry import cpu_outputs, rule_of
 from planner.capture.workspaces.tensor.gemm import BLAS_OPS
@@ -32,6 +33,7 @@ class Operator:
     rule: Rule | None
     uses_blas: bool
     cpu_outputs: tuple[int, ...]  # positions of results that a CUDA kernel keeps on the CPU
+    is_collective: bool = False  # a functional one, or a wait for it
 
     def new_tensors(self, out: Any) -> list[Tensor]:
         """Return the tensors of a result in order, without those that a CUDA kernel keeps on the CPU."""
@@ -46,7 +48,8 @@ class Operator:
 def inspect_operator(func: Any, version: TorchVersion) -> Operator:
     """Return what the recorder needs to know of an operator in a version of torch."""
     on_cpu = cpu_outputs(func, version)
-    return Operator(func, str(func), _outputs_of(func), rule_of(func), func in BLAS_OPS, on_cpu)
+    rule, uses_blas = rule_of(func), func in BLAS_OPS
+    return Operator(func, str(func), _outputs_of(func), rule, uses_blas, on_cpu, is_collective(func))
 
 
 def _outputs_of(func: Any) -> OutputKind:
@@ -55,6 +58,8 @@ def _outputs_of(func: Any) -> OutputKind:
         return OutputKind.RESIZED
     if schema.name in ("aten::_unsafe_view", "aten::_reshape_alias", "aten::lift_fresh"):
         return OutputKind.VIEWS
+    if schema.name in ("_c10d_functional::wait_tensor", "_c10d_functional::_wrap_tensor_autograd"):
+        return OutputKind.ARGUMENTS
     aliases = [value.alias_info for value in schema.returns]
     if not all(alias is not None for alias in aliases):
         return OutputKind.NEW

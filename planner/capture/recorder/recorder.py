@@ -20,6 +20,7 @@ from planner.capture.meta_kernels.run import MetaRunner
 from planner.capture.recorder.allocation_log import AllocationLog, Block, StorageRef
 from planner.capture.recorder.module_tracker import ModuleTracker
 from planner.capture.recorder.operators import Operator, OutputKind, inspect_operator
+from planner.capture.recorder.pending_collectives import PendingCollectives
 from planner.capture.recorder.provenance import ProvenanceCollector
 from planner.capture.symbolic.kernel_calls import RecordedCall, to_meta
 from planner.capture.workspaces._rule import positional_args
@@ -29,6 +30,10 @@ from planner.capture.workspaces.tensor.gemm import CublasWorkspaces, uses_cublas
 from planner.program import GRAPH_POOL, Alloc, Category, OpKind, Phase, Site, Target, Trace
 
 aten = torch.ops.aten
+
+# Names of tensors that call operators on others: a DTensor, on its part of this rank, and the result of a
+# collective, after it has waited.
+_CALLERS = ("_op_dispatcher", "trigger_wait")
 
 # Runs an operator on meta: called with it, its arguments and the phase of the loop.
 Run = Callable[[Any, tuple[Any, ...], dict[str, Any], Phase], Any]
@@ -73,6 +78,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._cublas = CublasWorkspaces(target, cublas_config)
         self._cublas_blocks: list[Block] = []
         self._is_in_graph_pool = False
+        self._pending = PendingCollectives()
         self._autotuned: set[str] = set()  # signatures of calls whose engines a library has timed
 
     # ---- called by the loop
@@ -175,8 +181,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if types and any(hasattr(kind, "_op_dispatcher") for kind in types):
-            return NotImplemented  # a DTensor, which calls operators on the parts of this rank
+        if types and any(hasattr(kind, name) for kind in types for name in _CALLERS):
+            return NotImplemented
         if self._provenance is not None:
             self._provenance.on_operator()
         op = self._operators.get(id(func)) or self._inspect(func)
@@ -194,6 +200,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._record_kernel(op, args if op.rule is None else positional_args(func, args, kwargs), out)
         elif outputs is OutputKind.NEW:
             self._record_outputs(op, out)
+        if op.is_collective:
+            self._pending.note(func, args, out)
         if func is aten.add.Tensor and phase is Phase.BACKWARD and not torch.is_grad_enabled():
             self._expect_inplace_accumulation(args, out)
         self.running = None

@@ -16,7 +16,7 @@ _NAMES = """
     scatter_reduce scatter_reduce_ index_add index_add_ index_copy index_copy_ index_fill index_fill_
     slice_scatter select_scatter diagonal_scatter take put unsafe_split
     unsafe_split_with_sizes unsafe_chunk resize_as_ diag_embed tril_indices triu_indices complex polar isin
-    bucketize searchsorted
+    bucketize searchsorted __or__ __and__ __xor__
     replication_pad1d replication_pad2d replication_pad3d replication_pad1d_backward
     replication_pad2d_backward replication_pad3d_backward reflection_pad3d_backward _pin_memory
     _padded_dense_to_jagged_forward block_diag cartesian_prod vander fft_fftfreq fft_rfftfreq
@@ -62,12 +62,15 @@ _NAMES = """
 # bitsandbytes: one kernel each, with what they need in registers (csrc/ops.cu)
 _OF_LIBRARIES = ("bitsandbytes::optimizer_update_32bit", "bitsandbytes::optimizer_update_8bit_blockwise")
 # Collectives, whose buffers of NCCL lie outside of the allocator, and copies into a tensor that is given.
-_OF_GROUPS = (
-    "fsdp::all_gather_copy_in",
-    *(f"c10d::{name}" for name in ("_allgather_base_", "_reduce_scatter_base_", "allreduce_", "broadcast_")),
-    *(f"_c10d_functional::{name}" for name in ("all_reduce", "all_gather_into_tensor", "wait_tensor")),
-)
+_COLLECTIVES = """
+    c10d::_allgather_base_ c10d::_reduce_scatter_base_ c10d::allreduce_ c10d::broadcast_ c10d::alltoall_base_
+    _c10d_functional::all_reduce _c10d_functional::all_reduce_ _c10d_functional::all_gather_into_tensor
+    _c10d_functional::all_gather_into_tensor_out _c10d_functional::reduce_scatter_tensor
+    _c10d_functional::reduce_scatter_tensor_out _c10d_functional::all_to_all_single
+    _c10d_functional::broadcast _c10d_functional::broadcast_ _c10d_functional::wait_tensor
+    _c10d_functional::_wrap_tensor_autograd fsdp::all_gather_copy_in
+"""
 
-NO_WORKSPACE_OPS = frozenset((*_OF_LIBRARIES, *_OF_GROUPS)) | frozenset(
+NO_WORKSPACE_OPS = frozenset((*_OF_LIBRARIES, *_COLLECTIVES.split())) | frozenset(
     f"aten::{name}" for line in _NAMES.splitlines() if "#" not in line for name in line.split()
 )

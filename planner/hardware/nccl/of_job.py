@@ -48,9 +48,13 @@ def communicators_of(job: Job) -> int:
         return 0
     if job.fsdp:
         given = dict(parse_model_arg(text, "--fsdp-arg") for text in job.fsdp_arg)
-        return 2 if given.get("replicas", 1) != 1 else 1
-    return int(job.ddp)
+        groups = 2 if given.get("replicas", 1) != 1 else 1
+        return groups + (1 if job.tp else 0)
+    return int(job.ddp or job.tp > 0)
 
 
 def _ranks(job: Job) -> Range:
-    return Range(job.fsdp, job.fsdp, job.fsdp) if job.fsdp else Range(2, GPUS_OF_A_NODE, GPUS_OF_A_NODE)
+    groups = [ranks for ranks in (job.fsdp, job.tp) if ranks]
+    if not groups:
+        return Range(2, GPUS_OF_A_NODE, GPUS_OF_A_NODE)
+    return Range(min(groups), max(groups), max(groups))

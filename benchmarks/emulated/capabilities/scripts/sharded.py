@@ -27,7 +27,7 @@ def main(options: dict[str, Any]) -> None:
     distributed.init_process_group("nccl")
     model = ddp(options, rank) if "ddp" in options else sharded(options)
     optimizer = getattr(torch.optim, options.get("optimizer", "AdamW"))(
-        model.parameters(), lr=1e-3, **options.get("optimizer_arguments", {})
+        groups_of_meshes(model), lr=1e-3, **options.get("optimizer_arguments", {})
     )
     micro_batches = options.get("accumulate", 1)
     made = batch(options)
@@ -43,7 +43,7 @@ def main(options: dict[str, Any]) -> None:
                 loss = loss / micro_batches
             loss.backward()
         if options.get("clip"):
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            clip(model)
         optimizer.step()
     distributed.destroy_process_group()
 
@@ -66,8 +66,12 @@ def made_model(options: dict[str, Any]) -> Any:
 
 def sharded(options: dict[str, Any]) -> nn.Module:
     """Return the model sharded over all ranks."""
-    world, replicas = distributed.get_world_size(), options.get("replicas", 1)
-    if replicas == 1:
+    world, replicas, split = distributed.get_world_size(), options.get("replicas", 1), options.get("tp", 1)
+    mesh: Any = None
+    if split > 1:
+        split_mesh = init_device_mesh("cuda", (world // split, split), mesh_dim_names=("fsdp", "tp"))
+        mesh = split_mesh["fsdp"]
+    elif replicas == 1:
         mesh = init_device_mesh("cuda", (world,))
     else:
         mesh = init_device_mesh("cuda", (replicas, world // replicas), mesh_dim_names=("replicate", "shard"))
@@ -77,14 +81,57 @@ def sharded(options: dict[str, Any]) -> nn.Module:
         given["reshard_after_forward"] = options["reshard"]
     with torch.device("meta"):
         model = made_model(options)
-    for path in options["blocks"]:
-        for block in model.get_submodule(path).children():
-            fully_shard(block, **given)
-    fully_shard(model, **given)
+    if split > 1:
+        split_tensors(model, split_mesh["tp"])
+    if world > split:
+        for path in options["blocks"]:
+            for block in model.get_submodule(path).children():
+                fully_shard(block, **given)
+        fully_shard(model, **given)
+    is_tied = options.get("config", {}).get("tie_word_embeddings")
+    if is_tied:
+        model.lm_head.weight = None  # to_empty would part it from the embedding
     model.to_empty(device="cuda")
+    if is_tied:
+        model.tie_weights()
     for tensor in (*model.parameters(), *model.buffers()):
         nn.init.zeros_(tensor)
     return model
+
+
+def split_tensors(model: Any, mesh: Any) -> None:
+    """Split the model's tensors by the plan that it has in transformers."""
+    from transformers.distributed.configuration_utils import DistributedConfig
+    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
+    for name in model.all_tied_weights_keys:
+        module, _, parameter = name.rpartition(".")
+        tied = model.get_parameter(name)
+        setattr(model.get_submodule(module), parameter, nn.Parameter(torch.empty_like(tied)))
+    plan, *_ = model._resolve_parallel_plans(DistributedConfig(tp_size=mesh.size()))
+    apply_tensor_parallelism(model, mesh, plan)
+    model.tie_weights()
+
+
+def groups_of_meshes(model: nn.Module) -> list[dict[str, Any]]:
+    """Return a group of parameters for each mesh, since one kernel takes those of one."""
+    groups: dict[Any, list[Tensor]] = {}
+    for parameter in model.parameters():
+        groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    return [{"params": parameters} for parameters in groups.values()]
+
+
+def clip(model: nn.Module) -> None:
+    """Clip the norm of all gradients; those of several meshes have a norm each."""
+    groups = [group["params"] for group in groups_of_meshes(model)]
+    if len(groups) == 1:
+        torch.nn.utils.clip_grad_norm_(groups[0], 1.0)
+        return
+    norms = [torch.nn.utils.get_total_norm([p.grad for p in group if p.grad is not None]) for group in groups]
+    whole = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
+    total = torch.linalg.vector_norm(torch.stack(whole))
+    for group in groups:
+        torch.nn.utils.clip_grads_with_norm_(group, 1.0, total)
 
 
 def ddp(options: dict[str, Any], rank: int) -> nn.Module:

@@ -1,0 +1,43 @@
+"""Split the tensors of a model's layers over the ranks of a mesh, by the plan that it has in transformers."""
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import nn
+
+from planner.errors import UsageError
+from planner.jobs import Job
+
+
+def split_tensors(model: Any, job: Job, mesh: Any) -> str:
+    """Do what transformers does with a model of `from_pretrained(tp_plan="auto")`, and return a note.
+
+    Raises UsageError for a model without a plan, and where the plan does not divide it.
+    """
+    where = f"{job.model}: --tp {job.tp}"
+    if not getattr(model, "tp_plan", None):
+        raise UsageError(
+            f"{where}: the model has no tensor parallel plan (`tp_plan`) in transformers; "
+            "call parallelize_module in a file of your own"
+        )
+    from transformers.distributed.configuration_utils import DistributedConfig
+    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
+    try:
+        _untie(model)
+        plan, *_ = model._resolve_parallel_plans(DistributedConfig(tp_size=job.tp))
+        apply_tensor_parallelism(model, mesh, plan)
+        model.tie_weights()
+    except ValueError as error:
+        raise UsageError(f"{where}: transformers refuses: {error}") from error
+    counts = ", ".join(f"{count} {style}" for style, count in Counter(plan.values()).items())
+    return f"tensor parallel: by the plan of transformers ({counts})"
+
+
+def _untie(model: Any) -> None:
+    """Part tied parameters, as they are while transformers loads a model (`no_tie_weights`)."""
+    for name in model.all_tied_weights_keys:
+        module, _, parameter = name.rpartition(".")
+        parted = nn.Parameter(torch.empty_like(model.get_parameter(name)))
+        setattr(model.get_submodule(module), parameter, parted)

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from planner.capture.meta_kernels.strides import (
     broadcast,
-    contiguous,
     empty,
     empty_strided,
     is_contiguous_meta,
@@ -20,10 +19,10 @@ from planner.capture.meta_kernels.strides import (
 def pointwise_output(*operands: Any, dtype: torch.dtype | None = None, **_: Any) -> Any:
     """Return one output over all operands: floating-point tensors, broadcast or not.
 
-    Operands that are no tensors are numbers, which decide nothing here. `dtype` is that of the output where
-    it is not what the operands promote to.
+    `dtype` is that of the output where it is not what the operands promote to.
     """
     tensors = []
+    has_number = False
     kind: torch.dtype | None = None
     for operand in operands:
         if isinstance(operand, Tensor):
@@ -32,27 +31,24 @@ def pointwise_output(*operands: Any, dtype: torch.dtype | None = None, **_: Any)
                 if not operand.dtype.is_floating_point:
                     return NotImplemented
                 kind = operand.dtype if kind is None else torch.result_type(*tensors[:2])
-        elif isinstance(operand, complex):
+        elif isinstance(operand, bool | complex):
             return NotImplemented
+        else:
+            has_number = True
     if kind is None or (len(tensors) > 2 and any(t.dtype is not kind for t in tensors)):
         return NotImplemented
-    return _laid_over(tensors, kind, dtype or kind)
+    return _laid_over(tensors, kind, dtype or kind, numbers=int(has_number))
 
 
 def _alone(x: Any, *numbers: Any, **options: Any) -> Any:
-    """Return an output over one tensor and numbers that are no operands.
-
-    CUDA puts its strides in order where they are unusual in dimensions of size 1 alone; torch's meta kernels
-    keep them.
-    """
-    is_simple = isinstance(x, Tensor) and x.is_meta and x.dtype.is_floating_point and 0 not in x.shape
-    if is_simple and x.is_contiguous() and not any(isinstance(number, complex) for number in numbers):
-        return empty(x.shape, x.dtype)
-    return pointwise_output(x, *numbers, **options)
+    """Return an output over one tensor and numbers that are no operands."""
+    if any(isinstance(number, complex) for number in numbers):
+        return NotImplemented
+    return pointwise_output(x, **options)
 
 
-def _laid_over(tensors: Sequence[Tensor], kind: torch.dtype, dtype: torch.dtype) -> Any:
-    """Return an output of this dtype over these operands, which promote to `kind`."""
+def _laid_over(tensors: Sequence[Tensor], kind: torch.dtype, dtype: torch.dtype, numbers: int = 0) -> Any:
+    """Return an output of this dtype over these operands, which promote to `kind`, and so many numbers."""
     shape: Sequence[int] = tensors[0].shape
     is_broadcast = False
     for t in tensors:
@@ -64,19 +60,24 @@ def _laid_over(tensors: Sequence[Tensor], kind: torch.dtype, dtype: torch.dtype)
         if common is None:
             return NotImplemented  # torch's own kernel words the error
         shape = common
-    if 0 in shape or (is_broadcast and len(shape) == 4 and (shape[1] == 1 or shape[2] == shape[3] == 1)):
-        return NotImplemented  # contiguous is channels_last too, and broadcasting decides which comes out
-    strides = [t.stride() if t.shape == shape else t.expand(shape).stride() for t in tensors]
-    if strides.count(contiguous(shape)) == len(strides):
-        return empty(shape, dtype)
-    # torch converts half precision there and back, and other dtypes to the common one, which puts what is
-    # expanded or of size 1 in order.
+    if 0 in shape:
+        return NotImplemented
+    strides = [_over(shape, t) for t in tensors]
+    # The CPU converts to the common dtype, which puts what is expanded or of size 1 in order.
     for t in tensors:
-        is_converted = t.dtype.itemsize == 2 or (t.dtype is not kind and t.dtype is not torch.bool)
+        is_converted = t.dtype is not kind and t.dtype is not torch.bool
         if is_converted and (0 in t.stride() or 1 in t.shape) and not is_contiguous_meta(t):
             return NotImplemented
-    output = pointwise_strides(shape, strides)
-    return NotImplemented if output is None else empty_strided(shape, output, dtype)
+    if numbers or is_broadcast:  # then the operands differ in shape
+        strides.append((0,) * len(shape))
+    return empty_strided(shape, pointwise_strides(shape, strides), dtype)
+
+
+def _over(shape: Sequence[int], t: Tensor) -> tuple[int, ...]:
+    """Return the strides of an operand in the common shape (TensorIteratorBase::compute_strides)."""
+    missing = len(shape) - t.dim()
+    own = (0 if t.shape[d] == 1 != shape[missing + d] else t.stride(d) for d in range(t.dim()))
+    return (0,) * missing + tuple(own)
 
 
 def _where(condition: Tensor, x: Tensor, y: Tensor) -> Any:
@@ -86,14 +87,20 @@ def _where(condition: Tensor, x: Tensor, y: Tensor) -> Any:
 
 
 def _clamp(x: Tensor, low: Any = None, high: Any = None) -> Any:
-    return NotImplemented if low is None and high is None else pointwise_output(x, low, high)
+    return NotImplemented if low is None and high is None else _alone(x, low, high)
+
+
+def _hardtanh(x: Tensor, *numbers: Any) -> Any:
+    """Leave tensors of unusual strides to torch: it clamps into an empty tensor, which is laid out later."""
+    output = _alone(x, *numbers)
+    return output if isinstance(output, Tensor) and output.stride() == x.stride() else NotImplemented
 
 
 def _power(x: Tensor, exponent: Any) -> Any:
     """Leave an exponent of one to torch: a copy, laid out in another way than the other powers."""
     if isinstance(exponent, Tensor) or (exponent == 1 and not is_contiguous_meta(x)):
         return NotImplemented
-    return pointwise_output(x, exponent)
+    return _alone(x, exponent)
 
 
 def _derivative(grad: Tensor, x: Tensor, *numbers: Any, **options: Any) -> Any:
@@ -120,7 +127,8 @@ def _foreach_unary(tensors: Sequence[Tensor]) -> Any:
 
 KERNELS: Mapping[str, Callable[..., Any]] = {
     "add.Tensor sub.Tensor mul.Tensor div.Tensor mul.Scalar div.Scalar": pointwise_output,
-    "rsub.Scalar hardtanh": pointwise_output,
+    "rsub.Scalar": pointwise_output,
+    "hardtanh": _hardtanh,
     "clamp_min relu gelu silu sigmoid tanh hardswish hardsigmoid leaky_relu elu": _alone,
     "exp neg rsqrt sqrt reciprocal sin cos log abs": _alone,
     "eq.Scalar ne.Scalar ge.Scalar le.Scalar gt.Scalar lt.Scalar": partial(

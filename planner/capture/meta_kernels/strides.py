@@ -128,24 +128,22 @@ def broadcast(shapes: Sequence[Sequence[int]]) -> Sequence[int] | None:
     return tuple(sizes)
 
 
-def pointwise_strides(shape: Sequence[int], operands: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """Return the strides of the output over operands that all have its shape.
+def pointwise_strides(shape: Sequence[int], operands: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the strides of the output over operands that all have its shape, numbers with strides of 0.
 
-    None where torch's kernels differ among each other: a single dense operand with unusual strides in
-    dimensions of size 1 is copied as it is by some and put in order by others.
+    >>> pointwise_strides((1, 8, 2, 2), [(8, 1, 16, 8)])  # channels last, whatever the stride of size 1
+    (32, 1, 16, 8)
+    >>> pointwise_strides((1, 8, 2, 2), [(8, 1, 16, 8), (0, 0, 0, 0)])  # as it is, where a number takes part
+    (8, 1, 16, 8)
     """
-    rank = len(shape)
-    is_contiguous = all(is_in_format(shape, strides, is_last=False) for strides in operands)
-    is_last = rank == 4 and all(is_in_format(shape, strides, is_last=True) for strides in operands)
-    if is_contiguous and is_last and len(operands) > 1:
-        output = contiguous(shape)  # tried first (TensorIteratorBase::compute_fast_setup_type)
-    elif is_contiguous != is_last:
-        output = contiguous(shape) if is_contiguous else channels_last(shape)
-    else:  # neither, or both for want of dimensions larger than 1
-        output = _strides_in_order(shape, _innermost_first(shape, operands)[::-1])
-    if len(operands) == 1 and output != operands[0] and is_dense(shape, operands[0]):
-        return None
-    return output
+    if all(any(strides) for strides in operands):  # TensorIteratorBase::compute_fast_setup_type
+        if all(is_in_format(shape, strides, is_last=False) for strides in operands):
+            return contiguous(shape)
+        if len(shape) == 4 and all(is_in_format(shape, strides, is_last=True) for strides in operands):
+            return channels_last(shape)
+        if len(set(operands)) == 1 and is_dense(shape, operands[0]):
+            return operands[0]
+    return _strides_in_order(shape, _innermost_first(shape, operands)[::-1])
 
 
 def _innermost_first(shape: Sequence[int], operands: Sequence[tuple[int, ...]]) -> list[int]:

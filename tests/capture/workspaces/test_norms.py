@@ -99,6 +99,18 @@ def test_group_norm() -> None:
     )  # fmt: skip
 
 
+def test_group_norm_in_half_precision_keeps_exact_moments_first() -> None:
+    """Mean and deviation per sample and group as floats, from torch 2.13 on."""
+    x, weight = meta(2, 6, 4, 4, dtype=torch.bfloat16), meta(6, dtype=torch.bfloat16)
+    args = (x, weight, weight, 2, 6, 16, 3, 1e-5)
+    assert steps(aten.native_group_norm.default, *args) == (
+        REST, Hold(24), Hold(24), Hold(48), Hold(48),
+    )  # fmt: skip
+    older = Target((8, 6), 80, torch=(2, 12))
+    rule = rule_of(aten.native_group_norm.default)
+    assert rule is not None and rule(args, None, older)[1:] == (Hold(48), Hold(48))
+
+
 def test_group_norm_over_channels_last() -> None:
     """Moments per sample, group and row of 24 bytes; 4 rows of 4 pixels."""
     x, weight = last(2, 6, 4, 4), meta(6)

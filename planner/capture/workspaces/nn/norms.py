@@ -80,9 +80,14 @@ def _normalized_backward(
 
 
 def _group_norm(args: Args, out: Any, target: Target) -> Ops:
-    """Allocate scale and shift of every sample and channel; with channels last, moments of rows before."""
+    """Allocate scale and shift of every sample and channel; with channels last, moments of rows before.
+
+    Newer versions hold mean and deviation of half precision as floats as well.
+    """
     x, weight, bias, samples, channels, pixels, groups = args[:7]
     ops: list[Op] = [Outputs()]
+    if x.dtype.itemsize == 2 and target.torch >= _EXACT_MOMENTS:
+        ops += [Hold(samples * groups * accumulator_bytes(x))] * 2
     if suggests_channels_last(x):
         ops.append(samples * groups * _closest_factor(pixels) * _WELFORD_BYTES)
     if pixels > 1 and (weight is not None or bias is not None):
@@ -104,6 +109,7 @@ def _group_norm_backward(args: Args, out: Any, target: Target) -> Ops:
     return tuple(ops)
 
 
+_EXACT_MOMENTS = (2, 13)  # pytorch/pytorch#183946
 _WELFORD_BYTES = 24  # mean, squares, a 64-bit count, count as a float
 
 

@@ -33,11 +33,13 @@ class StepLimit(Struct, frozen=True):
 
 
 def find_step_limit(trace: Trace, limits: MemoryLimits, growth: Growth, peak_bytes: int) -> StepLimit | None:
-    """Return the steps that fit; None if memory is unlimited. The traced steps reserve `peak_bytes`."""
+    """Return the steps that fit; None if all do. The traced steps reserve `peak_bytes`."""
     room = max_reserved_bytes(limits)
     if room is None:
         return None
     guess = growth.steps + max(0, room - peak_bytes) // growth.bytes_per_step
+    if growth.last_step is not None and guess >= growth.last_step:
+        return None
     loop = split_steps(trace)
     steps = [_without_categories(step) for step in loop.steps]
     most = MOST_EVENTS // max(1, len(steps[-1]))

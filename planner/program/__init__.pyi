@@ -32,7 +32,7 @@ from .fit import (
     tensors_diverge as tensors_diverge,
 )
 from .growth import (
-    GrowingSite as GrowingSite, Growth as Growth, find_growth as find_growth,
+    GrowingSite as GrowingSite, Growth as Growth, STREAM_POOL as STREAM_POOL, find_growth as find_growth,
     growing_blocks as growing_blocks,
 )
 from .kernel import OpKind as OpKind

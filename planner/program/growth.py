@@ -8,9 +8,11 @@ from collections import Counter
 from collections.abc import Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from planner.program.events import Alloc, Free, GrowthSource, Phase, PhaseStart, Site, Trace
+from planner.program.events import GRAPH_POOL, Alloc, Free, GrowthSource, Phase, PhaseStart, Site, Trace
 
+STREAM_POOL = 32  # streams of one priority, after which torch gives the first again (c10, kStreamsPerPool)
 FEWEST_STEPS = 3  # what two steps hold at their ends does not separate state from growth
 _ROUND_BYTES = 512  # blocks are multiples of it (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)
 
@@ -29,6 +31,7 @@ class Growth(Struct, frozen=True):
     bytes_per_step: int
     steps: int  # that were traced
     sites: tuple[GrowingSite, ...]  # by falling size
+    last_step: int | None = None  # that keeps more, where torch's pool of streams bounds it; None: no end
 
     @property
     def is_garbage(self) -> bool:
@@ -51,7 +54,24 @@ def find_growth(trace: Trace) -> Growth | None:
         if _rises([held[site] for held in ends])
     ]
     sites.sort(key=lambda one: -one.bytes_per_step)
-    return Growth(totals[-1] - totals[-2], len(ends), tuple(sites)) if sites else None
+    if not sites:
+        return None
+    growth = Growth(totals[-1] - totals[-2], len(ends), tuple(sites))
+    return replace(growth, last_step=_last_step(trace, growth))
+
+
+def _last_step(trace: Trace, growth: Growth) -> int | None:
+    """Return the step that uses the last stream, where each block lies on a stream that was new for it."""
+    streams = {event.block: event.stream for event in trace.events if isinstance(event, Alloc)}
+    last = growth.steps
+    for blocks in growing_blocks(trace, growth).values():
+        used = [streams[block] for block in blocks]
+        own = len(set(used) - {0, GRAPH_POOL})
+        if not own or len(set(used)) != len(used):
+            return None
+        a_step = -(-own // growth.steps)
+        last = max(last, growth.steps + -(-(STREAM_POOL - own) // a_step))
+    return last
 
 
 def growing_blocks(trace: Trace, growth: Growth) -> Mapping[Site, list[int]]:

@@ -16,7 +16,7 @@ from planner.jobs import (
     Precision,
     Quantize,
 )
-from planner.program import GrowingSite, Growth, Phase
+from planner.program import STREAM_POOL, GrowingSite, Growth, Phase
 from planner.report.document import Entry
 from planner.report.units import mib
 
@@ -155,9 +155,16 @@ def growth_text(growth: Growth, limit: "StepLimit | None") -> str:
         f"; the answer is for {growth.steps} steps"
     )
     if limit is None:
-        return text
+        return text if growth.last_step is None else f"{text}: {_end_text(growth.last_step)}"
     steps = f"{'' if limit.is_exact else 'about '}{limit.steps:,} step" + "s" * (limit.steps != 1)
     return f"{text}: after {steps} it no longer fits (--steps N plans for N)"
+
+
+def _end_text(last_step: int) -> str:
+    return (
+        f"until step {last_step} (--steps {last_step} plans for all of it), since each step makes a "
+        f"stream, and after {STREAM_POOL} torch gives the first again"
+    )
 
 
 def size_text(size_bytes: int) -> str:
@@ -166,6 +173,6 @@ def size_text(size_bytes: int) -> str:
 
 
 def _site_text(one: GrowingSite) -> str:
-    where = f"module {one.site.module}" if one.site.module else "the loop or the model's own forward"
+    where = f"module {one.site.module}" if one.site.module else "code outside of submodules"
     source = f", {one.source.source}" if one.source is not None and one.source.source else ""
     return f"{where} ({short_op(one.site.op)}{source})"

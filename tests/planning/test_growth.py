@@ -237,3 +237,35 @@ def test_a_trace_file_keeps_the_sources(tmp_path: Path) -> None:
     assert [type(source) for source in taken.growth_sources] == [GrowthSource]
     save_trace(taken, tmp_path / "a.trace", {})
     assert load_trace(tmp_path / "a.trace")[0] == taken
+
+
+STREAMS = """
+import torch
+from torch import nn
+
+model = nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+
+def train_step(x):
+    with torch.cuda.stream(torch.cuda.Stream()):
+        loss = model(x.cuda()).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_streams_of_a_pool_are_used_again(tmp_path: Path) -> None:
+    """Each step has a stream of its own with workspaces of cuBLAS, up to the 32 of torch's pool."""
+    (tmp_path / "train.py").write_text(STREAMS)
+    step = f"{tmp_path}/train.py:train_step"
+    result = planner.estimate(step, 8, input=["64"], gpu="RTX 3090")
+    growth = result.to_dict()["growth"]
+    assert (growth["last_step"], growth["steps_that_fit"]) == (32, None)
+    assert "until step 32 (--steps 32 plans for all of it)" in str(result).replace("\n    ", " ")
+    reserved = [
+        planner.estimate(step, 8, input=["64"], gpu="RTX 3090", steps=steps).to_dict()["peak_reserved_mib"]
+        for steps in (3, 32, 34)
+    ]
+    assert reserved[0] < reserved[1] == reserved[2]

@@ -6,8 +6,9 @@ from operator import itemgetter
 
 import torch
 
+from planner.program import STREAM_POOL
+
 DEFAULT_STREAM = 0
-_POOL_SIZE = 32  # streams of one priority that a process has; more are the same again (kStreamsPerPool)
 _LEAF_NODE = 2**63  # sequence numbers of nodes that add to leaves are above all others
 
 
@@ -26,7 +27,7 @@ class Streams:
     def make(self, priority: int = 0) -> int:
         """Return a stream of the pool of a priority."""
         self._made[priority] += 1
-        return 1 + (self._made[priority] - 1) % _POOL_SIZE + _POOL_SIZE * -priority
+        return 1 + (self._made[priority] - 1) % STREAM_POOL + STREAM_POOL * -priority
 
     def enter(self, stream: int) -> None:
         """Make a stream the current one until `leave`."""

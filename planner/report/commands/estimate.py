@@ -280,7 +280,7 @@ def _growth(growth: Growth | None, limit: StepLimit | None) -> dict[str, Any] | 
     if growth is None:
         return None
     return {
-        **attributes(growth, "bytes_per_step", "steps"),
+        **attributes(growth, "bytes_per_step", "steps", "last_step"),
         "steps_that_fit": None if limit is None else limit.steps,
         **attributes(limit, "is_exact"),
         "garbage": growth.is_garbage,

@@ -176,9 +176,4 @@ CAPABILITY = Capability(
         Case(DrawnJob(number, f"diffusers:{name}", batch, gpu, options))
         for number, (name, batch, gpu, options) in enumerate(_JOBS, 1)
     ),
-    {
-        15: "blocks of images that are taken one by one lie in another order from the second one on; the "
-        "mechanism is not found",
-        16: "blocks of tiles lie in another order; the mechanism is not found",
-    },
 )

@@ -9,8 +9,8 @@ other stream. A block that other streams use (`Tensor.record_stream`) is cached 
 at once, which no request can tell from a wait for the next one (`process_events`).
 
 Facts: c10/cuda/CUDACachingAllocator.cpp of torch 2.6 to 2.13; methods name the functions that they mirror.
-The private pool of CUDA graphs is a stream of its own, `GRAPH_POOL`, whose segments are never released, and
-for which no cached segment is (`captures_underway`). No `MemPool`s.
+A private pool of CUDA graphs is a stream of its own, from `GRAPH_POOL` on, whose segments are never released,
+and for which no cached segment is (`captures_underway`). No `MemPool`s.
 """
 
 import sys
@@ -163,7 +163,7 @@ class CachingAllocator:
     def empty_cache(self) -> None:
         """Give back to CUDA every segment that is wholly free; every free page where segments expand."""
         for turn in (1, 0):  # large, then small
-            for stream in sorted(self._of_streams.keys() - {GRAPH_POOL}):
+            for stream in sorted(stream for stream in self._of_streams if stream < GRAPH_POOL):
                 self._segments.release_pool(self._of_streams[stream][turn])
 
     def reset_peaks(self) -> None:
@@ -250,7 +250,7 @@ class CachingAllocator:
             return None
         if self._release_oversize(pool, size_bytes):
             block = self._segments.request_segment(pool, size_bytes, segment_bytes)
-        if block is None and pool.stream != GRAPH_POOL:
+        if block is None and pool.stream < GRAPH_POOL:
             self.empty_cache()
             self.retries += 1
             block = self._segments.request_segment(pool, size_bytes, segment_bytes)

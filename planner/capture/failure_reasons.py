@@ -89,6 +89,8 @@ def remedy_for(error: BaseException, message: str, otherwise: str = ANY) -> str:
             "it needs arguments of its own, and a plan gives none: give them defaults, or parse them below "
             'if __name__ == "__main__":'
         )
+    if isinstance(error, AssertionError) and "capturable=True" in str(error):
+        return "its optimizer steps before the first step, which is not planned: move that into the step"
     if _IS_ABOUT_CLASSES.search(message):
         return f"{SHAPES}; classes are int64, such as --target scalar:int64"
     if isinstance(error, RuntimeError | ValueError | TypeError | IndexError) and _IS_ABOUT_SHAPES.search(

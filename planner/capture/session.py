@@ -206,6 +206,7 @@ class _Session(Struct, frozen=True):
         )
         placement.on_empty_cache = recorder.record_empty_cache
         placement.on_resize = recorder.record_resize
+        placement.graphs.open_pool = recorder.graph_pool
         freeze_parameters(model, job)
         sharded = shard_model(model, job) if job.fsdp or job.tp else ()
         with liger_kernels(model, job):

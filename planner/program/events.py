@@ -16,7 +16,8 @@ RANDOM_COURSE_NOTE = "random numbers on the CPU"
 RANDOM_VALUES_NOTE = "values drawn at random"
 
 
-# In place of a stream: the private memory pool of CUDA graphs, all captured on one stream.
+# In place of a stream: the private memory pool of CUDA graphs, all captured on one stream. Pools of graphs
+# that a user's code captures have the numbers after it.
 GRAPH_POOL = 2**20
 
 
@@ -59,7 +60,7 @@ class Alloc(Struct, frozen=True, gc=False):
     category: Category
     site: int  # index into `Trace.sites`
     may_fail: bool = False  # if it fails, the process requests another size: a convolution's workspace
-    # Whose work it serves first, 0 the default stream; blocks are cached by stream. GRAPH_POOL: CUDA graphs.
+    # Whose work it serves first, 0 the default stream: by it blocks are cached. From GRAPH_POOL on: graphs
     stream: int = 0
 
 

@@ -47,6 +47,8 @@ _SCRIPTS: tuple[tuple[str, int, str, tuple[str, ...]], ...] = (
     ("nerf.py:Trainer", 1024, "RTX 4090", ("3", "3", "3")),
     ("ctc_speech.py:Recogniser", 16, "RTX 3090", ("80x800", "60:int64")),
     ("maml.py:meta_step", 4, "RTX 3090", ("50x3x80x80", "50:int64")),
+    ("captured_step.py:Trainer", 512, "RTX 3090", ("512", "scalar:int64")),
+    ("graphed_encoder.py:Classifier", 32, "RTX 4090", ("128:int64", "scalar:int64")),
 )
 
 

@@ -15,7 +15,8 @@ _CACHING = _TORCH | {
 }
 
 
-_OF_ONE_RUN = ("transformers.training_args",)  # modules of these that query anew for each script
+# Modules of these that query anew for each script.
+_OF_ONE_RUN = ("transformers.training_args", "torch.cuda.graphs")
 
 
 def _root_of(frame: FrameType) -> str:
@@ -24,15 +25,20 @@ def _root_of(frame: FrameType) -> str:
 
 def is_of_torch(frame: FrameType) -> bool:
     """Return whether torch's own Python code or the planner runs in the frame."""
-    return _root_of(frame) in _TORCH
+    return _root_of(frame) in _TORCH and frame.f_globals.get("__name__") not in _OF_ONE_RUN
 
 
 def caches_answers(frame: FrameType) -> bool:
     """Return whether the frame is of a library that caches answers about the machine."""
-    return _root_of(frame) in _CACHING and frame.f_globals.get("__name__") not in _OF_ONE_RUN
+    return is_of_library(frame) and frame.f_globals.get("__name__") not in _OF_ONE_RUN
 
 
-def line_of_caller(is_left_out: Callable[[FrameType], bool] = caches_answers) -> str:
+def is_of_library(frame: FrameType) -> bool:
+    """Return whether the frame is of torch, the planner or a library that is not the user's."""
+    return _root_of(frame) in _CACHING
+
+
+def line_of_caller(is_left_out: Callable[[FrameType], bool] = is_of_library) -> str:
     """Return the innermost line of code that is not left out as FILE:LINE; "" where there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and is_left_out(frame):

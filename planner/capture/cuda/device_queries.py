@@ -29,7 +29,6 @@ _CONSTANTS: dict[str, Any] = {
     "is_available": True,
     "is_initialized": True,
     "is_tf32_supported": True,
-    "is_current_stream_capturing": False,
     "can_device_access_peer": False,
     "device_count": 1,
     "current_device": 0,

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils import _device
 from torch.utils._python_dispatch import _disable_current_modes
 
-from planner.capture.cuda import device_queries
+from planner.capture.cuda import device_queries, graphs as cuda_graphs
 from planner.capture.cuda.callers import is_of_torch, line_of_caller
 from planner.capture.cuda.host_tensors import HostTensors, Side
 from planner.capture.cuda.names import Names, Replacement
@@ -48,6 +48,7 @@ class Placement:
     host: HostTensors = field(default_factory=HostTensors)  # on meta in place of the CPU
     has_values: bool = False  # of tensors: a copy on the CPU is a real one
     streams: Streams = field(default_factory=Streams)
+    graphs: cuda_graphs.Graphs = field(default_factory=cuda_graphs.Graphs)
     on_empty_cache: Callable[[], None] = lambda: None  # of a recorder
     on_resize: Callable[[Tensor], None] = lambda tensor: None  # likewise, where a storage is resized
     remarks: dict[str, str] = field(default_factory=dict)  # remark -> the first line that causes it
@@ -206,6 +207,9 @@ def _replacements() -> Iterator[Replacement]:
         _remark,
         lambda: _opened[-1].on_empty_cache(),
         lambda: _opened[-1].streams,
+    )
+    yield from cuda_graphs.replacements(
+        lambda: _opened[-1].graphs, lambda: _opened[-1].streams, lambda: _opened[-1].on_empty_cache()
     )
 
 

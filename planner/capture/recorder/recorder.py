@@ -77,8 +77,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._phase = Phase.SETUP
         self._cublas = CublasWorkspaces(target, cublas_config)
         self._cublas_blocks: list[Block] = []
-        self._is_in_graph_pool = False
         self._pending = PendingCollectives()
+        self._pool: int | None = None  # the private one in use
         self._autotuned: set[str] = set()  # signatures of calls whose engines a library has timed
 
     # ---- called by the loop
@@ -116,13 +116,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._log.free(self._alloc(1, Category.TEMPORARY, "empty_cache"), empties_cache=True)
 
     @contextmanager
-    def graph_pool(self) -> Iterator[None]:
-        """Allocate in the private pool of CUDA graphs while open."""
-        self._is_in_graph_pool = True
+    def graph_pool(self, pool: int = GRAPH_POOL) -> Iterator[None]:
+        """Allocate in a private pool of CUDA graphs while open: GRAPH_POOL is that of torch's compiler."""
+        before, self._pool = self._pool, pool
         try:
             yield
         finally:
-            self._is_in_graph_pool = False
+            self._pool = before
 
     def clear_cublas_workspaces(self) -> None:
         """Record that cuBLAS frees the workspaces that it keeps (`torch._C._cuda_clearCublasWorkspaces`)."""
@@ -239,7 +239,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             answered = answer_convolutions(op.rule(args, out, self.target), self.target)
             ops = self._autotune_once(op, args, answered)
         cublas_bytes = (
-            self._cublas.first_use(self._phase, self._stream) if uses_cublas(op.func, args, ops) else 0
+            self._cublas.first_use(self._phase, self._blas_stream) if uses_cublas(op.func, args, ops) else 0
         )
         if op.outputs is OutputKind.RESIZED:
             self._record_resized(op, out)
@@ -256,7 +256,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             passed = to_meta(args), to_meta(out)
             call = RecordedCall(start, end, site, op.func, *passed, takes, self._stream)
             self._calls.append(call)
-        lt_bytes = self._cublas.first_lt_use(op.func, args, self._phase, self._stream) if op.uses_blas else 0
+        lt_bytes = (
+            self._cublas.first_lt_use(op.func, args, self._phase, self._blas_stream) if op.uses_blas else 0
+        )
         self._record_cublas(op, lt_bytes)  # not of the kernel's rule, which is the same at each call
 
     def _record_resized(self, op: Operator, out: Tensor) -> None:
@@ -351,7 +353,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def _stream(self) -> int:
-        return GRAPH_POOL if self._is_in_graph_pool else self._streams.current
+        return self._streams.current if self._pool is None else self._pool
+
+    @property
+    def _blas_stream(self) -> int:
+        """Return the stream by which cuBLAS keeps workspaces; that of torch's compiler has no other name."""
+        return self._pool if self._pool == GRAPH_POOL else self._streams.current
 
     def _alloc(self, size_bytes: int, category: Category, op: str, module: str | None = None) -> Block:
         where = self.modules.name_in(self._phase) if module is None else module

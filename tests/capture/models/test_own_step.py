@@ -433,6 +433,90 @@ def test_a_method_needs_an_object(tmp_path: Path) -> None:
         trace_code(tmp_path, code, "Training.learn")
 
 
+CAPTURED = """
+class Captured:
+    def __init__(self):
+        self.net = net()
+        self.optimizer = torch.optim.Adam(self.net.parameters(), capturable=True)
+        self.graph = None
+        BEFORE
+
+    def update(self):
+        loss = self.net(self.x).sum()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+    def capture(self, x):
+        self.x = x.to(device)
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            self.update()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            assert torch.cuda.is_current_stream_capturing()
+            self.update()
+
+    def step(self, x):
+        if self.graph is None:
+            self.capture(x)
+        self.x.copy_(x)
+        self.graph.replay()
+"""
+GRAPHED = """
+class Graphed:
+    def __init__(self):
+        self.net, self.head = net(), nn.Linear(8, 8).to(device)
+        self.optimizer = torch.optim.SGD([*self.net.parameters(), *self.head.parameters()], lr=0.1)
+        self.graphed = None
+
+    def step(self, x):
+        x = x.to(device)
+        if self.graphed is None:
+            self.graphed = torch.cuda.make_graphed_callables(self.net, (torch.randn_like(x),))
+        self.optimizer.zero_grad()
+        self.head(self.graphed(x)).sum().backward()
+        self.optimizer.step()
+"""
+
+
+def allocations_by_step(trace: Trace) -> dict[int, list[Alloc]]:
+    """Return the allocations of each step."""
+    steps: dict[int, list[Alloc]] = {}
+    step = 0
+    for event in trace.events:
+        step = event.step if isinstance(event, PhaseStart) else step
+        if isinstance(event, Alloc):
+            steps.setdefault(step, []).append(event)
+    return steps
+
+
+def test_a_captured_graph_keeps_a_pool_and_replays_without_allocating(tmp_path: Path) -> None:
+    """What is captured lies in a pool of its own; the graph's two numbers on the default stream."""
+    steps = allocations_by_step(trace_code(tmp_path, CAPTURED.replace("BEFORE", ""), "Captured", "64"))
+    assert steps.keys() == {0, 1}
+    streams = {event.stream for event in steps[1]}
+    assert {stream for stream in streams if stream >= GRAPH_POOL} == {GRAPH_POOL + 1}
+    assert [e.size_bytes for e in steps[1] if e.stream == 0] == [4 * 64 * BATCH, 8, 8]
+
+
+def test_graphed_callables_share_a_pool(tmp_path: Path) -> None:
+    """The forward and backward graph of a module have one pool, which later steps do not touch."""
+    steps = allocations_by_step(trace_code(tmp_path, GRAPHED, "Graphed", "64"))
+    pools = [{event.stream for event in steps[one] if event.stream >= GRAPH_POOL} for one in (1, 2, 3)]
+    assert pools == [{GRAPH_POOL + 1}, set(), set()]
+
+
+def test_a_graph_before_the_first_step_is_refused(tmp_path: Path) -> None:
+    """In one line with the line that captures it; nothing records what a constructor runs."""
+    code = CAPTURED.replace("BEFORE", "self.capture(torch.zeros(8, 64))")
+    with pytest.raises(ModelError, match="its optimizer steps before the first step"):
+        trace_code(tmp_path, code, "Captured", "64")
+    code = code.replace(", capturable=True", "")
+    with pytest.raises(ModelError, match=r"train.py:\d+ captures a CUDA graph before the first step"):
+        trace_code(tmp_path, code, "Captured", "64")
+
+
 COMPILED = """
 model = nn.Sequential(nn.Linear(64, 128), nn.Sigmoid(), nn.Tanh(), nn.Linear(128, 8)).to(device)
 compiled = torch.compile(model, mode=MODE)

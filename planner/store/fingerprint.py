@@ -1,7 +1,8 @@
 """Fingerprints: what decides a job's traces, as plain data. Jobs with equal ones have equal traces.
 
 A file of the user's counts with the modules beside it that it imports. Where its code may look at anything
-else (files, the environment, the time, modules named at run time), nobody can know, and it has no key.
+else (files, the environment, the time, modules named at run time), nobody can know, and it has no key. Code
+that a plan does not run may: that below `if __name__ == "__main__":`, and functions that it alone calls.
 """
 
 import ast
@@ -43,12 +44,12 @@ LIBRARIES = {
 }
 # Of the standard library, modules that look at nothing outside the program.
 PURE_MODULES = frozenset(
-    ("__future__", "abc", "collections", "contextlib", "copy", "dataclasses", "enum", "functools")
-    + ("itertools", "math", "numbers", "operator", "re", "string", "types", "typing", "warnings")
+    ("__future__", "abc", "argparse", "collections", "contextlib", "copy", "dataclasses", "enum", "functools")
+    + ("itertools", "logging", "math", "numbers", "operator", "re", "string", "types", "typing", "warnings")
 )
 _INSTALLED = frozenset(
     ("torch", "torchvision", "timm", "transformers", "monai", "einops", "numpy")
-    + ("bitsandbytes", "torchao", "lion_pytorch")
+    + ("bitsandbytes", "torchao", "lion_pytorch", "lightning", "scipy", "torchmetrics", "tqdm")
 )
 IMPURE_NAMES = frozenset(
     ("open", "exec", "eval", "compile", "input", "__import__", "globals", "environ", "getenv", "load")
@@ -57,6 +58,10 @@ IMPURE_NAMES = frozenset(
     + ("datasets", "from_json_file", "get_config_dict", "read_config", "read_meta", "load_config_file")
     + ("load_config_files", "load_bundle_config")
 )
+# Names of those that are harmless as attributes: `model.eval()`, `torch.compile`, `re.compile`.
+_HARMLESS = frozenset(("compile", "eval", "exec", "input"))
+# Names of sys that say nothing of the process; a plan gives a file no arguments.
+_OF_SYS = frozenset(("argv", "exit", "float_info", "maxsize", "stderr", "stdout"))
 
 
 def fingerprint_of(job: Job) -> Fingerprint | None:
@@ -66,12 +71,12 @@ def fingerprint_of(job: Job) -> Fingerprint | None:
         return None
     content: str | None = ""
     if source == "file":
-        content = file_digest(Path(name.rpartition(":")[0]))
+        content = _digest_of(name)
     elif source in ("hf", "diffusers") and Path(name).is_dir():
         content = _folder_digest(Path(name))
     elif source == "nnunet":
         content = _folder_digest(Path(name).parent)  # with dataset.json
-    loss = file_digest(Path(str(job.loss).rpartition(":")[0])) if is_code(job.loss) else ""
+    loss = _digest_of(str(job.loss)) if is_code(job.loss) else ""
     optimizer = _optimizer_digest(job)
     if content is None or loss is None or optimizer is None:
         return None
@@ -99,7 +104,7 @@ def _libraries_of_tuning(job: Job) -> tuple[str, ...]:
 def _optimizer_digest(job: Job) -> str | None:
     """Return a digest of the optimizer's file, or the version of its library; None where nobody knows it."""
     if is_optimizer_file(job.optimizer):
-        return file_digest(Path(str(job.optimizer).rpartition(":")[0]))
+        return _digest_of(str(job.optimizer))
     library = optimizer_library(job.optimizer)
     return installed_version(library) if library else ""
 
@@ -140,8 +145,16 @@ def _folder_digest(folder: Path) -> str | None:
 # ---- a file of the user's
 
 
-def file_digest(path: Path) -> str | None:
-    """Return a digest of a file and of its imports beside it; None where it may look at anything else."""
+def _digest_of(name: str) -> str | None:
+    file, _, attribute = name.rpartition(":")
+    return file_digest(Path(file), attribute.partition(".")[0])
+
+
+def file_digest(path: Path, name: str = "") -> str | None:
+    """Return a digest of a file and of its imports beside it; None where it may look at anything else.
+
+    `name` is what is run of the file; "": any of its functions.
+    """
     path = Path(os.path.realpath(path))
     digest = sha256(os.fsencode(path))  # tracebacks and relative paths depend on its place
     waiting, seen = [path], set()
@@ -157,25 +170,54 @@ def file_digest(path: Path) -> str | None:
             return None  # tracing will report what is wrong with it
         digest.update(f"{len(content)}\n".encode())
         digest.update(content)
-        if any(_is_impure(node) for node in ast.walk(tree)):
+        nodes = list(_nodes_run(tree, name if file == path else ""))
+        if any(map(_is_impure, nodes)):
             return None
-        for module in sorted(set(_imported(tree))):
+        for module in sorted({one for node in nodes for one in _imported(node)}):
             top = module.partition(".")[0]
             inside = _beside(top, path.parent)
             if inside is not None:
                 waiting += inside
             elif top in _INSTALLED:
                 digest.update(f"{top} {installed_version(top)}\n".encode())
-            elif top not in PURE_MODULES:
+            elif top not in PURE_MODULES and module != "sys" and module.removeprefix("sys.") not in _OF_SYS:
                 return None
     return digest.hexdigest()
+
+
+def _nodes_run(tree: ast.Module, name: str) -> Iterator[ast.AST]:
+    """Yield the nodes of the code that a plan may run: what runs at import, the function of this name, and
+    functions that such code names.
+    """
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    waiting: list[ast.AST] = [node for node in tree.body if not _is_for_scripts(node)]
+    if name:
+        of_imports = [one for node in functions.values() for one in (node.args, *node.decorator_list)]
+        waiting = [node for node in waiting if not isinstance(node, ast.FunctionDef)] + of_imports
+        waiting += [functions.pop(name)] if name in functions else []
+    while waiting:
+        for node in ast.walk(waiting.pop()):
+            yield node
+            named = node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
+            if name and named in functions:
+                waiting.append(functions.pop(named))
+
+
+def _is_for_scripts(node: ast.stmt) -> bool:
+    """Return whether this is `if __name__ == "__main__":`."""
+    names = ast.walk(node.test) if isinstance(node, ast.If) and not node.orelse else ()
+    return any(isinstance(one, ast.Name) and one.id == "__name__" for one in names)
 
 
 def _is_impure(node: ast.AST) -> bool:
     if isinstance(node, ast.Name):
         return node.id in IMPURE_NAMES
     if isinstance(node, ast.Attribute):
-        return node.attr in IMPURE_NAMES
+        if isinstance(node.value, ast.Name) and node.value.id == "sys":
+            return node.attr not in _OF_SYS
+        return node.attr in IMPURE_NAMES - _HARMLESS
+    if isinstance(node, ast.Import) and any(one.name == "sys" and one.asname for one in node.names):
+        return True
     if isinstance(node, ast.Import | ast.ImportFrom):
         is_relative = isinstance(node, ast.ImportFrom) and node.level > 0
         return is_relative or any(
@@ -184,13 +226,13 @@ def _is_impure(node: ast.AST) -> bool:
     return False
 
 
-def _imported(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
+def _imported(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module:
+        if node.module != "sys":
             yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def _beside(module: str, folder: Path) -> list[Path] | None:

@@ -218,6 +218,7 @@ def test_keys_distinguish_jobs(model: Path) -> None:
         "import a_module_that_is_nowhere", "import torch.hub as hub", "from torch.hub import list as names",
         "from transformers import BertConfig\nwidth = BertConfig.from_json_file('c.json').hidden_size",
         "from torchvision.datasets import ImageFolder", "from torchvision.io import read_image",
+        "import sys\nwidth = len(sys.path)", "import sys as system", "from sys import stdin",
     ],
 )  # fmt: skip
 def test_files_that_may_look_at_anything_are_not_cached(model: Path, line: str) -> None:
@@ -228,6 +229,39 @@ def test_files_that_may_look_at_anything_are_not_cached(model: Path, line: str) 
     (model.parent / "parts.py").write_text(f"{PARTS}\n{line}\n")
     model.write_text(MODEL)
     assert file_digest(model) is None
+
+
+SCRIPT = """
+import argparse
+import sys
+
+net.eval()
+
+def helper(): pass
+
+def train_step(x):
+    helper()
+
+def main():
+    torch.load("data")
+
+if __name__ == "__main__":
+    import os
+    main()
+    sys.exit(0)
+"""
+
+
+def test_code_that_a_plan_does_not_run_may_look_at_anything(model: Path) -> None:
+    """What stands below the guard of scripts, and functions that it alone calls, which load data."""
+    model.write_text(MODEL + SCRIPT)
+    assert file_digest(model, "train_step") is not None
+    assert file_digest(model, "main") is None
+    for changed in (("def helper(): pass", "def helper(): main()"), ("net.eval()", "net.load()")):
+        model.write_text(MODEL + SCRIPT.replace(*changed))
+        assert file_digest(model, "train_step") is None
+    model.write_text(MODEL + SCRIPT.replace("def helper(): pass", "def helper(x=main()): pass"))
+    assert file_digest(model, "train_step") is None
 
 
 def test_a_folder_with_an_unreadable_file_is_not_kept(tmp_path: Path) -> None:

@@ -61,7 +61,8 @@ def finetune_case(number: int, job: Finetune) -> Case:
         "checkpoint": job.checkpoint,
         "prepare": job.prepare,
         **({"peft": _peft(job)} if job.peft else {}),
-        **({"quantize": _quantize(job)} if job.quantize else {}),
+        **({"quantize": _quantize(job)} if job.quantize and "-" not in job.quantize else {}),
+        **({"torchao": {"kind": job.quantize, **job.quantize_arg}} if "-" in job.quantize else {}),
         **job.script,
     }
     drawn = DrawnJob(number, f"hf:{job.model}", job.batch, job.gpu, options)

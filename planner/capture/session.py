@@ -15,6 +15,7 @@ from planner.capture.cuda.devices import Placement, devices_shown, names_of_torc
 from planner.capture.cuda.host_tensors import Side
 from planner.capture.cuda.optimizer_libraries import optimizer_libraries
 from planner.capture.cuda.semantics import Suspended, cuda_semantics
+from planner.capture.cuda.torchao_kernels import torchao_kernels
 from planner.capture.distributed.sharding import rank_count, shard_model
 from planner.capture.failure_reasons import explain, source_line
 from planner.capture.loop.batches import batch_loader
@@ -35,6 +36,7 @@ from planner.capture.models.live_optimizer import optimizer_maker
 from planner.capture.models.own_step import StepModule
 from planner.capture.models.quantized import notes_on_quantized, quantize_linears, quantize_on_meta
 from planner.capture.models.registry import build_model, complete_by_library
+from planner.capture.models.torchao_weights import prepare_quantization
 from planner.capture.models.transformers.build import is_padded, notes_of
 from planner.capture.models.transformers.masks import assume_padding
 from planner.capture.models.transformers.own_trainer import TrainerModule
@@ -146,6 +148,7 @@ class _Session(Struct, frozen=True):
         """Capture with shapes alone; a model that reads values is captured with values, if need be again."""
         job = complete_by_library(self.job)
         prepare_optimizer(job)
+        prepare_quantization(job)
         first_read = self.memory.first_read
         if first_read is None:
             try:
@@ -230,6 +233,7 @@ def _record_loop(
             cuda_semantics(path_of, recorder.target.torch) as without_semantics,
             assume_padding(is_padded(job)),
             devices_shown(),
+            torchao_kernels(),
             full_lengths() as lengths,
             _without_garbage_collection(),
             _calls_watched(job, recorder, without_semantics) as compiled,

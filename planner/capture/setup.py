@@ -11,10 +11,11 @@ from operator import itemgetter
 
 from torch import Tensor, nn
 
-from planner.capture.cuda.devices import put_order
+from planner.capture.cuda.devices import put_order, quantized_on_gpu
 from planner.capture.cuda.rnn import flatten_weights
 from planner.capture.models.meta_init import tensors_put_on_gpu
 from planner.capture.models.quantized import adapters_as_made, cast_to_float32
+from planner.capture.models.torchao_weights import Quantized, take_over
 from planner.capture.recorder.recorder import Recorder
 from planner.jobs import Job
 from planner.program import Category
@@ -47,6 +48,9 @@ def _record_model(
         (put_order(one), partial(_record_all, (one,), recorder, "to", ""))
         for one in tensors_put_on_gpu(model)
     ]
+    for one in quantized_on_gpu():
+        moves.append((one.source_order, partial(_record_source, one, recorder)))
+        moves.append((one.order, partial(_record_quantized, one, model, recorder)))
     for name, module in _in_order_of_apply(model):
         held = [one for one in (*module._parameters.values(), *module._buffers.values()) if one is not None]
         orders = [put_order(one) for one in held]
@@ -60,10 +64,24 @@ def _record_model(
         moves.append((max(orders, default=inf), partial(_record_flattened, module, recorder, name)))
     for _, record in sorted(moves, key=itemgetter(0)):
         record()
+    quantized_on_gpu().clear()
 
 
 def _record_loaded(loaded: dict[int, list[Tensor]], module: nn.Module, recorder: Recorder, name: str) -> None:
     _record_all(loaded.pop(id(module)), recorder, "quantize", name)
+
+
+def _record_source(one: Quantized, recorder: Recorder) -> None:
+    if one.source is not None:
+        recorder.record_tensor(one.source, Category.PARAMETER, "to", "")
+
+
+def _record_quantized(one: Quantized, model: nn.Module, recorder: Recorder) -> None:
+    """Record a weight's quantization on the GPU, after which it is no longer there as it was."""
+    with recorder:
+        made = one.again()
+    take_over(model, one, made)
+    recorder.set_category(made, Category.PARAMETER)
 
 
 def _record_flattened(module: nn.Module, recorder: Recorder, name: str) -> None:

@@ -120,12 +120,27 @@ class TensorSpec(Struct, frozen=True):
 
 
 class Quantize(StrEnum):
-    """Weights of linear layers in fewer bits, as bitsandbytes holds them."""
+    """Weights of linear layers in fewer bits, as bitsandbytes and torchao hold them."""
 
     NONE = "none"
     NF4 = "nf4"
     FP4 = "fp4"
     INT8 = "int8"  # LLM.int8()
+    INT8_WEIGHT_ONLY = "int8-weight-only"  # of torchao, as the others below
+    INT4_WEIGHT_ONLY = "int4-weight-only"
+    INT8_TRAINING = "int8-training"  # weights in INT8 that are trained
+    INT8_MIXED = "int8-mixed"  # products in INT8 of weights as they are
+    FLOAT8_TRAINING = "float8-training"  # products in FP8 of weights as they are
+
+    @property
+    def is_of_torchao(self) -> bool:
+        """Return whether torchao holds the weights, or multiplies them."""
+        return "-" in self.value
+
+    @property
+    def is_trained(self) -> bool:
+        """Return whether the weights are trained."""
+        return self in (Quantize.INT8_TRAINING, Quantize.INT8_MIXED, Quantize.FLOAT8_TRAINING)
 
 
 PUBLISHED, INSTALLED, STORED = "published", "installed", "stored"  # of `Job.cudnn`
@@ -176,7 +191,7 @@ class Job(Struct, frozen=True):
     peft: str = ""  # a method of peft that adapts the model, such as "lora"; "": none
     peft_arg: tuple[str, ...] = ()  # KEY=VALUE of its configuration
     quantize: Quantize = Quantize.NONE
-    quantize_arg: tuple[str, ...] = ()  # KEY=VALUE of transformers' BitsAndBytesConfig
+    quantize_arg: tuple[str, ...] = ()  # KEY=VALUE of transformers' BitsAndBytesConfig, or torchao's
     prepare_kbit: bool = False  # peft's `prepare_model_for_kbit_training`
     liger: bool = False  # Liger's kernels, as transformers' `use_liger_kernel` applies them
     optimizer_args: tuple[tuple[str, Any], ...] = ()  # keywords of the optimizer; lists are tuples

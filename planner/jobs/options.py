@@ -244,12 +244,14 @@ JOB_OPTIONS: tuple[JobOption, ...] = (
     ),
     _option(
         "quantize",
-        "Hold the weights of linear layers as bitsandbytes does: none (the default), nf4, fp4 or int8.",
+        "Hold the weights of linear layers as bitsandbytes (nf4, fp4, int8) or torchao does "
+        "(int8-weight-only, int4-weight-only, int8-training, int8-mixed, float8-training); default none.",
         "TYPE",
     ),
     _option(
         "quantize_arg",
-        "A value of transformers' BitsAndBytesConfig, such as bnb_4bit_use_double_quant=true; repeatable.",
+        "A value of transformers' BitsAndBytesConfig, such as bnb_4bit_use_double_quant=true, or of "
+        "torchao's configuration, such as group_size=64; repeatable.",
         "KEY=VALUE",
         parse=partial(check_argument, "--quantize-arg"),
     ),

@@ -98,6 +98,7 @@ def _libraries_of_tuning(job: Job) -> tuple[str, ...]:
     """Return the libraries that adapt or quantize the model of any source."""
     adapting = ("peft", "transformers") if job.peft else ()
     quantizing = ("bitsandbytes", "transformers") if job.quantize is not Quantize.NONE else ()
+    quantizing = ("torchao", "transformers") if job.quantize.is_of_torchao else quantizing
     return (*adapting, *quantizing, *(("liger_kernel",) if job.liger else ()))
 
 

@@ -28,6 +28,7 @@ from planner.capture.cuda.names import Names, Replacement
 from planner.capture.cuda.placed import PlacedTensors
 from planner.capture.cuda.streams import Streams
 from planner.capture.cuda.triton_kernels import launches_skipped, triton_importable
+from planner.capture.wrapped import is_wrapped
 
 META = "meta"
 _LIKE = ("empty", "full", "ones", "rand", "randint", "randn", "zeros")
@@ -44,6 +45,7 @@ class Placement:
     target: str = META  # of tensors that are not on meta yet
     capability: tuple[int, int] = (8, 0)
     placed: PlacedTensors = field(default_factory=PlacedTensors)  # on the GPU while a model is built
+    quantized: list[Any] = field(default_factory=list)  # weights that were quantized there
     is_running: bool = False  # the loop runs, whose tensors are not noted
     host: HostTensors = field(default_factory=HostTensors)  # on meta in place of the CPU
     has_values: bool = False  # of tensors: a copy on the CPU is a real one
@@ -141,6 +143,16 @@ def is_put_on_gpu(tensor: Tensor) -> bool:
     return bool(_opened) and tensor in _opened[-1].placed
 
 
+def innermost() -> Placement:
+    """Return the placement that was opened last."""
+    return _opened[-1]
+
+
+def quantized_on_gpu() -> list[Any]:
+    """Return the weights that were quantized on the GPU while the model was built."""
+    return _opened[-1].quantized if _opened else []
+
+
 def put_order(tensor: Tensor) -> float:
     """Return the number of a tensor among those that user code put on the GPU while the model was built;
     infinity for another.
@@ -197,6 +209,7 @@ def _replacements() -> Iterator[Replacement]:
     yield Tensor, "cuda", _to_gpu
     yield nn.Module, "to", _moving_module(nn.Module.to, _device_given)
     yield nn.Module, "cuda", _moving_module(nn.Module.cuda, lambda *_, **__: _GPU)
+    yield Tensor, "_make_wrapper_subclass", staticmethod(_wrapping(Tensor._make_wrapper_subclass))
     yield Tensor, "cpu", _to_host
     yield Tensor, "pin_memory", _pin
     yield Tensor, "record_stream", _record_stream
@@ -286,6 +299,8 @@ def _is_of_save_on_cpu() -> bool:
 def _moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return `Tensor.to` that takes tensors on meta as on the GPU, unless they stand for the CPU's."""
 
+    plain = _by_class(plain)
+
     @functools.wraps(plain)
     def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         place = kwargs.get("device", args[0] if args else None)
@@ -320,6 +335,35 @@ def _moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return placement.put(moved) if is_gpu else moved
 
     return to
+
+
+def _by_class(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a method of tensors that hands those that consist of others to their class, as torch does.
+
+    The class knows torch's own method by its identity (`__torch_function__`).
+    """
+
+    @functools.wraps(plain)
+    def call(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if is_wrapped(self) and torch._C._is_torch_function_enabled():
+            kind: Any = type(self)
+            return kind.__torch_function__(plain, (kind,), (self, *args), kwargs)
+        return plain(self, *args, **kwargs)
+
+    return call
+
+
+def _wrapping(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return `Tensor._make_wrapper_subclass`, whose tensors lie where those that they consist of do."""
+
+    @functools.wraps(plain)
+    def make(*args: Any, **kwargs: Any) -> Tensor:
+        device = kwargs.get("device")
+        if _opened and device is not None and names_gpu(device):
+            kwargs["device"] = _target(device)
+        return plain(*args, **kwargs)
+
+    return make
 
 
 def _device_given(*args: Any, **kwargs: Any) -> object:

@@ -8,6 +8,8 @@ from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from planner.capture.wrapped import calls_operators_itself, parts
+
 
 class PlacedTensors:
     """The tensors on the GPU, by their storages, numbered in the order in which they come there."""
@@ -24,14 +26,19 @@ class PlacedTensors:
 
     def add(self, tensor: Tensor) -> None:
         """Number a tensor, unless it or one that it is a view of has a number."""
-        storage = _storage_of(tensor)
-        if storage is not None and storage not in self._numbers:
-            self._numbers[storage] = next(self._next)
+        for one in parts(tensor):
+            storage = _storage_of(one)
+            if storage is not None and storage not in self._numbers:
+                self._numbers[storage] = self.next_number()
+
+    def next_number(self) -> int:
+        """Return a number for what happens now."""
+        return next(self._next)
 
     def number_of(self, tensor: Tensor) -> float:
         """Return the number of a tensor; infinity for one that is not on the GPU."""
-        storage = _storage_of(tensor)
-        return float(self._numbers[storage]) if storage in self._numbers else inf
+        storages = [_storage_of(one) for one in parts(tensor)]
+        return min((float(self._numbers[one]) for one in storages if one in self._numbers), default=inf)
 
     def replace(self, old: Any, new: Tensor) -> None:
         """Give the number of a tensor's storage to another tensor."""
@@ -50,6 +57,8 @@ class PlacedResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if types and any(map(calls_operators_itself, types)):
+            return NotImplemented
         out = func(*args, **(kwargs or {}))
         if self._placed and any(one in self._placed for one in _tensors_in(args)):
             for one in _tensors_in(out if isinstance(out, tuple | list) else (out,)):

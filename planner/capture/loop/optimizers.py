@@ -34,12 +34,13 @@ def build_optimizer(
     """Return the optimizer over these parameters, in this implementation and with these keywords.
 
     By default torch chooses `foreach` on CUDA (torch/optim/optimizer.py, `_default_to_fused_or_foreach`), for
-    Adafactor the loop; on a CPU always the loop. So the implementation is always passed. All parameters form
-    one group, or those of each mesh one (transformers' `Trainer.create_optimizer`). Raises UsageError where
-    torch has no fused implementation of the optimizer.
+    Adafactor and weights of torchao the loop; on a CPU always the loop. So the implementation is always
+    passed. All parameters form one group, or those of each mesh one (transformers'
+    `Trainer.create_optimizer`). Raises UsageError where torch has no fused implementation of the optimizer.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    options: dict[str, Any] = {"foreach": impl is OptimizerImpl.FOREACH}
+    is_taken = all(type(one) in optim.optimizer._foreach_supported_types for one in trained)
+    options: dict[str, Any] = {"foreach": impl is OptimizerImpl.FOREACH and is_taken}
     if impl is OptimizerImpl.FUSED:
         if kind not in FUSED_OPTIMIZERS:
             names = ", ".join(sorted(FUSED_OPTIMIZERS))

@@ -242,6 +242,13 @@ def _resized_input(func: Any, x: Tensor, *args: Any) -> Any:
     return empty(x.shape, x.dtype).resize_(func(x, *args).shape)
 
 
+def _weight_int4pack_mm(
+    activations: Tensor, packed: Tensor, group_size: int, scales_and_zeros: Tensor
+) -> Tensor:
+    """Multiply by weights of 4 bits in tiles of 8 rows (ATen/native/cuda/int4mm.cu)."""
+    return activations.new_empty(activations.shape[0], 8 * packed.shape[0])
+
+
 KERNELS: Mapping[str, Callable[..., Any]] = {
     "im2col": partial(_resized_input, torch.ops.aten.im2col.default),
     "col2im": partial(_resized_input, torch.ops.aten.col2im.default),
@@ -260,4 +267,5 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "_softmax_backward_data": _softmax_backward,
     "masked_fill.Scalar": _masked_fill,
     "index.Tensor": _index,
+    "_weight_int4pack_mm": _weight_int4pack_mm,
 }

@@ -49,7 +49,15 @@ def import_library(module: str, extra: str) -> ModuleType:
         ) from error
 
 
-_TALKATIVE = ("transformers", "diffusers", "peft", "bitsandbytes", "liger_kernel")
+_TALKATIVE = (
+    "transformers",
+    "diffusers",
+    "peft",
+    "bitsandbytes",
+    "liger_kernel",
+    "torchao",
+    "torch.utils._pytree",
+)
 
 
 @contextmanager

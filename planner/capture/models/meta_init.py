@@ -1,7 +1,7 @@
 """Construct models on `meta`, so that their parameters and buffers take no memory."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils import swap_tensors
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import WeakIdKeyDictionary
 
 from planner.capture.cuda.devices import META, Placement, is_put_on_gpu, keep_default_device, planned_device
 from planner.capture.cuda.placed import PlacedResults
 from planner.capture.models.adapter_types import adapters_like_weights
-from planner.errors import UsageError
+from planner.capture.models.torchao_weights import quantization_noted
+from planner.capture.wrapped import is_wrapped, with_parts
 
 Strategy = Callable[[], AbstractContextManager[object]]  # opened around the constructor
 
@@ -68,13 +68,13 @@ def _build(construct: Callable[[], object], strategy: Strategy) -> tuple[object,
             strategy(),
             PlacedResults(placement.placed),
             adapters_like_weights(),
+            quantization_noted(placement),
         ):
             warnings.simplefilter("ignore")  # advice on the initial weights, which do not exist
             model = construct()
         keep_default_device()
         if not isinstance(model, nn.Module):
             return model, []
-        refuse_wrapped((*model.parameters(), *model.buffers()))
         if gpu == META:
             _note_those_on_cpu(model, placement)
             return model, move_to_meta(model, placement)
@@ -186,20 +186,11 @@ def _move(holder: Any, key: Any, tensor: Tensor, placement: Placement) -> tuple[
     return pair
 
 
-def refuse_wrapped(tensors: Iterable[Tensor]) -> None:
-    """Raise UsageError for a tensor that consists of others, as quantized weights of torchao do."""
-    for tensor in tensors:
-        if is_traceable_wrapper_subclass(tensor):
-            library, kind = type(tensor).__module__.partition(".")[0], type(tensor).__name__
-            raise UsageError(
-                f"a weight is the {kind} of {library}, and tensors that consist of others are not planned; "
-                "--quantize plans weights of bitsandbytes, planner run emulates any script"
-            )
-
-
 def like_on_meta(tensor: Tensor) -> Tensor:
-    """Return a tensor or parameter with the same shape and strides on meta. Raises UsageError."""
-    refuse_wrapped((tensor,))
+    """Return a tensor or parameter with the same shape and strides on meta."""
+    if is_wrapped(tensor):
+        like = with_parts(tensor, like_on_meta)
+        return nn.Parameter(like, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else like
     if is_lazy(tensor):
         return type(tensor)(device="meta", dtype=tensor.dtype)  # type: ignore[call-arg]
     like = torch.empty_like(tensor, device="meta", requires_grad=False)

@@ -1,4 +1,4 @@
-"""Hold the weights of linear layers in 4 or 8 bits, as bitsandbytes does.
+"""Hold the weights of linear layers in 4 or 8 bits, as bitsandbytes does, or torchao.
 
 The layers are those that transformers' quantizer replaces: all `nn.Linear` but the output embeddings and
 the last module. A weight is quantized on the GPU before the next one comes, so its copy in the model's type
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.capture.models.libraries import import_library, quiet
+from planner.capture.models.torchao_weights import kept_modules, quantize_by_torchao
 from planner.capture.process_state import first_line_of
 from planner.errors import ModelError, PlannerError, UsageError
 from planner.jobs import Job, Precision, Quantize, nearest, parse_model_arg
@@ -37,6 +38,8 @@ def quantize_linears(model: nn.Module, job: Job) -> nn.Module:
         if given:
             raise UsageError(f"{job.model}: {given} without --quantize; leave it away, or give nf4 or int8")
         return model
+    if job.quantize.is_of_torchao:
+        return quantize_by_torchao(model, job)
     try:
         with quiet():
             import_library("bitsandbytes", extra="bitsandbytes")
@@ -57,7 +60,7 @@ def _replace_linears(model: nn.Module, job: Job) -> None:
     before = dict(model.named_modules())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        replace_with_bnb_linear(model, _kept(model, config), config)
+        replace_with_bnb_linear(model, kept_modules(model, config.llm_int8_skip_modules), config)
     for name, module in model.named_modules():
         old = before.get(name)
         if old is module or not isinstance(old, nn.Module):
@@ -94,22 +97,6 @@ def _configure(job: Job) -> Any:
         return BitsAndBytesConfig(load_in_8bit=True, **given)
     given.setdefault("bnb_4bit_compute_dtype", _COMPUTED.get(job.precision, "float32"))
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=str(job.quantize), **given)
-
-
-def _kept(model: nn.Module, config: Any) -> list[str]:
-    """Return the modules that stay as they are, as transformers' quantizers choose them."""
-    from transformers.quantizers.base import HfQuantizer
-
-    if hasattr(model, "all_tied_weights_keys"):
-        in_float32: Any = getattr(model, "_keep_in_fp32_modules", None)
-        kept: list[str] = HfQuantizer.get_modules_to_not_convert(
-            model, config.llm_int8_skip_modules, in_float32
-        )
-        return kept
-    if config.llm_int8_skip_modules is not None:
-        return list(config.llm_int8_skip_modules)
-    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    return linears[-1:]  # the output layer
 
 
 def quantized_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -232,7 +219,7 @@ def cast_to_float32(model: nn.Module) -> None:
 
 def notes_on_quantized(job: Job) -> tuple[str, ...]:
     """Return what a plan with quantized weights leaves out."""
-    if job.quantize is Quantize.NONE:
+    if job.quantize is Quantize.NONE or job.quantize.is_trained:
         return ()
     notes = [
         "weights are quantized one after another as the model is moved to the GPU; loading checkpoints in "

@@ -20,6 +20,7 @@ from planner.capture.cuda.torchao_optimizers import offload_constructed
 from planner.capture.failure_reasons import remedy_for
 from planner.capture.models.libraries import unknown_name
 from planner.capture.models.own_step import needs_arguments
+from planner.capture.models.torchao_weights import prepare_torchao
 from planner.capture.models.torchvision.shim import prepare_torchvision
 from planner.capture.models.transformers.own_trainer import trainers_constructed
 from planner.capture.process_state import first_line_of, preserve_process_state
@@ -47,6 +48,8 @@ def find_step_in_file(name: str) -> Callable[..., object]:
     It runs the file anew each time: models and optimizers may be its globals, and a capture starts with new
     ones.
     """
+
+    prepare_torchao(Path(name.rpartition(":")[0]))
 
     def construct(**arguments: Any) -> object:
         code = _path_of(name, "step").read_text(encoding="utf-8", errors="replace")
@@ -138,6 +141,7 @@ def _run_file(path: Path) -> tuple[ModuleType, Callable[[], None]]:
     Its command line has no arguments. The process state is restored; also returns a function that makes the
     changes of the file to it again.
     """
+    prepare_torchao(path)
     name = _module_name(path)
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

@@ -27,13 +27,10 @@ from planner.capture.workspaces._rule import positional_args
 from planner.capture.workspaces.ops import KernelOp, Ops, Outputs, answer_convolutions
 from planner.capture.workspaces.registry import is_unknown
 from planner.capture.workspaces.tensor.gemm import CublasWorkspaces, uses_cublas
+from planner.capture.wrapped import calls_operators_itself, is_wrapped, parts
 from planner.program import GRAPH_POOL, Alloc, Category, OpKind, Phase, Site, Target, Trace
 
 aten = torch.ops.aten
-
-# Names of tensors that call operators on others: a DTensor, on its part of this rank, and the result of a
-# collective, after it has waited.
-_CALLERS = ("_op_dispatcher", "trigger_wait")
 
 # Runs an operator on meta: called with it, its arguments and the phase of the loop.
 Run = Callable[[Any, tuple[Any, ...], dict[str, Any], Phase], Any]
@@ -93,9 +90,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def record_tensor(self, tensor: Tensor, category: Category, op: str, module: str | None = None) -> None:
         """Record a tensor on meta as allocated now, unless it is a view of a known storage."""
+        if is_wrapped(tensor):
+            for one in parts(tensor):
+                self.record_tensor(one, category, op, module)
+            return
         if not tensor.is_meta:
             return
-        tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor, this rank's part
         storage = tensor.untyped_storage()
         key = storage._cdata
         size_bytes = storage.nbytes()
@@ -139,10 +139,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def set_category(self, tensor: Tensor, category: Category) -> None:
         """Set the category of the block behind a tensor that was recorded before."""
-        tensor = getattr(tensor, "_local_tensor", tensor)
-        storage = self._storages.get(tensor.untyped_storage()._cdata)
-        if storage is not None:
-            storage.block.category = category
+        for one in parts(tensor):
+            storage = self._storages.get(one.untyped_storage()._cdata)
+            if storage is not None:
+                storage.block.category = category
 
     def record_resize(self, tensor: Tensor) -> None:
         """Record that the storage of a tensor was freed or allocated in place (`UntypedStorage.resize_`)."""
@@ -181,7 +181,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if types and any(hasattr(kind, name) for kind in types for name in _CALLERS):
+        if types and any(map(calls_operators_itself, types)):
             return NotImplemented
         if self._provenance is not None:
             self._provenance.on_operator()

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from planner.capture.cuda.devices import Placement
-from planner.capture.models.live import copy_weightless
 from planner.capture.models.meta_init import construct_on_meta, move_to_meta, parameters_on_meta
 from planner.capture.models.registry import FINDERS, build_model, complete_by_library
 from planner.capture.session import record
@@ -373,22 +372,3 @@ def test_torchvision_is_importable_beside_any_torch() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (result.stdout, result.stderr) == ("resnet18\n", "")
-
-
-def test_weights_that_consist_of_tensors_are_refused(tmp_path: Path) -> None:
-    """torchao's quantized weights are no plain tensors, wherever they are made."""
-    pytest.importorskip("torchao")
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_
-
-    text = (
-        "from torchao.quantization import Int8WeightOnlyConfig, quantize_\n"
-        "def net():\n    model = nn.Sequential(nn.Linear(64, 64))\n"
-        "    quantize_(model, Int8WeightOnlyConfig())\n    return model\n"
-    )
-    file = write(tmp_path, text)
-    with pytest.raises(UsageError, match="a weight is the Int8Tensor of torchao"):
-        build_model(Job(f"{file}:net"))
-    live = nn.Sequential(nn.Linear(64, 64))
-    quantize_(live, Int8WeightOnlyConfig())
-    with pytest.raises(UsageError, match="--quantize plans weights of bitsandbytes"):
-        copy_weightless(live)

@@ -23,6 +23,8 @@ def main(options: dict[str, Any]) -> None:
     quantize = options.get("quantize")
     if quantize is not None:
         model = quantized(model, quantize).to("cuda")
+    if "torchao" in options:
+        hold_by_torchao(model, **options["torchao"])
     if options.get("prepare"):
         import peft
 
@@ -36,7 +38,8 @@ def main(options: dict[str, Any]) -> None:
         apply_liger_kernel(model, None)
     if options.get("checkpoint"):
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    kind = getattr(torch.optim, options.get("optimizer", "AdamW"))
+    optimizer = kind([p for p in model.parameters() if p.requires_grad], lr=1e-3)
     shape = (options["batch"], options["tokens"])
     ids, mask = torch.zeros(shape, dtype=torch.int64), torch.ones(shape, dtype=torch.int64)
     mask[0, -1] = 0
@@ -76,6 +79,29 @@ def quantized(model: Any, given: dict[str, Any]) -> Any:
     model.is_loaded_in_4bit = bool(given.get("load_in_4bit"))
     model.is_loaded_in_8bit = bool(given.get("load_in_8bit"))
     return model
+
+
+def hold_by_torchao(model: Any, kind: str, **given: Any) -> None:
+    """Quantize linear layers by torchao, each as it comes onto the GPU."""
+    import torchao.quantization as ao
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    from torchao.prototype import quantized_training as training
+
+    def is_inner(module: Any, name: str) -> bool:
+        return isinstance(module, torch.nn.Linear) and "lm_head" not in name
+
+    if kind == "float8-training":
+        config = Float8LinearConfig.from_recipe_name(given.get("recipe_name", "tensorwise"))
+        convert_to_float8_training(model, config=config, module_filter_fn=is_inner)
+        return
+    kinds = {
+        "int8-weight-only": ao.Int8WeightOnlyConfig,
+        "int8-training": training.int8_weight_only_quantized_training,
+        "int8-mixed": training.int8_mixed_precision_training,
+    }
+    if kind == "int8-weight-only":
+        model.requires_grad_(False)
+    ao.quantize_(model, kinds[kind](**given), filter_fn=is_inner, device="cuda")
 
 
 def adapted(model: Any, method: str, **given: Any) -> Any:

@@ -1,0 +1,44 @@
+"""Kernels of torchao that it has only where Triton finds a GPU."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+_MIXED = "torchao.prototype.quantized_training.int8_mixed_precision"
+_PRODUCT = "torchao.kernel.intmm"
+_CACHE_BYTES = 256 * 2**20  # which Triton empties between two runs (backends/nvidia/driver.py)
+
+
+@contextmanager
+def torchao_kernels() -> Iterator[None]:
+    """Multiply INT8 matrices as torchao does on a GPU while open."""
+    with ExitStack() as stack:
+        if _PRODUCT in sys.modules:  # out_dtype_dense of torch/_higher_order_ops/out_dtype.py
+            stack.enter_context(mock.patch.object(sys.modules[_PRODUCT], "out_dtype", _int_mm))
+        if _MIXED in sys.modules:
+            stack.enter_context(mock.patch.object(sys.modules[_MIXED], "scaled_int8_mm", _TimedProduct()))
+        yield
+
+
+def _int_mm(operator: object, dtype: object, first: Tensor, second: Tensor) -> Tensor:
+    return torch._int_mm(first, second)
+
+
+class _TimedProduct:
+    """torchao's product with scales of rows and columns (prototype/quantized_training/int8_mm.py)."""
+
+    def __init__(self) -> None:
+        self._timed: set[tuple[object, ...]] = set()
+
+    def __call__(self, first: Tensor, second: Tensor, row_scale: Tensor, col_scale: Tensor) -> Tensor:
+        """Make the product, and for new sizes what Triton's autotuner holds while it times the kernel."""
+        product = row_scale.new_empty(first.shape[0], second.shape[1])
+        key = (*first.shape, second.shape[1], first.stride(1), second.stride(0))
+        if key not in self._timed:
+            self._timed.add(key)
+            torch.empty(_CACHE_BYTES, dtype=torch.uint8, device=first.device)
+        return product

@@ -1,0 +1,241 @@
+"""Weights of torchao, which consist of several tensors.
+
+Where a weight is on the GPU when it is quantized, its quantization leaves tensors behind there and makes
+others for a moment. A model is built without a recorder, so the same code runs once more where the model
+comes onto the GPU (`planner.capture.setup`), and the weight takes over the tensors that this run makes.
+"""
+
+import copy
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from inspect import signature
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from torch import Tensor, nn
+
+from planner.capture.cuda.devices import Placement, innermost, is_put_on_gpu, put_order
+from planner.capture.models.libraries import import_library, quiet
+from planner.capture.process_state import first_line_of
+from planner.capture.wrapped import is_wrapped, parts
+from planner.errors import ModelError, PlannerError, UsageError
+from planner.jobs import Job, Mode, Quantize, nearest, parse_model_arg
+
+_QUANTIZERS = "torchao.quantization.quant_api"
+_TRAINING = "torchao.prototype.quantized_training"
+_NF4 = "torchao.quantization.quantize_.workflows.nf4.nf4_tensor"
+# Modules, classes of configurations, and the values without which torch alone has no kernels.
+_CONFIGS: Mapping[Quantize, tuple[str, str, Mapping[str, Any]]] = {
+    Quantize.INT8_WEIGHT_ONLY: ("torchao.quantization", "Int8WeightOnlyConfig", {}),
+    Quantize.INT4_WEIGHT_ONLY: (
+        "torchao.quantization",
+        "Int4WeightOnlyConfig",
+        {"int4_packing_format": "tile_packed_to_4d"},
+    ),
+    Quantize.INT8_TRAINING: (_TRAINING, "int8_weight_only_quantized_training", {}),
+    Quantize.INT8_MIXED: (_TRAINING, "int8_mixed_precision_training", {}),
+}
+_BOUND = ("torchao.quantization", _NF4)  # modules that register functions of torch by their identity
+
+
+@dataclass(slots=True)
+class Quantized:
+    """A weight that was quantized on the GPU while the model was built."""
+
+    source: Tensor | None  # the weight before; None once it is gone
+    made: Tensor
+    source_order: float  # among the tensors that are put on the GPU
+    order: float
+    quantize: Callable[[Tensor], Tensor] | None  # as it was
+
+    def again(self) -> Tensor:
+        """Quantize the weight once more, and let go of what it was."""
+        assert self.source is not None and self.quantize is not None
+        made = self.quantize(self.source)
+        self.source = self.quantize = None
+        return made
+
+
+def prepare_torchao(path: Path) -> None:
+    """Import torchao where a file names it, before names are replaced that it would bind."""
+    if find_spec("torchao") is None:
+        return
+    with suppress(OSError):
+        if "torchao" in path.read_text(encoding="utf-8", errors="replace"):
+            import_torchao()
+
+
+def prepare_quantization(job: Job) -> None:
+    """Import torchao for a job whose weights it holds, likewise."""
+    if job.quantize.is_of_torchao:
+        import_torchao()
+
+
+def import_torchao() -> None:
+    """Import the modules of torchao that remember functions of torch."""
+    with quiet():
+        for module in _BOUND:
+            with suppress(ImportError):
+                import_module(module)
+
+
+@contextmanager
+def quantization_noted(placement: Placement) -> Iterator[None]:
+    """Note which weights torchao quantizes on the GPU while open."""
+    with ExitStack() as stack:
+        quantizers: Any = sys.modules.get(_QUANTIZERS)
+        if quantizers is not None:
+            noted = _Handlers(quantizers._QUANTIZE_CONFIG_HANDLER, placement)
+            stack.enter_context(mock.patch.object(quantizers, "_QUANTIZE_CONFIG_HANDLER", noted))
+        nf4: Any = sys.modules.get(_NF4)
+        if nf4 is not None:
+            plain = nf4.NF4Tensor.from_tensor
+            stack.enter_context(mock.patch.object(nf4.NF4Tensor, "from_tensor", _noting(plain, placement)))
+        yield
+
+
+class _Handlers:
+    """Torchao's functions that quantize a layer, by the class of the configuration."""
+
+    def __init__(self, plain: Mapping[type, Callable[..., Any]], placement: Placement) -> None:
+        self._plain, self._placement = plain, placement
+
+    def __contains__(self, kind: type) -> bool:
+        return kind in self._plain
+
+    def __getitem__(self, kind: type) -> Callable[..., Any]:
+        return _noting_layers(self._plain[kind], self._placement)
+
+
+def _noting_layers(plain: Callable[..., Any], placement: Placement) -> Callable[..., Any]:
+    """Return a function of a layer and a configuration that notes the layer's weight."""
+
+    def quantize_layer(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        source = module._parameters.get("weight")
+        order = placement.placed.next_number()
+        before = copy.copy(module)
+        vars(before)["_parameters"] = module._parameters.copy()
+        layer = plain(module, *args, **kwargs)
+        made = getattr(layer, "weight", None)
+        if isinstance(made, Tensor) and source is not None and made is not source and is_wrapped(made):
+            del before._parameters["weight"]
+
+            def again(weight: Tensor) -> Tensor:
+                before._parameters["weight"] = weight  # type: ignore[assignment]
+                weight = plain(before, *args, **kwargs).weight
+                before._parameters.clear()
+                return weight
+
+            _note(placement, source, made, order, again)
+        return layer
+
+    return quantize_layer
+
+
+def _noting(plain: Callable[..., Tensor], placement: Placement) -> Callable[..., Tensor]:
+    def quantize(source: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        order = placement.placed.next_number()
+        made = plain(source, *args, **kwargs)
+        _note(placement, source, made, order, lambda weight: plain(weight, *args, **kwargs))
+        return made
+
+    return quantize
+
+
+def _note(
+    placement: Placement, source: Tensor, made: Tensor, order: int, quantize: Callable[[Tensor], Tensor]
+) -> None:
+    if not placement.is_running and source.is_meta and is_put_on_gpu(source):
+        placement.quantized.append(Quantized(source, made, put_order(source), float(order), quantize))
+
+
+def take_over(model: nn.Module, one: Quantized, made: Tensor) -> None:
+    """Let the weights of a model that hold the tensors of a quantization hold those of its second run."""
+    storages = {part.untyped_storage()._cdata: part for part in parts(one.made)}
+    for parameter in (*model.parameters(), *model.buffers()):
+        if is_wrapped(parameter) and storages.keys() & {
+            part.untyped_storage()._cdata for part in parts(parameter)
+        }:
+            names, _ = parameter.__tensor_flatten__()  # type: ignore[attr-defined]
+            for name in names:
+                setattr(parameter, name, getattr(made, name))
+
+
+def kept_modules(model: nn.Module, skipped: list[str] | None) -> list[str]:
+    """Return the modules that stay as they are, as transformers' quantizers choose them."""
+    from transformers.quantizers.base import HfQuantizer
+
+    if hasattr(model, "all_tied_weights_keys"):
+        in_float32: Any = getattr(model, "_keep_in_fp32_modules", None)
+        kept: list[str] = HfQuantizer.get_modules_to_not_convert(model, skipped, in_float32)
+        return kept
+    if skipped is not None:
+        return list(skipped)
+    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    return linears[-1:]  # the output layer
+
+
+def quantize_by_torchao(model: nn.Module, job: Job) -> nn.Module:
+    """Let torchao quantize the model's linear layers, each on the GPU as it is moved there.
+
+    Raises UsageError for a value that torchao's configuration does not know, ModelError where that fails.
+    """
+    if job.prepare_kbit:
+        raise UsageError(f"{job.model}: --prepare-kbit prepares weights of bitsandbytes; leave it away")
+    if job.quantize is Quantize.INT4_WEIGHT_ONLY and job.mode in (Mode.TRAIN, Mode.FORWARD):
+        raise UsageError(
+            f"{job.model}: --quantize {job.quantize}: its products have no gradients; add --mode infer, or "
+            "take int8-weight-only"
+        )
+    try:
+        with quiet():
+            kept = tuple(f"{name}." for name in kept_modules(model, None))
+
+            def is_quantized(module: nn.Module, name: str) -> bool:
+                return isinstance(module, nn.Linear) and not f"{name}.".startswith(kept)
+
+            if not any(is_quantized(module, name) for name, module in model.named_modules()):
+                raise ModelError(
+                    f"{job.model}: --quantize {job.quantize}: it has no linear layer; leave it away"
+                )
+            if job.quantize is Quantize.FLOAT8_TRAINING:
+                float8: Any = import_library("torchao.float8", extra="optimizers")
+                config = _configured(job, float8.Float8LinearConfig.from_recipe_name, {})
+                float8.convert_to_float8_training(model, config=config, module_filter_fn=is_quantized)
+            else:
+                if not job.quantize.is_trained:
+                    model.requires_grad_(False)
+                quantization: Any = import_library("torchao.quantization", extra="optimizers")
+                config = _config_of(job)
+                with quantization_noted(innermost()):
+                    quantization.quantize_(model, config, filter_fn=is_quantized, device="cuda")
+    except (PlannerError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a library may raise anything
+        problem = f"{job.model}: --quantize {job.quantize} fails: {first_line_of(error)}"
+        raise ModelError(f"{problem}; check --quantize-arg, or see the traceback with --debug") from error
+    return model
+
+
+def _config_of(job: Job) -> Any:
+    module, name, given = _CONFIGS[job.quantize]
+    return _configured(job, getattr(import_library(module, extra="optimizers"), name), given)
+
+
+def _configured(job: Job, make: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+    """Return a configuration of torchao with the values that the job gives. Raises UsageError."""
+    known = [name for name in signature(make).parameters if name != "version"]
+    values = dict(parse_model_arg(text, "--quantize-arg") for text in job.quantize_arg)
+    for name in values:
+        if name not in known:
+            near = nearest(name, known)
+            hint = f"; the nearest: {near}" if near else f"; it has {', '.join(known)}" if known else ""
+            raise UsageError(f"--quantize-arg {name}: {job.quantize} has no such value{hint}")
+    if job.quantize is Quantize.FLOAT8_TRAINING:
+        values.setdefault("recipe_name", "tensorwise")
+    return make(**{**given, **values})

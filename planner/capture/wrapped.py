@@ -1,0 +1,48 @@
+"""Tensors that consist of others: a DTensor, the result of a collective, and the weights of torchao.
+
+Such a class says what its instances consist of (`__tensor_flatten__`, torch/utils/_python_dispatch.py) and
+calls operators on those tensors itself. Only they have memory.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+_PLAIN = frozenset((Tensor, nn.Parameter))
+
+
+def is_wrapped(tensor: Any) -> bool:
+    """Return whether a tensor consists of others."""
+    return type(tensor) not in _PLAIN and bool(is_traceable_wrapper_subclass(tensor))
+
+
+def calls_operators_itself(kind: type) -> bool:
+    """Return whether tensors of a class consist of others, on which the class calls operators."""
+    return hasattr(kind, "__tensor_flatten__")
+
+
+def parts(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the tensors with memory that a tensor consists of: itself, if it does of none."""
+    if not is_wrapped(tensor):
+        yield tensor
+        return
+    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    for held in (getattr(tensor, name) for name in names):
+        if isinstance(held, Tensor):  # a DTensor names its mesh too
+            yield from parts(held)
+
+
+def with_parts(tensor: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return a tensor like one that consists of others, of which each is changed."""
+    names, context = tensor.__tensor_flatten__()
+    held = {name: getattr(tensor, name) for name in names}
+    changed = {name: _changed(one, change) for name, one in held.items()}
+    return type(tensor).__tensor_unflatten__(changed, context, tensor.size(), tensor.stride())
+
+
+def _changed(held: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if is_wrapped(held):
+        return with_parts(held, change)
+    return change(held) if isinstance(held, Tensor) else held

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn, optim
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
+from torch.optim.optimizer import _foreach_supported_types
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from planner.errors import UsageError
@@ -39,7 +40,7 @@ def build_optimizer(
     `Trainer.create_optimizer`). Raises UsageError where torch has no fused implementation of the optimizer.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    is_taken = all(type(one) in optim.optimizer._foreach_supported_types for one in trained)
+    is_taken = all(type(one) in _foreach_supported_types for one in trained)
     options: dict[str, Any] = {"foreach": impl is OptimizerImpl.FOREACH and is_taken}
     if impl is OptimizerImpl.FUSED:
         if kind not in FUSED_OPTIMIZERS:

@@ -61,6 +61,8 @@ class JobOptions(TypedDict, total=False):
     fsdp: int | None
     fsdp_arg: str | Sequence[str] | None  # ["param_dtype=bf16", "reduce_dtype=fp32"]
     tp: int | None
+    world_size: int | None
+    rank: int | None
 
 
 class Options(JobOptions, total=False):

@@ -177,6 +177,8 @@ class _Session(Struct, frozen=True):
     def _ranks(self, placement: Placement) -> AbstractContextManager[None]:
         if self.job.fsdp_arg and not self.job.fsdp:
             raise UsageError("--fsdp-arg without --fsdp: give the number of ranks, such as --fsdp 8")
+        if self.job.world_size or self.job.rank:
+            return self._rank_of_file(placement)
         if not self.job.fsdp and not self.job.tp:
             return nullcontext()
         from planner.capture.distributed.process_group import process_group
@@ -184,6 +186,19 @@ class _Session(Struct, frozen=True):
         return process_group(
             rank_count(self.job), placement.streams, lambda tensor: placement.on_resize(tensor)
         )
+
+    @contextmanager
+    def _rank_of_file(self, placement: Placement) -> Iterator[None]:
+        from planner.capture.distributed.process_group import process_group
+        from planner.capture.distributed.user_code import as_launched, check_launched
+
+        check_launched(self.job)
+        ranks, rank = self.job.world_size, self.job.rank
+        with (
+            process_group(ranks, placement.streams, lambda tensor: placement.on_resize(tensor), rank),
+            as_launched(ranks, rank),
+        ):
+            yield
 
     def _capture(self, job: Job, model: nn.Module, batch: int, run: Run, placement: Placement) -> Trace:
         initialise_lazy_modules(model, job, batch, run)

@@ -170,7 +170,7 @@ def _unlike(job: Job, trace: Trace, sites: Counter[str]) -> Iterator[str]:
         yield "generates"
     if job.ddp and job.mode is Mode.TRAIN:
         yield "trains with DistributedDataParallel"
-    if job.fsdp or job.tp:
+    if job.fsdp or job.tp or job.world_size:
         yield "is sharded over several GPUs"
 
 

@@ -23,7 +23,7 @@ class OptionKind(Enum):
     """Type of an option's value, as Python and JSON have it."""
 
     FLAG = auto()
-    COUNT = auto()  # a whole number from 1
+    COUNT = auto()  # a whole number, mostly from 1
     CHOICE = auto()
     TEXT = auto()
     PATTERNS = auto()  # several texts: patterns of parameter names, or KEY=VALUE
@@ -40,6 +40,7 @@ class JobOption(NamedTuple):
     metavar: str | None = None  # of its value on the command line
     choices: type[StrEnum] | None = None  # that shells complete
     maximum: int = 0  # of a count
+    minimum: int = 1  # likewise
     parse: Callable[[Any], Any] | None = None  # of a text
     is_negatable: bool = False  # --no-NAME turns off what another option turns on
     changes_trace: bool = True
@@ -56,7 +57,7 @@ class JobOption(NamedTuple):
         """Return the value as `Job` holds it. Raises UsageError, which begins with `where`."""
         where = where or self.flag
         if self.kind is OptionKind.COUNT:
-            return check_count(where, value, self.maximum)
+            return check_count(where, value, self.maximum, self.minimum)
         if self.kind is OptionKind.PATTERNS:
             patterns = [value] if isinstance(value, str) else value
             texts = tuple(_checked(where, pattern, str) for pattern in patterns)
@@ -293,6 +294,15 @@ JOB_OPTIONS: tuple[JobOption, ...] = (
         "with --fsdp each of its ranks is a group of so many.",
         "RANKS",
         maximum=2**10,
+    ),
+    _option(
+        "world_size",
+        "Ranks of a FILE.py that sets up its process group and shards by itself, as torchrun starts them.",
+        "RANKS",
+        maximum=2**16,
+    ),
+    _option(
+        "rank", "The rank of --world-size that is planned; 0 by default.", "RANK", maximum=2**16, minimum=0
     ),
 )
 _STRUCTURED = (OptionKind.TENSORS, OptionKind.ARGUMENTS)

@@ -62,7 +62,7 @@ def _value_of(option: JobOption, entry: Entry) -> Any:
     if option.kind is OptionKind.FLAG:
         return read_flag(entry)
     if option.kind is OptionKind.COUNT:
-        return read_count(entry, option.maximum)
+        return read_count(entry, option.maximum, option.minimum)
     if option.kind is OptionKind.PATTERNS:
         return [item.text() for item in read_items(entry)]
     if option.kind is OptionKind.CHOICE and option.choices is not None:
@@ -102,9 +102,9 @@ def _read_target(entry: Entry) -> dict[str, Any]:
     return {"targets": targets}
 
 
-def read_count(entry: Entry, maximum: int) -> int:
-    """Return a whole number from 1."""
-    kind: Any = Annotated[float, Meta(ge=1, le=maximum)]
+def read_count(entry: Entry, maximum: int, minimum: int = 1) -> int:
+    """Return a whole number within bounds."""
+    kind: Any = Annotated[float, Meta(ge=minimum, le=maximum)]
     number = entry.convert(kind)
     if number != int(number):
         raise entry.broken(f"expected a whole number, got {number}")

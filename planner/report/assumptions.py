@@ -186,6 +186,9 @@ def _recipe(job: Job) -> tuple[str, ...]:
         f"first of 1 MiB and others of 25; {views}": job.ddp,
         f"FSDP2 on the first of {job.fsdp} ranks, whose parts are the largest; the batch size is a rank's; "
         "the model is made on meta, sharded, then allocated": job.fsdp,
+        f"rank {job.rank} of {job.world_size} as the file sets them up; other ranks may hold more (--rank)": (
+            job.world_size
+        ),
         f"tensor parallel on the first of {job.tp} ranks, which share their batch; the optimizer has a group "
         "of parameters for each mesh, as transformers' Trainer has": job.tp,
         f"nnU-Net itself runs with {_unlike_nnunet(job)}": bool(_unlike_nnunet(job)),

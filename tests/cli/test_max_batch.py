@@ -115,6 +115,8 @@ def test_options_reach_the_job(capsys: Capture) -> None:
         "fsdp": 0,
         "fsdp_arg": [],
         "tp": 0,
+        "world_size": 0,
+        "rank": 0,
     }
 
 

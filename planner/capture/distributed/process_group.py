@@ -100,11 +100,12 @@ def _replacements(
 
         return resized
 
-    propagation = ShardingPropagator.propagate_op_sharding_non_cached
+    def unseen(propagate: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            with _disable_current_modes():  # it runs operators on tensors that stand for whole ones
+                return propagate(*args)
 
-    def propagate(*args: Any) -> Any:
-        with _disable_current_modes():  # it runs operators on tensors that stand for whole ones
-            return propagation(*args)
+        return run
 
     numbers = count()
     for name, module in list(sys.modules.items()):  # most import the function by name
@@ -113,6 +114,7 @@ def _replacements(
     for name in ("alloc_storage", "free_storage"):
         yield _fsdp_param, name, resizing(getattr(_fsdp_param, name))
     yield _fsdp_param_group.FSDPParamGroup, "_validate_no_meta_params", lambda self: None
-    yield ShardingPropagator, propagation.__name__, propagate
+    for name in ("propagate_op_sharding_non_cached", "_propagate_tensor_meta_non_cached"):
+        yield ShardingPropagator, name, unseen(getattr(ShardingPropagator, name))
     # torch names collectives on meta by random numbers, which would count as the model's.
     yield _meta_registrations, "generate_unique_id", lambda: next(numbers)

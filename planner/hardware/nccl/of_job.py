@@ -44,6 +44,8 @@ def with_nccl_of(budget: Budget, job: Job) -> Budget:
 
 def communicators_of(job: Job) -> int:
     """Return the number of NCCL's communicators that a process of the job uses; 0 on one GPU."""
+    if job.world_size:
+        return 1
     if job.mode is not Mode.TRAIN:
         return 0
     if job.fsdp:
@@ -54,7 +56,7 @@ def communicators_of(job: Job) -> int:
 
 
 def _ranks(job: Job) -> Range:
-    groups = [ranks for ranks in (job.fsdp, job.tp) if ranks]
+    groups = [ranks for ranks in (job.fsdp, job.tp, job.world_size) if ranks]
     if not groups:
         return Range(2, GPUS_OF_A_NODE, GPUS_OF_A_NODE)
     return Range(min(groups), max(groups), max(groups))

@@ -42,6 +42,7 @@ def test_replicas_are_a_second_group() -> None:
     job = replace(JOB, fsdp=8)
     assert communicators_of(job) == 1
     assert communicators_of(replace(job, fsdp_arg=("replicas=2",))) == 2
+    assert communicators_of(replace(JOB, world_size=4, mode=Mode.STEP)) == 1
     assert communicators_of(replace(job, tp=2)) == 2 and communicators_of(replace(JOB, tp=2)) == 1
     one, two = (
         with_nccl_of(BUDGET, each).device.nccl for each in (job, replace(job, fsdp_arg=("replicas=2",)))

@@ -1,0 +1,90 @@
+"""Make scripts that set up a process group themselves one rank of the group that sends nothing.
+
+Their `init_process_group` and `destroy_process_group` find the group open, meshes on `cuda` lie on meta, and
+the environment is that of a process which torchrun has started.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+from torch import distributed
+
+from planner.capture.cuda.names import Names, Replacement
+from planner.capture.distributed.process_group import GPUS_OF_A_NODE
+from planner.errors import UsageError
+from planner.jobs import Job, split_model
+
+
+def check_launched(job: Job) -> None:
+    """Refuse ranks of a script that are not planned. Raises UsageError."""
+    where = f"{job.model}: --world-size {job.world_size}"
+    if split_model(job.model).source != "file":
+        raise UsageError(f"{where} is for a FILE.py that shards its model by itself; use --fsdp or --tp")
+    if job.world_size < 2 or job.rank >= job.world_size:
+        raise UsageError(f"{where} --rank {job.rank}: give two ranks or more, and one of them from 0")
+    other = next((flag for flag, size in {"--fsdp": job.fsdp, "--tp": job.tp}.items() if size), None)
+    if other:
+        raise UsageError(f"{where} with {other}: the file shards its model by itself; leave {other} away")
+
+
+@contextmanager
+def as_launched(ranks: int, rank: int) -> Iterator[None]:
+    """Make user code find itself launched as a rank of so many, inside of `process_group`."""
+    node = min(ranks, GPUS_OF_A_NODE)
+    environment = {
+        "WORLD_SIZE": ranks,
+        "RANK": rank,
+        "LOCAL_WORLD_SIZE": node,
+        "LOCAL_RANK": rank % node,
+        "GROUP_RANK": rank // node,
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": 29500,
+    }
+    with ExitStack() as stack:
+        texts = {name: str(value) for name, value in environment.items()}
+        stack.enter_context(mock.patch.dict("os.environ", texts))
+        names = Names(_replacements())
+        names.replace()
+        stack.callback(names.restore)
+        yield
+
+
+def _replacements() -> Iterator[Replacement]:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    for name in ("init_process_group", "destroy_process_group"):
+        yield distributed, name, _without_effect(getattr(distributed, name))
+    yield distributed, "new_group", _of_any_backend(distributed.new_group)
+    yield DeviceMesh, "__init__", _on_meta(DeviceMesh.__init__)
+
+
+def _without_effect(plain: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(plain)
+    def do_nothing(*_: Any, **__: Any) -> None:
+        return None
+
+    return do_nothing
+
+
+def _of_any_backend(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `new_group` that makes groups of the process group's own backend."""
+
+    @functools.wraps(plain)
+    def make(*args: Any, backend: Any = None, **kwargs: Any) -> Any:
+        kwargs.pop("device_id", None)
+        return plain(*args, **kwargs)
+
+    return make
+
+
+def _on_meta(plain: Callable[..., None]) -> Callable[..., None]:
+    """Return `DeviceMesh.__init__` that takes a mesh of GPUs as one on meta."""
+
+    @functools.wraps(plain)
+    def make(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        plain(self, "meta" if device_type == "cuda" else device_type, *args, **kwargs)
+
+    return make

@@ -1,0 +1,104 @@
+"""Files that set up a process group themselves, planned as one of their ranks."""
+
+import os
+from pathlib import Path
+
+import pytest
+from torch import distributed
+
+from planner.capture.session import record
+from planner.errors import UsageError
+from planner.jobs import Job, TensorSpec, resolve_job
+from planner.program.events import Alloc, Category, Trace, validate
+from tests.helpers.models import AMPERE, born, job_of
+
+SCRIPT = """
+import os
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+
+class Trainer:
+    def __init__(self):
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        distributed.init_process_group("nccl")
+        self.rank = distributed.get_rank()
+        mesh = init_device_mesh("cuda", (distributed.get_world_size(),))
+        with torch.device("meta"):
+            model = nn.Sequential(nn.Linear(64, 129, bias=False), nn.ReLU(), nn.Linear(129, 64, bias=False))
+        plan = {"0": ColwiseParallel(use_local_output=False), "2": RowwiseParallel(output_layouts=Shard(0))}
+        self.model = parallelize_module(model, mesh, plan).to_empty(device="cuda")
+        self.group = distributed.new_group([0, 1], backend="nccl")
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def step(self, batch):
+        loss = self.model(batch.cuda()).sum()
+        loss.backward()
+        distributed.all_reduce(loss.detach(), group=self.group)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def at_import():
+    distributed.destroy_process_group()
+    return Trainer()
+"""
+
+
+def planned(folder: Path, rank: int = 0, name: str = "Trainer") -> Trace:
+    """The trace of a rank of four."""
+    file = folder / "script.py"
+    file.write_text(SCRIPT, encoding="utf-8")
+    options = {"inputs": [TensorSpec((64,))], "world_size": 4, "rank": rank}
+    return record(resolve_job(f"{file}:{name}", {}, **options), 8, AMPERE)
+
+
+def parameters(trace: Trace) -> list[int]:
+    """Numbers of the parameters, in float32."""
+    of_model = [e for e in trace.events if isinstance(e, Alloc) and e.category is Category.PARAMETER]
+    return [event.size_bytes // 4 for event in of_model]
+
+
+@pytest.mark.parametrize(("rank", "rows"), [(0, 33), (3, 30)])
+def test_a_rank_holds_its_own_part(tmp_path: Path, rank: int, rows: int) -> None:
+    """Of 129 rows the last of four ranks has three fewer."""
+    trace = planned(tmp_path, rank)
+    validate(trace)
+    assert parameters(trace) == [rows * 64, rows * 64]
+    assert not trace.unknown_ops
+
+
+def test_outputs_of_collectives_are_recorded(tmp_path: Path) -> None:
+    """A row-wise product of 8 samples is summed and scattered to two a rank."""
+    scattered = born(planned(tmp_path), "reduce_scatter_tensor")
+    assert set(scattered) == {4 * 2 * 64} and scattered
+
+
+def test_a_destroyed_group_is_made_again_and_nothing_stays(tmp_path: Path) -> None:
+    """Scripts open and close groups; the environment of torchrun is gone afterwards."""
+    assert parameters(planned(tmp_path, name="at_import")) == [33 * 64, 33 * 64]
+    assert not distributed.is_initialized()
+    assert "LOCAL_RANK" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        ("torchvision:resnet18", {"world_size": 2}, "--world-size 2 is for a FILE.py"),
+        ("f.py:Net", {"world_size": 2, "rank": 2}, "give two ranks or more, and one of them from 0"),
+        ("f.py:Net", {"rank": 1}, "give two ranks or more, and one of them from 0"),
+        ("f.py:Net", {"world_size": 2, "tp": 2}, "the file shards its model by itself; leave --tp away"),
+    ],
+)
+def test_ranks_that_are_not_planned_are_refused(model: str, options: dict[str, int], words: str) -> None:
+    """One line says what to do."""
+    with pytest.raises(UsageError, match=words):
+        record(job_of("64", model=model, **options), 8, AMPERE)
+
+
+def test_the_rank_is_part_of_the_job() -> None:
+    """By default a job has one process."""
+    assert (Job("test").world_size, Job("test").rank) == (0, 0)

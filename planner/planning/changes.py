@@ -52,6 +52,8 @@ def changes_for(training: TrainingConfig, capability: tuple[int, int]) -> tuple[
     changes = [*_of_allocator(training)]
     if training.job.mode is not Mode.STEP:  # which decides that itself
         changes += _of_numbers(training.job, capability)
+    if training.job.mode is Mode.INFER:
+        changes += _of_autoencoder(training)
     if training.job.mode is Mode.TRAIN:
         changes += [*_of_gradients(training.job), *_of_work(training), *_of_adaptation(training.job)]
         if not trains_itself(training.job):
@@ -166,6 +168,25 @@ def _of_adaptation(job: Job) -> Iterator[Change]:
     elif job.peft and job.quantize is Quantize.NONE and has_quantizer:
         cost = "frozen weights in 4 bits, which take time to unpack: check the results"
         yield _change("--quantize nf4", cost, 5, "adapters", quantize=Quantize.NF4)
+
+
+def _of_autoencoder(training: TrainingConfig) -> Iterator[Change]:
+    """Yield what diffusers' autoencoders do piece by piece; one that cannot refuses when it is built."""
+    job = training.job
+    name = split_model(job.source or job.model)
+    if name.source != "diffusers" or not name.name.startswith("Autoencoder"):
+        return
+    costs = {
+        "enable_slicing": (1, "nothing in numbers; one image after the other"),
+        "enable_tiling": (4, "images in overlapping tiles that are blended: check the results; more time"),
+    }
+    if training.batch == 1:
+        del costs["enable_slicing"]
+    for switch, (rank, cost) in costs.items():
+        if not dict(job.model_args).get(switch):
+            given = tuple(pair for pair in job.model_args if pair[0] != switch)
+            arguments = (*given, (switch, True))
+            yield _change(f"--model-arg {switch}=true", cost, rank, switch, model_args=arguments)
 
 
 def _of_work(training: TrainingConfig) -> Iterator[Change]:

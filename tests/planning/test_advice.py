@@ -186,6 +186,11 @@ def test_unchanged_recipe_that_cannot_be_traced() -> None:
         ),
         (replace(JOB, inputs=(TensorSpec((128,), "int64"),), mode=Mode.INFER), (6, 1), {"allocator"}),
         (
+            replace(JOB, model="diffusers:AutoencoderKL", mode=Mode.INFER, precision=Precision.BF16),
+            (8, 0),
+            {"allocator", "layout", "enable_slicing", "enable_tiling"},
+        ),
+        (
             replace(
                 JOB, optimizer=Optimizer.SGD, optimizer_impl=OptimizerImpl.FUSED, precision=Precision.BF16
             ),

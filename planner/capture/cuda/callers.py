@@ -15,8 +15,8 @@ _CACHING = _TORCH | {
 }
 
 
-# Modules of these that query anew for each script.
-_OF_ONE_RUN = ("transformers.training_args", "torch.cuda.graphs")
+# Modules of these that query anew for each script, or make a stream.
+_OF_ONE_RUN = ("transformers.training_args", "transformers.cache_utils", "torch.cuda.graphs")
 
 
 def _root_of(frame: FrameType) -> str:

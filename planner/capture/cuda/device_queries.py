@@ -139,6 +139,7 @@ def replacements(
         **dict.fromkeys(("Event", "device", "device_of"), lambda *_, **__: Handle()),
         **{"Stream": make, "ExternalStream": lambda *_, **__: make(), "StreamContext": of_streams["stream"]},
     }
+    yield torch, "Stream", _type_for_users(torch.Stream, make)
     for name, construct in of_types.items():
         yield torch.cuda, name, _type_for_users(getattr(torch.cuda, name), construct)
     accelerator = _for_users(torch.accelerator.current_accelerator, _always(torch.device("cuda")))

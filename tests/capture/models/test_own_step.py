@@ -553,14 +553,17 @@ def _forward_of(trace: Trace, step: int) -> list[int]:
     return sizes
 
 
+def generation_trace(**arguments: object) -> Trace:
+    script = Path(__file__).parents[3] / "benchmarks/emulated/capabilities/scripts/generate.py"
+    inputs = [parse_tensor_spec("16:int64")]
+    job = resolve_job(f"{script}:Generation", {}, inputs=inputs, model_args=list(arguments.items()), steps=1)
+    return record(job, 4, AMPERE)
+
+
 def test_generation_of_transformers_is_a_step() -> None:
     """A static cache holds keys and values of prompt and answer in each layer: 2 heads of 32 numbers."""
     pytest.importorskip("transformers")
-    script = Path(__file__).parents[3] / "benchmarks/emulated/capabilities/scripts/generate.py"
-    arguments = {"layers": 2, "new_tokens": 3, "cache_implementation": "static"}
-    inputs = [parse_tensor_spec("16:int64")]
-    job = resolve_job(f"{script}:Generation", {}, inputs=inputs, model_args=list(arguments.items()), steps=1)
-    trace = record(job, 4, AMPERE)
+    trace = generation_trace(layers=2, new_tokens=3, cache_implementation="static")
     cache = 4 * 2 * (16 + 3 - 1) * 32 * 2  # the last token is never read
     zeros = [
         event.size_bytes
@@ -568,6 +571,15 @@ def test_generation_of_transformers_is_a_step() -> None:
         if isinstance(event, Alloc) and trace.sites[event.site].op == "aten.zeros.default"
     ]
     assert zeros.count(cache) == 2 * 2
+
+
+def test_an_offloaded_cache_comes_back_on_a_stream_of_its_own() -> None:
+    """A layer's keys and values come back while the layer before runs: of 16, 17 and 18 tokens."""
+    pytest.importorskip("transformers")
+    trace = generation_trace(layers=3, new_tokens=3, cache_implementation="offloaded")
+    fetched = [event.size_bytes for event in trace.events if isinstance(event, Alloc) and event.stream]
+    token = 4 * 2 * 32 * 2
+    assert set(fetched) == {16 * token, 17 * token, 18 * token}
 
 
 OFFLOADED = """

@@ -1,5 +1,7 @@
-"""Generation by causal language models of transformers with a key-value cache that grows."""
+"""Generation by decoders of transformers: the planner's own loop, and scripts that call `generate`."""
 
+import json
+from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.emulated.capabilities.case import Capability, Case
@@ -21,18 +23,35 @@ _JOBS: tuple[tuple[str, int, str, int, str, dict[str, Any]], ...] = (
     ("MixtralForCausalLM", 2, "A100 80GB", 10, "bf16", {**_GROUPED, "num_local_experts": 4}),
 )
 
+_FILE = "benchmarks/emulated/capabilities/scripts/generate.py"
+_SCRIPTS: tuple[tuple[int, str, int, dict[str, Any]], ...] = (
+    (4, "RTX 3090", 64, {}),
+    (6, "L4", 48, {"do_sample": True, "num_return_sequences": 4}),
+    (3, "A100 40GB", 64, {"cache_implementation": "static"}),
+    (8, "RTX 4090", 40, {"cache_implementation": "static", "window": 16, "new_tokens": 30}),
+    (4, "H100 80GB", 64, {"num_beams": 4}),
+    (2, "T4", 33, {"num_beams": 3, "num_return_sequences": 3, "new_tokens": 20}),
+    (4, "RTX 3060", 64, {"num_beams": 2, "cache_implementation": "static"}),
+    (5, "A10", 64, {"prefill_chunk_size": 16}),
+    (2, "RTX 3090", 50, {"window": 16, "new_tokens": 25}),
+    (3, "RTX 5090", 32, {"num_beams": 4, "do_sample": True, "layers": 5}),
+    (4, "RTX 3090", 64, {"cache_implementation": "offloaded"}),
+)
+
+
+def _cases() -> Iterator[Case]:
+    for number, (name, batch, gpu, tokens, precision, sizes) in enumerate(_JOBS, 1):
+        options = {"model_arg": sizes, "mode": "generate", "new_tokens": tokens, "precision": precision}
+        yield Case(DrawnJob(number, f"hf:{name}", batch, gpu, options))
+    for number, (batch, gpu, tokens, given) in enumerate(_SCRIPTS, len(_JOBS) + 1):
+        options = {"input": f"{tokens}:int64", "model_arg": given}
+        words = ("--batch-size", str(batch), "--tokens", str(tokens), "--options", json.dumps(given))
+        job = DrawnJob(number, f"{_FILE}:Generation", batch, gpu, options)
+        yield Case(job, (_FILE, *words), stop_after=0)
+
+
 CAPABILITY = Capability(
-    "decoders of transformers that extend a prompt, in the planner's own loop on both sides",
-    tuple(
-        Case(
-            DrawnJob(
-                number,
-                f"hf:{name}",
-                batch,
-                gpu,
-                {"model_arg": sizes, "mode": "generate", "new_tokens": tokens, "precision": precision},
-            )
-        )
-        for number, (name, batch, gpu, tokens, precision, sizes) in enumerate(_JOBS, 1)
-    ),
+    "decoders of transformers: the planner's own loop on both sides, and scripts with `generate`, its "
+    "caches, beams and samples",
+    tuple(_cases()),
 )

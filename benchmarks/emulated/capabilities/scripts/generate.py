@@ -4,7 +4,8 @@ import argparse
 import json
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import GenerationMixin, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers.generation import MaxLengthCriteria
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2}
 
@@ -23,13 +24,31 @@ class Generation:
         if assisted:
             small = LlamaForCausalLM(LlamaConfig(**{**sizes, "num_hidden_layers": 1}))
             self.assistant = small.to("cuda", dtype=torch.bfloat16).eval()
+            self.assistant.generation_config.assistant_confidence_threshold = 0.0  # no end by values
 
     @torch.no_grad()
     def step(self, input_ids):
-        input_ids = input_ids.to("cuda")
         mask = torch.ones_like(input_ids)
+        mask[0, 0] = 0  # batches of texts are padded
+        input_ids, mask = input_ids.to("cuda"), mask.to("cuda")
         more = {} if self.assistant is None else {"assistant_model": self.assistant}
         return self.model.generate(input_ids, attention_mask=mask, **self.options, **more)
+
+
+def end_by_length():
+    """End the loops of `generate` at their length, where kernels compute no values that would end them."""
+    measure, is_over = MaxLengthCriteria.__call__, [False]
+
+    def measure_length(criterion, input_ids, scores, **options):
+        is_over[0] = input_ids.shape[-1] >= criterion.max_length
+        return measure(criterion, input_ids, scores, **options)
+
+    def is_unfinished(model, *args, **options):
+        ended, is_over[0] = is_over[0], False
+        return not ended
+
+    MaxLengthCriteria.__call__ = measure_length
+    GenerationMixin._has_unfinished_sequences = is_unfinished
 
 
 if __name__ == "__main__":
@@ -40,6 +59,7 @@ if __name__ == "__main__":
     parser.add_argument("--options", type=json.loads, default={})
     args = parser.parse_args()
     generation = Generation(**args.options)
+    end_by_length()
     for _ in range(args.steps):
         result = generation.step(torch.randint(8000, (args.batch_size, args.tokens)))
     print(result.shape)

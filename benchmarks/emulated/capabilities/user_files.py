@@ -49,6 +49,8 @@ _SCRIPTS: tuple[tuple[str, int, str, tuple[str, ...]], ...] = (
     ("maml.py:meta_step", 4, "RTX 3090", ("50x3x80x80", "50:int64")),
     ("captured_step.py:Trainer", 512, "RTX 3090", ("512", "scalar:int64")),
     ("graphed_encoder.py:Classifier", 32, "RTX 4090", ("128:int64", "scalar:int64")),
+    ("gradcache.py:Contrastive", 256, "RTX 3060", ("64:int64", "64:int64")),
+    ("style_transfer.py:train_step", 4, "RTX 3060", ("3x256x256",)),
 )
 
 

@@ -270,6 +270,11 @@ def _check_compiled(job: Job) -> None:
             f"{where} with --dataset-size is not planned, since a smaller last batch is compiled anew; leave "
             "one of the two away"
         )
+    if job.eval_batch:
+        raise UsageError(
+            f"{where} with --eval-batch is not planned, since torch compiles anew, for any size, where "
+            f"batches of two sizes come; leave --eval-batch away, to evaluate at the training's, or {_RUN}"
+        )
     if size_ranges(job):
         raise UsageError(
             f"{where} with sizes that vary is not planned, since torch compiles anew for them; give the "

@@ -14,21 +14,19 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from planner.allocator import MemoryLimits, replay_trace
-from planner.errors import ModelError
 from planner.hardware import Budget, process_bytes, upper_process_bytes
-from planner.jobs import Job
+from planner.jobs import Compile, Job
 from planner.planning.epoch import max_useful_batch
 from planner.planning.estimate import Seconds, unlimited
 from planner.planning.replays import ReplayCache, TargetReplays
+from planner.planning.run_search import search_by_runs
 from planner.planning.search import (
     NEIGHBOURS,
     Search,
-    boundary_from_guess,
     largest_below,
-    largest_by_extrapolation,
     round_down,
 )
-from planner.program import FIT_BATCHES, Outcome, ProgramSet
+from planner.program import Outcome, ProgramSet
 
 
 class DeviceFit(Struct, frozen=True):
@@ -90,9 +88,9 @@ def fit_devices(
     Answers are the largest multiples of `multiple_of` that fit. Raises the errors of a capture.
     """
     cards = sorted(budgets, key=lambda budget: (_kind(budget), budget.device.usable.value))
-    cache, limit = ReplayCache(programs), max_useful_batch(job)
+    cache, limit, is_compiled = ReplayCache(programs), max_useful_batch(job), job.compile is not Compile.NONE
     by_kind = {
-        _kind(budget): TargetReplays(cache, target, programs.bound(target), limit)
+        _kind(budget): TargetReplays(cache, target, programs.bound(target), limit, is_compiled)
         for budget in cards
         for target in [budget.device.target]
     }
@@ -105,13 +103,16 @@ def search_device(replays: TargetReplays, rooms: tuple[MemoryLimits, ...], multi
     They are the largest multiples of `multiple_of`. The search is for the smallest room, the first of
     `rooms`; a batch size that needs retries there must fit in the others too. Raises the errors of a capture.
     """
+    outcome = partial(replays.outcome_in_rooms, rooms=rooms)
+    if replays.bound is None:
+        search = search_by_runs(replays, rooms)
+        return search if multiple_of == 1 else round_down(search, multiple_of, outcome)
     limits = rooms[0]
     best = _largest(replays, limits)
     comfortable = replays.largest_without_retries(best, limits)
     probes = replays.probes[limits]
     if comfortable:
         probes[comfortable] = Outcome.FITS
-    outcome = partial(replays.outcome_in_rooms, rooms=rooms)
     floor = _largest_probed(probes, outcome, comfortable)
     best = _largest_in_rooms(replays, outcome, floor, best)
     if best and outcome(best) is Outcome.FITS:
@@ -132,12 +133,7 @@ def _kind(budget: Budget) -> tuple[tuple[int, int], int]:
 
 
 def _largest(replays: TargetReplays, limits: MemoryLimits) -> int:
-    """Return the largest batch size that fits, its successor probed where there is one.
-
-    Where each probe is a run of the model, lines through the needs of batch sizes guide the search.
-    """
-    if replays.bound is None:
-        return _largest_by_lines(replays, limits)
+    """Return the largest batch size that fits, its successor probed where there is one."""
     top = replays.top(limits)
     best = largest_below(replays.fits(limits), top)
     if best == top < replays.limit:
@@ -158,7 +154,7 @@ def _largest_in_rooms(replays: TargetReplays, outcome: Callable[[int], Outcome],
     """Return the largest batch size found from `floor`, which fits in all rooms, to `top`.
 
     What fits here and there in the smallest room often has a neighbour that fits in all: those below `top`
-    are probed one by one, unless each trace is a run of the model.
+    are probed one by one.
     """
 
     def fits(batch: int) -> bool:
@@ -166,24 +162,9 @@ def _largest_in_rooms(replays: TargetReplays, outcome: Callable[[int], Outcome],
 
     if floor == top:
         return top
-    if replays.bound is None:
-        return boundary_from_guess(fits, floor, top)
     near = range(top, max(floor, top - NEIGHBOURS), -1)
     found = next(filter(fits, near), None)
     return largest_below(fits, max(floor, top - NEIGHBOURS), floor) if found is None else found
-
-
-def _largest_by_lines(replays: TargetReplays, limits: MemoryLimits) -> int:
-    max_reserved_bytes = limits.allocator_limit_bytes
-    if max_reserved_bytes is None:
-        return boundary_from_guess(replays.fits(limits), replays.limit, replays.limit)
-    outcome = partial(replays.outcome, limits=limits)
-    need_bytes = partial(replays.peak_without_limits, limits=limits)
-    try:
-        ends, most = FIT_BATCHES, replays.limit
-        return largest_by_extrapolation(outcome, need_bytes, max_reserved_bytes, ends, most).largest
-    except ModelError:  # the line leads beyond what can be captured
-        return boundary_from_guess(replays.fits(limits), 0, replays.limit)
 
 
 def _fit(replays: TargetReplays, budget: Budget, requested: int | None, multiple_of: int) -> DeviceFit:

@@ -12,11 +12,12 @@ from planner.hardware import (
     Budget,
     judge_budget,
 )
-from planner.jobs import Job
+from planner.jobs import Compile, Job
 from planner.planning.epoch import EpochPrograms, max_useful_batch
 from planner.planning.estimate import Estimate, Seconds, estimate_batch
 from planner.planning.fleet import search_device
 from planner.planning.replays import ReplayCache, TargetReplays, TimedPrograms
+from planner.planning.run_search import first_run, note_on_runs
 from planner.planning.search import Search
 from planner.program import FIT_BATCHES, Outcome, ProgramSet
 
@@ -79,20 +80,23 @@ def find_max_batch(job: Job, budget: Budget, programs: ProgramSet, multiple_of: 
     """
     start = perf_counter()
     timed, target = TimedPrograms(programs), budget.device.target
-    timed.bound(target)  # builds the program, which the next trace is of
-    small = timed.batch_sizes(target).floor(FIT_BATCHES[0])
+    is_program = timed.bound(target) is not None  # builds the program, which the next trace is of
+    is_compiled = job.compile is not Compile.NONE
+    small = timed.batch_sizes(target).floor(FIT_BATCHES[0] if is_program else first_run(is_compiled))
     budget = judge_budget(budget, job, timed.trace(small, target))
     epochs = EpochPrograms(job, timed)
-    replays = TargetReplays(ReplayCache(epochs), target, epochs.bound(target), max_useful_batch(job))
+    replays = TargetReplays(
+        ReplayCache(epochs), target, epochs.bound(target), max_useful_batch(job), is_compiled
+    )
     search, too_large = search_device(replays, budget.rooms, multiple_of), replays.too_large
 
     def at(batch: int) -> Estimate:
         result = estimate_batch(job, epochs.trace(batch, target), budget, timed.seconds)
-        if not too_large:
-            return result
-        least = min(too_large)
-        note = f"batch sizes from {least} on are not planned: {too_large[least]}"
-        return replace(result, notes=(*result.notes, note))
+        notes: tuple[str, ...] = () if is_program else (note_on_runs(search),)
+        if too_large:
+            least = min(too_large)
+            notes += (f"batch sizes from {least} on are not planned: {too_large[least]}",)
+        return replace(result, notes=(*result.notes, *notes))
 
     at_max = at(search.largest) if search.largest else None
     at_comfortable = at_max if search.comfortable == search.largest else None

@@ -56,7 +56,7 @@ class ReplayCache:
         number = self._number(batch, target)
         run = self._runs.get((number, limits))
         if run is None:
-            run = self._runs[number, limits] = replay_trace(self._trace(batch, target), limits)
+            run = self._runs[number, limits] = replay_trace(self.trace(batch, target), limits)
             if is_limit_independent(limits):
                 self._note(number, limits, run)
         return run
@@ -68,7 +68,7 @@ class ReplayCache:
             return True
         if number not in self._peaks and self._floors.get(number, 0) < room:
             try:
-                run = replay_trace(self._trace(batch, target), limits, _stop_at_retry)
+                run = replay_trace(self.trace(batch, target), limits, _stop_at_retry)
             except _RetryError:
                 self._floors[number] = room
             else:
@@ -93,7 +93,8 @@ class ReplayCache:
         else:
             self._floors[number] = max(max_reserved_bytes(limits) or 0, self._floors.get(number, 0))
 
-    def _trace(self, batch: int, target: Target) -> Trace:
+    def trace(self, batch: int, target: Target) -> Trace:
+        """Return the trace of a batch size. Raises the errors of a capture."""
         number = self._number(batch, target)
         batch = self.programs.batch_sizes(target).floor(batch)
         if number not in self._traces:
@@ -160,6 +161,7 @@ class TargetReplays:
     target: Target
     bound: LowerBound | None  # None: each trace is a run of the model
     limit: int  # the largest batch size worth a probe
+    is_compiled: bool = False  # the job, whose traces are runs of the model each
     too_large: dict[int, str] = field(default_factory=dict)  # batch sizes that cannot be captured, and why
     probes: dict[MemoryLimits, dict[int, Outcome]] = field(default_factory=dict)
 
@@ -250,7 +252,7 @@ class TargetReplays:
     def largest_without_retries(self, largest: int, limits: MemoryLimits) -> int:
         """Return the largest batch size that runs without retries up to `largest`, which fits.
 
-        Neighbours above it are probed where they could fit, unless each trace is a run of the model.
+        Neighbours above it are probed where they could fit.
         """
         fits, room = self.fits_without_retries(limits), max_reserved_bytes(limits)
         if not largest or fits(largest):
@@ -263,7 +265,7 @@ class TargetReplays:
             best = boundary_from_guess(fits, guess, largest)
             if self._needs_rise_evenly(best, largest, limits):
                 return best
-        return best if self.bound is None else scan_islands(fits, best, largest)
+        return scan_islands(fits, best, largest)
 
     def _needs_rise_evenly(self, best: int, largest: int, limits: MemoryLimits) -> bool:
         """Return whether what batch sizes need rises evenly above `best`, so that no neighbour fits either.
@@ -281,3 +283,7 @@ class TargetReplays:
     def run(self, batch: int, limits: MemoryLimits) -> Replay:
         """Return the replay of a batch size. Raises the errors of a capture."""
         return self.replays.run(batch, self.target, limits)
+
+    def trace(self, batch: int) -> Trace:
+        """Return the trace of a batch size. Raises the errors of a capture."""
+        return self.replays.trace(batch, self.target)

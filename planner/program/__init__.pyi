@@ -28,8 +28,8 @@ from .fit import (
     Affine as Affine, NotAffineError as NotAffineError, Quadratic as Quadratic,
     SizesNotAffineError as SizesNotAffineError, fit_events as fit_events, fit_pinned as fit_pinned,
     fit_quadratic_events as fit_quadratic_events, fit_traces as fit_traces,
-    polynomial_through as polynomial_through, rounded_affine as rounded_affine,
-    tensors_diverge as tensors_diverge,
+    nearest_affine as nearest_affine, polynomial_through as polynomial_through,
+    rounded_affine as rounded_affine, scaled_program as scaled_program, tensors_diverge as tensors_diverge,
 )
 from .growth import (
     GrowingSite as GrowingSite, Growth as Growth, STREAM_POOL as STREAM_POOL, find_growth as find_growth,

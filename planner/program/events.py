@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from planner.program.convolution import Convolution, ConvWorkspace, ConvWorkspaceSource
+from planner.program.convolution import Convolution, ConvWorkspace, ConvWorkspaceSource, Workspaces
 
 # Parts of the notes of traces in which chance decides conditions, and in which it decides sizes.
 RANDOM_COURSE_NOTE = "random numbers on the CPU"
@@ -111,6 +111,8 @@ class GrowthSource(Struct, frozen=True):
 # From a convolution and the size that it was refused to the sizes that PyTorch requests then, in turn; None
 # where they are not known.
 NextWorkspaces = Callable[[Convolution, int], Sequence[int] | None]
+# From a convolution to its workspaces, as the GPU's library answers.
+WorkspacesOf = Callable[[Convolution], Workspaces]
 
 
 class Trace(Struct, frozen=True):
@@ -128,6 +130,7 @@ class Trace(Struct, frozen=True):
     convolutions: Mapping[int, Convolution] = {}  # by block, of traces that a program gives
     next_workspaces: NextWorkspaces | None = None  # after a refused one; None: they are not known
     pinned: tuple[int, ...] = ()  # bytes of each block of pinned host memory, when they were most
+    workspaces_of: WorkspacesOf | None = None  # what answered for convolutions
 
     def convolution_by_block(self) -> Mapping[int, Convolution]:
         """Return the convolutions whose workspaces blocks are, as far as they are known."""

@@ -1,6 +1,6 @@
 """Fit affine events to two traces of one job at different batch sizes."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 
 from msgspec import Struct
@@ -40,6 +40,18 @@ def rounded_affine(a: int, b: int, low: int, high: int) -> Affine:
     Workspaces of libraries may have a part that changes by a few bytes with the batch size.
     """
     slope = round((b - a) / (high - low))
+    return Affine(b - slope * high, slope)
+
+
+def nearest_affine(a: int, b: int, low: int, high: int) -> Affine:
+    """Return the affine integer that is `b` at batch `high`, near `a` at batch `low`, and never negative.
+
+    For estimates of batch sizes between runs whose sizes follow no line exactly.
+    """
+    size = rounded_affine(a, b, low, high)
+    if size.slope >= 0 and size.fixed + size.slope > 0:
+        return size
+    slope = 0 if size.slope < 0 else (b - 1) // high
     return Affine(b - slope * high, slope)
 
 
@@ -164,10 +176,13 @@ def fit_pinned(first: Trace, second: Trace) -> tuple[tuple[int, int], ...]:
 
 # ---- two whole traces, whose kernels are not known
 
+_OF_BATCH = (Category.INPUT, Category.ACTIVATION, Category.TEMPORARY)
 Slot = Sequence[Alloc | Free]  # workspaces that are allocated or freed between two other events
 
 
-def fit_traces(first: Trace, second: Trace, workspace_fit: Fit = affine_through) -> Program:
+def fit_traces(
+    first: Trace, second: Trace, workspace_fit: Fit = affine_through, tensor_fit: Fit = affine_through
+) -> Program:
     """Fit two traces to a program without kernel calls, its workspaces as affine as may be.
 
     Workspaces that are not alike in both, or that `workspace_fit` does not fit, are those of the second
@@ -177,12 +192,12 @@ def fit_traces(first: Trace, second: Trace, workspace_fit: Fit = affine_through)
         raise ValueError(f"both traces are of batch {first.batch}")
     ones, our_slots = _without_workspaces(first)
     others, their_slots = _without_workspaces(second)
-    events = fit_events(first, ones, second, others)
+    events = fit_events(first, ones, second, others, tensor_fit)
     existing = set(first.sites)
     sites = (*first.sites, *(site for site in second.sites if site not in existing))
     places = {site: index for index, site in enumerate(sites)}
     free = 1 + max((event.block for event in first.events if isinstance(event, Alloc)), default=-1)
-    names: dict[int, int] = {}
+    names: dict[int, int] = {}  # of the second trace's blocks, in the program
 
     def constant(event: Alloc | Free) -> ProgramEvent:
         name = names.setdefault(event.block, free + len(names))
@@ -195,14 +210,43 @@ def fit_traces(first: Trace, second: Trace, workspace_fit: Fit = affine_through)
         theirs = their_slots[start:end]
         fitted = _fit_slots(our_slots[start:end], theirs, first, second, workspace_fit)
         slots += fitted or [[constant(event) for event in slot] for slot in theirs]
+        if fitted:
+            names |= _same_blocks(chain(*our_slots[start:end]), chain(*theirs))
     merged = [*slots[0]]
     for event, slot in zip(events, slots[1:], strict=True):
         merged += [event, *slot]
     notes, unknown_ops, growth = first.notes, first.unknown_ops, first.growth_sources
     pinned = fit_pinned(first, second)
+    rows = (row for row in second.conv_workspaces if row.block in names)
+    convolutions = sorted((replace(row, block=names[row.block]) for row in rows), key=lambda row: row.block)
     return Program(
-        tuple(merged), sites, unknown_ops=unknown_ops, notes=notes, growth_sources=growth, pinned=pinned
-    )
+        tuple(merged), sites, unknown_ops=unknown_ops, notes=notes, growth_sources=growth, pinned=pinned,
+        conv_workspaces=tuple(convolutions),
+    )  # fmt: skip
+
+
+def _same_blocks(ours: Iterable[Event], theirs: Iterable[Event]) -> dict[int, int]:
+    """Return the blocks of events of the one trace by those of the other's like them."""
+    pairs = zip(ours, theirs, strict=True)
+    return {b.block: a.block for a, b in pairs if isinstance(a, Alloc) and isinstance(b, Alloc)}
+
+
+def scaled_program(trace: Trace) -> Program:
+    """Return an estimate from one trace alone: what its batch makes is in proportion to the batch size.
+
+    Parameters, gradients, optimizer state and workspaces stay as they are.
+    """
+
+    def scaled(event: Event) -> ProgramEvent:
+        if not isinstance(event, Alloc):
+            return event
+        alloc = constant_alloc(event, event.block, event.site)
+        if event.category not in _OF_BATCH or event.size_bytes <= trace.batch:
+            return alloc
+        slope = (event.size_bytes - 1) // trace.batch
+        return replace(alloc, fixed_bytes=event.size_bytes - slope * trace.batch, bytes_per_sample=slope)
+
+    return Program(tuple(map(scaled, trace.events)), trace.sites, conv_workspaces=trace.conv_workspaces)
 
 
 def tensors_diverge(program: Program, trace: Trace) -> bool:

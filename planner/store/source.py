@@ -198,4 +198,5 @@ def name_source(trace: Trace, convolutions: ConvWorkspaceQuery, target: Target) 
         notes=(*trace.notes, *convolutions.notes(capability)),
         conv_workspace_source=convolutions.source(capability),
         next_workspaces=partial(convolutions.following, capability, target.sm_count),
+        workspaces_of=partial(convolutions, capability, target.sm_count),
     )

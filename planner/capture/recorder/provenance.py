@@ -1,4 +1,4 @@
-"""Collect the provenance of blocks: shape, dtype, line of the model's code, convolution of a workspace.
+"""Collect the provenance of blocks: shape, dtype, line of the model's code.
 
 This takes time, since it walks Python's stack for each block. In the backward pass there
 is no line of the model on the stack; the node of autograd that runs was made by one, and nodes are numbered
@@ -16,7 +16,7 @@ from types import CodeType
 import torch
 from torch import Tensor
 
-from planner.program import ConvWorkspace, TensorProvenance
+from planner.program import TensorProvenance
 
 _MOST_CODE = 100  # characters of a source line
 _OWN = str(Path(__file__).resolve().parents[2]) + os.sep  # the planner
@@ -41,7 +41,6 @@ class ProvenanceCollector:
 
     _lines: dict[int, _Line] = field(default_factory=dict)  # by block
     _tensors: dict[int, tuple[tuple[int, ...], str]] = field(default_factory=dict)
-    _conv_workspaces: dict[int, ConvWorkspace] = field(default_factory=dict)  # by block
     _skipped: dict[CodeType, str] = field(default_factory=dict)  # code object -> "skip", "stop" or ""
     _known: dict[tuple[str, int], _Line] = field(default_factory=dict)
     # At each operator of a forward pass: the number of the next autograd node, and the line that runs.
@@ -70,14 +69,6 @@ class ProvenanceCollector:
     def on_tensor(self, block: int, tensor: Tensor) -> None:
         """Note the tensor that a block holds."""
         self._tensors[block] = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
-
-    def on_workspace(self, workspace: ConvWorkspace) -> None:
-        """Note the convolution whose workspace a block is."""
-        self._conv_workspaces[workspace.block] = workspace
-
-    def conv_workspaces_of(self, blocks: list[int]) -> tuple[ConvWorkspace, ...]:
-        """Return the convolutions whose workspaces are among these blocks."""
-        return tuple(self._conv_workspaces[block] for block in blocks if block in self._conv_workspaces)
 
     def provenance_of(self, blocks: list[int]) -> tuple[TensorProvenance, ...]:
         """Return the provenance of those blocks that have any."""

@@ -28,7 +28,7 @@ from planner.capture.workspaces.ops import KernelOp, Ops, Outputs, answer_convol
 from planner.capture.workspaces.registry import is_unknown
 from planner.capture.workspaces.tensor.gemm import CublasWorkspaces, uses_cublas
 from planner.capture.wrapped import calls_operators_itself, is_wrapped, parts
-from planner.program import GRAPH_POOL, Alloc, Category, OpKind, Phase, Site, Target, Trace
+from planner.program import GRAPH_POOL, Alloc, Category, ConvWorkspace, OpKind, Phase, Site, Target, Trace
 
 aten = torch.ops.aten
 
@@ -76,6 +76,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._cublas_blocks: list[Block] = []
         self._pending = PendingCollectives()
         self._pool: int | None = None  # the private one in use
+        self._conv_workspaces: dict[int, ConvWorkspace] = {}  # by block
         self._autotuned: set[str] = set()  # signatures of calls whose engines a library has timed
 
     # ---- called by the loop
@@ -171,7 +172,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         events, collector = self._log.events(), self._provenance
         blocks = [event.block for event in events if isinstance(event, Alloc)]
         provenance = () if collector is None else collector.provenance_of(blocks)
-        conv_workspaces = () if collector is None else collector.conv_workspaces_of(blocks)
+        rows = self._conv_workspaces
+        conv_workspaces = tuple(rows[block] for block in blocks if block in rows)
         unknown = tuple(sorted(self.unknown_ops))
         trace = Trace(events, self._log.sites(), batch, unknown, notes, provenance, conv_workspaces)
         return replace(trace, pinned=self.host.most_pinned) if self.host.most_pinned else trace
@@ -320,8 +322,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                         held.append(block)
                         continue
                     block.may_fail = one.kind in (OpKind.TRY, OpKind.AUTOTUNE)
-                    if self._provenance is not None and one.explain is not None:
-                        self._provenance.on_workspace(one.explain(block.number))
+                    if one.explain is not None:
+                        self._conv_workspaces[block.number] = one.explain(block.number)
                     self._log.free(block, empties_cache=one.kind is OpKind.AUTOTUNE)
         self._record_cublas(op, cublas_bytes)
         return held

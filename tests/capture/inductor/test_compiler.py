@@ -99,6 +99,7 @@ def test_compiling_leaves_torch_as_it_was() -> None:
         ({"ddp": True}, "--ddp"),
         ({"torch": "2.6"}, "2.13"),
         ({"dataset_size": 100, "steps": 3}, "--dataset-size"),
+        ({"evaluate": True, "eval_batch": 3, "steps": 3}, "--eval-batch"),
     ],
 )
 def test_jobs_whose_compiled_form_is_not_planned_are_refused(fields: dict[str, object], reason: str) -> None:

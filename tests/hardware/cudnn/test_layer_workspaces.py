@@ -143,10 +143,14 @@ def test_the_search_is_a_row_of_its_own(library: Copying) -> None:
     ]
 
 
-def test_plain_traces_have_none(library: Copying) -> None:
-    """Only provenance needs what a workspace is; an affine trace has lost them."""
+def test_traces_name_the_convolutions_of_workspaces(library: Copying) -> None:
+    """Without a library nothing is taken, and nothing named; a fit of two traces has the second's."""
     assert record(JOB, 8, AMPERE, on_meta).conv_workspaces == ()
-    assert fit_traces(detailed(batch=2), detailed(batch=3)).conv_workspaces == ()
+    second = detailed(batch=3)
+    fitted = fit_traces(detailed(batch=2), second)
+    assert [row.convolution for row in fitted.conv_workspaces] == [
+        row.convolution for row in second.conv_workspaces
+    ]
 
 
 def test_an_epoch_has_those_of_both_batch_sizes(library: Copying) -> None:

@@ -1,0 +1,122 @@
+"""The largest batch sizes where each trace is a run of the model, as of compiled models."""
+
+from functools import partial
+
+import pytest
+
+from planner.allocator.config import MIB, MemoryLimits
+from planner.allocator.replay import replay_trace
+from planner.planning.replays import ReplayCache, TargetReplays
+from planner.planning.run_search import search_by_runs
+from planner.program.convolution import Convolution, ConvWorkspace, Direction, Workspaces
+from planner.program.events import Alloc, Category, Event, Free, Outcome, Phase, PhaseStart, Trace
+from tests.helpers.structs import replace
+from tests.helpers.traces import GA102, SITES, RunTraces
+
+MOST = 2**20
+
+
+def step(batch: int, padded: int = 0, workspace: int = 0) -> Trace:
+    """A step: a parameter, activations of 5 MiB a sample, and temporaries that this batch size alone has."""
+    temporaries: list[Event] = []
+    for block in range(10, 10 + padded):
+        temporaries += [Alloc(block, 2 * MIB * batch, Category.TEMPORARY, 0)]
+    temporaries += [Free(block) for block in range(10, 10 + padded)]
+    scratch = [Alloc(3, workspace, Category.WORKSPACE, 1), Free(3)] if workspace else []
+    events = (
+        PhaseStart(0, Phase.SETUP),
+        Alloc(0, 30 * MIB, Category.PARAMETER, 0),
+        PhaseStart(1, Phase.FORWARD),
+        Alloc(1, 2 * MIB * batch, Category.INPUT, 0),
+        Alloc(2, 3 * MIB * batch + 512 * (batch % 7), Category.ACTIVATION, 1),
+        *scratch,
+        *temporaries,
+        Free(2),
+        Free(1),
+        PhaseStart(1, Phase.END),
+    )
+    return Trace(events, SITES, batch)
+
+
+def found(runs: RunTraces, capacity_mib: int, *, is_compiled: bool = True) -> tuple[int, int]:
+    """Return the answers: of any batch size, and of those without retries."""
+    replays = TargetReplays(ReplayCache(runs), GA102, None, MOST, is_compiled)
+    search = search_by_runs(replays, (MemoryLimits(capacity_mib * MIB),))
+    assert {size for size, _ in search.probes} == set(runs.taken)
+    return search.largest, search.comfortable
+
+
+def exhaustive(runs: RunTraces, capacity_mib: int, most: int, *outcomes: Outcome) -> int:
+    """Return the largest batch size with such an outcome, by a run of each."""
+    limits = MemoryLimits(capacity_mib * MIB)
+    sizes = range(most, 0, -1)
+    return next((size for size in sizes if replay_trace(runs.run(size), limits).outcome in outcomes), 0)
+
+
+def is_as_exhaustive(runs: RunTraces, capacity_mib: int) -> bool:
+    """Return whether both answers are those of a run of each batch size."""
+    any_outcome = (Outcome.FITS, Outcome.FITS_WITH_RETRIES)
+    most = capacity_mib // 2
+    expected = (
+        exhaustive(runs, capacity_mib, most, *any_outcome),
+        exhaustive(runs, capacity_mib, most, Outcome.FITS),
+    )
+    return found(runs, capacity_mib) == expected
+
+
+@pytest.mark.parametrize("capacity_mib", [34, 60, 333, 1000, 4321, 12_345])
+def test_few_runs_lead_to_the_answer_of_all(capacity_mib: int) -> None:
+    """Sizes that are nearly affine are found in eight runs at most, from far away too."""
+    runs = RunTraces(step)
+    assert is_as_exhaustive(runs, capacity_mib)
+    assert len(runs.taken) <= 8
+
+
+def aligned(most: int, batch: int) -> Trace:
+    """A step with `most` temporaries more where the batch size is no multiple of eight, as while padding is
+    timed.
+    """
+    return step(batch, most if batch % 8 else 0)
+
+
+@pytest.mark.parametrize("capacity_mib", [333, 1000, 4321])
+def test_batch_sizes_that_need_no_padding_are_seen_beyond_others(capacity_mib: int) -> None:
+    """With padding every size beside the multiples of eight fails long before the answer."""
+    runs = RunTraces(partial(aligned, 2))
+    assert is_as_exhaustive(runs, capacity_mib)
+    largest, _ = found(runs, capacity_mib)
+    assert largest % 8 == 0
+    assert len(runs.taken) <= 10
+
+
+def test_the_answer_and_its_successor_ran() -> None:
+    """Whatever sizes do, nothing that was not run is answered."""
+    runs = RunTraces(lambda batch: step(batch, batch * 2_654_435_761 % 3))
+    largest, comfortable = found(runs, 2000)
+    limits = MemoryLimits(2000 * MIB)
+    assert {largest, largest + 1, comfortable, comfortable + 1} <= set(runs.taken)
+    assert replay_trace(runs.run(largest), limits).outcome is not Outcome.DOES_NOT_FIT
+    assert replay_trace(runs.run(largest + 1), limits).outcome is Outcome.DOES_NOT_FIT
+    assert replay_trace(runs.run(comfortable + 1), limits).outcome is not Outcome.FITS
+
+
+def test_workspaces_of_other_batch_sizes_are_asked_for() -> None:
+    """A workspace that jumps far below the answer is no surprise, since the library answers for any size."""
+    jump = 150
+
+    def answered(convolution: Convolution) -> Workspaces:
+        return Workspaces(800 * MIB if convolution.x[0] >= jump else MIB)
+
+    def run(batch: int) -> Trace:
+        shape = (batch, 3, 8, 8)
+        convolution = Convolution(
+            Direction.FORWARD, "float32", shape, (3, 3, 1, 1), shape, False, (0, 0), (1, 1), (1, 1)
+        )
+        size = answered(convolution).workspace_bytes
+        row = ConvWorkspace.from_query(3, convolution, None, searched=False)
+        taken = step(batch, workspace=size)
+        return replace(taken, conv_workspaces=(row,), workspaces_of=answered)
+
+    runs = RunTraces(run)
+    assert found(runs, 1000)[0] == jump - 1
+    assert len(runs.taken) <= 6

@@ -76,7 +76,9 @@ class _RunSearch:
         for _ in range(_MOST_RUNS):
             batch = self._undecided(search)
             if batch is None:
-                return replace(search, probes=tuple(self._outcomes.items()))
+                failures = [size for size, own in self._outcomes.items() if own is Outcome.DOES_NOT_FIT]
+                probes = tuple(self._outcomes.items())
+                return replace(search, first_failure=min(failures, default=None), probes=probes)
             self._run(batch)
             if batch in self.replays.too_large:
                 break

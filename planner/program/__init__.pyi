@@ -9,6 +9,9 @@ from .cublas import (
     LT_BYTES as LT_BYTES, LtWorkspace as LtWorkspace, lt_workspace as lt_workspace,
     parse_workspace_config as parse_workspace_config, workspace_bytes as workspace_bytes,
 )
+from .depth import (
+    NotRepeatedError as NotRepeatedError, compare_depths as compare_depths,
+)
 from .diff import first_divergence as first_divergence
 from .events import (
     Alloc as Alloc, Category as Category, Event as Event, Free as Free, GRAPH_POOL as GRAPH_POOL,

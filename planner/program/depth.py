@@ -1,0 +1,332 @@
+"""Traces of a model with many repeated blocks, from two traces of the same model with few.
+
+The deeper trace of two is walked along the shallower one. What it has beyond it is what one block more adds:
+insertions, each of which a deeper model repeats. Blocks that an insertion frees in the place of the block
+before it, such as what FSDP gathered for it, are handed from copy to copy.
+"""
+
+import re
+from collections import ChainMap
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from planner.program.events import Alloc, Event, Free, PhaseStart, Site, Trace
+
+_LOOKAHEAD = 48  # events that match behind an insertion, so that it does not end where a size is the same
+_LARGEST_INSERTION = 4096
+_LARGEST_GROWTH = 1 / 3  # of a block with a number for each parameter, such as clip_grad_norm_'s
+_VOTES = 4  # frees on each side that decide an insertion's order
+
+
+class NotRepeatedError(Exception):
+    """Two traces do not differ by one repeated block; the message names where they diverge."""
+
+
+class _Insertion(Struct, frozen=True):
+    """Events that one more block adds. Blocks that the shallower trace lacks have negative names."""
+
+    position: int  # index of the shallower trace's event before which they stand
+    events: tuple[Event, ...]
+    is_reversed: bool  # of several copies the deepest block's comes first, as in a backward pass
+
+
+class RepeatedBlock(Struct, frozen=True):
+    """A trace, and what one more of the model's blocks adds to it."""
+
+    trace: Trace
+    layer: re.Pattern[str]  # finds the number of a block in a module's name
+    inserted: int  # the first number of an added block; those from there on are counted behind it
+    insertions: tuple[_Insertion, ...]
+    added_bytes: Mapping[int, int]  # by block of the trace: what its size grows by
+    successors: Mapping[
+        int, int
+    ]  # from a block that an insertion frees to the one of it that takes its place
+
+    def with_more(self, blocks: int) -> Trace:
+        """Return the trace of a model with so many blocks more."""
+        return _Repetition(self, blocks).trace() if blocks else self.trace
+
+
+def compare_depths(shallow: Trace, deep: Trace, layer: re.Pattern[str], inserted: int) -> RepeatedBlock:
+    """Return what one more block adds to a trace.
+
+    `layer` finds the number of a block in a module's name, as its only group; `inserted` is the number that
+    is taken to be the deeper model's own: one in the middle, since the first and the last differ.
+    Raises NotRepeatedError.
+    """
+    walk = _Walk(shallow, deep, layer, inserted)
+    insertions = walk.run()
+    return _in_terms_of_shallow(walk, insertions)
+
+
+class _State(Struct):
+    """Which blocks of the two traces correspond; forks write to a layer of their own."""
+
+    deep_of: MutableMapping[int, int]  # the deeper trace's block by the shallower one's
+    born: MutableMapping[int, bool]  # of the deeper trace, in insertions
+    freed: MutableMapping[int, bool]
+    successors: MutableMapping[int, int]  # of the deeper trace
+    added_bytes: MutableMapping[int, int]  # by block of the shallower trace
+
+    def fork(self) -> "_State":
+        return _State(*(ChainMap({}, part) for part in (
+            self.deep_of, self.born, self.freed, self.successors, self.added_bytes)))  # fmt: skip
+
+    def insert(self, event: Event) -> None:
+        if isinstance(event, Alloc):
+            self.born[event.block] = True
+        elif isinstance(event, Free):
+            self.freed[event.block] = True
+
+
+class _Walk:
+    """A walk along both traces that finds what the deeper one inserts."""
+
+    def __init__(self, shallow: Trace, deep: Trace, layer: re.Pattern[str], inserted: int) -> None:
+        self.shallow, self.deep = shallow, deep
+        self.state = _State({}, {}, {}, {}, {})
+        self.layer, self.inserted = layer, inserted
+        self._allocs = {event.block: event for event in deep.events if isinstance(event, Alloc)}
+        self._names = [_shifted(site, layer, inserted) for site in shallow.sites]
+        numbers = [layer.search(site.module) for site in deep.sites]
+        self._is_of_inserted = [number is not None and int(number[1]) == inserted for number in numbers]
+
+    def run(self) -> list[tuple[int, tuple[Event, ...]]]:
+        """Return the insertions, each with the index of the event before which it stands."""
+        ones, others = self.shallow.events, self.deep.events
+        insertions = []
+        i = j = 0
+        while i < len(ones) or j < len(others):
+            if i < len(ones) and j < len(others) and self._match(self.state, ones[i], others[j]):
+                i, j = i + 1, j + 1
+                continue
+            end = self._end_of_insertion(i, j)
+            for event in others[j:end]:
+                self.state.insert(event)
+            insertions.append((i, others[j:end]))
+            j = end
+        return insertions
+
+    def _end_of_insertion(self, i: int, j: int) -> int:
+        """Return where the deeper trace goes on like the shallower one, as long as nowhere else."""
+        others = self.deep.events
+        state = self.state.fork()
+        best, most = 0, 0
+        for end in range(j + 1, min(len(others), j + _LARGEST_INSERTION) + 1):
+            if isinstance(others[end - 1], PhaseStart):
+                break
+            state.insert(others[end - 1])
+            count = self._count_alike(state.fork(), i, end)
+            if count >= _LOOKAHEAD:
+                return end
+            if count > most:
+                best, most = end, count
+        if not best:
+            raise NotRepeatedError(
+                f"event {i} of {len(self.shallow.events)} has no counterpart in the deeper model"
+            )
+        return best
+
+    def _count_alike(self, state: _State, i: int, j: int) -> int:
+        """Return how many events are alike from these on: enough, where a phase or both traces end, or where
+        something follows that the inserted block allocates.
+        """
+        ones, others = self.shallow.events, self.deep.events
+        for count in range(_LOOKAHEAD):
+            at, other_at = i + count, j + count
+            if at == len(ones) or other_at == len(others):
+                return _LOOKAHEAD if at == len(ones) and other_at == len(others) else 0
+            if not self._match(state, ones[at], others[other_at]):
+                other = others[other_at]
+                is_next = isinstance(other, Alloc) and self._is_of_inserted[other.site]
+                return _LOOKAHEAD if count and is_next else count
+            if isinstance(ones[at], PhaseStart):
+                return _LOOKAHEAD
+        return _LOOKAHEAD
+
+    def _match(self, state: _State, one: Event, other: Event) -> bool:
+        if isinstance(one, Alloc) and isinstance(other, Alloc):
+            return self._match_allocs(state, one, other)
+        if isinstance(one, Free) and isinstance(other, Free):
+            mapped = state.deep_of[one.block]
+            if mapped == other.block:
+                return one.empties_cache == other.empties_cache
+            if other.block not in state.born or not (
+                mapped in state.freed or self._follows(mapped, other.block)
+            ):
+                return False
+            return state.successors.setdefault(mapped, other.block) == other.block
+        return one == other
+
+    def _follows(self, block: int, other: int) -> bool:
+        """Return whether a block is the inserted block's counterpart of one of the block before it."""
+        one, next_one = self._allocs[block], self._allocs[other]
+        site = self.deep.sites[one.site]
+        expected = _shifted(site, self.layer, self.inserted - 1)
+        is_alike = one.size_bytes == next_one.size_bytes
+        return expected != site and expected == self.deep.sites[next_one.site] and is_alike
+
+    def _match_allocs(self, state: _State, one: Alloc, other: Alloc) -> bool:
+        if self._names[one.site] != self.deep.sites[other.site] or self._is_of_inserted[other.site]:
+            return False
+        if (one.category, one.may_fail, one.stream) != (other.category, other.may_fail, other.stream):
+            return False
+        grown = other.size_bytes - one.size_bytes
+        if grown:
+            if not 0 < grown <= _LARGEST_GROWTH * one.size_bytes:
+                return False
+            state.added_bytes[one.block] = grown
+        state.deep_of[one.block] = other.block
+        return True
+
+
+def _shifted(site: Site, layer: re.Pattern[str], first: int, by: int = 1) -> Site:
+    """Return the site with the number of its block increased, where it is not below `first`."""
+    found = layer.search(site.module)
+    if found is None or int(found[1]) < first:
+        return site
+    start, end = found.span(1)
+    return Site(f"{site.module[:start]}{int(found[1]) + by}{site.module[end:]}", site.op)
+
+
+def _in_terms_of_shallow(walk: _Walk, found: Sequence[tuple[int, tuple[Event, ...]]]) -> RepeatedBlock:
+    state, sites = walk.state, list(walk.shallow.sites)
+    names = {deep: shallow for shallow, deep in state.deep_of.items()}
+    names.update((block, -1 - block) for block in state.born)
+    numbers = {site: number for number, site in enumerate(sites)}
+    insertions: list[_Insertion] = []
+    successors = {names[block]: names[successor] for block, successor in state.successors.items()}
+    order = _Order(walk.shallow, successors)
+    for position, events in found:
+        renamed: list[Event] = []
+        for event in events:
+            if isinstance(event, Alloc):
+                site = walk.deep.sites[event.site]
+                number = numbers.setdefault(site, len(numbers))
+                if number == len(sites):
+                    sites.append(site)
+                renamed.append(replace(event, block=names[event.block], site=number))
+            elif isinstance(event, Free):
+                renamed.append(replace(event, block=names[event.block]))
+        insertions.append(order.insertion(position, renamed))
+    trace = replace(walk.shallow, sites=tuple(sites), growth_sources=())
+    return RepeatedBlock(
+        trace, walk.layer, walk.inserted, tuple(insertions), dict(state.added_bytes), successors
+    )
+
+
+class _Order:
+    """Decides in which order copies of an insertion follow each other."""
+
+    def __init__(self, trace: Trace, successors: Mapping[int, int]) -> None:
+        self._events = trace.events
+        self._successors = successors
+        self._births: dict[int, int] = {}  # index of an event by the block that it allocates
+        self._phases: list[int] = []  # number of its phase, by index of an event
+        phase = 0
+        for index, event in enumerate(trace.events):
+            phase += isinstance(event, PhaseStart)
+            self._phases.append(phase)
+            if isinstance(event, Alloc):
+                self._births[event.block] = index
+        self._phases.append(phase)
+        self._origins: dict[int, _Insertion] = {}  # by a block that it allocates
+
+    def insertion(self, position: int, events: Sequence[Event]) -> _Insertion:
+        """Return the insertion of these events; those before it have been given already."""
+        freed = [event.block for event in events if isinstance(event, Free)]
+        births = [self._successors.get(block, block) for block in freed]
+        origins = [self._origins[block] for block in births if block in self._origins]
+        is_reversed = bool(origins) and self._is_reversed(position, origins[0])
+        inserted = _Insertion(position, tuple(events), is_reversed)
+        self._origins.update((event.block, inserted) for event in events if isinstance(event, Alloc))
+        return inserted
+
+    def _is_reversed(self, position: int, origin: _Insertion) -> bool:
+        """Return whether most of what is freed around a position was allocated the later the earlier it is
+        freed, among what was allocated in the phase in which the insertion `origin` was.
+        """
+        votes = 0
+        for step in (-1, 1):
+            index = position - 1 if step < 0 else position
+            seen = 0
+            while 0 <= index < len(self._events) and seen < _VOTES:
+                event = self._events[index]
+                birth = self._births[event.block] if isinstance(event, Free) else -1
+                if birth >= 0 and self._phases[birth] == self._phases[origin.position]:
+                    seen += 1
+                    votes += 1 if (birth >= origin.position) == (step < 0) else -1
+                index += step
+        return (votes > 0) != origin.is_reversed
+
+
+class _Repetition:
+    """The events of a trace with its insertions repeated."""
+
+    def __init__(self, repeated: RepeatedBlock, copies: int) -> None:
+        self._repeated, self._copies = repeated, copies
+        self._next = 1 + max(event.block for event in repeated.trace.events if isinstance(event, Alloc))
+        self._blocks: dict[tuple[int, int], int] = {}  # by inserted block and the number of the copy
+        self._latest: dict[int, int] = {}  # by inserted block
+        self._sites: dict[Site, int] = {}  # of the deep model
+        self._numbers: dict[tuple[int, int, int], int] = {}  # by site, first block and increase
+        self._is_reversed = {
+            event.block: one.is_reversed
+            for one in repeated.insertions
+            for event in one.events
+            if isinstance(event, Alloc)
+        }
+
+    def trace(self) -> Trace:
+        insertions: dict[int, list[_Insertion]] = {}
+        for one in self._repeated.insertions:
+            insertions.setdefault(one.position, []).append(one)
+        events: list[Event] = []
+        for index, event in enumerate(self._repeated.trace.events):
+            for one in insertions.get(index, ()):
+                events += self._copies_of(one)
+            events.append(self._grown(event))
+        for one in insertions.get(len(self._repeated.trace.events), ()):
+            events += self._copies_of(one)
+        return replace(self._repeated.trace, events=tuple(events), sites=tuple(self._sites))
+
+    def _site(self, site: int, first: int, by: int) -> int:
+        """Return a site's number in the deep model, its block renumbered."""
+        key = site, first, by
+        if key not in self._numbers:
+            shifted = _shifted(self._repeated.trace.sites[site], self._repeated.layer, first, by)
+            self._numbers[key] = self._sites.setdefault(shifted, len(self._sites))
+        return self._numbers[key]
+
+    def _grown(self, event: Event) -> Event:
+        """Return an event of the shallow model as the deep one has it."""
+        if isinstance(event, Alloc):
+            grown = self._repeated.added_bytes.get(event.block, 0) * self._copies
+            site = self._site(event.site, self._repeated.inserted, self._copies)
+            return replace(event, size_bytes=event.size_bytes + grown, site=site)
+        if isinstance(event, Free) and event.block in self._repeated.successors:
+            return replace(event, block=self._latest[self._repeated.successors[event.block]])
+        return event
+
+    def _copies_of(self, insertion: _Insertion) -> Iterator[Event]:
+        numbers = range(self._copies)
+        for number in reversed(numbers) if insertion.is_reversed else numbers:
+            for event in insertion.events:
+                if isinstance(event, Alloc):
+                    self._blocks[event.block, number] = self._latest[event.block] = self._next
+                    yield replace(event, block=self._next, site=self._site(event.site, 0, number))
+                    self._next += 1
+                elif isinstance(event, Free):
+                    yield replace(event, block=self._freed(event.block, number))
+
+    def _freed(self, block: int, number: int) -> int:
+        """Return the block that a copy of an insertion frees."""
+        if block < 0:
+            return self._blocks[block, number]
+        successor = self._repeated.successors.get(block)
+        if successor is None:
+            return block
+        before = number + 1 if self._is_reversed[successor] else number - 1  # in the order of allocation
+        return self._blocks.get((successor, before), block)

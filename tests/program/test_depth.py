@@ -1,0 +1,72 @@
+"""Traces of deep models from those of shallow ones, held against captures of the deep ones."""
+
+import re
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from planner.capture import construct_model, find_constructor, record
+from planner.jobs import Checkpoint, ClipGradients, Job, Loss, Optimizer, OptimizerImpl, TensorSpec
+from planner.program import (
+    Alloc,
+    Category,
+    NotRepeatedError,
+    Phase,
+    PhaseStart,
+    Site,
+    Trace,
+    compare_depths,
+    first_divergence,
+)  # fmt: skip
+from planner.program.events import validate
+
+LAYER = re.compile(r"(?:^|\.)layers\.(\d+)(?=\.|$)")
+ARGUMENTS = (
+    ("hidden_size", 64), ("intermediate_size", 192), ("num_attention_heads", 4), ("num_key_value_heads", 2),
+    ("vocab_size", 1000),
+)  # fmt: skip
+RECIPES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "checkpoints": {"checkpoint": Checkpoint.BLOCKS},
+    "clipped": {"clip_gradients": ClipGradients.NORM, "accumulate": 2},
+    "fused": {"optimizer_impl": OptimizerImpl.FUSED, "keep_grads": True},
+    "sharded": {"fsdp": 4, "fsdp_arg": ("param_dtype=bf16", "reduce_dtype=fp32")},
+    "sharded, checkpoints": {
+        "fsdp": 7,
+        "checkpoint": Checkpoint.BLOCKS,
+        "clip_gradients": ClipGradients.NORM,
+    },
+    "sharded, kept": {"fsdp": 8, "fsdp_arg": ("reshard_after_forward=false", "replicas=2"), "accumulate": 2},
+}
+
+
+def capture(layers: int, **recipe: Any) -> Trace:
+    arguments = (*ARGUMENTS, ("num_hidden_layers", layers))
+    job = Job(
+        "hf:llama", arguments, (TensorSpec((96,), "int64"),), loss=Loss.OUTPUT, optimizer=Optimizer.ADAMW
+    )
+    job = replace(job, **recipe)
+    constructor = find_constructor(job)
+    return record(job, 3, (9, 0), lambda each: construct_model(each, constructor), sm_count=132)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_deepened_trace_is_that_of_the_deep_model(name: str) -> None:
+    recipe = RECIPES[name]
+    repeated = compare_depths(capture(4, **recipe), capture(5, **recipe), LAYER, 2)
+    for layers in (4, 5, 9):
+        deepened = repeated.with_more(layers - 4)
+        validate(deepened)
+        assert first_divergence(deepened, capture(layers, **recipe)) == ""
+
+
+def test_traces_of_other_models_are_no_repetition() -> None:
+    one = Trace(
+        (PhaseStart(0, Phase.SETUP), Alloc(1, 512, Category.PARAMETER, 0)), (Site("layers.0", "a"),), 1
+    )
+    other = Trace(
+        (PhaseStart(0, Phase.SETUP), Alloc(1, 1024, Category.PARAMETER, 0)), (Site("head", "a"),), 1
+    )
+    with pytest.raises(NotRepeatedError, match="event 1 of 2 has no counterpart"):
+        compare_depths(one, other, LAYER, 2)

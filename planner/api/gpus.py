@@ -103,7 +103,7 @@ def gpus(
     key = SORTS.get(sort or "max_batch")
     if key is None:
         raise UsageError(f"--sort {sort}: give one of {', '.join(SORTS)}")
-    cards = _chosen(devices, filter, min_mib, max_mib)
+    cards = choose_devices(devices, filter, min_mib, max_mib)
     start = perf_counter()
     named: Options = {**options, "gpu": cards[0], "no_calibration": True}
     request = open_any_request(model, named)
@@ -195,7 +195,7 @@ def _notes(traces: Sequence[Trace]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(notes))
 
 
-def _chosen(
+def choose_devices(
     devices: Sequence[Device] | None,
     words: str | Sequence[str] | None,
     min_mib: int | None,

@@ -23,7 +23,8 @@ from .models.quantized import (
 )
 from .models.registry import (
     build_model as build_model, complete_by_library as complete_by_library,
-    construct_model as construct_model, find_constructor as find_constructor,
+    construct_model as construct_model, depth_argument as depth_argument,
+    find_constructor as find_constructor,
 )
 from .models.torchvision.shim import prepare_torchvision as prepare_torchvision
 from .models.transformers.contents import known_contents as known_contents

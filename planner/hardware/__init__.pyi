@@ -2,6 +2,7 @@ from .budget import (
     Budget as Budget, check_confidence as check_confidence, is_fitted as is_fitted,
     judge_budget as judge_budget, make_budget as make_budget, process_bytes as process_bytes,
     upper_process_bytes as upper_process_bytes, with_config as with_config,
+    with_likeness as with_likeness,
 )
 from .database import (
     EMULATED as EMULATED, device_key as device_key, find_device as find_device, load_devices as load_devices,

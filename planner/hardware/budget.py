@@ -138,7 +138,11 @@ def check_confidence(confidence: float) -> float:
 
 def judge_budget(budget: Budget, job: Job, trace: Trace) -> Budget:
     """Return the budget with the margins of the published runs that the job is like. Raises DataFileError."""
-    likeness = likeness_of(job, trace, budget.device.capability)
+    return with_likeness(budget, likeness_of(job, trace, budget.device.capability))
+
+
+def with_likeness(budget: Budget, likeness: Likeness) -> Budget:
+    """Return the budget with the margins of published runs that a job is like so far."""
     if likeness == budget.likeness:
         return budget
     return make_budget(

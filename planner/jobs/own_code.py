@@ -105,7 +105,7 @@ class _File:
             raise UsageError(f"{where}: {owner} has no {shown(method)}; {hint}")
         known = set(_names_of(self._tree))
         if owner not in known and "*" not in known:
-            near = nearest(name, known)
+            near = nearest(name, sorted(known, reverse=True))  # Net rather than net
             hint = f"the nearest: {near}" if near else "check the name"
             raise UsageError(f"{where}: the file has no {shown(name)}; {hint}")
 

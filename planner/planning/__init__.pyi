@@ -5,6 +5,14 @@ from .attribution import (
 )
 from .batch_curve import BatchCurve as BatchCurve, DeviceCurve as DeviceCurve, take_curve as take_curve
 from .changes import Change as Change, TrainingConfig as TrainingConfig
+from .clusters.rank_traces import Depth as Depth, RankTraces as RankTraces
+from .clusters.search import (
+    ClusterPlan as ClusterPlan, ClusterPlans as ClusterPlans, ClusterSearch as ClusterSearch,
+    ClusterTable as ClusterTable, find_clusters as find_clusters,
+)
+from .clusters.splits import (
+    ClusterQuestion as ClusterQuestion, GPUS_OF_A_NODE as GPUS_OF_A_NODE, MOST_GPUS as MOST_GPUS,
+)
 from .epoch import (
     EpochPrograms as EpochPrograms, check_batch as check_batch, max_useful_batch as max_useful_batch,
     with_last_batch as with_last_batch,

@@ -9,6 +9,7 @@ REPORTS = {
     "AdviceResult": "advise:advice",
     "CacheResult": "cache:cache",
     "CalibrateResult": "calibrations.tables:campaign",
+    "ClusterResult": "clusters:clusters",
     "CommandResult": "run:command_plan",
     "CompareResult": "compare:comparison",
     "DevicesResult": "devices:devices",

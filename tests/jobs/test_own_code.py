@@ -138,7 +138,7 @@ def test_a_step_decides_the_loop(file: Path) -> None:
     [
         ("Learner", "if its train_step is the training step, name it: --model .*train.py:Learner.train_step"),
         ("Learner.train_stp", "Learner has no 'train_stp'; the nearest: train_step"),
-        ("Nett", "the file has no 'Nett'; the nearest: net"),
+        ("Nett", "the file has no 'Nett'; the nearest: Net"),
         ("main", "returns nothing.*planner run -- python train.py$"),
     ],
 )

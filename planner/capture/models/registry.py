@@ -120,6 +120,14 @@ def import_transformers() -> ModuleType:
     return import_library("transformers", extra="hf")
 
 
+def depth_argument(job: Job) -> tuple[str, int] | None:
+    """Return the argument that sets how many blocks a model repeats, and their number; None without one."""
+    source, name = split_model(job.source or job.model)
+    return (
+        hf.depth_argument(import_transformers(), name, dict(job.model_args)) if source == hf.SOURCE else None
+    )
+
+
 def find_hf(name: str) -> Constructor:
     """Return the constructor of a model type or class of transformers, or of a folder with config.json."""
     return partial(hf.build, import_transformers(), name)

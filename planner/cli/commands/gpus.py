@@ -23,9 +23,26 @@ _SELECTION = {
     "max_mib": Annotated[int | None, option("N", "Only GPUs with a total of at most N MiB.")],
     "multiple_of": MultipleOf,
 }
+_CLUSTER = {
+    "global_batch": Annotated[
+        int | None,
+        option("N", "How many GPUs train this batch, all together, and how the model is split over them."),
+    ],
+    "cluster": Annotated[
+        str | None,
+        option("FILE", "With --global-batch: only the GPUs of this YAML file: gpu, nodes, gpus_per_node."),
+    ],
+    "gpus_per_node": Annotated[int | None, option("N", "With --global-batch: GPUs in a node; 8 by default.")],
+    "most_gpus": Annotated[
+        int | None, option("N", "With --global-batch: the most GPUs that are tried; 1024 by default.")
+    ],
+    "seq": Annotated[
+        int | None, option("N", "With --global-batch: tokens of a sample, in place of --input.")
+    ],
+}
 
 
-@with_options(JOB, LIMITS, CALIBRATIONS, _SELECTION)
+@with_options(JOB, LIMITS, CALIBRATIONS, _SELECTION, _CLUSTER)
 def gpus_command(
     options: dict[str, Any],
     output: Output,
@@ -38,6 +55,9 @@ def gpus_command(
     if csv and output.json:
         raise UsageError("--csv and --json: both say how to answer; give one of them")
     path = plot_path(plot)
+    question = {name: value for name in _CLUSTER if (value := options.pop(name)) is not None}
+    if question:
+        return _answer_cluster({**options, **question}, output, csv, path)
     from planner import gpus
 
     def write(result: "GpusResult") -> None:
@@ -54,3 +74,22 @@ def gpus_command(
                 result.draw(path)
     write(result)
     return 0 if any(fit.max_batch for fit in result.fits) else 1
+
+
+def _answer_cluster(options: dict[str, Any], output: Output, csv: bool | None, path: object) -> int:
+    """Answer how many GPUs a global batch needs."""
+    if "global_batch" not in options:
+        name = next(name for name in _CLUSTER if name in options)
+        raise UsageError(f"--{name.replace('_', '-')}: say for which batch, such as --global-batch 512")
+    for flag_name, given in (("--csv", csv), ("--plot", path)):
+        if given:
+            raise UsageError(f"{flag_name}: not with --global-batch; use --json")
+    for name in ("batch", "sort", "multiple_of"):
+        if options.pop(name) is not None:
+            raise UsageError(f"--{name.replace('_', '-')}: not with --global-batch; leave one away")
+    from planner import clusters
+
+    with progress() as on_progress:
+        result = clusters(on_progress=on_progress, **options)
+    emit(result, output)
+    return 0 if result.fits else 1

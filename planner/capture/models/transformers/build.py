@@ -34,6 +34,7 @@ TASKS = (
     *("semantic-segmentation", "ctc", "pretraining", "features"),
 )
 _RANDOM = ("apply_spec_augment", "layerdrop", "encoder_layerdrop", "decoder_layerdrop")
+_DEPTH = "num_hidden_layers"
 _OWN_ARGUMENTS = ("task", "padded", "attn_implementation")
 
 
@@ -145,6 +146,18 @@ def _complete_config(config: Any, model_class: Any, given: Mapping[str, Any]) ->
     for name in _RANDOM:
         if getattr(config, name, 0) and name not in given:
             setattr(config, name, type(getattr(config, name))())
+
+
+def depth_argument(transformers: Any, name: str, arguments: Mapping[str, Any]) -> tuple[str, int] | None:
+    """Return the argument that sets how many blocks a model repeats, and their number; None where blocks
+    differ, or where they are counted elsewhere. Raises UsageError.
+    """
+    config = choose_class(transformers, name, arguments).config
+    blocks = getattr(config, _DEPTH, None)
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if not isinstance(blocks, int) or len(kinds) > 1 or getattr(config, "is_encoder_decoder", False):
+        return None
+    return _DEPTH, blocks
 
 
 def build(transformers: Any, name: str, **arguments: Any) -> nn.Module:

@@ -1,0 +1,161 @@
+"""`planner gpus --global-batch` for Python: how many GPUs a global batch needs, and how it is split."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from time import perf_counter
+from typing import Unpack
+
+from msgspec.structs import replace
+
+from planner._support.strict_yaml import read_entry
+from planner.api.budget import budget_for, make_budget
+from planner.api.gpus import choose_devices
+from planner.api.options import Options
+from planner.api.request import Model, Request, open_request
+from planner.errors import UsageError
+from planner.hardware import Budget, Device, ProductLine, find_device
+from planner.jobs import Job, Mode, check_count, read_count
+from planner.planning import (
+    GPUS_OF_A_NODE,
+    MOST_GPUS,
+    CaptureMode,
+    ClusterQuestion,
+    ClusterSearch,
+    ClusterTable,
+    Depth,
+    RankTraces,
+    Seconds,
+    find_clusters,
+)
+from planner.program import LARGEST_BATCH, Target, TraceSource
+from planner.report import Result
+
+_LARGEST_COUNT = 2**16  # of GPUs
+_SMALLEST_MIB = 40_000  # of the GPUs that are searched where none are chosen
+_ALONE = ("gpu", "gpu_mib", "trace", "save_trace", "isolate", "fsdp", "ddp", "tp", "calibrations")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterResult(Result):
+    """The fewest GPUs of each kind, or several splits on GPUs of one kind; `str` gives the text report."""
+
+    table: ClusterTable
+
+    @property
+    def fits(self) -> bool:
+        """Return whether the global batch runs on any of the GPUs."""
+        return any(row.plans for row in self.table.rows)
+
+
+def clusters(
+    model: Model | None = None,
+    global_batch: int | None = None,
+    *,
+    filter: str | Sequence[str] | None = None,
+    min_mib: int | None = None,
+    max_mib: int | None = None,
+    devices: Sequence[Device] | None = None,
+    cluster: str | PathLike[str] | None = None,
+    gpus_per_node: int | None = None,
+    most_gpus: int | None = None,
+    seq: int | None = None,
+    **options: Unpack[Options],
+) -> ClusterResult:
+    """Return how many GPUs of each kind train a model at a global batch, and how it is split over them.
+
+    The model is sharded by FSDP2 over all GPUs; recomputation, resharding after the forward pass, micro-batch
+    and accumulation are searched, throughput is not. Of one kind of GPU several splits are returned.
+    `cluster` is a file that names the GPUs there are, `seq` the tokens of a sample in place of `input`; the
+    other options are as for `planner.gpus`. Raises the errors of `planner.errors`; that nothing fits is a
+    result.
+    """
+    start = perf_counter()
+    for name in _ALONE:
+        if options.get(name):
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} and --global-batch: the search decides that; leave one away")
+    if options.get("mode") not in (None, Mode.TRAIN):
+        raise UsageError(f"--mode {options['mode']}: --global-batch is of a training step; leave --mode away")
+    if global_batch is None:
+        raise UsageError("--cluster: give the batch of all GPUs together as well, such as --global-batch 512")
+    check_count("--global-batch", global_batch, LARGEST_BATCH)
+    if cluster is not None:
+        if any(given is not None for given in (devices, filter, min_mib, max_mib, gpus_per_node, most_gpus)):
+            raise UsageError("--cluster: the file says which GPUs there are; leave the other choice away")
+        devices, gpus_per_node, most_gpus = _read_cluster(Path(cluster))
+    question = ClusterQuestion(
+        global_batch,
+        check_count("--gpus-per-node", gpus_per_node or GPUS_OF_A_NODE, _LARGEST_COUNT),
+        check_count("--most-gpus", most_gpus or MOST_GPUS, _LARGEST_COUNT),
+    )
+    is_chosen = any(given is not None for given in (devices, filter, min_mib, max_mib))
+    cards = choose_devices(devices, filter, min_mib if is_chosen else _SMALLEST_MIB, max_mib)
+    cards = tuple(card for card in cards if not _is_slice(card))
+    if not cards:
+        raise UsageError("--filter: only slices of GPUs are left, which NCCL does not connect; choose others")
+    if seq is not None:
+        if options.get("input"):
+            raise UsageError("--seq and --input: both give the size of a sample; leave one away")
+        options["input"] = f"{check_count('--seq', seq, LARGEST_BATCH)}:int64"
+    request = open_request(model, {**options, "gpu": cards[0], "fsdp": 2})
+    job = replace(request.job, fsdp=0)
+    opened = perf_counter()
+    depth = _depth_of(request)
+    traces = RankTraces(_opener(request), depth)
+    search = ClusterSearch(job, question, traces)
+    rows = find_clusters(search, [_budgets_of(card, options) for card in cards], request.on_progress)
+    seconds = Seconds(traces.seconds, perf_counter() - opened - traces.seconds)
+    return ClusterResult(
+        ClusterTable(
+            job, question, rows[0].budget.confidence, rows, traces.is_repeated, opened - start, seconds
+        )
+    )
+
+
+def _is_slice(card: Device) -> bool:
+    return card.about is not None and card.about.line is ProductLine.SLICE
+
+
+def _read_cluster(path: Path) -> tuple[Sequence[Device], int, int]:
+    """Return GPU, GPUs in a node and GPUs in all. Raises DataFileError."""
+    parts = read_entry(path).children(("gpu", "nodes", "gpus_per_node"))
+    try:
+        device = find_device(parts["gpu"].text())
+    except UsageError as error:
+        raise parts["gpu"].broken(str(error)) from error
+    per_node = read_count(parts["gpus_per_node"], _LARGEST_COUNT)
+    return (device,), per_node, per_node * read_count(parts["nodes"], _LARGEST_COUNT)
+
+
+def _depth_of(request: Request) -> Depth | None:
+    if request.factory is not None:
+        return None
+    request.on_progress("importing torch and the model's library")
+    from planner.capture import depth_argument
+
+    found = depth_argument(request.job)
+    return None if found is None else Depth(*found)
+
+
+def _opener(request: Request) -> Callable[[Job, Target], TraceSource]:
+    def open_traces(job: Job, target: Target) -> TraceSource:
+        programs = request.programs(CaptureMode.RUNS, job)
+        return lambda batch: programs.trace(batch, target)
+
+    return open_traces
+
+
+def _budgets_of(card: Device, options: Options) -> Callable[[Job], Budget]:
+    """Return the budget of a kind of GPU by job: NCCL's memory depends on the number of ranks."""
+    plain = make_budget({**options, "gpu": card})
+    by_ranks: dict[tuple[int, int], Budget] = {}
+
+    def budget_of(job: Job) -> Budget:
+        ranks = job.fsdp, job.tp
+        if ranks not in by_ranks:
+            by_ranks[ranks] = budget_for(plain, job)
+        return by_ranks[ranks]
+
+    return budget_of

@@ -1,0 +1,89 @@
+"""Traces of one rank of a job; those of deep models follow from shallow ones."""
+
+import re
+from collections.abc import Callable
+from time import perf_counter
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from planner.errors import PlannerError
+from planner.jobs import Job
+from planner.program import (
+    NotRepeatedError,
+    Target,
+    Trace,
+    TraceSource,
+    compare_depths,
+    first_divergence,
+)
+
+_SHALLOW = 4  # repeated blocks: the first, the last and two between them
+_CHECKED = 7  # a depth whose trace is captured too, once for each kind of job
+_COUNTS_BLOCKS = "FSDP: "  # the note that does
+_BLOCK = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
+
+
+class Depth(Struct, frozen=True):
+    """The number of a model's repeated blocks, and the argument that sets it."""
+
+    argument: str
+    blocks: int
+
+
+class RankTraces:
+    """Captured traces of a model's jobs on one GPU.
+
+    Where the number of blocks is an argument of the model, traces with 4 and 5 of them are captured, and what
+    one more adds is repeated. Of each kind of job the trace with 7 is captured as well, and held against what
+    follows from those: where they differ, the whole model is captured.
+    """
+
+    def __init__(self, open_traces: Callable[[Job, Target], TraceSource], depth: Depth | None) -> None:
+        self._open_traces = open_traces
+        self._depth = depth if depth is not None and depth.blocks > _CHECKED else None
+        self._is_repeated: dict[tuple[Job, Target], bool] = {}  # by job apart from the number of its ranks
+        self.seconds = 0.0  # that captures and what follows from them have taken
+
+    @property
+    def is_repeated(self) -> bool:
+        """Return whether all traces so far followed from shallow ones."""
+        return bool(self._is_repeated) and all(self._is_repeated.values())
+
+    def trace(self, job: Job, batch: int, target: Target) -> Trace:
+        """Return the trace of a job at a batch size. Raises the errors of a capture."""
+        start = perf_counter()
+        trace = self._deepened(job, batch, target)
+        if trace is None:
+            trace = self._open_traces(job, target)(batch)
+        self.seconds += perf_counter() - start
+        return trace
+
+    def _deepened(self, job: Job, batch: int, target: Target) -> Trace | None:
+        kind = replace(job, fsdp=min(job.fsdp, 2)), target
+        if self._depth is None or not self._is_repeated.get(kind, True):
+            return None
+        try:
+            repeated = compare_depths(
+                self._at_depth(job, _SHALLOW, batch, target),
+                self._at_depth(job, _SHALLOW + 1, batch, target),
+                _BLOCK,
+                _SHALLOW // 2,
+            )
+        except (NotRepeatedError, PlannerError):  # or there is no such shallow model
+            self._is_repeated[kind] = False
+            return None
+        if kind not in self._is_repeated:
+            checked = self._at_depth(job, _CHECKED, batch, target)
+            expected = repeated.with_more(_CHECKED - _SHALLOW)
+            self._is_repeated[kind] = not first_divergence(expected, checked)
+            if not self._is_repeated[kind]:
+                return None
+        deep = repeated.with_more(self._depth.blocks - _SHALLOW)
+        return replace(deep, notes=tuple(note for note in deep.notes if not note.startswith(_COUNTS_BLOCKS)))
+
+    def _at_depth(self, job: Job, blocks: int, batch: int, target: Target) -> Trace:
+        assert self._depth is not None
+        others = tuple(pair for pair in job.model_args if pair[0] != self._depth.argument)
+        shallow = replace(job, model=job.model, model_args=(*others, (self._depth.argument, blocks)))
+        return self._open_traces(shallow, target)(batch)

@@ -1,0 +1,104 @@
+"""Splits of a model and its global batch over GPUs."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from planner.errors import UsageError
+from planner.jobs import Checkpoint, Job, parse_model_arg
+
+GPUS_OF_A_NODE = 8
+MOST_GPUS = 1024
+LARGEST_TENSOR_PARALLEL = 8
+_ACCUMULATED = 2  # micro-batches of a traced step; further ones repeat the last
+_RESHARD = "reshard_after_forward"
+
+
+class ClusterQuestion(Struct, frozen=True):
+    """A global batch, and the GPUs that may work on it."""
+
+    global_batch: int
+    gpus_per_node: int = GPUS_OF_A_NODE
+    most_gpus: int = MOST_GPUS
+
+    def gpu_counts(self, tp: int = 1) -> list[int]:
+        """Return the numbers of GPUs whose groups of `tp` divide the global batch, rising: those that fill a
+        node evenly, then whole nodes.
+        """
+        most = min(self.most_gpus, self.global_batch * tp)
+        return [
+            count
+            for count in range(tp, most + 1, tp)
+            if self.global_batch % (count // tp) == 0
+            and (self.gpus_per_node % count == 0 or count % self.gpus_per_node == 0)
+        ]
+
+    def most_tried(self) -> int:
+        """Return the largest number of GPUs that is tried."""
+        return max(self.gpu_counts(tp)[-1] for tp in (1, *self.tensor_parallel_sizes()))
+
+    def tensor_parallel_sizes(self) -> list[int]:
+        """Return the sizes of groups for tensor parallel, above 1: those that fill a node evenly."""
+        sizes = range(2, min(self.gpus_per_node, LARGEST_TENSOR_PARALLEL) + 1)
+        return [size for size in sizes if self.gpus_per_node % size == 0 and self.gpu_counts(size)]
+
+
+class Recipe(Struct, frozen=True):
+    """What a run pays to need less memory."""
+
+    checkpoint: Checkpoint  # blocks are computed again in the backward pass
+    reshards: bool  # gathered blocks are given up after their forward pass, and gathered again (ZeRO-3)
+    tp: int = 1  # GPUs that share the tensors of each layer and their batch
+
+
+class Split(Struct, frozen=True):
+    """A global batch on some GPUs, over whose groups the model is sharded."""
+
+    gpus: int
+    recipe: Recipe
+    micro_batch: int
+    accumulate: int  # micro-batches of a GPU, or of a group of `tp`, in each step of the optimizer
+
+
+def recipes_of(job: Job) -> list[Recipe]:
+    """Return the recipes of a job from the fastest to the one of least memory, as far as it leaves them open.
+
+    Raises UsageError for a job that says itself how it is spread over GPUs.
+    """
+    for name in ("fsdp", "ddp", "tp"):
+        if getattr(job, name):
+            raise UsageError(f"--{name}: --global-batch searches the split; leave --{name} away")
+    if job.accumulate > 1:
+        raise UsageError("--accumulate: --global-batch decides the micro-batches; leave it away")
+    checkpoints = [Checkpoint.NONE, Checkpoint.BLOCKS]
+    if job.checkpoint is not Checkpoint.NONE:
+        checkpoints = [job.checkpoint]
+    given = dict(parse_model_arg(text, "--fsdp-arg") for text in job.fsdp_arg)
+    if "replicas" in given:
+        raise UsageError("--fsdp-arg replicas: --global-batch shards over all GPUs; leave it away")
+    reshards = [bool(given[_RESHARD])] if _RESHARD in given else [False, True]
+    return [Recipe(checkpoint, reshard) for checkpoint in checkpoints for reshard in reshards]
+
+
+def splits_on(gpus: int, recipe: Recipe, question: ClusterQuestion) -> Iterator[Split]:
+    """Yield the splits of the global batch on so many GPUs, by rising micro-batch."""
+    share = question.global_batch * recipe.tp // gpus
+    for micro_batch in range(1, share + 1):
+        if share % micro_batch == 0:
+            yield Split(gpus, recipe, micro_batch, share // micro_batch)
+
+
+def job_of(job: Job, split: Split) -> Job:
+    """Return the job of one rank, whose batch size is the micro-batch."""
+    accumulate = min(split.accumulate, _ACCUMULATED)
+    alone: dict[str, Any] = {"checkpoint": split.recipe.checkpoint, "accumulate": accumulate}
+    fsdp, tp = split.gpus // split.recipe.tp, split.recipe.tp
+    alone |= {"tp": tp if tp > 1 else 0}
+    if fsdp == 1:
+        return replace(job, fsdp=0, fsdp_arg=(), **alone)
+    given = tuple(text for text in job.fsdp_arg if not text.startswith(f"{_RESHARD}="))
+    if not split.recipe.reshards:
+        given = (*given, f"{_RESHARD}=false")
+    return replace(job, fsdp=fsdp, fsdp_arg=given, **alone)

@@ -63,6 +63,7 @@ class JobOptions(TypedDict, total=False):
     tp: int | None
     world_size: int | None
     rank: int | None
+    deepspeed: str | None  # a file, or its JSON
 
 
 class Options(JobOptions, total=False):

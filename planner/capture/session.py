@@ -149,6 +149,10 @@ class _Session(Struct, frozen=True):
         job = complete_by_library(self.job)
         prepare_optimizer(job)
         prepare_quantization(job)
+        if job.deepspeed:
+            from planner.capture.distributed.deepspeed_process import import_deepspeed
+
+            import_deepspeed()
         first_read = self.memory.first_read
         if first_read is None:
             try:
@@ -175,6 +179,10 @@ class _Session(Struct, frozen=True):
         return run_with_reads(batch, run_with_values, self.memory.logs, guesses_numbers=is_step)
 
     def _ranks(self, placement: Placement) -> AbstractContextManager[None]:
+        if self.job.deepspeed:
+            from planner.capture.distributed.deepspeed_process import deepspeed_process
+
+            return deepspeed_process(self.job.world_size, placement)
         if self.job.fsdp_arg and not self.job.fsdp:
             raise UsageError("--fsdp-arg without --fsdp: give the number of ranks, such as --fsdp 8")
         if self.job.world_size or self.job.rank:
@@ -256,6 +264,10 @@ def _record_loop(
         ):
             if isinstance(model, StepModule):
                 of_loop = _run_own_steps(model, job, batch, recorder, loaded, loads_to_gpu)
+            elif job.deepspeed:
+                from planner.capture.distributed.zero import run_zero
+
+                of_loop = run_zero(job, model, batch, recorder)
             else:
                 of_loop = _run(job, model, batch, recorder, loaded)
             notes = (

@@ -199,8 +199,9 @@ class Job(Struct, frozen=True):
     fsdp: int = 0  # ranks over which FSDP2 (`fully_shard`) shards the model, block by block; 0: none
     fsdp_arg: tuple[str, ...] = ()  # KEY=VALUE of `fully_shard` and its policies
     tp: int = 0  # ranks over which the tensors of each layer are split, by the model's plan; 0: none
-    world_size: int = 0  # ranks of a file that sets up its own process group; 0: none
+    world_size: int = 0  # ranks of a file that sets up its own process group, or of DeepSpeed; 0: none
     rank: int = 0  # which of them is planned
+    deepspeed: str = ""  # DeepSpeed's configuration as JSON; "": none
 
 
 class CatalogueEntry(Struct, frozen=True):

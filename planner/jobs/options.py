@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, get_args
 from msgspec.structs import replace
 
 from planner.errors import UsageError
+from planner.jobs.deepspeed import read_deepspeed
 from planner.jobs.job import Job
 from planner.jobs.optimizer_names import LIBRARY_OPTIMIZERS, TORCH_OPTIMIZERS, parse_optimizer
 from planner.jobs.parse import check_argument, check_count, choose, parse_loss, parse_peft_method, shown
@@ -297,12 +298,18 @@ JOB_OPTIONS: tuple[JobOption, ...] = (
     ),
     _option(
         "world_size",
-        "Ranks of a FILE.py that sets up its process group and shards by itself, as torchrun starts them.",
+        "Ranks of a FILE.py that sets up its process group and shards by itself, or of DeepSpeed.",
         "RANKS",
         maximum=2**16,
     ),
     _option(
         "rank", "The rank of --world-size that is planned; 0 by default.", "RANK", maximum=2**16, minimum=0
+    ),
+    _training(
+        "deepspeed",
+        "Train with DeepSpeed's ZeRO, by its JSON; the batch size is a rank's. Needs --world-size.",
+        "FILE.json",
+        parse=read_deepspeed,
     ),
 )
 _STRUCTURED = (OptionKind.TENSORS, OptionKind.ARGUMENTS)

@@ -8,6 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from planner.errors import UsageError
+from planner.jobs.deepspeed import precision_agrees
 from planner.jobs.job import (
     CatalogueEntry,
     Checkpoint,
@@ -207,6 +208,7 @@ def complete_job(job: Job) -> Job:
     check_nesting(job)
     _check_compiled(job)
     _check_sharded(job)
+    _check_deepspeed(job)
     if job.mode is Mode.STEP:
         return job
     if job.mode is not Mode.TRAIN or job.loss in (Loss.SUM, Loss.OUTPUT, Loss.TRAINING_STEP):
@@ -316,6 +318,38 @@ def _check_sharded(job: Job) -> None:
         raise UsageError(f"{where} with {other} is not planned; leave one of the two away, or {_RUN}")
     if torch_version_of(job.torch) != _SHARDED_TORCH:
         raise UsageError(f"{where}: several ranks are planned as in torch 2.13 alone; leave --torch away")
+
+
+def _check_deepspeed(job: Job) -> None:
+    """Refuse jobs that are not planned with DeepSpeed. Raises UsageError."""
+    if not job.deepspeed:
+        return
+    where = f"{job.model}: --deepspeed"
+    if job.world_size < 2:
+        raise UsageError(f"{where}: give the number of ranks, two or more, such as --world-size 8")
+    if job.mode is not Mode.TRAIN or job.loss is Loss.TRAINING_STEP or is_code(job.loss):
+        raise UsageError(f"{where} trains in the planner's own loop with a named loss alone; {_RUN}")
+    others = {
+        "--fsdp": job.fsdp,
+        "--tp": job.tp,
+        "--rank": job.rank,
+        "--ddp": job.ddp,
+        "--compile": job.compile is not Compile.NONE,
+        "--quantize": job.quantize is not Quantize.NONE,
+        "--peft": job.peft,
+        "--ema": job.ema,
+        "--liger": job.liger,
+        "--evaluate": job.evaluate,
+        "--dataset-size": job.dataset_size,
+        f"--precision {job.precision}": not precision_agrees(job),
+        "--clip-gradients value": job.clip_gradients is ClipGradients.VALUE,
+        "--freeze or --train-only": job.freeze or job.train_only,
+    }
+    other = next((flag for flag, is_given in others.items() if is_given), None)
+    if other:
+        raise UsageError(f"{where} with {other} is not planned; leave one of the two away, or {_RUN}")
+    if torch_version_of(job.torch) != _SHARDED_TORCH:
+        raise UsageError(f"{where}: DeepSpeed is planned with torch 2.13 alone; leave --torch away")
 
 
 def _unknown_model(model: str, catalogue: Iterable[str]) -> str:

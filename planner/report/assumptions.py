@@ -187,7 +187,7 @@ def _recipe(job: Job) -> tuple[str, ...]:
         f"FSDP2 on the first of {job.fsdp} ranks, whose parts are the largest; the batch size is a rank's; "
         "the model is made on meta, sharded, then allocated": job.fsdp,
         f"rank {job.rank} of {job.world_size} as the file sets them up; other ranks may hold more (--rank)": (
-            job.world_size
+            job.world_size and not job.deepspeed
         ),
         f"tensor parallel on the first of {job.tp} ranks, which share their batch; the optimizer has a group "
         "of parameters for each mesh, as transformers' Trainer has": job.tp,

@@ -15,6 +15,7 @@ from planner.jobs import (
     OptimizerImpl,
     Precision,
     Quantize,
+    deepspeed_stage,
 )
 from planner.program import STREAM_POOL, GrowingSite, Growth, Phase
 from planner.report.document import Entry
@@ -98,7 +99,8 @@ def _recipe(job: Job) -> list[str]:
         f"gradient buckets{' as views' if job.ddp_bucket_view else ''}": job.ddp,
         f"FSDP over {job.fsdp} ranks{_given(job.fsdp_arg)}": job.fsdp,
         f"tensor parallel over {job.tp} ranks": job.tp,
-        f"rank {job.rank} of {job.world_size}": job.world_size,
+        f"rank {job.rank} of {job.world_size}": job.world_size and not job.deepspeed,
+        f"DeepSpeed ZeRO {deepspeed_stage(job)} over {job.world_size} ranks": job.deepspeed,
         f"frozen: {' '.join(job.freeze)}": job.freeze,
         f"trained only: {' '.join(job.train_only)}": job.train_only,
         "the rest of the weights in float32": job.prepare_kbit,

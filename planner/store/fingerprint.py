@@ -99,7 +99,12 @@ def _libraries_of_tuning(job: Job) -> tuple[str, ...]:
     adapting = ("peft", "transformers") if job.peft else ()
     quantizing = ("bitsandbytes", "transformers") if job.quantize is not Quantize.NONE else ()
     quantizing = ("torchao", "transformers") if job.quantize.is_of_torchao else quantizing
-    return (*adapting, *quantizing, *(("liger_kernel",) if job.liger else ()))
+    return (
+        *adapting,
+        *quantizing,
+        *(("liger_kernel",) if job.liger else ()),
+        *(("deepspeed",) if job.deepspeed else ()),
+    )
 
 
 def _optimizer_digest(job: Job) -> str | None:

@@ -117,6 +117,7 @@ def test_options_reach_the_job(capsys: Capture) -> None:
         "tp": 0,
         "world_size": 0,
         "rank": 0,
+        "deepspeed": "",
     }
 
 

@@ -35,6 +35,7 @@ TEXTS = {
     "torch": "2.6",
     "peft": "lora",
     "sizes": "lengths.txt",
+    "deepspeed": '{"zero_optimization": {"stage": 2}}',
 }
 TYPES = {
     OptionKind.FLAG: bool | None,

@@ -44,6 +44,8 @@ def with_nccl_of(budget: Budget, job: Job) -> Budget:
 
 def communicators_of(job: Job) -> int:
     """Return the number of NCCL's communicators that a process of the job uses; 0 on one GPU."""
+    if job.deepspeed:
+        return 2  # the default group, and that of its data parallel ranks (utils/groups.py)
     if job.world_size:
         return 1
     if job.mode is not Mode.TRAIN:

@@ -83,7 +83,6 @@ def test_every_option_is_a_key_of_yaml(option: JobOption, tmp_path: Path) -> Non
     entry = "net:\n  about: A test.\n  source: torchvision:resnet18\n  target: scalar:int64\n"
     more = "  mode: generate\n" if option.name == "new_tokens" else ""
     more += "  world_size: 2\n" if option.name == "deepspeed" else ""
-    more += f"  deepspeed: '{TEXTS['deepspeed']}'\n" if option.name == "world_size" else ""
     more += "  new_tokens: 1\n" if value == "generate" else "  target: '10'\n" if value == "mse" else ""
     entry = entry.replace("  target: scalar:int64\n", "") if "target" in more else entry
     file = tmp_path / "models.yaml"

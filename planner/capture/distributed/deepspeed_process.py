@@ -6,7 +6,6 @@ What they make on the CPU is on meta too and takes no memory of the GPU.
 
 import functools
 import importlib
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -42,7 +41,7 @@ def deepspeed_process(ranks: int, placement: Placement) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(process_group(ranks, placement.streams, lambda _: None))
         of_rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_SIZE": str(ranks)}
-        stack.enter_context(mock.patch.dict(os.environ, of_rank))
+        stack.enter_context(mock.patch.dict("os.environ", of_rank))
         stack.enter_context(mock.patch.dict(sys.modules, _MUON))
         holder = importlib.import_module("deepspeed.accelerator.real_accelerator")
         stack.enter_context(mock.patch.object(holder, "ds_accelerator", make_accelerator(placement)))

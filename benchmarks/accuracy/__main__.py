@@ -24,6 +24,7 @@ from benchmarks.accuracy.peers import peer_estimates
 from benchmarks.accuracy.rows import PEERS, Row, read_rows, write_rows
 from benchmarks.accuracy.rows_calibrated import CALIBRATED, calibrated_rows
 from benchmarks.accuracy.rows_operators import KERNELS, LIGER, kernel_rows, operator_rows
+from benchmarks.accuracy.torchtitan import TORCHTITAN, torchtitan_rows
 from benchmarks.accuracy.torchtune import TORCHTUNE, torchtune_rows
 from planner.jobs import Job
 
@@ -35,6 +36,7 @@ SEEDS = {
     LIGER: operator_rows,
     KERNELS: kernel_rows,
     TORCHTUNE: torchtune_rows,
+    TORCHTITAN: torchtitan_rows,
     CALIBRATED: calibrated_rows,
 }
 SOURCES = (*XMEM, published.TIMM, *SEEDS, "points")
@@ -99,7 +101,7 @@ def _place(row: Row) -> tuple[int, str]:
     order = (
         published.CNNS, published.TRANSFORMERS, published.CAPS, published.CARD, published.TIMM,
         CALIBRATED, points.NOTEBOOK, points.THREAD, points.VIT_L, points.BERT,
-        points.T4, LIGER, KERNELS, TORCHTUNE,
+        points.T4, LIGER, KERNELS, TORCHTUNE, TORCHTITAN,
     )  # fmt: skip
     return order.index(row.source), row.layer
 

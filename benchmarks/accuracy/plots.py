@@ -15,13 +15,14 @@ from benchmarks.accuracy.rows_operators import LIGER
 from benchmarks.accuracy.rows_points import BERT, NOTEBOOK, T4, THREAD, VIT_L
 from benchmarks.accuracy.rows_published import CAPS, CNNS, TRANSFORMERS
 from benchmarks.accuracy.stats import errors_of, right_of
+from benchmarks.accuracy.torchtitan import TORCHTITAN
 from benchmarks.accuracy.torchtune import TORCHTUNE
 
 OWN, OTHERS, TRUTH, SECOND = "#1f6fb4", "#9aa1a8", "#c1272d", "#e08a1e"
 _DPI = 100
 _COLOURS = {
     CNNS: OWN, TRANSFORMERS: SECOND, NOTEBOOK: "#3a923a", THREAD: "#3a923a", VIT_L: "#8b5aa8", BERT: TRUTH,
-    T4: "#333333", LIGER: "#17becf", TORCHTUNE: "#bcbd22",
+    T4: "#333333", LIGER: "#17becf", TORCHTUNE: "#bcbd22", TORCHTITAN: "#8c564b",
 }  # fmt: skip
 _NAMES = {
     "planner": "this planner", "xmem": "xMem", "memtracker": "MemTracker", "dnnmem": "DNNMem",

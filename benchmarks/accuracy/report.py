@@ -23,6 +23,7 @@ from benchmarks.accuracy.stats import (
     percent,
     right_of,
 )
+from benchmarks.accuracy.torchtitan import TORCHTITAN
 from benchmarks.accuracy.torchtune import TORCHTUNE
 from benchmarks.published.timm_brackets import OTHER_OUTSIDE_MIB, OUTSIDE_MIB, TOTAL_MIB
 
@@ -30,7 +31,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = DOCS / "accuracy.md"
 WORST = 15
 CAUSE_FROM = 1e-5  # errors from this on are explained
-SOURCES = (CNNS, TRANSFORMERS, NOTEBOOK, THREAD, VIT_L, BERT, T4, LIGER, KERNELS, TORCHTUNE)
+SOURCES = (CNNS, TRANSFORMERS, NOTEBOOK, THREAD, VIT_L, BERT, T4, LIGER, KERNELS, TORCHTUNE, TORCHTITAN)
 NAMES = {
     "planner": "this planner",
     "formula": "closed formula",
@@ -262,7 +263,7 @@ def _points(rows: Sequence[Row]) -> Iterator[str]:
     yield "## Single points\n"
     yield texts.POINTS
     cells = []
-    for row in _of(rows, NOTEBOOK, THREAD, VIT_L, BERT, T4, TORCHTUNE):
+    for row in _of(rows, NOTEBOOK, THREAD, VIT_L, BERT, T4, TORCHTUNE, TORCHTITAN):
         error = row.error("planner")
         today = row.error("installed") if row.source == BERT else None
         cells.append(

@@ -95,6 +95,11 @@ that attention is unfused), AdamW, the peaks of one step after another, in the l
 torchtune: its modules of November 2024 redone in plain PyTorch (`benchmarks/accuracy/torchtune.py`), with the
 fused attention kernel in place of its compiled flex_attention, which keeps the same tensors. Each row adds to
 the one before (`benchmarks/accuracy/torchtune_steps.py`); what is compiled is planned by today's inductor.
+torchtitan: Llama 3.1 8B on 8 and 128 GPUs (`benchmarks/accuracy/torchtitan_steps.py`), one rank planned with
+today's FSDP2 and inductor. A first plan was 5 % low; two settings were then read in its sources: attention
+(flash; today's torch takes cuDNN's on an H100, whose output its policy does not save) and the allocator's
+(its script for several nodes leaves segments as they are). Rows with float8, context, tensor or pipeline
+parallel are not redone.
 """
 TWICE = """\
 One workspace of cuDNN has a constant that is fitted to peaks of the RTX 3060, 26 of which have such

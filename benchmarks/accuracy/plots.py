@@ -68,13 +68,20 @@ def _peaks(figure: Figure, rows: Sequence[Row]) -> None:
     axes.axhline(0, color="#555555", linewidth=0.8)
     axes.axhspan(-0.02, 0.02, color="#000000", alpha=0.06, linewidth=0)
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda gib, _: _size_text(gib)))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_xlabel("measured peak, GiB")
+    axes.set_xlabel("measured peak")
     axes.set_ylabel("ours against measured")
-    axes.legend(fontsize=8.5, frameon=False, loc="lower right", ncols=2)
+    axes.legend(fontsize=8.5, frameon=False, loc="lower left", ncols=2)
     axes.set_title("Peaks: shaded is within 2 %", fontsize=11, loc="left")
     _clean(axes)
+
+
+def _size_text(gib: float) -> str:
+    """Return a size with the unit in which it is 1 or more."""
+    units = ("GiB", "MiB", "KiB")
+    power = next((number for number in range(len(units)) if gib * 1024**number >= 1), len(units) - 1)
+    return f"{gib * 1024**power:g} {units[power]}"
 
 
 def _estimators(figure: Figure, rows: Sequence[Row]) -> None:

@@ -190,6 +190,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         op = self._operators.get(id(func)) or self._inspect(func)
         outputs = op.outputs
         if outputs is OutputKind.VIEWS:
+            if func in _CONVERSIONS:  # called beneath autograd, as by handlers of DTensor
+                with self:
+                    return func.decompose(*args, **(kwargs or {}))
             return func(*args, **kwargs) if kwargs else func(*args)
         if func is aten.index_put.default and _is_gradient_of_index():
             return self.__torch_dispatch__(aten._index_put_impl_.default, types, (*args[:3], True, True))
@@ -383,6 +386,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         new = self._storages.get(out.untyped_storage()._cdata)
         if old is not None and new is not None:
             self._log.expect_inplace_accumulation(old.block, new)
+
+
+# Composites whose schema says that they return a view, though most copy (ATen/native/TensorConversions.cpp).
+_CONVERSIONS = (aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.to.other)
 
 
 def _is_gradient_of_index() -> bool:

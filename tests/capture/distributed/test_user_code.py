@@ -102,3 +102,39 @@ def test_ranks_that_are_not_planned_are_refused(model: str, options: dict[str, i
 def test_the_rank_is_part_of_the_job() -> None:
     """By default a job has one process."""
     assert (Job("test").world_size, Job("test").rank) == (0, 0)
+
+
+LOSS = """
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, loss_parallel, parallelize_module
+
+
+class Trainer:
+    def __init__(self):
+        distributed.init_process_group("nccl")
+        model = nn.Sequential(nn.Linear(64, 4096, bias=False)).to("cuda", torch.bfloat16)
+        self.model = parallelize_module(
+            model, init_device_mesh("cuda", (2,)), {"0": ColwiseParallel(use_local_output=False)}
+        )
+
+    def step(self, batch):
+        labels = torch.zeros(len(batch), dtype=torch.int64, device="cuda")
+        with loss_parallel():
+            nn.functional.cross_entropy(self.model(batch.cuda().bfloat16()), labels).backward()
+"""
+
+
+def test_loss_parallel_converts_logits_of_half_precision_to_float32_and_back(tmp_path: Path) -> None:
+    file = tmp_path / "loss.py"
+    file.write_text(LOSS, encoding="utf-8")
+    trace = record(resolve_job(f"{file}:Trainer", {}, inputs=[TensorSpec((64,))], world_size=2), 32, AMPERE)
+    copies = [
+        event.size_bytes
+        for event in trace.events
+        if isinstance(event, Alloc)
+        and event.size_bytes >= 32 * 2048 * 2
+        and trace.sites[event.site].op == "aten._to_copy.default"
+    ]
+    assert copies[:2] == [32 * 2048 * 4, 32 * 2048 * 2]

@@ -40,9 +40,7 @@ class RepeatedBlock(Struct, frozen=True):
     inserted: int  # the first number of an added block; those from there on are counted behind it
     insertions: tuple[_Insertion, ...]
     added_bytes: Mapping[int, int]  # by block of the trace: what its size grows by
-    successors: Mapping[
-        int, int
-    ]  # from a block that an insertion frees to the one of it that takes its place
+    successors: Mapping[int, int]  # by a block that an insertion frees: its own that takes the place
 
     def with_more(self, blocks: int) -> Trace:
         """Return the trace of a model with so many blocks more."""
@@ -153,9 +151,8 @@ class _Walk:
             mapped = state.deep_of[one.block]
             if mapped == other.block:
                 return one.empties_cache == other.empties_cache
-            if other.block not in state.born or not (
-                mapped in state.freed or self._follows(mapped, other.block)
-            ):
+            is_replaced = mapped in state.freed or self._follows(mapped, other.block)
+            if not is_replaced or other.block not in state.born:
                 return False
             return state.successors.setdefault(mapped, other.block) == other.block
         return one == other

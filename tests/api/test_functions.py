@@ -121,6 +121,7 @@ def test_unknown_name() -> None:
     """The package has its public names and no other."""
     assert sorted(planner.__all__) == [
         "AdviceResult",
+        "ClusterResult",
         "Device",
         "EstimateResult",
         "ExplainResult",
@@ -130,6 +131,7 @@ def test_unknown_name() -> None:
         "MaxSizeResult",
         "ServeResult",
         "advise",
+        "clusters",
         "estimate",
         "explain",
         "gpus",

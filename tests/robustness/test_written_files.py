@@ -30,7 +30,7 @@ WRITERS = {
     ("estimate", "--save-trace"): ["estimate", *JOB, "--save-trace", "{}.trace"],
     ("explain", "--save-trace"): ["explain", *JOB, "--save-trace", "{}.trace"],
 }
-READ = {"--models", "--trace", "--campaign", "--sizes"}  # options that name a file to be read
+READ = {"--models", "--trace", "--campaign", "--sizes", "--cluster"}  # options that name a file to be read
 # tests/emulator: needs the CUDA build of torch
 ELSEWHERE = {("run", "--snapshot"), ("run", "--plot"), ("run", "--html")}
 REFUSED = {  # the option stands among those of the job, and the command states that it means nothing there

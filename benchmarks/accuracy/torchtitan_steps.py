@@ -150,6 +150,6 @@ class Selective:
 
 
 class Compiled(Selective):
-    """The same with each block compiled."""
+    """A rank of the same run, with each block compiled."""
 
     is_compiled = True

@@ -15,10 +15,9 @@ from planner.api.gpus import choose_devices
 from planner.api.options import Options
 from planner.api.request import Model, Request, open_request
 from planner.errors import UsageError
-from planner.hardware import Budget, Device, ProductLine, find_device
+from planner.hardware import GPUS_OF_A_NODE, Budget, Device, ProductLine, find_device
 from planner.jobs import Job, Mode, check_count, read_count
 from planner.planning import (
-    GPUS_OF_A_NODE,
     MOST_GPUS,
     CaptureMode,
     ClusterQuestion,
@@ -87,8 +86,10 @@ def clusters(
         devices, gpus_per_node, most_gpus = _read_cluster(Path(cluster))
     question = ClusterQuestion(
         global_batch,
-        check_count("--gpus-per-node", gpus_per_node or GPUS_OF_A_NODE, _LARGEST_COUNT),
-        check_count("--most-gpus", most_gpus or MOST_GPUS, _LARGEST_COUNT),
+        check_count(
+            "--gpus-per-node", GPUS_OF_A_NODE if gpus_per_node is None else gpus_per_node, _LARGEST_COUNT
+        ),
+        check_count("--most-gpus", MOST_GPUS if most_gpus is None else most_gpus, _LARGEST_COUNT),
     )
     is_chosen = any(given is not None for given in (devices, filter, min_mib, max_mib))
     cards = choose_devices(devices, filter, min_mib if is_chosen else _SMALLEST_MIB, max_mib)
@@ -112,6 +113,10 @@ def clusters(
             job, question, rows[0].budget.confidence, rows, traces.is_repeated, opened - start, seconds
         )
     )
+
+
+def _count(flag: str, given: int | None, default: int) -> int:
+    return default if given is None else check_count(flag, given, _LARGEST_COUNT)
 
 
 def _is_slice(card: Device) -> bool:

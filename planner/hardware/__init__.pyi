@@ -18,5 +18,6 @@ from .likeness import Likeness as Likeness, margins_of as margins_of
 from .local_gpu import (
     check_detected as check_detected, detected_device as detected_device, local_device as local_device,
 )
+from .nccl.buffers import GPUS_OF_A_NODE as GPUS_OF_A_NODE
 from .nccl.of_job import communicators_of as communicators_of, with_nccl_of as with_nccl_of
 from .oom_probability import estimate_oom_probability as estimate_oom_probability

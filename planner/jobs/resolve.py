@@ -313,11 +313,16 @@ def _check_sharded(job: Job) -> None:
         f"--precision {job.precision}": job.grad_scaler,
         "--freeze or --train-only": job.freeze or job.train_only,
     }
+    _refuse_beside(where, others)
+    if torch_version_of(job.torch) != _SHARDED_TORCH:
+        raise UsageError(f"{where}: several ranks are planned as in torch 2.13 alone; leave --torch away")
+
+
+def _refuse_beside(where: str, others: Mapping[str, object]) -> None:
+    """Raise UsageError for the first option of these that is given."""
     other = next((flag for flag, is_given in others.items() if is_given), None)
     if other:
         raise UsageError(f"{where} with {other} is not planned; leave one of the two away, or {_RUN}")
-    if torch_version_of(job.torch) != _SHARDED_TORCH:
-        raise UsageError(f"{where}: several ranks are planned as in torch 2.13 alone; leave --torch away")
 
 
 def _check_deepspeed(job: Job) -> None:
@@ -345,9 +350,7 @@ def _check_deepspeed(job: Job) -> None:
         "--clip-gradients value": job.clip_gradients is ClipGradients.VALUE,
         "--freeze or --train-only": job.freeze or job.train_only,
     }
-    other = next((flag for flag, is_given in others.items() if is_given), None)
-    if other:
-        raise UsageError(f"{where} with {other} is not planned; leave one of the two away, or {_RUN}")
+    _refuse_beside(where, others)
     if torch_version_of(job.torch) != _SHARDED_TORCH:
         raise UsageError(f"{where}: DeepSpeed is planned with torch 2.13 alone; leave --torch away")
 

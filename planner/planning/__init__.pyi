@@ -11,7 +11,7 @@ from .clusters.search import (
     ClusterTable as ClusterTable, find_clusters as find_clusters,
 )
 from .clusters.splits import (
-    ClusterQuestion as ClusterQuestion, GPUS_OF_A_NODE as GPUS_OF_A_NODE, MOST_GPUS as MOST_GPUS,
+    ClusterQuestion as ClusterQuestion, MOST_GPUS as MOST_GPUS,
 )
 from .epoch import (
     EpochPrograms as EpochPrograms, check_batch as check_batch, max_useful_batch as max_useful_batch,

@@ -34,7 +34,7 @@ def job_with(config: dict[str, Any], **fields: Any) -> Job:
 
 
 def test_a_file_and_its_text_are_the_same(tmp_path: Path) -> None:
-    """What stands in a file may be given itself."""
+    """The contents of a file may be given themselves."""
     path = tmp_path / "zero.json"
     path.write_text(text_of(gradient_clipping=1.0))
     assert read_deepspeed(str(path)) == read_deepspeed(text_of(gradient_clipping=1.0))

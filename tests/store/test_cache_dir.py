@@ -253,7 +253,7 @@ if __name__ == "__main__":
 
 
 def test_code_that_a_plan_does_not_run_may_look_at_anything(model: Path) -> None:
-    """What stands below the guard of scripts, and functions that it alone calls, which load data."""
+    """Code below the guard of scripts, and functions that it alone calls, which load data."""
     model.write_text(MODEL + SCRIPT)
     assert file_digest(model, "train_step") is not None
     assert file_digest(model, "main") is None

@@ -38,13 +38,14 @@ def quantize_linears(model: nn.Module, job: Job) -> nn.Module:
         if given:
             raise UsageError(f"{job.model}: {given} without --quantize; leave it away, or give nf4 or int8")
         return model
-    if job.quantize.is_of_torchao:
-        return quantize_by_torchao(model, job)
     try:
         with quiet():
-            import_library("bitsandbytes", extra="bitsandbytes")
-            import_library("transformers", extra="hf")
-            _replace_linears(model, job)
+            if job.quantize.is_of_torchao:
+                quantize_by_torchao(model, job)
+            else:
+                import_library("bitsandbytes", extra="bitsandbytes")
+                import_library("transformers", extra="hf")
+                _replace_linears(model, job)
     except (PlannerError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a library may raise anything

@@ -21,9 +21,8 @@ from torch import Tensor, nn
 
 from planner.capture.cuda.devices import Placement, innermost, is_put_on_gpu, put_order
 from planner.capture.models.libraries import import_library, quiet
-from planner.capture.process_state import first_line_of
 from planner.capture.wrapped import is_wrapped, parts
-from planner.errors import ModelError, PlannerError, UsageError
+from planner.errors import ModelError, UsageError
 from planner.jobs import Job, Mode, Quantize, nearest, parse_model_arg
 
 _QUANTIZERS = "torchao.quantization.quant_api"
@@ -192,33 +191,24 @@ def quantize_by_torchao(model: nn.Module, job: Job) -> nn.Module:
             f"{job.model}: --quantize {job.quantize}: its products have no gradients; add --mode infer, or "
             "take int8-weight-only"
         )
-    try:
-        with quiet():
-            kept = tuple(f"{name}." for name in kept_modules(model, None))
+    kept = tuple(f"{name}." for name in kept_modules(model, None))
 
-            def is_quantized(module: nn.Module, name: str) -> bool:
-                return isinstance(module, nn.Linear) and not f"{name}.".startswith(kept)
+    def is_quantized(module: nn.Module, name: str) -> bool:
+        return isinstance(module, nn.Linear) and not f"{name}.".startswith(kept)
 
-            if not any(is_quantized(module, name) for name, module in model.named_modules()):
-                raise ModelError(
-                    f"{job.model}: --quantize {job.quantize}: it has no linear layer; leave it away"
-                )
-            if job.quantize is Quantize.FLOAT8_TRAINING:
-                float8: Any = import_library("torchao.float8", extra="optimizers")
-                config = _configured(job, float8.Float8LinearConfig.from_recipe_name, {})
-                float8.convert_to_float8_training(model, config=config, module_filter_fn=is_quantized)
-            else:
-                if not job.quantize.is_trained:
-                    model.requires_grad_(False)
-                quantization: Any = import_library("torchao.quantization", extra="optimizers")
-                config = _config_of(job)
-                with quantization_noted(innermost()):
-                    quantization.quantize_(model, config, filter_fn=is_quantized, device="cuda")
-    except (PlannerError, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # a library may raise anything
-        problem = f"{job.model}: --quantize {job.quantize} fails: {first_line_of(error)}"
-        raise ModelError(f"{problem}; check --quantize-arg, or see the traceback with --debug") from error
+    if not any(is_quantized(module, name) for name, module in model.named_modules()):
+        raise ModelError(f"{job.model}: --quantize {job.quantize}: it has no linear layer; leave it away")
+    if job.quantize is Quantize.FLOAT8_TRAINING:
+        float8: Any = import_library("torchao.float8", extra="optimizers")
+        config = _configured(job, float8.Float8LinearConfig.from_recipe_name, {})
+        float8.convert_to_float8_training(model, config=config, module_filter_fn=is_quantized)
+    else:
+        if not job.quantize.is_trained:
+            model.requires_grad_(False)
+        quantization: Any = import_library("torchao.quantization", extra="optimizers")
+        config = _config_of(job)
+        with quantization_noted(innermost()):
+            quantization.quantize_(model, config, filter_fn=is_quantized, device="cuda")
     return model
 
 

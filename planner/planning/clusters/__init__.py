@@ -1,1 +1,1 @@
-"""How many GPUs a global batch needs, and how the model is split over them."""
+"""Find how many GPUs a global batch needs, and how the model is split over them."""

@@ -64,7 +64,7 @@ class ClusterTable(Struct, frozen=True):
 
 
 class _Need(Struct, frozen=True):
-    """What a rank's allocator hands out and holds at most where it has no limit, and the runs it is like."""
+    """The peaks of a rank's allocator where it has no limit, and the published runs that the job is like."""
 
     allocated_bytes: int
     reserved_bytes: int

@@ -7,9 +7,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from planner.errors import UsageError
+from planner.hardware import GPUS_OF_A_NODE
 from planner.jobs import Checkpoint, Job, parse_model_arg
 
-GPUS_OF_A_NODE = 8
 MOST_GPUS = 1024
 LARGEST_TENSOR_PARALLEL = 8
 _ACCUMULATED = 2  # micro-batches of a traced step; further ones repeat the last
@@ -46,7 +46,7 @@ class ClusterQuestion(Struct, frozen=True):
 
 
 class Recipe(Struct, frozen=True):
-    """What a run pays to need less memory."""
+    """The measures of a run to need less memory, each of which costs time."""
 
     checkpoint: Checkpoint  # blocks are computed again in the backward pass
     reshards: bool  # gathered blocks are given up after their forward pass, and gathered again (ZeRO-3)

@@ -492,7 +492,7 @@ def allocations_by_step(trace: Trace) -> dict[int, list[Alloc]]:
 
 
 def test_a_captured_graph_keeps_a_pool_and_replays_without_allocating(tmp_path: Path) -> None:
-    """What is captured lies in a pool of its own; the graph's two numbers on the default stream."""
+    """Captured blocks lie in a pool of their own; the graph's two numbers on the default stream."""
     steps = allocations_by_step(trace_code(tmp_path, CAPTURED.replace("BEFORE", ""), "Captured", "64"))
     assert steps.keys() == {0, 1}
     streams = {event.stream for event in steps[1]}

@@ -27,7 +27,7 @@ def test_a_job_on_one_gpu_has_no_nccl() -> None:
 
 @pytest.mark.parametrize("fields", [{"ddp": True}, {"fsdp": 2}, {"fsdp": 8}, {"fsdp": 64}])
 def test_nccl_lies_beside_the_allocator(fields: dict[str, object]) -> None:
-    """What NCCL takes is added to the process, and taken from the allocator with its spread."""
+    """NCCL's memory is added to the process, and taken from the allocator with its spread."""
     budget = with_nccl_of(BUDGET, replace(JOB, **fields))
     nccl = budget.device.nccl
     assert nccl is not None and nccl.spread > 0

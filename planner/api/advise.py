@@ -4,10 +4,22 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Unpack
 
+from msgspec.structs import replace
+
 from planner.api.budget import require_memory_limit
 from planner.api.options import Options
-from planner.api.request import Model, open_request
-from planner.planning import Advice, TrainingConfig, advise as advise_on, open_traces
+from planner.api.request import Model, Request
+from planner.api.varying import is_varying, open_any_request, open_sized_programs
+from planner.jobs import Job, load_distribution
+from planner.planning import (
+    Advice,
+    SizedPrograms,
+    TrainingConfig,
+    VaryingAdvice,
+    advise as advise_on,
+    advise_varying,
+    open_traces,
+)
 from planner.program import TraceSource
 from planner.report import Result
 
@@ -25,14 +37,34 @@ class AdviceResult(Result):
         return self.advice.unchanged.fits or bool(self.advice.sets)
 
 
-def advise(model: Model | None = None, batch: int | None = None, **options: Unpack[Options]) -> AdviceResult:
+@dataclass(frozen=True, slots=True)
+class VaryingAdviceResult(Result):
+    """What changes bring where samples are of many sizes; `str` gives the text report."""
+
+    advice: VaryingAdvice
+    import_seconds: float
+
+    @property
+    def possible(self) -> bool:
+        """Return whether the batch, or any where none is given, fits as it is or with a change."""
+        advice = self.advice
+        attempts = (advice.unchanged, *advice.singles, *filter(None, (advice.together,)))
+        return any(one.fits if advice.batch else one.side.largest > 0 for one in attempts)
+
+
+def advise(
+    model: Model | None = None, batch: int | None = None, **options: Unpack[Options]
+) -> AdviceResult | VaryingAdviceResult:
     """Return the smallest sets of changes with which a batch size of a model fits a GPU.
 
     `model`, `batch` and the options are as for `planner.estimate`; a GPU or a cap is needed. Each set is
-    traced and replayed. Raises the errors of `planner.errors`; that nothing helps is a result.
+    traced and replayed. Where samples are of many sizes, each change is played by itself, and `batch` may be
+    left away. Raises the errors of `planner.errors`; that nothing helps is a result.
     """
     require_memory_limit(options)
-    request = open_request(model, options, batch, command="advise")
+    request = open_any_request(model, options, batch, command="advise")
+    if is_varying(request):
+        return _advise_varying(request)
     target, on_progress = request.budget.device.target, request.on_progress
 
     def traces_of(training: TrainingConfig) -> TraceSource:
@@ -42,3 +74,16 @@ def advise(model: Model | None = None, batch: int | None = None, **options: Unpa
     traces_of(training)  # imports what is needed
     import_seconds = perf_counter() - request.start
     return AdviceResult(advise_on(training, request.budget, traces_of, on_progress), import_seconds)
+
+
+def _advise_varying(request: Request) -> VaryingAdviceResult:
+    programs = open_sized_programs(request)
+    imported = perf_counter() - request.start
+
+    def open_programs(job: Job) -> SizedPrograms:
+        sizes = load_distribution(job)
+        return programs.with_job(job, sizes) or open_sized_programs(replace(request, job=job))
+
+    batch = None if request.chosen_batch is None else request.batch
+    advice = advise_varying(request.job, request.budget, batch, open_programs, request.on_progress)
+    return VaryingAdviceResult(advice, imported)

@@ -12,17 +12,21 @@ from planner.allocator.history import Difference, Recording, compare_with_record
 from planner.api.budget import budget_for, make_budget
 from planner.api.gpus import gpus
 from planner.api.options import Options
-from planner.api.request import Model, Request, open_request
-from planner.errors import ModelError
+from planner.api.request import Model, Request
+from planner.api.varying import is_varying, open_any_request, open_sized_programs
+from planner.errors import ModelError, UsageError
 from planner.hardware import UNLIMITED_BYTES, Budget, Device, judge_budget, load_devices
-from planner.jobs import Job, Mode, check_count, reset_options
+from planner.jobs import Job, Mode, at_size, check_count, reset_options
 from planner.planning import (
     BatchCurve,
     CaptureMode,
     DisplayLimits,
     Estimate,
     Explanation,
+    SampledRun,
+    VaryingPlan,
     estimate_batch,
+    estimate_varying,
     explain as explain_run,
     take_curve,
     unlimited,
@@ -67,6 +71,18 @@ class ExplainResult(Result):
         save_page(summary, self.explanation, self.trace, self.limits, curve, path)
 
 
+@dataclass(frozen=True, slots=True)
+class VaryingExplainResult(ExplainResult):
+    """The attribution of the worst batch of sampled runs, where samples are of many sizes.
+
+    What `ExplainResult` has is of that batch alone, at its own size.
+    """
+
+    plan: VaryingPlan  # of the sampled runs
+    sequence: int  # of which the batch is
+    sampled: SampledRun
+
+
 def explain(
     model: Model | None = None,
     batch: int | None = None,
@@ -80,7 +96,8 @@ def explain(
 
     `model` and `batch` are as for `estimate`; with a saved trace there are neither source lines nor an
     evaluation beside the training. `top` bounds the tensors and differences that are shown, `depth` the
-    levels of modules, by default to as many as are readable. Raises the errors of `planner.errors`; that the
+    levels of modules, by default to as many as are readable. Where samples are of many sizes, the worst batch
+    of the sampled runs is explained. Raises the errors of `planner.errors`; that the
     batch does not fit is a result.
     """
     default = DisplayLimits()
@@ -88,7 +105,13 @@ def explain(
         default.top if top is None else check_count("--top", top, MOST_SHOWN),
         None if depth is None else check_count("--depth", depth, MOST_SHOWN),
     )
-    request = open_request(model, options, batch)
+    request = open_any_request(model, options, batch)
+    if is_varying(request):
+        if against is not None:
+            raise UsageError(
+                "--against: a recording is of samples of one size; leave it away, or give one size"
+            )
+        return _explain_worst(request, display_limits)
     recording = None if against is None else against(request.job, request.batch)
     if recording is not None and recording.steps and request.saved is None and options.get("steps") is None:
         request = replace(request, job=replace(request.job, steps=recording.steps))
@@ -110,6 +133,31 @@ def explain(
     result = ExplainResult(estimate, explanation, trace, difference, display_limits, opened - request.start)
     request.save_trace(result, size)
     return result
+
+
+def _explain_worst(request: Request, display_limits: DisplayLimits) -> VaryingExplainResult:
+    """Return the explanation of the batch at which sampled runs end, or allocate most."""
+    opened = perf_counter()
+    programs = open_sized_programs(request)
+    plan = estimate_varying(request.job, request.budget, programs, request.batch)
+    side = plan.sides[0]
+    assert side.at is not None
+    runs = side.at.runs
+    number = max(
+        range(len(runs)), key=lambda n: (bool(runs[n].failed_step), runs[n].replay.peak_allocated_bytes)
+    )
+    shape = runs[number].worst
+    job, budget = at_size(request.job, shape.size), side.budget
+    request.on_progress(f"tracing batch {shape.batch} of the size {'x'.join(map(str, shape.size))}")
+    trace = request.traces(CaptureMode.WITH_PROVENANCE, job)(shape.batch)
+    estimate = estimate_batch(job, trace, budget, plan.seconds.trace)
+    limits = budget.limits if estimate.failed is None else unlimited(budget.limits)
+    explanation = explain_run(trace, limits)
+    estimate = replace(estimate, seconds=replace(estimate.seconds, replay=plan.seconds.replay))
+    imported = opened - request.start
+    return VaryingExplainResult(
+        estimate, explanation, trace, None, display_limits, imported, plan, number, runs[number]
+    )
 
 
 def _evaluate(request: Request) -> Trace | None:

@@ -18,8 +18,9 @@ from msgspec.structs import replace
 
 from planner.api.gpus import gpus
 from planner.api.options import Options
+from planner.api.varying import check_any_sizes
 from planner.errors import PlannerError, UsageError
-from planner.jobs import CatalogueEntry, require_one_size, resolve_job
+from planner.jobs import CatalogueEntry, resolve_job
 from planner.planning.sweep import (
     Cell,
     Failure,
@@ -126,7 +127,7 @@ def _tasks(
         memory = {"alloc_conf": recipe.alloc_conf, "allocator_cap_mib": recipe.allocator_cap_mib}
         try:
             job = resolve_job(model.model, catalogue, **{**model.options, **recipe.options})
-            require_one_size(job)
+            check_any_sizes(job)
         except UsageError as error:
             failures[key] = str(error)
         else:

@@ -41,15 +41,18 @@ class VaryingResult(Result):
         return "yes" if self.answer_batch else "no"
 
 
-def open_any_request(model: Model | None, options: Options, batch: int | None = None) -> Request:
+def open_any_request(
+    model: Model | None, options: Options, batch: int | None = None, *, command: str = ""
+) -> Request:
     """Return the request of these options, whose samples may be of many sizes. Raises as `open_request`."""
+    return open_request(model, options, batch, command=command, check_job=check_any_sizes)
 
-    def check(job: Job) -> None:
-        check_sizes(job)
-        if size_ranges(job):
-            check_varying(job)
 
-    return open_request(model, options, batch, check_job=check)
+def check_any_sizes(job: Job) -> None:
+    """Raise UsageError for options that do not go with the sizes of a job's samples."""
+    check_sizes(job)
+    if size_ranges(job):
+        check_varying(job)
 
 
 def is_varying(request: Request) -> bool:

@@ -109,6 +109,13 @@ class SizeDistribution(Struct, frozen=True):
         """Return the size to which samples of one batch are padded."""
         return tuple(self._padded(max(column)) for column in zip(*samples, strict=True))
 
+    def size_of_share(self, share: float) -> int:
+        """Return the size that such a share of the samples stays within, where one range differs."""
+        if self.sizes:
+            return self.sizes[bisect_left(self.cumulative, share * self.cumulative[-1])][0]
+        ((low, high),) = self.ranges
+        return min(high, low + int(share * (high - low + 1)))
+
     def share_below(self, size: int) -> float:
         """Return the share of samples whose padded size is smaller, where one range differs."""
         largest = (size - 1) // self.pad_to * self.pad_to  # that is padded to less
@@ -325,6 +332,6 @@ def require_one_size(job: Job) -> None:
     if ranged is not None:
         one = replace(ranged, smallest=())
         raise UsageError(
-            f"--input {ranged}: samples of many sizes are planned by max-batch, estimate and gpus, by their "
-            f"default method; give one size here, such as {one}"
+            f"--input {ranged}: samples of many sizes are planned by max-batch, estimate, explain, advise, "
+            f"gpus and sweep, by their default method; give one size here, such as {one}"
         )

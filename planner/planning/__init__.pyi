@@ -37,6 +37,9 @@ from .serving import (
     ServingPlan as ServingPlan, ServingSettings as ServingSettings, plan_serving as plan_serving,
 )
 from .retry_cost import RetryCost as RetryCost
+from .varying.advice import (
+    VaryingAdvice as VaryingAdvice, VaryingAttempt as VaryingAttempt, advise_varying as advise_varying,
+)
 from .varying.plan import (
     VaryingPlan as VaryingPlan, VaryingSide as VaryingSide, check_varying as check_varying,
     estimate_varying as estimate_varying, find_varying_batch as find_varying_batch,

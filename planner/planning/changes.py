@@ -68,7 +68,7 @@ def apply_all(training: TrainingConfig, changes: tuple[Change, ...]) -> Training
     return training
 
 
-def _change(
+def change_fields(
     name: str,
     cost: str,
     rank: int,
@@ -93,14 +93,14 @@ def _of_allocator(training: TrainingConfig) -> Iterator[Change]:
     if not training.config.expandable_segments:
         cost = "nothing in numbers or time; Linux only, set PYTORCH_ALLOC_CONF before the process starts"
         config = replace(training.config, expandable_segments=True)
-        yield _change("--alloc-conf expandable_segments:True", cost, 0, "allocator", config=config)
+        yield change_fields("--alloc-conf expandable_segments:True", cost, 0, "allocator", config=config)
 
 
 def _of_gradients(job: Job) -> Iterator[Change]:
     if job.keep_grads or job.zero_grad is ZeroGrad.BEFORE_BACKWARD:
         cost = "nothing: zero_grad(set_to_none=True), called before the forward pass"
         zero_grad = ZeroGrad.BEFORE_FORWARD
-        yield _change(
+        yield change_fields(
             "--zero-grad before-forward", cost, 0, "gradients", keep_grads=False, zero_grad=zero_grad
         )
 
@@ -109,44 +109,50 @@ def _of_numbers(job: Job, capability: tuple[int, int]) -> Iterator[Change]:
     trains = job.mode is Mode.TRAIN
     if job.precision is Precision.FP32 and capability >= (8, 0):
         cost = "usually faster; activations with 8 bits of mantissa"
-        yield _change("--precision amp-bf16", cost, 2, "precision", precision=Precision.AMP_BF16)
+        yield change_fields("--precision amp-bf16", cost, 2, "precision", precision=Precision.AMP_BF16)
     elif job.precision is Precision.FP32 and capability >= (7, 0):
         cost = "usually faster; activations in half precision, the loss has to be scaled"
         precision = Precision.AMP_FP16
-        yield _change("--precision amp-fp16", cost, 2, "precision", precision=precision, grad_scaler=trains)
+        yield change_fields(
+            "--precision amp-fp16", cost, 2, "precision", precision=precision, grad_scaler=trains
+        )
     if job.precision in (Precision.FP32, Precision.AMP_BF16, Precision.AMP_FP16) and capability >= (8, 0):
         training = "small updates of the weights are lost; " if trains else ""
         cost = f"weights in half precision too: {training}check the results"
         precision = Precision.BF16
-        yield _change("--precision bf16", cost, 6, "precision", precision=precision, grad_scaler=False)
+        yield change_fields("--precision bf16", cost, 6, "precision", precision=precision, grad_scaler=False)
     pictures = any(len(spec.shape) >= 3 for spec in job.inputs)
     if pictures and job.memory_format is MemoryFormat.CONTIGUOUS:
         cost = (
             "nothing in numbers; faster convolutions on tensor cores, copies where layers want another order"
         )
         layout = MemoryFormat.CHANNELS_LAST
-        yield _change("--memory-format channels_last", cost, 1, "layout", memory_format=layout)
+        yield change_fields("--memory-format channels_last", cost, 1, "layout", memory_format=layout)
 
 
 def _of_optimizer(job: Job) -> Iterator[Change]:
     if job.optimizer_impl is OptimizerImpl.FOREACH and job.optimizer in FUSED_OPTIMIZERS:
         cost = "nothing: one kernel for all parameters, usually a little faster"
         implementation = OptimizerImpl.FUSED
-        yield _change("--optimizer-impl fused", cost, 0, "implementation", optimizer_impl=implementation)
+        yield change_fields(
+            "--optimizer-impl fused", cost, 0, "implementation", optimizer_impl=implementation
+        )
     if job.optimizer_impl is OptimizerImpl.FOREACH:
         cost = "slower steps where the parameters are many and small"
         implementation = OptimizerImpl.FOR_LOOP
-        yield _change("--optimizer-impl for-loop", cost, 1, "implementation", optimizer_impl=implementation)
+        yield change_fields(
+            "--optimizer-impl for-loop", cost, 1, "implementation", optimizer_impl=implementation
+        )
     if job.optimizer in (Optimizer.ADAM, Optimizer.ADAMW):
         cost = "another optimizer with almost no state: learning rates have to be found anew"
         fields: dict[str, Any] = {"optimizer": Optimizer.ADAFACTOR}
         if job.optimizer_impl is OptimizerImpl.FUSED:
             fields["optimizer_impl"] = OptimizerImpl.FOREACH
-        yield _change("--optimizer adafactor", cost, 5, "optimizer", **fields)
+        yield change_fields("--optimizer adafactor", cost, 5, "optimizer", **fields)
         if installed_version("bitsandbytes"):
             name = f"bitsandbytes.optim.{'AdamW' if job.optimizer is Optimizer.ADAMW else 'Adam'}8bit"
             cost = "the optimizer's state in 8 bits: check the results"
-            yield _change(f"--optimizer {name}", cost, 4, "optimizer", **{**fields, "optimizer": name})
+            yield change_fields(f"--optimizer {name}", cost, 4, "optimizer", **{**fields, "optimizer": name})
 
 
 def _of_adaptation(job: Job) -> Iterator[Change]:
@@ -155,19 +161,19 @@ def _of_adaptation(job: Job) -> Iterator[Change]:
         return
     if not job.liger and job.loss is Loss.OUTPUT and installed_version("liger-kernel"):
         cost = "nothing in numbers but rounding; usually faster: Liger's kernels, the logits in chunks"
-        yield _change("--liger", cost, 1, "kernels", liger=True)
+        yield change_fields("--liger", cost, 1, "kernels", liger=True)
     has_quantizer = bool(installed_version("bitsandbytes"))
     if not job.peft and job.quantize is Quantize.NONE and installed_version("peft"):
         cost = "another training: adapters of rank 8 in place of all weights"
-        yield _change("--peft lora", cost, 7, "adapters", peft="lora")
+        yield change_fields("--peft lora", cost, 7, "adapters", peft="lora")
         if has_quantizer:
             cost = "another training: adapters of rank 8 beside weights in 4 bits, which take time to unpack"
-            yield _change(
+            yield change_fields(
                 "--peft lora --quantize nf4", cost, 8, "adapters", peft="lora", quantize=Quantize.NF4
             )
     elif job.peft and job.quantize is Quantize.NONE and has_quantizer:
         cost = "frozen weights in 4 bits, which take time to unpack: check the results"
-        yield _change("--quantize nf4", cost, 5, "adapters", quantize=Quantize.NF4)
+        yield change_fields("--quantize nf4", cost, 5, "adapters", quantize=Quantize.NF4)
 
 
 def _of_autoencoder(training: TrainingConfig) -> Iterator[Change]:
@@ -186,7 +192,7 @@ def _of_autoencoder(training: TrainingConfig) -> Iterator[Change]:
         if not dict(job.model_args).get(switch):
             given = tuple(pair for pair in job.model_args if pair[0] != switch)
             arguments = (*given, (switch, True))
-            yield _change(f"--model-arg {switch}=true", cost, rank, switch, model_args=arguments)
+            yield change_fields(f"--model-arg {switch}=true", cost, rank, switch, model_args=arguments)
 
 
 def _of_work(training: TrainingConfig) -> Iterator[Change]:
@@ -194,13 +200,13 @@ def _of_work(training: TrainingConfig) -> Iterator[Change]:
     is_plain = job.compile is Compile.NONE and job.checkpoint is Checkpoint.NONE and not trains_itself(job)
     if is_plain and not (job.ddp or job.dataset_size or job.torch):  # with these it is not planned
         cost = "compilation takes a while at the first step, and for each new shape; usually faster then"
-        yield _change("--compile", cost, 2, "checkpoint", is_slow=True, compile=Compile.DEFAULT)
+        yield change_fields("--compile", cost, 2, "checkpoint", is_slow=True, compile=Compile.DEFAULT)
     if job.checkpoint is Checkpoint.NONE and job.compile is Compile.NONE:
         cost = "each block's forward pass runs twice: about a third more time in training"
-        yield _change("--checkpoint blocks", cost, 3, "checkpoint", checkpoint=Checkpoint.BLOCKS)
+        yield change_fields("--checkpoint blocks", cost, 3, "checkpoint", checkpoint=Checkpoint.BLOCKS)
     for parts in ACCUMULATIONS:
         if training.batch % parts == 0 and training.batch > parts:
             micro, total = training.batch // parts, parts * training.job.accumulate
             cost = f"batch norm, if any, sees {micro} samples at a time; small kernels may leave the GPU idle"
             name = f"--accumulate {total} --batch {micro}"
-            yield _change(name, cost, 4, "accumulation", batch=micro, accumulate=total)
+            yield change_fields(name, cost, 4, "accumulation", batch=micro, accumulate=total)

@@ -26,6 +26,8 @@ REPORTS = {
     "StaticEstimateResult": "static_estimate:static_estimate",
     "SweepResult": "sweep:sweep",
     "TablesResult": "calibrations.tables:tables",
+    "VaryingAdviceResult": "varying_advice:varying_advice",
+    "VaryingExplainResult": "explain.varying:worst_batch",
     "VaryingResult": "varying:varying",
     "VerifyResult": "calibrations.verify:verification",
 }

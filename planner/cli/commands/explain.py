@@ -36,7 +36,7 @@ def explain_command(
     """Show the peak memory of a batch by category, module and tensor."""
     picture, page = plot_path(plot), page_path(html)
     from planner import explain
-    from planner.api import batch_curve
+    from planner.api import VaryingExplainResult, batch_curve
 
     read = None if against is None else partial(_load_recording, against)
     options["on_progress"] = on_progress
@@ -46,7 +46,9 @@ def explain_command(
             on_progress("drawing")
             result.draw(picture)
         if page is not None:
-            curve = batch_curve(batch=result.explanation.run.batch, **options)
+            curve = None
+            if not isinstance(result, VaryingExplainResult):
+                curve = batch_curve(batch=result.explanation.run.batch, **options)
             on_progress("writing the page")
             result.save_page(page, curve)
         if snapshot is not None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -54,4 +55,13 @@ def task_to_json(task: Task) -> dict[str, Any]:
     deciding = ("alloc_conf", "confidence", "no_calibration")
     options = {name: value for name, value in task.options.items() if name in deciding}
     cap = task.options.get("allocator_cap_mib")
-    return {"job": job_to_json(task.job), **options, "allocator_cap_mib": cap}
+    sizes = {"sizes": _file_digest(task.job.sizes)} if task.job.sizes else {}
+    return {"job": job_to_json(task.job), **options, "allocator_cap_mib": cap, **sizes}
+
+
+def _file_digest(path: str) -> str:
+    """Return a digest of a file's contents; "" of what is no readable file."""
+    try:
+        return sha256(Path(path).read_bytes()).hexdigest()[:16]
+    except OSError:
+        return ""

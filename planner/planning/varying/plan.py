@@ -85,7 +85,7 @@ def check_varying(job: Job) -> None:
 def estimate_varying(job: Job, budget: Budget, programs: SizedPrograms, batch: int) -> VaryingPlan:
     """Return the memory of runs at a batch size. Raises the errors of a capture."""
     start = perf_counter()
-    budget = _judged(budget, programs)
+    budget = judged(budget, programs)
     sides = []
     source = open_batches(job, programs)
     for own in _configurations(budget):
@@ -103,7 +103,7 @@ def find_varying_batch(
     Raises the errors of a capture.
     """
     start = perf_counter()
-    budget = _judged(budget, programs)
+    budget = judged(budget, programs)
     sides, constant = [], 0
     source = open_batches(job, programs)
     for own in _configurations(budget):
@@ -121,13 +121,10 @@ def find_varying_fit(
     Retries are part of a run on many sizes: the largest batch is the comfortable one too. Raises the errors
     of a capture.
     """
-    budget = _judged(budget, programs)
-    source = open_batches(job, programs)
-    side = _side(job, budget, programs, source, _constant_batch(budget, programs), multiple_of)
+    budget = judged(budget, programs)
+    side = plan_side(job, budget, programs, multiple_of)
     asked = batch or side.largest or 1
-    at = side.at
-    if at is None or at.batch != asked:
-        at = sample_runs(job, programs.sizes, source, budget.limits, asked)
+    at = sampled_at(side, job, programs, asked)
     lives = at.probability <= _risk(budget)
     retries = Outcome.FITS_WITH_RETRIES if at.retries_per_step else Outcome.FITS
     return DeviceFit(
@@ -141,13 +138,27 @@ def find_varying_fit(
     )
 
 
+def plan_side(job: Job, budget: Budget, programs: SizedPrograms, multiple_of: int = 1) -> VaryingSide:
+    """Return the largest batch under one configuration of the allocator. Raises the errors of a capture."""
+    constant = _constant_batch(budget, programs)
+    return _side(job, budget, programs, open_batches(job, programs), constant, multiple_of)
+
+
+def sampled_at(side: VaryingSide, job: Job, programs: SizedPrograms, batch: int) -> RunRisk:
+    """Return sampled runs at a batch size, under the budget of a side. Raises likewise."""
+    if side.at is not None and side.at.batch == batch:
+        return side.at
+    return sample_runs(job, programs.sizes, open_batches(job, programs), side.budget.limits, batch)
+
+
 def open_batches(job: Job, programs: SizedPrograms) -> BatchSource:
     """Return the events of a job's batches of any shape."""
     trace = programs.trace(BatchShape(FIT_BATCHES[0], programs.sizes.largest))
     return BatchSource(job, programs.specialized, trace.next_workspaces)
 
 
-def _judged(budget: Budget, programs: SizedPrograms) -> Budget:
+def judged(budget: Budget, programs: SizedPrograms) -> Budget:
+    """Return the budget with the margins of a job like this one."""
     size = programs.sizes.largest
     trace = programs.trace(BatchShape(FIT_BATCHES[0], size))
     return judge_budget(budget, programs.job_at(size), trace)

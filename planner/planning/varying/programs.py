@@ -1,7 +1,7 @@
 """The traces of a job at any size of its samples."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -43,6 +43,14 @@ class SizedPrograms:
     _convolutions: ConvWorkspaceQuery | None = None
     _families: dict[int, "SizeFamily"] = field(default_factory=dict)  # by the only batch size; 0: any
     _sources: dict[Size, ProgramSource] = field(default_factory=dict)
+
+    def with_job(self, job: Job, sizes: SizeDistribution) -> "SizedPrograms | None":
+        """Return these programs for other batches of the same samples; None where traces differ."""
+        size = self.sizes.largest
+        is_same = len(sizes.ranges) == len(size) and at_size(job, size) == self.job_at(size)
+        if not is_same or (len(size) == 1 and not set(sizes.paddings()) <= set(self.sizes.paddings())):
+            return None
+        return replace(self, job=job, sizes=sizes)  # with the same captures
 
     def job_at(self, size: Size) -> Job:
         """Return the job whose samples all have this size."""

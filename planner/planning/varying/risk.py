@@ -8,7 +8,7 @@ the spread between sequences is the standard error.
 """
 
 from collections.abc import Sequence
-from math import sqrt
+from math import prod, sqrt
 from statistics import fmean, stdev
 
 from msgspec import Struct
@@ -28,6 +28,8 @@ class SampledRun(Struct, frozen=True):
     steps: int  # that were taken, the failing one too
     reserved_bytes: int  # at its end
     largest: BatchShape  # that it drew
+    worst: BatchShape  # of the step that allocates most, or that runs out of memory
+    worst_step: int
     critical: Size | None  # the smallest that has no memory after it; None: the largest of all has
     probability: float  # that a run of all steps draws a batch as large as that
 
@@ -125,14 +127,24 @@ def _sample(
     else:
         samples = 1 if job.batching is Batching.SCALED else batch
         probability = 1 - sizes.share_below(critical[0]) ** (samples * per_step * job.run_steps)
+    replay = process.replay(batch)
+    worst_step = max(1, process.steps) if replay.failure else _highest_step(replay)
     return SampledRun(
-        process.replay(batch),
+        replay,
         process.steps,
         process.reserved_bytes,
         max(shapes[: max(1, process.steps) * per_step], key=lambda shape: shape.size),
+        max(by_step[worst_step - 1], key=lambda shape: shape.batch * prod(shape.size)),
+        worst_step,
         critical,
         probability,
     )
+
+
+def _highest_step(replay: Replay) -> int:
+    """Return the first step that reaches the allocated peak."""
+    peaks = [peaks.allocated_bytes for peaks in replay.step_peaks]
+    return peaks.index(max(peaks)) + 1
 
 
 def _play(

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from planner.jobs import Batching, BatchShape, Size
+from planner.jobs import Batching, BatchShape, Job, Size
 from planner.planning import RunRisk, SampledRun, VaryingPlan, VaryingSide
 from planner.planning.estimators import Method
 from planner.report.assumptions import job_assumptions, unknown_sentence
@@ -37,9 +37,9 @@ def varying_document(plan: VaryingPlan, import_seconds: float) -> Document:
     """Return the report of samples of many sizes."""
     mine = plan.sides[0]
     sections: list[list[Block]] = [
-        [Headline((*_verdict(plan), job_entry(plan.job)), _style(plan))],
+        [Headline((*verdict(plan), job_entry(plan.job)), style(plan))],
         [budget_table(mine.budget)],
-        [_sides(plan)],
+        [sides_table(plan)],
         [] if mine.at is None else [_sampled(mine.at)],
         [Bullets("What changes the answer", tuple(_hints(plan)))],
         [Bullets("Assumed", tuple(_assumptions(plan)))],
@@ -48,36 +48,39 @@ def varying_document(plan: VaryingPlan, import_seconds: float) -> Document:
     return Document.of(*sections)
 
 
-def _style(plan: VaryingPlan) -> Style:
+def style(plan: VaryingPlan) -> Style:
+    """Return the style of the verdict."""
     if plan.sides[0].budget.limits.allocator_limit_bytes is None:
         return "neutral"
     return "good" if plan.sides[0].largest else "bad"
 
 
-def _verdict(plan: VaryingPlan) -> Lines:
+def verdict(plan: VaryingPlan) -> Lines:
     """Return the answer with the user's allocator, and with the other one."""
     mine, other = plan.sides
-    unit = _unit(plan)
+    unit = unit_of(plan.job)
     sure = f"over {plan.job.run_steps:,} steps"
     if plan.batch is None:
-        lines: Lines = [Entry("Largest batch", _largest_text(mine, unit))]
-        lines.append(Entry(_name(other), _largest_text(other, unit)))
+        lines: Lines = [Entry("Largest batch", largest_text(mine, unit))]
+        lines.append(Entry(_name(other), largest_text(other, unit)))
     else:
         lines = [f"{'Batches of' if unit else 'Batch'} {plan.batch:,}{unit}: {_lives(plan, mine)}"]
         lines.append(Entry(_name(other), _lives(plan, other)))
     if mine.at is not None and mine.budget.limits.allocator_limit_bytes is not None:
-        risks = [f"{_risk_text(mine.at)} at batch {mine.at.batch:,}"]
+        risks = [f"{risk_text(mine.at)} at batch {mine.at.batch:,}"]
         if mine.beyond is not None:
-            risks.append(f"{_risk_text(mine.beyond)} at {mine.beyond.batch:,}")
+            risks.append(f"{risk_text(mine.beyond)} at {mine.beyond.batch:,}")
         lines.append(Entry("Risk", f"P(out of memory) {sure}: {', '.join(risks)}"))
     return lines
 
 
-def _unit(plan: VaryingPlan) -> str:
-    return " tokens" if plan.job.batching is Batching.TOKENS else ""
+def unit_of(job: Job) -> str:
+    """Return the unit of batch sizes: tokens, or nothing."""
+    return " tokens" if job.batching is Batching.TOKENS else ""
 
 
-def _largest_text(side: VaryingSide, unit: str) -> str:
+def largest_text(side: VaryingSide, unit: str) -> str:
+    """Return the largest batch with the confidence."""
     sure = f"at confidence {side.budget.confidence:g}"
     return f"{side.largest:,}{unit} {sure}" if side.largest else f"none {sure}, not even 1 lives"
 
@@ -92,11 +95,12 @@ def _lives(plan: VaryingPlan, side: VaryingSide) -> str:
         return (
             f"does not live: {len(failed)} of {len(side.at.runs)} sampled runs die, the first at step {first}"
         )
-    risk = _risk_text(side.at)
+    risk = risk_text(side.at)
     return f"lives at confidence {side.budget.confidence:g}" if side.largest else f"dies with {risk}"
 
 
-def _risk_text(risk: RunRisk) -> str:
+def risk_text(risk: RunRisk) -> str:
+    """Return the probability with its standard error."""
     error = risk.standard_error
     around = "" if not error or error < 0.0005 else f" +- {100 * error:.1f}"
     return f"{probability_text(risk.probability)}{around}"
@@ -106,7 +110,7 @@ def _name(side: VaryingSide) -> str:
     return "Expandable segments" if side.expandable_segments else "Without expandable segments"
 
 
-def _sides(plan: VaryingPlan) -> Table:
+def sides_table(plan: VaryingPlan) -> Table:
     """Return the memory with both configurations of the allocator."""
     columns = (
         Column("Sampled runs", min_width=NAME_WIDTH),
@@ -156,14 +160,15 @@ def _run_row(number: int, run: SampledRun) -> tuple[str, ...]:
     end = "lives" if failure is None else f"dies in step {run.failed_step}: {place_text(failure)}"
     critical = "never" if run.critical is None else _size_text(run.critical)
     reserved = mib_text(run.replay.peak_reserved_bytes)
-    return f"sequence {number}", f"{run.steps:,}", _shape_text(run.largest), critical, reserved, end
+    return f"sequence {number}", f"{run.steps:,}", shape_text(run.largest), critical, reserved, end
 
 
 def _size_text(size: Size) -> str:
     return "x".join(map(str, size))
 
 
-def _shape_text(shape: BatchShape) -> str:
+def shape_text(shape: BatchShape) -> str:
+    """Return samples and size of a batch."""
     return f"{shape.batch}x{_size_text(shape.size)}"
 
 
@@ -188,6 +193,15 @@ def _hints(plan: VaryingPlan) -> Iterator[str]:
 
 
 def _assumptions(plan: VaryingPlan) -> Iterator[str]:
+    yield from sampling_assumptions(plan)
+    yield from job_assumptions(plan.job, plan.sides[0].budget)
+    yield from plan.notes
+    if plan.unknown_ops:
+        yield unknown_sentence(plan.unknown_ops)
+
+
+def sampling_assumptions(plan: VaryingPlan) -> Iterator[str]:
+    """Yield how batches were drawn and played."""
     job, sizes = plan.job, plan.sizes
     low, high = _size_text(sizes.smallest), _size_text(sizes.largest)
     source = f"counted in {job.sizes}" if job.sizes else "uniform"
@@ -202,10 +216,6 @@ def _assumptions(plan: VaryingPlan) -> Iterator[str]:
             f"{len(runs)} sequences of up to {most:,} steps were played through one allocator each; the "
             "probability is that of drawing a batch that has no memory in the state which they leave"
         )
-    yield from job_assumptions(job, plan.sides[0].budget)
-    yield from plan.notes
-    if plan.unknown_ops:
-        yield unknown_sentence(plan.unknown_ops)
 
 
 def varying_to_json(plan: VaryingPlan, import_seconds: float) -> dict[str, Any]:
@@ -223,24 +233,25 @@ def varying_to_json(plan: VaryingPlan, import_seconds: float) -> dict[str, Any]:
             "batching": plan.job.batching.value,
         },
         "batch_of_largest_size": plan.constant or None,
-        "sides": [_side_to_json(side) for side in plan.sides],
+        "sides": [side_to_json(side) for side in plan.sides],
         "assumptions": list(_assumptions(plan)),
         **attributes(plan, "unknown_ops"),
         "seconds": plan_seconds_to_json(plan.seconds, import_seconds),
     }
 
 
-def _side_to_json(side: VaryingSide) -> dict[str, Any]:
+def side_to_json(side: VaryingSide) -> dict[str, Any]:
     return {
         "expandable_segments": side.expandable_segments,
         "largest_batch": side.largest,
         **attributes(side, "process_mib"),
-        "at": _risk_to_json(side.at),
-        "beyond": _risk_to_json(side.beyond),
+        "at": risk_to_json(side.at),
+        "beyond": risk_to_json(side.beyond),
     }
 
 
-def _risk_to_json(risk: RunRisk | None) -> dict[str, Any] | None:
+def risk_to_json(risk: RunRisk | None) -> dict[str, Any] | None:
+    """Return the JSON object of sampled runs."""
     if risk is None:
         return None
     error = risk.standard_error

@@ -14,9 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import planner.capture.session
-from planner import estimate, explain, gpus, max_batch
+from planner import advise, estimate, explain, gpus, max_batch
 from planner.allocator import MemoryLimits, replay_trace
 from planner.allocator.config import UNLIMITED
+from planner.allocator.history import Recording
+from planner.api.advise import VaryingAdviceResult
+from planner.api.compare import compare
+from planner.api.estimate import EstimateResult
+from planner.api.explain import VaryingExplainResult
 from planner.api.varying import VaryingResult
 from planner.capture.loop.batches import batch_loader
 from planner.capture.symbolic.builder import ProgramBuilder
@@ -34,6 +39,7 @@ from planner.jobs import (
     load_distribution,
 )
 from planner.jobs.parse import parse_tensor_spec
+from planner.planning.varying.advice import VaryingAdvice
 from planner.planning.varying.plan import open_batches
 from planner.planning.varying.process import VaryingProcess
 from planner.planning.varying.programs import SizedPrograms
@@ -347,7 +353,60 @@ def test_what_is_not_planned_together_is_refused(options: dict[str, Any], messag
 def test_other_commands_refuse_many_sizes() -> None:
     """A command that plans one size refuses a range in one line."""
     with pytest.raises(UsageError, match=r"give one size here, such as 300x32$"):
-        explain(Texts, 2, **OPTIONS)
+        compare(Texts, 2, **OPTIONS)
+    with pytest.raises(UsageError, match="--against: a recording is of samples of one size"):
+        explain(Texts, 2, against=lambda job, batch: Recording(()), **OPTIONS)
+
+
+def test_an_explanation_is_of_the_worst_batch() -> None:
+    """The batch of the highest step is attributed at its own size; other sizes add what the run reserves."""
+    result = explain(Texts, 16, **OPTIONS)
+    assert isinstance(result, VaryingExplainResult)
+    at = result.plan.sides[0].at
+    assert at is not None
+    run = at.runs[result.sequence]
+    peaks = [peaks.allocated_bytes for peaks in run.replay.step_peaks]
+    assert peaks[run.worst_step - 1] == max(peaks) == at.peak_allocated_bytes
+    drawn = draw_batches(job_of(run_steps=30), load_distribution(job_of()), 16, result.sequence, 30)
+    assert run.worst == drawn[run.worst_step - 1]
+    assert result.estimate.job == at_size(result.plan.job, run.worst.size)
+    alone = estimate(Texts, 16, **OPTIONS | {"input": f"{run.worst.size[0]}x32", "run_steps": None})
+    assert isinstance(alone, EstimateResult)
+    assert result.explanation.run == alone.estimate.run
+    json = result.to_dict()
+    added = run.replay.peak_reserved_bytes - result.explanation.run.peak_reserved_bytes
+    assert json["worst"]["added_by_other_sizes_mib"] == round(added / MIB, 3)
+    assert f"16x{run.worst.size[0]}, in step {run.worst_step} of sequence {result.sequence}" in str(result)
+
+
+def test_advice_plays_each_change() -> None:
+    """Each change has the largest batch that `max_batch` finds with it; the asked batch is judged by it."""
+    options = OPTIONS | {"allocator_cap_mib": 20, "run_steps": 4, "precision": "bf16"}
+    options |= {"mode": "infer", "loss": None}
+    asked = max_batch(Texts, **options).answer_batch + 40
+    result = advise(Texts, asked, **options)
+    assert isinstance(result, VaryingAdviceResult)
+    singles = {one.changes[0].name: one for one in result.advice.singles}
+    for name, given in {
+        "--batching grouped": {"batching": "grouped"},
+        "--input with 16..286 in place of 16..300": {"input": "16..286x32"},
+    }.items():
+        assert singles[name].side.largest == max_batch(Texts, **options | given).answer_batch
+    assert not result.advice.unchanged.fits
+    assert all(
+        one.fits == (one.side.largest >= asked) for one in singles.values() if one.training.batch == asked
+    )
+    assert result.possible
+    assert f"Batch {asked} does not fit" in str(result)
+    assert result.to_dict()["unchanged"]["fits"] is False
+
+
+def test_advice_without_a_batch_compares_the_largest() -> None:
+    """Without a batch size nothing is judged, and each change has its largest batch."""
+    advice = advise(Texts, **OPTIONS | {"allocator_cap_mib": 60, "run_steps": 4, "pad_to": 64}).advice
+    assert isinstance(advice, VaryingAdvice)
+    assert advice.batch is None and advice.together is None
+    assert all(one.asked is None and one.side.largest for one in advice.singles)
 
 
 def test_limits_without_memory_for_the_model() -> None:

@@ -1,0 +1,147 @@
+"""What each change to a recipe, or to its batches, brings where samples are of many sizes.
+
+Each change is played as its plan would be: the largest batch whose runs stay within the risk, and the
+probability that a run at the batch that is asked for runs out of memory. Where the batch has no memory, the
+changes that enlarge the batch are made together, the mildest first, until it has.
+"""
+
+from collections.abc import Callable, Iterator
+from time import perf_counter
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from planner.errors import ModelError, UsageError
+from planner.hardware import Budget, with_config
+from planner.jobs import Batching, Job, TensorSpec, load_distribution
+from planner.planning.changes import Change, TrainingConfig, apply_all, change_fields, changes_for
+from planner.planning.varying.plan import VaryingSide, check_varying, judged, plan_side, sampled_at
+from planner.planning.varying.programs import SizedPrograms
+from planner.planning.varying.risk import RunRisk
+from planner.program import OnProgress
+
+FEWER_SIZES = 64  # a multiple to pad to
+KEPT_SHARE = 0.95  # of samples that a smaller range does not cut
+
+OpenPrograms = Callable[[Job], SizedPrograms]
+
+
+class VaryingAttempt(Struct, frozen=True):
+    """The result of a set of changes."""
+
+    changes: tuple[Change, ...]
+    training: TrainingConfig
+    side: VaryingSide  # with the largest batch
+    asked: RunRisk | None  # at the batch that is asked for; of one micro-batch, where a change splits it
+
+    @property
+    def fits(self) -> bool:
+        """Return whether runs at the batch that is asked for stay within the risk."""
+        risk = round(1 - self.side.budget.confidence, 12)
+        return self.asked is not None and self.asked.probability <= risk
+
+
+class VaryingAdvice(Struct, frozen=True):
+    """What changes bring where samples are of many sizes."""
+
+    batch: int | None  # that was asked for
+    unchanged: VaryingAttempt
+    singles: tuple[VaryingAttempt, ...]  # every change by itself, the mildest first
+    together: VaryingAttempt | None  # the changes with which the batch fits, where none by itself is enough
+    failed: tuple[tuple[str, str], ...]  # changes that the model does not go along with, and why
+    seconds: float
+
+
+def advise_varying(
+    job: Job, budget: Budget, batch: int | None, open_programs: OpenPrograms, on_progress: OnProgress
+) -> VaryingAdvice:
+    """Play every change by itself, and where none is enough for the batch several. Raises as a capture."""
+    start = perf_counter()
+    training = TrainingConfig(job, batch or 1, budget.limits.config)
+    programs = open_programs(job)
+    budget = judged(budget, programs)
+    failed: dict[str, str] = {}
+
+    def attempt(changes: tuple[Change, ...]) -> VaryingAttempt | None:
+        on_progress("playing " + (" ".join(change.name for change in changes) or "the recipe as it is"))
+        changed = apply_all(training, changes)
+        try:
+            check_varying(changed.job)
+            own = open_programs(changed.job)
+            side = plan_side(changed.job, with_config(budget, changed.config), own)
+            asked = sampled_at(side, changed.job, own, changed.batch) if batch else None
+        except (ModelError, UsageError) as error:
+            if not changes:
+                raise
+            failed[" ".join(change.name for change in changes)] = str(error)
+            return None
+        return VaryingAttempt(changes, changed, side, asked)
+
+    unchanged = attempt(())
+    assert unchanged is not None
+    is_enough = batch is None or unchanged.fits
+    singles: list[VaryingAttempt] = []
+    changes = [*_of_batches(job), *changes_for(training, budget.device.capability)]
+    for change in sorted(changes, key=lambda change: change.rank):
+        splits = change.group == "accumulation" and any(
+            one.fits and one.changes[0].group == change.group for one in singles
+        )
+        if not (change.is_slow or splits or (change.group == "accumulation" and is_enough)):
+            single = attempt((change,))
+            singles += [] if single is None else [single]
+    together = None
+    if not is_enough and not any(single.fits for single in singles):
+        together = _together(unchanged, singles, attempt)
+    return VaryingAdvice(
+        batch, unchanged, tuple(singles), together, tuple(failed.items()), perf_counter() - start
+    )
+
+
+def _together(
+    unchanged: VaryingAttempt,
+    singles: list[VaryingAttempt],
+    attempt: Callable[[tuple[Change, ...]], VaryingAttempt | None],
+) -> VaryingAttempt | None:
+    """Return the mildest changes that fit together, one of a group; None where all of them do not."""
+    chosen: list[Change] = []
+    for single in singles:
+        change = single.changes[0]
+        is_useful = single.side.largest > unchanged.side.largest or change.group == "accumulation"
+        if is_useful and all(change.group != other.group for other in chosen):
+            chosen.append(change)
+            found = attempt(tuple(chosen)) if len(chosen) > 1 else None
+            if found is not None and found.fits:
+                return found
+    return None
+
+
+def _of_batches(job: Job) -> Iterator[Change]:
+    """Yield other ways to make batches of the same samples."""
+    sizes = load_distribution(job)
+    if len(sizes.ranges) > 1:
+        return
+    ((low, high),) = sizes.ranges
+    if job.batching is Batching.PADDED:
+        cost = "less padding; samples of similar sizes share a batch, and the largest comes first"
+        yield change_fields("--batching grouped", cost, 1, "batching", batching=Batching.GROUPED)
+    if high - low >= FEWER_SIZES and job.pad_to < FEWER_SIZES and job.batching is not Batching.PACKED:
+        cost = "somewhat more padding, which fewer sizes leave less fragments for"
+        yield change_fields(f"--pad-to {FEWER_SIZES}", cost, 1, "sizes", pad_to=FEWER_SIZES)
+    kept = sizes.size_of_share(KEPT_SHARE)
+    if low < kept < high and job.batching is not Batching.PACKED:
+        name = f"--input with {low}..{kept} in place of {low}..{high}"
+        cost = f"samples larger than {kept} are cut, {1 - KEPT_SHARE:.0%} of all"
+
+        def cut(spec: TensorSpec) -> TensorSpec:
+            shape = tuple(kept if each == (low, high) else each[1] for each in spec.ranges)
+            return replace(spec, shape=shape)
+
+        yield change_fields(
+            name,
+            cost,
+            5,
+            "sizes",
+            inputs=tuple(map(cut, job.inputs)),
+            target=None if job.target is None else cut(job.target),
+            targets=tuple(map(cut, job.targets)),
+        )

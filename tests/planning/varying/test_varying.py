@@ -381,9 +381,9 @@ def test_an_explanation_is_of_the_worst_batch() -> None:
 
 def test_advice_plays_each_change() -> None:
     """Each change has the largest batch that `max_batch` finds with it; the asked batch is judged by it."""
-    options = OPTIONS | {"allocator_cap_mib": 20, "run_steps": 4, "precision": "bf16"}
+    options = OPTIONS | {"allocator_cap_mib": 60, "run_steps": 4, "precision": "bf16"}
     options |= {"mode": "infer", "loss": None}
-    asked = max_batch(Texts, **options).answer_batch + 40
+    asked = max_batch(Texts, **options).answer_batch + 1
     result = advise(Texts, asked, **options)
     assert isinstance(result, VaryingAdviceResult)
     singles = {one.changes[0].name: one for one in result.advice.singles}
@@ -396,7 +396,7 @@ def test_advice_plays_each_change() -> None:
     assert all(
         one.fits == (one.side.largest >= asked) for one in singles.values() if one.training.batch == asked
     )
-    assert result.possible
+    assert result.possible == any(one.fits for one in singles.values())
     assert f"Batch {asked} does not fit" in str(result)
     assert result.to_dict()["unchanged"]["fits"] is False
 

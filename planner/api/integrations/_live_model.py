@@ -2,7 +2,7 @@
 
 import dataclasses
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -13,7 +13,7 @@ from planner.api.integrations.settings import model_errors
 from planner.api.max_batch import MaxBatchResult, max_batch
 from planner.api.options import Options
 from planner.errors import ModelError, UsageError
-from planner.jobs import FIELD_OPTIONS
+from planner.jobs import FIELD_OPTIONS, Job
 from planner.planning import Estimate
 
 if TYPE_CHECKING:
@@ -64,16 +64,21 @@ def _planned(loop: LiveLoop, options: Options) -> MaxBatchResult:
         loop.module, loop.sample, loop.step, loop.stand_ins, optimizer, loop.prepare, loop.held_bytes
     )
     job = replace(live_job(type(loop.module).__name__, model), **{**fields_of_process(), **loop.fields})
+    given = model.inputs[:-1] if loop.held_bytes else model.inputs
+    shapes = f"every batch has the shapes of the sample: {', '.join(map(str, given))}"
+    return plan_job(job, model.build, (shapes, *loop.unplanned, *loop.notes), options)
+
+
+def plan_job(job: Job, make: Callable[[], Any], notes: tuple[str, ...], options: Options) -> MaxBatchResult:
+    """Return the largest batch of a job whose model or trainer `make` makes, with more notes."""
 
     def build() -> Any:
-        return model.build()
+        return make()
 
     build.__name__ = job.model  # for the reports
     result = max_batch(build, **_options_of(job, options))
     assert isinstance(result, MaxBatchResult)
-    given = model.inputs[:-1] if loop.held_bytes else model.inputs
-    shapes = f"every batch has the shapes of the sample: {', '.join(map(str, given))}"
-    return with_notes(result, (shapes, *loop.unplanned, *loop.notes))
+    return with_notes(result, notes)
 
 
 class Choice(Struct, frozen=True):
@@ -91,12 +96,22 @@ def choose_batch(loop: LiveLoop, options: Options, multiple: int) -> Choice:
     takes retries, it is the largest that fits, with a warning. Raises UsageError where not even 1 fits.
     """
     result = plan_live_model(loop, options)
-    if result.max_batch == 0:
-        raise UsageError("not even a batch of 1 fits; planner.advise lists what would change that")
     comfortable = result.comfortable_batch
-    if loop.fields.get("evaluate") and comfortable < result.max_batch:
+    if loop.fields.get("evaluate") and result.max_batch > 0 and comfortable < result.max_batch:
         training = replace(loop, fields={**loop.fields, "evaluate": False, "eval_batch": 0})
         comfortable = min(plan_live_model(training, options).comfortable_batch, result.max_batch)
+    return choice_of(result, multiple, comfortable)
+
+
+def choice_of(result: MaxBatchResult, multiple: int, comfortable: int | None = None) -> Choice:
+    """Return the batch size that a result makes: `comfortable`, by default the result's, where there is one.
+
+    Raises UsageError where not even 1 fits.
+    """
+    if result.max_batch == 0:
+        raise UsageError("not even a batch of 1 fits; planner.advise lists what would change that")
+    if comfortable is None:
+        comfortable = result.comfortable_batch
     largest = comfortable or result.max_batch
     batch = largest - largest % multiple if largest >= multiple else largest
     slow = f"batch {batch} fits only by releasing cached memory in each step, which takes time"
@@ -115,7 +130,7 @@ def with_notes(result: MaxBatchResult, notes: tuple[str, ...]) -> MaxBatchResult
     return dataclasses.replace(result, plan=replace(result.plan, **changed))
 
 
-def _options_of(job: Any, options: Options) -> Options:
+def _options_of(job: Job, options: Options) -> Options:
     """Return the job's fields as options, the user's over them; without a limit, for the local GPU."""
     chosen: dict[str, Any] = {
         "input": list(job.inputs),

@@ -3,11 +3,13 @@
     arguments = plan_training_arguments(model, arguments, sample, gpu="A100 80GB")
     trainer = Trainer(model, arguments, ...)
 
+    plan_trainer(trainer, gpu="RTX 4090")  # of transformers or TRL, before trainer.train()
+
     batch = plan_batch_size(model, sample, optimizer, accelerator, gpu="auto")
 
 `sample` is a batch as the data collator gives it: a mapping of tensors with labels. Nothing is run on a GPU.
 Settings of the trainer or accelerator that change memory and are not planned are refused, or named: in the
-results of `max_batch_of_arguments` and `max_batch_of_loop`, and as warnings of the other two functions.
+results of the functions `max_batch_of_...`, and as warnings of the others.
 Needs `pip install 'gpu-batch-planner[hf]'` or `'gpu-batch-planner[accelerate]'`.
 """
 
@@ -20,12 +22,27 @@ from typing import Any, Unpack
 from msgspec.structs import replace
 
 from planner.api.integrations import accelerate_settings, transformers_settings
-from planner.api.integrations._live_model import Choice, LiveLoop, choose_batch, plan_live_model
-from planner.api.integrations.batch_choice import Split, check_multiple, split, split_up
+from planner.api.integrations._live_model import (
+    LiveLoop,
+    choice_of,
+    choose_batch,
+    plan_job,
+    plan_live_model,
+)
+from planner.api.integrations.batch_choice import check_multiple
+from planner.api.integrations.micro_batches import shortfall, split_to_fit
 from planner.api.integrations.settings import look_up, model_errors, notes_of, text_of
 from planner.api.max_batch import MaxBatchResult
 from planner.api.options import Options
-from planner.capture import optimizer_name_of, prepare_torchvision
+from planner.capture import (
+    bytes_of_longest_sample,
+    left_out,
+    optimizer_name_of,
+    prepare_torchvision,
+    set_batch,
+    trainer_job,
+    trainer_maker,
+)
 from planner.errors import UsageError
 from planner.jobs import ClipGradients, Optimizer, OptimizerImpl, Precision, ZeroGrad
 
@@ -39,7 +56,6 @@ _OPTIMIZERS: dict[str, tuple[Optimizer | str, OptimizerImpl]] = {
     "adagrad": (Optimizer.ADAGRAD, OptimizerImpl.FOREACH),
     "rmsprop": (Optimizer.RMSPROP, OptimizerImpl.FOREACH),
 }
-_NEGLIGIBLE_BYTES = 2**20
 _ACCELERATE_PRECISIONS = {"no": Precision.FP32, "fp16": Precision.AMP_FP16, "bf16": Precision.AMP_BF16}
 
 
@@ -65,15 +81,14 @@ def plan_training_arguments(
     check_multiple(multiple_of)
     samples = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
     loop = _loop_of_arguments(model, arguments, sample)
-    choice = choose_batch(_accumulating(loop, 1), options, multiple_of)
-    if samples <= choice.batch:
-        chosen = Split(choice.batch, 1) if grow else split(samples, choice.batch, multiple_of)
-    else:
-        divide = split_up if grow else split
-        choice, chosen = _split(
-            loop, options, multiple_of, lambda most: divide(samples, most, multiple_of, 2)
-        )
-    _warn(*loop.unplanned, choice.warning, _shortfall(samples, chosen))
+    choice, chosen = split_to_fit(
+        samples,
+        lambda steps: choose_batch(_accumulating_few(loop, steps), options, multiple_of),
+        _bytes_a_sample(loop.sample),
+        multiple_of,
+        grow,
+    )
+    _warn(*loop.unplanned, choice.warning, shortfall(samples, chosen))
     changed = copy.copy(arguments)
     changed.per_device_train_batch_size = chosen.batch
     changed.gradient_accumulation_steps = chosen.steps
@@ -89,6 +104,40 @@ def max_batch_of_arguments(
     """
     loop = _loop_of_arguments(model, arguments, sample)
     return plan_live_model(_accumulating(loop, arguments.gradient_accumulation_steps), options)
+
+
+def plan_trainer(
+    trainer: Any, *, multiple_of: int = 1, grow: bool = False, **options: Unpack[Options]
+) -> MaxBatchResult:
+    """Set batch size and accumulation of a Trainer of transformers or TRL so that its micro-batches fit.
+
+    The trainer is as its constructor made it: `SFTTrainer`, `DPOTrainer`, `RewardTrainer`, `Trainer`, or a
+    class of yours that extends one. A copy of it without weights runs its own `train()`, so that loss,
+    reference model and adapters are its own. `per_device_train_batch_size` and `gradient_accumulation_steps`
+    of `trainer.args` become what `plan_training_arguments` says of them. Returns the report behind the batch.
+    Raises the errors of `planner.errors`, UsageError for a trainer that is not planned.
+    """
+    check_multiple(multiple_of)
+    plan = _plan_of_trainer(trainer, options)
+    samples = trainer.args.per_device_train_batch_size * trainer.args.gradient_accumulation_steps
+    choice, chosen = split_to_fit(
+        samples,
+        lambda steps: choice_of(plan(steps), multiple_of),
+        bytes_of_longest_sample(trainer),
+        multiple_of,
+        grow,
+    )
+    _warn(*notes_of_trainer(trainer), choice.warning, shortfall(samples, chosen))
+    set_batch(trainer, chosen.batch, chosen.steps)
+    return choice.result
+
+
+def max_batch_of_trainer(trainer: Any, **options: Unpack[Options]) -> MaxBatchResult:
+    """Return the largest batch per device for a Trainer of transformers or TRL, with the report behind it.
+
+    Takes what `plan_trainer` takes, and leaves the trainer as it is.
+    """
+    return _plan_of_trainer(trainer, options)(trainer.args.gradient_accumulation_steps)
 
 
 def plan_batch_size(
@@ -171,6 +220,24 @@ def notes_of_accelerator(accelerator: Any) -> tuple[str, ...]:
     return notes
 
 
+def notes_of_trainer(trainer: Any) -> tuple[str, ...]:
+    """Return sentences on what a trainer has that is not planned. Raises UsageError for what is refused."""
+    tables = (*transformers_settings.SETTINGS, *transformers_settings.VALUES)
+    own = [one for one in tables if one.name not in transformers_settings.BY_ITS_TRAINER]
+    return (*notes_of(own, trainer.args, "TrainingArguments"), *left_out(trainer))
+
+
+def _plan_of_trainer(trainer: Any, options: Options) -> Callable[[int], MaxBatchResult]:
+    """Return a function that plans a trainer with so many micro-batches in each step."""
+    job, unplanned = trainer_job(trainer), notes_of_trainer(trainer)
+
+    def plan(steps: int) -> MaxBatchResult:
+        with model_errors(f"{job.model}: cannot be planned"):
+            return plan_job(job, trainer_maker(trainer, steps), unplanned, options)
+
+    return plan
+
+
 @model_errors("the job cannot be read")
 def _loop_of_arguments(model: Any, arguments: Any, sample: Mapping[str, Any]) -> LiveLoop:
     from planner.capture import (
@@ -234,33 +301,12 @@ def _accumulating(loop: LiveLoop, steps: int) -> LiveLoop:
     )
 
 
-def _split(
-    loop: LiveLoop, options: Options, multiple: int, divide: Callable[[int], Split]
-) -> tuple[Choice, Split]:
-    """Return a split whose micro-batches fit beside the inputs of all others of their step.
-
-    Their number follows from the batch that fits, and less fits the more there are: so it is planned again
-    until no more of them come out.
+def _accumulating_few(loop: LiveLoop, steps: int) -> LiveLoop:
+    """Return the loop beside the inputs of so many micro-batches; to the allocator, more than two of them
+    are the same.
     """
-    steps = 2
-    while True:
-        few = _accumulating(loop, steps)
-        few = replace(few, fields={**few.fields, "accumulate": 2})  # to the allocator, more are the same
-        choice = choose_batch(few, options, multiple)
-        chosen = divide(choice.batch)
-        more = max(0, chosen.steps - steps) * chosen.batch * _bytes_a_sample(loop.sample)
-        if more < _NEGLIGIBLE_BYTES:
-            return choice, chosen
-        steps = chosen.steps
-
-
-def _shortfall(samples: int, chosen: Split) -> str:
-    if chosen.samples >= samples:
-        return ""
-    return (
-        f"{samples:,} samples in each step of the optimizer become {chosen.batch} x {chosen.steps} = "
-        f"{chosen.samples:,}: no divisor of {samples:,} makes good use of the memory"
-    )
+    held = _accumulating(loop, steps)
+    return replace(held, fields={**held.fields, "accumulate": min(steps, 2)})
 
 
 def _warn(*lines: str) -> None:

@@ -117,3 +117,6 @@ VALUES: tuple[Setting, ...] = (
         lambda arguments: arguments.n_gpu > 1,
     ),
 )
+
+# Fields whose sentences do not hold where a trainer's own `train()` runs on its longest sample.
+BY_ITS_TRAINER = ("torch_compile", "train_sampling_strategy")

@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from planner.capture.cuda.names import Names
 from planner.capture.loop.precision import take_all_steps
 from planner.capture.loop.runtime import BatchLoader, PhaseHook
+from planner.capture.loop.training_loop import MOST_MICRO_BATCHES
 from planner.capture.models.own_step import StepModule
 from planner.capture.models.transformers.own_trainer import TrainerModule
 from planner.jobs import Job
@@ -46,14 +47,15 @@ def run_trainer(model: TrainerModule, job: Job, batch: int, on_phase: PhaseHook)
     steps = count(1)
     with torch.enable_grad(), phases.watching(), take_all_steps():
         phases.start(1, Phase.INPUTS)
-        model.run(
+        notes = model.run(
             batch,
             job.steps,
+            MOST_MICRO_BATCHES,
             lambda: phases.start(next(steps), Phase.INPUTS),
             lambda: phases.continue_with(Phase.FORWARD),
         )
         phases.start(job.steps, Phase.END)
-    return (*phases.notes(job), *model.notes())
+    return (*phases.notes(job), *notes)
 
 
 class _Phases:

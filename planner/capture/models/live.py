@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from planner.capture.models.closures import rebind_closures
 from planner.capture.models.live_optimizer import AnyLiveOptimizer
 from planner.capture.models.meta_init import like_on_meta
 from planner.capture.models.quantized import quantized_on_meta
@@ -108,22 +109,36 @@ def read_live_model(
 def copy_weightless(module: nn.Module, stand_ins: Iterable[StandIn] = ()) -> nn.Module:
     """Return a deep copy with all parameters and buffers on meta, and stand-ins in place of their objects."""
     memo: dict[int, Any] = {id(original): replacement for original, replacement in stand_ins}
-    gpu = torch.device("cuda", 0)
-    for one in module.modules():
-        device = vars(one).get("_device")  # of a LightningModule: the CPU until a training starts
-        if isinstance(device, torch.device):
-            memo[id(device)] = gpu
-    for tensor in (*module.parameters(), *module.buffers()):
-        quantized = quantized_on_meta(tensor, memo)
-        memo[id(tensor)] = like_on_meta(tensor) if quantized is None else quantized
-        if isinstance(tensor, nn.Parameter) and tensor.grad is not None:
-            memo[id(tensor.grad)] = None
+    weightless_memo([module], memo)
     copied = copy.deepcopy(module, memo)
+    complete_copy(module, copied, memo)
+    return copied
+
+
+def weightless_memo(modules: Iterable[nn.Module], memo: dict[int, Any]) -> None:
+    """Let a deep copy with this memo have the parameters and buffers of modules on meta."""
+    gpu = torch.device("cuda", 0)
+    for module in modules:
+        for one in module.modules():
+            device = vars(one).get("_device")  # of a LightningModule: the CPU until a training starts
+            if isinstance(device, torch.device):
+                memo[id(device)] = gpu
+        for tensor in (*module.parameters(), *module.buffers()):
+            quantized = quantized_on_meta(tensor, memo)
+            memo[id(tensor)] = like_on_meta(tensor) if quantized is None else quantized
+            if isinstance(tensor, nn.Parameter) and tensor.grad is not None:
+                memo[id(tensor.grad)] = None
+
+
+def complete_copy(module: nn.Module, copied: nn.Module, memo: dict[int, Any]) -> None:
+    """Let functions of a copy call copies, and compile what is compiled, which a copy forgets
+    (torch/nn/modules/module.py, `__getstate__`).
+    """
     compiled = {name for name, one in module.named_modules() if one._compiled_call_impl is not None}
     for name, one in copied.named_modules():
-        if name in compiled:  # a copy forgets it (torch/nn/modules/module.py, `__getstate__`)
+        rebind_closures(one, memo)
+        if name in compiled:
             one.compile()
-    return copied
 
 
 def live_job(name: str, model: LiveModel, mode: Mode = Mode.TRAIN) -> Job:

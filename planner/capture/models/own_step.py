@@ -42,10 +42,7 @@ class StepModule(nn.Module):
                 "attributes, closures or globals of the file: name a function that makes them and returns "
                 "`lambda x, y: train_step(model, optimizer, x, y)`"
             )
-        inner = {id(one) for module in found.modules.values() for one in [*module.modules()][1:]}
-        for key, module in found.modules.items():
-            if id(module) not in inner:
-                self._modules[key] = module
+        self._modules.update(found.outermost())
         self.held_tensors = found.tensors
         self.optimizers = found.optimizers
 
@@ -97,6 +94,13 @@ def make_step(made: object, name: str) -> nn.Module:
     )
 
 
+def modules_held_by(value: object) -> list[nn.Module]:
+    """Return the modules that a value holds, without those inside of others."""
+    found = _Holdings()
+    found.follow(value, "")
+    return [*found.outermost().values()]
+
+
 def needs_arguments(function: object, given: dict[str, Any]) -> bool:
     """Return whether a function needs more arguments than those given, as a step needs its batch."""
     if not inspect.isfunction(function):
@@ -124,6 +128,11 @@ class _Holdings:
         self.optimizers: list[optim.Optimizer] = []
         self._seen: dict[int, object] = {}  # keeps what is seen, so that no identity is used again
         self._own = {id(vars(module)): module for module in modules_of_users()}
+
+    def outermost(self) -> dict[str, nn.Module]:
+        """Return the modules that are not inside of others, by their names."""
+        inner = {id(one) for module in self.modules.values() for one in [*module.modules()][1:]}
+        return {key: module for key, module in self.modules.items() if id(module) not in inner}
 
     def follow(self, value: Any, name: str) -> None:
         """Look into a value and all that it holds."""

@@ -83,6 +83,16 @@ def test_accumulation_is_the_trainers(tmp_path: Path) -> None:
     assert phases.count(Phase.OPTIMIZER) == 3
 
 
+def test_few_of_many_micro_batches_are_run(tmp_path: Path) -> None:
+    """Of six batches on the GPU in each step four are trained on; the others only lie there."""
+    job = job_of_trainer(tmp_path, model_args=(("gradient_accumulation_steps", 6),))
+    trace = trace_of(job)
+    phases = [e.phase for e in trace.events if isinstance(e, PhaseStart)]
+    assert phases.count(Phase.BACKWARD) == 4 * job.steps
+    assert blocks(trace, Category.INPUT).count(8 * 40 * BATCH) == 2 * 6 * job.steps
+    assert any("of the 6 micro-batches in each step, 4 are run" in note for note in trace.notes)
+
+
 def test_what_is_not_planned_of_a_trainer_is_refused(tmp_path: Path) -> None:
     """Compiling, and samples beside those of its data."""
     with pytest.raises(UsageError, match="torch_compile of its arguments is not planned"):

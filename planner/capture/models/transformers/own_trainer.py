@@ -90,6 +90,7 @@ class TrainerModule(StepModule):
         """Raises UsageError for settings that are not planned."""
         super().__init__(trainer.train, trainer, job.model)
         self.trainer = trainer
+        self._waiting: list[Any] = []  # batches on the GPU that are not run
         if job.inputs or job.target is not None:
             raise UsageError(f"{job.model}: its trainer has data of its own; leave --input and --target away")
         self._check(trainer.args, job.model)
@@ -111,7 +112,7 @@ class TrainerModule(StepModule):
                     "planner run emulates such a script"
                 )
 
-    def notes(self) -> tuple[str, ...]:
+    def _notes(self) -> tuple[str, ...]:
         """Return notes on what a plan leaves away."""
         arguments = self.trainer.args
         notes = [
@@ -124,10 +125,21 @@ class TrainerModule(StepModule):
             notes.append("the pass of its reference over all samples before training is not planned")
         return tuple(notes)
 
-    def run(self, batch: int, steps: int, on_step: Callable[[], None], on_loaded: Callable[[], None]) -> None:
-        """Run so many steps of the optimizer; `on_step` and `on_loaded` surround the loading of batches."""
+    def run(
+        self,
+        batch: int,
+        steps: int,
+        most_micro_batches: int,
+        on_step: Callable[[], None],
+        on_loaded: Callable[[], None],
+    ) -> tuple[str, ...]:
+        """Run so many steps of the optimizer and return notes; `on_step` and `on_loaded` surround the loading
+        of batches. All micro-batches of a step lie on the GPU at once; the first `most_micro_batches` run.
+        """
         trainer = self.trainer
         arguments = trainer.args
+        loaded = arguments.gradient_accumulation_steps
+        few = arguments.gradient_accumulation_steps = min(loaded, most_micro_batches)
         arguments.max_steps, arguments.per_device_train_batch_size = steps, batch
         arguments.save_strategy = arguments.eval_strategy = "no"
         arguments.eval_on_start = arguments.load_best_model_at_end = False
@@ -135,14 +147,15 @@ class TrainerModule(StepModule):
         for callback in [*trainer.callback_handler.callbacks]:
             if type(callback).__name__ in _TALKING:
                 trainer.remove_callback(callback)
-        batches = _Batches(trainer, self._sample(), batch, steps * arguments.gradient_accumulation_steps)
+        batches = _Batches(trainer, longest_sample(trainer, self._name), batch, steps * few, steps * loaded)
         load = trainer.get_batch_samples
 
-        def load_noted(*args: Any, **kwargs: Any) -> Any:
+        def load_noted(iterator: Any, count: int, *args: Any) -> Any:
             on_step()
-            loaded = load(*args, **kwargs)
+            samples, items = load(iterator, loaded, *args)
+            self._waiting = samples[few:]
             on_loaded()
-            return loaded
+            return samples[:few], items
 
         with ExitStack() as stack:
             stack.enter_context(quiet())
@@ -152,23 +165,21 @@ class TrainerModule(StepModule):
             stack.enter_context(mock.patch.object(trainer, "get_batch_samples", load_noted))
             stack.enter_context(_kernels_of_triton())
             trainer.train()
+        if few == loaded:
+            return self._notes()
+        run = f"of the {loaded:,} micro-batches in each step, {few} are run"
+        return (*self._notes(), f"{run}; the others repeat the last")
 
-    def _sample(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """Return the longest sample, put together once and twice by the trainer's collator."""
-        if self.trainer.train_dataset is None:
-            raise ModelError(f"{self._name}: its trainer has no train_dataset; give it one with a sample")
-        longest = max(islice(self.trainer.train_dataset, _SAMPLES), key=_length, default=None)
-        if longest is None:
-            raise ModelError(f"{self._name}: the train_dataset of its trainer is empty; give it a sample")
-        collate = self._collator()
-        return collate([longest]), collate([longest, longest])
 
-    def _collator(self) -> Callable[[list[Any]], Mapping[str, Any]]:
-        trainer: Any = self.trainer
-        collate: Callable[[list[Any]], Mapping[str, Any]] = trainer._get_collator_with_removed_columns(
-            trainer.data_collator, description="training"
-        )
-        return collate
+def longest_sample(trainer: Any, name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the longest of a trainer's samples, put together once and twice by its collator."""
+    if trainer.train_dataset is None:
+        raise ModelError(f"{name}: its trainer has no train_dataset; give it one with a sample")
+    longest = max(islice(trainer.train_dataset, _SAMPLES), key=_length, default=None)
+    if longest is None:
+        raise ModelError(f"{name}: the train_dataset of its trainer is empty; give it a sample")
+    collate = trainer._get_collator_with_removed_columns(trainer.data_collator, description="training")
+    return collate([longest]), collate([longest, longest])
 
 
 def _length(sample: Any) -> int:
@@ -179,12 +190,14 @@ def _length(sample: Any) -> int:
 class _Batches:
     """Batches of copies of one sample, as a loader of accelerate yields them: on the GPU."""
 
-    def __init__(self, trainer: Any, samples: tuple[Any, Any], batch: int, count: int) -> None:
-        self.dataset = range(batch * count)
-        self._trainer, self._samples, self._batch, self._count = trainer, samples, batch, count
+    def __init__(self, trainer: Any, samples: tuple[Any, Any], batch: int, length: int, count: int) -> None:
+        """`length` is what the trainer is told, `count` how many batches there are."""
+        self.dataset = range(batch * length)
+        self._trainer, self._samples, self._batch = trainer, samples, batch
+        self._length, self._count = length, count
 
     def __len__(self) -> int:
-        return self._count
+        return self._length
 
     def __iter__(self) -> Iterator[Any]:
         from accelerate.utils import send_to_device

@@ -1,0 +1,44 @@
+"""Split the samples of an optimizer step into micro-batches that fit, as transformers' Trainer takes them.
+
+The Trainer has the inputs of all micro-batches of a step on the GPU at once (transformers/trainer.py,
+`get_batch_samples`, from a data loader of accelerate that moves each batch to the device).
+"""
+
+from collections.abc import Callable
+
+from planner.api.integrations._live_model import Choice
+from planner.api.integrations.batch_choice import Split, split, split_up
+
+_NEGLIGIBLE_BYTES = 2**20
+
+
+def split_to_fit(
+    samples: int, choose: Callable[[int], Choice], bytes_a_sample: int, multiple: int, grow: bool
+) -> tuple[Choice, Split]:
+    """Return the split of so many samples, and the choice of a batch that it rests on.
+
+    `choose` plans a batch beside the inputs of so many micro-batches. Their number follows from the batch
+    that fits, and less fits the more there are: so it is planned again until no more of them come out.
+    """
+    choice = choose(1)
+    if samples <= choice.batch:
+        return choice, Split(choice.batch, 1) if grow else split(samples, choice.batch, multiple)
+    divide = split_up if grow else split
+    steps = 2
+    while True:
+        choice = choose(steps)
+        chosen = divide(samples, choice.batch, multiple, 2)
+        more = max(0, chosen.steps - steps) * chosen.batch * bytes_a_sample
+        if more < _NEGLIGIBLE_BYTES:
+            return choice, chosen
+        steps = chosen.steps
+
+
+def shortfall(samples: int, chosen: Split) -> str:
+    """Return a sentence on samples that no split of them takes; "" where there are none."""
+    if chosen.samples >= samples:
+        return ""
+    return (
+        f"{samples:,} samples in each step of the optimizer become {chosen.batch} x {chosen.steps} = "
+        f"{chosen.samples:,}: no divisor of {samples:,} makes good use of the memory"
+    )

@@ -1,0 +1,157 @@
+"""Copy a Trainer of transformers, or one of TRL, that exists already, to be trained in a capture.
+
+The copy has models without weights, an accelerator of its own that finds the planned GPU, and none of the
+callbacks that report or save. Data, tokenizers and settings are those of the original, which stays as it is.
+Facts from transformers 5.23 and TRL 1.16.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from planner.capture.models.closures import rebind_closures
+from planner.capture.models.live import complete_copy, weightless_memo
+from planner.capture.models.live_optimizer import read_optimizer
+from planner.capture.models.own_step import modules_held_by
+from planner.capture.models.transformers.own_trainer import (
+    is_trainer,
+    longest_sample,
+    trainers_constructed,
+)
+from planner.errors import ModelError, UsageError
+from planner.jobs import Job, Mode
+
+_SHARED = ("train_dataset", "eval_dataset", "processing_class", "_memory_tracker", "model_init")
+_MADE_ANEW = ("args", "accelerator", "gather_function", "callback_handler", "optimizer", "lr_scheduler")
+_OF_DEVICE = ("_setup_devices", "distributed_state")  # what arguments remember of the machine
+_RUN = ("DefaultFlowCallback", "SyncRefModelCallback")  # callbacks that decide the steps, or compute
+_PREPARED = "_original_forward"  # of a module that accelerate's prepare_model gave another forward
+
+
+def trainer_job(trainer: Any) -> Job:
+    """Return the job of a trainer's own `train()`. Raises UsageError for one that is not planned as it is."""
+    if not is_trainer(trainer):
+        raise UsageError(
+            f"expected a Trainer of transformers or TRL, got a {type(trainer).__name__}; for a loop of your "
+            "own with accelerate use plan_batch_size"
+        )
+    name = type(trainer).__name__
+    if _PREPARED in vars(trainer.model) or trainer.model_wrapped is not trainer.model:
+        raise UsageError(f"{name}: its model is prepared for training already; plan before train()")
+    if trainer.args.world_size > 1:
+        raise UsageError(f"{name}: is one of several processes; plan in one process, before torchrun")
+    if trainer.is_model_parallel:
+        raise UsageError(f"{name}: its model is split over GPUs (device_map); leave device_map away")
+    return Job(name, mode=Mode.STEP)
+
+
+def left_out(trainer: Any) -> tuple[str, ...]:
+    """Return notes on the trainer's callbacks that a plan does not run."""
+    names = [
+        type(one).__name__
+        for one in trainer.callback_handler.callbacks
+        if type(one).__name__ not in _RUN and not type(one).__module__.startswith("transformers.")
+    ]
+    return tuple(
+        f"the trainer's {name} is not run; what it keeps on the GPU is not counted" for name in names
+    )
+
+
+def trainer_maker(trainer: Any, micro_batches: int) -> Callable[[], Any]:
+    """Return a function that copies a trainer, to be called in a capture, with so many in each step."""
+
+    def make() -> Any:
+        with trainers_constructed():
+            copied = _copied(trainer)
+            copied.args.gradient_accumulation_steps = micro_batches
+            return copied
+
+    return make
+
+
+def set_batch(trainer: Any, batch: int, micro_batches: int) -> None:
+    """Let a trainer train with another batch size, in so many micro-batches."""
+    trainer.args.per_device_train_batch_size = trainer._train_batch_size = batch
+    trainer.args.gradient_accumulation_steps = micro_batches
+
+
+def bytes_of_longest_sample(trainer: Any) -> int:
+    """Return the bytes of one more sample in a batch of the longest."""
+    one, two = longest_sample(trainer, type(trainer).__name__)
+    return _bytes_of(two) - _bytes_of(one)
+
+
+def _bytes_of(batch: Mapping[str, Any]) -> int:
+    tensors = [value for value in batch.values() if isinstance(value, Tensor)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _copied(trainer: Any) -> Any:
+    copied = object.__new__(type(trainer))
+    memo: dict[int, Any] = {id(value): value for value in _values(trainer, _SHARED)}
+    memo[id(trainer)] = copied
+    modules = modules_held_by(trainer)
+    weightless_memo(modules, memo)
+    copied.args = memo[id(trainer.args)] = _arguments(trainer.args)
+    copied.model, copied.deepspeed = trainer.model, None  # which the next line reads
+    copied.create_accelerator_and_postprocess()
+    memo[id(trainer.accelerator)] = copied.accelerator
+    memo.update({id(one): None for one in (trainer.optimizer, trainer.lr_scheduler) if one is not None})
+    for name, value in vars(trainer).items():
+        if name not in _MADE_ANEW:
+            setattr(copied, name, _copy_of(value, memo, trainer, name))
+    modules = [module for module in modules if id(module) in memo]
+    for module in modules:
+        complete_copy(module, memo[id(module)], memo)
+    rebind_closures(copied, memo)
+    copied.model_init = None  # it made the model
+    copied.optimizer = copied.lr_scheduler = None
+    if trainer.optimizer is not None:
+        copied.optimizer = read_optimizer(trainer.optimizer, trainer.model).over(copied.model)
+    callbacks = [one for one in trainer.callback_handler.callbacks if type(one).__name__ in _RUN]
+    copied.callback_handler = type(trainer.callback_handler)(
+        [_copy_of(one, memo, trainer, "callback_handler") for one in callbacks],
+        copied.model, copied.processing_class, copied.optimizer, None,
+    )  # fmt: skip
+    _place(copied, [memo[id(module)] for module in modules])
+    return copied
+
+
+def _values(owner: object, names: tuple[str, ...]) -> Iterator[Any]:
+    yield from (vars(owner)[name] for name in names if vars(owner).get(name) is not None)
+
+
+def _copy_of(value: Any, memo: dict[int, Any], trainer: Any, name: str) -> Any:
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception as error:
+        raise ModelError(
+            f"{type(trainer).__name__}: its attribute {name} cannot be copied ({type(error).__name__}: "
+            f"{error}); name a function of a file that makes the trainer: planner max-batch --model "
+            "FILE.py:FUNCTION"
+        ) from error
+
+
+def _arguments(arguments: Any) -> Any:
+    """Return a copy of the arguments that has found the planned GPU."""
+    bare = copy.copy(arguments)
+    for name in _OF_DEVICE:
+        vars(bare).pop(name, None)
+    copied = copy.deepcopy(bare)
+    copied.use_cpu = copied.auto_find_batch_size = False
+    copied.report_to = []
+    assert copied.device.type != "cpu"  # finds it, before an accelerator is made
+    return copied
+
+
+def _place(trainer: Any, modules: list[nn.Module]) -> None:
+    """Move the models to the GPU, as the constructor does (transformers/trainer.py; TRL's for references)."""
+    device = trainer.args.device
+    if trainer.place_model_on_device and getattr(trainer.model, "quantization_method", None) is None:
+        trainer.model.to(device)
+    for module in modules:
+        if _PREPARED in vars(module):
+            module.forward = vars(module).pop(_PREPARED)
+            trainer.accelerator.prepare_model(module, evaluation_mode=True)

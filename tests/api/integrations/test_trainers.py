@@ -1,0 +1,112 @@
+"""Batch sizes for trainers of transformers and TRL that exist already."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from planner.api.integrations.huggingface import plan_trainer
+from planner.capture import construct_model, record, trainer_job, trainer_maker
+from planner.errors import UsageError
+from planner.jobs import resolve_job
+from tests.helpers.models import AMPERE
+
+pytest.importorskip("transformers")
+pytest.importorskip("trl")
+
+# What a user's file holds.
+CODE = """
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+
+def net():
+    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, hidden_size=64, intermediate_size=64,
+        num_attention_heads=4, num_key_value_heads=4, vocab_size=256))
+
+def tokenizer():
+    words = Tokenizer(models.WordLevel({"<p>": 0, "<e>": 1, "<u>": 2, "w": 3}, unk_token="<u>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<p>", eos_token="<e>")
+
+FIXED = {"output_dir": "out", "report_to": "none", "bf16": False,
+    "gradient_checkpointing": False, "save_strategy": "no", "max_steps": 1, "disable_tqdm": True}
+
+def dpo(**settings):
+    rows = [{"prompt": "w w", "chosen": " w" * 20, "rejected": " w" * 9}] * 4
+    return DPOTrainer(net(), net(), args=DPOConfig(**FIXED, **settings),
+        train_dataset=Dataset.from_list(rows), processing_class=tokenizer())
+
+class Watch(TrainerCallback):
+    pass
+
+def sft(**settings):
+    adapters = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj"])
+    return SFTTrainer(net(), args=SFTConfig(**FIXED, **settings), processing_class=tokenizer(),
+        train_dataset=Dataset.from_list([{"text": "w " * 40}] * 4), peft_config=adapters,
+        callbacks=[Watch()])
+"""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a user's file."""
+    path = tmp_path_factory.mktemp("user") / "train.py"
+    path.write_text(CODE)
+    return path
+
+
+@pytest.fixture
+def trainers(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the functions of the file, which a script calls."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), names)
+    return SimpleNamespace(**names)
+
+
+@pytest.mark.parametrize("name", ["dpo", "sft"])
+def test_a_trainer_is_planned_as_from_its_file(trainers: Any, file: Path, name: str) -> None:
+    """The copy of a trainer allocates what one that a file makes does, though it was made without a GPU."""
+    made = trainer_maker(getattr(trainers, name)(use_cpu=True), 1)
+    by_file = record(resolve_job(f"{file}:{name}", {}), 4, AMPERE)
+    job = trainer_job(getattr(trainers, name)(use_cpu=True))
+    copied = record(job, 4, AMPERE, lambda job: construct_model(job, made))
+    assert copied.events == by_file.events
+
+
+def test_a_trainer_keeps_its_effective_batch_and_trains(trainers: Any) -> None:
+    """Two micro-batches of 16 become one of 32, which fits; the trainer, which is as before, trains with it.
+    A callback of the user's, which may keep tensors, is named.
+    """
+    trainer = trainers.sft(per_device_train_batch_size=16, gradient_accumulation_steps=2, use_cpu=True)
+    before = {key: value.clone() for key, value in trainer.model.state_dict().items()}
+    with pytest.warns(UserWarning, match="the trainer's Watch is not run; what it keeps on the GPU"):
+        report = plan_trainer(trainer, gpu_mib=1500)
+    assert "the trainer's Watch is not run" in str(report)
+    assert all(value.equal(before[key]) for key, value in trainer.model.state_dict().items())
+    assert report.max_batch >= 32
+    assert trainer.args.per_device_train_batch_size == 32
+    assert trainer.args.gradient_accumulation_steps == 1
+    trainer.train()
+    assert trainer.state.train_batch_size == 32
+
+
+def test_what_is_no_fresh_trainer_is_refused(trainers: Any) -> None:
+    """A model, a trainer that has trained, and one of several processes."""
+    with pytest.raises(UsageError, match="expected a Trainer of transformers or TRL, got a LlamaForCausalLM"):
+        plan_trainer(trainers.net(), gpu_mib=1500)
+    trainer = trainers.sft(use_cpu=True)
+    trainer.args.distributed_state.num_processes = 2
+    try:
+        with pytest.raises(UsageError, match="plan in one process, before torchrun"):
+            plan_trainer(trainer, gpu_mib=1500)
+    finally:
+        trainer.args.distributed_state.num_processes = 1
+    trainer.model_wrapped = object()
+    with pytest.raises(UsageError, match="plan before train"):
+        plan_trainer(trainer, gpu_mib=1500)

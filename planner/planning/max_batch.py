@@ -92,7 +92,7 @@ def find_max_batch(job: Job, budget: Budget, programs: ProgramSet, multiple_of: 
 
     def at(batch: int) -> Estimate:
         result = estimate_batch(job, epochs.trace(batch, target), budget, timed.seconds)
-        notes: tuple[str, ...] = () if is_program else (note_on_runs(search),)
+        notes: tuple[str, ...] = () if is_program else (note_on_runs(search, is_compiled),)
         if too_large:
             least = min(too_large)
             notes += (f"batch sizes from {least} on are not planned: {too_large[least]}",)

@@ -2,15 +2,18 @@
 
 Such are compiled models, which inductor compiles anew for each batch size. The traces of batch sizes that ran
 are fitted to a program for those near them; its replays tell which batch size to run next, until the answers
-and their successors ran. So nothing that is answered is a guess: only batch sizes farther above, which a
-search of a program would also probe, are ruled out by fitted traces alone.
+ran. So no answer is a guess: larger batch sizes alone are ruled out by what ran, the next one by the trace
+of the answer with its tensors in proportion where no two traces fit.
 
 inductor times products with padded operands where a size is no multiple of 16 bytes, which takes memory
 (`planner.capture.inductor.padding`). So compiled batch sizes are fitted by the power of two that divides
-them, multiples of eight are searched first, and those beside the answer last.
+them, multiples of eight are searched first, and those beside the answer last, until a run of another
+alignment shows that a model does not feel it. Padding only takes more, so a batch size of any alignment is
+ruled out by what its neighbour takes. Large compiled batch sizes are multiples of eight alone: the others
+beside them are less than a hundredth more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import gcd
@@ -34,7 +37,10 @@ from planner.program import (
 
 _FIRST_COMPILED = 32
 _ALIGNED = 8  # values of the smallest type that 16 bytes hold
-_MOST_STRETCH = 64  # a trace is not followed beyond so many times its batch size
+_MOST_STRETCH = 128  # a trace is not followed beyond so many times its batch size
+_FELT = 0.03  # of the bytes that a trace allocates, by which padding shows
+_NEAR = 1.5  # times a batch size, within which a trace in proportion tells those bytes
+_ALIGNED_ALONE = 1024  # the compiled batch size from which multiples of eight alone are tried
 _MOST_RUNS = 12  # by guesses, after which runs alone lead on
 
 
@@ -43,16 +49,19 @@ def first_run(is_compiled: bool) -> int:
     return _FIRST_COMPILED if is_compiled else FIT_BATCHES[0]
 
 
-def note_on_runs(search: Search) -> str:
+def note_on_runs(search: Search, is_compiled: bool) -> str:
     """Return a note on which batch sizes ran."""
     sizes = ", ".join(map(str, sorted(size for size, _ in search.probes)))
-    return f"batch sizes {sizes} were traced; that no larger one fits is taken from these traces"
+    traced = f"batch sizes {sizes} were traced; that no larger one fits is taken from these traces"
+    if not is_compiled or search.largest < _ALIGNED_ALONE:
+        return traced
+    return f"{traced}; from {_ALIGNED_ALONE} on multiples of {_ALIGNED} alone were tried"
 
 
 def search_by_runs(replays: TargetReplays, rooms: Sequence[MemoryLimits]) -> Search:
     """Return the largest batch sizes, without retries and of any that fit in all rooms.
 
-    The answers and their successors ran. Raises the errors of a capture.
+    The answers ran; traces near them rule out their successors. Raises the errors of a capture.
     """
     return _RunSearch(replays, rooms).find()
 
@@ -65,6 +74,7 @@ class _RunSearch:
     _outcomes: dict[int, Outcome] = field(default_factory=dict)  # of batch sizes that ran
     _programs: dict[tuple[int, ...], Program | None] = field(default_factory=dict)  # by batch sizes
     _guesses: dict[tuple[int, int], Outcome] = field(default_factory=dict)  # by program and batch size
+    _is_felt: bool = True  # the alignment of a batch size
 
     def find(self) -> Search:
         """Search by guesses that runs confirm."""
@@ -75,6 +85,9 @@ class _RunSearch:
         search = self._search(None)
         for _ in range(_MOST_RUNS):
             batch = self._undecided(search)
+            if batch is None:  # near the last guesses; larger ones may fit all the same
+                search = _larger(search, self._search(None))
+                batch = self._undecided(search)
             if batch is None:
                 failures = [size for size, own in self._outcomes.items() if own is Outcome.DOES_NOT_FIT]
                 probes = tuple(self._outcomes.items())
@@ -88,15 +101,47 @@ class _RunSearch:
     def _run(self, batch: int) -> None:
         """Run a batch size, whose trace serves the guesses at others."""
         self._outcomes[batch] = self.replays.outcome_in_rooms(batch, self.rooms)
-        if batch not in self.replays.too_large:
-            self._traces[batch] = self.replays.trace(batch)
+        if batch in self.replays.too_large:
+            return
+        trace = self.replays.trace(batch)
+        if self.replays.is_compiled and self._is_felt and self._traces:
+            self._is_felt = not self._is_foretold(trace)
+        self._traces[batch] = trace
+
+    def _is_foretold(self, trace: Trace) -> bool:
+        """Return whether the nearest trace, which is aligned otherwise, tells how much is allocated."""
+        nearest = min(self._traces, key=_distance_from(trace.batch))
+        low, high = sorted((nearest, trace.batch))
+        if gcd(low, _ALIGNED) == gcd(high, _ALIGNED) or high > _NEAR * low:
+            return False
+        program = self._fitted(nearest)
+        assert program is not None
+        expected, taken = _allocated_bytes(program.instantiate(trace.batch)), _allocated_bytes(trace)
+        return abs(taken - expected) <= _FELT * expected
 
     def _undecided(self, search: Search) -> int | None:
         """Return a batch size that decides the answer and did not run; None: all did."""
-        comfortable, best = search.comfortable, search.largest
-        deciding = (comfortable, comfortable + 1, best, best + 1)
-        most = self.replays.limit
-        return next((size for size in deciding if 0 < size <= most and size not in self._outcomes), None)
+        without_retries, any_fit = (Outcome.FITS,), (Outcome.FITS, Outcome.FITS_WITH_RETRIES)
+        for answer, outcomes in ((search.comfortable, without_retries), (search.largest, any_fit)):
+            if answer and answer not in self._outcomes:
+                return answer
+            above = answer + (self._unit if self._is_large(answer) else 1)
+            is_open = above <= self.replays.limit and above not in self._outcomes
+            if is_open and not self._is_ruled_out(above, outcomes):
+                return above
+        return None
+
+    def _is_ruled_out(self, batch: int, outcomes: Container[Outcome]) -> bool:
+        """Return whether traces say that a batch size has none of these outcomes: two that fit to a program,
+        or that of the answer just before it.
+        """
+        by_distance = sorted(self._traces, key=_distance_from(batch))
+        fit = self._fit_of_two(self._alike(batch)) or self._fit_of_two(by_distance)
+        if fit is None and batch - by_distance[0] not in (1, self._unit):
+            return False
+        program, nearest = fit or (self._fitted(by_distance[0]), by_distance[0])
+        assert program is not None
+        return self._replayed(program, nearest, batch) not in outcomes
 
     def _search(self, before: Search | None) -> Search:
         """Search by what ran and what fitted traces say of the rest; near an earlier search."""
@@ -118,10 +163,16 @@ class _RunSearch:
 
     @property
     def _unit(self) -> int:
-        return _ALIGNED if self.replays.is_compiled else 1
+        is_aligned = self._is_felt or self._is_large(max(self._traces))
+        return _ALIGNED if self.replays.is_compiled and is_aligned else 1
+
+    def _is_large(self, batch: int) -> bool:
+        return self.replays.is_compiled and batch >= _ALIGNED_ALONE
 
     def _beside(self, batch: int, limit: int, outcomes: tuple[Outcome, ...]) -> int:
         """Return the largest batch size with such an outcome from a multiple of the unit to the next one."""
+        if self._is_large(batch):
+            return batch
         above = range(min(batch + self._unit - 1, limit), batch, -1)
         return next((size for size in above if self._guess(size) in outcomes), batch)
 
@@ -136,34 +187,51 @@ class _RunSearch:
         ran = self._outcomes.get(batch)
         if ran is not None:
             return ran
-        program = self._program(batch)
+        alike = self._alike(batch)
+        program, nearest = self._fit_of_two(alike) or (self._fitted(alike[0]), alike[0])
+        assert program is not None
+        return self._replayed(program, nearest, batch)
+
+    def _replayed(self, program: Program, near: int, batch: int) -> Outcome:
+        """Return the outcome by a program, with the workspaces that the library of a run's trace answers."""
         key = id(program), batch
         if key not in self._guesses:
-            near = self._traces[self._by_distance(batch)[0]]
-            self._guesses[key] = _outcome(_with_workspaces(program.instantiate(batch), near), self.rooms)
+            trace = _with_workspaces(program.instantiate(batch), self._traces[near])
+            self._guesses[key] = _outcome(trace, self.rooms)
         return self._guesses[key]
 
-    def _by_distance(self, batch: int) -> list[int]:
+    def _alike(self, batch: int) -> list[int]:
         """Return the batch sizes that ran, the nearest first; those that are aligned alike, if any."""
         aligned = [size for size in self._traces if gcd(size, self._unit) == gcd(batch, self._unit)]
-        return sorted(aligned or self._traces, key=lambda size: (abs(size - batch), size))
+        return sorted(aligned or self._traces, key=_distance_from(batch))
 
-    def _program(self, batch: int) -> Program:
-        """Return the program of the traces that are nearest to a batch size, of two if they fit."""
-        nearest, *others = self._by_distance(batch)
-        for low in others:
-            program = self._fitted(low, nearest)
-            if program is not None:
-                return program
-        program = self._fitted(nearest)
-        assert program is not None
-        return program
+    def _fit_of_two(self, by_distance: Sequence[int]) -> tuple[Program, int] | None:
+        """Return the program of the nearest batch size and another one, and the nearest, if any two fit."""
+        nearest, *others = by_distance
+        programs = (self._fitted(low, nearest) for low in others)
+        return next(((program, nearest) for program in programs if program is not None), None)
 
     def _fitted(self, *batches: int) -> Program | None:
         if batches not in self._programs:
             traces = [self._traces[size] for size in batches]
             self._programs[batches] = scaled_program(traces[0]) if len(traces) == 1 else _fit(*traces)
         return self._programs[batches]
+
+
+def _larger(one: Search, other: Search) -> Search:
+    largest, comfortable = max(one.largest, other.largest), max(one.comfortable, other.comfortable)
+    return Search(largest, comfortable, None, ())
+
+
+def _allocated_bytes(trace: Trace) -> int:
+    """Return the bytes of all blocks together, apart from workspaces of convolutions."""
+    workspaces = {row.block for row in trace.conv_workspaces}
+    allocs = (event for event in trace.events if isinstance(event, Alloc))
+    return sum(event.size_bytes for event in allocs if event.block not in workspaces)
+
+
+def _distance_from(batch: int) -> Callable[[int], tuple[int, int]]:
+    return lambda size: (abs(size - batch), size)
 
 
 def _fit(first: Trace, second: Trace) -> Program | None:

@@ -10,7 +10,7 @@ import json
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, product
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -125,15 +125,31 @@ class SizeDistribution(Struct, frozen=True):
         ((low, high),) = self.ranges
         return min(1.0, max(0.0, (largest - low + 1) / (high - low + 1)))
 
-    def paddings(self) -> tuple[int, ...]:
-        """Return all padded sizes, rising, where one range differs."""
+    def grid(self) -> tuple[Size, ...]:
+        """Return padded sizes, rising: of one range all, of several some that stand for all."""
+        columns = [self.paddings(place) for place in range(len(self.ranges))]
+        return tuple(product(*(columns if len(columns) == 1 else map(_some, columns))))
+
+    def paddings(self, place: int = 0) -> tuple[int, ...]:
+        """Return all padded sizes of a range, rising."""
         if self.sizes:
-            return tuple(sorted({self._padded(size) for (size,) in self.sizes}))
-        ((low, high),) = self.ranges
+            return tuple(sorted({self._padded(size[place]) for size in self.sizes}))
+        low, high = self.ranges[place]
         return tuple(sorted({self._padded(size) for size in range(low, high + 1)}))
 
     def _padded(self, size: int) -> int:
         return -(-size // self.pad_to) * self.pad_to
+
+
+def _some(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return some of the rising sizes, of each power of two that divides any: its ends and some between."""
+    by_power: dict[int, list[int]] = {}
+    for size in sizes:
+        by_power.setdefault(size & -size, []).append(size)
+    chosen = {sizes[0], sizes[-1]}
+    for alike in by_power.values():
+        chosen.update(alike[place * (len(alike) - 1) // 4] for place in range(5))
+    return tuple(sorted(chosen))
 
 
 def load_distribution(job: Job) -> SizeDistribution:

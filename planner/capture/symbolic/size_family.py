@@ -10,6 +10,7 @@ has seen, validate the formulas.
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,7 +18,8 @@ from msgspec.structs import replace
 from planner.capture.symbolic.builder import ProgramBuilder, open_builder, with_target
 from planner.capture.symbolic.kernel_calls import KernelSignature
 from planner.capture.symbolic.rules import SignatureRules
-from planner.capture.symbolic.size_formulas import Formula, FormulaFit, values_at
+from planner.capture.symbolic.size_formulas import Formula, FormulaFit, Size, values_at
+from planner.errors import UsageError
 from planner.jobs import Job
 from planner.program import (
     FIT_BATCHES,
@@ -32,8 +34,10 @@ from planner.program import (
 
 FEW_SIZES = 10  # up to so many are captured each
 HIGHEST_ORDER = 6  # sizes that 64 divides are of one order
+HIGHEST_OF_TWO = 4  # likewise that 16 divides, where two sizes differ
 POINTS = 5  # of each family at least: formulas have up to three terms
-MOST_POINTS = 16
+MOST_POINTS = 16  # of each size that differs
+MOST_CAPTURED = 100  # of samples with several sizes
 VALIDATED_BATCH = 7
 
 
@@ -50,19 +54,19 @@ class _Family(Struct, frozen=True):
 class SizeFamily:
     """The programs of a job at any of the sizes that are needed, on GPUs of one compute capability."""
 
-    open_builder: Callable[[int], ProgramBuilder]
-    sizes: tuple[int, ...]  # that are needed, rising
+    open_builder: Callable[[Size], ProgramBuilder]
+    sizes: tuple[Size, ...]  # that are needed, rising; of several ranges some of them, with the largest
     target: Target
     only_batch: int = 0  # programs for this batch size alone, since others are not like it; 0: for any
-    builders: dict[int, ProgramBuilder] = field(default_factory=dict)
-    captured: dict[int, Program | None] = field(default_factory=dict)
-    _formed: dict[int, Program] = field(default_factory=dict)  # by formulas
-    _structures: dict[int, Hashable] = field(default_factory=dict)  # of the captured sizes
+    builders: dict[Size, ProgramBuilder] = field(default_factory=dict)
+    captured: dict[Size, Program | None] = field(default_factory=dict)
+    _formed: dict[Size, Program] = field(default_factory=dict)  # by formulas
+    _structures: dict[Size, Hashable] = field(default_factory=dict)  # of the captured sizes
     _families: dict[Hashable, _Family | None] = field(default_factory=dict)
     _max_batch: int = 0  # validated, at the largest size
     _is_open: bool = False
 
-    def program(self, size: int) -> Program | None:
+    def program(self, size: Size) -> Program | None:
         """Return the program at a size; None where a run of the model answers for each batch size.
 
         Raises the errors of a capture.
@@ -77,11 +81,11 @@ class SizeFamily:
         program = self._formed.get(size) or self.captured[size]
         if program is not None and isinstance(program.rules, SignatureRules) and self._max_batch:
             least = self.only_batch or FIT_BATCHES[0]
-            most = self.only_batch or max(least, self._max_batch * self.sizes[-1] // size)
+            most = self.only_batch or max(least, self._max_batch * prod(self.sizes[-1]) // prod(size))
             with_target(program, self.target, least, most)
         return program
 
-    def builder(self, size: int) -> ProgramBuilder:
+    def builder(self, size: Size) -> ProgramBuilder:
         """Return the builder of runs at a size."""
         if size not in self.builders:
             self.builders[size] = self.open_builder(size)
@@ -97,44 +101,50 @@ class SizeFamily:
         if largest:
             self._add(self.sizes[-1], largest[0])
             self._max_batch = largest[0].targets[self.target.capability].max_batch
-        if len(self.sizes) <= FEW_SIZES or not largest:
+        if len(self.sizes) <= FEW_SIZES or len(self.sizes[-1]) > 2 or not largest:
             return
-        by_order: dict[int, list[int]] = {}
+        by_order: dict[Size, list[Size]] = {}
         for size in self.sizes:
             by_order.setdefault(_order(size), []).append(size)
         for order, sizes in by_order.items():
             self._capture(sizes[-1])
-            self._capture(sizes[len(sizes) * (2 * order % 7) // 7])  # which spreads those of all orders
+            number = sum(place * power for place, power in enumerate(order, 1))
+            self._capture(sizes[len(sizes) * (2 * number % 7) // 7])  # which spreads those of all orders
         for key, alike in self._alike().items():
             self._families[key] = self._fit(alike)
         self._validate()
 
-    def _programs(self, size: int) -> tuple[Program, ...]:
+    def _programs(self, size: Size) -> tuple[Program, ...]:
         """Return the program at a size with its validated range; none where two runs fit to none."""
         if self.only_batch:
             return (self.builder(size).run(self.only_batch, self.target),)
         return self.builder(size).programs(self.target)
 
-    def _capture(self, size: int) -> None:
+    def _capture(self, size: Size) -> None:
         if size not in self.captured:
+            if len(size) > 1 and len(self.captured) >= MOST_CAPTURED:
+                raise UsageError(
+                    f"--input: no formula gives the memory at all sizes, and more than {MOST_CAPTURED} are "
+                    "needed; pad them to a multiple, such as --pad-to 32"
+                )
             builder = self.builder(size)
             is_any = not self.only_batch
             self._add(size, builder.fit(self.target) if is_any else self._programs(size)[0])
 
-    def _add(self, size: int, program: Program | None) -> None:
+    def _add(self, size: Size, program: Program | None) -> None:
         self.captured[size] = program
         can_be_fitted = program is not None and isinstance(program.rules, SignatureRules)
         self._structures[size] = hash(_structure(program)) if program and can_be_fitted else None
 
-    def _alike(self) -> dict[Hashable, list[int]]:
+    def _alike(self) -> dict[Hashable, list[Size]]:
         """Return the captured sizes whose programs have the same structure."""
-        found: dict[Hashable, list[int]] = {}
+        found: dict[Hashable, list[Size]] = {}
         for size, structure in sorted(self._structures.items()):
             if structure is not None:
                 found.setdefault(structure, []).append(size)
         return found
 
-    def _fitted(self, size: int) -> Program | None:
+    def _fitted(self, size: Size) -> Program | None:
         """Return the program that formulas give at a size; None where it has to be captured."""
         order = _order(size)
         found = {structure for known, structure in self._structures.items() if _order(known) == order}
@@ -143,7 +153,7 @@ class SizeFamily:
             return None
         return _program_at(family, size, self.builder(size).job, self.target)
 
-    def _fit(self, alike: Sequence[int]) -> _Family | None:
+    def _fit(self, alike: Sequence[Size]) -> _Family | None:
         """Return formulas through the programs of alike sizes, and more of them until none is in doubt."""
         orders, known = {_order(size) for size in alike}, list(alike)
         while True:
@@ -156,7 +166,7 @@ class SizeFamily:
                 except NotAffineError:
                     return None
                 doubtful = fit.most_doubtful(others)
-                if doubtful is None or len(known) >= MOST_POINTS:
+                if doubtful is None or len(known) >= MOST_POINTS * len(known[0]):
                     return family
             if doubtful is None:  # all sizes are captured
                 return None
@@ -168,7 +178,7 @@ class SizeFamily:
     def _validate(self) -> None:
         """Drop all formulas where runs at sizes that they have not seen differ from them."""
         unseen = [size for size in self.sizes if size not in self.captured]
-        for size in _spread(unseen, 2):
+        for size in _spread(unseen, 2 * len(self.sizes[-1])):
             program = self._fitted(size)
             batch = self.only_batch or VALIDATED_BATCH
             if program is not None and self.builder(size).divergence(program, batch, self.target):
@@ -176,12 +186,13 @@ class SizeFamily:
                 return
 
 
-def _order(size: int) -> int:
-    """Return the power of two that divides a size."""
-    return min(HIGHEST_ORDER, (size & -size).bit_length() - 1)
+def _order(size: Size) -> Size:
+    """Return the powers of two that divide a size."""
+    highest = HIGHEST_ORDER if len(size) == 1 else HIGHEST_OF_TWO
+    return tuple(min(highest, (one & -one).bit_length() - 1) for one in size)
 
 
-def _spread(sizes: Sequence[int], count: int) -> Iterable[int]:
+def _spread(sizes: Sequence[Size], count: int) -> Iterable[Size]:
     """Return so many of the sizes, evenly spread."""
     if len(sizes) <= count:
         return sizes
@@ -241,7 +252,7 @@ def _signatures(program: Program) -> tuple[KernelSignature, ...]:
     return program.rules.signatures
 
 
-def _program_at(family: _Family, size: int, job: Job, target: Target) -> Program:
+def _program_at(family: _Family, size: Size, job: Job, target: Target) -> Program:
     base = family.program
     bytes_of: dict[int, int] = {}
 
@@ -278,8 +289,8 @@ def _program_at(family: _Family, size: int, job: Job, target: Target) -> Program
 
 
 def open_size_family(
-    job_at: Callable[[int], Job],
-    sizes: Sequence[int],
+    job_at: Callable[[Size], Job],
+    sizes: Sequence[Size],
     target: Target,
     on_progress: OnProgress,
     constructor: Callable[..., object] | None = None,
@@ -290,7 +301,9 @@ def open_size_family(
     Imports the library of the job's model. Raises UsageError or ModelError.
     """
 
-    def open_at(size: int) -> ProgramBuilder:
-        return open_builder(job_at(size), lambda line: on_progress(f"{line}, size {size}"), constructor)
+    def open_at(size: Size) -> ProgramBuilder:
+        return open_builder(
+            job_at(size), lambda line: on_progress(f"{line}, size {'x'.join(map(str, size))}"), constructor
+        )
 
     return SizeFamily(open_at, tuple(sizes), target, only_batch)

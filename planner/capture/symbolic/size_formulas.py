@@ -1,11 +1,13 @@
-"""Formulas in the size of samples through the numbers that programs at several sizes have.
+"""Formulas in the sizes of samples through the numbers that programs at several sizes have.
 
-A number is a polynomial of the size, of a part of the size rounded up (padded rows, strided convolutions),
-or of both. A formula counts only if it gives every known number and has one to spare.
+A number is a polynomial of a size, of a part of the size rounded up (padded rows, strided convolutions),
+or of both; where two sizes differ, also of the product of their parts (pixels of images, scores of one text
+for another).
+A formula counts only if it gives every known number and has one to spare.
 """
 
-from collections.abc import Iterable, Sequence
-from itertools import combinations
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations, product
 from typing import Any
 
 from msgspec import Struct
@@ -14,6 +16,9 @@ from planner.capture.symbolic.kernel_calls import TensorMeta
 from planner.program import Affine, NotAffineError
 
 MULTIPLES = (2, 4, 8, 16, 32, 64, 128, 256)
+MOST_OF_TWO = 64  # the largest multiple of a size that formulas in two sizes have
+Size = tuple[int, ...]
+_Term = tuple[tuple[int, int, int], ...]  # factors: the place of a size, the multiple, the power of the part
 _Powers = tuple[tuple[int, int], ...]  # of each term: of the size, and of its part
 _IN_SIZE: tuple[_Powers, ...] = (((0, 0),), ((0, 0), (1, 0)), ((0, 0), (1, 0), (2, 0)))
 _IN_PARTS: tuple[_Powers, ...] = (
@@ -23,35 +28,74 @@ _IN_PARTS: tuple[_Powers, ...] = (
     ((0, 0), (0, 1), (1, 1)),
     ((0, 0), (1, 0), (1, 1)),
 )
-_CANDIDATES = sorted(
-    [(powers, 1) for powers in _IN_SIZE]
-    + [(powers, multiple) for powers in _IN_PARTS for multiple in MULTIPLES],
-    key=lambda candidate: len(candidate[0]),
+# Of a part of one size and one of another: the powers of both in each term.
+_IN_BOTH: tuple[_Powers, ...] = (
+    ((0, 0), (1, 1)),
+    ((0, 0), (1, 0), (0, 1)),
+    ((0, 0), (1, 0), (1, 1)),
+    ((0, 0), (0, 1), (1, 1)),
+    ((0, 0), (1, 1), (2, 2)),
+    ((0, 0), (1, 0), (0, 1), (1, 1)),
 )
 
 
-class Formula(Struct, frozen=True):
-    """A sum of terms `factor * size**i * part**j`, the part being `size / multiple` rounded up."""
+def _candidates(sizes: Sequence[Size]) -> list[tuple[_Term, ...]]:
+    """Return the terms that formulas may have, those of few terms first."""
+    found = dict.fromkeys(_of_one(0))
+    for place in range(1, len(sizes[0])):
+        found |= dict.fromkeys(_of_one(place))
+    if len(sizes[0]) == 2:
+        found |= dict.fromkeys(_of_two(sizes))
+    return sorted(found, key=len)
 
-    powers: _Powers
-    multiple: int
+
+def _of_one(place: int) -> Iterator[tuple[_Term, ...]]:
+    of_parts = ((powers, multiple) for powers in _IN_PARTS for multiple in MULTIPLES)
+    for powers, multiple in (*((powers, 1) for powers in _IN_SIZE), *of_parts):
+        yield tuple(_term((place, 1, i), (place, multiple, j)) for i, j in powers)
+
+
+def _of_two(sizes: Sequence[Size]) -> Iterator[tuple[_Term, ...]]:
+    """Yield terms of parts of two sizes; where a multiple divides all sizes, smaller ones say the same."""
+    parts = []
+    for column in zip(*sizes, strict=True):
+        known = [m for m in (1, *MULTIPLES) if m <= MOST_OF_TWO]
+        least = max(m for m in known if all(size % m == 0 for size in column))
+        parts.append([m for m in known if m >= least])
+    for one, other in product(*parts):
+        for powers in _IN_BOTH:
+            yield tuple(_term((0, one, i), (1, other, j)) for i, j in powers)
+
+
+def _term(*factors: tuple[int, int, int]) -> _Term:
+    return tuple(factor for factor in factors if factor[2])
+
+
+class Formula(Struct, frozen=True):
+    """A sum of terms, each a factor times powers of sizes divided by multiples, rounded up."""
+
+    terms: tuple[_Term, ...]
     factors: tuple[int, ...]
 
-    def at(self, size: int) -> int:
+    def at(self, size: Size) -> int:
         """Return the number at a size."""
-        return sum(f * t for f, t in zip(self.factors, _terms(self.powers, self.multiple, size), strict=True))
+        return sum(f * t for f, t in zip(self.factors, _values(self.terms, size), strict=True))
 
 
-def _terms(powers: _Powers, multiple: int, size: int) -> list[int]:
-    quotient = -(-size // multiple)
-    return [size**i * quotient**j for i, j in powers]
+def _values(terms: tuple[_Term, ...], size: Size) -> list[int]:
+    values = []
+    for term in terms:
+        value = 1
+        for place, multiple, power in term:
+            value *= (-(-size[place] // multiple)) ** power
+        values.append(value)
+    return values
 
 
 class _Solver(Struct, frozen=True):
     """The inverse of the terms of a candidate at as many sizes as it has terms."""
 
-    powers: _Powers
-    multiple: int
+    terms: tuple[_Term, ...]
     rows: list[list[int]]  # terms at all sizes
     chosen: tuple[int, ...]  # indices of the sizes
     adjugate: list[list[int]]
@@ -69,7 +113,7 @@ class _Solver(Struct, frozen=True):
         for terms, number in zip(self.rows, numbers, strict=True):
             if sum(f * t for f, t in zip(factors, terms, strict=True)) != number:
                 return None
-        return Formula(self.powers, self.multiple, tuple(factors))
+        return Formula(self.terms, tuple(factors))
 
 
 class FormulaFit:
@@ -78,11 +122,11 @@ class FormulaFit:
     A formula has whole factors, gives every number, and has as few terms as any that does.
     """
 
-    def __init__(self, sizes: Sequence[int]) -> None:
+    def __init__(self, sizes: Sequence[Size]) -> None:
         self.sizes = tuple(sizes)
         self.formulas: dict[tuple[int, ...], list[Formula]] = {}
         self._solvers = [
-            solver for candidate in _CANDIDATES if (solver := _solver(*candidate, self.sizes)) is not None
+            solver for terms in _candidates(self.sizes) if (solver := _solver(terms, self.sizes)) is not None
         ]
 
     def fit(self, numbers: tuple[int, ...]) -> Formula:
@@ -93,7 +137,7 @@ class FormulaFit:
             raise NotAffineError(f"no formula gives {numbers} at sizes {self.sizes}")
         return self.formulas[numbers][0]
 
-    def most_doubtful(self, sizes: Iterable[int]) -> int | None:
+    def most_doubtful(self, sizes: Iterable[Size]) -> Size | None:
         """Return the size at which most numbers have several equally simple formulas that differ."""
         doubtful = [formulas for formulas in self.formulas.values() if len(formulas) > 1]
         counts = {
@@ -106,9 +150,9 @@ class FormulaFit:
     def _simplest(self, numbers: tuple[int, ...]) -> list[Formula]:
         found: list[Formula] = []
         for solver in self._solvers:
-            if found and len(solver.powers) > len(found[0].powers):
+            if found and len(solver.terms) > len(found[0].terms):
                 break
-            if len(numbers) > len(solver.powers) or len(set(numbers)) == 1:
+            if len(numbers) > len(solver.terms) or len(set(numbers)) == 1:
                 formula = solver.solve(numbers)
                 found += [] if formula is None else [formula]
         return found
@@ -144,7 +188,7 @@ class _Line(Struct, frozen=True):
     slope: Formula
 
 
-def values_at(value: Any, size: int) -> Any:
+def values_at(value: Any, size: Size) -> Any:
     """Return arguments of a call at a size."""
     if isinstance(value, _Line):
         line = Affine(value.fixed.at(size), value.slope.at(size))
@@ -156,14 +200,14 @@ def values_at(value: Any, size: int) -> Any:
     return value
 
 
-def _solver(powers: _Powers, multiple: int, sizes: Sequence[int]) -> _Solver | None:
+def _solver(terms: tuple[_Term, ...], sizes: Sequence[Size]) -> _Solver | None:
     """Return the solver of a candidate; None where the sizes do not determine its factors."""
-    rows = [_terms(powers, multiple, size) for size in sizes]
-    for chosen in combinations(range(len(sizes)), len(powers)):
+    rows = [_values(terms, size) for size in sizes]
+    for chosen in combinations(range(len(sizes)), len(terms)):
         matrix = [rows[index] for index in chosen]
         determinant = _determinant(matrix)
         if determinant:
-            return _Solver(powers, multiple, rows, chosen, _adjugate(matrix), determinant)
+            return _Solver(terms, rows, chosen, _adjugate(matrix), determinant)
     return None
 
 

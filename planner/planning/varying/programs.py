@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from planner.emulator import open_convolutions
-from planner.errors import UsageError
 from planner.jobs import BatchShape, Job, Size, SizeDistribution, at_size
 from planner.program import (
     ConvWorkspaceQuery,
     KernelWorkspaces,
     OnProgress,
     Program,
-    ProgramBuilder,
     Target,
     Trace,
 )
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from planner.capture import SizeFamily
 
 Factory = Callable[[], object]  # returns an nn.Module
-MOST_CAPTURED = 100  # sizes that no formula gives
 
 
 @dataclass(slots=True)
@@ -78,31 +75,19 @@ class SizedPrograms:
         if size not in self._sources:
             if not self._sources:
                 self._convolutions = open_convolutions(self.job, self.cache_folder)
-            if len(size) > 1 and len(self._sources) >= MOST_CAPTURED:
-                raise UsageError(
-                    f"--input: more than {MOST_CAPTURED} different sizes of batches; pad them to a multiple, "
-                    "such as --pad-to 32"
-                )
-            builder = self._builder(size)
+            builder = _Member(self._family, size)
             self._sources[size] = ProgramSource(self.job_at(size), (), lambda: builder, self._convolutions)
         return self._sources[size]
 
-    def _builder(self, size: Size) -> ProgramBuilder:
-        if len(size) == 1:
-            return _Member(self._family, size[0])
-        from planner.capture import open_builder
-
-        return open_builder(self.job_at(size), self.on_progress, self.factory)
-
     def _family(self, only_batch: int) -> "SizeFamily":
-        """Return the programs at sizes of one range, which share what their runs show."""
+        """Return the programs at all sizes, which share what their runs show."""
         if only_batch not in self._families:
             self.on_progress("importing torch and the model's library")
             from planner.capture import open_size_family
 
             family = open_size_family(
-                lambda size: self.job_at((size,)),
-                self.sizes.paddings(),
+                self.job_at,
+                self.sizes.grid(),
                 self.target,
                 self.on_progress,
                 self.factory,
@@ -116,7 +101,7 @@ class _Member(Struct, frozen=True):
     """Builder of the programs at one size, from those at all sizes."""
 
     family: "Callable[[int], SizeFamily]"
-    size: int
+    size: Size
 
     def programs(self, target: Target) -> tuple[Program, ...]:
         """Return the program for batches of two samples and more; none where no program fits."""

@@ -109,16 +109,50 @@ def test_formulas_give_the_programs_of_runs() -> None:
     """Programs at sizes that no run has seen are those that runs there are fitted to, event by event."""
     job = job_of()
     family = SizeFamily(
-        lambda size: ProgramBuilder(at_size(job, (size,)), build, lambda line: None),
-        tuple(range(16, 301)),
+        lambda size: ProgramBuilder(at_size(job, size), build, lambda line: None),
+        tuple((size,) for size in range(16, 301)),
         AMPERE,
     )
-    for size in (31, 100, 130, 248):
+    for size in ((31,), (100,), (130,), (248,)):
         program = family.program(size)
         assert size not in family.captured
         assert program is not None
         for batch in (2, 9):
             assert family.builder(size).divergence(program, batch, AMPERE) == ""
+
+
+class Pictures(nn.Module):
+    """Convolutions of stride 2, a square of all pixels, and rows and columns by themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shrink = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        pixels = self.shrink(x).flatten(2)
+        scores = torch.softmax(pixels.transpose(1, 2) @ pixels, 2)
+        return scores.sum((1, 2)) + x.sum(3).cumsum(2).sum((1, 2)) + x.sum(2).cumsum(2).sum((1, 2))
+
+
+def test_formulas_in_two_sizes_give_the_programs_of_runs() -> None:
+    """Where height and width differ, few pairs of both are captured, and the others are as runs there."""
+    job = job_of(inputs=(parse_tensor_spec("3x32..160x48..192"),), pad_to=4)
+
+    def build_pictures(job: Job) -> nn.Module:
+        with torch.device("meta"):
+            return Pictures()
+
+    family = SizeFamily(
+        lambda size: ProgramBuilder(at_size(job, size), build_pictures, lambda line: None),
+        load_distribution(job).grid(),
+        AMPERE,
+    )
+    for size in ((36, 180), (72, 100), (132, 56), (96, 96), (148, 164)):
+        program = family.program(size)
+        assert size not in family.captured
+        assert program is not None
+        assert family.builder(size).divergence(program, 9, AMPERE) == ""
+    assert len(family.captured) < 40
 
 
 # ---- sampled runs

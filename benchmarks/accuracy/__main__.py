@@ -9,7 +9,7 @@ and with each of them left out; benchmarks/accuracy/accuracy.csv holds the resul
 closed formula, torchinfo and MemTracker for xMem's runs are read from the table, since no change of the
 planner changes them; --peers runs them again, which takes longer than all the rest. Those of torch-preflight
 stand in preflight.csv (preflight.py), the plans of Liger's kernels by its releases in liger_kernels.csv
-(liger_releases.py). Needs the extra `all`.
+(liger_releases.py). Needs the extras `all` and `optimizers`.
 """
 
 import argparse

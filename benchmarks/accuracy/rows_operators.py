@@ -172,7 +172,7 @@ def by_operator(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def left_out() -> Iterator[tuple[str, int, str]]:
-    """Yield source, count and reason of single-GPU rows that are not reproduced."""
+    """Yield source, count and reason of rows that are not reproduced."""
     reasons = Counter(why for line in published_lines() if (why := why_left_out(line)))
     for reason, count in reasons.items():
         yield "linkedin/Liger-Kernel", count, reason

@@ -74,7 +74,7 @@ it; the last line of both tables adds what was held and is no test of the planne
 distillation's exceed their plans likewise, by amounts that an emulated run did not give.
 """
 LEFT_OUT = """\
-The rows of single GPUs in the same collection that are not reproduced:
+The rows of the same collection that are not reproduced, on one GPU and on several:
 """
 TERMS = """\
 Median and 95th percentile of the absolute error of xMem's peaks, outcomes under caps called right, timm's
@@ -92,14 +92,15 @@ today's torch runs it. 8-bit Adam is no optimizer of the planner, so its two poi
 today's torch runs it. T4: torch 2.11, weights in float32, autocast to bfloat16 (which a T4 only emulates, so
 that attention is unfused), AdamW, the peaks of one step after another, in the loop that was measured
 (benchmarks/emulated/t4_loop.py); the published bytes are exact, and the process is reserved and context.
-torchtune: its modules of November 2024 redone in plain PyTorch (`benchmarks/accuracy/torchtune.py`), with the
-fused attention kernel in place of its compiled flex_attention, which keeps the same tensors. Each row adds to
-the one before (`benchmarks/accuracy/torchtune_steps.py`); what is compiled is planned by today's inductor.
+torchtune: its modules of autumn 2024 redone in plain PyTorch (`benchmarks/accuracy/torchtune_llama.py`), with
+the fused attention kernel in place of its compiled flex_attention, which keeps the same tensors. Each row of
+3B adds to the one before (`benchmarks/accuracy/torchtune_steps.py`), those of 8B are configurations of the
+day. What is compiled is planned by today's inductor, NF4 and 8-bit state by today's torchao; bitsandbytes'
+paged state has scales for 2,048 numbers, as before 0.44.
 torchtitan: Llama 3.1 8B on 8 and 128 GPUs (`benchmarks/accuracy/torchtitan_steps.py`), one rank planned with
 today's FSDP2 and inductor. A first plan was 5 % low; two settings were then read in its sources: attention
 (flash; today's torch takes cuDNN's on an H100, whose output its policy does not save) and the allocator's
-(its script for several nodes leaves segments as they are). Rows with float8, context, tensor or pipeline
-parallel are not redone.
+(its script for several nodes leaves segments as they are).
 """
 TWICE = """\
 One workspace of cuDNN has a constant that is fitted to peaks of the RTX 3060, 26 of which have such

@@ -1,20 +1,19 @@
-"""The rows of torchtune: Llama 3.2 3B in the modules of November 2024, with the loss of its recipe.
+"""The rows of torchtune: Llama 3.2 3B and 3.1 8B in its modules (torchtune_llama.py), by its recipes.
 
-The loop: weights, gradients and AdamW's moments in bfloat16, texts packed into 2 x 4,096 tokens, gradients
-cleared after the step. torchtune_steps.py has the rows with more flags.
+The loop: weights, gradients and AdamW's moments in bfloat16, texts packed into two rows of one length,
+gradients cleared after the step. torchtune_steps.py has the rows with more flags.
 """
 
 import csv
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
 import planner
 from benchmarks.accuracy.rows import Row, texts
+from benchmarks.accuracy.torchtune_llama import LLAMA_3B, Llama
 from planner.allocator.config import MemoryLimits
 from planner.allocator.replay import replay_trace
 from planner.capture.session import record
@@ -24,102 +23,27 @@ from planner.jobs import Job, Loss, Optimizer, ZeroGrad, parse_tensor_spec
 
 TORCHTUNE = "torchtune"
 TABLE = Path(__file__).parents[1] / "published" / "torchtune.csv"
-LAYERS, WIDTH, HEADS, KEY_HEADS, INNER, VOCABULARY = 28, 3072, 24, 8, 8192, 128_256
-HEAD_WIDTH = WIDTH // HEADS
-LONGEST = 131_072
-TOKENS = ("4096:int64",) * 3  # tokens, labels, places
+_GIVEN = "given to 0.1 GiB; "
+_RECOMPUTED = (
+    f"{_GIVEN}layers recomputed and saved tensors on the GPU, as its configuration says; cause not known: "
+    "with saved tensors on the CPU it would be "
+)
+_NOT_RECOMPUTED = f"{_GIVEN}inferred: layers not recomputed, since recomputed they take half"
+_ONE_CHUNK = f"{_GIVEN}cause not known: LoRA and QLoRA are both above by one chunk of the logits, 251 MiB"
 NOTES = {  # by step
-    "Compiled": "given to 0.1 GiB; inferred: the compiled loss of torch 2.5 held the logits in float32 once "
-    "more (3.9 GiB)",
-    "Recomputed": "given to 0.1 GiB; inferred: AdamW with fused=True, since its default takes 30 GiB",
+    "Compiled": f"{_GIVEN}inferred: the compiled loss of torch 2.5 held the logits in float32 once more "
+    "(3.9 GiB)",
+    "Recomputed": f"{_GIVEN}inferred: AdamW with fused=True, since its default takes 30 GiB",
+    "EightBit": f"{_GIVEN}torchao's AdamW8bit: torchtune names it and bitsandbytes' PagedAdamW8bit; "
+    "cause not known: the embedding's step, as torch 2.13 compiles it, is the peak",
+    "Lora": _ONE_CHUNK,
+    "Qlora": _ONE_CHUNK,
+    "Full8B": f"{_RECOMPUTED}-0.7 %, which this recipe could not yet",
+    "Lora8B": f"{_RECOMPUTED}-0.2 %",
+    "Qlora8B": f"{_RECOMPUTED}-5.4 %",
+    "Full8BNotRecomputed": _NOT_RECOMPUTED,
+    "Lora8BNotRecomputed": _NOT_RECOMPUTED,
 }
-
-
-class _Norm(nn.Module):
-    """A norm that computes in float32."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        normed = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).type_as(x)
-        return normed * self.scale
-
-
-def _rotate(x: Tensor, cache: Tensor, places: Tensor) -> Tensor:
-    """Rotate pairs by their places, in float32."""
-    pairs = x.float().reshape(*x.shape[:-1], -1, 2)
-    angles = cache[places].view(-1, pairs.size(1), 1, pairs.size(3), 2)
-    first = pairs[..., 0] * angles[..., 0] - pairs[..., 1] * angles[..., 1]
-    second = pairs[..., 1] * angles[..., 0] + pairs[..., 0] * angles[..., 1]
-    return torch.stack([first, second], -1).flatten(3).type_as(x)
-
-
-class _Attention(nn.Module):
-    """Attention by a fused kernel, which keeps q, k, v and the output as torchtune's flex_attention does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.query = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.key, self.value = (nn.Linear(WIDTH, KEY_HEADS * HEAD_WIDTH, bias=False) for _ in range(2))
-        self.output = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.attend = partial(F.scaled_dot_product_attention, is_causal=True)
-
-    def forward(self, x: Tensor, cache: Tensor, places: Tensor) -> Tensor:
-        batch, length, _ = x.shape
-        q = _rotate(self.query(x).view(batch, length, HEADS, HEAD_WIDTH), cache, places).transpose(1, 2)
-        k, v = (layer(x).view(batch, length, -1, HEAD_WIDTH) for layer in (self.key, self.value))
-        k, v = _rotate(k, cache, places).transpose(1, 2), v.transpose(1, 2)
-        each = (batch, KEY_HEADS, HEADS // KEY_HEADS, -1, HEAD_WIDTH)
-        k, v = (one.unsqueeze(2).expand(each).flatten(1, 2) for one in (k, v))
-        mixed = self.attend(q, k, v)
-        return self.output(mixed.transpose(1, 2).contiguous().view(batch, length, -1))  # type: ignore[no-any-return]
-
-
-class _Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention, self.attention_norm, self.norm = _Attention(), _Norm(), _Norm()
-        self.gate, self.up = (nn.Linear(WIDTH, INNER, bias=False) for _ in range(2))
-        self.down = nn.Linear(INNER, WIDTH, bias=False)
-
-    def forward(self, x: Tensor, cache: Tensor, places: Tensor) -> Tensor:
-        h = self.attention(self.attention_norm(x), cache, places) + x
-        wide = self.norm(h)
-        inner = F.silu(self.gate(wide))
-        inner = inner * self.up(wide)
-        return h + self.down(inner)  # type: ignore[no-any-return]
-
-
-class Llama(nn.Module):
-    """The model with its loss, whose output layer shares the embedding's weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleList(_Layer() for _ in range(LAYERS))
-        self.norm = _Norm()
-        self.register_buffer("cache", torch.zeros(LONGEST, HEAD_WIDTH // 2, 2), persistent=False)
-        self.register_buffer("ignored", torch.full((2, 1), -100), persistent=False)
-
-    def forward(self, tokens: Tensor, labels: Tensor, places: Tensor) -> Tensor:
-        loss = F.cross_entropy(self._logits(tokens, places), self._shifted(labels))
-        return loss * (labels != -100).sum()
-
-    def _shifted(self, labels: Tensor) -> Tensor:
-        return torch.hstack((labels[..., 1:], self.ignored)).reshape(-1)
-
-    def _hidden(self, tokens: Tensor, places: Tensor) -> Tensor:
-        h = self.embedding(tokens)
-        for layer in self.layers:
-            h = layer(h, self.cache, places)
-        return self.norm(h)  # type: ignore[no-any-return]
-
-    def _logits(self, tokens: Tensor, places: Tensor) -> Tensor:
-        logits = F.linear(self._hidden(tokens, places), self.embedding.weight).float()
-        return logits.reshape(-1, logits.size(-1))
 
 
 def torchtune_rows() -> list[Row]:
@@ -130,27 +54,31 @@ def torchtune_rows() -> list[Row]:
 
 def _row(line: Mapping[str, str]) -> Row:
     model, gpu, batch = line["model"], line["gpu"], int(line["batch"])
-    peak_mib = _step_peak_mib(line["step"], batch, gpu) if line["step"] else _eager_peak_mib(batch, gpu)
+    inputs = (f"{line['length']}:int64",) * 3  # tokens, labels, places
+    if line["step"]:
+        peak_mib = _step_peak_mib(line["step"], inputs, batch, gpu)
+    else:
+        peak_mib = _eager_peak_mib(inputs, batch, gpu)
     case = f"{model} {line['task']} {batch} x {line['length']} ({line['setting']})"
     truth, estimates = f"{float(line['value_gib']) * 1024}", texts({"planner": peak_mib})
     note = NOTES.get(line["step"], "given to 0.1 GiB")
     return Row(TORCHTUNE, "B", model, case, "transformer", gpu, batch, truth, estimates, note=note)
 
 
-def _step_peak_mib(step: str, batch: int, gpu: str) -> float:
+def _step_peak_mib(step: str, inputs: tuple[str, ...], batch: int, gpu: str) -> float:
     """Return the peak of later steps of a class of torchtune_steps.py, with what it compiles compiled."""
     file = Path(__file__).with_name("torchtune_steps.py")
-    result = planner.estimate(f"{file}:{step}", batch, gpu=gpu, input=TOKENS, compile="default")
+    result = planner.estimate(f"{file}:{step}", batch, gpu=gpu, input=inputs, compile="default")
     peak_mib: float = result.to_dict()["peak_later_steps_mib"]
     return peak_mib
 
 
-def _eager_peak_mib(batch: int, gpu: str) -> float:
+def _eager_peak_mib(inputs: tuple[str, ...], batch: int, gpu: str) -> float:
     """Return the peak of later steps of the recipe without a flag."""
     target = find_device(gpu).target
     job = Job(
         "Llama-3.2-3B",
-        inputs=tuple(parse_tensor_spec(text) for text in TOKENS),
+        inputs=tuple(parse_tensor_spec(text) for text in inputs),
         loss=Loss.OUTPUT,
         optimizer=Optimizer.ADAMW,
         zero_grad=ZeroGrad.AFTER_STEP,
@@ -164,7 +92,7 @@ def _eager_peak_mib(batch: int, gpu: str) -> float:
 def _build() -> nn.Module:
     """Build the model in bfloat16, the cache of its rotations in float32."""
     with torch.device("meta"):
-        model = Llama()
+        model = Llama(LLAMA_3B)
     cache = model.cache
     model.bfloat16()
     model.cache = cache

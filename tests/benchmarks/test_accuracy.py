@@ -235,19 +235,20 @@ def test_operators_are_the_published_figure(operator: str, swept: str, value: st
 
 
 def test_each_published_operator_is_reproduced_or_left_out_with_a_reason() -> None:
-    """The rows of the table and those that are left out are all that were transcribed; all 409 of single GPUs
-    in the collection are accounted for, with those of torchtune.
+    """The rows of the table and those that are left out are all that were transcribed; all 434 of the
+    collection are accounted for, with those of torchtune and torchtitan.
     """
     from benchmarks.accuracy.rows import read_rows
     from benchmarks.accuracy.rows_operators import KERNELS, LIGER, left_out, published_lines, why_left_out
+    from benchmarks.accuracy.torchtitan import TORCHTITAN
     from benchmarks.accuracy.torchtune import TORCHTUNE
 
     rows = [row for row in read_rows() if row.source in (LIGER, KERNELS)]
     assert len({row.key for row in rows}) == len(rows)
     reproduced = [line for line in published_lines() if not why_left_out(line)]
     assert len(rows) == len(reproduced)
-    of_torchtune = sum(row.source == TORCHTUNE for row in read_rows())
-    assert len(rows) + of_torchtune + sum(count for _, count, _ in left_out()) == 409
+    others = sum(row.source in (TORCHTUNE, TORCHTITAN) for row in read_rows())
+    assert len(rows) + others + sum(count for _, count, _ in left_out()) == 434
 
 
 def test_plans_of_kernels_are_those_of_the_published_rows() -> None:

@@ -60,6 +60,12 @@ _SCRIPTS: tuple[tuple[str, int, str, tuple[str, ...]], ...] = (
     ("compiled_autoencoder.py:Trainer", 16, "RTX 4090", ("3x64x64",)),
 )
 
+_OPTIONS: tuple[tuple[str, int, str, dict[str, Any]], ...] = (
+    ("torchvision:resnet18", 16, "RTX 3090", {"ema": True}),
+    ("torchvision:resnet18", 16, "RTX 3090", {"freeze": ["layer1.*", "layer2.*", "conv1.*", "bn1.*"]}),
+    ("torchvision:resnet18", 16, "RTX 3090", {"mode": "forward"}),
+)
+
 
 def _cases() -> Iterator[Case]:
     for number, (model, batch, gpu, options) in enumerate(_JOBS):
@@ -69,6 +75,8 @@ def _cases() -> Iterator[Case]:
         options = {"input": list(samples), "compile": "default"}
         command = (file, "--batch-size", str(batch), "--steps", "3")
         yield Case(DrawnJob(number, f"{FILES}/{script}", batch, gpu, options), command, stop_after=1000)
+    for number, (model, batch, gpu, options) in enumerate(_OPTIONS, len(_JOBS) + len(_SCRIPTS)):
+        yield Case(DrawnJob(number, model, batch, gpu, {**options, "compile": "default"}))
 
 
 CAUSES = {

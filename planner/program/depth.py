@@ -103,9 +103,25 @@ class _Walk:
             end = self._end_of_insertion(i, j)
             for event in others[j:end]:
                 self.state.insert(event)
-            insertions.append((i, others[j:end]))
+            insertions += [(i, events) for events in self._parts(i, j, end)]
             j = end
         return insertions
+
+    def _parts(self, i: int, j: int, end: int) -> list[tuple[Event, ...]]:
+        """Return the parts of an insertion that repeat one after the other: where equal blocks are allocated
+        in a row and then freed, those of all added blocks are allocated before the first is freed.
+        """
+        inserted = self.deep.events[j:end]
+        last = self.deep.events[j - 1] if j else None
+        following = self.shallow.events[i] if i < len(self.shallow.events) else None
+        count = 0
+        while isinstance(last, Alloc) and count < len(inserted) and _is_alike(last, inserted[count]):
+            count += 1
+        is_row = 0 < count < len(inserted) and all(isinstance(event, Free) for event in inserted[count:])
+        if is_row and isinstance(last, Alloc) and isinstance(following, Free):
+            is_row = self.state.deep_of[following.block] == last.block
+            return [inserted[:count], inserted[count:]] if is_row else [inserted]
+        return [inserted]
 
     def _end_of_insertion(self, i: int, j: int) -> int:
         """Return where the deeper trace goes on like the shallower one, as long as nowhere else."""
@@ -117,7 +133,7 @@ class _Walk:
                 break
             state.insert(others[end - 1])
             count = self._count_alike(state.fork(), i, end)
-            if count >= _LOOKAHEAD:
+            if count >= _LOOKAHEAD or (count and self._lengthens_rows(j, end, count)):
                 return end
             if count > most:
                 best, most = end, count
@@ -127,9 +143,17 @@ class _Walk:
             )
         return best
 
+    def _lengthens_rows(self, j: int, end: int, count: int) -> bool:
+        """Return whether an insertion is more of the equal blocks before it, and the next one will be so too,
+        such as what an optimizer allocates for all parameters of one size.
+        """
+        row = self.deep.events[max(0, j - 1) : end]
+        next_row = self.deep.events[end : end + count + 1]
+        return _are_alike(row) and _are_alike(next_row)
+
     def _count_alike(self, state: _State, i: int, j: int) -> int:
         """Return how many events are alike from these on: enough, where a phase or both traces end, or where
-        something follows that the inserted block allocates.
+        another insertion follows: what the inserted block allocates, or frees of that.
         """
         ones, others = self.shallow.events, self.deep.events
         for count in range(_LOOKAHEAD):
@@ -138,7 +162,8 @@ class _Walk:
                 return _LOOKAHEAD if at == len(ones) and other_at == len(others) else 0
             if not self._match(state, ones[at], others[other_at]):
                 other = others[other_at]
-                is_next = isinstance(other, Alloc) and self._is_of_inserted[other.site]
+                born = self._allocs[other.block] if isinstance(other, Free) else other
+                is_next = isinstance(born, Alloc) and self._is_of_inserted[born.site]
                 return _LOOKAHEAD if count and is_next else count
             if isinstance(ones[at], PhaseStart):
                 return _LOOKAHEAD
@@ -177,6 +202,16 @@ class _Walk:
             state.added_bytes[one.block] = grown
         state.deep_of[one.block] = other.block
         return True
+
+
+def _is_alike(one: Alloc, other: Event) -> bool:
+    """Return whether an event allocates a block of the same size and use, at the same place."""
+    return isinstance(other, Alloc) and replace(other, block=one.block) == one
+
+
+def _are_alike(events: Sequence[Event]) -> bool:
+    first = events[0]
+    return isinstance(first, Alloc) and all(_is_alike(first, event) for event in events)
 
 
 def _shifted(site: Site, layer: re.Pattern[str], first: int, by: int = 1) -> Site:
@@ -252,7 +287,8 @@ class _Order:
             while 0 <= index < len(self._events) and seen < _VOTES:
                 event = self._events[index]
                 birth = self._births[event.block] if isinstance(event, Free) else -1
-                if birth >= 0 and self._phases[birth] == self._phases[origin.position]:
+                is_held = birth >= 0 and index >= origin.position  # where the insertion stands
+                if is_held and self._phases[birth] == self._phases[origin.position]:
                     seen += 1
                     votes += 1 if (birth >= origin.position) == (step < 0) else -1
                 index += step

@@ -105,13 +105,14 @@ def llama(name: str, hidden: int, layers: int, heads: int, intermediate: int) ->
 
 
 def test_catalogue_holds_language_models() -> None:
-    """The catalogue has BERT, GPT-2 and two Llamas of the sizes that their papers print."""
+    """The catalogue has BERT, GPT-2 and three Llamas of the sizes that their papers print."""
     entries = {name: entry for name, entry in load_catalogue().items() if entry.job.source.startswith("hf:")}
     assert {name: (entry.job, entry.batch) for name, entry in entries.items()} == {
         "bert_base": (language_model("bert_base", "hf:bert", 128, ("task", "sequence-classification")), 32),
         "gpt2": (language_model("gpt2", "hf:gpt2", 1024), 8),
         "llama_8b": (llama("llama_8b", 4096, 32, 32, 14336), 1),
         "llama_70b": (llama("llama_70b", 8192, 80, 64, 28672), 1),
+        "llama_405b": (llama("llama_405b", 16384, 126, 128, 53248), 1),
     }
 
 

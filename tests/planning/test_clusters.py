@@ -5,9 +5,14 @@ from typing import Any
 import pytest
 
 import planner
+from planner.api.budget import make_budget
 from planner.errors import UsageError
-from planner.jobs import Checkpoint
-from planner.planning.clusters.splits import ClusterQuestion, Recipe, splits_on
+from planner.jobs import Checkpoint, Job
+from planner.planning import ClusterQuestion, ClusterSearch, find_clusters
+from planner.planning.clusters.splits import Recipe, splits_on
+from planner.program import Alloc, Category, Phase, PhaseStart, Site, Target, Trace
+
+GIB = 2**30
 
 LLAMA: dict[str, Any] = {
     "model": "hf:llama",
@@ -57,6 +62,25 @@ def test_half_of_the_fewest_gpus_are_too_few(answer: planner.ClusterResult) -> N
 def test_report_names_the_cluster(answer: planner.ClusterResult) -> None:
     assert f"GPUs needed:    4 {CARD}, for global batch 8 at confidence 0.99" in str(answer)
     assert "2 GPUs in a node" in str(answer)
+
+
+class Layers:
+    """Traces of ranks that hold equal parts of a model, and of activations a part for each of `tp`."""
+
+    def trace(self, job: Job, batch: int, target: Target) -> Trace:
+        model, activations = 40 * GIB // max(job.fsdp, 1), 20 * GIB * batch
+        size = (model + activations) // max(job.tp, 1)
+        events = (PhaseStart(0, Phase.SETUP), Alloc(1, size, Category.PARAMETER, 0))
+        return Trace(events, (Site("", "aten.empty"),), batch)
+
+
+def test_tensor_parallel_is_tried_on_fewer_gpus() -> None:
+    budget = make_budget({"gpu": "A100 40GB"})
+    search = ClusterSearch(Job("made up"), ClusterQuestion(8), Layers())  # type: ignore[arg-type]
+    (plans,) = find_clusters(search, [lambda job: budget], lambda text: None)
+    first, *others = [(plan.split.gpus, plan.split.recipe.tp) for plan in plans.plans]
+    assert first == (2, 2)  # 30 GiB of each; FSDP alone takes 40 GiB on 2 and 30 on 4
+    assert others == [(4, 1), (8, 1)]
 
 
 def test_numbers_of_gpus_divide_batch_and_nodes() -> None:

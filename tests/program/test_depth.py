@@ -38,6 +38,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "clip_gradients": ClipGradients.NORM,
     },
     "sharded, kept": {"fsdp": 8, "fsdp_arg": ("reshard_after_forward=false", "replicas=2"), "accumulate": 2},
+    "sharded, in tensors too": {"fsdp": 64, "tp": 2, "checkpoint": Checkpoint.BLOCKS, "accumulate": 2},
 }
 
 

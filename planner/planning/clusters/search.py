@@ -87,16 +87,18 @@ class ClusterSearch:
     def plans(self, budget_of: BudgetOf, most: int = 1) -> ClusterPlans:
         """Return the plan on the fewest GPUs; with `most` above 1 also on more, and by faster recipes.
 
-        Tensor parallel is tried where nothing runs without it, by the recipe of least memory. Raises the
+        Tensor parallel is tried on fewer GPUs than do without it, by the recipe of least memory. Raises the
         errors of a capture.
         """
         possible = self._possible(self._recipes, budget_of)
         for tp in self._question.tensor_parallel_sizes():
-            if not possible:
-                possible = self._possible([replace(self._recipes[-1], tp=tp)], budget_of)
+            shared = replace(self._recipes[-1], tp=tp)
+            possible |= self._possible([shared], budget_of, min(possible.values(), default=None))
+            if _refusable(shared, self._job) in self._refused:
+                break  # and in larger groups
         if not possible:
             return ClusterPlans(budget_of(self._job), (), tuple(self._refused.values()))
-        counts = self._question.gpu_counts(next(iter(possible)).tp)
+        counts = sorted({count for recipe in possible for count in self._question.gpu_counts(recipe.tp)})
         at = counts.index(min(possible.values()))
         wanted = {*counts[at : at + most - 1], counts[at]}
         if most > 1:
@@ -106,11 +108,14 @@ class ClusterSearch:
         first = shown[0]
         return ClusterPlans(first.budget, shown, (*first.notes, *self._refused.values()))
 
-    def _possible(self, recipes: Sequence[Recipe], budget_of: BudgetOf) -> dict[Recipe, int]:
-        """Return the recipes that run on any number of GPUs, each with the smallest."""
+    def _possible(
+        self, recipes: Sequence[Recipe], budget_of: BudgetOf, below: int | None = None
+    ) -> dict[Recipe, int]:
+        """Return the recipes that run on any number of GPUs, or any below one, each with the smallest."""
         found = {}
         for recipe in recipes:
             counts = self._question.gpu_counts(recipe.tp)
+            counts = counts if below is None else counts[: bisect_left(counts, below)]
             if counts and self._runs(counts[-1], recipe, budget_of):
                 fewest = bisect_left(
                     counts[:-1], True, key=partial(self._runs, recipe=recipe, budget_of=budget_of)

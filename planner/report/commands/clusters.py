@@ -95,7 +95,7 @@ def _legend(table: ClusterTable) -> list[Block]:
         "confidence, and what it leaves of the memory that torch sees; plans run without retries",
     ]
     assumed = [
-        "FSDP2 block by block; tensor parallel, in a node, is tried where nothing runs without it",
+        "FSDP2 block by block; tensor parallel, in a node, is tried on fewer GPUs than do without it",
         "throughput is not estimated: fewer GPUs take longer",
         f"{table.question.gpus_per_node} GPUs in a node; numbers of GPUs that divide the global batch were "
         "tried",

@@ -36,6 +36,9 @@ _SCRIPTS: tuple[tuple[int, str, int, dict[str, Any]], ...] = (
     (2, "RTX 3090", 50, {"window": 16, "new_tokens": 25}),
     (3, "RTX 5090", 32, {"num_beams": 4, "do_sample": True, "layers": 5}),
     (4, "RTX 3090", 64, {"cache_implementation": "offloaded"}),
+    (3, "L4", 48, {"cache_implementation": "offloaded_static"}),
+    (1, "A100 40GB", 40, {"assisted": True, "do_sample": True, "new_tokens": 20}),
+    (1, "RTX 3060", 64, {"assisted": True, "do_sample": True, "new_tokens": 12, "layers": 6}),
 )
 
 

@@ -5,7 +5,7 @@ import json
 
 import torch
 from transformers import GenerationMixin, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
-from transformers.generation import MaxLengthCriteria
+from transformers.generation import MaxLengthCriteria, StoppingCriteriaList, utils as generation_utils
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2}
 
@@ -24,7 +24,10 @@ class Generation:
         if assisted:
             small = LlamaForCausalLM(LlamaConfig(**{**sizes, "num_hidden_layers": 1}))
             self.assistant = small.to("cuda", dtype=torch.bfloat16).eval()
-            self.assistant.generation_config.assistant_confidence_threshold = 0.0  # no end by values
+            drafts = self.assistant.generation_config
+            drafts.assistant_confidence_threshold = 0.0  # no end by values
+            drafts.num_assistant_tokens, drafts.num_assistant_tokens_schedule = 5, "constant"
+            generation_utils._speculative_sampling = accept_none
 
     @torch.no_grad()
     def step(self, input_ids):
@@ -32,7 +35,17 @@ class Generation:
         mask[0, 0] = 0  # batches of texts are padded
         input_ids, mask = input_ids.to("cuda"), mask.to("cuda")
         more = {} if self.assistant is None else {"assistant_model": self.assistant}
+        if self.assistant is not None:  # before the last token, which no draft precedes
+            last = input_ids.shape[-1] + self.options["max_new_tokens"] - 1
+            more["stopping_criteria"] = StoppingCriteriaList([MaxLengthCriteria(last)])
         return self.model.generate(input_ids, attention_mask=mask, **self.options, **more)
+
+
+def accept_none(candidate_input_ids, candidate_logits, candidate_length, new_logits, **options):
+    """Draw one token and accept none of the drafts: most steps, and no length that depends on values."""
+    candidate_logits[:, -candidate_length:, :].softmax(dim=-1)
+    token = torch.multinomial(new_logits.softmax(dim=-1)[:, 0, :], num_samples=1)
+    return token, 0
 
 
 def end_by_length():

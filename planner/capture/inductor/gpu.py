@@ -28,6 +28,7 @@ _CACHES = (  # of inductor, whose values are those of the GPU that asked first
     mm._is_sm7x_or_older_gpu,
 )
 _BACKEND_HASH = "planner"  # of Triton, in the names of cached kernels
+_NO_TRITON = utils.TritonAttrsDescriptorVersion.V0_NO_TRITON
 
 
 def gpu_properties(target: Target) -> SimpleNamespace:
@@ -65,6 +66,8 @@ def gpu_of_inductor(target: Target) -> Iterator[None]:
         (torch.cuda, "is_bf16_supported", True),  # emulated where it is not
         (torch.cuda.amp.common, "amp_definitely_not_available", False),
         *_where_imported("has_triton", True),
+        # a stand-in for Triton, which files that import its kernels get, is none to write code for
+        *_where_imported("get_triton_attrs_descriptor_version", _NO_TRITON),
     ]
     for holder in (interface.CudaInterface, interface.CudaInterface.Worker):
         answers.append((holder, "get_device_properties", properties))

@@ -1,13 +1,16 @@
 """Compiled models: what the code allocates that torch.compile's own pipeline generates."""
 
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 import torch._functorch.config as functorch_config
 from torch import Tensor, nn
+from torch._inductor.utils import get_triton_attrs_descriptor_version
 
 from planner.capture.inductor.kernels import tuning_of
+from planner.capture.session import record
 from planner.errors import UsageError
 from planner.jobs import Compile, Job, Loss, Mode, complete_job, parse_tensor_spec
 from planner.program.events import Alloc, Phase, PhaseStart, Trace
@@ -192,3 +195,18 @@ def test_each_gpu_of_a_process_is_compiled_for_by_its_own_multiprocessors() -> N
     few, many, again = (trace_of(Summed, _job(), 2**16, sm_count=count) for count in (8, 128, 8))
     assert few.events == again.events
     assert few.events != many.events
+
+
+def test_files_that_import_triton_are_compiled_where_it_is_missing(tmp_path: Path) -> None:
+    """A kernel of Triton's that a file holds changes nothing of what else it compiles."""
+    lines = ["import torch", "class Net(torch.nn.Linear):", "    def __init__(self): super().__init__(8, 4)"]
+    lines.append("    def forward(self, x): return super().forward(x.sigmoid()).tanh()")
+    job = job_of("8", loss=Loss.SUM, compile=Compile.DEFAULT)
+    peaks = []
+    for name, first in (("plain", []), ("holds", ["import triton"])):
+        file = tmp_path / f"{name}.py"
+        file.write_text("\n".join([*first, *lines]))
+        get_triton_attrs_descriptor_version.cache_clear()
+        trace = record(replace(job, model=f"{file}:Net"), 4, (8, 0), sm_count=108)
+        peaks.append([event.size_bytes for event in trace.events if isinstance(event, Alloc)])
+    assert peaks[0] == peaks[1]

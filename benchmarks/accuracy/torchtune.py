@@ -25,8 +25,8 @@ TORCHTUNE = "torchtune"
 TABLE = Path(__file__).parents[1] / "published" / "torchtune.csv"
 _GIVEN = "given to 0.1 GiB; "
 _RECOMPUTED = (
-    f"{_GIVEN}layers recomputed and saved tensors on the GPU, as its configuration says; cause not known: "
-    "with saved tensors on the CPU it would be "
+    f"{_GIVEN}layers recomputed, as its configuration says; cause not known: with half the tokens that are "
+    "stated the plan is "
 )
 _NOT_RECOMPUTED = f"{_GIVEN}inferred: layers not recomputed, since recomputed they take half"
 _ONE_CHUNK = f"{_GIVEN}cause not known: LoRA and QLoRA are both above by one chunk of the logits, 251 MiB"
@@ -38,9 +38,10 @@ NOTES = {  # by step
     "cause not known: the embedding's step, as torch 2.13 compiles it, is the peak",
     "Lora": _ONE_CHUNK,
     "Qlora": _ONE_CHUNK,
-    "Full8B": f"{_RECOMPUTED}-0.7 %, which this recipe could not yet",
-    "Lora8B": f"{_RECOMPUTED}-0.2 %",
-    "Qlora8B": f"{_RECOMPUTED}-5.4 %",
+    "Full8B": f"{_RECOMPUTED}0.2 % above",
+    "Lora8B": f"{_RECOMPUTED}0.4 % below",
+    "Qlora8B": f"{_RECOMPUTED}7.2 % below",
+    "Lora70B": f"{_RECOMPUTED}0.5 % above",
     "Full8BNotRecomputed": _NOT_RECOMPUTED,
     "Lora8BNotRecomputed": _NOT_RECOMPUTED,
 }
@@ -55,20 +56,21 @@ def torchtune_rows() -> list[Row]:
 def _row(line: Mapping[str, str]) -> Row:
     model, gpu, batch = line["model"], line["gpu"], int(line["batch"])
     inputs = (f"{line['length']}:int64",) * 3  # tokens, labels, places
-    if line["step"]:
-        peak_mib = _step_peak_mib(line["step"], inputs, batch, gpu)
-    else:
-        peak_mib = _eager_peak_mib(inputs, batch, gpu)
+    peak_mib = _step_peak_mib(line, inputs) if line["step"] else _eager_peak_mib(inputs, batch, gpu)
     case = f"{model} {line['task']} {batch} x {line['length']} ({line['setting']})"
     truth, estimates = f"{float(line['value_gib']) * 1024}", texts({"planner": peak_mib})
     note = NOTES.get(line["step"], "given to 0.1 GiB")
     return Row(TORCHTUNE, "B", model, case, "transformer", gpu, batch, truth, estimates, note=note)
 
 
-def _step_peak_mib(step: str, inputs: tuple[str, ...], batch: int, gpu: str) -> float:
-    """Return the peak of later steps of a class of torchtune_steps.py, with what it compiles compiled."""
-    file = Path(__file__).with_name("torchtune_steps.py")
-    result = planner.estimate(f"{file}:{step}", batch, gpu=gpu, input=inputs, compile="default")
+def _step_peak_mib(line: Mapping[str, str], inputs: tuple[str, ...]) -> float:
+    """Return the peak of later steps of a row's class, with what it compiles compiled."""
+    ranks = {"world_size": int(line["ranks"])} if line["ranks"] else {}
+    file = Path(__file__).with_name("torchtune_ranks.py" if ranks else "torchtune_steps.py")
+    batch, gpu = int(line["batch"]), line["gpu"]
+    result = planner.estimate(
+        f"{file}:{line['step']}", batch, gpu=gpu, input=inputs, compile="default", **ranks
+    )
     peak_mib: float = result.to_dict()["peak_later_steps_mib"]
     return peak_mib
 

@@ -51,6 +51,12 @@ _SCRIPTS: tuple[tuple[str, int, str, tuple[str, ...]], ...] = (
     ("graphed_encoder.py:Classifier", 32, "RTX 4090", ("128:int64", "scalar:int64")),
     ("gradcache.py:Contrastive", 256, "RTX 3060", ("64:int64", "64:int64")),
     ("style_transfer.py:train_step", 4, "RTX 3060", ("3x256x256",)),
+    ("unet_amp.py:Training", 8, "RTX 3060", ("image=3x160x160", "mask=160x160:int64")),
+    ("graph_network.py:train_step", 256, "RTX 3090", ("64x16", "256x2:int64", "scalar")),
+    ("timm_finetune.py:FineTuning", 32, "RTX 4090", ("3x224x224", "scalar:int64")),
+    ("hidden_distillation.py:Training", 32, "RTX 3060", ("128:int64", "scalar:int64")),
+    ("diffusion_ema.py:Trainer", 64, "RTX 3060", ("3x32x32",)),
+    ("lit_autoencoder.py:LitAutoencoder", 64, "RTX 3060", ("3x64x64", "scalar:int64")),
 )
 
 

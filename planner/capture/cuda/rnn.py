@@ -67,7 +67,7 @@ def kernels(capability: tuple[int, int]) -> dict[str, Callable[..., Any]]:
         f"{name.lower()}.{layout}": _kernel(number, f"{name.lower()}.{layout}", dropout_state, capability)
         for name, number in MODE_NUMBERS.items()
         for layout in ("input", "data")
-    }
+    } | _CELLS
 
 
 def _kernel(
@@ -123,6 +123,55 @@ def _shared_buffer(weights: Sequence[Tensor]) -> Tensor | None:
     with torch.no_grad():
         empty = torch.empty(0, dtype=weights[0].dtype, device="meta")
         return empty.set_(storage, 0, (storage.nbytes() // weights[0].element_size(),), (1,))
+
+
+# ---- cells, whose gates one kernel computes (ATen/native/RNN.cpp, GRUCell and LSTMCell)
+
+
+def _gru_cell(
+    x: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
+) -> Tensor:
+    hy: Tensor = aten._thnn_fused_gru_cell(x.matmul(w_ih.t()), hx.matmul(w_hh.t()), hx, b_ih, b_hh)[0]
+    return hy
+
+
+def _lstm_cell(
+    x: Tensor, hx: Sequence[Tensor], w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    hidden, cell = hx
+    hy, cy, _ = aten._thnn_fused_lstm_cell(x.matmul(w_ih.t()), hidden.matmul(w_hh.t()), cell, b_ih, b_hh)
+    return hy, cy
+
+
+def gru_cell(
+    input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the new state, and what the backward pass needs (native/cuda/RNN.cu)."""
+    return hx.new_empty(hx.shape), hx.new_empty((hx.shape[0], 5 * hx.shape[1]))
+
+
+def gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
+    """Return gradients of the gates and of the state (native/cuda/RNN.cu)."""
+    width = 3 * (workspace.shape[1] // 5)
+    gates = [workspace.new_empty((workspace.shape[0], width)) for _ in range(2)]
+    return *gates, grad_hy.new_empty(grad_hy.shape), None, None
+
+
+def _gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
+    """Sum the gradients of the gates, where they have biases, by calls of `sum`."""
+    with torch._C._AutoDispatchBelowAutograd():
+        of_input, of_hidden, grad_hx, *none = aten._thnn_fused_gru_cell_backward(grad_hy, workspace, False)
+        biases = [of_input.sum(0), of_hidden.sum(0)] if has_bias else none
+    return of_input, of_hidden, grad_hx, *biases
+
+
+_CELLS: dict[str, Callable[..., Any]] = {
+    "gru_cell": _gru_cell,
+    "lstm_cell": _lstm_cell,
+    "_thnn_fused_gru_cell_backward": _gru_cell_backward,
+}
 
 
 # ---- outputs of cuDNN
@@ -181,4 +230,6 @@ def cudnn_rnn_backward(
 KERNELS: dict[str, Callable[..., Any]] = {
     "_cudnn_rnn": cudnn_rnn,
     "_cudnn_rnn_backward": cudnn_rnn_backward,
+    "_thnn_fused_gru_cell": gru_cell,
+    "_thnn_fused_gru_cell_backward": gru_cell_backward,
 }

@@ -232,3 +232,26 @@ def test_autocast_casts_the_weights_into_a_new_buffer() -> None:
     assert 2 * weights in born(trace, "aten.zeros.default")
     gradients = [e.size_bytes for e in trace.events if isinstance(e, Alloc) and e.category == "gradients"]
     assert sum(gradients) == 4 * weights
+
+
+class Cell(nn.Module):
+    """One step of a recurrent cell."""
+
+    def __init__(self, cell: nn.Module) -> None:
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the new state."""
+        state = self.cell(x)
+        return state[0] if isinstance(state, tuple) else state
+
+
+@pytest.mark.parametrize(("cell", "name", "kept"), [(nn.GRUCell, "gru", 5), (nn.LSTMCell, "lstm", 4)])
+def test_one_kernel_computes_a_cell(cell: type[nn.RNNCellBase], name: str, kept: int) -> None:
+    """ATen/native/RNN.cpp: two products of gates, the state, and what the backward pass needs."""
+    trace = trace_of(lambda: Cell(cell(4, 8)), job_of("4", mode=Mode.TRAIN), 3)
+    state, gates = 3 * 8 * 4, (3 if name == "gru" else 4) * 3 * 8 * 4
+    assert born(trace, "aten.mm.default")[0:3:2] == [gates, gates]  # beside the workspace of cuBLAS
+    states = [state] if name == "gru" else [state, state]
+    assert born(trace, f"aten._thnn_fused_{name}_cell.default")[: len(states) + 1] == [*states, kept * state]

@@ -90,10 +90,10 @@ def verify_limit(
     it made beyond the largest batch of the job's epoch. Raises as `verify`.
     """
     largest = plan.search.largest
-    batches = {largest, largest + 1} if plan.first_failure is not None else {largest}
-    beyond = ceil(BEYOND * largest)
-    if plan.budget.cap_bytes is not None and beyond <= max_useful_batch(plan.job):
-        batches.add(beyond)
+    batches = {largest, largest + 1}
+    if plan.budget.cap_bytes is not None:
+        batches.add(ceil(BEYOND * largest))
+    batches = {batch for batch in batches if batch <= max_useful_batch(plan.job)}
     estimates = {one.run.batch: one for one in (plan.at_max, plan.first_failure) if one is not None}
     runs: list[Verification] = []
     for batch in sorted(batches - {0}):

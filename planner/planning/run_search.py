@@ -2,8 +2,8 @@
 
 Such are compiled models, which inductor compiles anew for each batch size. The traces of batch sizes that ran
 are fitted to a program for those near them; its replays tell which batch size to run next, until the answers
-ran. So no answer is a guess: larger batch sizes alone are ruled out by what ran, the next one by the trace
-of the answer with its tensors in proportion where no two traces fit.
+ran. So no answer is a guess. The batch size after an answer runs as well; a compiled one is ruled out by
+what ran: by a fit of two traces, else by the trace of the answer with its tensors in proportion.
 
 inductor times products with padded operands where a size is no multiple of 16 bytes, which takes memory
 (`planner.capture.inductor.padding`). So compiled batch sizes are fitted by the power of two that divides
@@ -61,7 +61,8 @@ def note_on_runs(search: Search, is_compiled: bool) -> str:
 def search_by_runs(replays: TargetReplays, rooms: Sequence[MemoryLimits]) -> Search:
     """Return the largest batch sizes, without retries and of any that fit in all rooms.
 
-    The answers ran; traces near them rule out their successors. Raises the errors of a capture.
+    The answers ran, and so did the batch sizes after them; traces alone may rule out compiled ones. Raises
+    the errors of a capture.
     """
     return _RunSearch(replays, rooms).find()
 
@@ -127,7 +128,7 @@ class _RunSearch:
                 return answer
             above = answer + (self._unit if self._is_large(answer) else 1)
             is_open = above <= self.replays.limit and above not in self._outcomes
-            if is_open and not self._is_ruled_out(above, outcomes):
+            if is_open and not (self.replays.is_compiled and self._is_ruled_out(above, outcomes)):
                 return above
         return None
 

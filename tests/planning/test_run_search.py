@@ -113,6 +113,13 @@ def test_the_answer_ran() -> None:
     assert replay_trace(runs.run(largest), MemoryLimits(2000 * MIB)).outcome is not Outcome.DOES_NOT_FIT
 
 
+def test_the_batch_sizes_after_the_answers_ran() -> None:
+    """Without a compiler, which makes runs dear, the next batch sizes are seen not to fit."""
+    runs = RunTraces(step)
+    largest, comfortable = found(runs, 1000, is_compiled=False)
+    assert {largest, largest + 1, comfortable, comfortable + 1} <= set(runs.taken)
+
+
 def test_traces_that_fit_to_no_program_lead_on() -> None:
     """The trace of the answer, its tensors in proportion, rules out the next batch size."""
     unalike, alike = RunTraces(renamed), RunTraces(step)

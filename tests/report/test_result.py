@@ -17,7 +17,12 @@ def result_classes() -> dict[str, type[Result]]:
         for module in walk_packages(package.__path__, f"{package.__name__}."):
             if ".integrations" not in module.name:  # their libraries may be missing
                 import_module(module.name)
-    return {one.__name__: one for one in Result.__subclasses__()}
+    return {one.__name__: one for one in subclasses(Result)}
+
+
+def subclasses(of: type[Result]) -> list[type[Result]]:
+    """Every class beneath a class."""
+    return [one for direct in of.__subclasses__() for one in (direct, *subclasses(direct))]
 
 
 def test_every_result_has_a_report() -> None:

@@ -59,7 +59,8 @@ def run_zero(job: Job, model: nn.Module, batch: int, recorder: Recorder) -> tupl
 
 def hidden_size_of(model: nn.Module) -> int | None:
     """Return the hidden size by which transformers fills a configuration; None where there is none."""
-    config = getattr(model, "config", None)
+    configs = (getattr(one, "config", None) for one in model.modules())  # a step's model is within a module
+    config = next((one for one in configs if one is not None), None)
     sizes = getattr(config, "hidden_sizes", None)
     size = getattr(config, "hidden_size", None)
     return size if isinstance(size, int) else max(sizes) if sizes else None
@@ -144,7 +145,8 @@ class _Loop:
             leaves = tree_leaves(dict(value) if isinstance(value, dict) else value)
             held += [(one, category) for one in leaves if isinstance(one, Tensor)]
         for bucket in getattr(sharded, "ipg_buckets", {}).values():
-            held += [(one, Category.GRADIENT) for one in bucket.buffer]
+            leaves = tree_leaves(bucket.buffer)  # a tensor in stage 3, several before
+            held += [(one, Category.GRADIENT) for one in leaves if isinstance(one, Tensor)]
         held += [(one, Category.OPTIMIZER) for one in state_tensors(self._engine.basic_optimizer)]
         for tensor, category in held:
             if tensor.is_meta:

@@ -82,6 +82,18 @@ def test_fused_adam_of_the_file() -> None:
     assert held(trained(1, more=own), Category.OPTIMIZER) == pytest.approx(3 * 4 * NUMBERS / 2, rel=0.001)
 
 
+def test_the_bucket_of_stage_3_is_one_block_of_gradients() -> None:
+    """It is as large as the file says, and no larger for its many numbers."""
+    buckets = {"stage": 3, "reduce_bucket_size": 50_000_000}
+    trace = trained(3, more={"zero_optimization": buckets, "fp16": {"enabled": True}})
+    gradients = [
+        event.size_bytes
+        for event in trace.events
+        if isinstance(event, Alloc) and event.category is Category.GRADIENT
+    ]
+    assert max(gradients) == 2 * 50_000_000
+
+
 def test_a_trace_leaves_nothing_behind() -> None:
     """Traces of two jobs in a row are the same, whatever ran between."""
     first = trained(3)

@@ -1,6 +1,8 @@
 from .catalogue import load_catalogue as load_catalogue
 from .codec import job_from_json as job_from_json, job_to_json as job_to_json
-from .deepspeed import deepspeed_stage as deepspeed_stage, fill_deepspeed as fill_deepspeed
+from .deepspeed import (
+    deepspeed_stage as deepspeed_stage, fill_deepspeed as fill_deepspeed, read_deepspeed as read_deepspeed,
+)
 from .job import (
     Batching as Batching, CatalogueEntry as CatalogueEntry, Checkpoint as Checkpoint,
     ClipGradients as ClipGradients, Compile as Compile,

@@ -41,17 +41,16 @@ _BY_HIDDEN_SIZE: dict[str, Callable[[int], int]] = {
 }
 
 
-def read_deepspeed(text: str) -> str:
+def read_deepspeed(text: str, where: str = "--deepspeed") -> str:
     """Return the configuration of a file, or of a text that is one, as canonical JSON; "" of "".
 
-    Raises UsageError for a file that cannot be read, for text that is no configuration, and for what is
-    not planned.
+    `where` names in errors what gave it. Raises UsageError for a file that cannot be read, for text that is
+    no configuration, and for what is not planned.
     """
     if not text:
         return ""
-    where = "--deepspeed"
     if not text.lstrip().startswith("{"):
-        where = f"--deepspeed {text}"
+        where = f"{where} {text}"
         try:
             text = Path(text).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError, ValueError) as error:

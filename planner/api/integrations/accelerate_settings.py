@@ -33,6 +33,7 @@ def _dispatches(accelerator: Any) -> bool:
 SETTINGS: tuple[Setting, ...] = (
     *planned("mixed_precision gradient_accumulation_steps gradient_accumulation_plugin"),
     *planned("kwargs_handlers"),  # by `HANDLERS`
+    *planned("deepspeed_plugin"),  # by `deepspeed_fields`
     *harmless(
         "device_placement cpu rng_types log_with project_dir project_config step_scheduler_with_optimizer "
         "deepspeed_plugins"
@@ -43,7 +44,6 @@ SETTINGS: tuple[Setting, ...] = (
         "dispatch_batches holds the batches of all processes on the first GPU; one is counted",
         _dispatches,
     ),
-    refused("deepspeed_plugin", f"ZeRO shards or offloads; {_BY_HAND}", _is("DEEPSPEED")),
     refused("fsdp_plugin", f"parameters are sharded over GPUs; {_BY_HAND}", _is("FSDP")),
     refused("megatron_lm_plugin", f"the model is split over GPUs; {_BY_HAND}", _is("MEGATRON_LM")),
     refused("torch_tp_plugin", f"the model is split over GPUs; {_BY_HAND}", _is_parallel),

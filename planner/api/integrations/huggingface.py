@@ -30,6 +30,7 @@ from planner.api.integrations._live_model import (
     plan_live_model,
 )
 from planner.api.integrations.batch_choice import check_multiple
+from planner.api.integrations.deepspeed_fields import NOTES as DEEPSPEED_NOTES, deepspeed_fields
 from planner.api.integrations.micro_batches import shortfall, split_to_fit
 from planner.api.integrations.settings import look_up, model_errors, notes_of, text_of
 from planner.api.max_batch import MaxBatchResult
@@ -175,7 +176,7 @@ def fields_of_arguments(arguments: Any) -> dict[str, Any]:
     if arguments.fp16 or arguments.bf16:
         precision = Precision.AMP_FP16 if arguments.fp16 else Precision.AMP_BF16
     evaluates = transformers_settings.evaluates(arguments)
-    return {
+    fields = {
         "optimizer": kind,
         "optimizer_impl": implementation,
         "precision": precision,
@@ -188,6 +189,9 @@ def fields_of_arguments(arguments: Any) -> dict[str, Any]:
         "ddp": arguments.world_size > 1,
         "liger": bool(getattr(arguments, "use_liger_kernel", False)),
     }
+    if not arguments.deepspeed:
+        return fields
+    return deepspeed_fields(arguments.deepspeed, fields, arguments.world_size, "TrainingArguments: deepspeed")
 
 
 def fields_of_accelerator(accelerator: Any) -> dict[str, Any]:
@@ -195,13 +199,17 @@ def fields_of_accelerator(accelerator: Any) -> dict[str, Any]:
     name = str(accelerator.mixed_precision)
     precision = look_up(_ACCELERATE_PRECISIONS, name, "mixed precision")
     scaler, ddp = accelerator.scaler_handler, accelerator.ddp_handler
-    return {
+    fields = {
         "precision": precision,
         "grad_scaler": name == "fp16" and (scaler is None or scaler.enabled),
         "accumulate": accelerator.gradient_accumulation_steps,
         "ddp": accelerator.num_processes > 1,
         "ddp_bucket_view": accelerator.num_processes > 1 and ddp is not None and ddp.gradient_as_bucket_view,
     }
+    if text_of(accelerator.distributed_type) != "DEEPSPEED":
+        return fields
+    config = accelerator.deepspeed_plugin.deepspeed_config
+    return deepspeed_fields(config, fields, accelerator.num_processes, "Accelerator: deepspeed_plugin")
 
 
 def notes_of_arguments(arguments: Any) -> tuple[str, ...]:
@@ -254,6 +262,7 @@ def _loop_of_arguments(model: Any, arguments: Any, sample: Mapping[str, Any]) ->
         unplanned += ("TrainingArguments: use_liger_kernel: Liger has no kernels for this model",)
     live = optimizer_of(arguments, model)
     step, notes = loss_step(arguments), notes_of_optimizer(live)
+    notes = (*notes, *(DEEPSPEED_NOTES if arguments.deepspeed else ()))
     prepare = partial(prepare_for_training, arguments)
     return LiveLoop(model, dict(sample), step, fields, unplanned, notes, optimizer=live, prepare=prepare)
 
@@ -273,9 +282,11 @@ def _loop_of_accelerator(model: Any, sample: Mapping[str, Any], optimizer: Any, 
 
     def step(module: Any, batch: Mapping[str, Any]) -> Any:
         outputs = module(**batch)
-        return outputs if fields["precision"] is Precision.FP32 else in_float32(outputs)
+        casts = fields["precision"] is Precision.FP32 or "deepspeed" in fields  # its engine does by itself
+        return outputs if casts else in_float32(outputs)
 
-    return LiveLoop(model, dict(sample), step, fields, notes, notes_of_optimizer(live), optimizer=live)
+    further = (*notes_of_optimizer(live), *(DEEPSPEED_NOTES if "deepspeed" in fields else ()))
+    return LiveLoop(model, dict(sample), step, fields, notes, further, optimizer=live)
 
 
 def _bytes_a_sample(sample: Mapping[str, Any]) -> int:

@@ -96,7 +96,11 @@ SETTINGS: tuple[Setting, ...] = (
         lambda arguments: arguments.world_size > 1 and arguments.ddp_bucket_cap_mb not in (None, 25),
     ),
     refused("fsdp", "sharded parameters take another share of each GPU; train with DDP, or plan by hand"),
-    refused("deepspeed", "ZeRO shards or offloads; train with DDP, or plan by hand with planner.max_batch"),
+    stated(
+        "deepspeed",
+        "the evaluation while it trains is not planned, whose batches may take more memory",
+        lambda arguments: bool(arguments.deepspeed) and evaluates(arguments),
+    ),
     refused("parallelism_config", "the model is split over GPUs; train with DDP, or plan by hand"),
     refused(
         "accelerator_config",

@@ -237,8 +237,8 @@ def test_plain_arguments_warn_of_nothing(model: Any, tmp_path: Any) -> None:
         ("fsdp", ["full_shard"], "TrainingArguments: fsdp is not planned: sharded parameters"),
         (
             "deepspeed",
-            {"zero_optimization": {"stage": 3}},
-            "TrainingArguments: deepspeed is not planned: ZeRO",
+            {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}},
+            "TrainingArguments: deepspeed: zero_optimization.offload_param is not planned",
         ),
         ("gradient_checkpointing_kwargs", {"offload": True}, "offload=True moves activations to the CPU"),
     ],

@@ -1,0 +1,64 @@
+"""The fields of a job that DeepSpeed's engine trains, where a framework has its configuration."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from planner.errors import UsageError
+from planner.jobs import ClipGradients, Precision, read_deepspeed
+
+_FILLED = "auto"
+NOTES = (
+    "DeepSpeed's engine shards the model from a whole one on the CPU; from_pretrained with stage 3 loads it "
+    "sharded",
+)
+
+
+def deepspeed_fields(
+    given: str | Mapping[str, Any], fields: Mapping[str, Any], ranks: int, owner: str
+) -> dict[str, Any]:
+    """Return a framework's fields of a job, changed to those of a rank of DeepSpeed.
+
+    `given` is its configuration or the name of its file; `owner` names the setting in errors. A user's
+    `world_size` overrides `ranks`, those of the process. Raises UsageError for what is not planned of it.
+    """
+    config = _config_of(given, owner)
+    config.pop("steps_per_print", None)  # infinite under accelerate, which is no JSON
+    config["zero_allow_untested_optimizer"] = True  # accelerate/accelerator.py, _prepare_deepspeed
+    clips = "gradient_clipping" in config and fields.get("clip_gradients") is not ClipGradients.NONE
+    return {
+        **fields,
+        "deepspeed": read_deepspeed(json.dumps(config), owner),
+        "world_size": ranks if ranks > 1 else 0,
+        "precision": _precision_left(config, fields["precision"], owner),
+        "grad_scaler": False,  # the engine's own
+        "clip_gradients": ClipGradients.NORM if clips else ClipGradients.NONE,
+        "evaluate": False,
+        "eval_batch": 0,
+        "ddp": False,
+        "ddp_bucket_view": False,
+    }
+
+
+def _config_of(given: str | Mapping[str, Any], owner: str) -> dict[str, Any]:
+    if isinstance(given, Mapping):
+        return dict(given)
+    try:
+        read = json.loads(Path(given).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{owner}: {given} cannot be read: {error}; name DeepSpeed's JSON file") from error
+    if not isinstance(read, dict):
+        raise UsageError(f"{owner}: {given} has no object; name DeepSpeed's JSON file")
+    return read
+
+
+def _precision_left(config: Mapping[str, Any], precision: Precision, owner: str) -> Precision:
+    """Return the precision that fills "auto"; float32 where the configuration says all. Raises UsageError."""
+    wanted = {Precision.AMP_BF16: "bf16", Precision.AMP_FP16: "fp16"}.get(precision)
+    if wanted is None:
+        return precision
+    enabled = (config.get(wanted) or {}).get("enabled", False)
+    if not enabled:
+        raise UsageError(f"{owner}: {wanted} is on in the arguments and not in it; add {wanted}.enabled=auto")
+    return precision if enabled == _FILLED else Precision.FP32

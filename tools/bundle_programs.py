@@ -30,7 +30,10 @@ from planner.store.fingerprint import LIBRARIES, source_digest
 from planner.store.saving import group_by_structure
 from planner.store.store import BUNDLED, INDEX, bundled_name
 
-UNBUNDLED = "diffusers:"  # their programs for all capabilities take minutes to make and megabytes to store
+_LARGE_SOURCE = (
+    "diffusers:"  # whose programs for all capabilities take minutes to make and megabytes to store
+)
+_FOR_CLUSTERS = ("llama_405b",)  # that no one GPU holds: two megabytes, and ranks are traced anew
 OLDEST = (7, 0)  # older cards are traced on their own machines
 COMMON = ("torch", "torchvision")  # that every trace depends on
 
@@ -42,6 +45,11 @@ def capabilities() -> list[Capability]:
     """
     listed = {device.capability for device in load_devices()} - {GENERIC_CAPABILITY}
     return [GENERIC_CAPABILITY, *sorted(capability for capability in listed if capability >= OLDEST)]
+
+
+def is_bundled(name: str, source: str) -> bool:
+    """Return whether the programs of a catalogue's job are bundled."""
+    return name not in _FOR_CLUSTERS and not source.startswith(_LARGE_SOURCE)
 
 
 def programs_of(job: Job, targets: list[Target]) -> list[Program]:
@@ -85,7 +93,7 @@ def make_all(folder: Path) -> None:
     completed: dict[str, object] = {}
     versions: dict[str, dict[str, str | None]] = {}
     for name, entry in catalogue.items():
-        if entry.job.source.startswith(UNBUNDLED):
+        if not is_bundled(name, entry.job.source):
             continue
         start = perf_counter()
         catalogue_job = resolve_job(name, catalogue)

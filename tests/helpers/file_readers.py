@@ -35,7 +35,7 @@ from planner.store.file_store import open_saved
 from tests.calibration.test_records import HISTORY as RECORDED, LIMITS, MACHINE, PEAKS, record
 from tests.helpers.runs import RUN
 from tests.helpers.structs import replace
-from tests.helpers.traces import load_trace, program_of, save_trace
+from tests.helpers.traces import program_of, save_trace
 
 CATALOGUE = load_catalogue()
 EVENTS = (
@@ -143,7 +143,9 @@ READERS: dict[str, Reader] = {
         _read, _written(lambda path: ResultStore(path.parent, "", _warn).keep(TASK, _RESULT)), _result_name()
     ),
     "trace": Reader(
-        load_trace, gzip.decompress(_written(lambda path: save_trace(TRACE, path, _ABOUT))), pack=_gzip
+        lambda path: open_saved(path).trace(3, Target((8, 6), 84)),
+        gzip.decompress(_written(lambda path: save_trace(TRACE, path, _ABOUT))),
+        pack=_gzip,
     ),
     "saved program": Reader(
         lambda path: open_saved(path).trace(7, Target((8, 6), 84)),

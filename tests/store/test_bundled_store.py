@@ -18,7 +18,7 @@ from planner.program.target import Target
 from planner.store.fingerprint import source_digest
 from planner.store.store import BUNDLED, INDEX, BundledStore, bundled_name
 from tests.store.test_cache_dir import WITHOUT_TORCH, json_of
-from tools.bundle_programs import UNBUNDLED
+from tools.bundle_programs import is_bundled
 
 STALE = "the bundled programs are not those of this tracer: run `make traces`"
 GENERIC = Target.for_capability((8, 6))
@@ -52,7 +52,7 @@ def test_bundled_traces_are_of_this_tracer() -> None:
     catalogue = load_catalogue()
     for name in catalogue:
         job = resolve_job(name, catalogue)
-        if job.source.startswith(UNBUNDLED):
+        if not is_bundled(name, job.source):
             continue
         if is_completed_by_library(job):
             job = job_from_json(bundled_index()["completed"][bundled_name(job)])

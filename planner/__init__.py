@@ -13,7 +13,11 @@ from planner._support.lazy_exports import attach_stub
 
 if TYPE_CHECKING:
     from .api.advise import AdviceResult as AdviceResult, advise as advise
-    from .api.clusters import ClusterResult as ClusterResult, clusters as clusters
+    from .api.clusters import (
+        ClusterResult as ClusterResult,
+        advise_cluster as advise_cluster,
+        clusters as clusters,
+    )
     from .api.estimate import EstimateResult as EstimateResult, estimate as estimate
     from .api.explain import ExplainResult as ExplainResult, explain as explain
     from .api.gpus import GpusResult as GpusResult, gpus as gpus

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from time import perf_counter
-from typing import Unpack
+from typing import NamedTuple, Unpack
 
 from msgspec.structs import replace
 
@@ -20,6 +20,8 @@ from planner.jobs import Job, Mode, check_count, read_count
 from planner.planning import (
     MOST_GPUS,
     CaptureMode,
+    ClusterAdvice,
+    ClusterPlans,
     ClusterQuestion,
     ClusterSearch,
     ClusterTable,
@@ -38,14 +40,15 @@ _ALONE = ("gpu", "gpu_mib", "trace", "save_trace", "isolate", "fsdp", "ddp", "tp
 
 @dataclass(frozen=True, slots=True)
 class ClusterResult(Result):
-    """The fewest GPUs of each kind, or several splits on GPUs of one kind; `str` gives the text report."""
+    """The fewest GPUs of each kind, or splits on GPUs of one kind; `str` gives the text report."""
 
     table: ClusterTable
 
     @property
     def fits(self) -> bool:
         """Return whether the global batch runs on any of the GPUs."""
-        return any(row.plans for row in self.table.rows)
+        advice = self.table.advice
+        return any(row.plans for row in (self.table.rows if advice is None else (advice.plans,)))
 
 
 def clusters(
@@ -64,38 +67,85 @@ def clusters(
 ) -> ClusterResult:
     """Return how many GPUs of each kind train a model at a global batch, and how it is split over them.
 
-    The model is sharded by FSDP2 over all GPUs; recomputation, resharding after the forward pass, micro-batch
+    DDP or FSDP2 over all GPUs, recomputation, resharding after the forward pass, tensor parallel, micro-batch
     and accumulation are searched, throughput is not. Of one kind of GPU several splits are returned.
     `cluster` is a file that names the GPUs there are, `seq` the tokens of a sample in place of `input`; the
     other options are as for `planner.gpus`. Raises the errors of `planner.errors`; that nothing fits is a
     result.
     """
     start = perf_counter()
-    for name in _ALONE:
-        if options.get(name):
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag} and --global-batch: the search decides that; leave one away")
-    if options.get("mode") not in (None, Mode.TRAIN):
-        raise UsageError(f"--mode {options['mode']}: --global-batch is of a training step; leave --mode away")
+    _reject_what_is_searched(options, "--global-batch")
     if global_batch is None:
         raise UsageError("--cluster: give the batch of all GPUs together as well, such as --global-batch 512")
-    check_count("--global-batch", global_batch, LARGEST_BATCH)
     if cluster is not None:
         if any(given is not None for given in (devices, filter, min_mib, max_mib, gpus_per_node, most_gpus)):
             raise UsageError("--cluster: the file says which GPUs there are; leave the other choice away")
         devices, gpus_per_node, most_gpus = _read_cluster(Path(cluster))
-    question = ClusterQuestion(
-        global_batch,
-        check_count(
-            "--gpus-per-node", GPUS_OF_A_NODE if gpus_per_node is None else gpus_per_node, _LARGEST_COUNT
-        ),
-        check_count("--most-gpus", MOST_GPUS if most_gpus is None else most_gpus, _LARGEST_COUNT),
-    )
+    question = _question(global_batch, gpus_per_node, most_gpus)
     is_chosen = any(given is not None for given in (devices, filter, min_mib, max_mib))
     cards = choose_devices(devices, filter, min_mib if is_chosen else _SMALLEST_MIB, max_mib)
     cards = tuple(card for card in cards if not _is_slice(card))
     if not cards:
         raise UsageError("--filter: only slices of GPUs are left, which NCCL does not connect; choose others")
+    opened = _open_search(model, question, cards, seq, options)
+    rows = find_clusters(opened.search, opened.budgets, opened.request.on_progress)
+    return ClusterResult(opened.table(rows, start))
+
+
+def advise_cluster(
+    model: Model | None = None,
+    global_batch: int | None = None,
+    *,
+    cluster: str | PathLike[str] | None = None,
+    seq: int | None = None,
+    **options: Unpack[Options],
+) -> ClusterResult:
+    """Return how a global batch of a model runs on all GPUs of a cluster, and what does not fit.
+
+    DDP and FSDP2, each with and without recomputation, and tensor parallel in groups of a node are tried,
+    each with its largest micro-batch. `cluster` is a file that names the GPUs, `seq` the tokens of a sample;
+    the other options are as for `planner.clusters`, whose errors are raised.
+    """
+    start = perf_counter()
+    _reject_what_is_searched(options, "--cluster")
+    if cluster is None:
+        raise UsageError("--global-batch: give the GPUs there are as well, such as --cluster cluster.yaml")
+    if global_batch is None:
+        raise UsageError("--cluster: give the batch of all GPUs together as well, such as --global-batch 512")
+    cards, gpus_per_node, most_gpus = _read_cluster(Path(cluster))
+    question = _question(global_batch, gpus_per_node, most_gpus)
+    opened = _open_search(model, question, cards, seq, options)
+    return ClusterResult(opened.table((), start, opened.search.advise(opened.budgets[0])))
+
+
+class _OpenSearch(NamedTuple):
+    request: Request
+    job: Job
+    question: ClusterQuestion
+    traces: RankTraces
+    search: ClusterSearch
+    budgets: Sequence[Callable[[Job], Budget]]
+    opened: float  # seconds of a clock
+
+    def table(
+        self, rows: tuple[ClusterPlans, ...], start: float, advice: ClusterAdvice | None = None
+    ) -> ClusterTable:
+        """Return the answer, with what it took since a start."""
+        seconds = Seconds(self.traces.seconds, perf_counter() - self.opened - self.traces.seconds)
+        confidence = (advice.plans if advice else rows[0]).budget.confidence
+        return ClusterTable(
+            self.job, self.question, confidence, rows, advice, self.traces.is_repeated,
+            self.opened - start, seconds,
+        )  # fmt: skip
+
+
+def _open_search(
+    model: Model | None,
+    question: ClusterQuestion,
+    cards: Sequence[Device],
+    seq: int | None,
+    options: Options,
+) -> _OpenSearch:
     if seq is not None:
         if options.get("input"):
             raise UsageError("--seq and --input: both give the size of a sample; leave one away")
@@ -103,20 +153,29 @@ def clusters(
     request = open_request(model, {**options, "gpu": cards[0], "fsdp": 2})
     job = replace(request.job, fsdp=0)
     opened = perf_counter()
-    depth = _depth_of(request)
-    traces = RankTraces(_opener(request), depth)
+    traces = RankTraces(_opener(request), _depth_of(request))
     search = ClusterSearch(job, question, traces)
-    rows = find_clusters(search, [_budgets_of(card, options) for card in cards], request.on_progress)
-    seconds = Seconds(traces.seconds, perf_counter() - opened - traces.seconds)
-    return ClusterResult(
-        ClusterTable(
-            job, question, rows[0].budget.confidence, rows, traces.is_repeated, opened - start, seconds
-        )
+    budgets = [_budgets_of(card, options) for card in cards]
+    return _OpenSearch(request, job, question, traces, search, budgets, opened)
+
+
+def _reject_what_is_searched(options: Options, flag: str) -> None:
+    for name in _ALONE:
+        if options.get(name):
+            given = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{given} and {flag}: the search decides that; leave one away")
+    if options.get("mode") not in (None, Mode.TRAIN):
+        raise UsageError(f"--mode {options['mode']}: {flag} is of a training step; leave --mode away")
+
+
+def _question(global_batch: int, gpus_per_node: int | None, most_gpus: int | None) -> ClusterQuestion:
+    per_node = GPUS_OF_A_NODE if gpus_per_node is None else gpus_per_node
+    most = MOST_GPUS if most_gpus is None else most_gpus
+    return ClusterQuestion(
+        check_count("--global-batch", global_batch, LARGEST_BATCH),
+        check_count("--gpus-per-node", per_node, _LARGEST_COUNT),
+        check_count("--most-gpus", most, _LARGEST_COUNT),
     )
-
-
-def _count(flag: str, given: int | None, default: int) -> int:
-    return default if given is None else check_count(flag, given, _LARGEST_COUNT)
 
 
 def _is_slice(card: Device) -> bool:

@@ -113,6 +113,18 @@ CALIBRATIONS: Group = {
     "calibrations": Calibrations,
     "no_calibration": Annotated[bool | None, flag("--no-calibration", "Plan without stored calibrations.")],
 }
+CLUSTER: Group = {
+    "global_batch": Annotated[
+        int | None, option("N", "The batch of all GPUs together, which is split over several of them.")
+    ],
+    "cluster": Annotated[
+        str | None,
+        option("FILE", "With --global-batch: the GPUs of this YAML file: gpu, nodes, gpus_per_node."),
+    ],
+    "seq": Annotated[
+        int | None, option("N", "With --global-batch: tokens of a sample, in place of --input.")
+    ],
+}
 _OUTPUT: Group = {
     "json": Annotated[bool | None, flag("--json", "Print one JSON object instead of the report.")],
     "debug": Annotated[bool | None, flag("--debug", "Show the traceback of an error.")],

@@ -7,11 +7,12 @@ from .batch_curve import BatchCurve as BatchCurve, DeviceCurve as DeviceCurve, t
 from .changes import Change as Change, TrainingConfig as TrainingConfig
 from .clusters.rank_traces import Depth as Depth, RankTraces as RankTraces
 from .clusters.search import (
-    ClusterPlan as ClusterPlan, ClusterPlans as ClusterPlans, ClusterSearch as ClusterSearch,
+    ClusterAdvice as ClusterAdvice, ClusterPlan as ClusterPlan, ClusterPlans as ClusterPlans,
+    ClusterSearch as ClusterSearch,
     ClusterTable as ClusterTable, find_clusters as find_clusters,
 )
 from .clusters.splits import (
-    ClusterQuestion as ClusterQuestion, MOST_GPUS as MOST_GPUS,
+    ClusterQuestion as ClusterQuestion, Gathers as Gathers, MOST_GPUS as MOST_GPUS, Recipe as Recipe,
 )
 from .epoch import (
     EpochPrograms as EpochPrograms, check_batch as check_batch, max_useful_batch as max_useful_batch,

@@ -131,6 +131,7 @@ def test_unknown_name() -> None:
         "MaxSizeResult",
         "ServeResult",
         "advise",
+        "advise_cluster",
         "clusters",
         "estimate",
         "explain",

@@ -1,5 +1,6 @@
 """The fewest GPUs of a global batch, held against plans of the same rank one by one."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +10,8 @@ from planner.api.budget import make_budget
 from planner.errors import UsageError
 from planner.jobs import Checkpoint, Job
 from planner.planning import ClusterQuestion, ClusterSearch, find_clusters
-from planner.planning.clusters.splits import Recipe, splits_on
-from planner.program import Alloc, Category, Phase, PhaseStart, Site, Target, Trace
+from planner.planning.clusters.splits import Gathers, Recipe, splits_on
+from planner.program import Alloc, Category, Free, Phase, PhaseStart, Site, Target, Trace
 
 GIB = 2**30
 
@@ -59,6 +60,37 @@ def test_half_of_the_fewest_gpus_are_too_few(answer: planner.ClusterResult) -> N
     assert rank({"checkpoint": "blocks", "micro_batch": 1}, fewest["gpus"] // 2)["fits"] != "yes"
 
 
+def test_advice_is_on_all_gpus_of_the_cluster(tmp_path: Path) -> None:
+    """Each split is the plan of its rank, and all recipes are told of."""
+    file = tmp_path / "cluster.yaml"
+    file.write_text(f"gpu: {CARD}\nnodes: 1\ngpus_per_node: 2\n")
+    options = {**LLAMA, "model_arg": {**LLAMA["model_arg"], "num_hidden_layers": 2}}
+    result = planner.advise_cluster(global_batch=4, seq=512, cluster=file, **options)
+    document = result.to_dict()
+    (row,) = document["rows"]
+    alone = [plan for plan in row["plans"] if not plan["tp"]]
+    assert [plan["checkpoint"] for plan in alone] == ["none", "blocks"]
+    for plan in alone:
+        estimate = planner.estimate(
+            batch=plan["micro_batch"], **options, input="512:int64", gpu=CARD, checkpoint=plan["checkpoint"],
+            fsdp=2, accumulate=plan["accumulate"],
+        ).to_dict()  # fmt: skip
+        assert plan["peak_reserved_mib"] == estimate["peak_reserved_mib"]
+    assert len(row["plans"]) + len(document["failed"]) == 4  # with tensor parallel too
+    assert f"{len(row['plans'])} of 4 fit 2 {CARD}, for global batch 4" in str(result)
+
+
+def test_small_models_are_replicated(tmp_path: Path) -> None:
+    """Where the whole model fits each GPU, DDP comes first, as the rank's own plan has it."""
+    file = tmp_path / "cluster.yaml"
+    file.write_text("gpu: T4\nnodes: 1\ngpus_per_node: 4\n")
+    result = planner.advise_cluster("torchvision:alexnet", 64, cluster=file)
+    first = result.to_dict()["rows"][0]["plans"][0]
+    assert (first["ddp"], first["micro_batch"], first["accumulate"]) == (True, 16, 1)
+    estimate = planner.estimate("torchvision:alexnet", 16, gpu="T4", ddp=True).to_dict()
+    assert first["process_mib"] == estimate["process_mib"]
+
+
 def test_report_names_the_cluster(answer: planner.ClusterResult) -> None:
     assert f"GPUs needed:    4 {CARD}, for global batch 8 at confidence 0.99" in str(answer)
     assert "2 GPUs in a node" in str(answer)
@@ -67,27 +99,64 @@ def test_report_names_the_cluster(answer: planner.ClusterResult) -> None:
 class Layers:
     """Traces of ranks that hold equal parts of a model, and of activations a part for each of `tp`."""
 
+    def __init__(self) -> None:
+        self.taken: list[tuple[int, int, int]] = []
+
     def trace(self, job: Job, batch: int, target: Target) -> Trace:
-        model, activations = 40 * GIB // max(job.fsdp, 1), 20 * GIB * batch
-        size = (model + activations) // max(job.tp, 1)
-        events = (PhaseStart(0, Phase.SETUP), Alloc(1, size, Category.PARAMETER, 0))
+        self.taken.append((job.fsdp, job.tp, batch))
+        tp = max(job.tp, 1)
+        model = 40 * GIB // max(job.fsdp, 1) // tp
+        activations = (20 if job.checkpoint is Checkpoint.NONE else 5) * GIB * batch // tp
+        events = (
+            PhaseStart(0, Phase.SETUP),
+            Alloc(1, model, Category.PARAMETER, 0),
+            PhaseStart(0, Phase.FORWARD),
+            Alloc(2, activations, Category.ACTIVATION, 0),
+            Free(2),
+        )
         return Trace(events, (Site("", "aten.empty"),), batch)
 
 
+def search_of(global_batch: int, most_gpus: int = 64) -> tuple[ClusterSearch, Layers]:
+    layers = Layers()
+    question = ClusterQuestion(global_batch, most_gpus=most_gpus)
+    return ClusterSearch(Job("made up"), question, layers), layers  # type: ignore[arg-type]
+
+
 def test_tensor_parallel_is_tried_on_fewer_gpus() -> None:
+    """5 GiB of activations and all 40 GiB of weights are too many for 1 GPU, and a half of both is not."""
     budget = make_budget({"gpu": "A100 40GB"})
-    search = ClusterSearch(Job("made up"), ClusterQuestion(8), Layers())  # type: ignore[arg-type]
+    search, _ = search_of(8, 8)
     (plans,) = find_clusters(search, [lambda job: budget], lambda text: None)
-    first, *others = [(plan.split.gpus, plan.split.recipe.tp) for plan in plans.plans]
-    assert first == (2, 2)  # 30 GiB of each; FSDP alone takes 40 GiB on 2 and 30 on 4
-    assert others == [(4, 1), (8, 1)]
+    found = [(plan.split.gpus, plan.split.recipe.checkpoint.value) for plan in plans.plans]
+    assert found == [(2, "blocks"), (4, "none"), (8, "none")]
+
+
+@pytest.mark.parametrize("global_batch", [1, 8, 24, 64])
+@pytest.mark.parametrize("gpu", ["A100 40GB", "RTX 3090", "RTX 3060"])
+def test_splits_that_are_ruled_out_do_not_fit(
+    global_batch: int, gpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search that traces every split in its way finds the same plans, and traces more."""
+    budget = make_budget({"gpu": gpu})
+
+    def answers() -> tuple[object, object, int]:
+        search, layers = search_of(global_batch)
+        plans, advice = search.plans(lambda job: budget, 4), search.advise(lambda job: budget)
+        return plans, advice, len(layers.taken)
+
+    *found, taken = answers()
+    monkeypatch.setattr("planner.planning.clusters.search.least_bytes", lambda split, traced: 0)
+    *expected, most = answers()
+    assert found == expected
+    assert taken < most or most <= 8
 
 
 def test_numbers_of_gpus_divide_batch_and_nodes() -> None:
     assert ClusterQuestion(48).gpu_counts() == [1, 2, 4, 8, 16, 24, 48]
     assert ClusterQuestion(48, most_gpus=20).gpu_counts() == [1, 2, 4, 8, 16]
     assert ClusterQuestion(6, gpus_per_node=4).gpu_counts(2) == [2, 4, 12]
-    splits = list(splits_on(16, Recipe(Checkpoint.NONE, True, tp=4), ClusterQuestion(24)))
+    splits = list(splits_on(16, Recipe(Checkpoint.NONE, Gathers.TWICE, tp=4), ClusterQuestion(24)))
     assert [(split.micro_batch, split.accumulate) for split in splits] == [(1, 6), (2, 3), (3, 2), (6, 1)]
 
 

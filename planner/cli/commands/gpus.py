@@ -2,7 +2,17 @@
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from planner.cli.options import CALIBRATIONS, JOB, LIMITS, Batch, MultipleOf, flag, option, with_options
+from planner.cli.options import (
+    CALIBRATIONS,
+    CLUSTER,
+    JOB,
+    LIMITS,
+    Batch,
+    MultipleOf,
+    flag,
+    option,
+    with_options,
+)
 from planner.cli.output import Output, emit, emit_before_raising, progress
 from planner.cli.paths import plot_path
 from planner.errors import UsageError, unsaved
@@ -23,26 +33,15 @@ _SELECTION = {
     "max_mib": Annotated[int | None, option("N", "Only GPUs with a total of at most N MiB.")],
     "multiple_of": MultipleOf,
 }
-_CLUSTER = {
-    "global_batch": Annotated[
-        int | None,
-        option("N", "How many GPUs train this batch, all together, and how the model is split over them."),
-    ],
-    "cluster": Annotated[
-        str | None,
-        option("FILE", "With --global-batch: only the GPUs of this YAML file: gpu, nodes, gpus_per_node."),
-    ],
+_COUNTS = {
     "gpus_per_node": Annotated[int | None, option("N", "With --global-batch: GPUs in a node; 8 by default.")],
     "most_gpus": Annotated[
         int | None, option("N", "With --global-batch: the most GPUs that are tried; 1024 by default.")
     ],
-    "seq": Annotated[
-        int | None, option("N", "With --global-batch: tokens of a sample, in place of --input.")
-    ],
 }
 
 
-@with_options(JOB, LIMITS, CALIBRATIONS, _SELECTION, _CLUSTER)
+@with_options(JOB, LIMITS, CALIBRATIONS, _SELECTION, CLUSTER, _COUNTS)
 def gpus_command(
     options: dict[str, Any],
     output: Output,
@@ -55,7 +54,7 @@ def gpus_command(
     if csv and output.json:
         raise UsageError("--csv and --json: both say how to answer; give one of them")
     path = plot_path(plot)
-    question = {name: value for name in _CLUSTER if (value := options.pop(name)) is not None}
+    question = {name: value for name in (*CLUSTER, *_COUNTS) if (value := options.pop(name)) is not None}
     if question:
         return _answer_cluster({**options, **question}, output, csv, path)
     from planner import gpus
@@ -79,7 +78,7 @@ def gpus_command(
 def _answer_cluster(options: dict[str, Any], output: Output, csv: bool | None, path: object) -> int:
     """Answer how many GPUs a global batch needs."""
     if "global_batch" not in options:
-        name = next(name for name in _CLUSTER if name in options)
+        name = next(name for name in (*CLUSTER, *_COUNTS) if name in options)
         raise UsageError(f"--{name.replace('_', '-')}: say for which batch, such as --global-batch 512")
     for flag_name, given in (("--csv", csv), ("--plot", path)):
         if given:

@@ -18,15 +18,24 @@ from planner.hardware import (
     with_likeness,
 )
 from planner.jobs import Job
+from planner.planning.clusters.lower_bound import TracedSplit, least_bytes, state_bytes_of
 from planner.planning.clusters.rank_traces import RankTraces
-from planner.planning.clusters.splits import ClusterQuestion, Recipe, Split, job_of, recipes_of, splits_on
+from planner.planning.clusters.splits import (
+    ClusterQuestion,
+    Gathers,
+    Recipe,
+    Split,
+    job_of,
+    recipes_of,
+    splits_on,
+)
 from planner.planning.estimate import Seconds, unlimited
 
 MOST_PLANS = 4  # of one kind of GPU: on the fewest, on more, and without what costs time
 
 
 class ClusterPlan(Struct, frozen=True):
-    """A split that fits, without retries, with what its fullest rank takes."""
+    """A split, with what its fullest rank takes."""
 
     budget: Budget
     split: Split
@@ -42,6 +51,12 @@ class ClusterPlan(Struct, frozen=True):
         """Return what the process leaves of the GPU's memory."""
         return self.budget.device.usable.value - self.process_bytes
 
+    @property
+    def fits(self) -> bool:
+        """Return whether the allocator may reserve what it needs without retries."""
+        limit = self.budget.limits.allocator_limit_bytes
+        return limit is None or self.peak_reserved_bytes <= limit
+
 
 class ClusterPlans(Struct, frozen=True):
     """The plans of one kind of GPU; none where even the most GPUs are too few."""
@@ -51,6 +66,14 @@ class ClusterPlans(Struct, frozen=True):
     notes: tuple[str, ...] = ()  # of the traces
 
 
+class ClusterAdvice(Struct, frozen=True):
+    """The splits of a global batch over all GPUs of a cluster, each with its largest micro-batch."""
+
+    gpus: int
+    plans: ClusterPlans  # the fastest recipe first, without tensor parallel before with it
+    failed: tuple[Recipe, ...]  # that do not fit
+
+
 class ClusterTable(Struct, frozen=True):
     """The answer to a question for some kinds of GPUs."""
 
@@ -58,6 +81,7 @@ class ClusterTable(Struct, frozen=True):
     question: ClusterQuestion
     confidence: float
     rows: tuple[ClusterPlans, ...]
+    advice: ClusterAdvice | None  # where all GPUs of a cluster are asked for
     is_repeated: bool  # deep traces follow from shallow ones
     import_seconds: float
     seconds: Seconds
@@ -68,6 +92,7 @@ class _Need(Struct, frozen=True):
 
     allocated_bytes: int
     reserved_bytes: int
+    state_bytes: int
     likeness: Likeness
     notes: tuple[str, ...]
 
@@ -82,6 +107,7 @@ class ClusterSearch:
         self._job, self._question, self._traces = job, question, traces
         self._recipes = recipes_of(job)
         self._needs: dict[tuple[object, ...], _Need] = {}
+        self._traced: dict[tuple[object, ...], list[TracedSplit]] = {}  # by GPU
         self._refused: dict[str, str] = {}  # reasons, by what is not planned
 
     def plans(self, budget_of: BudgetOf, most: int = 1) -> ClusterPlans:
@@ -108,12 +134,36 @@ class ClusterSearch:
         first = shown[0]
         return ClusterPlans(first.budget, shown, (*first.notes, *self._refused.values()))
 
+    def advise(self, budget_of: BudgetOf) -> ClusterAdvice:
+        """Return the recipes with which the global batch runs on the most GPUs that divide it.
+
+        Raises the errors of a capture.
+        """
+        question = self._question
+        sizes = (1, *question.tensor_parallel_sizes())
+        gpus = max(question.gpu_counts(tp)[-1] for tp in sizes)
+        recipes = [
+            replace(recipe, tp=tp)
+            for tp in sizes
+            for recipe in self._recipes
+            if gpus in question.gpu_counts(tp) and (tp == 1 or recipe.gathers is not Gathers.NEVER)
+        ]
+        best = {recipe: self._largest(gpus, recipe, budget_of) for recipe in reversed(recipes)}
+        plans = tuple(plan for recipe in recipes if (plan := best[recipe]) is not None)
+        failed = tuple(recipe for recipe in recipes if best[recipe] is None)
+        notes = (*(plans[0].notes if plans else ()), *self._refused.values())
+        budget = plans[0].budget if plans else budget_of(self._job)
+        return ClusterAdvice(gpus, ClusterPlans(budget, plans, notes), failed)
+
     def _possible(
         self, recipes: Sequence[Recipe], budget_of: BudgetOf, below: int | None = None
     ) -> dict[Recipe, int]:
-        """Return the recipes that run on any number of GPUs, or any below one, each with the smallest."""
+        """Return the recipes that run on any number of GPUs, or any below one, each with the smallest.
+
+        Those that save most are tried first: where they do not fit, nor do the others.
+        """
         found = {}
-        for recipe in recipes:
+        for recipe in reversed(recipes):
             counts = self._question.gpu_counts(recipe.tp)
             counts = counts if below is None else counts[: bisect_left(counts, below)]
             if counts and self._runs(counts[-1], recipe, budget_of):
@@ -121,7 +171,7 @@ class ClusterSearch:
                     counts[:-1], True, key=partial(self._runs, recipe=recipe, budget_of=budget_of)
                 )
                 found[recipe] = counts[fewest]
-        return found
+        return {recipe: found[recipe] for recipe in recipes if recipe in found}
 
     def _runs(self, gpus: int, recipe: Recipe, budget_of: BudgetOf) -> bool:
         return self._fits(next(splits_on(gpus, recipe, self._question)), budget_of) is not None
@@ -133,52 +183,77 @@ class ClusterSearch:
         for recipe, fewest in possible.items():
             if gpus < fewest or gpus not in self._question.gpu_counts(recipe.tp):
                 continue
-            best = None
-            for split in splits_on(gpus, recipe, self._question):
-                larger = self._fits(split, budget_of)
-                if larger is None:
-                    break
-                best = larger
+            best = self._largest(gpus, recipe, budget_of)
             if best is not None:
                 return best
         return None
+
+    def _largest(self, gpus: int, recipe: Recipe, budget_of: BudgetOf) -> ClusterPlan | None:
+        """Return the plan with the largest micro-batch of a recipe; None where none fits."""
+        best = None
+        for split in splits_on(gpus, recipe, self._question):
+            larger = self._fits(split, budget_of)
+            if larger is None:
+                break
+            best = larger
+        return best
 
     def _fits(self, split: Split, budget_of: BudgetOf) -> ClusterPlan | None:
         """Return the plan of a split; None where it needs retries or more memory than there is."""
         what = _refusable(split.recipe, self._job)
         if what in self._refused:
             return None
+        plan = self._planned(split, budget_of)
+        return plan if plan is not None and plan.fits else None
+
+    def _planned(self, split: Split, budget_of: BudgetOf) -> ClusterPlan | None:
+        """Return the plan of a split; None where it is not planned, or cannot fit."""
         job = job_of(self._job, split)
         budget = budget_of(job)
+        if self._cannot_fit(split, budget):
+            return None
+        what = _refusable(split.recipe, self._job)
         try:
-            need = self._need(job, split.micro_batch, budget)
+            need = self._need(job, split, budget)
         except PlannerError as error:
             if not what:
                 raise
             self._refused[what] = f"{what} is not planned: {error}"
             return None
         budget = with_likeness(budget, need.likeness)
-        limit = budget.limits.allocator_limit_bytes
-        if limit is not None and need.reserved_bytes > limit:
-            return None
         return ClusterPlan(
             budget, split, job, need.allocated_bytes, need.reserved_bytes,
             process_bytes(budget, need.reserved_bytes), upper_process_bytes(budget, need.reserved_bytes),
             need.notes,
         )  # fmt: skip
 
-    def _need(self, job: Job, batch: int, budget: Budget) -> _Need:
+    def _cannot_fit(self, split: Split, budget: Budget) -> bool:
+        """Return whether traced splits tell that one needs more than any of their likenesses allows."""
+        likenesses = {need.likeness for need in self._needs.values()}
+        limits = [with_likeness(budget, one).limits.allocator_limit_bytes for one in likenesses]
+        least = least_bytes(split, self._traced.get(_kind_of_trace(budget), []))
+        return all(limit is not None and least > limit for limit in limits) and bool(limits)
+
+    def _need(self, job: Job, split: Split, budget: Budget) -> _Need:
         """Return what a rank needs. Its trace, which may have a million events, is not held."""
-        limits = unlimited(budget.limits)
-        key = job, batch, budget.device.target, limits.config
+        kind = _kind_of_trace(budget)
+        key = job, split.micro_batch, *kind
         if key not in self._needs:
-            trace = self._traces.trace(job, batch, budget.device.target)
-            replay = replay_trace(trace, limits)
+            trace = self._traces.trace(job, split.micro_batch, budget.device.target)
+            replay = replay_trace(trace, unlimited(budget.limits))
             likeness = judge_budget(budget, job, trace).likeness
             self._needs[key] = _Need(
-                replay.peak_allocated_bytes, replay.peak_reserved_bytes, likeness, trace.notes
-            )
-        return self._needs[key]
+                replay.peak_allocated_bytes, replay.peak_reserved_bytes, state_bytes_of(trace), likeness,
+                trace.notes,
+            )  # fmt: skip
+        need = self._needs[key]
+        traced = TracedSplit(split, need.allocated_bytes, need.reserved_bytes, need.state_bytes)
+        self._traced.setdefault(kind, []).append(traced)
+        return need
+
+
+def _kind_of_trace(budget: Budget) -> tuple[object, ...]:
+    return budget.device.target, unlimited(budget.limits).config
 
 
 def _refusable(recipe: Recipe, job: Job) -> str:

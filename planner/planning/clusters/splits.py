@@ -1,6 +1,7 @@
 """Splits of a model and its global batch over GPUs."""
 
 from collections.abc import Iterator
+from enum import IntEnum
 from typing import Any
 
 from msgspec import Struct
@@ -45,21 +46,39 @@ class ClusterQuestion(Struct, frozen=True):
         return [size for size in sizes if self.gpus_per_node % size == 0 and self.gpu_counts(size)]
 
 
+class Gathers(IntEnum):
+    """How often a block's weights are gathered from the GPUs; each more takes less memory and more time."""
+
+    NEVER = 0  # DDP: each GPU has all of them
+    ONCE = 1  # FSDP2 that keeps them for the backward pass
+    TWICE = 2  # FSDP2 that gathers them anew (ZeRO-3)
+
+
 class Recipe(Struct, frozen=True):
     """The measures of a run to need less memory, each of which costs time."""
 
     checkpoint: Checkpoint  # blocks are computed again in the backward pass
-    reshards: bool  # gathered blocks are given up after their forward pass, and gathered again (ZeRO-3)
+    gathers: Gathers
     tp: int = 1  # GPUs that share the tensors of each layer and their batch
+
+    def saves_no_more_than(self, other: "Recipe") -> bool:
+        """Return whether the other recipe takes each measure that this one takes."""
+        recomputes = self.checkpoint is Checkpoint.NONE or self.checkpoint is other.checkpoint
+        return recomputes and self.gathers <= other.gathers and self.tp == other.tp
 
 
 class Split(Struct, frozen=True):
-    """A global batch on some GPUs, over whose groups the model is sharded."""
+    """A global batch on some GPUs."""
 
     gpus: int
     recipe: Recipe
     micro_batch: int
     accumulate: int  # micro-batches of a GPU, or of a group of `tp`, in each step of the optimizer
+
+    @property
+    def shards(self) -> int:
+        """Return the parts that the weights are in, apart from tensor parallel."""
+        return 1 if self.recipe.gathers is Gathers.NEVER else self.gpus // self.recipe.tp
 
 
 def recipes_of(job: Job) -> list[Recipe]:
@@ -78,8 +97,12 @@ def recipes_of(job: Job) -> list[Recipe]:
     given = dict(parse_model_arg(text, "--fsdp-arg") for text in job.fsdp_arg)
     if "replicas" in given:
         raise UsageError("--fsdp-arg replicas: --global-batch shards over all GPUs; leave it away")
-    reshards = [bool(given[_RESHARD])] if _RESHARD in given else [False, True]
-    return [Recipe(checkpoint, reshard) for checkpoint in checkpoints for reshard in reshards]
+    gathers = list(Gathers)
+    if _RESHARD in given:
+        gathers = [Gathers.TWICE if given[_RESHARD] else Gathers.ONCE]
+    elif job.fsdp_arg:
+        gathers.remove(Gathers.NEVER)
+    return [Recipe(checkpoint, times) for checkpoint in checkpoints for times in gathers]
 
 
 def splits_on(gpus: int, recipe: Recipe, question: ClusterQuestion) -> Iterator[Split]:
@@ -94,11 +117,11 @@ def job_of(job: Job, split: Split) -> Job:
     """Return the job of one rank, whose batch size is the micro-batch."""
     accumulate = min(split.accumulate, _ACCUMULATED)
     alone: dict[str, Any] = {"checkpoint": split.recipe.checkpoint, "accumulate": accumulate}
-    fsdp, tp = split.gpus // split.recipe.tp, split.recipe.tp
+    gathers, tp = split.recipe.gathers, split.recipe.tp
     alone |= {"tp": tp if tp > 1 else 0}
-    if fsdp == 1:
-        return replace(job, fsdp=0, fsdp_arg=(), **alone)
+    if split.shards == 1:
+        return replace(job, fsdp=0, fsdp_arg=(), ddp=gathers is Gathers.NEVER and split.gpus > 1, **alone)
     given = tuple(text for text in job.fsdp_arg if not text.startswith(f"{_RESHARD}="))
-    if not split.recipe.reshards:
+    if gathers is Gathers.ONCE:
         given = (*given, f"{_RESHARD}=false")
-    return replace(job, fsdp=fsdp, fsdp_arg=given, **alone)
+    return replace(job, fsdp=split.shards, fsdp_arg=given, **alone)

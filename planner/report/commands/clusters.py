@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from planner.jobs import Checkpoint, job_to_json
-from planner.planning import ClusterPlan, ClusterPlans, ClusterTable
+from planner.planning import ClusterAdvice, ClusterPlan, ClusterPlans, ClusterTable, Gathers, Recipe
 from planner.report.budget import planned_torch
 from planner.report.commands.estimate import closing_section, plan_seconds_to_json
 from planner.report.describe import job_entry
@@ -26,7 +26,11 @@ _COLUMNS = (
 
 
 def clusters_document(table: ClusterTable) -> Document:
-    """Return the report: of several kinds of GPUs the fewest of each, of one kind several splits."""
+    """Return the report: of several kinds of GPUs the fewest of each, of one kind several splits, and of a
+    cluster all splits on it.
+    """
+    if table.advice is not None:
+        return _advice_document(table, table.advice)
     rows = [cells for row in table.rows for cells in _rows(table, row)]
     fewest = [row.plans[0] for row in table.rows if row.plans]
     return Document.of(
@@ -34,6 +38,30 @@ def clusters_document(table: ClusterTable) -> Document:
         [Table(_COLUMNS, rows, indent=0)],
         [*_legend(table), *closing_section(None, table.seconds, table.import_seconds)],
     )
+
+
+def _advice_document(table: ClusterTable, advice: ClusterAdvice) -> Document:
+    plans = advice.plans.plans
+    tried = len(plans) + len(advice.failed)
+    at = f"global batch {table.question.global_batch:,} at confidence {table.confidence:g}"
+    gpus = f"{advice.gpus:,} {advice.plans.budget.device.name}"
+    answer = Entry("Splits", f"{len(plans)} of {tried} fit {gpus}, for {at}")
+    failed = [f"does not fit: {_in_words(recipe)}" for recipe in advice.failed]
+    more = "say how many GPUs it takes: planner gpus --global-batch, without --cluster"
+    return Document.of(
+        [Headline((answer, job_entry(table.job)), "good" if plans else "bad")],
+        [Table(_COLUMNS, [_cells(table, plan) for plan in plans], indent=0)] if plans else [Paragraph(more)],
+        [Bullets("", failed)] if failed else [],
+        [*_legend(table), *closing_section(None, table.seconds, table.import_seconds)],
+    )
+
+
+def _in_words(recipe: Recipe) -> str:
+    spread = {
+        Gathers.NEVER: "DDP", Gathers.ONCE: "FSDP gathering once", Gathers.TWICE: "FSDP gathering twice"
+    }[recipe.gathers]  # fmt: skip
+    tp = f" with tp {recipe.tp}" if recipe.tp > 1 else ""
+    return f"{spread}{tp}{'' if recipe.checkpoint is Checkpoint.NONE else ', recomputing blocks'}"
 
 
 def _answer(table: ClusterTable) -> Entry:
@@ -70,8 +98,8 @@ def _cells(table: ClusterTable, plan: ClusterPlan) -> tuple[Cell | str, ...]:
 
 
 def _split(plan: ClusterPlan) -> str:
-    """Return the numbers of ranks that FSDP and tensor parallel connect."""
-    parts = (("fsdp", plan.job.fsdp), ("tp", plan.job.tp))
+    """Return the numbers of ranks that DDP, FSDP and tensor parallel connect."""
+    parts = (("ddp", plan.split.gpus * plan.job.ddp), ("fsdp", plan.job.fsdp), ("tp", plan.job.tp))
     return " x ".join(f"{name} {ranks}" for name, ranks in parts if ranks) or "-"
 
 
@@ -80,14 +108,13 @@ def _recomputes(plan: ClusterPlan) -> str:
 
 
 def _gathers(plan: ClusterPlan) -> str:
-    if not plan.job.fsdp:
-        return "nothing"
-    return "twice" if plan.split.recipe.reshards else "once"
+    return plan.split.recipe.gathers.name.lower() if plan.job.fsdp else "never"
 
 
 def _legend(table: ClusterTable) -> list[Block]:
     texts = [
-        "split: GPUs over which FSDP shards, and the size of groups that share each layer (tensor parallel); "
+        "split: GPUs that each hold the whole model (DDP) or over which FSDP shards it, and the size of "
+        "groups that share each layer (tensor parallel); "
         "batch of each GPU or group: micro-batch x micro-batches of a step; recomputes: what runs again in "
         "the backward pass; gathers: weights of a block once, kept for its backward pass, or twice, for each "
         "pass anew",
@@ -95,7 +122,8 @@ def _legend(table: ClusterTable) -> list[Block]:
         "confidence, and what it leaves of the memory that torch sees; plans run without retries",
     ]
     assumed = [
-        "FSDP2 block by block; tensor parallel, in a node, is tried on fewer GPUs than do without it",
+        "DDP, or FSDP2 block by block; tensor parallel within a node"
+        + ("" if table.advice else ", tried on fewer GPUs than do without it"),
         "throughput is not estimated: fewer GPUs take longer",
         f"{table.question.gpus_per_node} GPUs in a node; numbers of GPUs that divide the global batch were "
         "tried",
@@ -104,7 +132,7 @@ def _legend(table: ClusterTable) -> list[Block]:
         assumed.append(
             "blocks of the model are alike: shallow models were traced, and what one more block adds repeated"
         )
-    notes = dict.fromkeys(note for row in table.rows for note in row.notes)
+    notes = dict.fromkeys(note for row in _kinds(table) for note in row.notes)
     return [*(Paragraph(text) for text in texts), Bullets("", [*assumed, *notes])]
 
 
@@ -121,11 +149,25 @@ def clusters_to_json(table: ClusterTable) -> dict[str, Any]:
         "confidence": table.confidence,
         "rows": [
             {"gpu": row.budget.device.name, "plans": [_plan_to_json(table, plan) for plan in row.plans]}
-            for row in table.rows
+            for row in _kinds(table)
         ],
-        "assumptions": list(dict.fromkeys(note for row in table.rows for note in row.notes)),
+        "failed": [_recipe_to_json(recipe) for recipe in (table.advice.failed if table.advice else ())],
+        "assumptions": list(dict.fromkeys(note for row in _kinds(table) for note in row.notes)),
         "repeated_blocks": table.is_repeated,
         "seconds": plan_seconds_to_json(table.seconds, table.import_seconds),
+    }
+
+
+def _kinds(table: ClusterTable) -> tuple[ClusterPlans, ...]:
+    return table.rows if table.advice is None else (table.advice.plans,)
+
+
+def _recipe_to_json(recipe: Recipe) -> dict[str, Any]:
+    return {
+        "ddp": recipe.gathers is Gathers.NEVER,
+        "tp": recipe.tp if recipe.tp > 1 else 0,
+        "reshard_after_forward": recipe.gathers is Gathers.TWICE,
+        "checkpoint": recipe.checkpoint.value,
     }
 
 
@@ -135,9 +177,9 @@ def _plan_to_json(table: ClusterTable, plan: ClusterPlan) -> dict[str, Any]:
         "gpus": split.gpus,
         "nodes": -(-split.gpus // table.question.gpus_per_node),
         "fsdp": plan.job.fsdp,
+        **_recipe_to_json(split.recipe),
+        "ddp": plan.job.ddp,
         "tp": plan.job.tp,
-        "reshard_after_forward": split.recipe.reshards,
-        "checkpoint": split.recipe.checkpoint.value,
         "micro_batch": split.micro_batch,
         "accumulate": split.accumulate,
         "peak_allocated_mib": mib(plan.peak_allocated_bytes),

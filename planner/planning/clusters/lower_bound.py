@@ -1,0 +1,77 @@
+"""Lower bounds of what the rank of a split needs, from splits that were traced."""
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from planner.planning.clusters.splits import Split
+from planner.program import Alloc, Category, Free, Trace
+
+_OWN = 0.9  # of a rank's shards times their number; the rest may be padding
+_STATES = (Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER)
+
+
+class TracedSplit(Struct, frozen=True):
+    """A split, the peaks of its rank's allocator where it has no limit, and the states it holds for good."""
+
+    split: Split
+    allocated_bytes: int
+    reserved_bytes: int
+    state_bytes: int
+
+
+def state_bytes_of(trace: Trace) -> int:
+    """Return the bytes of weights, gradients and optimizer states that a trace leaves in memory."""
+    left: dict[int, int] = {}
+    for event in trace.events:
+        if isinstance(event, Alloc) and event.category in _STATES:
+            left[event.block] = event.size_bytes
+        elif isinstance(event, Free):
+            left.pop(event.block, None)
+    return sum(left.values())
+
+
+def least_bytes(split: Split, traced: list[TracedSplit]) -> int:
+    """Return what the rank of a split reserves at least; 0 where nothing that was traced tells.
+
+    That is what one takes whose recipe saves as much or more, with as many shards or more and a micro-batch
+    that is no larger; the states that all shards of any hold together; and what follows from two of its own
+    recipe that differ in their shards or their micro-batch alone. Each tensor has a part in proportion to the
+    micro-batch or to a shard, so the most that is allocated at any time is a convex function of either, which
+    beyond two points lies above the line through them.
+    """
+    comparable = [one for one in traced if _takes_no_more(one.split, split)]
+    states = (
+        int(_OWN * one.state_bytes * one.split.shards / split.shards)
+        for one in traced
+        if one.split.recipe.tp == split.recipe.tp
+    )
+    return max([0, *states, *(one.reserved_bytes for one in comparable), *_extrapolated(split, traced)])
+
+
+def _takes_no_more(one: Split, other: Split) -> bool:
+    accumulates_no_more = one.accumulate == 1 or other.accumulate > 1  # which takes a second gradient
+    no_larger = one.shards >= other.shards and one.micro_batch <= other.micro_batch
+    return accumulates_no_more and no_larger and other.recipe.saves_no_more_than(one.recipe)
+
+
+def _extrapolated(split: Split, traced: list[TracedSplit]) -> Iterator[int]:
+    own = [
+        (_place(one.split), one.allocated_bytes)
+        for one in traced
+        if one.split.recipe == split.recipe
+        if (one.split.accumulate > 1) == (split.accumulate > 1)
+    ]
+    shard, micro_batch = _place(split)
+    for axis, at in ((0, micro_batch), (1, shard)):
+        if axis == 0 and split.shards == 1:  # without FSDP, which gathers
+            continue
+        line = sorted((place[axis], size) for place, size in own if place[1 - axis] == at)
+        wanted = (shard, micro_batch)[axis]
+        for (low, less), (high, more) in zip(line, line[1:], strict=False):
+            if low < high < wanted:
+                yield more + int((more - less) / (high - low) * (wanted - high))
+
+
+def _place(split: Split) -> tuple[float, float]:
+    return 1 / split.shards, split.micro_batch

@@ -16,7 +16,7 @@ from planner.capture.cuda.host_tensors import Side
 from planner.capture.cuda.optimizer_libraries import optimizer_libraries
 from planner.capture.cuda.semantics import Suspended, cuda_semantics
 from planner.capture.cuda.torchao_kernels import torchao_kernels
-from planner.capture.distributed.sharding import rank_count, shard_model
+from planner.capture.distributed.sharding import rank_count, shard_model, with_last_synced
 from planner.capture.failure_reasons import explain, source_line
 from planner.capture.loop.batches import batch_loader
 from planner.capture.loop.criterion import Criterion, build_criterion
@@ -234,7 +234,7 @@ class _Session(Struct, frozen=True):
         placement.on_resize = recorder.record_resize
         placement.graphs.open_pool = recorder.graph_pool
         freeze_parameters(model, job)
-        sharded = shard_model(model, job) if job.fsdp or job.tp else ()
+        sharded = shard_model(model, job, recorder) if job.fsdp or job.tp else ()
         with liger_kernels(model, job):
             trace = _record_loop(
                 convert_inputs(job), model, batch, recorder, self.path_of, loaded, self.loads_to_gpu
@@ -334,6 +334,7 @@ def _run(
         load_evaluated = batch_loader(model, job, job.eval_batch) if job.eval_batch else None
         load_batch = batch_loader(model, job, batch)
         short, notes = with_few_micro_batches(job)
+        load_batch = with_last_synced(load_batch, model, short)
         notes = (*run_loop(model, short, load_batch, optimizer, on_phase, runtime, load_evaluated), *notes)
         notes += outside.notes()
     return notes if criterion is None else (*notes, *criterion.notes())
@@ -348,6 +349,9 @@ def _run_own_steps(
     loads_to_gpu: bool,
 ) -> tuple[str, ...]:
     recorder.start_phase(0, Phase.SETUP)
+    if isinstance(model, TrainerModule):
+        for tensor in model.tensors_on_host():
+            recorder.host.add(tensor)
     record_setup(model, job, recorder, loaded)
     for optimizer in model.optimizers:  # some make their state at once
         for tensor in state_tensors(optimizer):

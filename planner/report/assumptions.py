@@ -171,6 +171,13 @@ def _loop(job: Job) -> str:
     return f"{steps}, gradients {zeroed} {when}; {names}, output and loss live until the next are there"
 
 
+def _sharding(job: Job) -> str:
+    """Return where a model of FSDP2 is when it is sharded."""
+    if "by=accelerate" in job.fsdp_arg:
+        return "the model is made on the CPU, and each block is moved whole, then sharded"
+    return "the model is made on meta, sharded, then allocated"
+
+
 def _recipe(job: Job) -> tuple[str, ...]:
     """Return the meaning of each option of the loop."""
     if job.mode is not Mode.TRAIN:
@@ -187,7 +194,7 @@ def _recipe(job: Job) -> tuple[str, ...]:
         "DistributedDataParallel with its defaults: all gradients in one bucket in the first step, then the "
         f"first of 1 MiB and others of 25; {views}": job.ddp,
         f"FSDP2 on the first of {job.fsdp} ranks, whose parts are the largest; the batch size is a rank's; "
-        "the model is made on meta, sharded, then allocated": job.fsdp,
+        + _sharding(job): job.fsdp,
         f"rank {job.rank} of {job.world_size} as the file sets them up; other ranks may hold more (--rank)": (
             job.world_size and not job.deepspeed
         ),

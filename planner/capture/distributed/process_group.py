@@ -84,7 +84,8 @@ def _replacements(
 ) -> Iterator[tuple[object, str, Any]]:
     """Yield what torch.distributed does otherwise for tensors on meta: holder, name, and what replaces it."""
     from torch.distributed import _meta_registrations, device_mesh
-    from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
+    from torch.distributed.fsdp._fully_shard import _fsdp_init, _fsdp_param, _fsdp_param_group
+    from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -107,7 +108,18 @@ def _replacements(
 
         return run
 
+    move = _fsdp_init._move_states_to_device
+
+    def moving(params: list[Any], buffers: list[Any], device: Any) -> None:
+        for tensor in (*params, *buffers):
+            if tensor.is_meta and not isinstance(tensor, DTensor):
+                moved = tensor.to(device)  # a copy where it stands for a tensor of the CPU
+                if moved is not tensor:
+                    tensor.data = moved
+        move(params, buffers, device)
+
     numbers = count()
+    yield _fsdp_init, "_move_states_to_device", moving
     for name, module in list(sys.modules.items()):  # most import the function by name
         if name.startswith("torch.distributed") and vars(module).get("_get_device_handle") is handle_of_torch:
             yield module, "_get_device_handle", handle_of

@@ -1,19 +1,26 @@
 """Shard a model over the ranks of a group: its layers' tensors by a plan, then blocks with FSDP2."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import torch
 from torch import nn
 
+from planner.capture.distributed.accelerate_plugin import OF_PLUGIN, shard_by_accelerate
 from planner.capture.distributed.tensor_parallel import split_tensors
 from planner.capture.loop.checkpoint import count_blocks, find_blocks
+from planner.capture.loop.runtime import Batch, BatchLoader
+from planner.capture.models.live import unwrapped
+from planner.capture.recorder.recorder import Recorder
 from planner.errors import UsageError
 from planner.jobs import Job, parse_model_arg
+from planner.program import Category, Phase
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _OF_POLICY = ("param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs")
-_KEYS = ("reshard_after_forward", "replicas", *_OF_POLICY)
+_KEYS = ("reshard_after_forward", "replicas", "gradient_sync", "by", *_OF_POLICY)
 
 
 def rank_count(job: Job) -> int:
@@ -21,25 +28,55 @@ def rank_count(job: Job) -> int:
     return (job.fsdp or 1) * (job.tp or 1)
 
 
-def shard_model(model: nn.Module, job: Job) -> tuple[str, ...]:
+def fsdp_arguments(job: Job) -> dict[str, Any]:
+    """Return the values of `--fsdp-arg`. Raises UsageError for one that is not planned."""
+    given = dict(parse_model_arg(text, "--fsdp-arg") for text in job.fsdp_arg)
+    keys = (*_KEYS, *(OF_PLUGIN if "by" in given else ()))
+    for key in given:
+        if key not in keys:
+            hint = "; with by=accelerate more" if key in OF_PLUGIN else ""
+            raise UsageError(f"--fsdp-arg {key}: planned are {', '.join(keys)}{hint}")
+    for key, values in {"by": ("accelerate",), "gradient_sync": ("each", "last")}.items():
+        if given.get(key, values[0]) not in values:
+            raise UsageError(f"--fsdp-arg {key}={given[key]}: use {' or '.join(values)}")
+    return given
+
+
+def shard_model(model: nn.Module, job: Job, recorder: Recorder) -> tuple[str, ...]:
     """Split the tensors of a model's layers, shard its blocks, and return notes that name them.
+
+    accelerate moves a model from the CPU while it shards it, which `recorder` records.
 
     Raises UsageError for a model without a plan, and for arguments of `--fsdp-arg` that are unknown or not
     planned.
     """
-    given = dict(parse_model_arg(text, "--fsdp-arg") for text in job.fsdp_arg)
-    for key in given:
-        if key not in _KEYS:
-            raise UsageError(f"--fsdp-arg {key}: planned are {', '.join(_KEYS)}")
+    given = fsdp_arguments(job)
     mesh = _mesh(job, given)
     notes = [split_tensors(model, job, mesh["tp"])] if job.tp else []
     if job.fsdp:
         names = tuple(name for name in mesh.mesh_dim_names if name != "tp")
-        notes.append(_shard_blocks(model, job, given, mesh[names]))
+        notes.append(_shard_blocks(model, job, given, mesh[names], recorder))
     return tuple(notes)
 
 
-def _shard_blocks(model: nn.Module, job: Job, given: Mapping[str, Any], mesh: Any) -> str:
+def with_last_synced(load_batch: BatchLoader, model: nn.Module, job: Job) -> BatchLoader:
+    """Return a loader of batches before the last of which, in each step, gradients are not reduced.
+
+    They stay whole on each rank until then (`set_requires_gradient_sync`), where the job asks for it.
+    """
+    if job.accumulate < 2 or not job.fsdp or fsdp_arguments(job).get("gradient_sync") != "last":
+        return load_batch
+    sharded: Any = model if "by" not in fsdp_arguments(job) else unwrapped(model)
+    numbers = count(1)
+
+    def load() -> Batch:
+        sharded.set_requires_gradient_sync(next(numbers) % job.accumulate == 0)  # of all modules
+        return load_batch()
+
+    return load
+
+
+def _shard_blocks(model: nn.Module, job: Job, given: Mapping[str, Any], mesh: Any, recorder: Recorder) -> str:
     """Shard the repeated blocks of a model, then what is left of it, and return a note that names them."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -47,6 +84,9 @@ def _shard_blocks(model: nn.Module, job: Job, given: Mapping[str, Any], mesh: An
     options: dict[str, Any] = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(**of_policy)}
     if "reshard_after_forward" in given:
         options["reshard_after_forward"] = given["reshard_after_forward"]
+    if "by" in given:
+        with _moved_by_it(model, recorder):
+            return shard_by_accelerate(unwrapped(model), given, options, mesh)
     blocks = find_blocks(model)
     names = count_blocks(blocks)
     try:
@@ -58,6 +98,18 @@ def _shard_blocks(model: nn.Module, job: Job, given: Mapping[str, Any], mesh: An
     if not blocks:
         return "FSDP: the model has no repeated blocks, so it is sharded as a whole"
     return f"FSDP: sharded block by block ({names}), then the rest together"
+
+
+@contextmanager
+def _moved_by_it(model: nn.Module, recorder: Recorder) -> Iterator[None]:
+    """Take a model as one on the CPU, and record what is done with it while open."""
+    recorder.start_phase(0, Phase.SETUP)
+    for tensor in (*model.parameters(), *model.buffers()):
+        recorder.host.add(tensor)
+    with recorder:
+        yield
+    for tensor in (*model.parameters(), *model.buffers()):
+        recorder.set_category(tensor, Category.PARAMETER)
 
 
 def _mesh(job: Job, given: Mapping[str, Any]) -> Any:

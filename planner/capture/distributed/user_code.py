@@ -5,12 +5,14 @@ the environment is that of a process which torchrun has started.
 """
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import Any
 from unittest import mock
 
-from torch import distributed
+from torch import Tensor, distributed
 
 from planner.capture.cuda.names import Names, Replacement
 from planner.capture.distributed.process_group import GPUS_OF_A_NODE
@@ -53,12 +55,38 @@ def as_launched(ranks: int, rank: int) -> Iterator[None]:
 
 
 def _replacements() -> Iterator[Replacement]:
-    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+    from torch.distributed.fsdp._fully_shard import _fully_shard
+
+    def mesh_of_all(mesh_dim_names: tuple[str, ...] | None = None) -> DeviceMesh:
+        ranks = distributed.get_world_size()
+        return init_device_mesh("cuda", (ranks,), mesh_dim_names=mesh_dim_names)
 
     for name in ("init_process_group", "destroy_process_group"):
         yield distributed, name, _without_effect(getattr(distributed, name))
     yield distributed, "new_group", _of_any_backend(distributed.new_group)
+    yield Tensor, "data_ptr", _address(Tensor.data_ptr)
+    yield _fully_shard, "_init_default_mesh", mesh_of_all
     yield DeviceMesh, "__init__", _on_meta(DeviceMesh.__init__)
+
+
+def _address(plain: Callable[[Tensor], int]) -> Callable[[Tensor], int]:
+    """Return `Tensor.data_ptr` that differs between tensors on meta where accelerate asks.
+
+    It knows an optimizer's parameters by it while it shards them (accelerate/accelerator.py).
+    """
+
+    @functools.wraps(plain)
+    def data_ptr(tensor: Tensor) -> int:
+        if not tensor.is_meta or not _is_of_accelerate(sys._getframe(1)):
+            return plain(tensor)
+        return int(tensor.untyped_storage()._cdata)
+
+    return data_ptr
+
+
+def _is_of_accelerate(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "accelerate"
 
 
 def _without_effect(plain: Callable[..., None]) -> Callable[..., None]:

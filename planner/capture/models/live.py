@@ -59,6 +59,11 @@ class _StepModule(nn.Module):
         return None if optimizer is None else lambda: optimizer.over(self.module)
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the copy of a module in use that a step calls; any other model as it is."""
+    return model.module if isinstance(model, _StepModule) else model
+
+
 def read_live_model(
     module: nn.Module,
     sample: object,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn, optim
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import _CHECKPOINT_PREFIX
 
 from planner.capture.loop.named_optimizers import MakeOptimizer, find_optimizer, needs_closure
 from planner.capture.loop.optimizers import CONSTRUCTORS
@@ -35,7 +36,7 @@ class LiveOptimizer:
 
     def over(self, module: nn.Module) -> optim.Optimizer:
         """Build the optimizer over a copy of the module, in the implementation that CUDA would have."""
-        parameters = dict(module.named_parameters())
+        parameters = _parameters_of(module)
         groups = [
             {**_on_cuda(self.kind, options), "params": [parameters[name] for name in names]}
             for names, options in self.groups
@@ -45,6 +46,11 @@ class LiveOptimizer:
         if self.prepare is not None:
             self.prepare(module)
         return made
+
+
+def _parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return parameters by their names, without those of torch's wrappers of checkpoints."""
+    return {name.replace(_CHECKPOINT_PREFIX, ""): one for name, one in module.named_parameters()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,7 @@ class CopiedOptimizer:
 
     def over(self, module: nn.Module) -> optim.Optimizer:
         """Build the optimizer over a copy of the module, without the state that it has."""
-        parameters = dict(module.named_parameters())
+        parameters = _parameters_of(module)
         made = self.kind.__new__(self.kind)
         for name, value in vars(self.original).items():
             if name not in _OWN:

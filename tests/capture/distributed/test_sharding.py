@@ -9,7 +9,7 @@ from torch import Tensor, distributed, nn
 from planner.capture.session import record
 from planner.errors import UsageError
 from planner.jobs import Job, Loss, Mode
-from planner.program.events import Alloc, Category, Free, Trace, validate
+from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Trace, validate
 from tests.helpers.models import AMPERE, job_of
 
 WIDE = 512
@@ -161,3 +161,44 @@ def test_a_process_of_a_group_is_not_disturbed() -> None:
         assert distributed.is_initialized()
     finally:
         distributed.destroy_process_group()
+
+
+def live_at_second_batch(trace: Trace) -> int:
+    """Bytes that are allocated when the second micro-batch of the first step is loaded."""
+    starts = [n for n, e in enumerate(trace.events) if isinstance(e, PhaseStart) and e.phase is Phase.INPUTS]
+    before = trace.events[: starts[1]]
+    size_of = {event.block: event.size_bytes for event in before if isinstance(event, Alloc)}
+    freed = {event.block for event in before if isinstance(event, Free)}
+    return sum(size for block, size in size_of.items() if block not in freed)
+
+
+def test_gradients_stay_whole_until_the_last_micro_batch() -> None:
+    """`gradient_sync=last` keeps the sums of all parameters, not of the rank's half."""
+    last, each = sharded(2, "gradient_sync=last", accumulate=2), sharded(2, accumulate=2)
+    validate(last)
+    whole = 4 * 4 * BLOCK_NUMBERS
+    assert live_at_second_batch(last) - live_at_second_batch(each) == pytest.approx(whole / 2, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("gradient_sync=never", "--fsdp-arg gradient_sync=never: use each or last"),
+        ("by=hand", "--fsdp-arg by=hand: use accelerate"),
+        ("min_num_params=1", "--fsdp-arg min_num_params: planned are .*with by=accelerate more"),
+    ],
+)
+def test_arguments_of_libraries_are_checked(argument: str, words: str) -> None:
+    """One line names what is planned."""
+    with pytest.raises(UsageError, match=words):
+        sharded(2, argument)
+
+
+def test_accelerate_shards_from_the_cpu() -> None:
+    """Each unit is on the GPU whole, before it is sharded; what no unit has is sharded with the root."""
+    pytest.importorskip("accelerate")
+    trace = sharded(2, "by=accelerate", "transformer_cls_names_to_wrap=[Block]")
+    validate(trace)
+    parameters = sizes(trace, Category.PARAMETER)
+    assert 4 * WIDE * WIDE // 2 in parameters
+    assert any("sharded as accelerate's plugin does" in note and "4 Block" in note for note in trace.notes)

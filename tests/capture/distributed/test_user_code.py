@@ -138,3 +138,77 @@ def test_loss_parallel_converts_logits_of_half_precision_to_float32_and_back(tmp
         and trace.sites[event.site].op == "aten._to_copy.default"
     ]
     assert copies[:2] == [32 * 2048 * 4, 32 * 2048 * 2]
+
+
+TRAINER = """
+import tempfile
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+
+def make_trainer(version=2, **config):
+    sizes = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 2, "vocab_size": 64}
+    model = LlamaForCausalLM(LlamaConfig(hidden_size=64, intermediate_size=128, **sizes))
+    config = {"version": version, **config}
+    arguments = TrainingArguments(tempfile.mkdtemp(), fsdp=True, fsdp_config=config, report_to="none")
+    ids = torch.zeros(16, dtype=torch.int64)
+    data = [{"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}]
+    return Trainer(model, arguments, train_dataset=data)
+"""
+HELD = 2 * 64 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64  # parameters of its Llama
+
+
+def trained(folder: Path, **given: object) -> Trace:
+    """The trace of a rank of two of a Trainer."""
+    pytest.importorskip("accelerate")
+    file = folder / "train.py"
+    file.write_text(TRAINER, encoding="utf-8")
+    options = {"model_args": tuple(given.items()), "world_size": 2}
+    return record(resolve_job(f"{file}:make_trainer", {}, **options), 4, AMPERE)
+
+
+def test_a_trainer_shards_by_itself(tmp_path: Path) -> None:
+    """Adam's states are of the rank's half of all parameters, though accelerate knows those by addresses."""
+    trace = trained(tmp_path)
+    validate(trace)
+    made = [e for e in trace.events if isinstance(e, Alloc) and e.category is Category.OPTIMIZER]
+    large = sum(one.size_bytes for one in made if one.size_bytes > 512)
+    assert large == 2 * 4 * (HELD - 5 * 64) / 2  # the norms' halves are 128 bytes
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [({"version": 1}, "fsdp_config version 1"), ({"cpu_offload": True}, "fsdp_config cpu_offload")],
+)
+def test_what_a_trainer_shards_otherwise_is_refused(
+    tmp_path: Path, config: dict[str, object], words: str
+) -> None:
+    """One line names the setting."""
+    with pytest.raises(UsageError, match=f"{words} of its arguments is not planned"):
+        trained(tmp_path, **config)
+
+
+SHARDED = """
+import torch
+from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
+
+
+class Script:
+    def __init__(self):
+        distributed.init_process_group("nccl")
+        self.model = nn.Linear(64, 512, bias=False)
+
+    def step(self, batch):
+        fully_shard(self.model)
+        self.model(batch.cuda()).sum().backward()
+"""
+
+
+def test_a_model_of_the_cpu_is_moved_as_it_is_sharded(tmp_path: Path) -> None:
+    """Without a mesh FSDP takes all GPUs: the weight is there whole, then in two parts, then gathered."""
+    file = tmp_path / "script.py"
+    file.write_text(SHARDED, encoding="utf-8")
+    job = resolve_job(f"{file}:Script", {}, inputs=[TensorSpec((64,))], world_size=2, steps=1)
+    sizes = [e.size_bytes for e in record(job, 8, AMPERE).events if isinstance(e, Alloc)]
+    assert 4 * 64 * 256 in sizes

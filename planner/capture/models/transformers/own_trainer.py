@@ -95,15 +95,21 @@ class TrainerModule(StepModule):
             raise UsageError(f"{job.model}: its trainer has data of its own; leave --input and --target away")
         self._check(trainer.args, job.model)
 
+    def tensors_on_host(self) -> Iterator[Tensor]:
+        """Yield the tensors that `train()` finds on the CPU: those of a model that FSDP shards."""
+        if self.trainer.args.fsdp:
+            yield from self.trainer.model.parameters()
+            yield from self.trainer.model.buffers()
+
     def _check(self, arguments: Any, name: str) -> None:
         refused = {
             "deepspeed": arguments.deepspeed,
-            "fsdp": arguments.fsdp,
             "torch_compile": arguments.torch_compile,
             "auto_find_batch_size": arguments.auto_find_batch_size,
             "activation_offloading": getattr(
                 arguments, "activation_offloading", False
             ),  # of TRL, by addresses
+            **_of_fsdp(arguments),
         }
         for setting, value in refused.items():
             if value:
@@ -169,6 +175,18 @@ class TrainerModule(StepModule):
             return self._notes()
         run = f"of the {loaded:,} micro-batches in each step, {few} are run"
         return (*self._notes(), f"{run}; the others repeat the last")
+
+
+def _of_fsdp(arguments: Any) -> dict[str, Any]:
+    """Return what is refused of FSDP, where the arguments ask for it, by its name."""
+    if not arguments.fsdp:
+        return {}
+    given = arguments.fsdp_plugin_args or {}
+    return {
+        "fsdp_config version 1": given.get("fsdp_version") != 2,
+        "fsdp_config cpu_offload": given.get("cpu_offload"),
+        "fsdp_config cpu_ram_efficient_loading": given.get("cpu_ram_efficient_loading"),
+    }
 
 
 def longest_sample(trainer: Any, name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

@@ -105,7 +105,8 @@ def _checkpoint(arguments: Any, model: Any) -> None:
 
 def loss_step(arguments: Any) -> Step:
     """Return a step that computes the loss as `Trainer.compute_loss`; the model's output ends with it."""
-    autocasts = bool(arguments.fp16 or arguments.bf16) and not arguments.deepspeed  # its engine casts
+    shards = arguments.deepspeed or arguments.fsdp  # its engine, or FSDP2's policy, casts
+    autocasts = bool(arguments.fp16 or arguments.bf16) and not shards
     if arguments.label_smoothing_factor:
         from transformers.trainer_pt_utils import LabelSmoother
 

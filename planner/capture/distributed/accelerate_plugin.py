@@ -1,0 +1,90 @@
+"""Shard a model as accelerate does where its FullyShardedDataParallelPlugin asks for FSDP2.
+
+accelerate's own functions run: which modules are sharded together, and that the model is on the CPU before.
+Facts from accelerate 1.15 (utils/fsdp_utils.py).
+"""
+
+import importlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+from planner.capture.process_state import first_line_of
+from planner.errors import UsageError
+
+OF_PLUGIN = (
+    "auto_wrap_policy",
+    "transformer_cls_names_to_wrap",
+    "min_num_params",
+    "activation_checkpointing",
+)
+_WRAPPING = "TRANSFORMER_BASED_WRAP"  # transformers' default (training_args.py)
+_OF_LAUNCHER = "FSDP_"  # of the environment, which fills what a plugin is not given
+
+
+def shard_by_accelerate(
+    model: nn.Module, given: Mapping[str, Any], options: Mapping[str, Any], mesh: Any
+) -> str:
+    """Shard a model in place by keywords of accelerate's plugin, and return a note.
+
+    `options` are those of `fully_shard`. Raises UsageError where accelerate is missing or refuses.
+    """
+    try:
+        library = importlib.import_module("accelerate.utils")
+        functions: Any = importlib.import_module("accelerate.utils.fsdp_utils")
+        prepare, checkpoint = functions.fsdp2_prepare_model, functions.fsdp2_apply_ac
+    except (ImportError, AttributeError) as error:
+        raise UsageError(
+            f"--fsdp-arg by=accelerate: accelerate does not import, or has no FSDP2 ({error}); pip install "
+            "'gpu-batch-planner[accelerate]'"
+        ) from error
+    of_plugin = {key: given[key] for key in OF_PLUGIN if key in given}
+    policy = options["mp_policy"]
+    with _environment_kept():
+        try:
+            plugin = library.FullyShardedDataParallelPlugin(
+                fsdp_version=2,
+                reshard_after_forward=options.get("reshard_after_forward", True),
+                mixed_precision_policy=policy,
+                cpu_ram_efficient_loading=False,
+                **{"auto_wrap_policy": _WRAPPING, **of_plugin},
+            )
+            plugin.set_auto_wrap_policy(model)
+            casts = policy.param_dtype not in (None, torch.float32)
+            accelerator = SimpleNamespace(
+                state=SimpleNamespace(fsdp_plugin=plugin),
+                torch_device_mesh=mesh,
+                parallelism_config=SimpleNamespace(fsdp_dim_names=mesh.mesh_dim_names),
+                mixed_precision="bf16" if casts else "no",  # then weights are float32, whatever they were
+                is_main_process=False,
+            )
+            if plugin.activation_checkpointing:
+                checkpoint(accelerator, model)
+            prepare(accelerator, model)
+        except (ValueError, TypeError, AttributeError) as error:
+            said = first_line_of(error)[:160]
+            raise UsageError(f"--fsdp-arg by=accelerate: accelerate refuses: {said}") from error
+    return "FSDP: sharded as accelerate's plugin does, from a model on the CPU: " + _units(model)
+
+
+@contextmanager
+def _environment_kept() -> Iterator[None]:
+    """Hide settings of accelerate's launcher while open, and what a plugin sets for others."""
+    with mock.patch.dict("os.environ") as environment:
+        for name in [name for name in environment if name.startswith(_OF_LAUNCHER)]:
+            del environment[name]
+        yield
+
+
+def _units(model: nn.Module) -> str:
+    """Return how many modules of each class are sharded by themselves, in words."""
+    from torch.distributed.fsdp import FSDPModule
+
+    kinds = [type(module).__name__ for module in model.modules() if isinstance(module, FSDPModule)]
+    counted = {kind.removeprefix("FSDP"): kinds.count(kind) for kind in kinds}
+    return ", ".join(f"{count} {kind}" for kind, count in counted.items())

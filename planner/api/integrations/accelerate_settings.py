@@ -18,8 +18,24 @@ def _has_dynamo(accelerator: Any) -> bool:
     return plugin is not None and text_of(plugin.backend) != "NO"
 
 
-def _is_parallel(accelerator: Any) -> bool:
-    return getattr(accelerator, "parallelism_config", None) is not None
+def _is_split(accelerator: Any) -> bool:
+    config = getattr(accelerator, "parallelism_config", None)
+    if config is None:
+        return False
+    sizes = [getattr(config, f"{name}_size", 1) for name in ("tp", "cp", "sp")]
+    return not _is("FSDP")(accelerator) or any(size > 1 for size in sizes)
+
+
+def _drops_fsdp(accelerator: Any) -> bool:
+    if not _is("NO")(accelerator):
+        return False
+    from accelerate.utils import parse_flag_from_env
+
+    return bool(parse_flag_from_env("ACCELERATE_USE_FSDP"))  # accelerate sets it where it gets a plugin
+
+
+def _offloads(plugin: Any) -> bool:
+    return type(plugin.cpu_offload).__name__ == "CPUOffloadPolicy"
 
 
 def _splits(accelerator: Any) -> bool:
@@ -44,10 +60,19 @@ SETTINGS: tuple[Setting, ...] = (
         "dispatch_batches holds the batches of all processes on the first GPU; one is counted",
         _dispatches,
     ),
-    refused("fsdp_plugin", f"parameters are sharded over GPUs; {_BY_HAND}", _is("FSDP")),
+    refused(  # else by `fsdp_fields`
+        "fsdp_plugin",
+        "accelerate drops it in a process alone; plan under accelerate launch, or by hand with "
+        "planner.max_batch(..., fsdp=8, fsdp_arg=['by=accelerate'])",
+        _drops_fsdp,
+    ),
     refused("megatron_lm_plugin", f"the model is split over GPUs; {_BY_HAND}", _is("MEGATRON_LM")),
-    refused("torch_tp_plugin", f"the model is split over GPUs; {_BY_HAND}", _is_parallel),
-    refused("parallelism_config", f"the model is split over GPUs; {_BY_HAND}", _is_parallel),
+    refused("torch_tp_plugin", f"the model is split over GPUs; {_BY_HAND}", _is_split),
+    refused(
+        "parallelism_config",
+        "the model is split over GPUs; dp_replicate_size and dp_shard_size are planned with fsdp_plugin",
+        _is_split,
+    ),
     stated("dynamo_backend", COMPILED, _has_dynamo),
     *harmless("dynamo_plugin"),  # given by `dynamo_backend`, which is made into one
 )
@@ -70,6 +95,30 @@ DDP: tuple[Setting, ...] = (
         "comm_wrapper",
         "buckets are planned without it",
         lambda handler: text_of(handler.comm_wrapper) not in ("no", "None"),
+    ),
+)
+
+# Fields of FullyShardedDataParallelPlugin.
+FSDP: tuple[Setting, ...] = (
+    *planned(
+        "fsdp_version reshard_after_forward mixed_precision_policy auto_wrap_policy activation_checkpointing "
+        "transformer_cls_names_to_wrap min_num_params"
+    ),
+    # Of checkpoints, and of FSDP 1, which is refused
+    *harmless(
+        "state_dict_type state_dict_config optim_state_dict_config sharding_strategy backward_prefetch "
+        "limit_all_gathers use_orig_params param_init_fn sync_module_states forward_prefetch"
+    ),
+    refused("cpu_offload", "parameters and their optimizer are on the CPU; leave it away", _offloads),
+    refused("ignored_modules", "modules that are not sharded stay whole; leave it away"),
+    refused(
+        "activation_checkpointing_offload",
+        "activations move to the CPU; leave it away",
+    ),
+    stated(
+        "cpu_ram_efficient_loading",
+        "planned as if each rank had the whole model on its CPU, and moved it block by block; with it the "
+        "first rank moves tensor by tensor, which takes less before the first step",
     ),
 )
 

@@ -31,6 +31,7 @@ from planner.api.integrations._live_model import (
 )
 from planner.api.integrations.batch_choice import check_multiple
 from planner.api.integrations.deepspeed_fields import NOTES as DEEPSPEED_NOTES, deepspeed_fields
+from planner.api.integrations.fsdp_fields import fsdp_fields, notes_of_plugin, plugin_of_arguments
 from planner.api.integrations.micro_batches import shortfall, split_to_fit
 from planner.api.integrations.settings import look_up, model_errors, notes_of, text_of
 from planner.api.max_batch import MaxBatchResult
@@ -189,9 +190,15 @@ def fields_of_arguments(arguments: Any) -> dict[str, Any]:
         "ddp": arguments.world_size > 1,
         "liger": bool(getattr(arguments, "use_liger_kernel", False)),
     }
-    if not arguments.deepspeed:
-        return fields
-    return deepspeed_fields(arguments.deepspeed, fields, arguments.world_size, "TrainingArguments: deepspeed")
+    if arguments.deepspeed:
+        given, ranks = arguments.deepspeed, arguments.world_size
+        return deepspeed_fields(given, fields, ranks, "TrainingArguments: deepspeed")
+    if arguments.fsdp:
+        kwargs = getattr(arguments.accelerator_config, "gradient_accumulation_kwargs", None) or {}
+        syncs = bool(kwargs.get("sync_each_batch"))
+        plugin = plugin_of_arguments(arguments)
+        return fsdp_fields(plugin, fields, arguments.world_size, "TrainingArguments: fsdp", syncs)
+    return fields
 
 
 def fields_of_accelerator(accelerator: Any) -> dict[str, Any]:
@@ -206,21 +213,32 @@ def fields_of_accelerator(accelerator: Any) -> dict[str, Any]:
         "ddp": accelerator.num_processes > 1,
         "ddp_bucket_view": accelerator.num_processes > 1 and ddp is not None and ddp.gradient_as_bucket_view,
     }
-    if text_of(accelerator.distributed_type) != "DEEPSPEED":
-        return fields
-    config = accelerator.deepspeed_plugin.deepspeed_config
-    return deepspeed_fields(config, fields, accelerator.num_processes, "Accelerator: deepspeed_plugin")
+    kind, ranks = text_of(accelerator.distributed_type), accelerator.num_processes
+    if kind == "DEEPSPEED":
+        config = accelerator.deepspeed_plugin.deepspeed_config
+        return deepspeed_fields(config, fields, ranks, "Accelerator: deepspeed_plugin")
+    if kind == "FSDP":
+        syncs = bool(accelerator.gradient_state.plugin_kwargs.get("sync_each_batch"))
+        replicas = getattr(accelerator.parallelism_config, "dp_replicate_size", 1)
+        plugin = accelerator.state.fsdp_plugin
+        return fsdp_fields(plugin, fields, ranks, "Accelerator: fsdp_plugin", syncs, replicas)
+    return fields
 
 
 def notes_of_arguments(arguments: Any) -> tuple[str, ...]:
     """Return sentences on settings that are not planned. Raises UsageError for one that is refused."""
     tables = (*transformers_settings.SETTINGS, *transformers_settings.VALUES)
-    return notes_of(tables, arguments, "TrainingArguments")
+    notes = notes_of(tables, arguments, "TrainingArguments")
+    if arguments.fsdp:
+        notes += notes_of_plugin(plugin_of_arguments(arguments), "TrainingArguments: fsdp_config")
+    return notes
 
 
 def notes_of_accelerator(accelerator: Any) -> tuple[str, ...]:
     """Return sentences on settings that are not planned. Raises UsageError for one that is refused."""
     notes = notes_of(accelerate_settings.SETTINGS, accelerator, "Accelerator")
+    if text_of(accelerator.distributed_type) == "FSDP":
+        notes += notes_of_plugin(accelerator.state.fsdp_plugin, "FullyShardedDataParallelPlugin")
     for name, (attribute, table) in accelerate_settings.HANDLERS.items():
         handler = getattr(accelerator, attribute, None)
         if handler is not None:
@@ -282,7 +300,8 @@ def _loop_of_accelerator(model: Any, sample: Mapping[str, Any], optimizer: Any, 
 
     def step(module: Any, batch: Mapping[str, Any]) -> Any:
         outputs = module(**batch)
-        casts = fields["precision"] is Precision.FP32 or "deepspeed" in fields  # its engine does by itself
+        # DeepSpeed's engine and FSDP2's policy cast by themselves.
+        casts = fields["precision"] is Precision.FP32 or "deepspeed" in fields
         return outputs if casts else in_float32(outputs)
 
     further = (*notes_of_optimizer(live), *(DEEPSPEED_NOTES if "deepspeed" in fields else ()))

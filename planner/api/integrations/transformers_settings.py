@@ -58,7 +58,7 @@ SETTINGS: tuple[Setting, ...] = (
         "ddp_find_unused_parameters ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout "
         "local_rank use_cpu "
         # Given together with the setting that they belong to
-        "torch_compile_backend torch_compile_mode fsdp_config prediction_loss_only "
+        "torch_compile_backend torch_compile_mode prediction_loss_only "
         "batch_eval_metrics eval_do_concat_batches"
     ),
     stated("torch_compile", COMPILED),
@@ -95,7 +95,7 @@ SETTINGS: tuple[Setting, ...] = (
         "gradient buckets are planned with 25 MiB",
         lambda arguments: arguments.world_size > 1 and arguments.ddp_bucket_cap_mb not in (None, 25),
     ),
-    refused("fsdp", "sharded parameters take another share of each GPU; train with DDP, or plan by hand"),
+    *planned("fsdp fsdp_config"),  # by `fsdp_fields`
     stated(
         "deepspeed",
         "the evaluation while it trains is not planned, whose batches may take more memory",

@@ -234,7 +234,7 @@ def test_plain_arguments_warn_of_nothing(model: Any, tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("fsdp", ["full_shard"], "TrainingArguments: fsdp is not planned: sharded parameters"),
+        ("fsdp", ["full_shard", "offload"], "TrainingArguments: fsdp_config: cpu_offload is not planned"),
         (
             "deepspeed",
             {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}},

@@ -1,0 +1,109 @@
+"""The fields of a job that FSDP2 shards, by accelerate's plugin or by transformers' arguments for it."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+from unittest import mock
+
+from planner.api.integrations import accelerate_settings
+from planner.api.integrations.settings import notes_of
+from planner.errors import UsageError
+from planner.jobs import Precision
+
+_WRAPS = {
+    "transformer_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+    "size_based_auto_wrap_policy": "SIZE_BASED_WRAP",
+}
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_OF_POLICY = ("param_dtype", "reduce_dtype", "output_dtype")
+_MIXED = {Precision.AMP_BF16: "bf16", Precision.AMP_FP16: "fp16"}
+
+
+def fsdp_fields(
+    plugin: Any,
+    fields: Mapping[str, Any],
+    ranks: int,
+    owner: str,
+    syncs_each: bool = False,
+    replicas: int = 1,
+) -> dict[str, Any]:
+    """Return a framework's fields of a job, changed to those of a rank of FSDP2.
+
+    `plugin` is accelerate's; `owner` names the setting in errors. A user's `fsdp` overrides `ranks`, those of
+    the process. `syncs_each` tells that gradients are reduced after each micro-batch. Raises UsageError for
+    what is not planned of it.
+    """
+    if plugin.fsdp_version != 2:
+        raise UsageError(f"{owner}: fsdp_version {plugin.fsdp_version} is not planned: set fsdp_version=2")
+    if fields["grad_scaler"]:
+        raise UsageError(f"{owner} with fp16 is not planned: the loss is scaled; use bf16")
+    given: dict[str, Any] = {
+        "by": "accelerate",
+        "reshard_after_forward": bool(plugin.reshard_after_forward),
+        "gradient_sync": "each" if syncs_each else "last",
+        **_policy(plugin, fields["precision"], owner),
+        **_wrapping(plugin),
+        **({"activation_checkpointing": True} if plugin.activation_checkpointing else {}),
+        **({"replicas": replicas} if replicas > 1 else {}),
+    }
+    return {
+        **fields,
+        "fsdp": ranks if ranks > 1 else 0,
+        "fsdp_arg": tuple(f"{key}={_text(value)}" for key, value in given.items()),
+        "precision": Precision.FP32,  # the policy's
+        "ddp": False,
+        "ddp_bucket_view": False,
+    }
+
+
+def notes_of_plugin(plugin: Any, owner: str) -> tuple[str, ...]:
+    """Return sentences on settings of a plugin that are not planned. Raises UsageError for refused ones."""
+    return notes_of(accelerate_settings.FSDP, plugin, owner)
+
+
+def plugin_of_arguments(arguments: Any) -> Any:
+    """Return the plugin that transformers' Trainer makes of its arguments. Raises UsageError for XLA's."""
+    from accelerate import FullyShardedDataParallelPlugin
+
+    if (arguments.fsdp_config or {}).get("xla"):
+        raise UsageError("TrainingArguments: fsdp_config: xla is not planned: plans are for NVIDIA GPUs")
+    with mock.patch.dict("os.environ"):
+        given = getattr(arguments, "fsdp_plugin_args", None) or arguments._process_fsdp_args()
+        return FullyShardedDataParallelPlugin(**given)
+
+
+def _policy(plugin: Any, precision: Precision, owner: str) -> dict[str, str]:
+    """Return the types that the plugin's policy has, or accelerate gives it for its mixed precision."""
+    policy = plugin.mixed_precision_policy
+    if policy is None:  # accelerate/state.py, AcceleratorState
+        mixed = _MIXED.get(precision)
+        return dict.fromkeys(_OF_POLICY, mixed) if mixed else {}
+    chosen = {}
+    for key in _OF_POLICY:
+        dtype = getattr(policy, key, None)
+        if dtype is not None:
+            name = str(dtype).removeprefix("torch.")
+            if name not in _DTYPES:
+                raise UsageError(f"{owner}: {key} {name} is not planned; use one of {', '.join(_DTYPES)}")
+            chosen[key] = _DTYPES[name]
+    return chosen
+
+
+def _wrapping(plugin: Any) -> dict[str, Any]:
+    """Return which modules are sharded by themselves; accelerate takes other functions as none for FSDP2."""
+    policy = plugin.auto_wrap_policy
+    if isinstance(policy, functools.partial):
+        policy = policy.func
+    kind = _WRAPS.get(getattr(policy, "__name__", ""), "NO_WRAP")
+    chosen: dict[str, Any] = {"auto_wrap_policy": kind}
+    if kind == "TRANSFORMER_BASED_WRAP" and plugin.transformer_cls_names_to_wrap:
+        chosen["transformer_cls_names_to_wrap"] = list(plugin.transformer_cls_names_to_wrap)
+    if kind == "SIZE_BASED_WRAP":
+        chosen["min_num_params"] = plugin.min_num_params
+    return chosen
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(value)}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,6 @@
-"""Scripts that set up their own process group and shard their model, planned by the name of their step."""
+"""Scripts that set up their own process group and shard their model, planned by the name of their step, or by
+that of the function that makes a Trainer.
+"""
 
 from typing import Any, NamedTuple
 
@@ -17,11 +19,16 @@ class _Script(NamedTuple):
     ranks: int = 2
     batch: int = 8
     gpu: str = "A100 40GB"
+    inputs: tuple[str, ...] = _TOKENS
 
 
 def _case(number: int, script: _Script) -> Case:
     given = {"model_arg": script.arguments} if script.arguments else {}
-    options = {**given, "input": list(_TOKENS), "world_size": script.ranks}
+    options = {
+        **given,
+        **({"input": list(script.inputs)} if script.inputs else {}),
+        "world_size": script.ranks,
+    }
     drawn = DrawnJob(number, f"{FILES}/{script.name}", script.batch, script.gpu, options)
     words = [f"--{key.replace('_', '-')}" for key in script.arguments]
     texts = [word for pair in zip(words, script.arguments.values(), strict=True) for word in _words(*pair)]
@@ -37,6 +44,7 @@ def _words(option: str, value: Any) -> tuple[str, ...]:
 
 
 _TITAN = "titan_like.py:Trainer"
+_TRAINER = "fsdp_trainer.py:make_trainer"
 _CASES = (
     _Script(_TITAN, {"tp": 2}),
     _Script(_TITAN, {"tp": 2, "gather_logits": True}, gpu="RTX 3090"),
@@ -44,9 +52,13 @@ _CASES = (
     _Script(_TITAN, {"tp": 2, "dp": 2}, 4),
     _Script(_TITAN, {"tp": 2, "dp": 2, "mixed": True, "checkpoint": True}, 4, 16, "H100 80GB"),
     _Script(_TITAN, {"tp": 2, "checkpoint": True}, 2, 16, "RTX 4090"),
+    _Script(_TRAINER, inputs=()),
+    _Script(_TRAINER, {"precision": "no", "keep": True}, 4, gpu="H100 80GB", inputs=()),
+    _Script(_TRAINER, {"accumulate": 2}, gpu="RTX 3090", inputs=()),
+    _Script(_TRAINER, {"checkpoint": True}, 2, 16, inputs=()),
 )
 CAPABILITY = Capability(
-    "scripts that shard their model by themselves, with tensor, sequence and loss parallel, under torchrun; "
-    "the first rank is compared",
+    "scripts that shard their model by themselves, with tensor, sequence and loss parallel, or by a Trainer "
+    "of transformers with FSDP2, under torchrun; the first rank is compared",
     tuple(_case(number, script) for number, script in enumerate(_CASES, 1)),
 )

@@ -26,11 +26,13 @@ from planner.jobs import (
     complete_job,
     defaults_of_code,
     freeze,
+    is_torchtitan,
     kind_of_code,
     load_catalogue,
     merge_job,
     parse_model_arg,
     parse_tensor_spec,
+    read_torchtitan,
     require_one_size,
     resolve_job,
     split_model,
@@ -215,6 +217,8 @@ def make_job(
     path = options.get("models")
     catalogue = load_catalogue(None if path is None else Path(path), allowed_sources(options))
     if isinstance(model, str):
+        if is_torchtitan(model):
+            catalogue = {**catalogue, model: read_torchtitan(model, given)}
         job = complete_from_library(resolve_job(model, catalogue, **given), stores)
         return job, None if split_model(model).source else catalogue[model].batch, None
     torch = sys.modules.get("torch")

@@ -33,6 +33,7 @@ from .sizes import (
     check_sizes as check_sizes, draw_batches as draw_batches, load_distribution as load_distribution,
     require_one_size as require_one_size, size_ranges as size_ranges,
 )
+from .torchtitan import is_torchtitan as is_torchtitan, read_torchtitan as read_torchtitan
 from .yaml_fields import (
     OPTION_KEYS as OPTION_KEYS, allowed_sources as allowed_sources, parse_entry as parse_entry,
     read_alloc_conf as read_alloc_conf, read_arguments as read_arguments, read_count as read_count,

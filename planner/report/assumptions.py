@@ -14,6 +14,7 @@ from planner.jobs import (
     Mode,
     Precision,
     ZeroGrad,
+    is_torchtitan,
     split_model,
 )
 from planner.planning import Estimate
@@ -195,6 +196,8 @@ def _recipe(job: Job) -> tuple[str, ...]:
         f"first of 1 MiB and others of 25; {views}": job.ddp,
         f"FSDP2 on the first of {job.fsdp} ranks, whose parts are the largest; the batch size is a rank's; "
         + _sharding(job): job.fsdp,
+        f"{job.model} of torchtitan is planned as transformers' Llama of its sizes in the planner's loop; "
+        "torchtitan's own layers and loss may keep other tensors": is_torchtitan(job.model),
         f"rank {job.rank} of {job.world_size} as the file sets them up; other ranks may hold more (--rank)": (
             job.world_size and not job.deepspeed
         ),

@@ -33,6 +33,7 @@ class ShardedJob(NamedTuple):
     clip: bool = False
     checkpoint: bool = False
     tp: int = 0  # ranks that share a layer's tensors
+    ends: bool = False  # embeddings, and norm and head, are sharded by themselves, as torchtitan does
 
 
 def case_of(number: int, job: ShardedJob) -> Case:
@@ -51,6 +52,7 @@ def case_of(number: int, job: ShardedJob) -> Case:
         "clip": job.clip,
         "checkpoint": job.checkpoint,
         **({"tp": job.tp} if job.tp else {}),
+        **({"ends": True} if job.ends else {}),
         "classes": job.model.endswith("Classification"),
     }
     launch = ("-m", "torch.distributed.run", "--nproc-per-node", str(job.ranks))
@@ -69,6 +71,7 @@ def _options(job: ShardedJob) -> dict[str, Any]:
         **job.policy,
         **({} if job.reshard is None else {"reshard_after_forward": str(job.reshard).lower()}),
         **({"replicas": job.replicas} if job.replicas > 1 else {}),
+        **({"by": "torchtitan"} if job.ends else {}),
     }
     arguments = [f"{key}={value}" for key, value in given.items()]
     return {
@@ -120,6 +123,8 @@ _CASES = (
         "torchvision:resnet50", {}, _RESNET, (64, 3, 224, 224), ddp={}, optimizer="SGD", gpu="RTX 3090"
     ),
     ShardedJob(ddp={"gradient_as_bucket_view": True}, ranks=4, accumulate=2),
+    ShardedJob(ends=True, policy=MIXED, implementation="fused", clip=True, checkpoint=True),
+    ShardedJob(ends=True, policy=MIXED, reshard=False, ranks=4, replicas=2, gpu="H100 80GB"),
 )
 CAPABILITY = Capability(
     "training on several GPUs: FSDP2 and DistributedDataParallel, under torchrun; the first rank is compared",

@@ -31,12 +31,12 @@ def rank_count(job: Job) -> int:
 def fsdp_arguments(job: Job) -> dict[str, Any]:
     """Return the values of `--fsdp-arg`. Raises UsageError for one that is not planned."""
     given = dict(parse_model_arg(text, "--fsdp-arg") for text in job.fsdp_arg)
-    keys = (*_KEYS, *(OF_PLUGIN if "by" in given else ()))
+    keys = (*_KEYS, *(OF_PLUGIN if given.get("by") == "accelerate" else ()))
     for key in given:
         if key not in keys:
             hint = "; with by=accelerate more" if key in OF_PLUGIN else ""
             raise UsageError(f"--fsdp-arg {key}: planned are {', '.join(keys)}{hint}")
-    for key, values in {"by": ("accelerate",), "gradient_sync": ("each", "last")}.items():
+    for key, values in {"by": ("accelerate", "torchtitan"), "gradient_sync": ("each", "last")}.items():
         if given.get(key, values[0]) not in values:
             raise UsageError(f"--fsdp-arg {key}={given[key]}: use {' or '.join(values)}")
     return given
@@ -66,7 +66,8 @@ def with_last_synced(load_batch: BatchLoader, model: nn.Module, job: Job) -> Bat
     """
     if job.accumulate < 2 or not job.fsdp or fsdp_arguments(job).get("gradient_sync") != "last":
         return load_batch
-    sharded: Any = model if "by" not in fsdp_arguments(job) else unwrapped(model)
+    is_wrapped = fsdp_arguments(job).get("by") == "accelerate"
+    sharded: Any = unwrapped(model) if is_wrapped else model
     numbers = count(1)
 
     def load() -> Batch:
@@ -84,20 +85,38 @@ def _shard_blocks(model: nn.Module, job: Job, given: Mapping[str, Any], mesh: An
     options: dict[str, Any] = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(**of_policy)}
     if "reshard_after_forward" in given:
         options["reshard_after_forward"] = given["reshard_after_forward"]
-    if "by" in given:
+    if given.get("by") == "accelerate":
         with _moved_by_it(model, recorder):
             return shard_by_accelerate(unwrapped(model), given, options, mesh)
     blocks = find_blocks(model)
     names = count_blocks(blocks)
+    first, last = _ends_of(model) if "by" in given else ((), ())
     try:
-        for block in blocks:
+        for block in (*first, *blocks):
             fully_shard(block, **options)
+        if last:
+            fully_shard([*last], **{**options, "reshard_after_forward": False})
         fully_shard(model, **options)
     except ValueError as error:
         raise UsageError(f"--fsdp {job.fsdp}: fully_shard refuses: {error}") from error
     if not blocks:
         return "FSDP: the model has no repeated blocks, so it is sharded as a whole"
-    return f"FSDP: sharded block by block ({names}), then the rest together"
+    ends = "; embeddings, and norm and head together, by themselves" if last else ""
+    return f"FSDP: sharded block by block ({names}){ends}, then the rest together"
+
+
+def _ends_of(model: Any) -> tuple[tuple[nn.Module, ...], tuple[nn.Module, ...]]:
+    """Return what torchtitan shards before and after the blocks: embeddings; the last norm and the head.
+
+    As in torchtitan/models/llama3/infra/parallelize.py, `apply_fsdp`. Raises UsageError for other models.
+    """
+    embeddings = getattr(model, "get_input_embeddings", lambda: None)()
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    base = getattr(model, getattr(model, "base_model_prefix", "") or "-", None)
+    norms = [] if base is None else [one for one in base.children() if "Norm" in type(one).__name__]
+    if embeddings is None or head is None or not norms or embeddings.weight is head.weight:
+        raise UsageError("--fsdp-arg by=torchtitan: is for causal language models without tied weights")
+    return (embeddings,), (norms[-1], head)
 
 
 @contextmanager

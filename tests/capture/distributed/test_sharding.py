@@ -8,7 +8,7 @@ from torch import Tensor, distributed, nn
 
 from planner.capture.session import record
 from planner.errors import UsageError
-from planner.jobs import Job, Loss, Mode
+from planner.jobs import Job, Loss, Mode, TensorSpec, resolve_job
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Trace, validate
 from tests.helpers.models import AMPERE, job_of
 
@@ -184,7 +184,7 @@ def test_gradients_stay_whole_until_the_last_micro_batch() -> None:
     ("argument", "words"),
     [
         ("gradient_sync=never", "--fsdp-arg gradient_sync=never: use each or last"),
-        ("by=hand", "--fsdp-arg by=hand: use accelerate"),
+        ("by=hand", "--fsdp-arg by=hand: use accelerate or torchtitan"),
         ("min_num_params=1", "--fsdp-arg min_num_params: planned are .*with by=accelerate more"),
     ],
 )
@@ -202,3 +202,28 @@ def test_accelerate_shards_from_the_cpu() -> None:
     parameters = sizes(trace, Category.PARAMETER)
     assert 4 * WIDE * WIDE // 2 in parameters
     assert any("sharded as accelerate's plugin does" in note and "4 Block" in note for note in trace.notes)
+
+
+def test_torchtitan_shards_the_ends_by_themselves() -> None:
+    """The head is gathered with the last norm, not with the embeddings."""
+    pytest.importorskip("transformers")
+    config = {
+        "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2,
+        "num_hidden_layers": 2, "vocab_size": 1000, "use_cache": False,
+    }  # fmt: skip
+
+    def gathered_together(*arguments: str) -> bool:
+        options = {"model_args": tuple(config.items()), "inputs": [TensorSpec((16,), "int64")]}
+        job = resolve_job("hf:LlamaForCausalLM", {}, **options, fsdp=2, fsdp_arg=arguments)
+        sizes = [e.size_bytes for e in record(job, 1, AMPERE).events if isinstance(e, Alloc)]
+        both = 2 * 4 * 64 * 1000
+        return any(both <= size < 2 * both for size in sizes)
+
+    assert gathered_together("reshard_after_forward=true")
+    assert not gathered_together("by=torchtitan")
+
+
+def test_torchtitan_shards_language_models_alone() -> None:
+    """Another model has no embeddings to shard."""
+    with pytest.raises(UsageError, match="by=torchtitan: is for causal language models without tied weights"):
+        sharded(2, "by=torchtitan")

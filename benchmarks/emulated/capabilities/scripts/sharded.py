@@ -64,7 +64,7 @@ def made_model(options: dict[str, Any]) -> Any:
     return model
 
 
-def sharded(options: dict[str, Any]) -> nn.Module:
+def sharded(options: dict[str, Any]) -> Any:
     """Return the model sharded over all ranks."""
     world, replicas, split = distributed.get_world_size(), options.get("replicas", 1), options.get("tp", 1)
     mesh: Any = None
@@ -84,9 +84,13 @@ def sharded(options: dict[str, Any]) -> nn.Module:
     if split > 1:
         split_tensors(model, split_mesh["tp"])
     if world > split:
+        if options.get("ends"):
+            fully_shard(model.get_input_embeddings(), **given)
         for path in options["blocks"]:
             for block in model.get_submodule(path).children():
                 fully_shard(block, **given)
+        if options.get("ends"):
+            fully_shard([model.model.norm, model.lm_head], **{**given, "reshard_after_forward": False})
         fully_shard(model, **given)
     is_tied = options.get("config", {}).get("tie_word_embeddings")
     if is_tied:

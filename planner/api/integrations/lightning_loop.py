@@ -136,7 +136,8 @@ def _of_class(trainer: Trainer, name: str) -> list[Any]:
 
 def notes_of_trainer(trainer: Trainer) -> tuple[str, ...]:
     """Return sentences on settings that are not planned. Raises UsageError for one that is refused."""
-    notes = list(notes_of(lightning_settings.TRAINER, trainer, "Trainer"))
+    notes = list(notes_of(lightning_settings.SHARDED, trainer, "Trainer: strategy"))
+    notes += notes_of(lightning_settings.TRAINER, trainer, "Trainer")
     for callback in trainer.callbacks:
         notes += _notes_of_callback(callback)
     kind = type(trainer.precision_plugin).__name__

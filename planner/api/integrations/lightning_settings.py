@@ -1,5 +1,6 @@
 """All that Lightning's `Trainer` takes: parameters; callbacks, strategies and plugins by their classes."""
 
+from collections.abc import Callable
 from typing import Any
 
 from planner.api.integrations.settings import Setting, harmless, planned, refused, stated
@@ -8,6 +9,11 @@ from planner.capture import is_deterministic
 
 def _is_sharded(trainer: Any) -> bool:
     return strategy_name(trainer) not in STRATEGIES
+
+
+def _is_strategy(name: str) -> Callable[[Any], bool]:
+    """Return whether a trainer's strategy is of this class."""
+    return lambda trainer: name in [one.__name__ for one in type(trainer.strategy).__mro__]
 
 
 def strategy_name(trainer: Any) -> str:
@@ -31,6 +37,27 @@ def _is_foreign(trainer: Any) -> bool:
 
 # Strategies that are planned; any other is refused.
 STRATEGIES = ("DDPStrategy", "SingleDeviceStrategy")
+
+# Those that have sharded the module before any callback runs, with what plans them instead.
+SHARDED: tuple[Setting, ...] = (
+    refused(
+        "FSDPStrategy",
+        "it is FSDP 1; plan FSDP2 of the network by hand: planner.max_batch(network, fsdp=8)",
+        _is_strategy("FSDPStrategy"),
+    ),
+    refused(
+        "ModelParallelStrategy",
+        "configure_model has sharded the module already; plan it by hand, in a step of a FILE.py that shards "
+        "alike: planner max-batch --model FILE.py:NAME --world-size 8",
+        _is_strategy("ModelParallelStrategy"),
+    ),
+    refused(
+        "DeepSpeedStrategy",
+        "DeepSpeed's engine has the module already; plan the network by hand: "
+        "planner.max_batch(network, deepspeed='zero.json', world_size=8)",
+        _is_strategy("DeepSpeedStrategy"),
+    ),
+)
 
 # `devices` and `num_nodes` go by the strategy and the number of processes, `callbacks` by `CALLBACKS`,
 # `plugins` by `PRECISION_PLUGINS`; the last two decide whether there is an evaluation.

@@ -21,7 +21,7 @@ from lightning.pytorch.callbacks import (  # noqa: E402
 from lightning.pytorch.plugins import Precision as PrecisionPlugin  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
-from planner.api.integrations.lightning_loop import fields_of_trainer  # noqa: E402
+from planner.api.integrations.lightning_loop import fields_of_trainer, notes_of_trainer  # noqa: E402
 from planner.api.max_batch import max_batch  # noqa: E402
 from planner.capture.models.live import copy_weightless, live_job, read_live_model  # noqa: E402
 from planner.capture.session import record  # noqa: E402
@@ -451,3 +451,26 @@ def test_a_module_on_its_own_device_is_planned_on_the_gpu() -> None:
             taken = record(live_job("live", live), 4, (8, 6), lambda _, live=live: live.build())
         assert [e.size_bytes for e in taken.events if isinstance(e, Alloc)].count(16 * 2**20) == 3
         assert module.device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "FSDPStrategy",
+            r"strategy: FSDPStrategy is not planned: it is FSDP 1; .* planner.max_batch\(network, fsdp",
+        ),
+        (
+            "ModelParallelStrategy",
+            "strategy: ModelParallelStrategy is not planned: configure_model has sharded .* --world-size 8",
+        ),
+    ],
+)
+def test_strategies_that_shard_are_refused_with_what_plans_them(name: str, words: str) -> None:
+    """They have the module before any callback runs; one line says how to plan it."""
+    from lightning.pytorch import strategies
+
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    trainer._accelerator_connector.strategy = getattr(strategies, name)()
+    with pytest.raises(UsageError, match=words):
+        notes_of_trainer(trainer)

@@ -58,7 +58,8 @@ def test_every_callback_and_plugin_of_lightning_has_its_effect() -> None:
     others = {"AsyncCheckpointIO", "CheckpointIO", "LayerSync", "TorchCheckpointIO", "TorchSyncBatchNorm"}
     assert set(lightning_settings.PRECISION_PLUGINS) <= precisions
     assert set(plugins.__all__) - precisions == others | {"XLACheckpointIO"}
-    assert set(lightning_settings.STRATEGIES) <= set(strategies.__all__)
+    known = {*lightning_settings.STRATEGIES, *names_in(lightning_settings.SHARDED)}
+    assert known <= set(strategies.__all__)
 
 
 def test_every_parameter_of_an_accelerator_has_its_effect() -> None:
@@ -79,6 +80,7 @@ def test_every_handler_of_accelerate_has_its_effect() -> None:
     assert {*accelerate_settings.HANDLERS, *names_in(accelerate_settings.OTHER_HANDLERS)} == kinds - plugins
     assert names_in(accelerate_settings.DDP) == fields_of(handlers.DistributedDataParallelKwargs)
     assert names_in(accelerate_settings.AUTOCAST) == fields_of(handlers.AutocastKwargs)
+    assert names_in(accelerate_settings.FSDP) == fields_of(handlers.FullyShardedDataParallelPlugin)
     assert names_in(accelerate_settings.SCALER) == fields_of(handlers.GradScalerKwargs)
 
 
@@ -89,8 +91,10 @@ def test_every_handler_of_accelerate_has_its_effect() -> None:
         transformers_settings.VALUES,
         accelerate_settings.SETTINGS,
         accelerate_settings.DDP,
+        accelerate_settings.FSDP,
         lightning_settings.TRAINER,
         lightning_settings.CALLBACKS,
+        lightning_settings.SHARDED,
     ],
 )
 def test_each_text_is_one_sentence(table: tuple[Setting, ...]) -> None:
@@ -106,7 +110,8 @@ def test_the_page_names_what_is_not_planned() -> None:
     page = (Path(__file__).parents[3] / "docs" / "hooks.md").read_text(encoding="utf-8")
     tables = (
         *transformers_settings.SETTINGS, *lightning_settings.TRAINER, *lightning_settings.CALLBACKS,
-        *accelerate_settings.SETTINGS, *accelerate_settings.DDP,
+        *lightning_settings.SHARDED, *accelerate_settings.SETTINGS, *accelerate_settings.DDP,
+        *accelerate_settings.FSDP,
     )  # fmt: skip
     effects = (Effect.STATED, Effect.REFUSED)
     assert [one.name for one in tables if one.effect in effects and f"| `{one.name}` |" not in page] == []

@@ -46,8 +46,8 @@ def finetune_case(number: int, job: Finetune) -> Case:
         "precision": job.precision,
         "optimizer": "adamw",
         **({"checkpoint": "blocks"} if job.checkpoint else {}),
-        **({"peft": job.peft, "peft_arg": _texts(job.peft_arg)} if job.peft else {}),
-        **({"quantize": job.quantize, "quantize_arg": _texts(job.quantize_arg)} if job.quantize else {}),
+        **({"peft": job.peft, "peft_arg": texts_of(job.peft_arg)} if job.peft else {}),
+        **({"quantize": job.quantize, "quantize_arg": texts_of(job.quantize_arg)} if job.quantize else {}),
         **({"prepare_kbit": True} if job.prepare else {}),
         **job.options,
     }
@@ -69,7 +69,7 @@ def finetune_case(number: int, job: Finetune) -> Case:
     return Case(drawn, ("-P", SCRIPT, json.dumps(described)))
 
 
-def _texts(arguments: Mapping[str, Any]) -> list[str]:
+def texts_of(arguments: Mapping[str, Any]) -> list[str]:
     return [f"{name}={json.dumps(value)}" for name, value in arguments.items()]
 
 

@@ -307,11 +307,11 @@ def _check_sharded(job: Job) -> None:
         "--ddp": job.ddp,
         "--compile": job.compile is not Compile.NONE,
         "--quantize": job.quantize is not Quantize.NONE,
-        "--peft": job.peft,
         "--ema": job.ema,
         "--liger": job.liger,
-        f"--precision {job.precision}": job.grad_scaler,
-        "--freeze or --train-only": job.freeze or job.train_only,
+        "--peft": job.tp and job.peft,
+        f"--precision {job.precision}": job.tp and job.grad_scaler,
+        "--freeze or --train-only": job.tp and (job.freeze or job.train_only),
     }
     _refuse_beside(where, others)
     if torch_version_of(job.torch) != _SHARDED_TORCH:

@@ -249,6 +249,25 @@ dist.destroy_process_group()
     assert first["step_count"] == second["step_count"] == 3
 
 
+def test_ddp_of_one_bucket(emulator: Emulator) -> None:
+    """The number of parameters in the only bucket, 4 bytes that the ranks agree on, reads as it was sent."""
+    code = """
+import os
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("nccl")
+rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(rank)
+model = DistributedDataParallel(torch.nn.Linear(8, 8).cuda(), device_ids=[rank])
+for _ in range(3):
+    model(torch.ones(2, 8, device="cuda")).sum().backward()
+dist.destroy_process_group()
+"""
+    torchrun = str(Path(emulator.python).with_name("torchrun"))
+    answer = emulator.run(code, "--gpu", "L4", "--gpus", "2", before=(torchrun, "--nproc-per-node", "2"))
+    assert answer["exit_code"] == 0
+
+
 def test_values_read_back_are_zero(emulator: Emulator) -> None:
     """Kernels compute nothing: a loss is 0, and a scaler takes each step."""
     code = """

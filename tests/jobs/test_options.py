@@ -120,8 +120,9 @@ def test_reset_options() -> None:
     [
         ({"fsdp": 1}, "--fsdp 1: a model is sharded over two ranks or more"),
         ({"fsdp": 2, "ddp": True}, "--fsdp 2 with --ddp is not planned"),
-        ({"fsdp": 2, "precision": "amp-fp16"}, "--fsdp 2 with --precision amp-fp16 is not planned"),
-        ({"fsdp": 2, "freeze": ["*"]}, "--fsdp 2 with --freeze or --train-only is not planned"),
+        ({"tp": 2, "precision": "amp-fp16"}, "--tp 2 with --precision amp-fp16 is not planned"),
+        ({"tp": 2, "freeze": ["*"]}, "--tp 2 with --freeze or --train-only is not planned"),
+        ({"fsdp": 2, "compile": "default"}, "--fsdp 2 with --compile is not planned"),
         ({"fsdp": 2, "mode": "infer"}, "--fsdp 2 shards a model in the planner's own training loop alone"),
         ({"fsdp": 2, "torch": "2.12"}, "several ranks are planned as in torch 2.13 alone"),
         ({"tp": 1}, "--tp 1: a model is sharded over two ranks or more"),

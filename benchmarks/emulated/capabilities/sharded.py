@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from benchmarks.emulated.capabilities.case import Capability, Case
-from benchmarks.emulated.finetune_cases import LLAMA
+from benchmarks.emulated.finetune_cases import LLAMA, texts_of
 from benchmarks.emulated.jobs import DrawnJob
 
 SCRIPT = "benchmarks/emulated/capabilities/scripts/sharded.py"
 LLAMA_WITHOUT_CACHE = {**LLAMA, "use_cache": False}
 _BERT = {"num_hidden_layers": 4, "hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8}
-_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 class ShardedJob(NamedTuple):
@@ -34,6 +34,9 @@ class ShardedJob(NamedTuple):
     checkpoint: bool = False
     tp: int = 0  # ranks that share a layer's tensors
     ends: bool = False  # embeddings, and norm and head, are sharded by themselves, as torchtitan does
+    freeze: tuple[str, ...] = ()  # what the names of frozen parameters begin with
+    lora: Mapping[str, Any] | None = None  # keywords of peft's LoraConfig
+    autocast: str = ""  # bf16 or fp16, the latter with a scaler
 
 
 def case_of(number: int, job: ShardedJob) -> Case:
@@ -53,6 +56,9 @@ def case_of(number: int, job: ShardedJob) -> Case:
         "checkpoint": job.checkpoint,
         **({"tp": job.tp} if job.tp else {}),
         **({"ends": True} if job.ends else {}),
+        **({"freeze": job.freeze} if job.freeze else {}),
+        **({} if job.lora is None else {"lora": dict(job.lora)}),
+        **({"autocast": _DTYPES[job.autocast]} if job.autocast else {}),
         "classes": job.model.endswith("Classification"),
     }
     launch = ("-m", "torch.distributed.run", "--nproc-per-node", str(job.ranks))
@@ -84,6 +90,9 @@ def _options(job: ShardedJob) -> dict[str, Any]:
         **({"checkpoint": "blocks"} if job.checkpoint else {}),
         **_sizes(job),
         **({"ddp_bucket_view": True} if job.ddp else {}),
+        **({"freeze": [f"{prefix}*" for prefix in job.freeze]} if job.freeze else {}),
+        **({} if job.lora is None else {"peft": "lora", "peft_arg": texts_of(job.lora)}),
+        **({"precision": f"amp-{job.autocast}"} if job.autocast else {}),
         **({"fsdp_arg": arguments} if arguments else {}),
     }
 
@@ -97,6 +106,8 @@ def _sizes(job: ShardedJob) -> dict[str, Any]:
 
 MIXED = {"param_dtype": "bf16", "reduce_dtype": "fp32"}
 _RESNET = ("layer1", "layer2", "layer3", "layer4")
+_LORA = {"r": 8, "target_modules": ["q_proj", "v_proj"]}
+_ADAPTED = ("base_model.model.model.layers",)
 _CASES = (
     ShardedJob(),
     ShardedJob(policy=MIXED, implementation="fused"),
@@ -125,6 +136,30 @@ _CASES = (
     ShardedJob(ddp={"gradient_as_bucket_view": True}, ranks=4, accumulate=2),
     ShardedJob(ends=True, policy=MIXED, implementation="fused", clip=True, checkpoint=True),
     ShardedJob(ends=True, policy=MIXED, reshard=False, ranks=4, replicas=2, gpu="H100 80GB"),
+    ShardedJob(lora=_LORA, blocks=_ADAPTED, policy=MIXED),
+    ShardedJob(lora=_LORA, blocks=_ADAPTED, ranks=4, reshard=False, checkpoint=True, clip=True),
+    ShardedJob(freeze=("model.embed_tokens", "model.layers.0."), ranks=4, policy=MIXED),
+    ShardedJob(
+        "torchvision:resnet50",
+        {},
+        _RESNET,
+        (32, 3, 224, 224),
+        optimizer="SGD",
+        freeze=("layer1", "layer2"),
+        autocast="fp16",
+    ),
+    ShardedJob(autocast="fp16", clip=True, ranks=4),
+    ShardedJob(autocast="bf16", accumulate=2, gpu="H100 80GB"),
+    ShardedJob(ddp={}, lora=_LORA, autocast="bf16"),
+    ShardedJob(
+        "torchvision:resnet50",
+        {},
+        _RESNET,
+        (32, 3, 224, 224),
+        ddp={},
+        freeze=("layer1", "layer2"),
+        autocast="fp16",
+    ),
 )
 CAPABILITY = Capability(
     "training on several GPUs: FSDP2 and DistributedDataParallel, under torchrun; the first rank is compared",

@@ -123,6 +123,8 @@ def _replacements(
     for name, module in list(sys.modules.items()):  # most import the function by name
         if name.startswith("torch.distributed") and vars(module).get("_get_device_handle") is handle_of_torch:
             yield module, "_get_device_handle", handle_of
+    # FSDP asks it for the stream that waits for a gather which nothing used.
+    yield torch.accelerator, "current_stream", lambda device=None: handle.current_stream()
     for name in ("alloc_storage", "free_storage"):
         yield _fsdp_param, name, resizing(getattr(_fsdp_param, name))
     yield _fsdp_param_group.FSDPParamGroup, "_validate_no_meta_params", lambda self: None

@@ -1,7 +1,9 @@
 /* What copies and fills wrote to device memory: pieces of at most PLANNER_EMULATED_COPY_BYTES, stored on the
  * host. Kernels write nothing here and nobody sees where they would, nor when a block has another tensor. So
  * a read gets contents only where it takes whole pieces, as a tensor does that comes back as it was copied,
- * and never for numbers of up to 4 bytes: losses, flags and counts of elements, which kernels write. */
+ * and not for numbers of up to 4 bytes: losses, flags and counts of elements, which kernels write. One that
+ * was broadcast reads once as it was: DDP sends the sizes of its buckets so, of which a small model has one.
+ */
 #define _GNU_SOURCE
 #include "core.h"
 #include <pthread.h>
@@ -12,6 +14,7 @@ typedef struct {
   uintptr_t at;
   size_t size;
   char *bytes;
+  bool is_sent;
 } piece;
 #define NUMBER 4      /* bytes of a loss, a flag, a count */
 static piece *pieces; /* by rising address; none overlaps another */
@@ -43,7 +46,7 @@ static void insert(size_t i, uintptr_t at, const char *bytes, size_t size) {
   memcpy(copy, bytes, size);
   if (count == room) pieces = realloc(pieces, (room = room ? 2 * room : 256) * sizeof(piece));
   memmove(pieces + i + 1, pieces + i, (count++ - i) * sizeof(piece));
-  pieces[i] = (piece){at, size, copy};
+  pieces[i] = (piece){at, size, copy, false};
 }
 static void cut(uintptr_t at, size_t size) {
   uintptr_t end = at + size;
@@ -72,6 +75,10 @@ static bool get(char *to, uintptr_t at, size_t size) {
   for (size_t j = first; j < i; to += pieces[j++].size) memcpy(to, pieces[j].bytes, pieces[j].size);
   return true;
 }
+static piece *whole_piece(uintptr_t at, size_t size) {
+  size_t i = first_above(at);
+  return i < count && pieces[i].at == at && pieces[i].size == size ? pieces + i : NULL;
+}
 
 void emu_forget(const void *address, size_t bytes) {
   pthread_mutex_lock(&lock);
@@ -85,8 +92,16 @@ static void copy_to_device(void *to, const void *from, size_t bytes) {
 }
 static void copy_to_host(void *to, const void *from, size_t bytes) {
   pthread_mutex_lock(&lock);
-  if (bytes > NUMBER) get(to, (uintptr_t)from, bytes);
+  piece *number = bytes <= NUMBER ? whole_piece((uintptr_t)from, bytes) : NULL;
+  if (bytes > NUMBER || (number && number->is_sent)) get(to, (uintptr_t)from, bytes);
   else memset(to, 0, bytes);
+  if (number) number->is_sent = false;
+  pthread_mutex_unlock(&lock);
+}
+void emu_mark_sent(const void *address, size_t bytes) {
+  pthread_mutex_lock(&lock);
+  piece *number = bytes <= NUMBER ? whole_piece((uintptr_t)address, bytes) : NULL;
+  if (number) number->is_sent = true;
   pthread_mutex_unlock(&lock);
 }
 static void copy_on_device(void *to, const void *from, size_t bytes) {

@@ -60,7 +60,8 @@ size_t emu_pinned_bytes(void);
  * there */
 void emu_copy(void *to, const void *from, size_t bytes);
 void emu_fill(void *to, int value, size_t bytes);
-void emu_forget(const void *address, size_t bytes); /* what is there reads as zeros from now on */
+void emu_mark_sent(const void *address, size_t bytes); /* a number, which then reads once as it was */
+void emu_forget(const void *address, size_t bytes);    /* what is there reads as zeros from now on */
 
 /* ---- streams and events; the runtime and the driver share their handles */
 typedef struct {

@@ -122,6 +122,22 @@ def test_replicas_share_the_parts() -> None:
     assert sizes(replicated, Category.PARAMETER) == sizes(sharded(2), Category.PARAMETER)
 
 
+def test_frozen_blocks_have_no_gradients() -> None:
+    """A block's part of the gradients is missing from each step."""
+    all_trained, one_frozen = sharded(2), sharded(2, freeze=("blocks.0.*",))
+    missing = sum(sizes(all_trained, Category.GRADIENT)) - sum(sizes(one_frozen, Category.GRADIENT))
+    assert missing == 2 * 4 * BLOCK_NUMBERS // 2
+    validate(one_frozen)
+
+
+def test_frozen_ranks_gather_what_they_do_not_need() -> None:
+    """Gathers of the first block for a backward pass that never comes end with that pass."""
+    frozen = sharded(2, "reshard_after_forward=true", freeze=("blocks.0.*",))
+    gathered = {e.block for e in frozen.events if isinstance(e, Alloc) and e.size_bytes == 4 * BLOCK_NUMBERS}
+    freed = {e.block for e in frozen.events if isinstance(e, Free)}
+    assert gathered and gathered <= freed
+
+
 def test_the_answer_names_the_blocks() -> None:
     """The blocks that were found, and operators all of which are known."""
     trace = sharded(2)

@@ -26,6 +26,8 @@ def main(options: dict[str, Any]) -> None:
     torch.cuda.set_device(rank)
     distributed.init_process_group("nccl")
     model = ddp(options, rank) if "ddp" in options else sharded(options)
+    kind = torch.float16 if options.get("autocast") == "float16" else torch.bfloat16
+    scaler = torch.amp.GradScaler("cuda", enabled=options.get("autocast") == "float16")
     optimizer = getattr(torch.optim, options.get("optimizer", "AdamW"))(
         groups_of_meshes(model), lr=1e-3, **options.get("optimizer_arguments", {})
     )
@@ -38,29 +40,40 @@ def main(options: dict[str, Any]) -> None:
             moved.update({name: tensor.to("cuda") for name, tensor in made.items()})
             if number == 0:
                 optimizer.zero_grad()
-            output, loss = forward(model, moved)
+            with torch.autocast("cuda", kind, enabled="autocast" in options):
+                output, loss = forward(model, moved)
             if micro_batches > 1:
                 loss = loss / micro_batches
-            loss.backward()
+            scaler.scale(loss).backward()
         if options.get("clip"):
+            scaler.unscale_(optimizer)
             clip(model)
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
     distributed.destroy_process_group()
 
 
 def made_model(options: dict[str, Any]) -> Any:
-    """Return the model in training mode, with checkpoints where they are wanted."""
+    """Return the model in training mode, with adapters, frozen parameters and checkpoints where wanted."""
     source, _, name = options["model"].rpartition(":")
     if source == "torchvision":
         import torchvision
 
-        return torchvision.models.get_model(name, weights=None, **options.get("config", {})).train()
-    import transformers
+        model = torchvision.models.get_model(name, weights=None, **options.get("config", {})).train()
+    else:
+        import transformers
 
-    kind = getattr(transformers, name)
-    model = kind(kind.config_class(**options["config"])).train()
+        kind = getattr(transformers, name)
+        model = kind(kind.config_class(**options["config"])).train()
     if options.get("checkpoint"):
         model.gradient_checkpointing_enable({"use_reentrant": False})
+    for name, parameter in model.named_parameters():
+        if any(name.startswith(prefix) for prefix in options.get("freeze", ())):
+            parameter.requires_grad_(False)
+    if "lora" in options:
+        import peft
+
+        model = peft.get_peft_model(model, peft.LoraConfig(**options["lora"]))
     return model
 
 
@@ -120,7 +133,7 @@ def split_tensors(model: Any, mesh: Any) -> None:
 def groups_of_meshes(model: nn.Module) -> list[dict[str, Any]]:
     """Return a group of parameters for each mesh, since one kernel takes those of one."""
     groups: dict[Any, list[Tensor]] = {}
-    for parameter in model.parameters():
+    for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):
         groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
     return [{"params": parameters} for parameters in groups.values()]
 

@@ -16,6 +16,7 @@ from torch import Tensor, distributed
 
 from planner.capture.cuda.device_queries import Handle, Stream as PlannedStream
 from planner.capture.cuda.streams import Streams
+from planner.capture.distributed.groups_aside import groups_aside
 from planner.errors import UsageError
 
 TORCH = (2, 13)  # whose FSDP is known here
@@ -58,12 +59,8 @@ def process_group(
     """Make the process one rank of a group while open.
 
     `on_resize` is called with each tensor whose storage FSDP has freed or allocated in place. Raises
-    UsageError where the process is part of a group already, and for a torch whose FSDP is another.
+    UsageError for a torch whose FSDP is another. Groups that the process has are put aside.
     """
-    if distributed.is_initialized():
-        raise UsageError(
-            "this process has a process group; plan a job of several GPUs in one without, --isolate"
-        )
     installed = tuple(map(int, torch.__version__.split(".")[:2]))
     if installed != TORCH:
         raise UsageError(
@@ -72,6 +69,7 @@ def process_group(
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     with ExitStack() as stack:
+        stack.enter_context(groups_aside())
         for holder, name, value in _replacements(DeviceHandle(streams), on_resize):
             stack.enter_context(mock.patch.object(holder, name, value))
         distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)

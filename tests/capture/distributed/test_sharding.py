@@ -5,6 +5,8 @@ from math import ceil
 import pytest
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed import _functional_collectives as funcol
+from torch.distributed.device_mesh import init_device_mesh
 
 from planner.capture.session import record
 from planner.errors import UsageError
@@ -168,15 +170,23 @@ def test_arguments_without_ranks_are_refused() -> None:
         sharded(0, "replicas=2")
 
 
-def test_a_process_of_a_group_is_not_disturbed() -> None:
-    """Inside a process group nothing is planned, and the group stays."""
+def test_a_process_of_a_group_plans_as_any_other() -> None:
+    """In a process of torchrun the plan is the same; its groups and meshes work afterwards, by name too."""
+    alone = sharded(2)
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
-        with pytest.raises(UsageError, match="this process has a process group"):
-            sharded(2)
-        assert distributed.is_initialized()
+        part, mesh = distributed.new_group([0]), init_device_mesh("cpu", (1,))
+        assert sharded(2).events == alone.events
+        with pytest.raises(UsageError, match="--fsdp-arg by=hand"):
+            sharded(2, "by=hand")
+        summed = torch.ones(3)
+        for group in (None, part, mesh.get_group()):
+            distributed.all_reduce(summed, group=group)
+        assert funcol.all_reduce(summed, "sum", part).tolist() == [1, 1, 1]
+        assert (distributed.get_world_size(), distributed.get_rank(part)) == (1, 0)
     finally:
         distributed.destroy_process_group()
+    assert not distributed.is_initialized()
 
 
 def live_at_second_batch(trace: Trace) -> int:

@@ -4,14 +4,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import planner
 from planner.api.budget import make_budget
 from planner.errors import UsageError
-from planner.jobs import Checkpoint, Job
+from planner.jobs import Checkpoint, Job, Loss, Mode
 from planner.planning import ClusterQuestion, ClusterSearch, find_clusters
 from planner.planning.clusters.splits import Gathers, Recipe, splits_on
 from planner.program import Alloc, Category, Free, Phase, PhaseStart, Site, Target, Trace
+from tests.helpers.models import job_of
 
 GIB = 2**30
 
@@ -120,7 +122,7 @@ class Layers:
 def search_of(global_batch: int, most_gpus: int = 64) -> tuple[ClusterSearch, Layers]:
     layers = Layers()
     question = ClusterQuestion(global_batch, most_gpus=most_gpus)
-    return ClusterSearch(Job("made up"), question, layers), layers  # type: ignore[arg-type]
+    return ClusterSearch(job_of("8", mode=Mode.TRAIN, loss=Loss.SUM), question, layers), layers  # type: ignore[arg-type]
 
 
 def test_tensor_parallel_is_tried_on_fewer_gpus() -> None:
@@ -130,6 +132,16 @@ def test_tensor_parallel_is_tried_on_fewer_gpus() -> None:
     (plans,) = find_clusters(search, [lambda job: budget], lambda text: None)
     found = [(plan.split.gpus, plan.split.recipe.checkpoint.value) for plan in plans.plans]
     assert found == [(2, "blocks"), (4, "none"), (8, "none")]
+
+
+def test_what_is_not_planned_together_is_named() -> None:
+    """Tensor parallel with frozen parameters is refused where a job is made, and named by the search."""
+    job = replace(job_of("8", mode=Mode.TRAIN, loss=Loss.SUM), freeze=("a.*",))
+    search = ClusterSearch(job, ClusterQuestion(8, most_gpus=8), Layers())  # type: ignore[arg-type]
+    advice = search.advise(lambda job: make_budget({"gpu": "A100 40GB"}))
+    assert {plan.split.recipe.tp for plan in advice.plans.plans} == {1}
+    assert {recipe.tp for recipe in advice.failed} <= {1}
+    assert any("tensor parallel over 2 GPUs is not planned" in note for note in advice.plans.notes)
 
 
 @pytest.mark.parametrize("global_batch", [1, 8, 24, 64])

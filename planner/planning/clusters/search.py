@@ -17,7 +17,7 @@ from planner.hardware import (
     upper_process_bytes,
     with_likeness,
 )
-from planner.jobs import Job
+from planner.jobs import Job, complete_job
 from planner.planning.clusters.lower_bound import TracedSplit, least_bytes, state_bytes_of
 from planner.planning.clusters.rank_traces import RankTraces
 from planner.planning.clusters.splits import (
@@ -150,7 +150,11 @@ class ClusterSearch:
         ]
         best = {recipe: self._largest(gpus, recipe, budget_of) for recipe in reversed(recipes)}
         plans = tuple(plan for recipe in recipes if (plan := best[recipe]) is not None)
-        failed = tuple(recipe for recipe in recipes if best[recipe] is None)
+        failed = tuple(
+            recipe
+            for recipe in recipes
+            if best[recipe] is None and _refusable(recipe, self._job) not in self._refused
+        )
         notes = (*(plans[0].notes if plans else ()), *self._refused.values())
         budget = plans[0].budget if plans else budget_of(self._job)
         return ClusterAdvice(gpus, ClusterPlans(budget, plans, notes), failed)
@@ -214,7 +218,7 @@ class ClusterSearch:
             return None
         what = _refusable(split.recipe, self._job)
         try:
-            need = self._need(job, split, budget)
+            need = self._need(complete_job(job), split, budget)  # checks what stands beside several ranks
         except PlannerError as error:
             if not what:
                 raise
@@ -260,7 +264,9 @@ def _refusable(recipe: Recipe, job: Job) -> str:
     """Return what a model may not be made for; "" for what the job itself wants."""
     if recipe.tp > 1:
         return f"tensor parallel over {recipe.tp} GPUs"
-    return "" if recipe.checkpoint is job.checkpoint else "recomputation"
+    if recipe.checkpoint is not job.checkpoint:
+        return "recomputation"
+    return "DDP" if recipe.gathers is Gathers.NEVER else ""
 
 
 def find_clusters(

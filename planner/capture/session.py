@@ -172,6 +172,7 @@ class _Session(Struct, frozen=True):
                 with construct_with_buffers() as buffers:
                     model = self.build(job)
                 values = ValueInterpreter(self.path_of, buffers, policy)
+                buffers.clear()  # a tensor that the step replaces is freed
                 trace = self._capture(job, model, size, values.run, placement)
             return replace(trace, notes=(*trace.notes, *first_read.notes(values)))
 
@@ -353,6 +354,7 @@ def _run_own_steps(
         for tensor in model.tensors_on_host():
             recorder.host.add(tensor)
     record_setup(model, job, recorder, loaded)
+    model.held_tensors.clear()  # the step may replace them by others, which frees them
     for optimizer in model.optimizers:  # some make their state at once
         for tensor in state_tensors(optimizer):
             recorder.record_tensor(tensor, Category.OPTIMIZER, "state")

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.utils._pytree import tree_leaves
 
 from planner.program import pinned_bytes
@@ -27,6 +28,13 @@ _TAKE_BOTH = frozenset(
         _aten.tensor_split,
     )
 )
+
+
+def innermost(tensor: Tensor) -> Tensor:
+    """Return the tensor beneath the wrappers of torch.func, which have no storage of their own."""
+    while is_functorch_wrapped_tensor(tensor):
+        tensor = get_unwrapped(tensor)
+    return tensor
 
 
 class Side(Enum):
@@ -50,7 +58,7 @@ class HostTensors:
         return bool(self._storages)
 
     def __contains__(self, tensor: Tensor) -> bool:
-        return bool(self._storages) and tensor.untyped_storage()._cdata in self._storages
+        return bool(self._storages) and innermost(tensor).untyped_storage()._cdata in self._storages
 
     def add(self, tensor: Tensor) -> None:
         """Count a tensor on meta, and its views, to the CPU's memory."""
@@ -73,7 +81,7 @@ class HostTensors:
 
     def is_pinned(self, tensor: Tensor) -> bool:
         """Return whether a tensor lies in pinned memory."""
-        return tensor.untyped_storage()._cdata in self._pinned
+        return innermost(tensor).untyped_storage()._cdata in self._pinned
 
     @contextmanager
     def moving_to(self, side: Side) -> Iterator[None]:

@@ -172,8 +172,10 @@ class _Holdings:
         elif isinstance(value, nn.Module):
             own = ("_parameters", "_buffers", "_modules")
             yield from [(key, inner) for key, inner in vars(value).items() if key not in own]
+            yield from _methods_of(value)
         elif hasattr(value, "__dict__"):
             is_of_library = _is_of_library(type(value))
+            yield from _methods_of(value)
             for key, inner in list(vars(value).items()):
                 if (
                     not is_of_library
@@ -195,6 +197,16 @@ class _Holdings:
             for key in _names_in(function.__code__):
                 if key in function.__globals__:
                     yield key, function.__globals__[key]
+
+
+def _methods_of(value: object) -> Iterator[tuple[str, Any]]:
+    """Yield the functions of a user's class, whose code names globals of its file."""
+    for kind in type(value).__mro__:
+        if not _is_of_library(kind):
+            for held in vars(kind).values():
+                function = getattr(held, "__func__", None) or getattr(held, "fget", None) or held
+                if isinstance(function, types.FunctionType):
+                    yield "", function
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:

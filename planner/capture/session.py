@@ -51,6 +51,7 @@ from planner.capture.values.interpreter import DataDependentError, ValueInterpre
 from planner.capture.values.packed_lengths import full_lengths
 from planner.capture.values.python_random import watch_python_random
 from planner.capture.values.reads import ReadLog, ReadPolicy, run_with_reads
+from planner.capture.workspaces.tensor.fft import notes_on_transforms
 from planner.errors import BatchTooLargeError, PlannerError, UsageError
 from planner.jobs import Compile, Job, Mode, Quantize
 from planner.program import (
@@ -278,6 +279,7 @@ def _record_loop(
                 *compiled(),
                 *lengths,
                 *notes_on_random(),
+                *notes_on_transforms(recorder.operators()),
                 *notes_on_settings(job),
             )
             trace = recorder.finish(batch, notes)

@@ -159,6 +159,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return words for the innermost module that runs, or for the phase outside of modules."""
         return self.modules.place_in(self._phase)
 
+    def operators(self) -> list[str]:
+        """Return the names of the operators that ran."""
+        return [op.name for op in self._operators.values()]
+
     def living_blocks(self) -> set[int]:
         """Return the numbers of the blocks whose storages are alive."""
         return {storage.block.number for storage in self._storages.values()}

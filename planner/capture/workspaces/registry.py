@@ -56,4 +56,5 @@ def is_unknown(func: Any) -> bool:
         return schema.name not in NO_WORKSPACE_OPS and not schema.name.startswith("profiler::")
     aliases = [value.alias_info for value in schema.returns]
     is_view = aliases and all(alias is not None and not alias.is_write for alias in aliases)
+    is_view = is_view or torch.Tag.inplace_view in func.tags
     return not (schema.name in NO_WORKSPACE_OPS or torch.Tag.pointwise in func.tags or is_view)

@@ -10,7 +10,7 @@ import planner.errors
 from planner.capture.session import BATCH_ON_GPU_NOTE, record
 from planner.errors import ModelError
 from planner.jobs import Job, Mode, parse_tensor_spec, resolve_job
-from planner.program.events import GRAPH_POOL, Alloc, Category, Phase, PhaseStart, Trace, validate
+from planner.program.events import GRAPH_POOL, Alloc, Category, Free, Phase, PhaseStart, Trace, validate
 from tests.helpers.models import AMPERE, born
 
 HEAD = """
@@ -608,3 +608,49 @@ def test_an_optimizer_on_the_host_is_pinned(tmp_path: Path) -> None:
     assert sum(size for size in state if size > 4) == 2 * small
     assert any(f"{8 * 64 * 128 + 4:,} bytes of state" in note for note in trace.notes)
     assert any("CPUOffloadOptimizer" in note for note in trace.notes)
+
+
+def test_globals_that_methods_of_its_class_use_are_counted(tmp_path: Path) -> None:
+    """A table of the file, on the GPU since its import, is read by a function that a method calls."""
+    code = f"""
+table = torch.ones(100, 64).to(device)
+
+def weigh(images):
+    return images * table[:1]
+{STEP.replace("self.net(images)", "self.net(weigh(images))")}"""
+    trace = trace_code(tmp_path, code, "Training")
+    assert bytes_of(trace, Category.PARAMETER) == PARAMETERS + 4 * 100 * 64
+
+
+def test_a_tensor_that_its_step_replaces_is_freed(tmp_path: Path) -> None:
+    """A queue of the constructor's dies when the first step assigns another, with and without values."""
+    code = STEP.replace("self.net = net()", "self.net, self.queue = net(), torch.zeros(5000, 8).to(device)")
+    code += "        self.queue = self.queue + 1\n"
+    for more in ("", "        loss.item()\n"):
+        trace = trace_code(tmp_path, code + more, "Training")
+        queues = [one for one in trace.events if isinstance(one, Alloc) and one.size_bytes == 4 * 5000 * 8]
+        freed = {event.block for event in trace.events if isinstance(event, Free)}
+        assert len(queues) == 4
+        assert [queue.block in freed for queue in queues] == [True, True, True, False]
+
+
+def test_gradients_of_each_sample_are_planned(tmp_path: Path) -> None:
+    """Wrappers of torch.func have no storage: vmap of grad gives 32 gradients of the weights in each step."""
+    code = """
+from torch.func import functional_call, grad, vmap
+
+model = net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def loss_of(parameters, image, label):
+    return F.cross_entropy(functional_call(model, parameters, (image[None],)), label[None])
+
+def train_step(images, labels):
+    parameters = {name: one.detach() for name, one in model.named_parameters()}
+    each = vmap(grad(loss_of), in_dims=(None, 0, 0))(parameters, images.to(device), labels.to(device))
+    for name, one in model.named_parameters():
+        one.grad = each[name].mean(0)
+    optimizer.step()
+"""
+    trace = trace_code(tmp_path, code, "train_step")
+    assert born(trace, "bmm").count(BATCH * 4 * 64 * 128) == 3

@@ -93,3 +93,17 @@ def test_fourier_transforms_take_a_work_area() -> None:
     x, y = meta(2, 8, 8), meta(2, 8, 5, dtype=torch.complex64)
     assert steps(aten._fft_r2c.default, x, [1, 2], 0, True) == (REST, 640)
     assert steps(aten._fft_c2r.default, y, [1, 2], 2, 8) == (REST, Hold(640), 640)
+
+
+def test_fourier_transforms_copy_what_cufft_cannot_read_as_it_lies() -> None:
+    """After the output comes a copy of images in channels-last format, whose samples and channels are not one
+    dimension, of texts transformed along their positions, and of expanded gradients.
+    """
+    images = meta(2, 4, 8, 8).contiguous(memory_format=torch.channels_last)
+    texts = meta(2, 16, 4)
+    spread = meta(1, 1, 1, 1).expand(2, 4, 8, 8)
+    rows = meta(2, 16, 8)[:, ::2]
+    assert steps(aten._fft_r2c.default, images, [2, 3], 0, True) == (REST, Hold(2048), 2 * 4 * 8 * 5 * 8)
+    assert steps(aten._fft_r2c.default, texts, [1], 0, True) == (REST, Hold(512), 2 * 9 * 4 * 8)
+    assert steps(aten._fft_r2c.default, spread, [2, 3], 0, True) == (REST, Hold(2048), 2 * 4 * 8 * 5 * 8)
+    assert steps(aten._fft_r2c.default, rows, [2], 0, True) == (REST, 2 * 8 * 5 * 8)

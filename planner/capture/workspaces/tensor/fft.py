@@ -1,20 +1,58 @@
 """Workspaces of Fourier transforms and distances."""
 
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
 from torch import Tensor
 
-from planner.capture.workspaces._rule import contiguous_copies, tensor_bytes
+from planner.capture.workspaces._rule import tensor_bytes
 from planner.capture.workspaces.ops import Args, Hold, Op, Ops, Outputs, Rule
 from planner.program import Target
 
 
-def _fourier(args: Args, out: Tensor, target: Target) -> Ops:
-    """Allocate cuFFT's work area (ATen/native/cuda/SpectralOps.cpp).
+def notes_on_transforms(operators: Iterable[str]) -> tuple[str, ...]:
+    """Return a note where Fourier transforms are among the operators of a trace."""
+    if not any(name.startswith("aten._fft_") for name in operators):
+        return ()
+    return (
+        "the work area of cuFFT, which documents none, is taken to be the larger of a transform's input and "
+        "output; emulated runs leave it out",
+    )
 
-    cuFFT does not document its size. For lengths of small prime factors it is assumed to be the larger of
-    input and output, an upper bound there (inferred, not measured).
+
+def _fourier(args: Args, out: Tensor, target: Target) -> Ops:
+    """Copy the input where cuFFT cannot read it as it lies, and allocate cuFFT's work area.
+
+    The output comes first (ATen/native/cuda/SpectralOps.cpp, `_fft_r2c_cufft`). cuFFT does not document the
+    size of its work area. For lengths of small prime factors it is assumed to be the larger of input and
+    output, an upper bound there (inferred, not measured).
     """
-    x = args[0]
-    return (*contiguous_copies(x), Outputs(), max(tensor_bytes(x), tensor_bytes(out)))
+    x, dims = args[:2]
+    copies = () if _is_readable(x, dims) else (Hold(tensor_bytes(x)),)
+    return (Outputs(), *copies, max(tensor_bytes(x), tensor_bytes(out)))
+
+
+def _is_readable(x: Tensor, dims: Sequence[int]) -> bool:
+    """Return whether cuFFT reads a tensor as it lies.
+
+    The dimensions that are not transformed, by falling strides, have to be one for `reshape` (`_exec_fft`),
+    and each stride a multiple of the next one of those that are (CuFFTPlanCache.h, `as_cufft_embed`).
+    """
+    transformed = [dim % x.dim() for dim in dims]
+    sizes, strides = x.shape, x.stride()
+    others = [dim for dim in range(x.dim()) if dim not in transformed and sizes[dim] != 1]
+    others.sort(key=lambda dim: strides[dim], reverse=True)
+    is_one = all(strides[a] == sizes[b] * strides[b] for a, b in pairwise(others))
+    last = strides[transformed[-1]]
+    if not is_one or last == 0 or (others and strides[others[-1]] == 0):
+        return False
+    for dim in reversed(transformed[:-1]):
+        if sizes[dim] == 1:
+            continue
+        if strides[dim] == 0 or strides[dim] % last != 0:
+            return False
+        last = strides[dim]
+    return True
 
 
 def _fourier_to_real(args: Args, out: Tensor, target: Target) -> Ops:

@@ -149,3 +149,15 @@ def test_a_mask_that_selects_is_as_many_indices() -> None:
     assert _index((meta(4, 20, 30), [None, mask]), meta(4, 5), CHIP) == found
     assert _masked_select((meta(20, 30), mask), meta(5), CHIP) == found
     assert _index((meta(20, 30), [index(5)]), meta(5, 30), CHIP) == ()
+
+
+def test_indices_of_unlike_strides_are_copied() -> None:
+    """Rows of a batch, expanded along 5 places in each, beside the places; places alone, or of like strides,
+    are taken as they are.
+    """
+    points, rows, places = meta(4, 9, 3), index(4).view(4, 1), index(4, 5)
+    assert steps(aten.index.Tensor, points, [rows.expand(4, 5), places]) == (Hold(160), REST)
+    assert steps(aten.index.Tensor, points, [rows, places]) == (Hold(160), REST)
+    assert steps(aten.index.Tensor, points, [rows, index(5)]) == (Hold(160), Hold(160), REST)
+    assert steps(aten.index.Tensor, points, [places, places]) == ()
+    assert steps(aten.index.Tensor, points, [None, places]) == ()

@@ -159,11 +159,49 @@ def true_elements_ops(mask: Tensor, target: Target, found: Op) -> Ops:
 def _index(args: Args, out: Tensor, target: Target) -> Ops:
     """Replace a mask by the indices of its true elements (expandTensors, ATen/native/IndexingUtils.h)."""
     masks = [(start, index) for start, index in _places(args[1]) if index.dtype in _MASKS]
+    if not masks:
+        copies = tuple(_aligned([index for _, index in _places(args[1])]))
+        return (*copies, Outputs()) if copies else ()
     if len(masks) != 1 or not out.numel():
         return ()
     ((start, mask),) = masks
     count = out.shape[start] if sum(index is not None for index in args[1]) == 1 else out.shape[0]
     return (*true_elements_ops(mask, target, Hold(8 * mask.dim() * count)), Outputs())
+
+
+def _aligned(indices: Sequence[Tensor]) -> Iterator[KernelOp]:
+    """Yield the copies of indices whose strides differ once they are expanded to one shape: each that is not
+    contiguous is copied (AdvancedIndex, ATen/native/TensorAdvancedIndexing.cpp).
+    """
+    shape = broadcast([tuple(index.shape) for index in indices]) or ()
+    strides = [_expanded_strides(index, shape) for index in indices]
+    if all(one == strides[0] for one in strides):
+        return
+    for index, held in zip(indices, strides, strict=True):
+        if not _is_contiguous(shape, held):
+            yield Hold(index.element_size() * prod(shape))
+
+
+def _expanded_strides(index: Tensor, shape: Sequence[int]) -> list[int]:
+    """Return the strides of a tensor expanded to a shape, the last dimension first (ATen/ExpandUtils.cpp)."""
+    strides: list[int] = []
+    for place in range(1, len(shape) + 1):
+        if place <= index.dim():
+            size, stride = index.shape[-place], index.stride()[-place]
+        else:
+            size, stride = 1, shape[1 - place] * strides[-1] if strides else 1
+        strides.append(0 if size == 1 and shape[-place] != 1 else stride)
+    return strides
+
+
+def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return whether strides, the last dimension's first, leave no gaps."""
+    expected = 1
+    for size, stride in zip(reversed(shape), strides, strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def _masked_select(args: Args, out: Tensor, target: Target) -> Ops:

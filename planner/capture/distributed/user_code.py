@@ -19,6 +19,14 @@ from planner.capture.distributed.process_group import GPUS_OF_A_NODE
 from planner.errors import UsageError
 from planner.jobs import Job, split_model
 
+_OR_RUN = "or planner run emulates such a script"
+_DDP = (
+    "DistributedDataParallel in a file with --world-size is not planned; return the model itself and give "
+    "--ddp in place of --world-size"
+)
+_FSDP1 = "FullyShardedDataParallel (FSDP1) is not planned; use fully_shard"
+_OFFLOAD = "fully_shard with CPUOffloadPolicy is not planned; leave the policy away"
+
 
 def check_launched(job: Job) -> None:
     """Refuse ranks of a script that are not planned. Raises UsageError."""
@@ -56,7 +64,10 @@ def as_launched(ranks: int, rank: int) -> Iterator[None]:
 
 def _replacements() -> Iterator[Replacement]:
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.fsdp._fully_shard import _fully_shard
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+    from torch.nn.parallel import DistributedDataParallel
 
     def mesh_of_all(mesh_dim_names: tuple[str, ...] | None = None) -> DeviceMesh:
         ranks = distributed.get_world_size()
@@ -66,6 +77,9 @@ def _replacements() -> Iterator[Replacement]:
         yield distributed, name, _without_effect(getattr(distributed, name))
     yield distributed, "new_group", _of_any_backend(distributed.new_group)
     yield Tensor, "data_ptr", _address(Tensor.data_ptr)
+    yield DistributedDataParallel, "__init__", _refusing(_DDP)
+    yield FullyShardedDataParallel, "__init__", _refusing(_FSDP1)
+    yield FSDPParam, "__init__", _on_gpu(FSDPParam.__init__)
     yield _fully_shard, "_init_default_mesh", mesh_of_all
     yield DeviceMesh, "__init__", _on_meta(DeviceMesh.__init__)
 
@@ -95,6 +109,28 @@ def _without_effect(plain: Callable[..., None]) -> Callable[..., None]:
         return None
 
     return do_nothing
+
+
+def _refusing(what: str) -> Callable[..., None]:
+    """Return a constructor that refuses to make what allocates memory unseen, such as DDP's buckets."""
+
+    def refuse(_: Any, *__: Any, **___: Any) -> None:
+        raise UsageError(f"{what}, {_OR_RUN}")
+
+    return refuse
+
+
+def _on_gpu(plain: Callable[..., None]) -> Callable[..., None]:
+    """Return `FSDPParam.__init__` that refuses parameters whose shards lie on the host."""
+
+    @functools.wraps(plain)
+    def make(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = (*args, *kwargs.values())
+        if any(type(value).__name__ == "CPUOffloadPolicy" for value in given):
+            raise UsageError(f"{_OFFLOAD}, {_OR_RUN}")
+        plain(self, *args, **kwargs)
+
+    return make
 
 
 def _of_any_backend(plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -212,3 +212,31 @@ def test_a_model_of_the_cpu_is_moved_as_it_is_sharded(tmp_path: Path) -> None:
     job = resolve_job(f"{file}:Script", {}, inputs=[TensorSpec((64,))], world_size=2, steps=1)
     sizes = [e.size_bytes for e in record(job, 8, AMPERE).events if isinstance(e, Alloc)]
     assert 4 * 64 * 256 in sizes
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (
+            "nn.parallel.DistributedDataParallel(model)",
+            "DistributedDataParallel in a file .* give --ddp",
+        ),
+        ("fsdp.FullyShardedDataParallel(model)", r"FullyShardedDataParallel \(FSDP1\) .*; use fully_shard"),
+        ("fsdp.fully_shard(model, offload_policy=fsdp.CPUOffloadPolicy())", "with CPUOffloadPolicy is not"),
+    ],
+)
+def test_what_the_recorder_does_not_see_is_refused(tmp_path: Path, made: str, message: str) -> None:
+    """DDP's buckets would be left out of the answer."""
+    lines = (
+        "from torch import distributed, nn",
+        "from torch.distributed import fsdp",
+        "def build():",
+        "    distributed.init_process_group('nccl')",
+        "    model = nn.Linear(64, 64).cuda()",
+        f"    return {made}",
+    )
+    file = tmp_path / "wrapped.py"
+    file.write_text("\n".join(lines), encoding="utf-8")
+    options = {"inputs": [TensorSpec((64,))], "world_size": 2, "loss": "sum"}
+    with pytest.raises(UsageError, match=message):
+        record(resolve_job(f"{file}:build", {}, **options), 8, AMPERE)

@@ -88,6 +88,13 @@ def with_causes(
             drawn, emulated, planned, parting.cause, start, parting.place, parting.what, causes, allocator
         )
         return replace(row, convolutions=trace.conv_workspace_source.value)
+    return by_peaks(drawn, emulated, planned, trace, allocator, start)
+
+
+def by_peaks(
+    drawn: DrawnJob, emulated: Side, planned: Side, trace: Trace, allocator: str, start: float
+) -> Row:
+    """Return the row of two sides without a difference between their events."""
     same = (emulated.allocated_bytes, emulated.reserved_bytes, emulated.oom) == (
         planned.allocated_bytes,
         planned.reserved_bytes,

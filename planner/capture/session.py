@@ -16,6 +16,7 @@ from planner.capture.cuda.host_tensors import Side
 from planner.capture.cuda.optimizer_libraries import optimizer_libraries
 from planner.capture.cuda.semantics import Suspended, cuda_semantics
 from planner.capture.cuda.torchao_kernels import torchao_kernels
+from planner.capture.distributed.pipeline import Stages
 from planner.capture.distributed.sharding import rank_count, shard_model, with_last_synced
 from planner.capture.failure_reasons import explain, source_line
 from planner.capture.loop.batches import batch_loader
@@ -101,7 +102,7 @@ def record(
         torch=torch_version_of(job.torch),
     )
     memory = ReadMemory() if memory is None else memory
-    session = _Session(job, target, path_of or capability, build, provenance, calls, memory)
+    session = _Session(job, target, path_of or capability, build, provenance, calls, memory, Stages())
     trace = session.run(batch)
     if conv_workspace_query is not None and has_convolutions(trace):
         trace = replace(trace, conv_workspace_source=conv_workspace_query.source(capability))
@@ -129,9 +130,20 @@ class _Session(Struct, frozen=True):
     provenance: ProvenanceCollector | None
     calls: list[RecordedCall] | None
     memory: ReadMemory
+    stages: Stages
     loads_to_gpu: bool = False  # the batches of a step of the user's own
 
     def run(self, batch: int) -> Trace:
+        """Capture the rank of the job, after those on whose answers the stages of its pipeline wait."""
+
+        def run_rank(rank: int) -> Trace:
+            if self.calls is not None:
+                self.calls.clear()
+            return replace(self, job=replace(self.job, rank=rank))._run_rank(batch)
+
+        return self.stages.trace(self.job.rank, run_rank)
+
+    def _run_rank(self, batch: int) -> Trace:
         """Capture with batches on the CPU where a step of the user's own moves them, else on the GPU."""
         starts_anew = self.job.mode is Mode.STEP
         try:
@@ -206,7 +218,7 @@ class _Session(Struct, frozen=True):
         ranks, rank = self.job.world_size, self.job.rank
         with (
             process_group(ranks, placement.streams, lambda tensor: placement.on_resize(tensor), rank),
-            as_launched(ranks, rank),
+            as_launched(ranks, rank, self.stages),
         ):
             yield
 

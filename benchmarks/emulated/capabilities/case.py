@@ -11,7 +11,8 @@ class Case(NamedTuple):
     job: DrawnJob  # its number is the row's
     command: tuple[str, ...] = ()  # arguments of the emulated side's Python; (): the planner's own loop
     stop_after: int = 3  # optimizer steps of the command; 0: it takes none and ends by itself
-    ranks: int = 1  # GPUs of the command, the first of which is compared
+    ranks: int = 1  # GPUs of the command
+    rank: int = 0  # which of them is compared
 
 
 class Capability(NamedTuple):

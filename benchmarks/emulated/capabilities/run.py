@@ -12,7 +12,7 @@ from time import perf_counter
 
 from benchmarks.emulated.both_sides import ROOT, Emulator, Side, plan_statically
 from benchmarks.emulated.capabilities.case import Case
-from benchmarks.emulated.differential import compare_job, row_of, with_causes
+from benchmarks.emulated.differential import by_peaks, compare_job, row_of, with_causes
 from benchmarks.emulated.rows import EMULATED_FAILS, STATIC_FAILS, Row
 from benchmarks.emulated.varying_cases import compare_varying
 from planner.allocator.history import load_snapshot, recording_of
@@ -45,12 +45,14 @@ def compare_case(case: Case, emulator: Emulator, libraries: Mapping[str, str]) -
             return row_of(drawn, emulated, planned, STATIC_FAILS, start)
         if round(planned.allocated_bytes / MIB, 3) == round(emulated.allocated_bytes / MIB, 3):
             emulated = replace(emulated, allocated_bytes=planned.allocated_bytes)  # as far as it was told
+        if not snapshot.is_file():
+            return by_peaks(drawn, emulated, planned, trace, "", start)
         recording = recording_of(load_snapshot(snapshot), "emulated")
         return with_causes(drawn, emulated, planned, trace, recording, "", start)
 
 
 def run_command(case: Case, python: str, snapshot: Path) -> Side:
-    """Run a case's command under `planner run`, which writes the allocator's history to `snapshot`."""
+    """Run a case's command under `planner run`; `snapshot` gets the history of its rank if largest."""
     command = [sys.executable, "-m", "planner", "run", "--gpu", case.job.gpu, "--json"]
     command += ["--gpus", str(case.ranks)]
     command += ["--stop-after", str(case.stop_after)] if case.stop_after else []
@@ -62,7 +64,9 @@ def run_command(case: Case, python: str, snapshot: Path) -> Side:
     if not done.stdout.strip():
         return Side(failure=done.stderr[-400:])
     result = json.loads(done.stdout)
-    rank = result["ranks"][0]
+    rank = result["ranks"][case.rank]
+    if rank["peak_reserved_mib"] < max(other["peak_reserved_mib"] for other in result["ranks"]):
+        snapshot.unlink(missing_ok=True)  # of another rank
     if result["exit_code"] or (case.stop_after and not rank["step_count"]):
         return Side(failure=f"the command ended with {result['exit_code']}: {done.stderr[-300:]}")
     versions = result["versions"]

@@ -15,6 +15,8 @@ from unittest import mock
 from torch import Tensor, distributed
 
 from planner.capture.cuda.names import Names, Replacement
+from planner.capture.distributed import point_to_point
+from planner.capture.distributed.pipeline import Stages
 from planner.capture.distributed.process_group import GPUS_OF_A_NODE
 from planner.errors import UsageError
 from planner.jobs import Job, split_model
@@ -41,7 +43,7 @@ def check_launched(job: Job) -> None:
 
 
 @contextmanager
-def as_launched(ranks: int, rank: int) -> Iterator[None]:
+def as_launched(ranks: int, rank: int, stages: Stages) -> Iterator[None]:
     """Make user code find itself launched as a rank of so many, inside of `process_group`."""
     node = min(ranks, GPUS_OF_A_NODE)
     environment = {
@@ -56,7 +58,7 @@ def as_launched(ranks: int, rank: int) -> Iterator[None]:
     with ExitStack() as stack:
         texts = {name: str(value) for name, value in environment.items()}
         stack.enter_context(mock.patch.dict("os.environ", texts))
-        names = Names(_replacements())
+        names = Names((*_replacements(), *point_to_point.replacements(), *stages.replacements()))
         names.replace()
         stack.callback(names.restore)
         yield

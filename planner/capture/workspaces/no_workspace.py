@@ -64,7 +64,7 @@ _OF_LIBRARIES = ("bitsandbytes::optimizer_update_32bit", "bitsandbytes::optimize
 # Collectives, whose buffers of NCCL lie outside of the allocator, and copies into a tensor that is given.
 _COLLECTIVES = """
     c10d::_allgather_base_ c10d::_reduce_scatter_base_ c10d::allreduce_ c10d::broadcast_ c10d::alltoall_base_
-    c10d::barrier
+    c10d::barrier c10d::send c10d::recv_ c10d::recv_any_source_
     _c10d_functional::all_reduce _c10d_functional::all_reduce_ _c10d_functional::all_gather_into_tensor
     _c10d_functional::all_gather_into_tensor_out _c10d_functional::reduce_scatter_tensor
     _c10d_functional::reduce_scatter_tensor_out _c10d_functional::all_to_all_single

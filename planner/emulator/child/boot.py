@@ -71,9 +71,10 @@ class _Attaching(importlib.abc.Loader):
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
         self._loader.exec_module(module)
-        from .recorder import attach
+        from . import objects, recorder
 
-        attach(module, ctypes.CDLL(CORE))
+        recorder.attach(module, ctypes.CDLL(CORE))
+        objects.attach(module)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)

@@ -1,0 +1,165 @@
+"""Stages of pipelines (`torch.distributed.pipelining`) of which only those of one rank run.
+
+Before its first step a stage learns from the one before it what it will receive, and from the one after it
+what gradients come back. Here the rank of the stage before is traced first, until it sends its answer.
+Gradients have the shapes of what was sent.
+"""
+
+import functools
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+
+from planner.capture.cuda.names import Replacement
+from planner.errors import PlannerError, UsageError
+
+_Result = TypeVar("_Result")
+
+
+class _StageNeededError(PlannerError):
+    """A stage waits for what the one before it sends."""
+
+    def __init__(self, stage: int, rank: int) -> None:
+        super().__init__(f"stage {stage} of rank {rank} sends nothing")
+        self.stage, self.rank = stage, rank
+
+
+class _StageKnownError(PlannerError):
+    """The stage that another one waits for has sent its answer."""
+
+
+class Stages:
+    """What the stages of a pipeline send before their first step."""
+
+    def __init__(self) -> None:
+        """Know nothing."""
+        self._sent: dict[int, Any] = {}  # by stage
+        self._wanted: int | None = None
+
+    def trace(self, rank: int, run: Callable[[int], _Result]) -> _Result:
+        """Return what `run` gives for a rank, after it has run those whose answers the rank needs."""
+        while True:
+            try:
+                return run(rank)
+            except _StageNeededError as needed:
+                self._learn(needed, run)
+
+    def _learn(self, needed: _StageNeededError, run: Callable[[int], Any]) -> None:
+        """Run the rank of a stage until it sends."""
+        while needed.stage not in self._sent:
+            self._wanted = needed.stage
+            try:
+                run(needed.rank)
+            except _StageKnownError:
+                return
+            except _StageNeededError as further:
+                if further.stage >= needed.stage:
+                    raise UsageError(f"the stages of rank {needed.rank} wait for each other") from None
+                self._learn(further, run)
+            else:
+                raise UsageError(f"stage {needed.stage}, of rank {needed.rank}, sends nothing to the next")
+            finally:
+                self._wanted = None
+
+    def replacements(self) -> Iterator[Replacement]:
+        """Yield what a stage does otherwise: holder, name, and what replaces it."""
+        from torch.distributed.pipelining import schedules, stage as stages
+
+        yield stages._PipelineStageBase, "__init__", _on_meta(stages._PipelineStageBase.__init__)
+        yield stages.PipelineStage, "_send_meta", self._sending()
+        yield stages.PipelineStage, "_recv_meta", self._receiving()
+        yield schedules._PipelineSchedule, "_warmup_p2p", _vote(schedules._PipelineSchedule._warmup_p2p)
+        yield torch.random, "fork_rng", _of_cpu(torch.random.fork_rng)
+
+    def _sending(self) -> Callable[..., None]:
+        def send(stage: Any, meta: Any, to: int) -> None:
+            _message(stage, meta)
+            if to < stage.stage_index:
+                return
+            self._sent[stage.stage_index] = meta
+            if stage.stage_index == self._wanted:
+                raise _StageKnownError(f"stage {stage.stage_index} has sent")
+
+        return send
+
+    def _receiving(self) -> Callable[..., Any]:
+        def receive(stage: Any, source: int) -> Any:
+            from torch.distributed.pipelining._utils import _derive_grad_metas, _StageBackwardMeta
+
+            if source > stage.stage_index:
+                meta = _StageBackwardMeta(_derive_grad_metas(stage._stage_meta.outputs))
+            elif source in self._sent:
+                meta = self._sent[source]
+            else:
+                raise _StageNeededError(source, stage._resolve_peer_global_rank(source))
+            _message(stage, meta)
+            return meta
+
+        return receive
+
+
+def _message(stage: Any, meta: Any) -> None:
+    """Allocate what an object takes that is sent or received: its size, and its bytes."""
+    size = torch.empty(1, dtype=torch.int64, device=stage.device)
+    content = torch.empty(len(pickle.dumps(meta)), dtype=torch.uint8, device=stage.device)
+    del size, content
+
+
+def _on_meta(plain: Callable[..., None]) -> Callable[..., None]:
+    """Return the constructor of a stage that takes a GPU as `meta`."""
+
+    @functools.wraps(plain)
+    def make(
+        self: Any, submodule: Any, stage_index: int, num_stages: int, device: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        of_gpu = torch.device(device).type == "cuda"
+        plain(
+            self,
+            submodule,
+            stage_index,
+            num_stages,
+            torch.device("meta") if of_gpu else device,
+            *args,
+            **kwargs,
+        )
+
+    return make
+
+
+def _vote(plain: Callable[..., None]) -> Callable[..., None]:
+    """Return the warm-up of transfers, where all stages vote as those of this rank do."""
+
+    @functools.wraps(plain)
+    def vote(self: Any, stages: list[Any], has_backward: bool, p2p_done: bool) -> None:
+        from torch.distributed.pipelining._utils import InferenceMode
+        from torch.distributed.pipelining.stage import PipelineStage
+
+        if not all(isinstance(stage, PipelineStage) for stage in stages):
+            plain(self, stages, has_backward, p2p_done)
+            return
+        sums: Any = None
+        for stage in stages:
+            sums = stage._warmup_forward_vote(has_backward, received_acc=sums)
+        for stage in reversed(stages):
+            sums = stage._warmup_backward_result(received_result=sums)
+        dynamic = any(InferenceMode.needs_dynamic(stage._user_meta, has_backward) for stage in stages)
+        for stage in stages:
+            stage._inference_mode = InferenceMode.DYNAMIC if dynamic else InferenceMode.STATIC
+
+    return vote
+
+
+def _of_cpu(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `fork_rng` that leaves the generator of tensors on meta, which has no state, alone."""
+
+    @functools.wraps(plain)
+    def fork(devices: Any = None, *args: Any, **kwargs: Any) -> Any:
+        on_meta = kwargs.get("device_type") == "meta"
+        if on_meta:
+            devices = ()
+            del kwargs["device_type"]
+        return plain(devices, *args, **kwargs)
+
+    return fork

@@ -1,0 +1,86 @@
+"""Pass Python objects from rank to rank through the store of their process group.
+
+The stand-in of NCCL moves no bytes between processes. Stages of a pipeline tell each other the shapes of
+what they will send, as objects, and cannot start without.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Callable
+from functools import wraps
+from importlib import import_module
+from typing import Any
+
+
+def attach(torch: Any) -> None:
+    """Replace `send_object_list` and `recv_object_list` of torch.distributed; their tensors stay."""
+    if not torch.distributed.is_available():
+        return
+    c10d = import_module("torch.distributed.distributed_c10d")
+    for name, wrap in (("send_object_list", _sending), ("recv_object_list", _receiving)):
+        wrapped = wrap(c10d, getattr(c10d, name))
+        for module in (c10d, torch.distributed):
+            setattr(module, name, wrapped)
+
+
+def _keys(c10d: Any) -> Callable[[Any, int, int], str]:
+    """Return what names the next message of a group from a rank to another."""
+    counts: Counter[tuple[str, int, int]] = Counter()
+
+    def key_of(group: Any, source: int, to: int) -> str:
+        of = (c10d._get_process_group_name(group), source, to)
+        counts[of] += 1
+        return "/".join(map(str, ("planner/objects", *of, counts[of])))
+
+    return key_of
+
+
+def _sending(c10d: Any, plain: Callable[..., None]) -> Callable[..., None]:
+    key_of = _keys(c10d)
+
+    @wraps(plain)
+    def send(
+        object_list: list[Any],
+        dst: int | None = None,
+        group: Any = None,
+        *args: Any,
+        group_dst: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        plain(object_list, dst, group, *args, group_dst=group_dst, **kwargs)
+        group = c10d._group_or_default_group(group)
+        to = c10d._canonicalize_group_rank(group, dst, group_dst)
+        key = key_of(group, c10d.get_rank(group), to)
+        c10d._get_default_store().set(key, pickle.dumps(object_list))
+
+    return send
+
+
+def _receiving(c10d: Any, plain: Callable[..., int]) -> Callable[..., int]:
+    key_of = _keys(c10d)
+
+    @wraps(plain)
+    def receive(
+        object_list: list[Any],
+        src: int | None = None,
+        group: Any = None,
+        *args: Any,
+        group_src: int | None = None,
+        **kwargs: Any,
+    ) -> int:
+        group = c10d._group_or_default_group(group)
+        source = c10d._canonicalize_group_rank(group, src, group_src)
+        key = key_of(group, source, c10d.get_rank(group))
+        objects = pickle.loads(c10d._get_default_store().get(key))  # noqa: S301  # as torch itself does
+        read = c10d._tensor_to_object
+        c10d._tensor_to_object = lambda *_: None  # no bytes came
+        try:
+            rank = plain(object_list, src, group, *args, group_src=group_src, **kwargs)
+        finally:
+            c10d._tensor_to_object = read
+        object_list[:] = objects
+        return rank
+
+    return receive

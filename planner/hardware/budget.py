@@ -36,6 +36,7 @@ from planner.hardware.calibration.lookup import Correction
 from planner.hardware.device import MIB, UNLIMITED_BYTES, Device
 from planner.hardware.likeness import Likeness, likeness_of, margins_of
 from planner.hardware.residuals import Spread
+from planner.hardware.vendors import PLATFORMS
 from planner.jobs import Job
 from planner.program import Trace
 
@@ -138,7 +139,10 @@ def check_confidence(confidence: float) -> float:
 
 def judge_budget(budget: Budget, job: Job, trace: Trace) -> Budget:
     """Return the budget with the margins of the published runs that the job is like. Raises DataFileError."""
-    return with_likeness(budget, likeness_of(job, trace, budget.device.capability))
+    likeness = likeness_of(job, trace, budget.device.capability)
+    if platform := PLATFORMS.get(budget.device.vendor):
+        likeness = replace(likeness, unlike=(platform, *likeness.unlike))
+    return with_likeness(budget, likeness)
 
 
 def with_likeness(budget: Budget, likeness: Likeness) -> Budget:

@@ -20,11 +20,14 @@ from planner.hardware.device import (
     ProductLine,
     SourcedBytes,
     SourcedValue,
+    Vendor,
     generic_context,
     generic_usable,
 )
+from planner.hardware.vendors import refuse_apple
 
 DEVICES_FOLDER = Path(__file__).with_name("devices")
+OTHER_FOLDER = DEVICES_FOLDER / "other"  # of other makers than NVIDIA
 EMULATED = "(emulated)"  # how torch names an emulated GPU, at the end
 
 _Mib = Annotated[float, Meta(ge=0, le=LARGEST_TOTAL_MIB)]
@@ -78,6 +81,7 @@ class _DeviceFile(_Record, frozen=True):
     usable: _Size | Literal["generic"]
     context: _Size | Literal["generic"]
     aliases: tuple[Text, ...] = ()
+    vendor: Vendor = Vendor.NVIDIA
     line: ProductLine | None = None
     multiprocessors: _Multiprocessors | None = None
     memory: _Memory | None = None
@@ -99,16 +103,23 @@ def load_devices(folder: Path = DEVICES_FOLDER) -> tuple[Device, ...]:
     return tuple(sorted(devices, key=lambda device: (device.total.value, device.name)))
 
 
+def load_other_devices() -> tuple[Device, ...]:
+    """Return the GPUs of other makers, for which less is modelled. Raises DataFileError."""
+    return load_devices(OTHER_FOLDER)
+
+
 def find_device(name: str, folder: Path = DEVICES_FOLDER) -> Device:
     """Return the GPU of a name or alias, by `device_key`. Raises UsageError, which names the nearest."""
+    others = load_other_devices() if folder == DEVICES_FOLDER else ()
     devices = {
         device_key(alias): device
-        for device in load_devices(folder)
+        for device in (*load_devices(folder), *others)
         for alias in (device.name, *device.aliases)
     }
     key = device_key(name)
     if key in devices:
         return devices[key]
+    refuse_apple(key)
     from difflib import get_close_matches
 
     near = get_close_matches(key, devices, n=6, cutoff=0.4)
@@ -120,8 +131,8 @@ def find_device(name: str, folder: Path = DEVICES_FOLDER) -> Device:
 def search_devices(devices: Iterable[Device], words: Sequence[str]) -> tuple[Device, ...]:
     """Return the GPUs that match each word, in any case and punctuation.
 
-    A word matches if it is the compute capability or begins a word of the name, an alias, the line, the kind
-    of memory or a cloud's instance.
+    A word matches if it is the compute capability or begins a word of the name, an alias, the maker, the
+    line, the kind of memory or a cloud's instance.
     """
     terms = [part.lower() for word in words for part in word.split()]
     return tuple(device for device in devices if all(_matches(term, device) for term in terms))
@@ -144,11 +155,11 @@ def is_emulated(gpu: str) -> bool:
 
 def _matches(term: str, device: Device) -> bool:
     about = device.about
-    texts = [device.name, *device.aliases]
+    texts = [device.name, device.vendor.value, *device.aliases]
     if about is not None:
         texts += [about.line.value, about.memory_type, *about.instances]
     key = "".join(_words(term))
-    is_capability = term == ".".join(map(str, device.capability))
+    is_capability = device.vendor is Vendor.NVIDIA and term == ".".join(map(str, device.capability))
     ends = ("".join(words[index:]) for words in map(_words, texts) for index in range(len(words)))
     return is_capability or (bool(key) and any(end.startswith(key) for end in ends))
 
@@ -170,7 +181,15 @@ def _read_device(path: Path) -> Device:
     capability, context = record.capability, record.context
     figures = generic_context(capability.version, about) if context == "generic" else context.sourced()
     return Device(
-        record.name, total, usable, figures, capability.version, record.aliases, capability.source, about
+        record.name,
+        total,
+        usable,
+        figures,
+        capability.version,
+        record.aliases,
+        capability.source,
+        about,
+        vendor=record.vendor,
     )
 
 

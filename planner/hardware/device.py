@@ -55,6 +55,14 @@ class ProductLine(StrEnum):
     SLICE = "slice"
 
 
+class Vendor(StrEnum):
+    """The maker of a GPU, whose libraries torch calls there."""
+
+    NVIDIA = "nvidia"
+    AMD = "amd"
+    INTEL = "intel"
+
+
 class ProductInfo(Struct, frozen=True):
     """Facts that help to choose a GPU; the multiprocessors also decide the workspaces of some kernels."""
 
@@ -78,6 +86,7 @@ class Device(Struct, frozen=True):
     capability_source: str = "assumed"
     about: ProductInfo | None = None  # None where the GPU's file has none
     nccl: SourcedBytes | None = None  # NCCL's own memory in a job of several GPUs
+    vendor: Vendor = Vendor.NVIDIA
 
     @property
     def outside(self) -> tuple[int, float]:

@@ -1,6 +1,9 @@
+from .contribution import check_contribution as check_contribution, pack as pack
 from .files import (
-    Origins as Origins, add_points as add_points, check_folders as check_folders, key_of as key_of,
-    load_folders as load_folders, search_path as search_path,
+    Origins as Origins, add_points as add_points, calibration_text as calibration_text,
+    check_folders as check_folders, key_of as key_of,
+    file_name as file_name, load_calibration as load_calibration, load_folders as load_folders,
+    search_path as search_path, write_calibration as write_calibration,
 )
 from .fit import fit_points as fit_points
 from .lookup import (

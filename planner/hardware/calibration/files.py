@@ -41,6 +41,7 @@ from planner.jobs import PUBLISHED, Job, job_from_json, job_to_json
 SCHEMA = 2
 _OLDEST_SCHEMA = 1  # in which a job without `cudnn` had the workspaces of published runs
 TABLES_FOLDER = Path(__file__).resolve().parents[3] / "calibration" / "tables"  # ship with the package
+COMMUNITY = "community"  # the folder of the package's tables that users have contributed
 LARGEST_FILE_BYTES = 4 * 2**20  # a point takes 600
 LOCK = ".lock"
 _STATEMENTS = ("source", "about", "when", "traced_with", "includes_context")
@@ -96,8 +97,12 @@ def load_calibration(path: Path) -> Calibration:
 
 
 def search_path(first: Sequence[Path]) -> tuple[Path, ...]:
-    """Return the given folders, then the tables of the package. Raises UsageError for one that is none."""
-    return (*check_folders(first), TABLES_FOLDER)
+    """Return the given folders, then the tables of the package, those of users last.
+
+    Raises UsageError for one that is none.
+    """
+    contributed = TABLES_FOLDER / COMMUNITY
+    return (*check_folders(first), TABLES_FOLDER, *([contributed] if contributed.is_dir() else []))
 
 
 def check_folders(folders: Sequence[Path]) -> Sequence[Path]:
@@ -221,13 +226,19 @@ def _load_own(path: Path, key: Key) -> Calibration | None:
 
 def write_calibration(path: Path, calibration: Calibration) -> None:
     """Write the file of a calibration. Raises DataFileError."""
-    import yaml
-
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    text = yaml.dump(_to_json(calibration), Dumper=dumper, sort_keys=False, width=100)
+    text = calibration_text(calibration)
     if len(text.encode()) > LARGEST_FILE_BYTES:
         raise DataFileError(f"{path}: full; move it away to begin a new one")
     write_bytes(path, text.encode())
+
+
+def calibration_text(calibration: Calibration) -> str:
+    """Return the content of a calibration's file."""
+    import yaml
+
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    text: str = yaml.dump(_to_json(calibration), Dumper=dumper, sort_keys=False, width=100)
+    return text
 
 
 def _to_json(calibration: Calibration) -> dict[str, Any]:

@@ -56,15 +56,28 @@ class CalibrationQuery(Struct, frozen=True):
 def find_calibration(stored: Sequence[Calibration], query: CalibrationQuery) -> Correction | None:
     """Return the correction by the nearest calibration; None where the defaults have to do.
 
-    Of equally near ones the first in `stored` answers, so folders that come first on the search path win. An
-    emulated calibration answers only where none that was measured has a line, and only for its own GPU.
+    Of equally near ones the first in `stored` answers, so folders that come first on the search path win.
+    What users have contributed answers only where nothing else has a line, widened as other versions are; an
+    emulated calibration only where none that was measured has one, and only for its own GPU.
     """
     usable = [one for one in stored if _same_settings(one.key, query)]
-    measured = _find([one for one in usable if one.source != "emulated"], query)
+    measured = _find([one for one in usable if one.source not in ("emulated", "contributed")], query)
     if measured is not None and measured.fit is not None:
         return measured
+    contributed = _find([one for one in usable if one.source == "contributed"], query)
+    if contributed is not None and (contributed.fit is not None or measured is None):
+        measured = _contributed(contributed)
+        if measured.fit is not None:
+            return measured
     emulated = [one for one in usable if one.source == "emulated" and _is_on(one, query.device)]
     return _by_job(emulated, query) or measured
+
+
+def _contributed(correction: Correction) -> Correction:
+    """Return a correction of another's machine: named so, and no surer than one of other versions."""
+    extra = max(correction.extra_spread_bytes, CONTEXT_SPREAD_BYTES)
+    about = f"contributed by a user: {correction.about}"
+    return replace(correction, about=about, extra_spread_bytes=extra)
 
 
 def find_run(stored: Iterable[Calibration], query: CalibrationQuery, batch: int) -> Observation | None:

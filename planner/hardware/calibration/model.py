@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 else:
     Job = Any  # msgspec takes a job as it is: `planner.jobs.job_from_json` reads it
 
-Origin = Literal["measured", "published", "emulated"]
+Origin = Literal["measured", "published", "emulated", "contributed"]  # contributed: measured by a user
 _Level = Annotated[int, Meta(ge=0, le=99)]
 
 

@@ -148,7 +148,10 @@ def broken_texts(tmp_path: Path) -> list[tuple[str, str]]:
         (text.replace("oom: false", "oom: no"), "true or false"),
         (text.replace("mode: train", "mode: fly"), "no job"),
         (text.replace("mode: train", "mode: train\n  wings: 2"), "no 'wings'"),
-        (text.replace("source: measured", "source: guessed"), "one of emulated, measured, published"),
+        (
+            text.replace("source: measured", "source: guessed"),
+            "one of contributed, emulated, measured, published",
+        ),
         (text.replace("rate: 0.5", "rate: {a: {b: {c: {d: {e: {f: {g: {h: {i: 1}}}}}}}}}"), "no job"),
         (re.sub(r"points:\n- (.|\n)*", "points: []\n", text), "a list of at least 1"),
     ]
@@ -232,8 +235,8 @@ def test_older_settings(tmp_path: Path, flag: str) -> None:
 
 
 def test_search_path(tmp_path: Path) -> None:
-    """Given folders come first, the package's tables last; a folder that is missing is a slip of the hand."""
-    assert search_path([tmp_path]) == (tmp_path, TABLES_FOLDER)
+    """Given folders come first, then the package's tables, those of users last; a missing one is an error."""
+    assert search_path([tmp_path]) == (tmp_path, TABLES_FOLDER, TABLES_FOLDER / "community")
     with pytest.raises(UsageError, match="no such folder"):
         search_path([tmp_path / "none"])
 

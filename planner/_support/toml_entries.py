@@ -1,0 +1,124 @@
+"""Read a table of a TOML file as entries of `strict_yaml`, each with the line on which it stands.
+
+`tomllib` gives values without positions. A statement of TOML (a heading, or a key with its value) is valid by
+itself and begins on a line of its own, so each is parsed alone once more to learn what it defines.
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner._support.strict_yaml import Entry
+from planner.errors import DataFileError
+
+if TYPE_CHECKING:
+    import yaml
+
+_Path = tuple[str | int, ...]  # keys, and the places of tables in an array of tables
+_ENDINGS = ("]", "}", '"""', "'''")  # one of them is in the last line of a value of several lines
+_TAGS = {str: "str", bool: "bool", int: "int", float: "float"}
+
+
+def read_toml_table(path: Path, table: Sequence[str]) -> Entry | None:
+    """Return a table of a file as an entry; None where the file has none. Raises DataFileError."""
+    try:
+        text = path.read_text(encoding="utf-8").replace("\r\n", "\n")
+        value: Any = tomllib.loads(text)
+    except OSError as error:
+        raise DataFileError(f"{path}: not readable ({error.strerror or error})") from error
+    except RecursionError:
+        raise DataFileError(f"{path}: nested too deeply") from None
+    except ValueError as error:  # not TOML, or not UTF-8
+        raise DataFileError(f"{path}: not TOML ({error})") from error
+    for key in table:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    if value is None:
+        return None
+    lines = _lines(text)
+    place = tuple(table)
+    return Entry(path, ".".join(table), lines.get(place, 1), _node(value, place, lines))
+
+
+def _lines(text: str) -> dict[_Path, int]:
+    """Return the line of each key, counted from 1: the first of the statement that defines it."""
+    lines: dict[_Path, int] = {}
+    tables: dict[_Path, int] = {}  # of each array of tables so far
+    heading: _Path = ()
+    for number, statement in _statements(text):
+        defined = tomllib.loads(statement)
+        if statement.lstrip().startswith("["):
+            heading = _heading(defined, tables)
+            for length in range(1, len(heading) + 1):
+                lines.setdefault(heading[:length], number)
+        else:
+            for path in _paths(defined, heading):
+                lines.setdefault(path, number)
+    return lines
+
+
+def _statements(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the first line of each statement, and the statement."""
+    lines, start = text.split("\n"), 0
+    while start < len(lines):
+        end = start + 1
+        while not _is_whole(lines, start, end):
+            end += 1
+        yield start + 1, "\n".join(lines[start:end])
+        start = end
+
+
+def _is_whole(lines: Sequence[str], start: int, end: int) -> bool:
+    if end >= len(lines):
+        return True
+    if end > start + 1 and not any(mark in lines[end - 1] for mark in _ENDINGS):
+        return False
+    try:
+        tomllib.loads("\n".join(lines[start:end]))
+    except tomllib.TOMLDecodeError:
+        return False
+    return True
+
+
+def _heading(defined: Any, tables: dict[_Path, int]) -> _Path:
+    """Return the path of the table that a heading opens."""
+    path: _Path = ()
+    while defined:
+        ((key, defined),) = defined.items()
+        path = (*path, key)
+        if isinstance(defined, list):
+            tables[path] = tables.get(path, 0) + 1
+            defined = defined[0]
+        if path in tables:
+            path = (*path, tables[path] - 1)
+    return path
+
+
+def _paths(value: object, path: _Path) -> Iterator[_Path]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield (*path, key)
+            yield from _paths(inner, (*path, key))
+
+
+def _node(value: object, path: _Path, lines: Mapping[_Path, int]) -> "yaml.Node":
+    """Return a value as the node that YAML would have; parts without a line have that of the whole."""
+    import yaml
+
+    line = next(lines[path[:length]] for length in range(len(path), -1, -1) if path[:length] in lines)
+    mark = yaml.Mark("", 0, line - 1, 0, None, 0)
+    if isinstance(value, Mapping):
+        pairs = []
+        for key, inner in value.items():
+            node = _node(inner, (*path, key), lines)
+            pairs.append((yaml.ScalarNode(_tag("str"), key, node.start_mark), node))
+        return yaml.MappingNode(_tag("map"), pairs, mark)
+    if isinstance(value, list):
+        items = [_node(item, (*path, index), lines) for index, item in enumerate(value)]
+        return yaml.SequenceNode(_tag("seq"), items, mark)
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return yaml.ScalarNode(_tag(_TAGS.get(type(value), "timestamp")), text, mark)
+
+
+def _tag(name: str) -> str:
+    return f"tag:yaml.org,2002:{name}"

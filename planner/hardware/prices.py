@@ -1,0 +1,158 @@
+"""Prices of instances with GPUs, from a file in the schema of SkyPilot's catalogues.
+
+No price is part of the planner: prices change, and each answer names its file and the date of it.
+"""
+
+import csv
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, date, datetime
+from math import isfinite
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from planner.errors import DataFileError, UsageError
+from planner.hardware.database import device_key
+from planner.hardware.scheduler_names import load_names
+
+REQUIRED = ("InstanceType", "AcceleratorName", "AcceleratorCount", "Price")
+_DATE = re.compile(r"(?<!\d)(20\d\d-[01]\d-[0-3]\d)(?!\d)")
+
+
+class Offer(NamedTuple):
+    """An instance with GPUs and what it costs, whole."""
+
+    price: float  # US dollars an hour
+    instance: str
+    gpus: int
+    place: str  # region, with the zone where the file names one
+
+    @property
+    def price_of_gpu(self) -> float:
+        """Return the share of one GPU."""
+        return self.price / self.gpus
+
+
+class PriceList(Struct, frozen=True):
+    """The cheapest instance with each GPU."""
+
+    file: str
+    date: date
+    date_source: str  # where the date stands
+    is_spot: bool
+    offers: Mapping[str, Offer]  # by the GPU's name in the database
+    unknown: tuple[str, ...]  # accelerators that the database does not have
+
+    def sentence(self) -> str:
+        """Return what the prices are."""
+        kind = "spot" if self.is_spot else "on demand"
+        return f"prices of {self.date.isoformat()} ({self.date_source}) from {self.file}, {kind}"
+
+
+def read_prices(path: Path, given_date: str | None = None, is_spot: bool = False) -> PriceList:
+    """Return the cheapest instance with each GPU of the database.
+
+    The date is the given one, or that of a comment line at the top, of the file's name, or of its last
+    change. Raises DataFileError with the line, UsageError for a date that is none.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        changed = datetime.fromtimestamp(path.stat().st_mtime, UTC).date()
+    except OSError as error:
+        raise DataFileError(f"{path}: not readable ({error.strerror or error})") from error
+    except UnicodeDecodeError as error:
+        raise DataFileError(f"{path}: not readable ({error.reason})") from error
+    when, source = _dated(path, text, changed, given_date)
+    gpus = {device_key(name): gpu for gpu, names in load_names("skypilot").items() for name in names}
+    offers: dict[str, Offer] = {}
+    unknown: set[str] = set()
+    for accelerator, offer in _rows(path, text, "SpotPrice" if is_spot else "Price"):
+        gpu = gpus.get(device_key(accelerator))
+        if gpu is None:
+            unknown.add(accelerator)
+        elif offer is not None:
+            offers[gpu] = min(offers.get(gpu, offer), offer)
+    return PriceList(path.name, when, source, is_spot, offers, tuple(sorted(unknown)))
+
+
+def _dated(path: Path, text: str, changed: date, given: str | None) -> tuple[date, str]:
+    """Return the date of a list and where it stands."""
+    if given is not None:
+        found = _day(given)
+        if found is None or _DATE.fullmatch(given) is None:
+            raise UsageError(f"--prices-date {given}: give the day as 2026-01-31")
+        return found, "--prices-date"
+    comments = "\n".join(line for line in text.splitlines()[:20] if line.startswith("#"))
+    for where, place in ((comments, "as the file says"), (path.name, "of its name")):
+        found = _day(where)
+        if found is not None:
+            return found, place
+    return changed, "its last change"
+
+
+def _day(text: str) -> date | None:
+    match = _DATE.search(text)
+    try:
+        return date.fromisoformat(match[1]) if match else None
+    except ValueError:
+        return None
+
+
+def _rows(path: Path, text: str, column: str) -> Iterator[tuple[str, Offer | None]]:
+    """Yield accelerator and offer of each row with whole GPUs; no offer where the price is left empty."""
+    lines = ("" if line.startswith("#") else line for line in text.splitlines())
+    reader = csv.reader(lines, strict=True)
+    names: list[str] = []
+    try:
+        for row in reader:
+            if not row:
+                continue
+            if not names:
+                names = _header(path, reader.line_num, row, column)
+                continue
+            if len(row) != len(names):
+                problem = f"{len(row)} values, but {len(names)} columns"
+                raise DataFileError(f"{path} line {reader.line_num}: {problem}")
+            fields = dict(zip(names, row, strict=True))
+            if fields["AcceleratorName"]:
+                yield from _offer(f"{path} line {reader.line_num}", fields, column)
+    except csv.Error as error:
+        raise DataFileError(f"{path} line {reader.line_num}: not CSV ({error})") from error
+    if not names:
+        raise DataFileError(f"{path}: empty; expected the columns {', '.join(REQUIRED)}")
+
+
+def _header(path: Path, line: int, row: list[str], column: str) -> list[str]:
+    missing = [name for name in dict.fromkeys((*REQUIRED, column)) if name not in row]
+    if missing:
+        problem = f"missing column {', '.join(missing)}; this is the schema of SkyPilot's catalogues"
+        raise DataFileError(f"{path} line {line}: {problem}")
+    if len(set(row)) != len(row):
+        raise DataFileError(f"{path} line {line}: a column stands there twice")
+    return row
+
+
+def _offer(where: str, fields: Mapping[str, str], column: str) -> Iterator[tuple[str, Offer | None]]:
+    count = _number(where, "AcceleratorCount", fields["AcceleratorCount"])
+    if count < 1:
+        return  # a part of a GPU, whose memory is a part too
+    if count != int(count):
+        raise DataFileError(f"{where}, AcceleratorCount: {fields['AcceleratorCount']} is no number of GPUs")
+    if not fields[column]:
+        yield fields["AcceleratorName"], None
+        return
+    price = _number(where, column, fields[column])
+    place = fields.get("AvailabilityZone") or fields.get("Region") or ""
+    yield fields["AcceleratorName"], Offer(price, fields["InstanceType"], int(count), place)
+
+
+def _number(where: str, column: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not (isfinite(value) and value >= 0):
+        raise DataFileError(f"{where}, {column}: expected a number from 0, got {text!r}")
+    return value

@@ -1,0 +1,52 @@
+"""Names of the database's GPUs in the vocabularies of schedulers, from devices/names/*.yaml."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from msgspec import Struct
+
+from planner._support.conversion import Text
+from planner._support.strict_yaml import read_entry
+from planner.hardware.database import DEVICES_FOLDER
+from planner.hardware.device import Device, FigureKind
+
+Vocabulary = Literal["nvml", "ray", "skypilot"]
+
+_MIG = " MIG "  # in the names of slices, between the GPU and the profile
+
+
+class _NamesRecord(Struct, frozen=True, forbid_unknown_fields=True):
+    """Names of one source."""
+
+    source: Text
+    kind: FigureKind
+    names: dict[Text, tuple[Text, ...]]
+
+
+class MigSlice(NamedTuple):
+    """A part of a GPU."""
+
+    gpu: str  # name of the whole GPU in the database
+    profile: str  # such as 3g.40gb
+
+
+def load_names(vocabulary: Vocabulary, folder: Path = DEVICES_FOLDER) -> Mapping[str, tuple[str, ...]]:
+    """Return the names of each GPU in a vocabulary, by its name in the database. Raises DataFileError."""
+    names: dict[str, tuple[str, ...]] = {}
+    for entry in read_entry(folder / "names" / f"{vocabulary}.yaml").items():
+        for gpu, given in entry.convert(_NamesRecord).names.items():
+            names[gpu] = (*names.get(gpu, ()), *given)
+    return names
+
+
+def known_names(device: Device, names: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the names of a GPU, none where it has none; a slice has those of its whole GPU."""
+    part = mig_slice(device)
+    return names.get(device.name if part is None else part.gpu, ())
+
+
+def mig_slice(device: Device) -> MigSlice | None:
+    """Return GPU and profile of a slice, None of a whole GPU."""
+    gpu, is_slice, profile = device.name.partition(_MIG)
+    return MigSlice(gpu, profile) if is_slice else None

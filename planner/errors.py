@@ -1,7 +1,7 @@
 """Everything that can go wrong for a user, as exceptions that carry their exit code.
 
 `planner.cli` turns them into one line on standard error in exactly one place. That a batch does not fit is a
-result (`replay.Outcome`), never an exception.
+result (`replay.Outcome`), and an exception only where `planner.guard` refuses to begin a training.
 """
 
 from collections.abc import Iterator
@@ -54,6 +54,10 @@ class NoGpuError(PlannerError):
     """The command measures on a GPU and there is none."""
 
     exit_code = 5
+
+
+class DoesNotFitError(PlannerError):
+    """The batch of a training that is about to start most likely does not fit its GPU (`planner.guard`)."""
 
 
 class UnsavedError(PlannerError):

@@ -17,6 +17,12 @@ from .models.live_optimizer import (
     AnyLiveOptimizer as AnyLiveOptimizer, fields_of_optimizer as fields_of_optimizer,
     notes_of_optimizer as notes_of_optimizer, read_optimizer as read_optimizer, settings_of as settings_of,
 )
+from .models.live_training import (
+    LiveTraining as LiveTraining,
+    apart_from_training as apart_from_training, bytes_beside as bytes_beside,
+    cuda_index_of as cuda_index_of, digest_of as digest_of, hold_beside as hold_beside,
+    read_training as read_training,
+)
 from .models.nnunet import planned_patches as planned_patches
 from .models.quantized import (
     prepare_for_kbit_training as prepare_for_kbit_training, quantize_linears as quantize_linears,

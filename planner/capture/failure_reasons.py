@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from planner.capture.process_state import message_of
+from planner.capture.process_state import is_launched, message_of
 from planner.capture.recorder.recorder import Recorder
 from planner.capture.values.interpreter import DataDependentError
 from planner.errors import ModelError
@@ -28,6 +28,11 @@ _IS_ABOUT_SHAPES = re.compile(
     r"|\b(same|length)"
     r"|forward\(\) (missing|got|takes)|unexpected keyword|too many values|not enough values",
     re.I,
+)
+# What a process lacks that torchrun has not started: its environment, and a process group.
+_IS_ABOUT_RANKS = re.compile(
+    r"KeyError\('(LOCAL_)?(RANK|WORLD_SIZE)'\)|env:// rendezvous|[Pp]rocess group has not been initialized"
+    r"|only works in distributed training"
 )
 _IS_ABOUT_CLASSES = re.compile(r"Expected dtype int32/int64 for index, but got torch\.float")
 # Unsupported constructs: torch's words, the problem and the remedy.
@@ -89,6 +94,8 @@ def remedy_for(error: BaseException, message: str, otherwise: str = ANY) -> str:
             "it needs arguments of its own, and a plan gives none: give them defaults, or parse them below "
             'if __name__ == "__main__":'
         )
+    if not is_launched() and _IS_ABOUT_RANKS.search(f"{error!r} {message}"):
+        return "it is one rank of several: give their number, such as --world-size 2"
     if isinstance(error, AssertionError) and "capturable=True" in str(error):
         return "its optimizer steps before the first step, which is not planned: move that into the step"
     if _IS_ABOUT_CLASSES.search(message):
@@ -102,11 +109,11 @@ def remedy_for(error: BaseException, message: str, otherwise: str = ANY) -> str:
 
 def source_line(error: BaseException) -> str:
     """Return the innermost line outside torch, torchvision and the planner; torchvision's models count."""
-    own = str(Path(__file__).resolve().parent)
-    theirs = str(Path(torch.__file__).resolve().parent)  # also the beginning of torchvision's
+    files = [Path(__file__), Path(torch.__file__)]  # torch's folder is also the beginning of torchvision's
+    theirs = tuple(str(file.parent) for path in files for file in (path, path.resolve()))
     models = str(Path("torchvision", "models"))
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if models in frame.filename or not frame.filename.startswith((own, theirs, "<")):
+        if models in frame.filename or not frame.filename.startswith((*theirs, "<")):
             return f" ({Path(frame.filename).name}:{frame.lineno}: {frame.line})"
     return ""
 

@@ -60,6 +60,11 @@ def preserve_process_state() -> Iterator[Callable[[], Callable[[], None]]]:
                 write(before)
 
 
+def is_launched() -> bool:
+    """Return whether torchrun or the like started the process as one rank of several."""
+    return "WORLD_SIZE" in os.environ
+
+
 def message_of(error: BaseException) -> str:
     """Return the message of an exception, which its author's code makes; "" where that fails."""
     try:

@@ -17,7 +17,7 @@ from planner.capture.cuda.optimizer_libraries import optimizer_libraries
 from planner.capture.cuda.semantics import Suspended, cuda_semantics
 from planner.capture.cuda.torchao_kernels import torchao_kernels
 from planner.capture.distributed.pipeline import Stages
-from planner.capture.distributed.sharding import rank_count, shard_model, with_last_synced
+from planner.capture.distributed.sharding import check_rank, rank_count, shard_model, with_last_synced
 from planner.capture.failure_reasons import explain, source_line
 from planner.capture.loop.batches import batch_loader
 from planner.capture.loop.criterion import Criterion, build_criterion
@@ -53,11 +53,13 @@ from planner.capture.values.packed_lengths import full_lengths
 from planner.capture.values.python_random import watch_python_random
 from planner.capture.values.reads import ReadLog, ReadPolicy, run_with_reads
 from planner.capture.workspaces.tensor.fft import notes_on_transforms
+from planner.capture.workspaces.tensor.linalg import notes_on_factorizations
 from planner.errors import BatchTooLargeError, PlannerError, UsageError
 from planner.jobs import Compile, Job, Mode, Quantize
 from planner.program import (
     Category,
     ConvWorkspaceQuery,
+    GrowthSource,
     Phase,
     Target,
     Trace,
@@ -67,11 +69,19 @@ from planner.program import (
 
 
 @dataclass(slots=True)
-class ReadMemory:
-    """Remember what captures at some batch sizes show of a job's reads of values, for those at others."""
+class CaptureMemory:
+    """Remember what captures at some batch sizes show of a job's reads of values and of the lines behind its
+    growing memory, for those at others.
+    """
 
     first_read: DataDependentError | None = None  # where shapes alone did not do
     logs: dict[int, ReadLog] = field(default_factory=dict)  # of small batch sizes
+    growth_lines: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)  # by module, operator
+
+    def with_line(self, growth: GrowthSource) -> GrowthSource:
+        """Return the source of growing memory with its line of code."""
+        source, code = self.growth_lines.get((growth.module, growth.op), ("", ""))
+        return replace(growth, source=source, code=code)
 
 
 def record(
@@ -84,7 +94,7 @@ def record(
     path_of: tuple[int, int] | None = None,
     sm_count: int | None = None,
     conv_workspace_query: ConvWorkspaceQuery | None = None,
-    memory: ReadMemory | None = None,
+    memory: CaptureMemory | None = None,
 ) -> Trace:
     """Return the trace of the job's first steps at this batch size on a GPU of this compute capability.
 
@@ -101,16 +111,20 @@ def record(
         conv_workspace_query=conv_workspace_query,
         torch=torch_version_of(job.torch),
     )
-    memory = ReadMemory() if memory is None else memory
+    memory = CaptureMemory() if memory is None else memory
     session = _Session(job, target, path_of or capability, build, provenance, calls, memory, Stages())
     trace = session.run(batch)
     if conv_workspace_query is not None and has_convolutions(trace):
         trace = replace(trace, conv_workspace_source=conv_workspace_query.source(capability))
     if not trace.growth_sources or provenance is not None:
         return trace
-    # The lines behind growing memory take a second run, since finding them takes time.
-    again = replace(session, provenance=ProvenanceCollector(), calls=None).run(batch)
-    return replace(trace, growth_sources=again.growth_sources)
+    if any((one.module, one.op) not in memory.growth_lines for one in trace.growth_sources):
+        # The lines behind growing memory take a second run, since finding them takes time.
+        again = replace(session, provenance=ProvenanceCollector(), calls=None).run(batch)
+        memory.growth_lines.update(
+            ((one.module, one.op), (one.source, one.code)) for one in again.growth_sources
+        )
+    return replace(trace, growth_sources=tuple(map(memory.with_line, trace.growth_sources)))
 
 
 class BatchOnHostError(PlannerError):
@@ -129,7 +143,7 @@ class _Session(Struct, frozen=True):
     build: Callable[[Job], nn.Module]
     provenance: ProvenanceCollector | None
     calls: list[RecordedCall] | None
-    memory: ReadMemory
+    memory: CaptureMemory
     stages: Stages
     loads_to_gpu: bool = False  # the batches of a step of the user's own
 
@@ -199,14 +213,15 @@ class _Session(Struct, frozen=True):
             return deepspeed_process(self.job.world_size, placement)
         if self.job.fsdp_arg and not self.job.fsdp:
             raise UsageError("--fsdp-arg without --fsdp: give the number of ranks, such as --fsdp 8")
-        if self.job.world_size or self.job.rank:
-            return self._rank_of_file(placement)
         if not self.job.fsdp and not self.job.tp:
-            return nullcontext()
+            is_one = not self.job.world_size and not self.job.rank
+            return nullcontext() if is_one else self._rank_of_file(placement)
         from planner.capture.distributed.process_group import process_group
 
+        check_rank(self.job)
+        ranks = rank_count(self.job)
         return process_group(
-            rank_count(self.job), placement.streams, lambda tensor: placement.on_resize(tensor)
+            ranks, placement.streams, lambda tensor: placement.on_resize(tensor), self.job.rank
         )
 
     @contextmanager
@@ -292,6 +307,7 @@ def _record_loop(
                 *lengths,
                 *notes_on_random(),
                 *notes_on_transforms(recorder.operators()),
+                *notes_on_factorizations(recorder.operators()),
                 *notes_on_settings(job),
             )
             trace = recorder.finish(batch, notes)
@@ -343,6 +359,9 @@ def _run(
         def on_phase(step: int, phase: Phase) -> None:
             if optimizer is not None:
                 _set_categories(recorder, parameters, optimizer)
+            if job.fsdp:  # which may have copied its parts
+                for parameter in parameters:
+                    recorder.set_category(parameter, Category.PARAMETER)
             recorder.start_phase(step, phase)
 
         runtime = replace(meta_runtime(job), set_category=recorder.set_category, criterion=criterion)
@@ -417,11 +436,18 @@ def _set_categories(recorder: Recorder, parameters: list[nn.Parameter], optimize
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Disable the garbage collector while open: it frees cycles at times that differ between traces."""
-    was_enabled = gc.isenabled()
+    """Disable the garbage collector while open: it frees cycles at times that differ between traces.
+
+    A collection within, of what the loop made, does not look through torch's million objects.
+    """
+    was_enabled, freezes = gc.isenabled(), not gc.get_freeze_count()
     gc.disable()
+    if freezes:
+        gc.freeze()
     try:
         yield
     finally:
+        if freezes:
+            gc.unfreeze()
         if was_enabled:
             gc.enable()

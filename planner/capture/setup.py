@@ -11,11 +11,10 @@ from operator import itemgetter
 
 from torch import Tensor, nn
 
-from planner.capture.cuda.devices import put_order, quantized_on_gpu
+from planner.capture.cuda.devices import is_put_on_gpu, placed_tensors, put_order, work_put_off
+from planner.capture.cuda.placed import CacheEmptied, Called, Entry, Freed, Put, Replayed
 from planner.capture.cuda.rnn import flatten_weights
-from planner.capture.models.meta_init import tensors_put_on_gpu
 from planner.capture.models.quantized import adapters_as_made, cast_to_float32
-from planner.capture.models.torchao_weights import Quantized, take_over
 from planner.capture.recorder.recorder import Recorder
 from planner.jobs import Job
 from planner.program import Category
@@ -41,47 +40,52 @@ def _record_model(
 ) -> None:
     """Record the tensors of a model as it is moved to the GPU: those of its modules for which `where` holds.
 
-    What user code put there while it built the model comes first, in that order. `loaded` are the tensors
-    that quantized modules allocate meanwhile, by the module's identity.
+    What user code put there while it built the model comes first, in that order, with all that was freed
+    again. `loaded` are the tensors that quantized modules allocate meanwhile, by the module's identity.
     """
-    moves = [
-        (put_order(one), partial(_record_all, (one,), recorder, "to", ""))
-        for one in tensors_put_on_gpu(model)
+    log = Replayed(placed_tensors())
+    moves: list[tuple[float, Callable[[], None]]] = [
+        (number, partial(_record_logged, log, entry, recorder))
+        for number, entry in placed_tensors().take_entries()
     ]
-    for one in quantized_on_gpu():
-        moves.append((one.source_order, partial(_record_source, one, recorder)))
-        moves.append((one.order, partial(_record_quantized, one, model, recorder)))
     for name, module in _in_order_of_apply(model):
         held = [one for one in (*module._parameters.values(), *module._buffers.values()) if one is not None]
         orders = [put_order(one) for one in held]
         if id(module) in loaded:
             moves.append((min(orders, default=inf), partial(_record_loaded, loaded, module, recorder, name)))
-        moves += [
-            (order, partial(_record_all, (one,), recorder, "to", name))
-            for order, one in zip(orders, held, strict=True)
-            if where(one)
-        ]
+        moves += [(inf, partial(_record_all, (one,), recorder, "to", name)) for one in held if where(one)]
         moves.append((max(orders, default=inf), partial(_record_flattened, module, recorder, name)))
+    moves += [(order, partial(_run, work, recorder)) for order, work in work_put_off()]
     for _, record in sorted(moves, key=itemgetter(0)):
         record()
-    quantized_on_gpu().clear()
+    for tensor in log.living():
+        recorder.set_category(tensor, Category.PARAMETER)
+    for name, module in _in_order_of_apply(model):
+        for one in (*module._parameters.values(), *module._buffers.values()):
+            if one is not None and put_order(one) < inf:
+                recorder.set_module(one, name)
+
+
+def _run(work: Callable[[], None], recorder: Recorder) -> None:
+    with recorder:
+        work()
 
 
 def _record_loaded(loaded: dict[int, list[Tensor]], module: nn.Module, recorder: Recorder, name: str) -> None:
     _record_all(loaded.pop(id(module)), recorder, "quantize", name)
 
 
-def _record_source(one: Quantized, recorder: Recorder) -> None:
-    if one.source is not None:
-        recorder.record_tensor(one.source, Category.PARAMETER, "to", "")
-
-
-def _record_quantized(one: Quantized, model: nn.Module, recorder: Recorder) -> None:
-    """Record a weight's quantization on the GPU, after which it is no longer there as it was."""
-    with recorder:
-        made = one.again()
-    take_over(model, one, made)
-    recorder.set_category(made, Category.PARAMETER)
+def _record_logged(log: Replayed, entry: Entry, recorder: Recorder) -> None:
+    """Record what happened on the GPU while the model was built."""
+    match entry:
+        case Put():
+            recorder.record_tensor(log.bytes_of(entry), Category.TEMPORARY, "to", "")
+        case Called(func, args, kwargs, out):
+            recorder.record_call(func, *log.tensors((args, kwargs, out)))
+        case Freed(number):
+            log.free(number)
+        case CacheEmptied():
+            recorder.record_empty_cache()
 
 
 def _record_flattened(module: nn.Module, recorder: Recorder, name: str) -> None:
@@ -104,7 +108,7 @@ def _record_preparation(model: nn.Module, recorder: Recorder) -> None:
 
 
 def _record_adapters(model: nn.Module, recorder: Recorder) -> None:
-    made = dict(adapters_as_made(model))
+    made = {one: first for one, first in adapters_as_made(model) if not is_put_on_gpu(one)}
     _record_all(made.values(), recorder, "to", "")
     for parameter in list(made):
         recorder.record_tensor(parameter, Category.PARAMETER, "to", "")

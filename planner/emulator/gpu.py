@@ -3,7 +3,7 @@
 import json
 
 from planner.errors import UsageError
-from planner.hardware import EMULATED, Device
+from planner.hardware import EMULATED, Device, Vendor
 from planner.hardware.cudnn import describe_for_cudnn
 from planner.program import SM_LIMITS
 
@@ -18,6 +18,8 @@ def describe_gpu(device: Device, count: int = 1, context_bytes: int | None = Non
     """
     if not 1 <= count <= MAX_COUNT:
         raise UsageError(f"--gpus {count}: give a number from 1 to {MAX_COUNT}")
+    if device.vendor is not Vendor.NVIDIA:
+        raise UsageError(f"{device.name}: only GPUs of NVIDIA are emulated")
     if device.capability not in SM_LIMITS:
         versions = ", ".join(f"{major}.{minor}" for major, minor in SM_LIMITS)
         raise UsageError(

@@ -7,7 +7,8 @@ from .job import (
     Batching as Batching, CatalogueEntry as CatalogueEntry, Checkpoint as Checkpoint,
     ClipGradients as ClipGradients, Compile as Compile,
     FUSED_OPTIMIZERS as FUSED_OPTIMIZERS, INSTALLED as INSTALLED, Job as Job, Lengths as Lengths,
-    Loss as Loss, MemoryFormat as MemoryFormat, Mode as Mode, Optimizer as Optimizer,
+    Loss as Loss, MemoryFormat as MemoryFormat, Mode as Mode, Offload as Offload,
+    Optimizer as Optimizer,
     OptimizerImpl as OptimizerImpl, PUBLISHED as PUBLISHED, Precision as Precision, Quantize as Quantize,
     STORED as STORED, TensorSpec as TensorSpec, ZeroGrad as ZeroGrad,
 )
@@ -19,7 +20,8 @@ from .options import (
     OptionKind as OptionKind, copy_options as copy_options, reset_options as reset_options,
 )
 from .parse import (
-    SOURCES as SOURCES, check_count as check_count, freeze as freeze, is_argument_name as is_argument_name,
+    SOURCES as SOURCES, check_count as check_count, choose as choose, freeze as freeze,
+    is_argument_name as is_argument_name,
     is_code as is_code, nearest as nearest, parse_model_arg as parse_model_arg,
     parse_tensor_spec as parse_tensor_spec, shown as shown, split_model as split_model,
 )

@@ -67,6 +67,11 @@ class Checkpoint(StrEnum):
     BLOCKS = "blocks"  # the repeated blocks of the model run again in the backward pass
 
 
+class Offload(StrEnum):
+    NONE = "none"
+    ACTIVATIONS = "activations"  # what autograd saves is kept in pinned memory, by `save_on_cpu`
+
+
 class Compile(StrEnum):
     """A mode of torch.compile; the timed templates of the others are not planned."""
 
@@ -166,6 +171,7 @@ class Job(Struct, frozen=True):
     backward_in_autocast: bool = False  # the backward pass runs inside the autocast region
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
     checkpoint: Checkpoint = Checkpoint.NONE
+    offload: Offload = Offload.NONE
     accumulate: int = 1  # micro-batches of the batch size in each step of the optimizer
     clip_gradients: ClipGradients = ClipGradients.NONE
     ema: bool = False  # a moving average of parameters and buffers lives on the device

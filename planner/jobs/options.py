@@ -165,6 +165,12 @@ JOB_OPTIONS: tuple[JobOption, ...] = (
     _training(
         "checkpoint", "none (the default), or blocks: recompute repeated blocks in the backward pass.", "WHAT"
     ),
+    _training(
+        "offload",
+        "none (the default), or activations: keep what autograd saves in pinned memory of the CPU, as "
+        "torch's save_on_cpu does.",
+        "WHAT",
+    ),
     _training("accumulate", "Micro-batches per optimizer step, each of the batch size.", maximum=2**20),
     _training("clip_gradients", "none (the default), norm or value.", "HOW"),
     _training("ema", "Keep a moving average of the weights on the GPU."),
@@ -303,7 +309,11 @@ JOB_OPTIONS: tuple[JobOption, ...] = (
         maximum=2**16,
     ),
     _option(
-        "rank", "The rank of --world-size that is planned; 0 by default.", "RANK", maximum=2**16, minimum=0
+        "rank",
+        "The rank that is planned; by default the one that takes most.",
+        "RANK",
+        maximum=2**16,
+        minimum=0,
     ),
     _training(
         "deepspeed",

@@ -84,8 +84,7 @@ class _File:
                 "method that trains on one batch, or run the script: planner run -- python "
                 f"{Path(where.rpartition(':')[0]).name}"
             )
-        kinds = {self._kind_of_value(value, function) for value in _returned(function)}
-        return kinds.pop() if len(kinds) == 1 else CodeKind.MODEL
+        return self._kind_of_results(function)
 
     def check(self, name: str, where: str) -> None:
         """Raise UsageError for a name that the file lacks, or a class whose method trains."""
@@ -139,22 +138,31 @@ class _File:
                 yield from self._family(inner)
         yield node
 
-    def _kind_of_value(self, value: ast.expr, function: _Function) -> CodeKind:
-        """Return the kind of what a function returns: a class's instance, or a function that it defines."""
+    def _kind_of_results(self, function: _Function, callers: tuple[str, ...] = ()) -> CodeKind:
+        """Return the kind of what a function returns; `callers` are those that return its result."""
+        kinds = {self._kind_of_value(value, function, callers) for value in _returned(function)}
+        return kinds.pop() if len(kinds) == 1 else CodeKind.MODEL
+
+    def _kind_of_value(self, value: ast.expr, function: _Function, callers: tuple[str, ...]) -> CodeKind:
+        """Return the kind of what a function returns: a class's instance, a function that it defines, or what
+        another function of the file returns.
+        """
         if isinstance(value, ast.Name):
             for node in ast.walk(function):
                 if isinstance(node, _Function) and node.name == value.id and node is not function:
                     return CodeKind.STEP if _required(node) else CodeKind.MODEL
                 if isinstance(node, ast.Assign) and any(_last_name(one) == value.id for one in node.targets):
-                    return self._kind_of_call(node.value)
-        return self._kind_of_call(value)
+                    return self._kind_of_call(node.value, (*callers, function.name))
+        return self._kind_of_call(value, (*callers, function.name))
 
-    def _kind_of_call(self, value: ast.expr) -> CodeKind:
+    def _kind_of_call(self, value: ast.expr, callers: tuple[str, ...]) -> CodeKind:
         if isinstance(value, ast.Lambda):
             return CodeKind.STEP if value.args.args else CodeKind.MODEL
         if not isinstance(value, ast.Call):
             return CodeKind.MODEL
         name = _last_name(value.func)
+        if name in self._functions and name not in callers and isinstance(value.func, ast.Name):
+            return self._kind_of_results(self._functions[name], callers)
         made = self._classes.get(name)
         bases = [] if made is None else [base for one in self._family(made) for base in one.bases]
         if any(_last_name(base) in self._trainers for base in (value.func, *bases)):

@@ -17,6 +17,7 @@ from planner.jobs.job import (
     Job,
     Loss,
     Mode,
+    Offload,
     Optimizer,
     OptimizerImpl,
     Precision,
@@ -244,8 +245,8 @@ def _targets_of(job: Job) -> tuple[TensorSpec, ...]:
 # What a step of the user's own decides by itself.
 _OF_THE_LOOP = (
     *("loss", "optimizer", "optimizer_impl", "zero_grad", "keep_grads", "precision", "grad_scaler"),
-    *("backward_in_autocast", "memory_format", "checkpoint", "accumulate", "clip_gradients", "ema"),
-    *("evaluate", "eval_batch", "ddp", "ddp_bucket_view", "freeze", "train_only"),
+    *("backward_in_autocast", "memory_format", "checkpoint", "offload", "accumulate", "clip_gradients"),
+    *("ema", "evaluate", "eval_batch", "ddp", "ddp_bucket_view", "freeze", "train_only"),
 )
 
 
@@ -267,6 +268,11 @@ def _check_compiled(job: Job) -> None:
     if job.mode is Mode.GENERATE or job.ddp or job.checkpoint is not Checkpoint.NONE:
         with_ = "--mode generate" if job.mode is Mode.GENERATE else "--ddp" if job.ddp else "--checkpoint"
         raise UsageError(f"{where} with {with_} is not planned; leave one of the two away, or {_RUN}")
+    if job.offload is not Offload.NONE:
+        raise UsageError(
+            f"{where} with --offload is not planned: the compiler decides what its graphs save; leave one of "
+            f"the two away, or {_RUN}"
+        )
     if job.dataset_size:
         raise UsageError(
             f"{where} with --dataset-size is not planned, since a smaller last batch is compiled anew; leave "
@@ -306,6 +312,7 @@ def _check_sharded(job: Job) -> None:
     others = {
         "--ddp": job.ddp,
         "--compile": job.compile is not Compile.NONE,
+        "--offload": job.offload is not Offload.NONE,
         "--quantize": job.quantize is not Quantize.NONE,
         "--ema": job.ema,
         "--liger": job.liger,
@@ -340,6 +347,7 @@ def _check_deepspeed(job: Job) -> None:
         "--rank": job.rank,
         "--ddp": job.ddp,
         "--compile": job.compile is not Compile.NONE,
+        "--offload": job.offload is not Offload.NONE,
         "--quantize": job.quantize is not Quantize.NONE,
         "--peft": job.peft,
         "--ema": job.ema,

@@ -17,7 +17,7 @@ from .events import (
     Alloc as Alloc, Category as Category, Event as Event, Free as Free, GRAPH_POOL as GRAPH_POOL,
     GrowthSource as GrowthSource,
     Outcome as Outcome, Phase as Phase, PhaseStart as PhaseStart, RANDOM_COURSE_NOTE as RANDOM_COURSE_NOTE,
-    RANDOM_VALUES_NOTE as RANDOM_VALUES_NOTE, Site as Site,
+    EQUAL_PARTS_NOTE as EQUAL_PARTS_NOTE, RANDOM_VALUES_NOTE as RANDOM_VALUES_NOTE, Site as Site,
     NextWorkspaces as NextWorkspaces, TensorProvenance as TensorProvenance,
     Trace as Trace,
 )
@@ -29,8 +29,8 @@ from .expr import (
 )
 from .fit import (
     Affine as Affine, NotAffineError as NotAffineError, Quadratic as Quadratic,
-    SizesNotAffineError as SizesNotAffineError, fit_events as fit_events, fit_pinned as fit_pinned,
-    fit_quadratic_events as fit_quadratic_events, fit_traces as fit_traces,
+    SizesNotAffineError as SizesNotAffineError, fit_by_site as fit_by_site, fit_events as fit_events,
+    fit_pinned as fit_pinned, fit_quadratic_events as fit_quadratic_events, fit_traces as fit_traces,
     nearest_affine as nearest_affine, polynomial_through as polynomial_through,
     rounded_affine as rounded_affine, scaled_program as scaled_program, tensors_diverge as tensors_diverge,
 )

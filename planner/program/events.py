@@ -14,6 +14,8 @@ from planner.program.convolution import Convolution, ConvWorkspace, ConvWorkspac
 # Parts of the notes of traces in which chance decides conditions, and in which it decides sizes.
 RANDOM_COURSE_NOTE = "random numbers on the CPU"
 RANDOM_VALUES_NOTE = "values drawn at random"
+# Part of the note of a trace that is the same on all ranks.
+EQUAL_PARTS_NOTE = "all ranks hold equal parts"
 
 
 # In place of a stream: the private memory pool of CUDA graphs, all captured on one stream. Pools of graphs
@@ -140,6 +142,11 @@ class Trace(Struct, frozen=True):
     def has_random_sizes(self) -> bool:
         """Return whether some sizes depend on values that were drawn at random."""
         return any(RANDOM_VALUES_NOTE in note for note in self.notes)
+
+    @property
+    def has_equal_parts(self) -> bool:
+        """Return whether the trace is that of any rank of its job."""
+        return any(EQUAL_PARTS_NOTE in note for note in self.notes)
 
     @property
     def is_random(self) -> bool:

@@ -7,7 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from planner.program.diff import first_divergence, match_events
-from planner.program.events import Alloc, Category, Event, Free, Trace
+from planner.program.events import Alloc, Category, Event, Free, PhaseStart, Site, Trace
 from planner.program.program import AffineAlloc, Program, ProgramEvent, constant_alloc
 
 
@@ -247,6 +247,44 @@ def scaled_program(trace: Trace) -> Program:
         return replace(alloc, fixed_bytes=event.size_bytes - slope * trace.batch, bytes_per_sample=slope)
 
     return Program(tuple(map(scaled, trace.events)), trace.sites, conv_workspaces=trace.conv_workspaces)
+
+
+def fit_by_site(trace: Trace, other: Trace) -> Program:
+    """Return an estimate from two traces whose events differ, as in a loop over the samples: the first one's.
+
+    Blocks that both allocate at a site in a phase are paired in their order, or by their size where one has
+    more of them: what comes of a single sample is small. Sizes of pairs follow the two, others are constant.
+    """
+    counterparts = _blocks_by_site(other)
+    sizes: dict[int, int] = {}
+    for place, blocks in _blocks_by_site(trace).items():
+        pairs = [blocks, counterparts.get(place, [])]
+        if len(blocks) != len(pairs[1]):
+            pairs = [sorted(one, key=lambda block: -block.size_bytes) for one in pairs]
+        sizes.update((ours.block, its.size_bytes) for ours, its in zip(*pairs, strict=False))
+
+    def fitted(event: Event) -> ProgramEvent:
+        if not isinstance(event, Alloc):
+            return event
+        alloc = constant_alloc(event, event.block, event.site)
+        size = nearest_affine(
+            sizes.get(event.block, event.size_bytes), event.size_bytes, other.batch, trace.batch
+        )
+        return replace(alloc, fixed_bytes=size.fixed, bytes_per_sample=size.slope)
+
+    return Program(tuple(map(fitted, trace.events)), trace.sites, conv_workspaces=trace.conv_workspaces)
+
+
+def _blocks_by_site(trace: Trace) -> dict[tuple[PhaseStart | None, Site], list[Alloc]]:
+    """Return the blocks that are allocated in each phase at each site, in order."""
+    found: dict[tuple[PhaseStart | None, Site], list[Alloc]] = {}
+    phase = None
+    for event in trace.events:
+        if isinstance(event, PhaseStart):
+            phase = event
+        elif isinstance(event, Alloc):
+            found.setdefault((phase, trace.sites[event.site]), []).append(event)
+    return found
 
 
 def tensors_diverge(program: Program, trace: Trace) -> bool:

@@ -70,6 +70,10 @@ def make_step():
 
 def lit(): return Lit()
 
+def make_inside(width=8): return make_step()
+
+def make_itself(): return make_itself()
+
 def make_lambda(): return lambda batch: net(batch)
 
 def train_step(images, labels): ...
@@ -101,6 +105,7 @@ def file(tmp_path: Path) -> Path:
     [
         *((name, CodeKind.MODEL) for name in ("Net", "NetWithStep", "Schedule", "build", "net", "missing")),
         *((name, CodeKind.STEP) for name in ("Gan", "Wgan", "Manual", "make_gan", "make_step")),
+        *((name, kind) for name, kind in (("make_inside", CodeKind.STEP), ("make_itself", CodeKind.MODEL))),
         *((name, CodeKind.STEP) for name in ("make_lambda", "Learner.train_step")),
         *((name, CodeKind.MODEL) for name in ("Learner", "Learner.build", "Learner.epoch")),
         *((name, CodeKind.STEP) for name in ("dpo", "weighted", "named")),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from planner.program.events import Alloc, Category, Event, Free, Phase, PhaseStart, Site, Trace
-from planner.program.fit import NotAffineError, fit_traces, tensors_diverge
+from planner.program.fit import NotAffineError, fit_by_site, fit_traces, tensors_diverge
 from planner.program.program import AffineAlloc, Program, ProgramEvent, constant_events
 from tests.helpers.structs import replace
 from tests.helpers.traces import SITES, UNTIMED, alloc, programs
@@ -206,3 +206,15 @@ def test_a_workspace_that_stays_is_compared() -> None:
         "event 2 is aten.convolution in features.0 allocating block 1 for activations at batch 2 and "
         "aten.convolution in features.0 allocating block 10 for workspaces at batch 3"
     )
+
+
+def test_an_estimate_from_a_loop_over_samples() -> None:
+    """What both traces have follows the two, and what comes of single samples stays as it is."""
+
+    def looping(batch: int) -> Trace:
+        losses = [Alloc(10 + sample, 512, Category.TEMPORARY, 0) for sample in range(batch)]
+        whole = [Alloc(1, 100 + 8 * batch, Category.INPUT, 1), Alloc(2, 1000 * batch, Category.TEMPORARY, 0)]
+        return trace(batch, PhaseStart(1, Phase.FORWARD), *losses, *whole)
+
+    estimated = fit_by_site(looping(5), looping(3)).instantiate(9)
+    assert estimated.events == (*looping(5).events[:6], *looping(9).events[10:])

@@ -75,6 +75,12 @@ def _one_hot(classes: Tensor, num_classes: int = -1) -> Any:
     return zeros.scatter_(-1, classes.unsqueeze(-1), 1)
 
 
+def _mish_backward(grad: Tensor, x: Tensor) -> Any:
+    """Run one kernel (`mish_backward` in ATen/native/native_functions.yaml); on meta, ATen composes it."""
+    with torch._C._AutoDispatchBelowAutograd():
+        return aten.mish_backward(grad, x)
+
+
 # ---- rms_norm: ATen/native/layer_norm.cpp
 
 
@@ -182,6 +188,7 @@ _KERNELS: Mapping[str, Callable[..., Any]] = {
     "log_softmax.int": _softmax_by(aten._log_softmax),
     "ctc_loss.Tensor": _ctc_loss,
     "one_hot": _one_hot,
+    "mish_backward": _mish_backward,
     "rms_norm": _rms_norm,
     "binary_cross_entropy_with_logits": _binary_cross_entropy_with_logits,
 }

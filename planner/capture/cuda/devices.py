@@ -45,7 +45,6 @@ class Placement:
     target: str = META  # of tensors that are not on meta yet
     capability: tuple[int, int] = (8, 0)
     placed: PlacedTensors = field(default_factory=PlacedTensors)  # on the GPU while a model is built
-    quantized: list[Any] = field(default_factory=list)  # weights that were quantized there
     is_running: bool = False  # the loop runs, whose tensors are not noted
     host: HostTensors = field(default_factory=HostTensors)  # on meta in place of the CPU
     has_values: bool = False  # of tensors: a copy on the CPU is a real one
@@ -55,6 +54,7 @@ class Placement:
     on_resize: Callable[[Tensor], None] = lambda tensor: None  # likewise, where a storage is resized
     remarks: dict[str, str] = field(default_factory=dict)  # remark -> the first line that causes it
     names: Names | None = None  # replaced while any placement is open
+    put_off: list[tuple[Tensor, Callable[[], None]]] = field(default_factory=list)  # work of the set-up
 
     @property
     def stands_for_host(self) -> bool:
@@ -65,6 +65,13 @@ class Placement:
     def notes(self) -> tuple[str, ...]:
         """Return the remarks as notes of the trace."""
         return tuple(f"{line} {text}" for text, line in self.remarks.items())
+
+    def empty_cache(self) -> None:
+        """Note that user code empties the cache."""
+        if self.is_running:
+            self.on_empty_cache()
+        else:
+            self.placed.add_empty_cache()
 
     def put(self, tensor: Any) -> Any:
         """Note a tensor that user code puts on the GPU; returns it."""
@@ -138,19 +145,68 @@ def devices_shown() -> Iterator[None]:
         _opened.pop()
 
 
+@contextmanager
+def placed_devices_shown() -> Iterator[None]:
+    """Show tensors that user code put on the GPU to it as there while open, and others as they are."""
+    plain, index = torch._C.TensorBase, Tensor.get_device
+
+    asking: list[None] = []  # the code that names the parts of a tensor may ask for its device
+
+    def shown(read: Any, on_gpu: object) -> property:
+        def answer(tensor: Tensor) -> Any:
+            if asking or is_of_torch(sys._getframe(1)):
+                return read.__get__(tensor)
+            asking.append(None)
+            try:
+                return on_gpu if is_put_on_gpu(tensor) else read.__get__(tensor)
+            finally:
+                asking.pop()
+
+        return property(answer)
+
+    replaced: dict[str, Any] = {
+        "device": shown(plain.device, _GPU),
+        "is_cuda": shown(plain.is_cuda, True),
+        "get_device": lambda tensor: 0 if is_put_on_gpu(tensor) else index(tensor),
+    }
+    with mock.patch.multiple(Tensor, **replaced):
+        yield
+
+
 def is_put_on_gpu(tensor: Tensor) -> bool:
     """Return whether user code put the tensor on the GPU while the model was built."""
     return bool(_opened) and tensor in _opened[-1].placed
 
 
+def put_off_until_recorded(work: Callable[[], None]) -> bool:
+    """Have work of a constructor run while the set-up is recorded; return whether it is put off.
+
+    It comes after what was put on the GPU so far. Work of a running loop is not put off.
+    """
+    if not _opened or _opened[-1].is_running:
+        return False
+    marker = torch.empty(0, device=META)
+    _opened[-1].put(marker)
+    _opened[-1].put_off.append((marker, work))
+    return True
+
+
+def work_put_off() -> list[tuple[float, Callable[[], None]]]:
+    """Return the work that was put off, with its order among what was put on the GPU, once."""
+    taken = [(put_order(marker), work) for marker, work in _opened[-1].put_off] if _opened else []
+    if taken:
+        _opened[-1].put_off.clear()
+    return taken
+
+
+def placed_tensors() -> PlacedTensors:
+    """Return the tensors that user code put on the GPU while the model was built."""
+    return _opened[-1].placed if _opened else PlacedTensors()
+
+
 def innermost() -> Placement:
     """Return the placement that was opened last."""
     return _opened[-1]
-
-
-def quantized_on_gpu() -> list[Any]:
-    """Return the weights that were quantized on the GPU while the model was built."""
-    return _opened[-1].quantized if _opened else []
 
 
 def put_order(tensor: Tensor) -> float:
@@ -218,7 +274,7 @@ def _replacements() -> Iterator[Replacement]:
     yield from device_queries.replacements(
         lambda: _opened[-1].capability,
         _remark,
-        lambda: _opened[-1].on_empty_cache(),
+        lambda: _opened[-1].empty_cache(),
         lambda: _opened[-1].streams,
     )
     yield from cuda_graphs.replacements(
@@ -259,6 +315,8 @@ def _making(plain: Callable[..., Any]) -> Callable[..., Any]:
     def make(*args: Any, **kwargs: Any) -> Any:
         if not _opened:  # bound by an import during a capture
             return plain(*args, **kwargs)
+        if args and isinstance(args[0], list | tuple) and plain.__name__ in ("tensor", "as_tensor"):
+            args = (_with_numbers(args[0]), *args[1:])
         device = kwargs.get("device")
         if kwargs.get("pin_memory") or ("pin_memory" in kwargs and _is_of_save_on_cpu()):
             kwargs["pin_memory"] = False
@@ -280,6 +338,13 @@ def _making(plain: Callable[..., Any]) -> Callable[..., Any]:
         return plain(*args, **kwargs)
 
     return make
+
+
+def _with_numbers(data: Any) -> Any:
+    """Return nested lists with the numbers that tensors on meta hold: torch would read them below Python."""
+    if isinstance(data, list | tuple):
+        return [_with_numbers(one) for one in data]
+    return data.item() if isinstance(data, Tensor) and _is_meta(data) and data.dim() == 0 else data
 
 
 def _is_layout_alone(device: object, caller: FrameType) -> bool:
@@ -323,6 +388,10 @@ def _moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
         elif is_gpu and self in host:
             with host.moving_to(Side.GPU):
                 moved = plain(self, *args, **{**kwargs, "copy": True})
+        elif is_cpu and not placement.is_running and self in placement.placed:
+            args, kwargs = _with_device(META, args, kwargs)
+            with placement.placed.copying_to_cpu():
+                moved = plain(self, *args, **{**kwargs, "copy": True})
         elif is_cpu and self in host:
             args, kwargs = _with_device(META, args, kwargs)
             moved = plain(self, *args, **kwargs)
@@ -330,11 +399,22 @@ def _moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
             args, kwargs = _with_device(META, args, kwargs)
             with host.moving_to(Side.HOST):
                 moved = plain(self, *args, **{**kwargs, "copy": True})
+            if kwargs.get("non_blocking"):  # then torch pins it (native/TensorConversions.cpp, _to_copy)
+                host.pin(moved)
         else:
             moved = plain(self, *args, **kwargs)
+            if is_gpu and not placement.is_running and _is_window(moved) and self not in placement.placed:
+                moved = moved.clone()  # which has no more elements than the view
         return placement.put(moved) if is_gpu else moved
 
     return to
+
+
+def _is_window(tensor: Tensor) -> bool:
+    """Return whether a tensor is a view of a part of a storage, as `hann_window` gives one."""
+    if is_wrapped(tensor) or not _is_meta(tensor) or tensor.layout is not torch.strided:
+        return False
+    return tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
 
 
 def _by_class(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -5,7 +5,7 @@ operator whose tensors all lie on the CPU gives another one there.
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
 from typing import Any
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
-from torch.utils._pytree import tree_leaves
 
+from planner.capture.arguments import leaves_of, map_leaves
 from planner.program import pinned_bytes
 
 _aten = torch.ops.aten
@@ -101,7 +101,7 @@ class HostTensors:
             return self.destination
         if not self._storages:
             return Side.GPU
-        tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor) and one.is_meta]
+        tensors = [one for one in leaves_of(args, kwargs or ()) if isinstance(one, Tensor) and one.is_meta]
         on_host = [one for one in tensors if one in self]
         if on_host and len(on_host) == len(tensors):
             return Side.HOST
@@ -110,8 +110,36 @@ class HostTensors:
             raise RuntimeError("expected all tensors to be on the same device, not on the CPU and on meta")
         return Side.GPU
 
+    def likes_of(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        copy_to_meta: Callable[[Tensor], Tensor],
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Return an operator's arguments with those that lie on the CPU itself, which user code made there,
+        on meta as the others of the CPU.
+
+        Returns None where there are none, where the operator changes one, or where one of the GPU is among
+        the others.
+        """
+        tensors = [one for one in leaves_of((args, kwargs)) if isinstance(one, Tensor)]
+        made = [one for one in tensors if one.device.type == "cpu" and one.dim()]
+        others = [one for one in tensors if one.is_meta]
+        is_changed = func._schema.is_mutable and any(args[0] is one for one in made)
+        if not made or is_changed or not others or any(one not in self for one in others):
+            return None
+        likes = {id(one): copy_to_meta(one) for one in made}
+        for like in likes.values():
+            self.add(like)
+
+        def on_meta(value: Any) -> Any:
+            return likes.get(id(value), value)
+
+        return map_leaves(on_meta, args), map_leaves(on_meta, kwargs)
+
     def add_results(self, out: Any) -> None:
         """Count the results of an operator to the CPU's memory."""
-        for one in tree_leaves(out):
+        for one in leaves_of(out):
             if isinstance(one, Tensor) and one.is_meta:
                 self.add(one)

@@ -69,12 +69,31 @@ def process_group(
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     with ExitStack() as stack:
+        stack.enter_context(_plans_of_rank(rank))
         stack.enter_context(groups_aside())
         for holder, name, value in _replacements(DeviceHandle(streams), on_resize):
             stack.enter_context(mock.patch.object(holder, name, value))
         distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
         stack.callback(distributed.destroy_process_group)
         yield
+
+
+@contextmanager
+def _plans_of_rank(rank: int) -> Iterator[None]:
+    """Keep the first rank's plans of DTensor's operators from others while open.
+
+    torch finds them by meshes, which are equal on all ranks, while the groups in them are a rank's own.
+    """
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+    if not rank and not distributed.is_initialized():
+        yield
+        return
+    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
 
 
 def _replacements(
@@ -117,6 +136,7 @@ def _replacements(
         move(params, buffers, device)
 
     numbers = count()
+    yield _fsdp_param.FSDPParam, "reset_sharded_param", _padding(_fsdp_param.FSDPParam.reset_sharded_param)
     yield _fsdp_init, "_move_states_to_device", moving
     for name, module in list(sys.modules.items()):  # most import the function by name
         if name.startswith("torch.distributed") and vars(module).get("_get_device_handle") is handle_of_torch:
@@ -125,8 +145,35 @@ def _replacements(
     yield torch.accelerator, "current_stream", lambda device=None: handle.current_stream()
     for name in ("alloc_storage", "free_storage"):
         yield _fsdp_param, name, resizing(getattr(_fsdp_param, name))
-    yield _fsdp_param_group.FSDPParamGroup, "_validate_no_meta_params", lambda self: None
+    for name in ("_validate_no_meta_params", "_validate_cpu_offload_params"):
+        yield _fsdp_param_group.FSDPParamGroup, name, lambda self: None
     for name in ("propagate_op_sharding_non_cached", "_propagate_tensor_meta_non_cached"):
         yield ShardingPropagator, name, unseen(getattr(ShardingPropagator, name))
     # torch names collectives on meta by random numbers, which would count as the model's.
     yield _meta_registrations, "generate_unique_id", lambda: next(numbers)
+
+
+def _padding(reset: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return `FSDPParam.reset_sharded_param` that also pads parts on meta which are not those that FSDP made.
+
+    Of parameters that do not divide evenly, the part that `to_empty` allocates on a late rank is smaller than
+    those of the others. The first forward pass copies it into a block as large as theirs.
+    """
+
+    def run(self: Any) -> None:
+        part = getattr(self._module_info.module, self._module_info.param_name)._local_tensor
+        size = self.padded_sharded_param_size
+        if not part.is_meta or part.size() == size or _share_storage(part, self._sharded_param_data):
+            reset(self)
+            return
+        padded = part.new_zeros(size)
+        rows = part.size(0) if part.numel() else 0
+        padded.narrow(0, 0, rows).copy_(part)
+        self._sharded_param_data = padded.view(-1)
+        self.sharded_param._local_tensor = padded.narrow(0, 0, rows)
+
+    return run
+
+
+def _share_storage(one: Tensor, other: Tensor) -> bool:
+    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)

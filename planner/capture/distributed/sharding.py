@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -16,16 +16,29 @@ from planner.capture.models.live import unwrapped
 from planner.capture.recorder.recorder import Recorder
 from planner.errors import UsageError
 from planner.jobs import Job, parse_model_arg
-from planner.program import Category, Phase
+from planner.program import EQUAL_PARTS_NOTE, Category, Phase
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _OF_POLICY = ("param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs")
-_KEYS = ("reshard_after_forward", "replicas", "gradient_sync", "by", *_OF_POLICY)
+_KEYS = ("reshard_after_forward", "replicas", "gradient_sync", "by", "offload", *_OF_POLICY)
 
 
 def rank_count(job: Job) -> int:
     """Return the number of ranks of a job."""
     return (job.fsdp or 1) * (job.tp or 1)
+
+
+def check_rank(job: Job) -> None:
+    """Refuse a rank that the job has not, and ranks of a file beside those of options. Raises UsageError."""
+    ranks = rank_count(job)
+    flag = "--fsdp" if job.fsdp else "--tp"
+    if job.world_size:
+        raise UsageError(
+            f"{job.model}: --world-size {job.world_size} with {flag}: the file shards its model by itself; "
+            f"leave {flag} away"
+        )
+    if job.rank >= ranks:
+        raise UsageError(f"{job.model}: --rank {job.rank}: of {ranks} ranks give one from 0 to {ranks - 1}")
 
 
 def fsdp_arguments(job: Job) -> dict[str, Any]:
@@ -36,6 +49,8 @@ def fsdp_arguments(job: Job) -> dict[str, Any]:
         if key not in keys:
             hint = "; with by=accelerate more" if key in OF_PLUGIN else ""
             raise UsageError(f"--fsdp-arg {key}: planned are {', '.join(keys)}{hint}")
+    if not isinstance(given.get("offload", False), bool) or (given.get("offload") and "by" in given):
+        raise UsageError(f"--fsdp-arg offload={given['offload']}: use true or false, without by=")
     for key, values in {"by": ("accelerate", "torchtitan"), "gradient_sync": ("each", "last")}.items():
         if given.get(key, values[0]) not in values:
             raise UsageError(f"--fsdp-arg {key}={given[key]}: use {' or '.join(values)}")
@@ -56,7 +71,23 @@ def shard_model(model: nn.Module, job: Job, recorder: Recorder) -> tuple[str, ..
     if job.fsdp:
         names = tuple(name for name in mesh.mesh_dim_names if name != "tp")
         notes.append(_shard_blocks(model, job, given, mesh[names], recorder))
-    return tuple(notes)
+    return (*notes, *_note_on_parts(model))
+
+
+def _note_on_parts(model: nn.Module) -> Iterator[str]:
+    """Yield that ranks do not differ, where each parameter divides evenly over them."""
+    from torch.distributed.tensor import DTensor
+
+    if all(_is_even(one) for one in model.parameters() if isinstance(one, DTensor)):
+        yield f"the parameters divide evenly: {EQUAL_PARTS_NOTE}"
+
+
+def _is_even(parameter: Any) -> bool:
+    split = dict.fromkeys(range(parameter.dim()), 1)
+    for size, placement in zip(parameter.device_mesh.shape, parameter.placements, strict=True):
+        if not placement.is_replicate():
+            split[placement.dim] *= size
+    return all(parameter.shape[dim] % parts == 0 for dim, parts in split.items())
 
 
 def with_last_synced(load_batch: BatchLoader, model: nn.Module, job: Job) -> BatchLoader:
@@ -79,12 +110,14 @@ def with_last_synced(load_batch: BatchLoader, model: nn.Module, job: Job) -> Bat
 
 def _shard_blocks(model: nn.Module, job: Job, given: Mapping[str, Any], mesh: Any, recorder: Recorder) -> str:
     """Shard the repeated blocks of a model, then what is left of it, and return a note that names them."""
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
     of_policy = {key: _policy_value(key, given[key]) for key in _OF_POLICY if key in given}
     options: dict[str, Any] = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(**of_policy)}
     if "reshard_after_forward" in given:
         options["reshard_after_forward"] = given["reshard_after_forward"]
+    if given.get("offload"):
+        options["offload_policy"] = CPUOffloadPolicy()
     if given.get("by") == "accelerate":
         with _moved_by_it(model, recorder):
             return shard_by_accelerate(unwrapped(model), given, options, mesh)
@@ -99,10 +132,31 @@ def _shard_blocks(model: nn.Module, job: Job, given: Mapping[str, Any], mesh: An
         fully_shard(model, **options)
     except ValueError as error:
         raise UsageError(f"--fsdp {job.fsdp}: fully_shard refuses: {error}") from error
+    if given.get("offload"):
+        _keep_on_host(model, recorder)
+    else:
+        _allocate_parts(model)
     if not blocks:
         return "FSDP: the model has no repeated blocks, so it is sharded as a whole"
     ends = "; embeddings, and norm and head together, by themselves" if last else ""
     return f"FSDP: sharded block by block ({names}){ends}, then the rest together"
+
+
+def _allocate_parts(model: nn.Module) -> None:
+    """Give parts that FSDP has padded blocks of their own size, as `to_empty` does on the GPU."""
+    for parameter in model.parameters():
+        part = cast("Any", parameter)._local_tensor
+        if part.untyped_storage().nbytes() != part.numel() * part.element_size():
+            cast("Any", parameter)._local_tensor = torch.empty_like(part)
+
+
+def _keep_on_host(model: nn.Module, recorder: Recorder) -> None:
+    """Take the parts of all parameters as pinned memory of the CPU; buffers stay on the GPU.
+
+    FSDP2 itself moves and pins parts that are not on meta (`reset_sharded_param` of _fsdp_param.py).
+    """
+    for parameter in model.parameters():
+        recorder.host.pin(cast("Any", parameter)._local_tensor)
 
 
 def _ends_of(model: Any) -> tuple[tuple[nn.Module, ...], tuple[nn.Module, ...]]:

@@ -15,19 +15,18 @@ from unittest import mock
 from torch import Tensor, distributed
 
 from planner.capture.cuda.names import Names, Replacement
-from planner.capture.distributed import point_to_point
+from planner.capture.distributed import data_parallel, point_to_point
 from planner.capture.distributed.pipeline import Stages
 from planner.capture.distributed.process_group import GPUS_OF_A_NODE
 from planner.errors import UsageError
 from planner.jobs import Job, split_model
 
 _OR_RUN = "or planner run emulates such a script"
-_DDP = (
-    "DistributedDataParallel in a file with --world-size is not planned; return the model itself and give "
-    "--ddp in place of --world-size"
-)
 _FSDP1 = "FullyShardedDataParallel (FSDP1) is not planned; use fully_shard"
-_OFFLOAD = "fully_shard with CPUOffloadPolicy is not planned; leave the policy away"
+_OFFLOAD = (
+    "fully_shard with CPUOffloadPolicy in a file is not planned; leave the policy away, give --fsdp N "
+    "--fsdp-arg offload=true for a model that the planner shards"
+)
 
 
 def check_launched(job: Job) -> None:
@@ -37,9 +36,6 @@ def check_launched(job: Job) -> None:
         raise UsageError(f"{where} is for a FILE.py that shards its model by itself; use --fsdp or --tp")
     if job.world_size < 2 or job.rank >= job.world_size:
         raise UsageError(f"{where} --rank {job.rank}: give two ranks or more, and one of them from 0")
-    other = next((flag for flag, size in {"--fsdp": job.fsdp, "--tp": job.tp}.items() if size), None)
-    if other:
-        raise UsageError(f"{where} with {other}: the file shards its model by itself; leave {other} away")
 
 
 @contextmanager
@@ -58,7 +54,14 @@ def as_launched(ranks: int, rank: int, stages: Stages) -> Iterator[None]:
     with ExitStack() as stack:
         texts = {name: str(value) for name, value in environment.items()}
         stack.enter_context(mock.patch.dict("os.environ", texts))
-        names = Names((*_replacements(), *point_to_point.replacements(), *stages.replacements()))
+        names = Names(
+            (
+                *_replacements(),
+                *point_to_point.replacements(),
+                *data_parallel.replacements(),
+                *stages.replacements(),
+            )
+        )
         names.replace()
         stack.callback(names.restore)
         yield
@@ -69,7 +72,6 @@ def _replacements() -> Iterator[Replacement]:
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.fsdp._fully_shard import _fully_shard
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
-    from torch.nn.parallel import DistributedDataParallel
 
     def mesh_of_all(mesh_dim_names: tuple[str, ...] | None = None) -> DeviceMesh:
         ranks = distributed.get_world_size()
@@ -79,7 +81,6 @@ def _replacements() -> Iterator[Replacement]:
         yield distributed, name, _without_effect(getattr(distributed, name))
     yield distributed, "new_group", _of_any_backend(distributed.new_group)
     yield Tensor, "data_ptr", _address(Tensor.data_ptr)
-    yield DistributedDataParallel, "__init__", _refusing(_DDP)
     yield FullyShardedDataParallel, "__init__", _refusing(_FSDP1)
     yield FSDPParam, "__init__", _on_gpu(FSDPParam.__init__)
     yield _fully_shard, "_init_default_mesh", mesh_of_all

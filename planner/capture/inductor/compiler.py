@@ -3,6 +3,7 @@
 What is private to torch here is that of version 2.13, and other versions are refused.
 """
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -13,8 +14,10 @@ import torch
 from torch._dynamo import convert_frame
 from torch._dynamo.guards import CheckFunctionManager
 from torch._dynamo.types import GuardFilterEntry
+from torch._functorch import partitioners
 from torch._inductor import compile_fx, config
 from torch._inductor.graph import GraphLowering
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from planner.capture.cuda.autocast import mode as autocast
@@ -142,6 +145,8 @@ class Compiler:
                     gpu_of_inductor(self._recorder.target),
                     attention_of(self._recorder.target),
                     self._padding.installed(),
+                    self._waits_recorded(),
+                    mock.patch.object(partitioners, "functionalize_rng_ops", _random_as_is),
                     mock.patch.object(GraphLowering, "compile_to_module", self._loading()),
                     config.patch(force_disable_caches=True, compile_threads=1),
                 ):
@@ -152,6 +157,24 @@ class Compiler:
 
         return compile_for_gpu
 
+    @contextmanager
+    def _waits_recorded(self) -> Iterator[None]:
+        """Record that AOTAutograd waits for collectives whose results are inputs of what it compiles."""
+        module = sys.modules.get("torch.distributed._functional_collectives")
+        if module is None:
+            yield
+            return
+        plain = module.AsyncCollectiveTensor.trigger_wait
+
+        def trigger_wait(tensor: Any) -> Any:
+            if isinstance(tensor.elem, FakeTensor):
+                return plain(tensor)
+            with self._recorder:
+                return plain(tensor)
+
+        with mock.patch.object(module.AsyncCollectiveTensor, "trigger_wait", trigger_wait):
+            yield
+
     def _loading(self) -> Callable[[GraphLowering], Any]:
         def compile_to_module(graph: GraphLowering) -> Any:
             code, _ = graph.codegen()
@@ -159,6 +182,11 @@ class Compiler:
             return load_wrapper(code.value, constants, self._kernels)
 
         return compile_to_module
+
+
+def _random_as_is(joint: Any, forward: Any, backward: Any, saved_sizes: int) -> tuple[Any, Any]:
+    """Return both graphs with their random operators, which generators repeat that take no memory."""
+    return forward, backward
 
 
 def _is_of_torch(guard: GuardFilterEntry) -> bool:

@@ -22,6 +22,9 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 GPU = torch.device("cuda", 0)
 META = torch.device("meta")
 _DEVICE, _DISPATCHES_DEVICE = 6, 10  # positions among the arguments of `_make_wrapper_subclass`
+# Operators with a composite kernel for all devices and one of their own for CUDA, which a build of torch
+# without CUDA lacks: benchmarks/fits/composite_operators.py finds them in a build with CUDA (2.13).
+COMPOSITE_WITH_CUDA_KERNEL = ("_fused_rms_norm", "mish_backward", "silu_backward")
 _Patch = tuple[Any, str, Any]
 
 
@@ -29,20 +32,39 @@ _Patch = tuple[Any, str, Any]
 def fakes_on_gpu() -> Iterator[None]:
     """Label fake tensors of tensors on `meta` as on `cuda:0` while open."""
     with ExitStack() as stack:
-        for holder, name, new in _patches():
+        wrappers = _Wrappers(stack)
+        for holder, name, new in _patches(wrappers):
             stack.enter_context(mock.patch.object(holder, name, new, create=True))
         handlers = {torch.ops.prim.device.default: lambda args: _in_c(args[0].fake_device)}
         stack.enter_context(mock.patch.dict(fake_tensor._DISPATCH_META_HANDLERS, handlers))
+        stack.callback(_register_cuda_kernels()._destroy)
         yield
 
 
-def _patches() -> Iterator[_Patch]:
+def _register_cuda_kernels() -> torch.library.Library:
+    """Register kernels for CUDA that never run, so that autograd keeps whole what it keeps whole on CUDA.
+
+    Where a device has no kernel of its own, the dispatcher gives its autograd key the composite one
+    (ATen/core/dispatch/OperatorEntry.cpp, computeDispatchTableEntryWithDebug), and AOTAutograd asks it
+    likewise (torch/utils/_python_dispatch.py, autograd_would_have_decomposed).
+    """
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    for name in COMPOSITE_WITH_CUDA_KERNEL:
+        library.impl(name, _never, "CUDA")  # type: ignore[no-untyped-call]
+    return library
+
+
+def _never(*arguments: Any, **options: Any) -> Any:
+    raise AssertionError("a kernel for CUDA was called on a fake tensor")
+
+
+def _patches(wrappers: "_Wrappers") -> Iterator[_Patch]:
     yield (
         meta_utils.MetaTensorDescriber,
         "describe_tensor",
         _describing(meta_utils.MetaTensorDescriber.describe_tensor),
     )
-    yield Tensor, "_make_wrapper_subclass", _wrapping(Tensor._make_wrapper_subclass)
+    yield Tensor, "_make_wrapper_subclass", _wrapping(Tensor._make_wrapper_subclass, wrappers)
     dispatch = FakeTensor.__dict__["__torch_dispatch__"].__func__
     yield FakeTensor, "__torch_dispatch__", classmethod(_answering_device(dispatch))
     functional = FunctionalTensor.__torch_dispatch__
@@ -75,25 +97,52 @@ def _describing(plain: Callable[..., Any]) -> Callable[..., Any]:
     return describe
 
 
-def _wrapping(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+class _Wrappers:
+    """Classes of tensors that hold others, such as those of float8 weights, labelled as what they hold."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        """`stack` takes the labels off again."""
+        self._stack = stack
+        self._labelled: set[type[Tensor]] = set()
+
+    def label(self, kind: type[Tensor]) -> None:
+        """Make tensors of a class name `cuda:0` to Python and `meta` to C++ as their device."""
+        if kind in self._labelled:
+            return
+        self._labelled.add(kind)
+        dispatch = kind.__torch_dispatch__.__func__  # type: ignore[attr-defined]
+        for name, new in (
+            ("__torch_dispatch__", classmethod(_answering_device(dispatch))),
+            ("device", property(lambda tensor: GPU)),
+            ("is_cuda", property(lambda tensor: True)),
+            ("is_meta", property(lambda tensor: False)),
+        ):
+            self._stack.enter_context(mock.patch.object(kind, name, new, create=True))
+
+
+def _wrapping(plain: Callable[..., Tensor], wrappers: _Wrappers) -> Callable[..., Tensor]:
     def make(cls: type[Tensor], *args: Any, **options: Any) -> Tensor:
-        if not issubclass(cls, FunctionalTensor):
-            return plain(cls, *args, **options)
         given = list(args)
-        given[_DISPATCHES_DEVICE] = True
-        if given[_DEVICE].type == "meta":  # as C++ names it
-            given[_DEVICE] = GPU
-        return plain(cls, *given, **options)
+        if issubclass(cls, FunctionalTensor):
+            given[_DISPATCHES_DEVICE] = True
+            if given[_DEVICE].type == "meta":  # as C++ names it
+                given[_DEVICE] = GPU
+            return plain(cls, *given, **options)
+        device = options.get("device")
+        if issubclass(cls, FakeTensor) or device is None or torch.device(device).type == "cpu":
+            return plain(cls, *args, **options)
+        wrappers.label(cls)
+        return plain(cls, *args, **{**options, "device": GPU, "dispatch_device": True})
 
     return make
 
 
 def _answering_device(plain: Callable[..., Any]) -> Callable[..., Any]:
     def dispatch(
-        cls: type[FakeTensor], func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        cls: type[Tensor], func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func is torch.ops.prim.device.default:
-            return _in_c(args[0].fake_device)
+            return _in_c(args[0].device)
         return plain(cls, func, types, args, kwargs or {})
 
     return dispatch
@@ -110,6 +159,8 @@ def _answering(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def _relabelling(plain: Callable[..., Any]) -> Callable[..., Any]:
     def dispatch(self: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default:
+            return _in_c(args[0].device)
         device = kwargs.get("device") if kwargs else None
         if device is not None and torch.device(device).type == "meta":
             kwargs = {**kwargs, "device": GPU}

@@ -7,13 +7,14 @@ assigned, and has variables of its own, which stay assigned likewise.
 """
 
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from msgspec.structs import replace
 from torch import Tensor, nn, optim
+from torch.autograd.graph import save_on_cpu
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
@@ -25,7 +26,7 @@ from planner.capture.loop.named_optimizers import OptimizerList, members_of
 from planner.capture.loop.optimizers import clip, make_ema
 from planner.capture.loop.runtime import BatchLoader, LoopRuntime, PhaseHook
 from planner.errors import ModelError
-from planner.jobs import Checkpoint, ClipGradients, Compile, Job, Loss, Mode, ZeroGrad, is_code
+from planner.jobs import Checkpoint, ClipGradients, Compile, Job, Loss, Mode, Offload, ZeroGrad, is_code
 from planner.program import Category, Phase
 
 MOST_MICRO_BATCHES = 4  # of a step that are run; all but the first of them allocate the same
@@ -176,7 +177,8 @@ class _TrainingLoop:
         with self.runtime.autocast():
             if self.buckets is not None:
                 self.buckets.before_forward()
-            self._forward(variables)
+            with self._saving():
+                self._forward(variables)
             if job.accumulate > 1:
                 assert variables.loss is not None
                 variables.loss = variables.loss / job.accumulate
@@ -193,6 +195,12 @@ class _TrainingLoop:
         else:
             assert isinstance(self.job.loss, Loss)
             variables.loss = loss_of(self.job.loss, variables.output, variables.target)
+
+    def _saving(self) -> AbstractContextManager[None]:
+        """Return the context that decides where autograd keeps what it saves."""
+        if self.job.offload is Offload.NONE:
+            return nullcontext()
+        return save_on_cpu(pin_memory=True)
 
     def _backward(self, step: int, micro_batch: int) -> None:
         self.on_phase(step, Phase.BACKWARD)

@@ -129,12 +129,12 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "add.Tensor sub.Tensor mul.Tensor div.Tensor mul.Scalar div.Scalar": pointwise_output,
     "rsub.Scalar": pointwise_output,
     "hardtanh": _hardtanh,
-    "clamp_min relu gelu silu sigmoid tanh hardswish hardsigmoid leaky_relu elu": _alone,
+    "clamp_min relu gelu silu mish sigmoid tanh hardswish hardsigmoid leaky_relu elu": _alone,
     "exp neg rsqrt sqrt reciprocal sin cos log abs": _alone,
     "eq.Scalar ne.Scalar ge.Scalar le.Scalar gt.Scalar lt.Scalar": partial(
         pointwise_output, dtype=torch.bool
     ),
-    "gelu_backward silu_backward sigmoid_backward tanh_backward": _derivative,
+    "gelu_backward silu_backward mish_backward sigmoid_backward tanh_backward": _derivative,
     "hardtanh_backward hardswish_backward hardsigmoid_backward": _derivative,
     "threshold_backward leaky_relu_backward": _input_first,
     "elu_backward": _elu_backward,

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from msgspec import Struct
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
+from planner.capture.arguments import leaves_of
 from planner.capture.cuda import rnn
 from planner.capture.meta_kernels import bitsandbytes, collectives, convolution, cuda_layouts, pointwise
 from planner.capture.meta_kernels.strides import empty_strided, is_contiguous_meta
@@ -21,9 +22,16 @@ from planner.program import Capability, Phase
 
 aten = torch.ops.aten
 
+
+def _scaled_mm_out(*operands: Any, out: Tensor, **_: Any) -> Tensor:
+    """Return `out`, which torch has no kernel on `meta` to write."""
+    return out
+
+
 _KERNELS: Mapping[Any, Callable[..., Any]] = operator_table(
-    {**pointwise.KERNELS, **cuda_layouts.KERNELS, **rnn.KERNELS}
+    {**pointwise.KERNELS, **cuda_layouts.KERNELS, **rnn.KERNELS, "_scaled_mm.out": _scaled_mm_out}
 )
+_SEQUENCES = (tuple, list)
 _Layout = tuple[Sequence[int], Sequence[int], torch.dtype]  # shape and strides
 
 
@@ -37,38 +45,54 @@ def meta_kernels(capability: Capability) -> Mapping[Any, Callable[..., Any]]:
     }
 
 
+class _Operator(Struct, frozen=True):
+    """What decides how an operator runs, which torch answers slowly at each call."""
+
+    func: Any  # held, so that its identity stays its own
+    kernel: Callable[..., Any] | None  # of our own
+    changes_lists: bool
+    changes_elements: bool
+
+
 class MetaRunner:
     """Runs the operators of one capture."""
 
     def __init__(self, capability: Capability) -> None:
         self._kernels = meta_kernels(capability)
+        self._operators: dict[int, _Operator] = {}  # by identity: their own hash is slow
         self._layouts: dict[Any, tuple[type, list[_Layout | None]]] = {}  # of outputs, with their container
         self._in_place: set[Any] = set()  # calls that return their first argument
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], phase: Phase) -> Any:
         """Return the result of an operator in this phase of the loop."""
-        kernel = self._kernels.get(func)
-        if kernel is not None:
-            out = kernel(*args, **kwargs)
+        op = self._operators.get(id(func)) or self._inspect(func)
+        if op.kernel is not None:
+            out = op.kernel(*args, **kwargs)
             if out is not NotImplemented:
                 return out
         if func is aten._local_scalar_dense.default and args[0].is_meta and phase is Phase.OPTIMIZER:
             return 1.0  # optimizers read norms, which decide no memory; step counts are on the CPU
-        if _changes_lists(func) and args[0] and args[0][0].is_meta:
+        if op.changes_lists and args[0] and args[0][0].is_meta:
             return None
-        if _changes_one_tensor(func, args):
+        if op.changes_elements and _is_only_tensor(args):
             return args[0]
-        key = _key_of((func, torch.get_default_dtype(), args, *kwargs.items()))
+        key = _key_of((id(func), torch.get_default_dtype(), args, *kwargs.items()))
         if key in self._in_place:
             return args[0]
-        if key in self._layouts:
-            kind, layouts = self._layouts[key]
+        known = self._layouts.get(key)
+        if known is not None:
+            kind, layouts = known
             made = [None if layout is None else empty_strided(*layout) for layout in layouts]
             return made[0] if kind is Tensor else kind(made)
         out = func(*args, **kwargs) if kwargs else func(*args)
         if key is not None:
             self._remember(key, func, args, kwargs, out)
         return out
+
+    def _inspect(self, func: Any) -> _Operator:
+        op = _Operator(func, self._kernels.get(func), _changes_lists(func), _changes_elements(func))
+        self._operators[id(func)] = op
+        return op
 
     def _remember(self, key: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Store the layout of outputs that are new tensors, or that an argument was changed in place."""
@@ -79,7 +103,7 @@ class MetaRunner:
             return
         outputs = list(out) if isinstance(out, tuple | list) else [out]
         layouts: list[_Layout | None] = []
-        storages = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        storages = {t.untyped_storage()._cdata for t in leaves_of(args, kwargs) if isinstance(t, Tensor)}
         for t in outputs:
             if t is None:
                 layouts.append(None)
@@ -99,11 +123,16 @@ def _changes_lists(func: Any) -> bool:
     return not schema.returns and schema.name.startswith(("aten::_foreach_", "aten::_fused_"))
 
 
-def _changes_one_tensor(func: Any, args: tuple[Any, ...]) -> bool:
-    """Return whether a call changes the elements of its only tensor in place."""
+def _changes_elements(func: Any) -> bool:
+    """Return whether an operator changes the elements of its first tensor in place, and only them."""
     name = func._schema.name
-    if not name.endswith("_") or "resize" in name or torch.Tag.inplace_view in func.tags:
-        return False
+    return name.endswith("_") and "resize" not in name and torch.Tag.inplace_view not in func.tags
+
+
+def _is_only_tensor(args: tuple[Any, ...]) -> bool:
+    """Return whether the first argument is a contiguous tensor of floating-point numbers, and no other one is
+    a tensor.
+    """
     is_alone = is_contiguous_meta(args[0]) and not any(isinstance(one, Tensor) for one in args[1:])
     return is_alone and bool(args[0].dtype.is_floating_point)
 
@@ -112,7 +141,7 @@ def _key_of(value: Any) -> Any:
     """Return a key that determines the layout of a call's outputs; None where values may decide it."""
     if isinstance(value, Tensor):
         return (value.shape, value.stride(), value.dtype) if value.is_meta else None
-    if isinstance(value, tuple | list):
+    if isinstance(value, _SEQUENCES):
         keys = tuple(map(_key_of, value))
         return None if None in keys else keys
     return type(value), value  # 1, 1.0 and True promote differently

@@ -8,10 +8,12 @@ from unittest import mock
 
 from torch import nn
 
+from planner.capture.cuda.devices import innermost, is_put_on_gpu
+
 
 @contextmanager
 def adapters_like_weights() -> Iterator[None]:
-    """Give adapters the type of the weights beside them while open.
+    """Give adapters the type of the weights beside them, and put them on the GPU with them, while open.
 
     peft does so where it moves them to the weights' device, and leaves out those on meta
     (`_move_adapter_to_device_of_base_layer`, peft/tuners/tuners_utils.py).
@@ -46,3 +48,5 @@ def _give_type_of_weight(layer: Any, adapter_name: str) -> None:
         for parameter in parameters:
             if parameter.is_meta and parameter.is_floating_point():
                 parameter.data = parameter.data.to(weight.dtype)
+            if is_put_on_gpu(weight):
+                innermost().put(parameter)

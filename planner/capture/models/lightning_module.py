@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn, optim
+from torch import Tensor, nn, optim
 
-from planner.capture.models.own_step import StepModule
+from planner.capture.models.own_step import StepModule, unpacks_one
 from planner.errors import ModelError
 from planner.jobs import Job, Loss, Mode
 
@@ -92,6 +92,8 @@ def _manual_step(module: Any) -> Any:
 
 def _run_training_step(module: Any, batch: Any) -> Any:
     names = [*inspect.signature(module.training_step).parameters]
+    if isinstance(batch, Tensor) and unpacks_one(module.training_step, names[0]):
+        batch = [batch]
     with _silent():
         return module.training_step(batch, 0) if len(names) > 1 else module.training_step(batch)
 

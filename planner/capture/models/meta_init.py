@@ -1,5 +1,6 @@
 """Construct models on `meta`, so that their parameters and buffers take no memory."""
 
+import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,11 +14,16 @@ from torch.nn.parameter import is_lazy
 from torch.utils import swap_tensors
 from torch.utils.weak import WeakIdKeyDictionary
 
-from planner.capture.cuda.devices import META, Placement, is_put_on_gpu, keep_default_device, planned_device
+from planner.capture.cuda.devices import (
+    META,
+    Placement,
+    keep_default_device,
+    placed_devices_shown,
+    planned_device,
+)
 from planner.capture.cuda.placed import PlacedResults
 from planner.capture.models.adapter_types import adapters_like_weights
-from planner.capture.models.torchao_weights import quantization_noted
-from planner.capture.wrapped import is_wrapped, with_parts
+from planner.capture.wrapped import is_wrapped, parts, with_parts
 
 Strategy = Callable[[], AbstractContextManager[object]]  # opened around the constructor
 
@@ -55,21 +61,17 @@ def _try_strategies(
 
 def _is_about_meta(error: Exception) -> bool:
     """Return whether torch refused to read values of a meta tensor: "Cannot copy out of meta tensor",
-    "Tensor.item() cannot be called on meta tensors", "... attempted to run ... with Meta tensors".
+    "Tensor.item() cannot be called on meta tensors", "... attempted to run ... with Meta tensors". Or to put
+    values into a parameter that lies there: "variable and tensor have incompatible tensor type".
     """
-    return "meta" in str(error).lower()
+    message = str(error).lower()
+    return "meta" in message or "incompatible tensor type" in message
 
 
 def _build(construct: Callable[[], object], strategy: Strategy) -> tuple[object, list[tuple[Tensor, Tensor]]]:
     gpu = META if strategy is _everything_on_meta else "cpu"  # stands for `cuda` meanwhile
-    with planned_device(gpu) as placement:
-        with (
-            warnings.catch_warnings(),
-            strategy(),
-            PlacedResults(placement.placed),
-            adapters_like_weights(),
-            quantization_noted(placement),
-        ):
+    with planned_device(gpu) as placement, placement.placed.forgotten_on_error():
+        with warnings.catch_warnings(), strategy(), gpu_followed(placement):
             warnings.simplefilter("ignore")  # advice on the initial weights, which do not exist
             model = construct()
         keep_default_device()
@@ -79,6 +81,24 @@ def _build(construct: Callable[[], object], strategy: Strategy) -> tuple[object,
             _note_those_on_cpu(model, placement)
             return model, move_to_meta(model, placement)
         return model, [*move_to_meta(model, placement), *_move_placed(model, placement)]
+
+
+@contextmanager
+def gpu_followed(placement: Placement) -> Iterator[None]:
+    """Follow what user code puts on the GPU, and what becomes of it there, while open.
+
+    The garbage collector, which frees cycles at times that differ between runs, frees them at the end.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        with PlacedResults(placement.placed), placed_devices_shown(), adapters_like_weights():
+            yield
+    finally:
+        if placement.placed:
+            gc.collect()
+        if was_enabled:
+            gc.enable()
 
 
 def _plain_tensors(model: nn.Module) -> Iterator[tuple[Any, Any, Tensor]]:
@@ -97,11 +117,6 @@ def _plain_tensors(model: nn.Module) -> Iterator[tuple[Any, Any, Tensor]]:
                 items = value.items() if isinstance(value, dict) else enumerate(value)
                 tensors = [(value, key, item) for key, item in items if isinstance(item, Tensor)]
                 yield from [one for one in tensors if id(one[2]) not in registered]
-
-
-def tensors_put_on_gpu(model: nn.Module) -> list[Tensor]:
-    """Return plain attributes of modules that user code put on the GPU while the model was built."""
-    return [tensor for _, _, tensor in _plain_tensors(model) if tensor.is_meta and is_put_on_gpu(tensor)]
 
 
 def _note_those_on_cpu(model: nn.Module, placement: Placement) -> None:
@@ -173,7 +188,7 @@ def _move(holder: Any, key: Any, tensor: Tensor, placement: Placement) -> tuple[
     The tensor itself goes there, since optimizers and closures may hold it too. That fails where a graph or a
     weak reference needs it; then its holder gets another.
     """
-    storage = tensor.untyped_storage()
+    storages = [one.untyped_storage() for one in parts(tensor)]
     like = like_on_meta(tensor)
     vars(like).update(vars(tensor))
     pair = like, tensor
@@ -182,7 +197,8 @@ def _move(holder: Any, key: Any, tensor: Tensor, placement: Placement) -> tuple[
     except RuntimeError:
         holder[key] = like
         pair = tensor, like
-    placement.placed.replace(storage, pair[1])
+    for old, new in zip(storages, parts(pair[1]), strict=True):
+        placement.placed.replace(old, new)
     return pair
 
 

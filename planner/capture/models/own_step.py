@@ -5,10 +5,12 @@ itself, whose models and optimizers are globals of its file. What such a step ho
 attributes, containers, closures and globals, so that parameters are recorded with their modules' names.
 """
 
+import ast
 import functools
 import inspect
 import sys
 import sysconfig
+import textwrap
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -67,7 +69,8 @@ class StepModule(nn.Module):
                 return [kwargs[names[0]]]
             if kwargs and values:
                 raise UsageError(f"{self._name}: some tensors of its batch have names and others none")
-            return [kwargs] if kwargs else [values[0] if len(values) == 1 else values]
+            is_alone = len(values) == 1 and not unpacks_one(self._step, names[0])
+            return [kwargs] if kwargs else [values[0] if is_alone else values]
         remaining = iter(values)
         missing = [name for name in names if name not in kwargs]
         if len(missing) != len(values) or len(names) != len(kwargs) + len(missing):
@@ -109,6 +112,23 @@ def needs_arguments(function: object, given: dict[str, Any]) -> bool:
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return any(
         one.default is one.empty and one.kind not in variable and one.name not in given for one in parameters
+    )
+
+
+def unpacks_one(step: Callable[..., Any], name: str) -> bool:
+    """Return whether a step's code takes one tensor out of its argument, as a loader over a `TensorDataset`
+    of one tensor yields it: `(images,) = batch`, or `[images] = batch`.
+    """
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(step)))
+    except (OSError, TypeError, SyntaxError):  # made while it runs, or no function
+        return False
+    return any(
+        isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == name
+        and any(isinstance(one, ast.Tuple | ast.List) and len(one.elts) == 1 for one in node.targets)
+        for node in ast.walk(tree)
     )
 
 

@@ -1,31 +1,21 @@
-"""Weights of torchao, which consist of several tensors.
+"""Weights of torchao, which consist of several tensors."""
 
-Where a weight is on the GPU when it is quantized, its quantization leaves tensors behind there and makes
-others for a moment. A model is built without a recorder, so the same code runs once more where the model
-comes onto the GPU (`planner.capture.setup`), and the weight takes over the tensors that this run makes.
-"""
-
-import copy
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-from torch import Tensor, nn
+from torch import nn
 
-from planner.capture.cuda.devices import Placement, innermost, is_put_on_gpu, put_order
+from planner.capture.cuda.devices import innermost
+from planner.capture.cuda.placed import PlacedResults
 from planner.capture.models.libraries import import_library, quiet
-from planner.capture.wrapped import is_wrapped, parts
 from planner.errors import ModelError, UsageError
 from planner.jobs import Job, Mode, Quantize, nearest, parse_model_arg
 
-_QUANTIZERS = "torchao.quantization.quant_api"
 _TRAINING = "torchao.prototype.quantized_training"
 _NF4 = "torchao.quantization.quantize_.workflows.nf4.nf4_tensor"
 # Modules, classes of configurations, and the values without which torch alone has no kernels.
@@ -40,24 +30,6 @@ _CONFIGS: Mapping[Quantize, tuple[str, str, Mapping[str, Any]]] = {
     Quantize.INT8_MIXED: (_TRAINING, "int8_mixed_precision_training", {}),
 }
 _BOUND = ("torchao.quantization", _NF4)  # modules that register functions of torch by their identity
-
-
-@dataclass(slots=True)
-class Quantized:
-    """A weight that was quantized on the GPU while the model was built."""
-
-    source: Tensor | None  # the weight before; None once it is gone
-    made: Tensor
-    source_order: float  # among the tensors that are put on the GPU
-    order: float
-    quantize: Callable[[Tensor], Tensor] | None  # as it was
-
-    def again(self) -> Tensor:
-        """Quantize the weight once more, and let go of what it was."""
-        assert self.source is not None and self.quantize is not None
-        made = self.quantize(self.source)
-        self.source = self.quantize = None
-        return made
 
 
 def prepare_torchao(path: Path) -> None:
@@ -81,88 +53,6 @@ def import_torchao() -> None:
         for module in _BOUND:
             with suppress(ImportError):
                 import_module(module)
-
-
-@contextmanager
-def quantization_noted(placement: Placement) -> Iterator[None]:
-    """Note which weights torchao quantizes on the GPU while open."""
-    with ExitStack() as stack:
-        quantizers: Any = sys.modules.get(_QUANTIZERS)
-        if quantizers is not None:
-            noted = _Handlers(quantizers._QUANTIZE_CONFIG_HANDLER, placement)
-            stack.enter_context(mock.patch.object(quantizers, "_QUANTIZE_CONFIG_HANDLER", noted))
-        nf4: Any = sys.modules.get(_NF4)
-        if nf4 is not None:
-            plain = nf4.NF4Tensor.from_tensor
-            stack.enter_context(mock.patch.object(nf4.NF4Tensor, "from_tensor", _noting(plain, placement)))
-        yield
-
-
-class _Handlers:
-    """Torchao's functions that quantize a layer, by the class of the configuration."""
-
-    def __init__(self, plain: Mapping[type, Callable[..., Any]], placement: Placement) -> None:
-        self._plain, self._placement = plain, placement
-
-    def __contains__(self, kind: type) -> bool:
-        return kind in self._plain
-
-    def __getitem__(self, kind: type) -> Callable[..., Any]:
-        return _noting_layers(self._plain[kind], self._placement)
-
-
-def _noting_layers(plain: Callable[..., Any], placement: Placement) -> Callable[..., Any]:
-    """Return a function of a layer and a configuration that notes the layer's weight."""
-
-    def quantize_layer(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        source = module._parameters.get("weight")
-        order = placement.placed.next_number()
-        before = copy.copy(module)
-        vars(before)["_parameters"] = module._parameters.copy()
-        layer = plain(module, *args, **kwargs)
-        made = getattr(layer, "weight", None)
-        if isinstance(made, Tensor) and source is not None and made is not source and is_wrapped(made):
-            del before._parameters["weight"]
-
-            def again(weight: Tensor) -> Tensor:
-                before._parameters["weight"] = weight  # type: ignore[assignment]
-                weight = plain(before, *args, **kwargs).weight
-                before._parameters.clear()
-                return weight
-
-            _note(placement, source, made, order, again)
-        return layer
-
-    return quantize_layer
-
-
-def _noting(plain: Callable[..., Tensor], placement: Placement) -> Callable[..., Tensor]:
-    def quantize(source: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        order = placement.placed.next_number()
-        made = plain(source, *args, **kwargs)
-        _note(placement, source, made, order, lambda weight: plain(weight, *args, **kwargs))
-        return made
-
-    return quantize
-
-
-def _note(
-    placement: Placement, source: Tensor, made: Tensor, order: int, quantize: Callable[[Tensor], Tensor]
-) -> None:
-    if not placement.is_running and source.is_meta and is_put_on_gpu(source):
-        placement.quantized.append(Quantized(source, made, put_order(source), float(order), quantize))
-
-
-def take_over(model: nn.Module, one: Quantized, made: Tensor) -> None:
-    """Let the weights of a model that hold the tensors of a quantization hold those of its second run."""
-    storages = {part.untyped_storage()._cdata: part for part in parts(one.made)}
-    for parameter in (*model.parameters(), *model.buffers()):
-        if is_wrapped(parameter) and storages.keys() & {
-            part.untyped_storage()._cdata for part in parts(parameter)
-        }:
-            names, _ = parameter.__tensor_flatten__()  # type: ignore[attr-defined]
-            for name in names:
-                setattr(parameter, name, getattr(made, name))
 
 
 def kept_modules(model: nn.Module, skipped: list[str] | None) -> list[str]:
@@ -207,7 +97,7 @@ def quantize_by_torchao(model: nn.Module, job: Job) -> nn.Module:
             model.requires_grad_(False)
         quantization: Any = import_library("torchao.quantization", extra="optimizers")
         config = _config_of(job)
-        with quantization_noted(innermost()):
+        with PlacedResults(innermost().placed):
             quantization.quantize_(model, config, filter_fn=is_quantized, device="cuda")
     return model
 

@@ -5,8 +5,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -18,8 +17,10 @@ from torch import nn
 from planner.capture.cuda.devices import planned_device
 from planner.capture.cuda.torchao_optimizers import offload_constructed
 from planner.capture.failure_reasons import remedy_for
+from planner.capture.models.adapter_types import adapters_like_weights
 from planner.capture.models.libraries import unknown_name
 from planner.capture.models.own_step import needs_arguments
+from planner.capture.models.sibling_modules import importing_beside
 from planner.capture.models.torchao_weights import prepare_torchao
 from planner.capture.models.torchvision.shim import prepare_torchvision
 from planner.capture.models.transformers.own_trainer import trainers_constructed
@@ -89,7 +90,7 @@ def open_file(name: str, what: str) -> tuple[Any, Callable[..., object]]:
 
     def call(function: Callable[..., object], **arguments: Any) -> object:
         change_process()  # the file may have set a dtype or a path that its code counts on
-        with _importing_beside(path):
+        with importing_beside(path), adapters_like_weights():  # the file may have imported peft
             return function(**arguments)
 
     return _value_in(module, path, name, what), call
@@ -105,7 +106,7 @@ def open_beside_model(name: str, what: str, model: str) -> tuple[Any, Callable[.
         return open_file(name, what)
 
     def call(function: Callable[..., object], **arguments: Any) -> object:
-        with _importing_beside(path):
+        with importing_beside(path), adapters_like_weights():  # the file may have imported peft
             return function(**arguments)
 
     return _value_in(module, path, name, what), call
@@ -151,7 +152,7 @@ def _run_file(path: Path) -> tuple[ModuleType, Callable[[], None]]:
     try:
         with preserve_process_state() as note_changes:
             sys.argv[:] = [str(path)]  # some files parse it at their top
-            with planned_device(), _importing_beside(path):
+            with planned_device(), importing_beside(path):
                 spec.loader.exec_module(module)
             return module, note_changes()
     except KeyboardInterrupt:
@@ -163,14 +164,3 @@ def _run_file(path: Path) -> tuple[ModuleType, Callable[[], None]]:
         where = f"{path.name}:{lines[-1]}" if lines else path.name
         problem = f"{where}: importing the file fails: {first_line_of(error)}"
         raise ModelError(f"{problem}; {remedy_for(error, '', 'mend the file')}") from error
-
-
-@contextmanager
-def _importing_beside(path: Path) -> Iterator[None]:
-    folder = str(path.parent)
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        with suppress(ValueError):  # the file may have changed the path itself
-            sys.path.remove(folder)

@@ -69,6 +69,11 @@ class AllocationLog:
             self._provenance.on_alloc(number)
         return block
 
+    def set_module(self, block: Block, module: str) -> None:
+        """Set the module that a block is allocated in."""
+        op = [*self._sites][block.site][1]
+        block.site = self._sites.setdefault((module, op), len(self._sites))
+
     def free(self, block: Block, *, empties_cache: bool = False) -> None:
         """Record that a block is freed, unless a sum lives on in it; see `Free.empties_cache`."""
         if self._closed or (self._sum is not None and self._sum_was_in_place(block)):

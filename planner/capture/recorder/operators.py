@@ -5,8 +5,8 @@ from enum import Enum, auto
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
+from planner.capture.arguments import leaves_of
 from planner.capture.recorder.pending_collectives import is_collective
 from planner.capture.workspaces.ops import Rule
 from planner.capture.workspaces.registry import cpu_outputs, rule_of
@@ -42,7 +42,7 @@ class Operator:
         if not isinstance(out, tuple | list):
             return []
         on_gpu = [item for position, item in enumerate(out) if position not in self.cpu_outputs]
-        return [leaf for leaf in tree_leaves(on_gpu) if isinstance(leaf, Tensor)]
+        return [leaf for leaf in leaves_of(on_gpu) if isinstance(leaf, Tensor)]
 
 
 def inspect_operator(func: Any, version: TorchVersion) -> Operator:

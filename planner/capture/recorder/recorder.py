@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.capture.cuda.host_tensors import HostTensors, Side
+from planner.capture.cuda.placed import CONVERSIONS
 from planner.capture.cuda.streams import Streams
 from planner.capture.meta_kernels.run import MetaRunner
 from planner.capture.recorder.allocation_log import AllocationLog, Block, StorageRef
+from planner.capture.recorder.host_copies import staging_copies
 from planner.capture.recorder.module_tracker import ModuleTracker
 from planner.capture.recorder.operators import Operator, OutputKind, inspect_operator
 from planner.capture.recorder.pending_collectives import PendingCollectives
@@ -31,6 +33,7 @@ from planner.capture.wrapped import calls_operators_itself, is_wrapped, parts
 from planner.program import GRAPH_POOL, Alloc, Category, ConvWorkspace, OpKind, Phase, Site, Target, Trace
 
 aten = torch.ops.aten
+_META = torch.device("meta")
 
 # Runs an operator on meta: called with it, its arguments and the phase of the loop.
 Run = Callable[[Any, tuple[Any, ...], dict[str, Any], Phase], Any]
@@ -109,6 +112,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._provenance is not None:
             self._provenance.on_tensor(ref.block.number, tensor)
 
+    def record_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Record an operator that ran before, with arguments and results as tensors on meta."""
+        op = self._operators.get(id(func)) or inspect_operator(func, self.target.torch)
+        if op.outputs is OutputKind.NEW or (op.outputs is OutputKind.ARGUMENTS and op.rule is not None):
+            if id(func) not in self._operators:
+                self._inspect(func)
+            self._record_run(op, args, kwargs, out)
+
     def record_empty_cache(self) -> None:
         """Record that `torch.cuda.empty_cache()` is called, as the free of the tensor just before, or else of
         the least block.
@@ -144,6 +155,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             storage = self._storages.get(one.untyped_storage()._cdata)
             if storage is not None:
                 storage.block.category = category
+
+    def set_module(self, tensor: Tensor, module: str) -> None:
+        """Set the module of the block behind a tensor that was recorded before."""
+        for one in parts(tensor):
+            storage = self._storages.get(one.untyped_storage()._cdata)
+            if storage is not None:
+                self._log.set_module(storage.block, module)
 
     def record_resize(self, tensor: Tensor) -> None:
         """Record that the storage of a tensor was freed or allocated in place (`UntypedStorage.resize_`)."""
@@ -194,7 +212,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         op = self._operators.get(id(func)) or self._inspect(func)
         outputs = op.outputs
         if outputs is OutputKind.VIEWS:
-            if func in _CONVERSIONS:  # called beneath autograd, as by handlers of DTensor
+            if func in CONVERSIONS:  # called beneath autograd, as by handlers of DTensor
                 with self:
                     return func.decompose(*args, **(kwargs or {}))
             return func(*args, **kwargs) if kwargs else func(*args)
@@ -202,19 +220,37 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self.__torch_dispatch__(aten._index_put_impl_.default, types, (*args[:3], True, True))
         self.running = op.name
         phase = self._phase
-        out = self._run(func, args, kwargs or {}, phase)
+        try:
+            out = self._run(func, args, kwargs or {}, phase)
+        except RuntimeError:
+            likes = self.host.likes_of(func, args, kwargs or {}, self._copy_to_meta)
+            if likes is None:
+                raise
+            args, kwargs = likes
+            out = self._run(func, args, kwargs, phase)
         if (self.host or self.host.destination) and self._is_outside(op, args, kwargs, out):
             return out
-        if op.rule is not None or op.uses_blas or outputs is OutputKind.RESIZED:
-            self._record_kernel(op, args if op.rule is None else positional_args(func, args, kwargs), out)
-        elif outputs is OutputKind.NEW:
-            self._record_outputs(op, out)
+        self._record_run(op, args, kwargs, out)
         if op.is_collective:
             self._pending.note(func, args, out)
         if func is aten.add.Tensor and phase is Phase.BACKWARD and not torch.is_grad_enabled():
             self._expect_inplace_accumulation(args, out)
         self.running = None
         return out
+
+    def _copy_to_meta(self, tensor: Tensor) -> Tensor:
+        """Return a tensor of the CPU on meta, with its values where the capture keeps values."""
+        copy: Tensor = self._run(aten._to_copy.default, (tensor,), {"device": _META}, self._phase)
+        return copy
+
+    def _record_run(
+        self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any
+    ) -> None:
+        if op.rule is not None or op.uses_blas or op.outputs is OutputKind.RESIZED:
+            given = args if op.rule is None else positional_args(op.func, args, kwargs)
+            self._record_kernel(op, given, out)
+        elif op.outputs is OutputKind.NEW:
+            self._record_outputs(op, out)
 
     def _is_outside(
         self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any
@@ -223,12 +259,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         side = self.host.side_of(op.func, args, kwargs)
         if side is Side.HOST:
             self.host.add_results(out)
-        elif self.host.destination is Side.GPU:  # the copy converts on the CPU (native/cuda/Copy.cu)
+        elif self.host.destination is Side.GPU:
             is_input = self._phase is not Phase.BACKWARD  # where activations come back from the CPU
             for tensor in op.new_tensors(out):
                 self.record_tensor(tensor, Category.INPUT if is_input else Category.TEMPORARY, op.name)
-        else:
+        elif op.func is not aten.copy_.default:
             return False
+        held = self._record_ops(op, staging_copies(op.func, args, kwargs or {}, out, self.host), [], 0)
+        while held:
+            self._log.free(held.pop())
         self.running = None
         return True
 
@@ -390,10 +429,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         new = self._storages.get(out.untyped_storage()._cdata)
         if old is not None and new is not None:
             self._log.expect_inplace_accumulation(old.block, new)
-
-
-# Composites whose schema says that they return a view, though most copy (ATen/native/TensorConversions.cpp).
-_CONVERSIONS = (aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.to.other)
 
 
 def _is_gradient_of_index() -> bool:

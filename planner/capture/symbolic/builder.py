@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from torch import nn
 
 from planner.capture.models.registry import construct_model, find_constructor
-from planner.capture.session import ReadMemory, record
+from planner.capture.session import CaptureMemory, record
 from planner.capture.symbolic.batch_units import fit_in_units
 from planner.capture.symbolic.capability_guards import GuardedCapability
 from planner.capture.symbolic.fit_program import fit_program
@@ -65,7 +65,7 @@ class ProgramBuilder:
     on_progress: OnProgress
     runs: int = 0  # of the model so far
     _paths: list[_Path] = field(default_factory=list)
-    _memory: ReadMemory = field(default_factory=ReadMemory)
+    _memory: CaptureMemory = field(default_factory=CaptureMemory)
     _runs: dict[int, list[tuple[GuardedCapability, Program]]] = field(default_factory=dict)  # by batch size
 
     def programs(self, target: Target) -> tuple[Program, ...]:

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
 
+from planner.capture.arguments import leaves_of, map_leaves
 from planner.capture.cuda.callers import is_of_torch, line_of_caller
 from planner.capture.meta_kernels.run import MetaRunner
 from planner.capture.values.lazy_values import (
@@ -91,6 +91,7 @@ class ValueInterpreter:
         self._reused_results = self._guessed = False
         self._values: dict[int, StorageValue] = {}  # by identity of the storage
         self._storages: dict[int, weakref.ref[Any]] = {}
+        self._randomized: dict[Any, bool] = {}  # by operator
         for real, like in known:
             storage = real.detach().clone(memory_format=torch.contiguous_format).untyped_storage()
             self._set_value(like, StorageValue(storage.nbytes(), real.dtype, None, storage))
@@ -100,11 +101,10 @@ class ValueInterpreter:
 
         Values of gradients and of the optimizer's work are not followed: parameters keep theirs.
         """
-        leaves, spec = tree_flatten((args, kwargs))
-        if not any(_is_on_meta(leaf) for leaf in leaves):
+        if not any(map(_is_on_meta, leaves_of(args, kwargs))):
             return func(*args, **kwargs)
-        views = [self._view(leaf) for leaf in leaves]
-        op = DeferredOp(func, views, spec, any(name in func._schema.name for name in RANDOMIZED_OPS))
+        views, named = map_leaves(self._view, (args, kwargs))
+        op = DeferredOp(func, views, named, self._is_randomized(func))
         try:
             out = self._run_meta(func, args, kwargs, phase)
         except Exception as error:
@@ -134,6 +134,13 @@ class ValueInterpreter:
             notes.append(f"values are read at {', '.join(lines[:MOST_LINES])}{more}")
         return tuple(notes)
 
+    def _is_randomized(self, func: Any) -> bool:
+        is_randomized = self._randomized.get(func)
+        if is_randomized is None:
+            name = func._schema.name
+            is_randomized = self._randomized[func] = any(part in name for part in RANDOMIZED_OPS)
+        return is_randomized
+
     # ---- deferred values
 
     def _set_value(self, tensor: Tensor, value: StorageValue) -> None:
@@ -162,13 +169,13 @@ class ValueInterpreter:
 
     def _defer(self, op: DeferredOp, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Set the values of written and new storages to be computed by the operator."""
-        for tensor in written_arguments(op.func, args, kwargs):
+        for tensor in filter(_is_on_meta, written_arguments(op.func, args, kwargs)):
             old = self._values[tensor.untyped_storage()._cdata]
             if all(old is not other for other, _ in op.written):
                 new = StorageValue(old.size_bytes, old.dtype, op)
                 op.written.append((old, weakref.ref(new)))
                 self._set_value(tensor, new)
-        for index, tensor in enumerate(tree_flatten(out)[0]):
+        for index, tensor in enumerate(leaves_of(out)):
             if isinstance(tensor, Tensor) and tensor.is_meta:
                 storage = tensor.untyped_storage()
                 if storage._cdata not in self._values:
@@ -227,7 +234,7 @@ class ValueInterpreter:
         if self._policy.guesses_numbers and self._is_large_number(func, args, inputs):
             return GUESS
         key = (str(func), line_of_caller(is_of_torch))
-        leaves = tree_flatten((args, kwargs))[0]
+        leaves = leaves_of(args, kwargs)
         stays = any(isinstance(leaf, torch.device) and leaf.type == "cpu" for leaf in leaves)
         cached = self._known_result(key, func, inputs) if stays or func is not aten._to_copy.default else None
         if cached is not None and results is not None:
@@ -256,7 +263,7 @@ class ValueInterpreter:
                 self._set_value(tensor, StorageValue(storage.nbytes(), old.dtype, None, storage, is_random))
         if written:
             return written[0]
-        return out if stays else tree_map(lambda real: self._like(real, is_random), out)
+        return out if stays else map_leaves(lambda real: self._like(real, is_random), out)
 
     def _is_large_number(self, func: Any, args: tuple[Any, ...], inputs: list[StorageValue]) -> bool:
         """Return whether a floating-point number of large random tensors is read, and note the line."""

@@ -7,12 +7,13 @@ write in place makes a new value, so that older operators still see what they go
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from planner.capture.arguments import leaves_of, map_leaves
 from planner.capture.values.nms import nms
 from planner.errors import BatchTooLargeError
 
@@ -61,25 +62,29 @@ class DeferredOp:
     """An operator with its arguments, and the values that running it gives."""
 
     func: Any
-    leaves: list[Any]  # meta tensors as `TensorView`
-    spec: TreeSpec
+    args: tuple[Any, ...]  # meta tensors as `TensorView`, here and in `kwargs`
+    kwargs: dict[str, Any]
     is_randomized: bool
     written: list[tuple[StorageValue, "weakref.ref[StorageValue]"]] = field(default_factory=list)  # old, new
     made: list[tuple[int, TensorView, "weakref.ref[StorageValue]"]] = field(default_factory=list)
 
     @property
     def inputs(self) -> list[StorageValue]:
-        return [] if self.is_randomized else [x.value for x in self.leaves if isinstance(x, TensorView)]
+        if self.is_randomized:
+            return []
+        return [one.value for one in leaves_of(self.args, self.kwargs) if isinstance(one, TensorView)]
 
     def arguments(self, replace: Callable[[TensorView], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        leaves = [replace(leaf) if isinstance(leaf, TensorView) else leaf for leaf in self.leaves]
-        args, kwargs = tree_unflatten(leaves, self.spec)
+        def change(leaf: Any) -> Any:
+            return replace(leaf) if isinstance(leaf, TensorView) else leaf
+
+        args, kwargs = map_leaves(change, (self.args, self.kwargs))
         return args, kwargs
 
 
 def compute(op: DeferredOp) -> tuple[Any, dict[int, torch.UntypedStorage]]:
     """Run the operator on the CPU; returns its result and its copies of what it writes, by the old value."""
-    written = {id(view.value) for view in written_arguments(op.func, *op.arguments(lambda view: view))}
+    written = {id(view.value) for view in written_arguments(op.func, op.args, op.kwargs)}
     copies: dict[int, torch.UntypedStorage] = {}
 
     def real(view: TensorView) -> Tensor:
@@ -109,7 +114,7 @@ def run(op: DeferredOp) -> None:
         new = reference()
         if new is not None:
             new.storage, new.is_random = copies[id(old)], is_random or old.is_random
-    results = tree_flatten(out)[0]
+    results = leaves_of(out)
     for index, layout, reference in op.made:
         value = reference()
         if value is not None:
@@ -199,9 +204,18 @@ def _laid_out(real: Tensor, layout: TensorView, size_bytes: int) -> torch.Untype
 def written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """Return the tensors among the arguments that the operator writes to."""
     written: list[Any] = []
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[position] if position < len(args) else kwargs.get(argument.name)
-            tensors = value if isinstance(value, list | tuple) else (value,)
-            written.extend(one for one in tensors if isinstance(one, Tensor | TensorView))
+    for position, name in _written_places(func):
+        value = args[position] if position < len(args) else kwargs.get(name)
+        tensors = value if isinstance(value, list | tuple) else (value,)
+        written.extend(one for one in tensors if isinstance(one, Tensor | TensorView))
     return written
+
+
+@cache
+def _written_places(func: Any) -> tuple[tuple[int, str], ...]:
+    """Return the positions and names of the arguments that an operator writes to."""
+    return tuple(
+        (position, argument.name)
+        for position, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )

@@ -16,6 +16,7 @@ from planner.capture.workspaces.tensor import (
     fft,
     gemm,
     indexing,
+    linalg,
     packed_copies,
     quantized,
     reductions,
@@ -25,7 +26,7 @@ from planner.program import TorchVersion
 
 _MODULES = (
     contiguous_copies, attention, detection, convolution, gemm, indexing, losses, norms, reductions, rnn,
-    sorting, fft, packed_copies,
+    sorting, fft, linalg, packed_copies,
 )  # fmt: skip
 RULES = operator_table({names: rule for module in _MODULES for names, rule in module.RULES.items()})
 _RULES_BY_NAME = {

@@ -138,3 +138,19 @@ def test_assignment_is_torchs_own_again_afterwards() -> None:
         assert x.tolist() == [0, 2, 0]
     assert Tensor.__setitem__ is before
     assert "__setitem__" not in vars(Tensor)
+
+
+def test_the_gradient_of_mish_is_one_kernel() -> None:
+    """The backward pass of mish allocates its gradient alone, and no part of its formula."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1000))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.mish(x * self.scale)
+
+    trace = trace_of(Scaled, job_of("1000", mode=Mode.TRAIN), 2)
+    assert born(trace, "mish_backward") == [8000]
+    assert born(trace, "softplus") == born(trace, "tanh") == []

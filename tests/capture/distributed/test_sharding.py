@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from planner.capture.session import record
 from planner.errors import UsageError
-from planner.jobs import Job, Loss, Mode, TensorSpec, resolve_job
+from planner.jobs import Job, Loss, Mode, Optimizer, TensorSpec, resolve_job
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Trace, validate
 from tests.helpers.models import AMPERE, job_of
 
@@ -47,6 +47,12 @@ def meta_net(_: Job) -> nn.Module:
     """The model on meta."""
     with torch.device("meta"):
         return Net()
+
+
+def meta_block(_: Job) -> nn.Module:
+    """A block on meta."""
+    with torch.device("meta"):
+        return Block()
 
 
 def sharded(ranks: int, *arguments: str, **fields: object) -> Trace:
@@ -253,3 +259,45 @@ def test_torchtitan_shards_language_models_alone() -> None:
     """Another model has no embeddings to shard."""
     with pytest.raises(UsageError, match="by=torchtitan: is for causal language models without tied weights"):
         sharded(2, "by=torchtitan")
+
+
+def test_the_last_rank_holds_the_rows_that_are_left() -> None:
+    """Of 11 rows on 4 ranks the last has 2 of the 3 that the first has, and as much memory, for padding."""
+    rows = [
+        sizes(sharded(4, rank=rank, optimizer=Optimizer.MOMENTUM), Category.OPTIMIZER)[-2:] for rank in (0, 3)
+    ]
+    assert rows == [[3 * WIDE * 4, 3 * 4], [2 * WIDE * 4, 2 * 4]]
+
+
+def test_the_last_rank_pads_its_parts_in_the_first_forward_pass() -> None:
+    """The 2 of 11 rows that it moves to the GPU are copied into blocks of 3, once, and then freed."""
+    events = sharded(4, rank=3).events
+    ends = [2 * WIDE * 4, 2 * 4, 3 * WIDE * 4, 3 * 4]
+    allocated = [e for e in events if isinstance(e, Alloc) and e.category is Category.PARAMETER]
+    assert [e.size_bytes for e in allocated][-4:] == ends
+    freed = [event.block for event in events if isinstance(event, Free)]
+    assert [e.block in freed for e in allocated[-4:]] == [True, True, False, False]
+
+
+def test_only_parts_that_divide_evenly_are_alike_on_all_ranks() -> None:
+    """The 11 rows of the head divide over 11 ranks and not over 2; 512 divide over 2 alone."""
+    assert not sharded(2).has_equal_parts
+    assert record(job_of(str(WIDE), fsdp=2, mode=Mode.TRAIN), 4, AMPERE, meta_block).has_equal_parts
+
+
+def test_offloaded_parts_are_gathered_from_pinned_memory() -> None:
+    """With offload neither parameters, gradients nor moments lie on the GPU; parts are pinned on the host."""
+    trace = sharded(2, "offload=true", optimizer=Optimizer.ADAM)
+    kept = {Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER}
+    assert not [event for event in trace.events if isinstance(event, Alloc) and event.category in kept]
+    whole = 4 * (4 * BLOCK_NUMBERS + 12 * WIDE + 12)  # of float32, the head's 11 rows padded to 12
+    assert sum(trace.pinned) >= whole // 2
+    assert Category.PARAMETER in {e.category for e in sharded(2).events if isinstance(e, Alloc)}
+
+
+def test_offload_is_a_switch() -> None:
+    """Any other value is refused, and so is offload beside another way of sharding."""
+    for argument in ("offload=cpu", "offload=true"):
+        by = ("by=torchtitan",) if argument == "offload=true" else ()
+        with pytest.raises(UsageError, match="use true or false, without by="):
+            sharded(2, argument, *by)

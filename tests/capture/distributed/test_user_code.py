@@ -7,9 +7,9 @@ import pytest
 from torch import distributed
 
 from planner.capture.session import record
-from planner.errors import UsageError
-from planner.jobs import Job, TensorSpec, resolve_job
-from planner.program.events import Alloc, Category, Trace, validate
+from planner.errors import ModelError, UsageError
+from planner.jobs import Compile, Job, TensorSpec, resolve_job
+from planner.program.events import Alloc, Category, Free, Trace, validate
 from tests.helpers.models import AMPERE, born, job_of
 
 SCRIPT = """
@@ -82,6 +82,44 @@ def test_a_destroyed_group_is_made_again_and_nothing_stays(tmp_path: Path) -> No
     assert parameters(planned(tmp_path, name="at_import")) == [33 * 64, 33 * 64]
     assert not distributed.is_initialized()
     assert "LOCAL_RANK" not in os.environ
+
+
+GATHERING = """
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+
+class Trainer:
+    def __init__(self):
+        distributed.init_process_group("nccl")
+        self.mesh = init_device_mesh("cuda", (2,))
+        self.layer = nn.Linear(64, 64, bias=False).cuda()
+        self.layer.compile()
+
+    def step(self, batch):
+        part = distribute_tensor(batch.cuda(), self.mesh, [Shard(0)])
+        whole = part.redistribute(self.mesh, [Replicate()]).to_local()
+        out = self.layer(whole)
+        del part, whole
+        out.sum().backward()
+        self.layer.zero_grad()
+"""
+
+
+def test_compiled_code_waits_for_what_was_gathered(tmp_path: Path) -> None:
+    """The result of a collective that is an input of compiled code lives no longer in the first step, which
+    compiles, than in the next.
+    """
+    file = tmp_path / "gathering.py"
+    file.write_text(GATHERING, encoding="utf-8")
+    options = {"inputs": [TensorSpec((64,))], "world_size": 2, "compile": Compile.DEFAULT}
+    trace = record(resolve_job(f"{file}:Trainer", {}, **options), 8, AMPERE)
+    made = [event for event in trace.events if isinstance(event, Alloc)]
+    gathered = [event.block for event in made if "all_gather" in trace.sites[event.site].op]
+    freed = {e.block for e in trace.events if isinstance(e, Free)}
+    assert len(gathered) == 3 and set(gathered) <= freed
 
 
 @pytest.mark.parametrize(
@@ -218,15 +256,22 @@ def test_a_model_of_the_cpu_is_moved_as_it_is_sharded(tmp_path: Path) -> None:
     ("made", "message"),
     [
         (
-            "nn.parallel.DistributedDataParallel(model)",
-            "DistributedDataParallel in a file .* give --ddp",
+            "nn.parallel.DistributedDataParallel(model, mixed_precision=object())",
+            r"DistributedDataParallel\(mixed_precision=...\) is not planned",
+        ),
+        (
+            "nn.parallel.DistributedDataParallel(model).register_comm_hook(None, None)",
+            "with a communication hook is not planned",
         ),
         ("fsdp.FullyShardedDataParallel(model)", r"FullyShardedDataParallel \(FSDP1\) .*; use fully_shard"),
-        ("fsdp.fully_shard(model, offload_policy=fsdp.CPUOffloadPolicy())", "with CPUOffloadPolicy is not"),
+        (
+            "fsdp.fully_shard(model, offload_policy=fsdp.CPUOffloadPolicy())",
+            "with CPUOffloadPolicy in a file is not",
+        ),
     ],
 )
 def test_what_the_recorder_does_not_see_is_refused(tmp_path: Path, made: str, message: str) -> None:
-    """DDP's buckets would be left out of the answer."""
+    """What is not planned would be left out of the answer."""
     lines = (
         "from torch import distributed, nn",
         "from torch.distributed import fsdp",
@@ -240,3 +285,32 @@ def test_what_the_recorder_does_not_see_is_refused(tmp_path: Path, made: str, me
     options = {"inputs": [TensorSpec((64,))], "world_size": 2, "loss": "sum"}
     with pytest.raises(UsageError, match=message):
         record(resolve_job(f"{file}:build", {}, **options), 8, AMPERE)
+
+
+def test_ranks_that_are_planned_one_after_another_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """A rank's trace is the same after another rank's, whose groups have other names."""
+    first, third = planned(tmp_path), planned(tmp_path, 2)
+    assert planned(tmp_path).events == first.events
+    assert planned(tmp_path, 2).events == third.events
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "distributed.init_process_group('nccl')",
+        "os.environ['LOCAL_RANK']",
+        "distributed.get_rank()",
+    ],
+)
+@pytest.mark.parametrize("at_import", [False, True])
+def test_a_file_of_several_ranks_says_which_option_is_missing(
+    tmp_path: Path, line: str, at_import: bool
+) -> None:
+    """Without --world-size the message names it, where the import or the constructor asks for the rank."""
+    own = [line] if at_import else []
+    lines = ("import os", "from torch import distributed, nn", *own, "def build():", f"    {line}")
+    file = tmp_path / "launched.py"
+    file.write_text("\n".join((*lines, "    return nn.Linear(64, 64)")), encoding="utf-8")
+    job = resolve_job(f"{file}:build", {}, inputs=[TensorSpec((64,))], loss="sum")
+    with pytest.raises(ModelError, match="give their number, such as --world-size 2"):
+        record(job, 8, AMPERE)

@@ -8,6 +8,7 @@ import torch
 import torch._functorch.config as functorch_config
 from torch import Tensor, nn
 from torch._inductor.utils import get_triton_attrs_descriptor_version
+from torch.utils.checkpoint import checkpoint
 
 from planner.capture.inductor.kernels import tuning_of
 from planner.capture.session import record
@@ -15,7 +16,7 @@ from planner.errors import UsageError
 from planner.jobs import Compile, Job, Loss, Mode, complete_job, parse_tensor_spec
 from planner.program.events import Alloc, Phase, PhaseStart, Trace
 from tests.helpers.compiled import BATCH, CLASSES, FLUSHED, HIDDEN, WIDTH, WORKSPACE, Broken, Gated
-from tests.helpers.models import job_of, trace_of
+from tests.helpers.models import HOPPER, job_of, trace_of
 from tests.helpers.structs import replace
 
 
@@ -210,3 +211,36 @@ def test_files_that_import_triton_are_compiled_where_it_is_missing(tmp_path: Pat
         trace = record(replace(job, model=f"{file}:Net"), 4, (8, 0), sm_count=108)
         peaks.append([event.size_bytes for event in trace.events if isinstance(event, Alloc)])
     assert peaks[0] == peaks[1]
+
+
+class Attended(Attending):
+    """Computes its attention again in the backward pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(super().forward, x, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+def test_attention_that_is_computed_again_takes_its_results_twice() -> None:
+    """The fused kernel's sums are made in the forward pass and again in the backward pass."""
+    rows, heads = 16, 4
+    trace = trace_of(Attended, _job(inputs=(parse_tensor_spec(f"{rows}x{WIDTH}"),)), BATCH)
+    sums = 4 * BATCH * heads * 32
+    assert sums in _born(trace, 2, Phase.FORWARD)
+    assert sums in _born(trace, 2, Phase.BACKWARD)
+
+
+def test_weights_that_torchao_casts_to_float8_are_tensors_of_one_byte() -> None:
+    """A compiled layer of float8 casts its input and its weight; its product is in bfloat16."""
+    float8 = pytest.importorskip("torchao.float8")
+    batch, width, rows = 64, 128, 256
+
+    def build() -> nn.Module:
+        layer = nn.Sequential(nn.Linear(width, rows, bias=False)).bfloat16()
+        return float8.convert_to_float8_training(layer)  # type: ignore[no-any-return]
+
+    job = _job(inputs=(parse_tensor_spec(f"{width}:bfloat16"),))
+    trace = trace_of(build, job, batch, HOPPER)
+    forward = _born(trace, 2, Phase.FORWARD)
+    assert {batch * width, width * rows, 2 * batch * rows} <= set(forward)
+    assert 2 * width * rows not in forward
+    assert not trace.unknown_ops

@@ -137,6 +137,16 @@ def test_work_on_the_cpu_takes_no_memory(tmp_path: Path) -> None:
     assert trace_code(tmp_path, code, "Training").events == trace_code(tmp_path, STEP, "Training").events
 
 
+def test_what_a_step_makes_on_the_cpu_meets_its_batch_there(tmp_path: Path) -> None:
+    """A tensor without a device is one of the CPU, as the batch is before it is moved."""
+    code = STEP.replace(
+        "images, labels = batch\n",
+        "images, labels = batch\n        images = torch.cat([images, torch.zeros(32, 64)], 1)[:, 64:]\n",
+    )
+    trace = trace_code(tmp_path, code, "Training")
+    assert bytes_of(trace, Category.INPUT) == 3 * BATCH * (64 * 4 + 8)
+
+
 def test_tensors_of_both_sides_do_not_meet(tmp_path: Path) -> None:
     """As on a GPU, a product of a tensor there and one on the CPU fails."""
     code = STEP.replace(
@@ -154,6 +164,7 @@ def test_tensors_of_both_sides_do_not_meet(tmp_path: Path) -> None:
         ("def step(self, batch):\n        assert isinstance(batch, list) and len(batch) == 2", ("64", "8")),
         ("def step(self, x):\n        assert x.shape == (32, 64)", ("64",)),
         ("def step(self, batch):\n        assert batch.keys() == {'ids', 'mask'}", ("ids=64", "mask=64")),
+        ("def step(self, batch):\n        (x,) = batch\n        assert x.shape == (32, 64)", ("64",)),
         ("def step(self, mask, ids):\n        assert ids.shape == (32, 8)", ("ids=8", "mask=64")),
         ("def step(self, batch):\n        assert batch['a'].shape == (32, 8)", ("batch.a=8", "batch.b=64")),
     ],
@@ -345,6 +356,61 @@ class Two:
     trace = trace_code(tmp_path, code, "Two", "64")
     sizes = [e.size_bytes for e in trace.events if isinstance(e, Alloc) and e.category is Category.PARAMETER]
     assert sizes == [64 * 16 * 4, 64 * 8 * 4]
+
+
+def test_what_the_gpu_has_only_while_the_code_builds_is_freed(tmp_path: Path) -> None:
+    """A model that is moved and then converted is there in both types, one tensor after another."""
+    code = """
+class Converted:
+    def __init__(self):
+        self.net = nn.Sequential(nn.Linear(64, 16, bias=False), nn.Linear(16, 8, bias=False))
+        self.net = self.net.cuda().bfloat16()
+
+    def step(self, x):
+        self.net(x.to(device).bfloat16()).sum().backward()
+"""
+    events = trace_code(tmp_path, code, "Converted", "64").events
+    alloc = {e.block: e.size_bytes for e in events if isinstance(e, Alloc)}
+    setup = events[: next(n for n, e in enumerate(events) if isinstance(e, PhaseStart) and e.step == 1)]
+    moves = [
+        -alloc[e.block] if isinstance(e, Free) else e.size_bytes
+        for e in setup
+        if not isinstance(e, PhaseStart)
+    ]
+    assert moves == [4096, 512, 2048, -4096, 256, -512]
+
+
+def test_a_view_is_moved_without_the_rest_of_its_storage(tmp_path: Path) -> None:
+    """`hann_window` makes one value more than it shows, which stays on the CPU."""
+    code = """
+class Windowed:
+    def __init__(self):
+        self.net = nn.Linear(64, 8, bias=False)
+        self.net.register_buffer("window", torch.hann_window(64))
+        self.net.to(device)
+
+    def step(self, x):
+        self.net(x.to(device) * self.net.window).sum().backward()
+"""
+    trace = trace_code(tmp_path, code, "Windowed", "64")
+    assert bytes_of(trace, Category.PARAMETER) == 64 * 8 * 4 + 64 * 4
+
+
+def test_values_that_a_parameter_gets_may_be_read(tmp_path: Path) -> None:
+    """Weights that a script draws by itself, where the step reads a value of its loss."""
+    code = """
+class Drawn:
+    def __init__(self):
+        self.net = nn.Linear(64, 8, bias=False)
+        self.net.weight.data = torch.tensor([[0.5] * 64] * 8)
+        self.net.to(device)
+
+    def step(self, x):
+        loss = self.net(x.to(device)).sum()
+        loss.backward()
+        return loss.detach().cpu().numpy()
+"""
+    assert bytes_of(trace_code(tmp_path, code, "Drawn", "64"), Category.PARAMETER) == 64 * 8 * 4
 
 
 def test_parameters_in_a_list_are_those_of_their_modules(tmp_path: Path) -> None:
@@ -654,3 +720,51 @@ def train_step(images, labels):
 """
     trace = trace_code(tmp_path, code, "train_step")
     assert born(trace, "bmm").count(BATCH * 4 * 64 * 128) == 3
+
+
+def setup_of(trace: Trace) -> list[int]:
+    """Return the sizes of the blocks before the first step, negative where they are freed there."""
+    sizes: dict[int, int] = {}
+    moves = []
+    for event in trace.events:
+        if isinstance(event, PhaseStart) and event.phase is not Phase.SETUP:
+            return moves
+        if isinstance(event, Alloc):
+            sizes[event.block] = event.size_bytes
+            moves.append(event.size_bytes)
+        elif isinstance(event, Free):
+            moves.append(-sizes[event.block])
+    return moves
+
+
+SETUP = """
+class Training:
+    def __init__(self):
+        self.net = nn.Linear(64, 32, bias=False).to(device)
+        {line}
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+    def step(self, x):
+        self.net(x.to(device)).sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+"""
+WEIGHT = 64 * 32 * 4
+
+
+@pytest.mark.parametrize(
+    ("line", "moves"),
+    [
+        ("self.net.to(torch.float64).to(torch.float32)", [WEIGHT, 2 * WEIGHT, -WEIGHT, WEIGHT, -2 * WEIGHT]),
+        ("torch.empty(100, device=device)", [WEIGHT, 400, -400]),
+        ("self.kept = torch.empty(100, device=self.net.weight.device)", [WEIGHT, 400]),
+        ("self.net.weight.detach().clone().cpu()", [WEIGHT, WEIGHT, -WEIGHT]),
+        ("self.net.cpu(); self.net.to(device)", [WEIGHT, -WEIGHT, WEIGHT]),
+        ("self.best = float((self.net.weight.detach() * 2).amax())", [WEIGHT, WEIGHT, 4, -WEIGHT, -4]),
+    ],
+    ids=["cast", "for a moment", "where the weights are", "copied to the CPU", "moved away", "values"],
+)
+def test_what_a_constructor_frees_again_is_recorded(tmp_path: Path, line: str, moves: list[int]) -> None:
+    """Blocks that come and go on the GPU before the first step are in the trace, in their order."""
+    trace = trace_code(tmp_path, SETUP.format(line=line), "Training", "64")
+    assert setup_of(trace) == moves

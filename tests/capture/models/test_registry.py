@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from planner.capture.cuda.devices import Placement
 from planner.capture.models.meta_init import construct_on_meta, move_to_meta, parameters_on_meta
-from planner.capture.models.registry import FINDERS, build_model, complete_by_library
+from planner.capture.models.registry import FINDERS, build_model, complete_by_library, find_constructor
 from planner.capture.session import record
 from planner.errors import ModelError, UsageError
 from planner.jobs import SOURCES, Job, Loss, TensorSpec, resolve_job
@@ -176,6 +176,21 @@ def test_file_is_built_with_its_neighbours(tmp_path: Path) -> None:
     assert str(model) == "Linear(in_features=7, out_features=3, bias=True)"
     assert all(tensor.is_meta for tensor in tensors(model))
     assert sys.path == before
+
+
+def test_files_of_two_folders_have_their_own_neighbours(tmp_path: Path) -> None:
+    """Each file gets the module of that name beside it, whichever came before."""
+    for width in (3, 5):
+        folder = tmp_path / str(width)
+        (folder / "parts").mkdir(parents=True)
+        (folder / "parts" / "widths.py").write_text(f"WIDTH = {width}\n")
+        (folder / "model.py").write_text(
+            "from torch import nn\nfrom parts import widths\n\ndef build():\n"
+            "    from parts.widths import WIDTH\n    return nn.Linear(WIDTH, widths.WIDTH)\n"
+        )
+    constructors = {width: find_constructor(Job(f"{tmp_path}/{width}/model.py:build")) for width in (3, 5)}
+    for width in (3, 5, 3):
+        assert tuple(constructors[width]().weight.shape) == (width, width)
 
 
 def test_model_that_a_file_has_made_is_taken(tmp_path: Path) -> None:

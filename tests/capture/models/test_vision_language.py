@@ -59,8 +59,8 @@ def test_image_tokens_stand_first_in_the_text() -> None:
 
 
 def test_a_model_without_its_image_says_so() -> None:
-    """Qwen2-VL, whose images are lists of patches, is planned for text, with a note."""
-    job = hf_job("Qwen2VLForConditionalGeneration", "text_config__num_hidden_layers=1")
+    """LLaVA-NeXT, whose images are cut into tiles, is planned for text, with a note."""
+    job = hf_job("LlavaNextForConditionalGeneration", "text_config__num_hidden_layers=1")
     trace = record(job, 2, AMPERE)
     assert any("sees text alone" in note for note in trace.notes)
 
@@ -113,3 +113,53 @@ def test_an_input_whose_size_is_unknown_is_asked_for() -> None:
     """OneFormer's task is a text of its own."""
     with pytest.raises(UsageError, match="needs task_inputs, whose size is not known here; give one sample"):
         hf_job("OneFormerForUniversalSegmentation")
+
+
+PATCHES = (
+    *("text_config__hidden_size=256", "text_config__num_hidden_layers=1", "text_config__vocab_size=100"),
+    *("text_config__num_attention_heads=2", "text_config__num_key_value_heads=2"),
+    *("text_config__intermediate_size=64", "image_token_id=99", "vision_config__depth=1"),
+)
+SIZES = {
+    "Qwen2VLForConditionalGeneration": ("embed_dim=32", "hidden_size=256", "num_heads=2"),
+    "Qwen2_5_VLForConditionalGeneration": ("hidden_size=32", "out_hidden_size=256", "num_heads=2"),
+    "Qwen3VLForConditionalGeneration": (
+        *("hidden_size=32", "out_hidden_size=256", "num_heads=2", "deepstack_visual_indexes=[0]"),
+    ),
+}
+
+
+def qwen(name: str, *inputs: str) -> Job:
+    """A small Qwen-VL."""
+    return hf_job(name, *PATCHES, *(f"vision_config__{one}" for one in SIZES[name]), inputs=inputs)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_qwen_sees_an_image_as_a_list_of_patches(name: str) -> None:
+    """The images of a batch are one list of patches, twice each since frames come in pairs,
+    of which four make a token."""
+    job = qwen(name, "pixel_values=3x112x224", "input_ids=64:int64")
+    model = build_model(job)
+    side = 16 if "Qwen3" in name else 14
+    rows, columns = (2 * round(pixels / (2 * side)) for pixels in (112, 224))
+    known = known_contents(model, job, 2)
+    assert known["pixel_values"].shape == (2 * rows * columns, 3 * 2 * side**2)
+    assert known["image_grid_thw"].tolist() == [[1, rows, columns]] * 2
+    assert (known["input_ids"] == 99).sum(1).tolist() == [rows * columns // 4] * 2
+    trace = record(job, 2, AMPERE)
+    assert 4 * 2 * rows * columns * 3 * 2 * side**2 in {
+        e.size_bytes for e in trace.events if isinstance(e, Alloc)
+    }
+    assert not any("sees text alone" in note for note in trace.notes)
+
+
+def test_a_text_without_room_for_its_image_says_so() -> None:
+    """An image of 448 pixels is 256 tokens of Qwen2-VL."""
+    with pytest.raises(UsageError, match="takes 256 tokens of the text; give --input input_ids=384:int64"):
+        inputs_of(qwen("Qwen2VLForConditionalGeneration", "input_ids=128:int64"))
+
+
+def test_a_list_of_other_patches_is_refused() -> None:
+    """A patch of Qwen2-VL is 1,176 numbers."""
+    with pytest.raises(UsageError, match="takes an image, such as pixel_values=3x448x448"):
+        inputs_of(qwen("Qwen2VLForConditionalGeneration", "pixel_values=100x1000"))

@@ -47,6 +47,8 @@ def test_accumulating_index_put_sorts_its_indices() -> None:
         radix_sort_bytes(2401, 8, 8, CHIP, bits=8),
     )  # fmt: skip
     assert steps(aten.index_put.default, *args[:3], False) == ()
+    none = (meta(169, 3), [index(0)], meta(0, 3), True)
+    assert steps(aten.index_put.default, *none) == ()
 
 
 def test_a_mask_is_as_many_indices_as_it_lets_through() -> None:

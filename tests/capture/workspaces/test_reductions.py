@@ -2,7 +2,7 @@
 
 import torch
 
-from planner.capture.workspaces.ops import Hold, Release
+from planner.capture.workspaces.ops import Hold, Outputs, Release
 from planner.capture.workspaces.tensor.reductions import reduction
 from planner.program.target import Target
 from tests.helpers.models import AMPERE, HOPPER
@@ -47,6 +47,13 @@ def test_reductions_that_stay_in_their_blocks() -> None:
 def test_a_sum_of_everything() -> None:
     """19,267,584 inputs: 512 threads with 4 values at a time, 252 blocks, one partial result each."""
     assert steps(aten.sum.default, meta(128, 3, 224, 224)) == (Hold(4 * 252), Hold(4))
+
+
+def test_the_largest_of_what_is_not_contiguous_is_that_of_a_copy() -> None:
+    """`max` of everything copies a transposed input once its result is there; `amax` reads it as it is."""
+    x = meta(1000, 300).t()
+    assert steps(aten.max.default, x, out=meta()) == (Outputs(), Hold(4 * 300_000), Hold(4 * 37), Hold(4))
+    assert Hold(4 * 300_000) not in steps(aten.amax.default, x, out=meta())
 
 
 def test_partial_results_that_are_pairs_are_larger() -> None:

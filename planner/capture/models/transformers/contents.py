@@ -5,7 +5,7 @@ lists of labels.
 """
 
 from collections.abc import Callable, Mapping
-from math import prod
+from math import isqrt, prod
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from planner.jobs import Job, Loss, Mode, TensorSpec
 
 OBJECTS = 8  # per image; COCO has 7.7 in the mean (Lin et al., Microsoft COCO, 2014)
-_TEXT, _IMAGE = "input_ids", "pixel_values"
+_TEXT, _IMAGE, _MASK = "input_ids", "pixel_values", "attention_mask"
 _DETECTOR = "ForObjectDetection"
 _SEGMENTERS = ("ForUniversalSegmentation", "ForInstanceSegmentation")
 
@@ -24,6 +24,8 @@ def known_contents(model: object, job: Job, batch: int) -> dict[str, Any]:
     config = getattr(model, "config", None)
     specs = {spec.keyword: spec for spec in job.inputs}
     contents: dict[str, Any] = {}
+    if takes_patches(config) and _IMAGE in specs:
+        contents |= _patches_and_types(config, specs, batch)
     if config is None or not hasattr(config, "model_type") or _IMAGE not in specs:
         return contents
     if _TEXT in specs:
@@ -42,6 +44,49 @@ def known_contents(model: object, job: Job, batch: int) -> dict[str, Any]:
         contents["mask_labels"] = [torch.ones(OBJECTS, *size) for _ in range(batch)]
         contents["class_labels"] = [torch.zeros(OBJECTS, dtype=torch.int64) for _ in range(batch)]
     return contents
+
+
+def _patches_and_types(config: Any, specs: Mapping[str | None, TensorSpec], batch: int) -> dict[str, Any]:
+    """Return what the processor of Qwen2-VL makes of one image a sample: the patches of all images in one
+    list, how many of them lie beneath and beside each other, and which tokens stand for images.
+    """
+    image, text = specs[_IMAGE], specs[_TEXT]
+    rows, columns = _grid(config, image)
+    of_type = torch.zeros((batch, *text.shape), dtype=torch.int64)
+    of_type[:, : image_tokens(config, image)] = 1
+    grid = torch.tensor([[1, rows, columns]] * batch)
+    patches = torch.empty(batch * rows * columns, _patch_values(config), dtype=getattr(torch, image.dtype))
+    known = {_IMAGE: patches, "image_grid_thw": grid, "mm_token_type_ids": of_type}
+    return known | ({_MASK: torch.ones_like(of_type)} if _MASK in specs else {})
+
+
+def _grid(config: Any, image: TensorSpec) -> tuple[int, int]:
+    """Return the rows and columns of an image's patches; of a list of patches those nearest to a square."""
+    merged = config.vision_config.spatial_merge_size
+    if len(image.shape) == 3:
+        of_tokens = merged * config.vision_config.patch_size
+        height, width = (max(1, round(side / of_tokens)) for side in image.shape[-2:])
+        return height * merged, width * merged
+    tokens = image.shape[0] // merged**2
+    rows = next(one for one in range(isqrt(tokens), 0, -1) if tokens % one == 0)
+    return rows * merged, tokens // rows * merged
+
+
+def _patch_values(config: Any) -> int:
+    vision = config.vision_config
+    channels = getattr(vision, "in_channels", None) or getattr(vision, "in_chans", 3)
+    return int(channels * vision.temporal_patch_size * vision.patch_size**2)
+
+
+def is_list_of_patches(config: Any, image: TensorSpec) -> bool:
+    """Return whether a sample is the list of patches that Qwen2-VL's processor makes of an image."""
+    merged = config.vision_config.spatial_merge_size**2
+    return image.shape[1:] == (_patch_values(config),) and image.shape[0] % merged == 0
+
+
+def takes_patches(config: Any) -> bool:
+    """Return whether images are lists of patches with their grids, as of Qwen2-VL and its kind."""
+    return getattr(config, "model_type", "") in _OF_PATCHES
 
 
 def is_detector(name: str) -> bool:
@@ -76,7 +121,9 @@ def image_token(config: Any) -> int | None:
 def image_tokens(config: Any, image: TensorSpec) -> int | None:
     """Return how many tokens stand for the images of a sample; None where that is unknown."""
     count = _TOKENS.get(getattr(config, "model_type", ""))
-    return None if count is None else prod(image.shape[:-3]) * count(config, image)
+    if count is None or takes_patches(config):
+        return None if count is None else count(config, image)
+    return prod(image.shape[:-3]) * count(config, image)
 
 
 def _patches(config: Any, image: TensorSpec) -> int:
@@ -90,7 +137,13 @@ def _of_llava(config: Any, image: TensorSpec) -> int:
     return _patches(config, image) + whole  # with the class token
 
 
+def _of_grid(config: Any, image: TensorSpec) -> int:
+    return prod(_grid(config, image)) // int(config.vision_config.spatial_merge_size) ** 2
+
+
+_OF_PATCHES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 _TOKENS: Mapping[str, Callable[[Any, TensorSpec], int]] = {
+    **dict.fromkeys(_OF_PATCHES, _of_grid),
     "llava": _of_llava,
     "vipllava": _patches,
     "paligemma": _patches,

@@ -14,8 +14,10 @@ from planner.capture.models.transformers.contents import (
     SEVERAL_IMAGES,
     image_tokens,
     is_detector,
+    is_list_of_patches,
     takes_images_in_text,
     takes_masks,
+    takes_patches,
 )
 from planner.errors import UsageError
 from planner.jobs import Job, Loss, Mode, TensorSpec, nearest, shown
@@ -23,6 +25,7 @@ from planner.jobs import Job, Loss, Mode, TensorSpec, nearest, shown
 TEXT_TOKENS = 128
 _DETECTED = (800, 1066)  # COCO's most frequent size, resized as DetrImageProcessor does
 _SQUARE = (640, 640)  # as RTDetrImageProcessor does
+_OF_PATCHES = 448  # pixels a side: 256 tokens of Qwen2-VL, whose images have any size
 _BESIDE_TEXT = (
     "blip",
     "git",
@@ -145,9 +148,22 @@ def _main_inputs(choice: Choice, given: Mapping[str, TensorSpec]) -> dict[str, T
 def _image_in_text(choice: Choice, given: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
     """Return an image, and a text with the tokens that stand for it before its own."""
     image = given.get(_IMAGE) or _image(choice)
+    if takes_patches(choice.config) and not (
+        len(image.shape) == 3 or is_list_of_patches(choice.config, image)
+    ):
+        raise UsageError(
+            f"--input {image}: {choice.model_class.__name__} takes an image, such as pixel_values=3x448x448, "
+            "which is cut into patches here, or the list of patches that its processor makes of one"
+        )
     if choice.config.model_type in SEVERAL_IMAGES and len(image.shape) == 3:
         image = replace(image, shape=(1, *image.shape))
     text = given.get(_TEXT) or TensorSpec(((image_tokens(choice.config, image) or 0) + TEXT_TOKENS,), "int64")
+    tokens = image_tokens(choice.config, image) or 0
+    if text.shape and text.shape[-1] < tokens:
+        raise UsageError(
+            f"--input {text}: {choice.model_class.__name__}: {image} takes {tokens} tokens of the text; give "
+            f"--input {_TEXT}={tokens + TEXT_TOKENS}:int64, or a smaller image"
+        )
     inputs = {_TEXT: text, _IMAGE: image}
     if "token_type_ids" in choice.parameters and choice.config.model_type in ("paligemma", "gemma3"):
         inputs["token_type_ids"] = TensorSpec(text.shape, "int64")  # required for training
@@ -177,6 +193,7 @@ def _image(choice: Choice) -> TensorSpec:
     is_bare = is_detector(choice.model_class.__name__)  # a convolutional backbone takes any image
     bare = _SQUARE if choice.config.model_type.startswith(_OF_SQUARES) else _DETECTED
     usual = 1024 if choice.config.model_type == "sam2" else 224
+    usual = _OF_PATCHES if takes_patches(choice.config) else usual
     size = _value(choice.config, "image_size", default=bare if is_bare else usual)
     height, width = (size[-2], size[-1]) if isinstance(size, list | tuple) else (size, size)
     if isinstance(size, dict):

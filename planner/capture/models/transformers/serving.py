@@ -5,10 +5,14 @@ from typing import Any
 from msgspec import Struct
 
 from planner.capture.models.registry import build_model
+from planner.capture.models.transformers.states import (
+    keeps_keys,
+    kinds_of_layers,
+    state_width,
+    states_of,
+)
 from planner.errors import ModelError
 from planner.jobs import Job, Precision
-
-_LINEAR = ("linear", "mamba", "conv", "recurrent")  # layers with a state in place of keys and values
 
 
 class ServedModel(Struct, frozen=True):
@@ -28,6 +32,8 @@ class ServedModel(Struct, frozen=True):
     key_heads: int = 1  # heads of keys and values
     sliding_layers: int = 0  # of those with keys and values, that keep a window alone
     window: int = 0  # tokens of it
+    state_layers: int = 0  # that keep a state of fixed size for a sequence
+    state_bytes: int = 0  # of one layer and sequence
     notes: tuple[str, ...] = ()
 
 
@@ -46,19 +52,20 @@ def served_model(job: Job) -> ServedModel:
         )
     text = config.get_text_config()
     missing = [name for name in ("num_hidden_layers", "hidden_size", "vocab_size") if not hasattr(text, name)]
-    if missing or not hasattr(text, "num_attention_heads"):
+    is_without_keys = not any(map(keeps_keys, kinds_of_layers(text))) if not missing else False
+    if missing or not (is_without_keys or hasattr(text, "num_attention_heads")):
         raise ModelError(f"{job.model}: its configuration names no {', '.join(missing) or 'attention heads'}")
     item_bytes = 2
     weights = {id(one): one.numel() for one in (*model.parameters(), *model.buffers())}
-    heads = text.num_attention_heads
-    head = getattr(text, "head_dim", None) or text.hidden_size // heads
+    heads = 0 if is_without_keys else text.num_attention_heads
+    head = 0 if is_without_keys else getattr(text, "head_dim", None) or text.hidden_size // heads
     key_heads = getattr(text, "num_key_value_heads", None) or heads
     keys = 2 * key_heads * head
     latent = getattr(text, "kv_lora_rank", None)  # multi-head latent attention: one vector for all heads
     window = getattr(text, "sliding_window", None) or 0
-    usual = "sliding_attention" if window else "full_attention"
-    kinds = getattr(text, "layer_types", None) or [usual] * text.num_hidden_layers
-    layers = sum(not any(word in kind for word in _LINEAR) for kind in kinds)
+    kinds = kinds_of_layers(text)
+    layers = sum(map(keeps_keys, kinds))
+    with_state, state_bytes = states_of(text, item_bytes)
     sliding = sum("sliding" in kind for kind in kinds) if window else 0
     return ServedModel(
         name=job.model,
@@ -75,22 +82,29 @@ def served_model(job: Job) -> ServedModel:
         key_heads=1 if latent else key_heads,
         sliding_layers=sliding,
         window=window,
-        notes=tuple(_notes(job, kinds, layers)),
+        state_layers=with_state if state_bytes else 0,
+        state_bytes=state_bytes,
+        notes=tuple(_notes(job, kinds, with_state, state_bytes)),
     )
 
 
 def _intermediate(text: Any) -> int:
     """Return the width between the two products of a layer, over the experts that a token goes to."""
     dense = getattr(text, "intermediate_size", None) or getattr(text, "ffn_dim", None) or 4 * text.hidden_size
+    dense = max(dense, state_width(text))
     chosen = getattr(text, "num_experts_per_tok", None)
     return int(chosen * (getattr(text, "moe_intermediate_size", None) or dense) if chosen else dense)
 
 
-def _notes(job: Job, kinds: list[str], layers: int) -> list[str]:
+def _notes(job: Job, kinds: list[str], states: int, state_bytes: int) -> list[str]:
     notes = []
-    if layers < len(kinds):
+    if states and not state_bytes:
+        notes.append(f"{states} of {len(kinds)} layers keep a state of fixed size, which is not counted")
+    elif states:
         notes.append(
-            f"{len(kinds) - layers} of {len(kinds)} layers keep a state of fixed size, which is not counted"
+            f"{states} of {len(kinds)} layers keep a state of fixed size for a sequence, one block of each "
+            "group, as without prefix caching (vllm/v1/kv_cache_interface.py, MambaSpec); the peak of their "
+            "profile run is taken as that of an MLP of their width"
         )
     if any("chunked" in kind for kind in kinds):
         notes.append("layers with chunked attention are counted with whole texts, so more sequences may fit")

@@ -94,6 +94,8 @@ def _index_put(args: Args, out: Tensor, target: Target) -> Ops:
         many = values.numel() // max(prod(others), 1)
     else:
         many = prod(broadcast([index.shape for index in given]) or ())
+    if many == 0:  # as of a mask without true elements
+        return ()
     linear = 8 * many
     is_adjacent = max(covered) - min(covered) < len(covered)  # else they are transposed to the front
     rest = prod(x.shape[max(covered) + 1 :] if is_adjacent else others)  # elements behind the indices

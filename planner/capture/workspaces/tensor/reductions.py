@@ -19,6 +19,7 @@ from planner.capture.workspaces._rule import (
     accumulator_bytes,
     argument,
     ceil_div,
+    contiguous_copies,
     floor_power_of_2,
     tensor_bytes,
 )
@@ -165,6 +166,13 @@ def _largest(position: int | None) -> Rule:
     return rule
 
 
+def _extremum_of_all(args: Args, out: Tensor, target: Target) -> Ops:
+    """Copy what is not contiguous once the output is made, then reduce it (ATen/native/ReduceAllOps.cpp)."""
+    x, copy = args[0], contiguous_copies(args[0])
+    rest = reduction(Dense(tuple(x.shape)), None, out.element_size(), target)
+    return (Outputs(), *copy, *rest) if copy else rest
+
+
 def _count(args: Args, out: Tensor, target: Target) -> Ops:
     """Sum up the mask of what is not zero as int64 (ATen/native/TensorAdvancedIndexing.cpp)."""
     x, dims = args[0], argument(args, 1)
@@ -195,7 +203,8 @@ RULES: dict[str, Rule] = {
     "sum.dim_IntList nansum prod.dim_int mean.dim": _converted_sum(1),
     "sum prod mean": _converted_sum(None),
     "amax amin any.dims all.dims": _largest(1),
-    "max min any all": _largest(None),
+    "any all": _largest(None),
+    "max min": _extremum_of_all,
     "count_nonzero count_nonzero.dim_IntList": _count,
     "max.dim min.dim argmax argmin aminmax any.dim all.dim": _extremum,
     "var.correction std.correction var_mean.correction std_mean.correction": _variance,

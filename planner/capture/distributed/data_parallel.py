@@ -1,0 +1,146 @@
+"""DistributedDataParallel in users' code: torch's own, on a process group that sends nothing.
+
+Its reducer makes the buckets, follows `static_graph` and `find_unused_parameters`, and rebuilds the buckets
+for the second step; it is C++ that runs on meta as elsewhere. What differs: ranks agree on shapes
+and on the order of gradients without asking each other, and what is reduced is there at once. NCCL's process
+group holds what a collective works on until the next one (pytorch/pytorch#148590).
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed import distributed_c10d as c10d
+from torch.nn.parallel import DistributedDataParallel, distributed as data_parallel
+
+from planner.capture.cuda.devices import put_off_until_recorded
+from planner.capture.cuda.names import Replacement
+from planner.errors import UsageError
+
+_REFUSED = ("mixed_precision", "delay_all_reduce_named_params")
+
+
+class Reduction:
+    """An all-reduce that is done at once: the work of a process group."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        """Take what was reduced in place."""
+        self._tensor = tensor
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Return that the work is done."""
+        return True
+
+    synchronize = is_completed = is_success = wait
+
+    def get_future(self) -> Any:
+        """Return a future that holds the tensor."""
+        return _done([self._tensor])
+
+    def result(self) -> list[Tensor]:
+        """Return the tensor that was reduced."""
+        return [self._tensor]
+
+
+class _Reducing:
+    """The all-reduces of a process, the last of which holds its tensor."""
+
+    def __init__(self) -> None:
+        self._plain = c10d.all_reduce
+        self._held: Tensor | None = None
+
+    def all_reduce(
+        self, tensor: Tensor, op: Any = c10d.ReduceOp.SUM, group: Any = None, async_op: bool = False
+    ) -> Reduction | None:
+        """Reduce a tensor, which lives until the next is reduced beside the process's own work."""
+        if not async_op:
+            self._plain(tensor, op, group)
+            return None
+        if self._plain(tensor, op, group, async_op=True) is None:  # the rank is not in the group
+            return None
+        self._held = tensor
+        return Reduction(tensor)
+
+    def reduce_bucket(self, group: Any, bucket: Any) -> Any:
+        """Reduce a bucket: the hook of a model that has none."""
+        buffer = bucket.buffer()
+        self.all_reduce(buffer, group=group, async_op=True)
+        return _done(buffer)
+
+
+def replacements() -> Iterator[Replacement]:
+    """Yield what torch does otherwise: holder, name, and what replaces it."""
+    reducing = _Reducing()
+
+    @functools.wraps(c10d.all_reduce)
+    def all_reduce(*args: Any, **kwargs: Any) -> Reduction | None:
+        return reducing.all_reduce(*args, **kwargs)
+
+    model = DistributedDataParallel
+    for holder in (c10d, distributed):
+        yield holder, "all_reduce", all_reduce
+    yield data_parallel, "_verify_param_shape_across_processes", lambda *_, **__: True
+    yield model, "__init__", _on_meta(model.__init__)
+    yield model, "_pre_forward", _with_hook(model._pre_forward, reducing)
+    for name in ("register_comm_hook", "_register_builtin_comm_hook"):
+        yield model, name, _refuse_hook
+
+
+def _on_meta(plain: Callable[..., None]) -> Callable[..., None]:
+    """Return the constructor that takes a module of one GPU as one on meta, which has no index.
+
+    What it allocates is recorded with the set-up; until then it has the module alone.
+    """
+
+    @functools.wraps(plain)
+    def make(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, **given: Any) -> None:
+        refused = next((name for name in _REFUSED if given.get(name)), None)
+        if refused:
+            raise UsageError(
+                f"DistributedDataParallel({refused}=...) is not planned; leave it away, or planner run "
+                "emulates such a script"
+            )
+
+        def construct() -> None:
+            is_training, syncs = self.training, self.require_backward_grad_sync
+            plain(self, module, **given)
+            self.train(is_training)
+            self.require_backward_grad_sync, self._planner_has_hook = syncs, False
+
+        nn.Module.__init__(self)
+        self.module = module
+        self.require_backward_grad_sync = True
+        self.process_group = given.get("process_group") or c10d._get_default_group()
+        if not put_off_until_recorded(construct):
+            construct()
+
+    return make
+
+
+def _with_hook(plain: Callable[..., Any], reducing: _Reducing) -> Callable[..., Any]:
+    """Return the start of a forward pass, before the first of which a model gets the hook that reduces."""
+
+    @functools.wraps(plain)
+    def before(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        if not self._planner_has_hook:
+            self._planner_has_hook = True
+            register: Any = vars(distributed)["_register_comm_hook"]
+            register(self.reducer, self.process_group, reducing.reduce_bucket)
+        return plain(self, *inputs, **kwargs)
+
+    return before
+
+
+def _refuse_hook(*_: Any, **__: Any) -> None:
+    raise UsageError(
+        "DistributedDataParallel with a communication hook is not planned: how long its tensors live depends "
+        "on NCCL's thread; leave it away, or planner run emulates such a script"
+    )
+
+
+def _done(value: Any) -> Any:
+    future: Any = torch.futures.Future()
+    future.set_result(value)
+    return future

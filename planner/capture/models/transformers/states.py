@@ -1,0 +1,80 @@
+"""States of fixed size that layers of Mamba and its kind keep for a sequence, in place of keys and values.
+
+Shapes are those of vllm/model_executor/layers/mamba/mamba_utils.py: the last inputs of a convolution, and
+what a scan or a delta rule carries on. Both have the type of the model unless its configuration names
+another one.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_LINEAR = ("linear", "mamba", "conv", "recurrent", "hybrid")  # kinds of layers with a state
+_BOTH = ("falcon_h1", "zamba2")  # each layer has a state, some beside keys and values
+_ALL = ("mamba", "mamba2", "falcon_mamba")  # no layer has keys and values
+_WIDE = {"float32": 4}
+
+
+def kinds_of_layers(text: Any) -> list[str]:
+    """Return the kind of each layer, as the configuration of a decoder names them."""
+    if text.model_type in _ALL:
+        return ["mamba"] * int(text.num_hidden_layers)
+    kinds = getattr(text, "layers_block_type", None) or getattr(text, "layer_types", None)
+    usual = "sliding_attention" if getattr(text, "sliding_window", None) else "full_attention"
+    return list(kinds or [usual] * text.num_hidden_layers)
+
+
+def keeps_keys(kind: str) -> bool:
+    """Return whether a layer keeps keys and values; one of Zamba2's hybrid ones does beside its state."""
+    return kind == "hybrid" or not any(word in kind for word in _LINEAR)
+
+
+def states_of(text: Any, item_bytes: int) -> tuple[int, int]:
+    """Return the layers with a state, and the bytes of one layer's state for a sequence: 0 if not known."""
+    kinds = kinds_of_layers(text)
+    is_each = text.model_type in (*_BOTH, *_ALL)
+    layers = len(kinds) if is_each else sum(not keeps_keys(one) for one in kinds)
+    shape = _SHAPES.get(text.model_type, _delta if hasattr(text, "linear_num_key_heads") else None)
+    if not layers or shape is None:
+        return layers, 0
+    past, carried = shape(text)
+    carried_bytes = _WIDE.get(str(getattr(text, "mamba_ssm_dtype", "")), item_bytes)
+    return layers, past * item_bytes + carried * carried_bytes
+
+
+def state_width(text: Any) -> int:
+    """Return the width of the layers with a state; 0 where that is unknown."""
+    for name in ("mamba_d_ssm", "intermediate_size" if text.model_type in ("mamba", "falcon_mamba") else ""):
+        if name and getattr(text, name, None):
+            return int(getattr(text, name))
+    factor = getattr(text, "mamba_expand", None) or getattr(text, "expand", None)
+    return int(factor * text.hidden_size) if factor else 0
+
+
+def _scan(text: Any, state: str, kernel: str) -> tuple[int, int]:
+    """Return the numbers of Mamba's state: each channel of the convolution carries `state` on."""
+    width = state_width(text)
+    return (getattr(text, kernel) - 1) * width, width * getattr(text, state)
+
+
+def _heads(text: Any, groups: str, heads: str, head: str, state: str, kernel: str) -> tuple[int, int]:
+    """Return the numbers of Mamba 2's state, whose convolution also takes what the groups of heads share."""
+    numbers = [getattr(text, name) for name in (groups, heads, head, state, kernel)]
+    shared, count, size, carried, taps = numbers
+    return (taps - 1) * (state_width(text) + 2 * shared * carried), count * size * carried
+
+
+def _delta(text: Any) -> tuple[int, int]:
+    """Return the numbers of a gated delta net's state."""
+    keys = text.linear_num_key_heads * text.linear_key_head_dim
+    values = text.linear_num_value_heads * text.linear_value_head_dim
+    return (text.linear_conv_kernel_dim - 1) * (2 * keys + values), values * text.linear_key_head_dim
+
+
+_BAMBA = ("mamba_n_groups", "mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_d_conv")
+_SHAPES: Mapping[str, Callable[[Any], tuple[int, int]]] = {
+    **dict.fromkeys(("mamba", "falcon_mamba"), lambda text: _scan(text, "state_size", "conv_kernel")),
+    "jamba": lambda text: _scan(text, "mamba_d_state", "mamba_d_conv"),
+    "mamba2": lambda text: _heads(text, "n_groups", "num_heads", "head_dim", "state_size", "conv_kernel"),
+    **dict.fromkeys(("bamba", "granitemoehybrid", "falcon_h1"), lambda text: _heads(text, *_BAMBA)),
+    "lfm2": lambda text: ((text.conv_L_cache - 1) * text.hidden_size, 0),
+}

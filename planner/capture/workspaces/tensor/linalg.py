@@ -1,0 +1,122 @@
+"""Workspaces of factorizations, determinants and solves: cuBLAS's, and the temporaries of torch's kernels.
+
+ATen/native/cuda/linalg/BatchLinearAlgebra.cpp and BatchLinearAlgebraLib.cpp, by their default backend in
+builds without MAGMA. Work areas of cuSOLVER are left out: no rule gives their sizes, and emulated runs take
+none.
+"""
+
+from collections.abc import Iterable
+from math import prod
+
+from torch import Tensor
+
+from planner.capture.workspaces._rule import argument
+from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Release, Rule, UseCublas
+from planner.program import Target
+
+_POINTER, _INFO, _INDEX = 8, 4, 8  # bytes: of a matrix in a batched call, of a status, of a permutation
+_CUSOLVER = ("_linalg_det", "_linalg_slogdet", "linalg_lu_factor_ex", "linalg_lu_solve")
+
+
+def notes_on_factorizations(operators: Iterable[str]) -> tuple[str, ...]:
+    """Return a note where factorizations by cuSOLVER are among the operators of a trace."""
+    if not any(name.startswith(tuple(f"aten.{one}" for one in _CUSOLVER)) for name in operators):
+        return ()
+    return ("work areas of cuSOLVER's factorizations are left out, as emulated runs leave them out",)
+
+
+def _batch(matrices: Tensor) -> int:
+    return prod(matrices.shape[:-2])
+
+
+def _batched(batch: int) -> Ops:
+    """Pass pointers to both operands' matrices to cuBLAS."""
+    return (Hold(_POINTER * batch), Hold(_POINTER * batch), UseCublas(), Release(2))
+
+
+def _triangular(batch: int, size: int) -> Ops:
+    """Solve by `triangular_solve_kernel`: one matrix after another if they are few and large."""
+    return (UseCublas(),) if batch <= 8 and size >= 64 else _batched(batch)
+
+
+def _factor(matrices: Tensor) -> Ops:
+    """Factor by `lu_factor`: by cuSOLVER alone, or batches of small square matrices by cuBLAS."""
+    rows, columns, batch = *matrices.shape[-2:], _batch(matrices)
+    if rows != columns or batch == 1 or rows >= 512:
+        return ()
+    return (Hold(_POINTER * batch), UseCublas(), Release(1))
+
+
+def _factors(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
+    return (Outputs(), *_factor(args[0]))
+
+
+def _sign_of_permutation(matrices: Tensor) -> Ops:
+    """Count the pivots that are no identity (`lu_det_P`, ATen/native/LinearAlgebraUtils.h)."""
+    size, batch = matrices.shape[-1], _batch(matrices)
+    return (
+        Hold(_INDEX * batch),
+        Hold(4 * size),
+        Hold(size * batch),
+        _INDEX * size * batch,
+        Release(2),
+    )
+
+
+def _determinant(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
+    matrices = args[0]
+    info = Hold(_INFO * _batch(matrices))
+    return (Outputs(), info, *_factor(matrices), *_sign_of_permutation(matrices), out[0].nbytes)
+
+
+def _log_determinant(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
+    matrices = args[0]
+    diagonal = matrices.element_size() * _batch(matrices) * matrices.shape[-1]
+    return (
+        Outputs(),
+        Hold(_INFO * _batch(matrices)),
+        *_factor(matrices),
+        *_sign_of_permutation(matrices),
+        Hold(diagonal),
+        out[0].nbytes,
+        Release(2),
+        diagonal,
+    )
+
+
+def _solve(args: Args, out: Tensor, target: Target) -> Ops:
+    """Choose cuSOLVER, cuBLAS or two triangular solves, as `lu_solve_kernel` does by sizes."""
+    factors, adjoint = args[0], argument(args, 4, False)
+    batch, size = _batch(out), factors.shape[-1]
+    columns = out.shape[-1 if argument(args, 3, True) else -2]
+    if size == columns:
+        return (Outputs(), *(_batched(batch) if size <= 16 else _two_solves(out, size, adjoint)))
+    if 8 < size <= 64 and batch <= 2 and (columns <= 64 or adjoint or size <= 32):
+        return (Outputs(), _INFO)
+    if 64 < size <= 128 and batch <= 2 and columns <= 2:
+        return (Outputs(), _INFO)
+    few = size <= 8 or (size <= 64 and columns <= 8) or (size <= 128 and columns <= 2)
+    return (Outputs(), *(_batched(batch) if few else _two_solves(out, size, adjoint)))
+
+
+def _two_solves(out: Tensor, size: int, adjoint: bool) -> Ops:
+    batch = _batch(out)
+    permutation = Hold(_INDEX * size * batch)
+    solves = (*_triangular(batch, size), *_triangular(batch, size))
+    if adjoint:
+        return (permutation, *solves, out.nbytes, Release(1))
+    numbers = Hold(_INDEX * size)
+    return (permutation, numbers, permutation, Hold(out.nbytes), *solves, Release(4))
+
+
+def _triangular_solve(args: Args, out: Tensor, target: Target) -> Ops:
+    return (Outputs(), *_triangular(_batch(out), args[0].shape[-1]))
+
+
+RULES: dict[str, Rule] = {
+    "linalg_lu_factor_ex": _factors,
+    "_linalg_det": _determinant,
+    "_linalg_slogdet": _log_determinant,
+    "linalg_lu_solve": _solve,
+    "linalg_solve_triangular": _triangular_solve,
+}

@@ -19,7 +19,8 @@ from .epoch import (
     with_last_batch as with_last_batch,
 )
 from .estimate import (
-    Estimate as Estimate, Seconds as Seconds, estimate_batch as estimate_batch, unlimited as unlimited,
+    Estimate as Estimate, RankFigures as RankFigures, Seconds as Seconds, estimate_batch as estimate_batch,
+    unlimited as unlimited,
 )
 from .fleet import (
     DeviceFit as DeviceFit, FleetTable as FleetTable, curve as curve, fit_devices as fit_devices,
@@ -32,6 +33,10 @@ from .max_size import (
 from .programs import (
     CaptureMode as CaptureMode, Factory as Factory, complete_from_library as complete_from_library,
     open_programs as open_programs, open_traces as open_traces,
+)
+from .quote import Quote as Quote
+from .ranks import (
+    count_ranks as count_ranks, is_worse as is_worse, ranks_beside as ranks_beside, with_ranks as with_ranks,
 )
 from .replays import TimedPrograms as TimedPrograms
 from .serving import (

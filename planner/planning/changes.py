@@ -16,6 +16,7 @@ from planner.jobs import (
     Loss,
     MemoryFormat,
     Mode,
+    Offload,
     Optimizer,
     OptimizerImpl,
     Precision,
@@ -197,13 +198,18 @@ def _of_autoencoder(training: TrainingConfig) -> Iterator[Change]:
 
 def _of_work(training: TrainingConfig) -> Iterator[Change]:
     job = training.job
-    is_plain = job.compile is Compile.NONE and job.checkpoint is Checkpoint.NONE and not trains_itself(job)
+    is_kept = job.checkpoint is Checkpoint.NONE and job.offload is Offload.NONE
+    is_plain = job.compile is Compile.NONE and is_kept and not trains_itself(job)
     if is_plain and not (job.ddp or job.dataset_size or job.torch):  # with these it is not planned
         cost = "compilation takes a while at the first step, and for each new shape; usually faster then"
         yield change_fields("--compile", cost, 2, "checkpoint", is_slow=True, compile=Compile.DEFAULT)
     if job.checkpoint is Checkpoint.NONE and job.compile is Compile.NONE:
         cost = "each block's forward pass runs twice: about a third more time in training"
         yield change_fields("--checkpoint blocks", cost, 3, "checkpoint", checkpoint=Checkpoint.BLOCKS)
+    is_alone = job.compile is Compile.NONE and not (job.fsdp or job.tp or job.deepspeed)
+    if job.offload is Offload.NONE and is_alone:
+        cost = "what the backward pass needs goes to pinned memory of the CPU and back: slower steps"
+        yield change_fields("--offload activations", cost, 5, "offload", offload=Offload.ACTIVATIONS)
     for parts in ACCUMULATIONS:
         if training.batch % parts == 0 and training.batch > parts:
             micro, total = training.batch // parts, parts * training.job.accumulate

@@ -35,6 +35,16 @@ class Seconds(Struct, frozen=True):
     replay: float
 
 
+class RankFigures(Struct, frozen=True):
+    """The memory of ranks that are alike."""
+
+    ranks: tuple[int, ...]
+    outcome: Outcome
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    process_bytes: int
+
+
 class Estimate(Struct, frozen=True):
     """The memory of one batch size on one card."""
 
@@ -55,6 +65,7 @@ class Estimate(Struct, frozen=True):
     retry_costs: tuple[RetryCost, ...] = ()  # of each step, where the batch fits with retries alone
     failed_bytes: int | None = None  # the memory of the allocator in `failed`; the budget's or somewhat more
     pinned_host_bytes: int = 0  # of the host, which torch pins
+    ranks: tuple[RankFigures, ...] = ()  # all that were planned, where this one takes most of several
 
 
 def estimate_batch(job: Job, trace: Trace, budget: Budget, trace_seconds: float = 0.0) -> Estimate:

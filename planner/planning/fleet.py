@@ -14,10 +14,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from planner.allocator import MemoryLimits, replay_trace
-from planner.hardware import Budget, process_bytes, upper_process_bytes
+from planner.hardware import Budget, PriceList, process_bytes, upper_process_bytes
 from planner.jobs import Compile, Job
 from planner.planning.epoch import max_useful_batch
 from planner.planning.estimate import Seconds, unlimited
+from planner.planning.quote import Quote
 from planner.planning.replays import ReplayCache, TargetReplays
 from planner.planning.run_search import search_by_runs
 from planner.planning.search import (
@@ -65,6 +66,8 @@ class FleetTable(Struct, frozen=True):
     seconds: Seconds
     programs: ProgramSet  # that answered; a picture needs more traces
     multiple_of: int = 1  # that the largest batches had to be
+    prices: PriceList | None = None
+    quotes: Mapping[str, Quote] = {}  # by the GPU's name; none without prices and throughput
 
 
 def curve(table: FleetTable, points: int = 40) -> tuple[tuple[int, int], ...]:

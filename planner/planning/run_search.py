@@ -14,6 +14,7 @@ beside them are less than a hundredth more.
 """
 
 from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from math import gcd
@@ -21,6 +22,7 @@ from math import gcd
 from msgspec.structs import replace
 
 from planner.allocator import MemoryLimits, replay_in_rooms, replay_trace
+from planner.errors import ModelError
 from planner.planning.replays import TargetReplays
 from planner.planning.search import Search, largest, largest_near
 from planner.program import (
@@ -30,6 +32,7 @@ from planner.program import (
     Outcome,
     Program,
     Trace,
+    fit_by_site,
     fit_traces,
     nearest_affine,
     scaled_program,
@@ -83,6 +86,9 @@ class _RunSearch:
         if self.rooms[0].allocator_limit_bytes is None:
             return self._by_runs(Search(limit, limit, None, ()))
         self._run(min(first_run(self.replays.is_compiled), limit))
+        if not self.replays.is_compiled and limit >= FIT_BATCHES[1]:
+            with suppress(ModelError):  # which its step may refuse
+                self._run(FIT_BATCHES[1])  # which ran as well, for a program
         search = self._search(None)
         for _ in range(_MOST_RUNS):
             batch = self._undecided(search)
@@ -189,9 +195,19 @@ class _RunSearch:
         if ran is not None:
             return ran
         alike = self._alike(batch)
-        program, nearest = self._fit_of_two(alike) or (self._fitted(alike[0]), alike[0])
+        program, nearest = self._fit_of_two(alike) or (self._estimated(alike), alike[0])
         assert program is not None
         return self._replayed(program, nearest, batch)
+
+    def _estimated(self, by_distance: Sequence[int]) -> Program | None:
+        """Return the program of the nearest batch size, of its tensors in proportion or as another one's."""
+        nearest, *others = by_distance
+        if self.replays.is_compiled or not others:
+            return self._fitted(nearest)
+        key = nearest, others[0], 0
+        if key not in self._programs:
+            self._programs[key] = fit_by_site(self._traces[nearest], self._traces[others[0]])
+        return self._programs[key]
 
     def _replayed(self, program: Program, near: int, batch: int) -> Outcome:
         """Return the outcome by a program, with the workspaces that the library of a run's trace answers."""

@@ -85,6 +85,7 @@ class CacheGroups(Struct, frozen=True):
     full: int  # groups whose layers keep the whole text
     sliding: int  # groups whose layers keep a window
     window: int  # tokens
+    states: int = 0  # groups whose layers keep a state, a block for a sequence
 
     def blocks_of(self, length: int, settings: ServingSettings) -> int:
         """Return the blocks of a sequence in all groups.
@@ -94,7 +95,7 @@ class CacheGroups(Struct, frozen=True):
         """
         whole = -(-length // settings.block_size)
         kept = min(self.window - 1 + settings.max_num_batched_tokens, length)
-        return self.full * whole + self.sliding * (-(-kept // settings.block_size) + 1)
+        return self.full * whole + self.sliding * (-(-kept // settings.block_size) + 1) + self.states
 
 
 class ServingPlan(Struct, frozen=True):
@@ -119,8 +120,9 @@ class ServingPlan(Struct, frozen=True):
 
     @property
     def tokens(self) -> int:
-        """Return the tokens that the blocks hold, as vLLM's log names them."""
-        return self.blocks // (self.groups.full + self.groups.sliding) * self.settings.block_size
+        """Return the tokens that the blocks hold beside the states of one sequence; without keys none."""
+        groups = self.groups.full + self.groups.sliding
+        return max(0, self.blocks - self.groups.states) // groups * self.settings.block_size if groups else 0
 
 
 def plan_serving(
@@ -129,7 +131,10 @@ def plan_serving(
     """Return what fits beside the weights. Raises UsageError where the length of a sequence is unknown."""
     settings = settings.on(device)
     length = settings.max_model_len or model.positions
-    if not length:
+    if model.state_layers and draft is not None:
+        raise UsageError(f"{model.name}: states of drafted tokens are not planned; leave --draft away")
+    settings = replace(settings, block_size=block_tokens(model, settings))
+    if not length and model.layers:
         raise UsageError(f"{model.name}: its longest text is unknown; give --max-model-len, such as 4096")
     models = (model,) if draft is None else (model, draft)
     requested = ceil(device.usable.value * settings.gpu_memory_utilization)
@@ -138,33 +143,43 @@ def plan_serving(
     graphs = sum(activation_bytes(one, min(MOST_GRAPH_TOKENS, 2 * settings.max_num_seqs)) for one in models)
     cache = requested - weights - profile - graphs
     groups = group_layers(model)
-    page = groups.layers * layer_bytes(model, settings)  # of a token, in the layers of a group
-    page += 0 if draft is None else draft.layers * layer_bytes(draft, settings)
+    block = settings.block_size * layer_bytes(model, settings) if model.layers else model.state_bytes
+    page = groups.layers * block  # in the layers of a group
+    page += 0 if draft is None else draft.layers * layer_bytes(draft, settings) * settings.block_size
     starts = requested <= device.usable.value - device.context.value
-    blocks = max(0, cache // (page * settings.block_size) - 1) if page and starts else 0  # one stays empty
+    blocks = max(0, cache // page - 1) if page and starts else 0  # one stays empty
     token = sum(one.layers * layer_bytes(one, settings) for one in models)
+    states = model.state_layers * model.state_bytes
     return ServingPlan(
         model, draft, device, settings, length, requested, weights, profile, graphs, cache, token, blocks,
         sequences=min(settings.max_num_seqs, blocks // groups.blocks_of(length, settings)),
         groups=groups,
         starts=starts,
-        static_sequences=max(0, cache // (token * length)) if token else 0,
+        static_sequences=max(0, cache // (token * length + states)) if token or states else 0,
     )  # fmt: skip
 
 
 def group_layers(model: "ServedModel") -> CacheGroups:
     """Return the groups of a model's layers (kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size).
 
-    Where some layers have a window, groups have as many layers as the rarer kind, or as the other one where
-    it has less than half as many more.
+    Where some layers have a window or a state, groups have as many layers as the rarest kind, or as the most
+    frequent one where it has less than half as many more.
     """
-    sliding = model.sliding_layers
+    sliding, states = model.sliding_layers, model.state_layers
     full = model.layers - sliding
-    if not full or not sliding:
-        return CacheGroups(model.layers, int(not sliding), int(bool(sliding)), model.window)
-    few, many = sorted((full, sliding))
-    size = many if many < 1.5 * few else few
-    return CacheGroups(size, -(-full // size), -(-sliding // size), model.window)
+    counts = [count for count in (full, sliding, states) if count] or [1]
+    size = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
+    return CacheGroups(size, -(-full // size), -(-sliding // size), model.window, -(-states // size))
+
+
+def block_tokens(model: "ServedModel", settings: ServingSettings) -> int:
+    """Return the tokens of a block: so many that a layer's keys and values of them take as much as a state
+    (vllm/platforms/interface.py, _align_hybrid_block_size).
+    """
+    if not model.state_layers or not model.layers:
+        return settings.block_size
+    least = max(16, settings.block_size)  # what FlashAttention takes
+    return least * -(-model.state_bytes // (least * layer_bytes(model, settings)))
 
 
 def layer_bytes(model: "ServedModel", settings: ServingSettings) -> int:

@@ -16,6 +16,7 @@ from planner.jobs import (
     Job,
     Loss,
     Mode,
+    Offload,
     Optimizer,
     OptimizerImpl,
     Precision,
@@ -94,6 +95,7 @@ def test_what_fits_needs_no_change() -> None:
         "--checkpoint blocks": 80,
         "--accumulate 2 --batch 4": 80,
         "--optimizer adafactor": 40,
+        "--offload activations": 0,
         "--precision bf16": 80,
     }
 
@@ -195,10 +197,10 @@ def test_unchanged_recipe_that_cannot_be_traced() -> None:
                 JOB, optimizer=Optimizer.SGD, optimizer_impl=OptimizerImpl.FUSED, precision=Precision.BF16
             ),
             (9, 0),
-            {"allocator", "layout", "checkpoint", "accumulation"},
+            {"allocator", "layout", "checkpoint", "offload", "accumulation"},
         ),
         (
-            replace(JOB, keep_grads=True, checkpoint=Checkpoint.BLOCKS),
+            replace(JOB, keep_grads=True, checkpoint=Checkpoint.BLOCKS, offload=Offload.ACTIVATIONS),
             (7, 5),
             {"allocator", "gradients", "implementation", "layout", "precision", "accumulation", "optimizer"},
         ),

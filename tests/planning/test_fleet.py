@@ -249,12 +249,13 @@ def test_orders() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sort": "price"}, "--sort price: give one of max_batch, memory, name, process, headroom"),
+        ({"sort": "beauty"}, "--sort beauty: give one of max_batch, memory, name, process, headroom"),
         ({"gpu": "4090"}, "--gpu: all GPUs are planned for; choose with --filter"),
-        ({"filter": "radeon"}, "no GPU of the database is left: loosen --filter, --min-mib or --max-mib"),
+        ({"filter": "voodoo"}, "no GPU of the database is left: loosen --filter, --min-mib or --max-mib"),
         ({"min_mib": 10, "max_mib": 5}, "no GPU of the database is left: loosen --filter, --min-mib or"),
         ({"max_mib": 0}, "no GPU of the database is left: loosen --filter, --min-mib or"),
         ({"batch": 0}, "--batch"),
+        ({"compile": "default"}, "--compile: several batch sizes are compiled for each kind of GPU, for 8"),
     ],
 )
 def test_refused(options: dict[str, object], message: str) -> None:
@@ -422,7 +423,7 @@ def test_picture(tmp_path: Path) -> None:
 
     pytest.importorskip("matplotlib")
     result = made_up()
-    result.draw(tmp_path / "gpus.svg")
+    result.draw(str(tmp_path / "gpus.svg"))
     drawn = (tmp_path / "gpus.svg").read_text(encoding="utf-8")
     assert drawn.count("<!-- Big 40GB") == 2
     assert "Tiny" not in drawn

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import planner
-from planner.jobs import ClipGradients, Mode, Optimizer, ZeroGrad
+from planner.capture.session import CaptureMemory, record
+from planner.jobs import ClipGradients, Job, Mode, Optimizer, ZeroGrad
 from planner.program.events import GrowthSource
 from planner.program.growth import find_growth
 from planner.program.target import Target
@@ -77,6 +78,22 @@ def test_a_hook_that_keeps_activations_is_named(steps: int, batch: int) -> None:
     assert (site.site.module, Path(site.source.source.partition(":")[0]).name) == ("first", FILE)
     assert "self.first(x)" in site.source.code
     assert not growth.is_garbage
+
+
+def test_the_line_behind_growing_memory_is_found_once() -> None:
+    """A second run finds it at the first batch size; at others of the job one run does."""
+    built: list[nn.Module] = []
+
+    def build(job: Job) -> nn.Module:
+        with torch.device("meta"):
+            built.append(with_hook())
+        return built[-1]
+
+    job, memory = job_of("256", mode=Mode.TRAIN, steps=3), CaptureMemory()
+    first, second = (record(job, batch, (8, 6), build, memory=memory) for batch in (8, 16))
+    assert first.growth_sources == second.growth_sources
+    assert "self.first(x)" in second.growth_sources[0].code
+    assert len(built) == 3
 
 
 def test_a_buffer_that_is_concatenated_to_grows() -> None:

@@ -129,6 +129,24 @@ def test_traces_that_fit_to_no_program_lead_on() -> None:
     assert len(unalike.taken) <= 5
 
 
+def looping(batch: int) -> Trace:
+    """A step that makes a small tensor for each sample, so that no two traces have the same events, and has
+    much that does not depend on the batch size.
+    """
+    taken = step(batch)
+    losses = [Alloc(100 + sample, 512, Category.TEMPORARY, 1) for sample in range(batch)]
+    fixed = Alloc(50, 200 * MIB, Category.TEMPORARY, 0)
+    end = len(taken.events) - 3
+    return replace(taken, events=(*taken.events[:end], fixed, *losses, *taken.events[end:]))
+
+
+def test_steps_that_loop_over_samples_are_estimated_by_two_runs() -> None:
+    """Their traces fit to no program, yet what does not grow with the batch is seen not to."""
+    runs = RunTraces(looping)
+    assert is_as_exhaustive(runs, 1000, is_compiled=False)
+    assert len(runs.taken) <= 5
+
+
 def test_workspaces_of_other_batch_sizes_are_asked_for() -> None:
     """A workspace that jumps far below the answer is no surprise, since the library answers for any size."""
     jump = 150

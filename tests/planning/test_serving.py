@@ -200,3 +200,44 @@ def test_the_command_prints_its_json(capsys: pytest.CaptureFixture[str]) -> None
     assert answer["tokens"] == 16 * answer["blocks"]
     assert answer["sequences"] == 256
     assert answer["measured"] is False
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "layers", "numbers"),
+    [
+        ("mamba", ("num_hidden_layers=2",), 2, 3 * 1536 + 1536 * 16),
+        ("mamba2", ("num_hidden_layers=2",), 2, 3 * (8192 + 2 * 8 * 128) + 128 * 64 * 128),
+        ("qwen3_next", ("num_hidden_layers=4", "num_experts=4"), 3, 3 * 8192 + 32 * 128 * 128),
+        ("falcon_h1", ("num_hidden_layers=2",), 2, 3 * (1024 + 2 * 256) + 128 * 8 * 256),
+    ],
+)
+def test_a_state_is_what_a_convolution_and_a_scan_carry_on(
+    name: str, args: tuple[str, ...], layers: int, numbers: int
+) -> None:
+    """One input less than the convolution's kernel for each of its channels, and each channel's state."""
+    model = served_model(job_of(name, *args))
+    assert model.state_layers == layers
+    assert model.state_bytes == 2 * numbers
+
+
+def test_a_block_of_keys_is_as_large_as_a_state() -> None:
+    """Qwen3-Next: 1,097,728 bytes of state are 536 tokens of 2 x 2 x 256 numbers, in 34 times 16 tokens; each
+    sequence takes a block of each of three groups of layers with a state."""
+    model = served_model(job_of("qwen3_next", "num_hidden_layers=4", "num_experts=4"))
+    plan = plan_serving(model, None, find_device("A100 80GB"), ServingSettings(max_model_len=1000))
+    assert layer_bytes(model, plan.settings) == 2 * 2 * 2 * 256
+    assert plan.settings.block_size == 16 * ceil(1_097_728 / (16 * 2048)) == 544
+    assert plan.groups.states == 3
+    assert plan.groups.blocks_of(1000, plan.settings) == 2 + 3
+    assert plan.blocks == plan.cache_bytes // (544 * 2048) - 1
+
+
+def test_without_keys_each_sequence_takes_a_state() -> None:
+    """Mamba: sequences of any length, one state of all layers for each; one stays empty."""
+    model = served_model(job_of("mamba2", "num_hidden_layers=4"))
+    settings = ServingSettings(max_num_seqs=10**6)
+    plan = plan_serving(model, None, find_device("RTX 3060"), settings)
+    assert plan.length == 0
+    assert plan.sequences == plan.cache_bytes // (4 * model.state_bytes) - 1
+    with pytest.raises(UsageError, match="leave --draft away"):
+        plan_serving(model, DRAFT, find_device("RTX 3060"), settings)

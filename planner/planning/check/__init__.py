@@ -1,0 +1,5 @@
+"""The jobs of a pyproject.toml held against their budgets."""
+
+from planner._support.lazy_exports import attach_stub
+
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

@@ -1,0 +1,99 @@
+"""Changes of memory between two revisions of a project, and the module that each is in."""
+
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+
+from planner.planning.attribution import LiveBlock
+from planner.planning.check.config import Headroom
+from planner.planning.check.rows import CheckRow
+
+NAMED_SHARE = 0.8  # of a change: a module that has so much of its parent's is named in its place
+MOST_MODULES = 5
+SMALLEST_BYTES = 2**20  # of a change that counts: below, figures of nvidia-smi are the same
+
+
+class ModuleChange(Struct, frozen=True):
+    """A module with the change of what it holds at the allocated peak, those inside it included."""
+
+    name: str  # "": the whole model, or what lies outside of modules
+    change_bytes: int
+
+
+class CheckChange(Struct, frozen=True):
+    """A job on a GPU, then and now."""
+
+    row: CheckRow  # now
+    before_bytes: int  # the process then
+    module: ModuleChange | None  # the innermost that has most of the change; None where nothing changed
+    modules: tuple[ModuleChange, ...]  # of what each holds itself, by falling change
+
+    @property
+    def change_bytes(self) -> int:
+        """Return by how much the process is larger now."""
+        return self.row.estimate.process_bytes - self.before_bytes
+
+    def exceeds(self, most: Headroom | None) -> bool:
+        """Return whether the process has grown by more than that."""
+        return most is not None and self.change_bytes > most.of(self.before_bytes)
+
+
+class Comparison(Struct, frozen=True):
+    """A check beside that of a revision."""
+
+    revision: str
+    commit: str
+    max_increase: Headroom | None  # beyond which a change is a no; None: none is
+    changes: tuple[CheckChange, ...]
+    missing: tuple[tuple[str, str], ...]  # jobs that could not be planned then, and why
+
+    @property
+    def is_yes(self) -> bool:
+        """Return whether no job has grown by more than is allowed."""
+        return not any(change.exceeds(self.max_increase) for change in self.changes)
+
+
+def own_bytes(blocks: Iterable[LiveBlock]) -> dict[str, int]:
+    """Return the bytes that each module holds itself."""
+    sizes: dict[str, int] = {}
+    for block in blocks:
+        sizes[block.module] = sizes.get(block.module, 0) + block.size_bytes
+    return sizes
+
+
+def module_changes(
+    before: Mapping[str, int], after: Mapping[str, int]
+) -> tuple[ModuleChange | None, tuple[ModuleChange, ...]]:
+    """Return the module that has most of the change between two peaks, and the largest changes by themselves.
+
+    It is the innermost one with NAMED_SHARE of the change of each that contains it; where the change is
+    spread over the model, the one whose own change is largest in the same direction.
+
+    >>> module_changes({"a.b": 10, "c": 5}, {"a.b": 30, "c": 6})[0]
+    ModuleChange(name='a.b', change_bytes=20)
+    """
+    names = dict.fromkeys((*after, *before))
+    changes = {name: after.get(name, 0) - before.get(name, 0) for name in names}
+    changes = {name: change for name, change in changes.items() if change}
+    total = sum(changes.values())
+    listed = [ModuleChange(*item) for item in sorted(changes.items(), key=lambda item: -abs(item[1]))]
+    alike = [one for one in listed if one.name and one.change_bytes * (total or 1) > 0]
+    innermost = _innermost(changes, ModuleChange("", total))
+    named = innermost if innermost.name or not alike else alike[0]
+    return (named if changes else None), tuple(listed[:MOST_MODULES])
+
+
+def _innermost(changes: Mapping[str, int], outer: ModuleChange) -> ModuleChange:
+    """Return the innermost module inside `outer` that has most of its change; `outer` itself if none has."""
+    inner: dict[str, int] = {}
+    prefix = f"{outer.name}." if outer.name else ""
+    for module, change in changes.items():
+        if module and module.startswith(prefix) and module != outer.name:
+            child = prefix + module.removeprefix(prefix).partition(".")[0]
+            inner[child] = inner.get(child, 0) + change
+    if not outer.change_bytes or not inner:
+        return outer
+    largest = max(inner, key=lambda child: inner[child] / outer.change_bytes)
+    if inner[largest] / outer.change_bytes < NAMED_SHARE:
+        return outer
+    return _innermost(changes, ModuleChange(largest, inner[largest]))

@@ -1,0 +1,68 @@
+"""The ranks of a job on several GPUs: which are planned, and which of them takes most."""
+
+from collections.abc import Iterable, Mapping
+
+from msgspec.structs import replace
+
+from planner.jobs import Job
+from planner.planning.estimate import Estimate, RankFigures
+from planner.program import Outcome, Trace
+
+MOST_RANKS = 8  # all of which are planned where they may differ
+_ORDER = (Outcome.FITS, Outcome.FITS_WITH_RETRIES, Outcome.DOES_NOT_FIT)
+
+
+def count_ranks(job: Job) -> int:
+    """Return the number of ranks of a job that may differ from each other; 1 of DDP and DeepSpeed."""
+    if job.deepspeed:
+        return 1
+    return job.world_size or (job.fsdp or 1) * (job.tp or 1)
+
+
+def ranks_beside(job: Job, trace: Trace) -> tuple[int, ...]:
+    """Return the ranks to plan beside the first, whose trace is given.
+
+    There are none where all hold equal parts. Of more than `MOST_RANKS` those are planned whose distance from
+    the first or the last is a power of two, among which are the ends of each dimension of a usual mesh; of a
+    model that the planner shards, the last, since parts become smaller from rank to rank.
+    """
+    count = count_ranks(job)
+    if trace.has_equal_parts:
+        return ()
+    if count <= MOST_RANKS:
+        return tuple(range(1, count))
+    if not job.world_size:
+        return (count - 1,)
+    steps = [2**power for power in range(count.bit_length()) if 2**power < count]
+    return tuple(sorted({*steps, *(count - 1 - step for step in steps), count - 1} - {0}))
+
+
+def is_worse(one: Estimate, other: Estimate) -> bool:
+    """Return whether an estimate has the worse outcome, or with the same one the larger process."""
+    return _badness(one) > _badness(other)
+
+
+def with_ranks(worst: Estimate, by_rank: Mapping[int, Estimate], notes: Iterable[str] = ()) -> Estimate:
+    """Return the estimate of the worst rank with the figures of all; equal ones stand together."""
+    if count_ranks(worst.job) == 1:
+        return worst
+    alike: dict[tuple[Outcome, int, int, int], list[int]] = {}
+    for rank, estimate in sorted(by_rank.items()):
+        alike.setdefault(_figures(estimate), []).append(rank)
+    if len(by_rank) == 1:  # they stand for all
+        alike = {figures: [*range(count_ranks(worst.job))] for figures in alike}
+    rows = tuple(RankFigures(tuple(ranks), *figures) for figures, ranks in alike.items())
+    return replace(worst, ranks=rows, notes=(*worst.notes, *notes))
+
+
+def _figures(estimate: Estimate) -> tuple[Outcome, int, int, int]:
+    run = estimate.run
+    return estimate.outcome, run.peak_allocated_bytes, run.peak_reserved_bytes, estimate.process_bytes
+
+
+def _badness(estimate: Estimate) -> tuple[int, int, int]:
+    return (
+        _ORDER.index(estimate.outcome),
+        estimate.process_bytes,
+        estimate.run.peak_allocated_bytes,
+    )

@@ -13,6 +13,7 @@ from planner._support.lazy_exports import attach_stub
 
 if TYPE_CHECKING:
     from .api.advise import AdviceResult as AdviceResult, advise as advise
+    from .api.check import CheckResult as CheckResult, check as check
     from .api.clusters import (
         ClusterResult as ClusterResult,
         advise_cluster as advise_cluster,
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
     from .api.estimate import EstimateResult as EstimateResult, estimate as estimate
     from .api.explain import ExplainResult as ExplainResult, explain as explain
     from .api.gpus import GpusResult as GpusResult, gpus as gpus
+    from .api.guard import Guard as Guard, guard as guard
     from .api.max_batch import MaxBatchResult as MaxBatchResult, max_batch as max_batch
     from .api.max_size import MaxSizeResult as MaxSizeResult, max_size as max_size
     from .api.serve import ServeResult as ServeResult, serve as serve
+    from .errors import DoesNotFitError as DoesNotFitError
     from .hardware import Device as Device
     from .jobs import Job as Job
 

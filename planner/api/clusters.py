@@ -15,7 +15,7 @@ from planner.api.gpus import choose_devices
 from planner.api.options import Options
 from planner.api.request import Model, Request, open_request
 from planner.errors import UsageError
-from planner.hardware import GPUS_OF_A_NODE, Budget, Device, ProductLine, find_device
+from planner.hardware import GPUS_OF_A_NODE, Budget, Device, ProductLine, Vendor, find_device
 from planner.jobs import Job, Mode, check_count, read_count
 from planner.planning import (
     MOST_GPUS,
@@ -49,6 +49,12 @@ class ClusterResult(Result):
         """Return whether the global batch runs on any of the GPUs."""
         advice = self.table.advice
         return any(row.plans for row in (self.table.rows if advice is None else (advice.plans,)))
+
+    def to_scheduler(self, scheduler: str) -> str:
+        """Return the request for slurm, k8s, skypilot or ray. Raises UsageError for any other."""
+        from planner.report import scheduler_text
+
+        return scheduler_text(self.table, scheduler)
 
 
 def clusters(
@@ -84,9 +90,12 @@ def clusters(
     question = _question(global_batch, gpus_per_node, most_gpus)
     is_chosen = any(given is not None for given in (devices, filter, min_mib, max_mib))
     cards = choose_devices(devices, filter, min_mib if is_chosen else _SMALLEST_MIB, max_mib)
-    cards = tuple(card for card in cards if not _is_slice(card))
+    cards = tuple(card for card in cards if not _is_slice(card) and card.vendor is Vendor.NVIDIA)
     if not cards:
-        raise UsageError("--filter: only slices of GPUs are left, which NCCL does not connect; choose others")
+        raise UsageError(
+            "--filter: only slices of GPUs are left, which NCCL does not connect, or GPUs of other makers, "
+            "whose communication is not modelled; choose others"
+        )
     opened = _open_search(model, question, cards, seq, options)
     rows = find_clusters(opened.search, opened.budgets, opened.request.on_progress)
     return ClusterResult(opened.table(rows, start))

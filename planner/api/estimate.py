@@ -5,9 +5,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Unpack, overload
 
 from planner.api.options import Options
+from planner.api.ranks import Ranks
 from planner.api.request import Model, open_request
 from planner.api.varying import VaryingResult, estimate_of_varying, is_varying, open_any_request
-from planner.planning import EpochPrograms, Estimate, estimate_batch
+from planner.planning import Estimate
 from planner.planning.estimators import Method, find_method, reject_unsupported_options
 from planner.report import Result
 
@@ -72,13 +73,14 @@ def estimate(
     request = open_any_request(model, options, batch)
     if is_varying(request):
         return estimate_of_varying(request)
-    job, size, programs = request.job, request.batch, request.programs()
+    size, ranks = request.batch, Ranks(request)
+    ranks.programs(ranks.first)
     opened = perf_counter()
     request.on_progress(f"tracing batch {size}")
-    trace = EpochPrograms(job, programs).trace(size, request.budget.device.target)
-    estimate = estimate_batch(job, trace, request.budget, perf_counter() - opened)
+    estimate = ranks.estimate(size)
     result = EstimateResult(estimate, opened - request.start)
-    request.save_trace(result, size, programs)
+    rank = estimate.job.rank
+    ranks.request_of(rank).save_trace(result, size, ranks.programs(rank))
     return result
 
 

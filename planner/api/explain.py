@@ -51,24 +51,24 @@ class ExplainResult(Result):
     limits: DisplayLimits
     import_seconds: float
 
-    def draw(self, path: Path) -> None:
+    def draw(self, path: Path | str) -> None:
         """Draw the timeline; the suffix selects the format. Needs matplotlib; raises DataFileError."""
         from planner.report import draw_timeline, summary_of
 
-        draw_timeline(self.explanation, summary_of(self.estimate, self.explanation).caption, path)
+        draw_timeline(self.explanation, summary_of(self.estimate, self.explanation).caption, Path(path))
 
-    def save_snapshot(self, path: Path) -> None:
+    def save_snapshot(self, path: Path | str) -> None:
         """Write the run on the card as torch's memory_viz reads it. Raises DataFileError."""
         from planner.allocator.history import save_snapshot
 
-        save_snapshot(self.trace, self.estimate.budget.limits, path)
+        save_snapshot(self.trace, self.estimate.budget.limits, Path(path))
 
-    def save_page(self, path: Path, curve: BatchCurve | None = None) -> None:
+    def save_page(self, path: Path | str, curve: BatchCurve | None = None) -> None:
         """Write an HTML page; its reader chooses batch sizes and GPUs of `curve`. Raises DataFileError."""
         from planner.report import save_page, summary_of
 
         summary = summary_of(self.estimate, self.explanation)
-        save_page(summary, self.explanation, self.trace, self.limits, curve, path)
+        save_page(summary, self.explanation, self.trace, self.limits, curve, Path(path))
 
 
 @dataclass(frozen=True, slots=True)

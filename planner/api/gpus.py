@@ -1,8 +1,9 @@
 """`planner gpus` for Python: one job on every card of the database."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from os import PathLike
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Unpack
@@ -17,16 +18,28 @@ from planner.api.budget import (
     stored_calibrations,
 )
 from planner.api.options import Options
+from planner.api.prices import Throughput, open_prices, quotes_of, read_throughput, sort_by_price
 from planner.api.request import Model, Request, find_multiple
 from planner.api.varying import is_varying, open_any_request, open_sized_programs
 from planner.errors import UsageError
-from planner.hardware import MIB, Budget, Device, judge_budget, load_devices, search_devices
+from planner.hardware import (
+    MIB,
+    NOT_MODELLED,
+    Budget,
+    Device,
+    PriceList,
+    judge_budget,
+    load_devices,
+    load_other_devices,
+    search_devices,
+)
 from planner.hardware.calibration import find_calibration
-from planner.jobs import BatchShape, Job, check_count, size_ranges
+from planner.jobs import BatchShape, Compile, Job, check_count, size_ranges
 from planner.planning import (
     DeviceFit,
     EpochPrograms,
     FleetTable,
+    Quote,
     Seconds,
     TimedPrograms,
     check_batch,
@@ -37,6 +50,7 @@ from planner.program import FIT_BATCHES, LARGEST_BATCH, Outcome, Trace, find_gro
 from planner.report import Result, growth_text
 
 MOST_OF_VARYING = 12  # GPUs, on each of which runs are sampled for some seconds
+MOST_OF_COMPILED = 8  # kinds of GPU, for each of which several batch sizes are compiled
 SORTS: dict[str, Callable[[DeviceFit], Any]] = {
     "max_batch": lambda fit: (-fit.max_batch, fit.budget.device.total.value, fit.budget.device.name),
     "memory": lambda fit: (fit.budget.device.total.value, fit.budget.device.name),
@@ -44,6 +58,8 @@ SORTS: dict[str, Callable[[DeviceFit], Any]] = {
     "process": lambda fit: (fit.process_bytes, fit.budget.device.name),
     "headroom": lambda fit: (-fit.headroom_bytes, fit.budget.device.name),
 }
+
+PRICE_SORTS = ("price", "cost")  # of an hour, of a million samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +79,13 @@ class GpusResult(Result):
 
         return gpus_to_csv(self.table)
 
-    def draw(self, path: Path) -> None:
+    def to_scheduler(self, scheduler: str) -> str:
+        """Return the request for slurm, k8s, skypilot or ray. Raises UsageError for any other."""
+        from planner.report import scheduler_text
+
+        return scheduler_text(self.table, scheduler)
+
+    def draw(self, path: Path | str) -> None:
         """Draw peak memory against batch size with each card's line. Needs matplotlib; raises UsageError
         where there is nothing to draw, DataFileError.
         """
@@ -72,7 +94,7 @@ class GpusResult(Result):
         if size_ranges(self.table.job):
             raise UsageError("--plot: a curve is of samples of one size; leave it away, or give one size")
 
-        draw_gpus(self.table, path)
+        draw_gpus(self.table, Path(path))
 
 
 def gpus(
@@ -85,6 +107,10 @@ def gpus(
     max_mib: int | None = None,
     devices: Sequence[Device] | None = None,
     multiple_of: int | None = None,
+    prices: str | PathLike[str] | None = None,
+    prices_date: str | None = None,
+    spot: bool | None = None,
+    throughput: Throughput | None = None,
     **options: Unpack[Options],
 ) -> GpusResult:
     """Return the largest batch size of a model on every known GPU; with `batch`, those that run it.
@@ -92,6 +118,8 @@ def gpus(
     `model` and the options are as for `planner.max_batch`, but for `gpu` and `gpu_mib`. `filter` are words
     as `planner devices` takes them, each card has to match one of its texts; `min_mib` and `max_mib` bound
     the total memory; `devices` stand in place of the database; with `multiple_of`, answers are multiples.
+    `prices` is a file in SkyPilot's schema of the day `prices_date`, `spot` takes its spot prices, and
+    `throughput` are samples a second by GPU, which you measured; without `sort` the cheapest come first.
     Raises the errors of `planner.errors`; that nothing fits is a result.
     """
     for name in ("gpu", "gpu_mib", "save_trace"):
@@ -100,15 +128,17 @@ def gpus(
     if batch is not None:
         check_count("--batch", batch, LARGEST_BATCH)
     multiple = find_multiple(multiple_of)
-    key = SORTS.get(sort or "max_batch")
-    if key is None:
-        raise UsageError(f"--sort {sort}: give one of {', '.join(SORTS)}")
+    price_list = open_prices(prices, prices_date, spot)
+    quotes = quotes_of(price_list, read_throughput(throughput))
+    key = _sort_key(sort, price_list, quotes)
     cards = choose_devices(devices, filter, min_mib, max_mib)
     start = perf_counter()
     named: Options = {**options, "gpu": cards[0], "no_calibration": True}
     request = open_any_request(model, named)
     if is_varying(request):
-        return GpusResult(_table_of_varying(request, cards, batch, multiple, key, options))
+        varying = _table_of_varying(request, cards, batch, multiple, key, options)
+        return GpusResult(replace(varying, prices=price_list, quotes=quotes))
+    _check_compiled(request.job, cards)
     job, programs = request.job, TimedPrograms(request.programs())
     opened = perf_counter()
     if batch is not None:
@@ -129,14 +159,48 @@ def gpus(
         budgets[0].confidence,
         tuple(sorted(shown, key=key)),
         len(fits) - len(shown),
-        _notes(traces),
+        (*_of_vendors(fits), *_notes(traces)),
         traces[0].unknown_ops,
         opened - start,
         seconds,
         epochs,
         multiple,
+        price_list,
+        quotes,
     )
     return GpusResult(table)
+
+
+def _sort_key(
+    sort: str | None, prices: PriceList | None, quotes: Mapping[str, Quote]
+) -> Callable[[DeviceFit], Any]:
+    """Return the order of the rows. Raises UsageError for an unknown one, and for prices that are missing."""
+    is_cost_known = any(quote.per_million_samples is not None for quote in quotes.values())
+    name = sort or (("cost" if is_cost_known else "price") if prices is not None else "max_batch")
+    if name in SORTS:
+        return SORTS[name]
+    if name not in PRICE_SORTS:
+        raise UsageError(f"--sort {sort}: give one of {', '.join((*SORTS, *PRICE_SORTS))}")
+    if prices is None:
+        raise UsageError(f"--sort {name}: give the prices as well, --prices FILE.csv")
+    if name == "cost" and not is_cost_known:
+        raise UsageError("--sort cost: give --throughput of GPUs that the file has prices of")
+
+    def by_price(fit: DeviceFit) -> tuple[bool, float, str]:
+        gpu = fit.budget.device.name
+        return not fit.max_batch, sort_by_price(quotes, gpu, name == "cost"), gpu
+
+    return by_price
+
+
+def _check_compiled(job: Job, cards: Sequence[Device]) -> None:
+    """Raise UsageError where a compiled job would be compiled for a long time."""
+    kinds = {(card.target.capability, card.target.sm_count) for card in cards}
+    if job.compile is not Compile.NONE and len(kinds) > MOST_OF_COMPILED:
+        raise UsageError(
+            f"--compile: several batch sizes are compiled for each kind of GPU, for {MOST_OF_COMPILED} kinds "
+            f"at most; these are {len(kinds)}, choose with --filter, or plan without --compile"
+        )
 
 
 def _table_of_varying(
@@ -173,13 +237,23 @@ def _table_of_varying(
         fits[0].budget.confidence,
         tuple(sorted(shown, key=key)),
         len(fits) - len(shown),
-        (f"samples are of many sizes: sampled batches of runs of {job.run_steps:,} steps", *trace.notes),
+        (
+            *_of_vendors(fits),
+            f"samples are of many sizes: sampled batches of runs of {job.run_steps:,} steps",
+            *trace.notes,
+        ),
         trace.unknown_ops,
         opened - request.start,
         Seconds(spent, perf_counter() - opened - spent),
         first.source(first.sizes.largest),
         multiple,
     )
+
+
+def _of_vendors(fits: Sequence[DeviceFit]) -> list[str]:
+    """Return what is not modelled on GPUs of other makers."""
+    vendors = dict.fromkeys(fit.budget.device.vendor for fit in fits)
+    return [NOT_MODELLED[vendor] for vendor in vendors if vendor in NOT_MODELLED]
 
 
 def _of_each_capability(fits: Sequence[DeviceFit]) -> list[DeviceFit]:
@@ -201,8 +275,8 @@ def choose_devices(
     min_mib: int | None,
     max_mib: int | None,
 ) -> tuple[Device, ...]:
-    cards = tuple(load_devices() if devices is None else devices)
     given = [words] if isinstance(words, str) else list(words or ())
+    cards = (*load_devices(), *(load_other_devices() if given else ())) if devices is None else tuple(devices)
     low, high = min_mib or 0, inf if max_mib is None else max_mib
     selected = tuple(card for card in search_devices(cards, given) if low <= card.total.value / MIB <= high)
     if not selected:

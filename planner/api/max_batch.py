@@ -8,10 +8,11 @@ from msgspec.structs import replace
 
 from planner.api.budget import require_memory_limit
 from planner.api.options import Options
+from planner.api.ranks import Ranks
 from planner.api.request import Model, find_multiple, open_request
 from planner.api.varying import VaryingResult, is_varying, max_batch_of_varying, open_any_request
 from planner.errors import UsageError
-from planner.planning import Plan, find_max_batch
+from planner.planning import Plan
 from planner.planning.estimators import Method, find_method, reject_unsupported_options
 from planner.report import Result
 
@@ -108,11 +109,13 @@ def max_batch(
     request = open_any_request(model, options)
     if is_varying(request):
         return max_batch_of_varying(request, multiple, bool(no_retries))
-    programs = request.programs()
+    ranks = Ranks(request)
+    ranks.programs(ranks.first)
     import_seconds = perf_counter() - request.start
-    plan = find_max_batch(request.job, request.budget, programs, multiple)
+    plan = ranks.find_max_batch(multiple)
     result = MaxBatchResult(replace(plan, no_retries=bool(no_retries)), import_seconds)
-    request.save_trace(result, plan.search.largest or 1, programs)
+    rank = plan.job.rank
+    ranks.request_of(rank).save_trace(result, plan.search.largest or 1, ranks.programs(rank))
     return result
 
 

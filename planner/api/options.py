@@ -29,6 +29,7 @@ class JobOptions(TypedDict, total=False):
     backward_in_autocast: bool | None
     memory_format: str | None
     checkpoint: str | None
+    offload: str | None
     accumulate: int | None
     clip_gradients: str | None
     ema: bool | None

@@ -241,7 +241,7 @@ def _job_of_factory(factory: Factory, given: Mapping[str, Any]) -> Job:
     arguments = [key for key, _ in given["model_args"]]
     try:
         file = inspect.getsourcefile(factory) if getattr(factory, "__qualname__", "") == name else None
-    except TypeError:  # of a builtin
+    except (TypeError, OSError):  # of a builtin, or of a class without a file, as in a notebook
         file = None
     if file is None or given["mode"] is not None:
         return Job(name)

@@ -33,20 +33,20 @@ class RunResult(Result):
         """Return whether the command ran within the memory of its GPUs."""
         return self.run.outcome is not Outcome.DOES_NOT_FIT
 
-    def draw(self, path: Path) -> None:
+    def draw(self, path: Path | str) -> None:
         """Draw memory over time, where the run is explained. Raises DataFileError."""
         if self.explained is not None:
             from planner.report import draw_timeline, run_summary
 
-            draw_timeline(self.explained.explanation, run_summary(self.explained).caption, path)
+            draw_timeline(self.explained.explanation, run_summary(self.explained).caption, Path(path))
 
-    def save_page(self, path: Path) -> None:
+    def save_page(self, path: Path | str) -> None:
         """Write an HTML page, where the run is explained. Raises DataFileError."""
         if self.explained is not None:
             from planner.report import run_summary, save_page
 
             summary, explained = run_summary(self.explained), self.explained
-            save_page(summary, explained.explanation, explained.trace, DisplayLimits(), None, path)
+            save_page(summary, explained.explanation, explained.trace, DisplayLimits(), None, Path(path))
 
 
 @dataclass(frozen=True, slots=True)

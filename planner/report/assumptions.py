@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from msgspec.structs import asdict
 
 from planner.allocator import AllocatorConfig
-from planner.hardware import MIB, Budget, Likeness, margins_of
+from planner.hardware import MIB, NOT_MODELLED, Budget, Likeness, margins_of
 from planner.jobs import (
     ClipGradients,
     Job,
@@ -17,7 +17,7 @@ from planner.jobs import (
     is_torchtitan,
     split_model,
 )
-from planner.planning import Estimate
+from planner.planning import Estimate, count_ranks
 from planner.program import NEWEST_TORCH, torch_version_of
 from planner.report.budget import planned_torch
 from planner.report.describe import growth_text, short_op
@@ -58,13 +58,33 @@ def _run_assumptions(estimate: Estimate) -> Iterator[str]:
     if estimate.growth is not None:
         yield growth_text(estimate.growth, estimate.step_limit)
     yield from job_assumptions(estimate.job, estimate.budget)
+    yield from _ranks(estimate)
     yield from estimate.notes
     if estimate.unknown_ops:
         yield unknown_sentence(estimate.unknown_ops)
 
 
+def _ranks(estimate: Estimate) -> Iterator[str]:
+    """Yield which ranks the answer stands for."""
+    job, planned = estimate.job, sum(len(row.ranks) for row in estimate.ranks)
+    count = count_ranks(job)
+    if count == 1:
+        return
+    if planned == 0:
+        beside = "; others may hold more" if job.world_size or job.rank else ""
+        yield f"rank {job.rank} of {count} alone is planned{beside}"
+    elif planned < count:
+        yield f"{planned} of {count} ranks are planned, of which rank {job.rank} takes most"
+    elif len(estimate.ranks) > 1:
+        yield f"of {count} ranks rank {job.rank} takes most"
+    else:
+        yield f"all {count} ranks take the same"
+
+
 def job_assumptions(job: Job, budget: Budget) -> Iterator[str]:
     """Yield the assumptions on a job and a GPU, whatever the batch."""
+    if sentence := NOT_MODELLED.get(budget.device.vendor):
+        yield sentence
     yield _calibration(budget)
     yield _torch(job)
     yield f"nothing else runs on the GPU; {_precision(job)}"
@@ -176,7 +196,8 @@ def _sharding(job: Job) -> str:
     """Return where a model of FSDP2 is when it is sharded."""
     if "by=accelerate" in job.fsdp_arg:
         return "the model is made on the CPU, and each block is moved whole, then sharded"
-    return "the model is made on meta, sharded, then allocated"
+    offloaded = "; parameters, gradients and the optimizer's state on the CPU, in memory that torch pins"
+    return "the model is made on meta, sharded, then allocated" + offloaded * ("offload=true" in job.fsdp_arg)
 
 
 def _recipe(job: Job) -> tuple[str, ...]:
@@ -194,14 +215,10 @@ def _recipe(job: Job) -> tuple[str, ...]:
         "of the training live meanwhile, those of the evaluation afterwards": job.evaluate,
         "DistributedDataParallel with its defaults: all gradients in one bucket in the first step, then the "
         f"first of 1 MiB and others of 25; {views}": job.ddp,
-        f"FSDP2 on the first of {job.fsdp} ranks, whose parts are the largest; the batch size is a rank's; "
-        + _sharding(job): job.fsdp,
+        f"FSDP2 over {job.fsdp} ranks; the batch size is a rank's; {_sharding(job)}": job.fsdp,
         f"{job.model} of torchtitan is planned as transformers' Llama of its sizes in the planner's loop; "
         "torchtitan's own layers and loss may keep other tensors": is_torchtitan(job.model),
-        f"rank {job.rank} of {job.world_size} as the file sets them up; other ranks may hold more (--rank)": (
-            job.world_size and not job.deepspeed
-        ),
-        f"tensor parallel on the first of {job.tp} ranks, which share their batch; the optimizer has a group "
+        f"tensor parallel over {job.tp} ranks, which share their batch; the optimizer has a group "
         "of parameters for each mesh, as transformers' Trainer has": job.tp,
         f"nnU-Net itself runs with {_unlike_nnunet(job)}": bool(_unlike_nnunet(job)),
     }

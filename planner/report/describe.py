@@ -12,6 +12,7 @@ from planner.jobs import (
     Loss,
     MemoryFormat,
     Mode,
+    Offload,
     OptimizerImpl,
     Precision,
     Quantize,
@@ -90,6 +91,7 @@ def _recipe(job: Job) -> list[str]:
     batches = f" of batches of {job.eval_batch:,}" if job.eval_batch else ""
     parts = {
         f"checkpointed {job.checkpoint}": job.checkpoint is not Checkpoint.NONE,
+        f"{job.offload} offloaded to the CPU": job.offload is not Offload.NONE,
         f"{job.accumulate} micro-batches a step": job.accumulate > 1,
         f"gradients clipped by {job.clip_gradients}": job.clip_gradients is not ClipGradients.NONE,
         "moving average of the weights": job.ema,

@@ -1,8 +1,10 @@
 """The functions of planner: they give what the commands print, and refuse what would mean nothing."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -43,6 +45,17 @@ def test_python_takes_a_factory() -> None:
     assert (result["model"], result["batch"]) == ("tiny", 256)
     assert result["breakdown_mib"]["parameters"] == 4.004
     assert result["breakdown_mib"]["optimizer"] > 8
+
+
+def test_python_takes_a_class_of_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class whose module has no file, as in a notebook, is planned like any other."""
+    from torch import nn
+
+    names: dict[str, Any] = {"nn": nn, "__name__": "__main__"}
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
+    exec("class Net(nn.Linear):\n    def __init__(self):\n        super().__init__(1024, 1024)\n", names)
+    result = planner.estimate(names["Net"], 256, input="1024", loss="sum", optimizer="adam", steps=2)
+    assert result.to_dict()["breakdown_mib"]["parameters"] == 4.004
 
 
 @pytest.mark.parametrize(
@@ -121,21 +134,26 @@ def test_unknown_name() -> None:
     """The package has its public names and no other."""
     assert sorted(planner.__all__) == [
         "AdviceResult",
+        "CheckResult",
         "ClusterResult",
         "Device",
+        "DoesNotFitError",
         "EstimateResult",
         "ExplainResult",
         "GpusResult",
+        "Guard",
         "Job",
         "MaxBatchResult",
         "MaxSizeResult",
         "ServeResult",
         "advise",
         "advise_cluster",
+        "check",
         "clusters",
         "estimate",
         "explain",
         "gpus",
+        "guard",
         "max_batch",
         "max_size",
         "serve",

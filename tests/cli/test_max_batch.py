@@ -83,6 +83,7 @@ def test_options_reach_the_job(capsys: Capture) -> None:
         "backward_in_autocast": False,
         "memory_format": "channels_last",
         "checkpoint": "none",
+        "offload": "none",
         "accumulate": 1,
         "clip_gradients": "none",
         "ema": False,

@@ -264,6 +264,7 @@ def test_estimate_as_json() -> None:
             ],
         },
         "retries": 1,
+        "ranks": [],
         "retry_costs": [],
         "failure": {
             "step": 1,

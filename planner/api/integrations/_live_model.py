@@ -56,6 +56,21 @@ def plan_live_model(loop: LiveLoop, options: Options) -> MaxBatchResult:
 
 
 def _planned(loop: LiveLoop, options: Options) -> MaxBatchResult:
+    live = read_loop(loop, options)
+    return plan_job(live.job, live.build, live.notes, options)
+
+
+class LiveJob(Struct, frozen=True):
+    """The job of a module in use, what builds a copy of it, and the notes of its answers."""
+
+    job: Job
+    build: Callable[[], Any]
+    batch: int  # of the sample
+    notes: tuple[str, ...]
+
+
+def read_loop(loop: LiveLoop, options: Options) -> LiveJob:
+    """Return the job of a loop. Raises UsageError."""
     from planner.capture import fields_of_process, live_job, read_live_model
 
     chosen = any(options.get(name) is not None for name in ("optimizer", "optimizer_impl"))
@@ -66,17 +81,22 @@ def _planned(loop: LiveLoop, options: Options) -> MaxBatchResult:
     job = replace(live_job(type(loop.module).__name__, model), **{**fields_of_process(), **loop.fields})
     given = model.inputs[:-1] if loop.held_bytes else model.inputs
     shapes = f"every batch has the shapes of the sample: {', '.join(map(str, given))}"
-    return plan_job(job, model.build, (shapes, *loop.unplanned, *loop.notes), options)
+    return LiveJob(job, model.build, model.batch, (shapes, *loop.unplanned, *loop.notes))
 
 
-def plan_job(job: Job, make: Callable[[], Any], notes: tuple[str, ...], options: Options) -> MaxBatchResult:
-    """Return the largest batch of a job whose model or trainer `make` makes, with more notes."""
+def named(make: Callable[[], Any], name: str) -> Callable[[], Any]:
+    """Return the same function under a name, which reports show."""
 
     def build() -> Any:
         return make()
 
-    build.__name__ = job.model  # for the reports
-    result = max_batch(build, **_options_of(job, options))
+    build.__name__ = name
+    return build
+
+
+def plan_job(job: Job, make: Callable[[], Any], notes: tuple[str, ...], options: Options) -> MaxBatchResult:
+    """Return the largest batch of a job whose model or trainer `make` makes, with more notes."""
+    result = max_batch(named(make, job.model), **options_of_job(job, options))
     assert isinstance(result, MaxBatchResult)
     return with_notes(result, notes)
 
@@ -130,7 +150,7 @@ def with_notes(result: MaxBatchResult, notes: tuple[str, ...]) -> MaxBatchResult
     return dataclasses.replace(result, plan=replace(result.plan, **changed))
 
 
-def _options_of(job: Job, options: Options) -> Options:
+def options_of_job(job: Job, options: Options) -> Options:
     """Return the job's fields as options, the user's over them; without a limit, for the local GPU."""
     chosen: dict[str, Any] = {
         "input": list(job.inputs),

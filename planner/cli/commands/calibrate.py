@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from calibration.calibrate import CalibrationResult
 
 DEFAULT_MINUTES = 10.0
-STANDARD = "standard"  # the campaign that ships
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ def calibrate_command(
     ],
     campaign: Annotated[
         str | None,
-        option("FILE", "Measure the jobs of a campaign file instead of --model; standard is included."),
+        option("FILE", "Measure the jobs of a campaign file; standard and quick are included."),
     ],
     import_dir: Annotated[
         Path | None, option("DIR", "Import records of a measuring script; needs no GPU.", "--import")
@@ -110,9 +109,9 @@ def _measure_campaign(
     name: str, options: dict[str, Any], folder: Path, minutes: float, on_progress: OnProgress
 ) -> Campaign:
     from calibration.calibrate import calibrate_campaign
-    from calibration.campaign_file import STANDARD as STANDARD_FILE
+    from calibration.campaign_file import INCLUDED
 
-    path = STANDARD_FILE if name == STANDARD else Path(name)
+    path = INCLUDED.get(name) or Path(name)
     return _campaign(calibrate_campaign(folder, minutes, on_progress, path, allowed_sources(options)), folder)
 
 

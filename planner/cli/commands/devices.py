@@ -23,14 +23,14 @@ def devices_command(
         list[str] | None,
         Argument(
             metavar="[WORDS]...",
-            help="Each is found in a card's name, aliases, line (consumer, workstation, datacenter, slice), "
-            "memory or cloud instances, or is its compute capability; auto: this machine's card.",
+            help="Each is found in a card's name, aliases, maker, line (consumer, workstation, datacenter, "
+            "slice), memory or cloud instances, or is its compute capability; auto: this machine's card.",
         ),
     ],
 ) -> Answer:
     """List the known GPUs, each figure with its source."""
-    from planner.hardware import load_devices, local_device, search_devices
+    from planner.hardware import load_devices, load_other_devices, local_device, search_devices
 
-    auto = words == ["auto"]
-    devices = (local_device(),) if auto else search_devices(load_devices(), words or ())
+    auto, known = words == ["auto"], (*load_devices(), *load_other_devices())
+    devices = (local_device(),) if auto else search_devices(known, words or ())
     return DevicesResult(devices), bool(devices)

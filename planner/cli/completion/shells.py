@@ -122,25 +122,25 @@ def _values(command: str, field: str, beginning: str) -> list[str]:
 
 
 def _choices(command: str) -> dict[str, Sequence[str]]:
-    from planner.api import SORTS
+    from planner.api import PRICE_SORTS, SORTS
     from planner.jobs import JOB_OPTIONS
     from planner.planning.estimators import Method
 
     return {
         **{one.name: [*one.choices, *one.more_words] for one in JOB_OPTIONS if one.choices is not None},
         "method": list(Method),
-        "sort": list(SORTS) if command == "gpus" else (),
+        "sort": [*SORTS, *PRICE_SORTS] if command == "gpus" else (),
         "alloc_conf": ("expandable_segments:True",),
     }
 
 
 def gpu_names(beginning: str) -> list[str]:
     """Return one spelling of each card that begins so, without blanks; case and punctuation do not matter."""
-    from planner.hardware import device_key, load_devices
+    from planner.hardware import device_key, load_devices, load_other_devices
 
     key = device_key(beginning)
     names = []
-    for device in load_devices():
+    for device in (*load_devices(), *(load_other_devices() if key else ())):
         spellings = [name for name in (device.name, *device.aliases) if device_key(name).startswith(key)]
         if spellings:
             names.append(min(spellings, key=len).replace(" ", "-") if key else device.name.replace(" ", "-"))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from planner.hardware import Device, SourcedBytes, SourcedValue
+from planner.hardware import NOT_MODELLED, Device, SourcedBytes, SourcedValue, Vendor
 from planner.report.budget import figures_to_json
 from planner.report.document import Cell, Column, Document, Paragraph, Table
 from planner.report.units import SCHEMA, attributes, mib_text
@@ -48,7 +48,7 @@ def _row(device: Device) -> tuple[Cell | str, ...]:
         sm_count,
         "" if about is None else about.memory_type,
         "" if about is None or about.bandwidth is None else f"{about.bandwidth.value:,.0f}",
-        f"{major}.{minor}",
+        f"{major}.{minor}" if device.vendor is Vendor.NVIDIA else "-",
     )
 
 
@@ -59,6 +59,8 @@ def _in_full(device: Device) -> Table:
 
 def _entries(device: Device) -> Iterator[tuple[str, str]]:
     about, (major, minor) = device.about, device.capability
+    if device.vendor is not Vendor.NVIDIA:
+        yield "maker", f"{device.vendor.value}: {NOT_MODELLED[device.vendor]}"
     yield "total", _size(device.total)
     yield "torch sees", _size(device.usable)
     yield "context", _size(device.context)
@@ -92,6 +94,7 @@ def _device_to_json(device: Device) -> dict[str, Any]:
     about = device.about
     return {
         **figures_to_json(device),
+        "vendor": device.vendor.value,
         **attributes(device, "aliases"),
         **attributes(about, "line"),
         "multiprocessors": None if about is None else _noted_to_json(about.multiprocessors),

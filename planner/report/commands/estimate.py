@@ -6,7 +6,7 @@ from typing import Any
 from planner.allocator import Replay
 from planner.hardware import MIB, Likeness, is_fitted, margins_of
 from planner.hardware.calibration import Correction
-from planner.planning import Estimate, RetryCost, Seconds, StepLimit
+from planner.planning import Estimate, RankFigures, RetryCost, Seconds, StepLimit
 from planner.planning.estimators import Method
 from planner.program import GrowingSite, Growth, Outcome
 from planner.report.assumptions import assumptions, run_assumptions
@@ -30,6 +30,7 @@ from planner.report.units import (
     NAME_WIDTH,
     attributes,
     breakdown,
+    figures_table,
     memory_table,
     mib,
     mib_column,
@@ -133,7 +134,31 @@ def failure_entries(estimate: Estimate) -> list[Entry]:
 
 def memory_sections(estimate: Estimate) -> list[list[Block]]:
     """Return the memory of the batch, and the parts of the process."""
-    return [[batch_table(estimate), *_step_peaks(estimate.run)], [parts_table(breakdown(estimate))]]
+    own: list[list[Block]] = [
+        [batch_table(estimate), *_step_peaks(estimate.run)],
+        [parts_table(breakdown(estimate))],
+    ]
+    return [*own, [_ranks_table(estimate.ranks)]] if len(estimate.ranks) > 1 else own
+
+
+def _ranks_table(rows: Sequence[RankFigures]) -> Table:
+    """Return the memory of each rank."""
+    sizes = (
+        (ranks_text(row.ranks), (row.peak_allocated_bytes, row.peak_reserved_bytes, row.process_bytes))
+        for row in rows
+    )
+    return figures_table("Rank", ("allocated", "reserved", "process MiB"), sizes)
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return numbers of ranks, those that follow each other as a range."""
+    parts: list[list[int]] = []
+    for rank in ranks:
+        if parts and rank == parts[-1][-1] + 1:
+            parts[-1].append(rank)
+        else:
+            parts.append([rank])
+    return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
 
 
 def batch_table(estimate: Estimate) -> Table:
@@ -217,6 +242,7 @@ def estimate_to_json(estimate: Estimate, import_seconds: float) -> dict[str, Any
         "p_out_of_memory": None if estimate.p_out_of_memory is None else round(estimate.p_out_of_memory, 5),
         "risk": _risk(estimate.budget.likeness),
         "retries": (failed or run).retries,
+        "ranks": [_rank(row) for row in estimate.ranks],
         "retry_costs": to_builtins(estimate.retry_costs),
         "failure": with_mib(failed and failed.failure),
         "breakdown_mib": mib_parts(breakdown(estimate)),
@@ -232,6 +258,12 @@ def plan_seconds_to_json(seconds: Seconds, import_seconds: float) -> dict[str, f
     """Return the value of `seconds`."""
     spent = {"import": import_seconds, "trace": seconds.trace, "replay": seconds.replay}
     return {name: round(value, 3) for name, value in spent.items()}
+
+
+def _rank(row: RankFigures) -> dict[str, Any]:
+    """Return the value of `ranks` for ranks that are alike."""
+    figures = attributes(row, "peak_allocated_mib", "peak_reserved_mib", "process_mib")
+    return {"ranks": list(row.ranks), "fits": row.outcome.value, **figures}
 
 
 def _risk(likeness: Likeness) -> dict[str, Any]:

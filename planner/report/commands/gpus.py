@@ -1,9 +1,11 @@
 """The table to read before buying or renting, as document, JSON and CSV."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from planner.hardware import PriceList
 from planner.jobs import job_to_json
-from planner.planning import DeviceFit, FleetTable
+from planner.planning import DeviceFit, FleetTable, Quote
 from planner.program import Outcome
 from planner.report.budget import planned_torch
 from planner.report.commands.estimate import STYLES, closing_section, plan_seconds_to_json
@@ -22,6 +24,9 @@ _COLUMNS = (
     Column("total MiB", is_number=True, rank=5),
     Column("how sure", rank=3),
 )
+_PRICE_COLUMNS = (Column("USD/h", is_number=True), Column("instance", rank=8))
+_COST_COLUMN = Column("USD/M", is_number=True)
+_LESS = ("retrying", "headroom", "total MiB")  # columns that make room for prices
 _BAR_COLOURS = {
     Outcome.FITS: "#009E73",
     Outcome.FITS_WITH_RETRIES: "#E69F00",
@@ -30,13 +35,15 @@ _BAR_COLOURS = {
 _CSV_NAMES = (
     *("gpu", "total_mib", "max_batch", "process_mib", "calibrated", "source", "batch", "fits"),
     *("process_upper_mib", "headroom_mib", "usable_mib", "usable_kind", "level", "capability", "line"),
-    *("instances", "comfortable_batch"),
+    *("instances", "comfortable_batch", "price_per_hour", "price_per_gpu_hour", "instance"),
+    *("instance_gpus", "place", "throughput", "price_per_million_samples"),
 )
 _NO_FIT = "-"
 _MEANINGS = {
     "default": "default: no calibration of this job, margins of published runs",
     "measured": "measured: a calibration of this job on this GPU",
     "emulated": "emulated: a calibration of this job on an emulated GPU",
+    "contributed": "contributed: a calibration of this job that a user has measured",
     "near": "near: one on this GPU under other versions",
     "related": "related: one on another GPU of this architecture",
     "*": "*: what torch sees of the card's memory is derived, not published",
@@ -56,7 +63,7 @@ def gpus_document(table: FleetTable) -> Document:
     closing += [Bullets("", assumed)] if assumed else []
     return Document.of(
         [Headline((_answer(table), job_entry(table.job)), style)],
-        [Table(_COLUMNS, rows, indent=0)] if rows else [],
+        [Table(_columns(table), rows, indent=0)] if rows else [],
         [*closing, *closing_section(None, table.seconds, table.import_seconds)],
     )
 
@@ -78,7 +85,7 @@ def _row(table: FleetTable, fit: DeviceFit, most: int) -> tuple[Cell | str, ...]
     share = fit.comfortable_batch / max(1, most) if table.batch is None else taken
     retrying = batch_text(fit.max_batch) if fit.max_batch > fit.comfortable_batch else _NO_FIT
     sizes = (fit.process_bytes, fit.process_upper_bytes, fit.headroom_bytes)
-    return (
+    cells: tuple[Cell | str, ...] = (
         device.name,
         Cell(batch_text(fit.comfortable_batch), STYLES[outcome]),
         retrying,
@@ -87,6 +94,36 @@ def _row(table: FleetTable, fit: DeviceFit, most: int) -> tuple[Cell | str, ...]
         f"{round(mib(device.total.value)):,}",
         Cell(_sure(fit), "faint"),
     )
+    shown = (cell for cell, column in zip(cells, _COLUMNS, strict=True) if column in _plain_columns(table))
+    return (*shown, *_prices(table, fit))
+
+
+def _plain_columns(table: FleetTable) -> list[Column]:
+    return [column for column in _COLUMNS if table.prices is None or column.title not in _LESS]
+
+
+def _columns(table: FleetTable) -> Sequence[Column]:
+    prices = () if table.prices is None else _PRICE_COLUMNS
+    cost = (_COST_COLUMN,) if _has_costs(table) else ()
+    return (*_plain_columns(table), *prices[:1], *cost, *prices[1:])
+
+
+def _has_costs(table: FleetTable) -> bool:
+    return any(quote.per_million_samples is not None for quote in table.quotes.values())
+
+
+def _prices(table: FleetTable, fit: DeviceFit) -> list[str]:
+    """Return price, instance and cost of samples, as far as the table has these columns."""
+    quote = table.quotes.get(fit.budget.device.name, Quote())
+    offer, cost = quote.offer, quote.per_million_samples
+    if table.prices is None:
+        return []
+    count = f" ({offer.gpus} GPUs)" if offer is not None and offer.gpus > 1 else ""
+    price, instance = (
+        (_NO_FIT, _NO_FIT) if offer is None else (f"{offer.price:,.2f}", f"{offer.instance}{count}")
+    )
+    costs = [_NO_FIT if cost is None else f"{cost:,.3f}"] if _has_costs(table) else []
+    return [price, *costs, instance]
 
 
 def _outcome(fit: DeviceFit, table: FleetTable) -> Outcome:
@@ -103,8 +140,8 @@ def _sure(fit: DeviceFit) -> str:
     words = {"exact": "measured", "same GPU": "near", "same architecture": "related"}
     if correction is None or correction.fit is None:
         word = "default"
-    elif correction.source == "emulated":
-        word = "emulated"
+    elif correction.source in ("emulated", "contributed"):
+        word = correction.source
     else:
         word = words[correction.level.value]
     return f"{word}{'' if fit.budget.device.usable.kind.value in ('published', 'measured') else '*'}"
@@ -113,7 +150,7 @@ def _sure(fit: DeviceFit) -> str:
 def _legend(table: FleetTable) -> list[str]:
     """Return the meaning of the columns that are used."""
     batches = "batch: the largest that runs without retries"
-    if any(fit.max_batch > fit.comfortable_batch for fit in table.fits):
+    if table.prices is None and any(fit.max_batch > fit.comfortable_batch for fit in table.fits):
         batches += (
             "; retrying: a larger one that fits by retries, for which torch releases cached memory while the "
             "GPU stands still"
@@ -123,8 +160,22 @@ def _legend(table: FleetTable) -> list[str]:
         f"process, at most, headroom: of {which}, as nvidia-smi shows it; at confidence "
         f"{table.confidence:g}; what it leaves of the memory that torch sees"
     )
+    if table.prices is not None:
+        columns = f"process, at most: of {which}, as nvidia-smi shows it; at confidence {table.confidence:g}"
     used = " ".join(_sure(fit) for fit in table.fits)
-    return [batches, columns, "; ".join(text for word, text in _MEANINGS.items() if word in used)]
+    meanings = "; ".join(text for word, text in _MEANINGS.items() if word in used)
+    return [batches, columns, meanings, *_price_legend(table)]
+
+
+def _price_legend(table: FleetTable) -> list[str]:
+    """Return what the prices are, and whose they are not."""
+    if table.prices is None:
+        return []
+    whole = "USD/h: the cheapest instance with the GPU, paid for whole; - where the file has no price"
+    cost = "; USD/M: a million samples at the throughput given, on one GPU" if _has_costs(table) else ""
+    unknown = ", ".join(table.prices.unknown)
+    others = [f"not GPUs of the database: {unknown}"] if unknown else []
+    return [f"{table.prices.sentence()}; {whole}{cost}", *others]
 
 
 # ---- JSON and CSV
@@ -138,17 +189,30 @@ def gpus_to_json(table: FleetTable) -> dict[str, Any]:
         "torch": planned_torch(table.job),
         "job": job_to_json(table.job),
         **attributes(table, "batch", "multiple_of", "confidence"),
-        "rows": [_row_to_json(fit) for fit in table.fits],
+        "rows": [_row_to_json(table, fit) for fit in table.fits],
         "left_out": table.left_out,
+        "prices": _prices_to_json(table.prices),
         "assumptions": list(table.notes),
         **attributes(table, "unknown_ops"),
         "seconds": plan_seconds_to_json(table.seconds, table.import_seconds),
     }
 
 
+def _prices_to_json(prices: PriceList | None) -> dict[str, Any] | None:
+    if prices is None:
+        return None
+    return {
+        **attributes(prices, "file"),
+        "date": prices.date.isoformat(),
+        **attributes(prices, "date_source"),
+        "spot": prices.is_spot,
+        "unknown": list(prices.unknown),
+    }
+
+
 def gpus_to_csv(table: FleetTable) -> str:
     """Return a line of names, then one for each GPU; instances are separated by semicolons."""
-    rows = [_row_to_json(fit) for fit in table.fits]
+    rows = [_row_to_json(table, fit) for fit in table.fits]
     for row in rows:
         row["capability"] = ".".join(map(str, row["capability"]))
         row["instances"] = "; ".join(row["instances"])
@@ -168,7 +232,9 @@ def _source(fit: DeviceFit) -> str:
     return f"{correction.level}: {correction.about}"
 
 
-def _row_to_json(fit: DeviceFit) -> dict[str, Any]:
+def _row_to_json(table: FleetTable, fit: DeviceFit) -> dict[str, Any]:
+    quote = table.quotes.get(fit.budget.device.name, Quote())
+    offer = quote.offer
     device, shown = fit.budget.device, fit if fit.max_batch else None
     return {
         "gpu": device.name,
@@ -187,4 +253,11 @@ def _row_to_json(fit: DeviceFit) -> dict[str, Any]:
         **attributes(device.about, "line"),
         "instances": [] if device.about is None else list(device.about.instances),
         "comfortable_batch": fit.comfortable_batch,
+        "price_per_hour": quote.price,
+        "price_per_gpu_hour": None if offer is None else offer.price_of_gpu,
+        **attributes(offer, "instance"),
+        "instance_gpus": None if offer is None else offer.gpus,
+        **attributes(offer, "place"),
+        "throughput": quote.throughput,
+        "price_per_million_samples": quote.per_million_samples,
     }

@@ -31,9 +31,13 @@ def _headline(plan: ServingPlan) -> Headline:
         text = f"Not one sequence of {plan.length:,} tokens fits beside {plan.model.name}{beside}"
         entry = Entry("Longest sequence", f"{plan.tokens:,} tokens")
         return Headline((text, entry), "bad")
+    has_keys = bool(plan.model.layers)
+    length = f"{plan.length:,} tokens" if has_keys else "any length"
+    cache = f"{plan.tokens:,} tokens in {plan.blocks:,} blocks of {plan.settings.block_size}"
+    cache = cache if has_keys else f"{plan.blocks:,} states of {plan.model.state_bytes:,} bytes a layer"
     lines: list[str | Entry] = [
-        Entry("Sequences", f"{plan.sequences:,} of {plan.length:,} tokens at once"),
-        Entry("Cache", f"{plan.tokens:,} tokens in {plan.blocks:,} blocks of {plan.settings.block_size}"),
+        Entry("Sequences", f"{plan.sequences:,} of {length} at once"),
+        Entry("Cache", cache),
         Entry("Static cache", f"{plan.static_sequences:,} sequences, if each had its whole length reserved"),
         Entry("Model", f"{plan.model.name}{beside}"),
     ]
@@ -47,7 +51,9 @@ def _memory(plan: ServingPlan) -> Iterator[tuple[str, int, str]]:
     yield "weights", plan.weight_bytes, "of both models" if plan.draft else "counted, in half precision"
     yield "profile run", plan.profile_bytes, f"{tokens:,} tokens, then the sampler; computed"
     yield "CUDA graphs", plan.graph_bytes, "activations of the largest captured batch; computed"
-    yield "left for the cache", max(0, plan.cache_bytes), f"{plan.token_bytes:,} bytes per token"
+    state_bytes = plan.model.state_layers * plan.model.state_bytes
+    states = f", {state_bytes:,} bytes of states per sequence" if state_bytes else ""
+    yield "left for the cache", max(0, plan.cache_bytes), f"{plan.token_bytes:,} bytes per token{states}"
 
 
 def _assumed(plan: ServingPlan) -> Iterator[str]:
@@ -95,6 +101,7 @@ def serving_to_json(plan: ServingPlan, seconds: float) -> dict[str, Any]:
         "tokens": plan.tokens,
         "blocks": plan.blocks,
         "bytes_per_token": plan.token_bytes,
+        "state_bytes_per_sequence": plan.model.state_layers * plan.model.state_bytes,
         "requested_mib": mib(plan.requested_bytes),
         "weights_mib": mib(plan.weight_bytes),
         "profile_mib": mib(plan.profile_bytes),

@@ -26,7 +26,7 @@ def verification_document(verification: Verification) -> Document:
     start = _start(observation, estimate.budget.confidence, verification.holds)
     answer = f"{start}: batch {observation.batch} {_outcome(verification)}"
     return Document.of(
-        [Headline((answer, job_entry(estimate.job)), _style(verification.holds))], [_peaks(verification)]
+        [Headline((answer, job_entry(estimate.job)), _style(verification.holds))], [peaks_table(verification)]
     )
 
 
@@ -44,7 +44,7 @@ def limit_document(check: LimitCheck) -> Document:
 
 def _run_section(run: Verification) -> list[Block]:
     text = f"Batch {run.observation.batch} {_outcome(run)}"
-    return [Paragraph(text, _style(run.holds)), *([_peaks(run)] if run.ran else [])]
+    return [Paragraph(text, _style(run.holds)), *([peaks_table(run)] if run.ran else [])]
 
 
 def _style(holds: bool) -> Style:
@@ -76,7 +76,7 @@ def _outcome(run: Verification) -> str:
     return f"was {predicted} and ran{'' if run.holds else ', but exceeded the upper bound'}"
 
 
-def _peaks(run: Verification) -> Table:
+def peaks_table(run: Verification) -> Table:
     """Return each predicted peak beside the measured or emulated one."""
     estimate, seen = run.estimate, run.observation
     columns = (
@@ -105,7 +105,6 @@ def _peaks(run: Verification) -> Table:
 def verification_to_json(verification: Verification, import_seconds: float) -> dict[str, Any]:
     """Return the JSON object of `planner verify`; `errors` are estimated over measured, less 1."""
     seen = verification.observation
-    figures, emulated = attributes(seen, *_FIGURES), seen.source == "emulated"
     return {
         "schema": SCHEMA,
         "model": seen.job.model,
@@ -114,10 +113,15 @@ def verification_to_json(verification: Verification, import_seconds: float) -> d
         **attributes(verification, "ran", "agrees", "holds"),
         "verdict": _verdict(seen, verification.holds),
         "errors": {name: round(error, 6) for name, error in verification.errors.items()},
-        "measured": None if emulated else figures,
-        "emulated": figures if emulated else None,
+        **measured_figures(seen),
         "estimate": estimate_to_json(verification.estimate, import_seconds),
     }
+
+
+def measured_figures(seen: Observation) -> dict[str, Any]:
+    """Return the figures of a run in MiB, under a name that says where they come from."""
+    figures, emulated = attributes(seen, *_FIGURES), seen.source == "emulated"
+    return {"measured": None if emulated else figures, "emulated": figures if emulated else None}
 
 
 def limit_to_json(check: LimitCheck, import_seconds: float) -> dict[str, Any]:

@@ -1,0 +1,122 @@
+"""Plans over the ranks of a job: what each of them takes, and the answer of the one that takes most."""
+
+from time import perf_counter
+
+from msgspec.structs import replace
+
+from planner.api.request import Request
+from planner.errors import PlannerError
+from planner.jobs import Job
+from planner.planning import (
+    EpochPrograms,
+    Estimate,
+    Plan,
+    count_ranks,
+    estimate_batch,
+    find_max_batch,
+    is_worse,
+    ranks_beside,
+    with_ranks,
+)
+from planner.program import Outcome, ProgramSet, Trace
+
+
+class Ranks:
+    """The ranks of a request, each with its programs, opened when they are first needed.
+
+    Where a rank is given, or the traces are of a file, that one alone is planned.
+    """
+
+    def __init__(self, request: Request) -> None:
+        """Take the request of the first rank."""
+        self._request = request
+        self._programs: dict[int, ProgramSet] = {}
+        job = request.job
+        is_given = request.options.get("rank") is not None or job.rank > 0 or request.saved is not None
+        self._are_searched = not is_given and count_ranks(job) > 1
+        self.first = job.rank
+
+    def request_of(self, rank: int) -> Request:
+        """Return the request for a rank."""
+        return replace(self._request, job=self._job(rank))
+
+    def programs(self, rank: int) -> ProgramSet:
+        """Return the programs of a rank. Raises UsageError."""
+        if rank not in self._programs:
+            self._programs[rank] = self.request_of(rank).programs()
+        return self._programs[rank]
+
+    def estimate(self, batch: int) -> Estimate:
+        """Return the estimate of the rank that takes most at a batch size, with the figures of all.
+
+        Raises the errors of a capture of the first rank; others that cannot be captured are named.
+        """
+        return self._beside(self._estimate(self.first, batch))
+
+    def find_max_batch(self, multiple_of: int) -> Plan:
+        """Return the largest batch size that fits on all ranks. Raises the errors of a capture."""
+        planned: set[int] = set()
+        rank = self.first
+        while True:
+            planned.add(rank)
+            plan = find_max_batch(self._job(rank), self._request.budget, self.programs(rank), multiple_of)
+            if not self._are_searched:
+                return plan
+            plan, worse = self._with_ranks(plan)
+            if worse is None or worse in planned:
+                return plan
+            rank = worse
+
+    def _with_ranks(self, plan: Plan) -> tuple[Plan, int | None]:
+        """Return the plan with the figures of all ranks, and a rank, if any, on which it does not hold."""
+        sides = {name: getattr(plan, name) for name in ("at_max", "at_comfortable")}
+        fuller: dict[int, Estimate] = {}
+        for side in sides.values():
+            if side is None or side.run.batch in fuller:
+                continue
+            everywhere = self._beside(side)
+            if _breaks(everywhere, side):
+                return plan, everywhere.job.rank
+            own = replace(side, ranks=everywhere.ranks, notes=everywhere.notes)
+            fuller[side.run.batch] = own
+        changed = {name: side and fuller[side.run.batch] for name, side in sides.items()}
+        return replace(plan, **changed), None
+
+    def _beside(self, own: Estimate) -> Estimate:
+        """Return the worst estimate of a batch size, of which one rank's is given."""
+        if not self._are_searched:
+            return own
+        batch, by_rank, notes = own.run.batch, {own.job.rank: own}, []
+        worst = own
+        trace = self._trace(self.first, batch)
+        for rank in (self.first, *ranks_beside(self._request.job, trace)):
+            if rank in by_rank:
+                continue
+            self._request.on_progress(f"tracing rank {rank}")
+            try:
+                by_rank[rank] = self._estimate(rank, batch)
+            except PlannerError as error:
+                notes.append(f"rank {rank} is not planned: {error}")
+                continue
+            if is_worse(by_rank[rank], worst):
+                worst = by_rank[rank]
+        return with_ranks(worst, by_rank, notes)
+
+    def _estimate(self, rank: int, batch: int) -> Estimate:
+        start = perf_counter()
+        trace = self._trace(rank, batch)
+        return estimate_batch(self._job(rank), trace, self._request.budget, perf_counter() - start)
+
+    def _trace(self, rank: int, batch: int) -> Trace:
+        target = self._request.budget.device.target
+        return EpochPrograms(self._job(rank), self.programs(rank)).trace(batch, target)
+
+    def _job(self, rank: int) -> Job:
+        return replace(self._request.job, rank=rank)
+
+
+def _breaks(everywhere: Estimate, own: Estimate) -> bool:
+    """Return whether a rank does worse with a batch than the one for which it is an answer."""
+    if everywhere.job.rank == own.job.rank or everywhere.outcome is own.outcome:
+        return False
+    return everywhere.outcome is Outcome.DOES_NOT_FIT or own.outcome is Outcome.FITS

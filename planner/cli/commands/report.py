@@ -1,0 +1,94 @@
+"""`planner report`: what was measured on this machine, packed for an issue or a pull request."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument
+
+from planner.cli.options import Answer, flag, option, with_options
+from planner.errors import UsageError
+from planner.hardware.calibration import (
+    Calibration,
+    calibration_text,
+    check_contribution,
+    file_name,
+    load_calibration,
+    pack,
+    write_calibration,
+)
+from planner.report import Result
+
+_NOTHING = "FILE is missing: name a calibration (a .yaml of planner tables) or an observation (runs/*.json)"
+
+
+@dataclass(frozen=True, slots=True)
+class ReportResult(Result):
+    """Calibrations that were packed, or files that were checked."""
+
+    packed: tuple[str, ...]  # the content of each file
+    written: tuple[str, ...]  # empty where the answer was no
+    checked: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+@with_options()
+def report_command(
+    files: Annotated[
+        list[str] | None, Argument(metavar="FILE...", help="Calibrations, or observations of a guard.")
+    ],
+    check: Annotated[bool | None, flag("--check", "Check contributed files; write nothing.")],
+    out: Annotated[Path | None, option("DIR", "Output folder; by default the current one.")],
+    yes: Annotated[bool | None, flag("--yes", "Write without asking, for scripts.")],
+) -> Answer:
+    """Pack measured peaks for an issue or a pull request, without anything private."""
+    if not files:
+        raise UsageError(_NOTHING)
+    paths = tuple(map(Path, files))
+    if check:
+        if out is not None or yes:
+            raise UsageError("--check writes nothing: leave --out and --yes away")
+        problems = [problem for path in paths for problem in check_contribution(path)]
+        return ReportResult((), (), tuple(map(str, paths)), tuple(problems)), not problems
+    calibrations = [pack(_calibration_of(path)) for path in paths]
+    texts = tuple(map(calibration_text, calibrations))
+    folder = out or Path()
+    targets = [folder / file_name(one.key) for one in calibrations]
+    if not (yes or _agreed(texts, targets)):
+        return ReportResult(texts, (), (), ()), False
+    for target, calibration in zip(targets, calibrations, strict=True):
+        write_calibration(target, calibration)
+    return ReportResult(texts, tuple(map(str, targets)), (), ()), True
+
+
+def _calibration_of(path: Path) -> Calibration:
+    """Return a calibration by its file, or by that of one of its runs. Raises UsageError or DataFileError."""
+    if path.suffix != ".json":
+        return load_calibration(path)
+    from calibration.observations import load_observation
+
+    run, folder = load_observation(path), path.absolute().parent.parent
+    if run.source == "emulated":
+        raise UsageError(f"{path}: an emulated run; only what was measured on a real GPU is contributed")
+    for other in sorted(folder.glob("*.yaml")):
+        calibration = load_calibration(other)
+        if any(_is_same_run(point.observation, run) for point in calibration.points):
+            return calibration
+    raise UsageError(f"{path}: no calibration in {folder} has this run; name a calibration (planner tables)")
+
+
+def _is_same_run(one: object, other: object) -> bool:
+    names = ("batch", "gpu", "versions", "when", "peak_allocated_bytes", "peak_reserved_bytes")
+    return all(getattr(one, name) == getattr(other, name) for name in names)
+
+
+def _agreed(texts: tuple[str, ...], targets: list[Path]) -> bool:
+    """Show what would be written, and ask. Raises UsageError where nobody can answer."""
+    for target, text in zip(targets, texts, strict=True):
+        sys.stderr.write(f"{target}:\n{text}\n")
+    if not sys.stdin.isatty():
+        raise UsageError("nobody can be asked here: read what stands above, then give --yes")
+    sys.stderr.write("Write this? Nothing is sent anywhere. [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -1,0 +1,1 @@
+"""The findings of `planner check` as the systems of continuous integration read them."""

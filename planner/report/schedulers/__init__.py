@@ -1,0 +1,1 @@
+"""Requests for GPUs in the words of schedulers: Slurm, Kubernetes, SkyPilot, Ray."""

@@ -1,0 +1,27 @@
+"""Options for Ray's tasks and trainers, by its constants of accelerator_type."""
+
+from collections.abc import Sequence
+
+from planner.report.schedulers.need import Naming, Need, Request, comment, unnamed
+
+
+def ray_text(request: Request) -> str:
+    """Return a list of keyword arguments in Python: of `ray.remote`, for several GPUs of `ScalingConfig`."""
+    naming = Naming.of(request, "ray")
+    named = [need for need in request.needs if naming.own(need)]
+    left = [need for need in request.needs if need not in named]
+    use = (
+        "ray.train.ScalingConfig(**GPUS[0])"
+        if any(need.gpus > 1 for need in named)
+        else "@ray.remote(**GPUS[0])"
+    )
+    lines = [request.title, f"any of these: {use}", *unnamed(left, "Ray")]
+    entries = "".join(_entries(need, naming.own(need)) for need in named)
+    return f"{comment(lines)}GPUS = [\n{entries}]\n"
+
+
+def _entries(need: Need, names: Sequence[str]) -> str:
+    several = f'"num_workers": {need.gpus}, "use_gpu": True'
+    count = several if need.gpus > 1 else '"num_gpus": 1'
+    options = "".join(f'    {{{count}, "accelerator_type": "{name}"}},\n' for name in names)
+    return f"    # {need.device.name}: {need.figures}\n{options}"

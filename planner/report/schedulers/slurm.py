@@ -1,0 +1,61 @@
+"""Lines of a batch script for Slurm, with the types that AutoDetect=nvml gives (plugin gpu/nvml)."""
+
+from collections.abc import Mapping, Sequence
+
+from planner.hardware import mig_slice
+from planner.report.schedulers.need import Naming, Need, Request, comment, unnamed
+from planner.report.units import mib
+
+
+def slurm_text(request: Request) -> str:
+    """Return one request that is active, and the others behind ##SBATCH, which sbatch skips."""
+    naming = Naming.of(request, "nvml")
+    types = {need: _types(need, naming) for need in request.needs}
+    named = [need for need in request.needs if types[need]]
+    left = [need for need in request.needs if need not in named]
+    lines = [
+        f"{request.title}",
+        "Keep one request; ##SBATCH is a comment. Types: as AutoDetect=nvml in gres.conf names GPUs.",
+        *unnamed(left, "Slurm"),
+    ]
+    parts = [f"#!/bin/bash\n{comment(lines)}"]
+    for need in named:
+        lines = [f"# {need.device.name}: {need.figures}"]
+        for name in types[need]:
+            is_first = need is named[0] and name == types[need][0]
+            lines += _request(need, name, "#SBATCH" if is_first else "##SBATCH")
+        parts.append("\n".join([*lines, ""]))
+    return "\n".join([*parts, *_constraint({need: types[need] for need in named})])
+
+
+def _types(need: Need, naming: Naming) -> list[str]:
+    """Return the types of a GPU: its names in lower case, blanks as underscores; of a slice with its size.
+
+    For a slice the name ends at its first hyphen, and the size is rounded to GiB (src/plugins/gpu/nvml).
+    """
+    part = mig_slice(need.device)
+    if part is None:
+        return [_lower(name) for name in naming.own(need)]
+    slices = part.profile.partition("g.")[0]
+    size = f"{slices}g.{round(mib(need.device.total.value) / 1024)}gb"
+    names = (_lower(name).partition("-")[0] for name in naming.of_device(need.device))
+    return list(dict.fromkeys(f"{name}_{size}" for name in names))
+
+
+def _lower(name: str) -> str:
+    return name.lower().replace(" ", "_")
+
+
+def _request(need: Need, name: str, word: str) -> list[str]:
+    nodes = [f"{word} --nodes={need.nodes} --ntasks-per-node={need.per_node}"] if need.gpus > 1 else []
+    return [*nodes, f"{word} --gres=gpu:{name}:{need.per_node}"]
+
+
+def _constraint(types: Mapping[Need, Sequence[str]]) -> list[str]:
+    """Return the line for clusters whose nodes have the types of their GPUs as features."""
+    whole = [need for need in types if mig_slice(need.device) is None]
+    if len({need.gpus for need in whole}) != 1:
+        return []
+    words = "|".join(name for need in whole for name in types[need])
+    line = f'##SBATCH --gres=gpu:{whole[0].per_node} --constraint="{words}"'
+    return [f"# Any of them, where nodes have these types as features (NodeName=... Feature=...)\n{line}\n"]

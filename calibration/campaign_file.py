@@ -25,7 +25,9 @@ from planner.jobs import (
     read_options,
 )
 
-STANDARD = Path(__file__).with_name("campaigns") / "standard.yaml"
+_FOLDER = Path(__file__).with_name("campaigns")
+STANDARD = _FOLDER / "standard.yaml"
+INCLUDED = {"standard": STANDARD, "quick": _FOLDER / "quick.yaml"}  # by their names on the command line
 
 _OPTIONAL = ("caps_mib", "history", *OPTION_KEYS, "alloc_conf")
 _Batches = Annotated[tuple[Annotated[int, Meta(ge=1, le=2**20)], ...], Meta(min_length=1)]

@@ -9,10 +9,8 @@ nothing else may then use the GPU.
 """
 
 import os
-import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,8 +19,8 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from calibration.observations import observation_to_json, read_job
-from calibration.probe.client import DetectedGpu, ProbeRequest
-from planner._support.versions import format_cudnn_version
+from calibration.probe.client import ProbeRequest
+from calibration.probe.gauge import detect_gpu, open_gauge
 from planner._support.worker import serve
 from planner.allocator.history import MOST_EVENTS, History
 from planner.errors import ModelError, NoGpuError, PlannerError
@@ -31,9 +29,6 @@ from planner.program import Phase
 
 FAILURE = "the probe fails: {}"
 NO_GPU = "no NVIDIA GPU is usable here: {}; measure on a machine with one, then plan from its calibrations"
-# How memory ends: for tensors, for kernels that find no room to be loaded, for cuBLAS handles, and
-# for cuDNN where no plan's workspace could be had (aten/src/ATen/native/cudnn/Conv_v8.cpp).
-_OUT_OF_MEMORY = re.compile(r"out of memory|_ALLOC_FAILED|unable to find an engine", re.IGNORECASE)
 
 
 def main() -> None:
@@ -47,7 +42,7 @@ def answer(message: dict[str, Any]) -> dict[str, Any]:
     """Return the GPU, or the observation of a run, as JSON."""
     if message.pop("ask") == "gpu":
         _prepare("", "", "cuda")
-        detected: dict[str, Any] = to_builtins(_detect(_open_gauge()))
+        detected: dict[str, Any] = to_builtins(detect_gpu(open_gauge()))
         return detected
     history = message["history"] and Path(message["history"])
     fields = message | {"job": read_job(message["job"]), "history": history}
@@ -63,11 +58,11 @@ def observe(request: ProbeRequest) -> Observation:
 
     from calibration.probe.memory_sampler import CudaRun, save_recorded_history
 
-    gauge = _open_gauge()
+    gauge = open_gauge()
     torch.cuda.init()  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()  # makes the context
     torch.backends.cudnn.benchmark = request.job.cudnn_benchmark
-    gpu = _detect(gauge)
+    gpu = detect_gpu(gauge)
     versions, cap_bytes = gpu.versions, request.allocator_cap_bytes
     settings = replace(gpu.settings, alloc_conf=request.alloc_conf, allocator_cap_bytes=cap_bytes)
     limit_bytes = _set_cap(cap_bytes, versions.torch_total_bytes or 0)
@@ -141,6 +136,7 @@ def _run_until_oom(request: ProbeRequest, on_phase: Callable[[int, Phase], None]
     """Run the steps; return whether memory ran out. Raises ModelError where something else ends them."""
     import torch
 
+    from calibration.probe.memory_sampler import OUT_OF_MEMORY
     from calibration.probe.run import run_real
 
     try:
@@ -154,83 +150,11 @@ def _run_until_oom(request: ProbeRequest, on_phase: Callable[[int, Phase], None]
             f"{request.job.model}: the host's memory runs out at batch {request.batch}"
         ) from error
     except RuntimeError as error:
-        if request.device != "cpu" and _OUT_OF_MEMORY.search(str(error)):
+        if request.device != "cpu" and OUT_OF_MEMORY.search(str(error)):
             return True
         text = " ".join(str(error).split())[:200]
         raise ModelError(f"{request.job.model}: fails at batch {request.batch}: {text}") from error
     return False
-
-
-# ---- NVML
-
-
-@dataclass(frozen=True, slots=True)
-class _Gauge:
-    """The process's memory on the device as NVML sees it."""
-
-    level: Callable[[], int]
-    total_bytes: int
-    driver: str
-    remark: str  # where the level is not the process's own
-
-
-def _open_gauge() -> _Gauge | None:
-    """Return a gauge, made before the context exists; None where there is no NVML."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        handle = _nvml_handle(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-        before = pynvml.nvmlDeviceGetMemoryInfo(handle)
-        driver = pynvml.nvmlSystemGetDriverVersion()
-    except Exception:  # no library, no driver, no permission: whatever it is, there is nothing to read
-        return None
-    import torch
-
-    torch.cuda.init()  # type: ignore[no-untyped-call]
-    torch.cuda.synchronize()  # a process without a context is never shown
-    driver = driver.decode() if isinstance(driver, bytes) else str(driver)
-    if _own_bytes(pynvml, handle) is not None:
-        return _Gauge(lambda: _own_bytes(pynvml, handle) or 0, int(before.total), driver, "")
-    remark = "process memory: the device's used memory less its level before"
-
-    def rise() -> int:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used - before.used)
-
-    return _Gauge(rise, int(before.total), driver, remark)
-
-
-def _nvml_handle(pynvml: Any, visible: str) -> Any:
-    """Return NVML's handle of torch's GPU 0, CUDA_VISIBLE_DEVICES being `visible`."""
-    first = visible.split(",")[0].strip()
-    if not first or first.isdecimal():
-        return pynvml.nvmlDeviceGetHandleByIndex(int(first or 0))
-    return pynvml.nvmlDeviceGetHandleByUUID(first)
-
-
-def _own_bytes(pynvml: Any, handle: Any) -> int | None:
-    """Return the driver's figure for this process; None where it does not show it."""
-    for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
-        if process.pid == os.getpid() and process.usedGpuMemory:
-            return int(process.usedGpuMemory)
-    return None
-
-
-def _detect(gauge: _Gauge | None) -> DetectedGpu:
-    import torch
-
-    properties = torch.cuda.get_device_properties(0)
-    versions = Versions(
-        torch=str(torch.__version__),
-        cuda=torch.version.cuda,
-        cudnn=format_cudnn_version(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
-        driver=gauge.driver if gauge else None,
-        capability=(properties.major, properties.minor),
-        torch_total_bytes=properties.total_memory,
-        nvml_total_bytes=gauge.total_bytes if gauge else None,
-    )
-    settings = Settings(torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
-    return DetectedGpu(torch.cuda.get_device_name(0), versions, settings)
 
 
 def _observe_on_cpu(request: ProbeRequest) -> Observation:

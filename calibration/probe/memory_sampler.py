@@ -1,5 +1,6 @@
 """Samples of torch's allocator and of the device while a job's steps run on it."""
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,9 @@ from planner.program import Phase
 
 SAMPLE_SECONDS = 0.002
 STEPS_UNTIL_LOADED = 3  # after these, kernels and libraries are loaded
+# How memory ends: for tensors, for kernels that find no room to be loaded, for cuBLAS handles, and
+# for cuDNN where no plan's workspace could be had (aten/src/ATen/native/cudnn/Conv_v8.cpp).
+OUT_OF_MEMORY = re.compile(r"out of memory|_ALLOC_FAILED|unable to find an engine", re.IGNORECASE)
 
 
 @dataclass(slots=True)

@@ -33,7 +33,11 @@ def test_older_runs_have_the_benchmark_mode_among_their_settings(flag: bool) -> 
         ("batch", True, "batch: expected a whole number of at least 1, got true"),
         ("oom", 0, "oom: expected true or false, got 0"),
         ("retries", 1.5, "retries: expected a whole number of at least 0 or null, got 1.5"),
-        ("source", "guessed", "source: expected one of emulated, measured, published, got 'guessed'"),
+        (
+            "source",
+            "guessed",
+            "source: expected one of contributed, emulated, measured, published, got 'guessed'",
+        ),
         ("extra", 1, "extra: unknown key"),
         ("job", {"model": "x"}, "job: KeyError: 'source'"),
         ("versions", {}, "versions: missing torch"),

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import calibration.probe.run
-from calibration.probe.__main__ import _nvml_handle, _own_bytes, _set_cap, observe
+from calibration.probe.__main__ import _set_cap, observe
 from calibration.probe.client import ProbeRequest
+from calibration.probe.gauge import nvml_handle, own_bytes
 from planner._support.versions import format_cudnn_version
 from planner.allocator.config import MIB
 from planner.allocator.history.file import load_history
@@ -91,7 +92,7 @@ def test_all_figures_of_a_run_arrive(
     """Levels, peaks, versions and settings arrive, with NVML for the process or only for the device."""
     nvml = FakeNvml(shown)
     fake_cuda.setitem(sys.modules, "pynvml", nvml)
-    fake_cuda.setattr(torch.cuda, "synchronize", lambda: setattr(nvml, "now", max(nvml.now, 300)))
+    fake_cuda.setattr(torch.cuda, "synchronize", lambda *_: setattr(nvml, "now", max(nvml.now, 300)))
 
     def steps(job: Job, batch: int, device: str, on_phase: Any) -> None:
         assert device == "cuda"
@@ -170,12 +171,12 @@ def test_nvml_is_read_for_the_card_and_the_process_that_torch_uses() -> None:
         running: list[tuple[int, int | None]] = [(1, 5)]
 
     nvml = Nvml()
-    assert [_nvml_handle(nvml, text) for text in ("", "2,0", "GPU-ab,GPU-cd")] == [0, 2, "GPU-ab"]
-    assert _own_bytes(nvml, 0) is None
+    assert [nvml_handle(nvml, text) for text in ("", "2,0", "GPU-ab,GPU-cd")] == [0, 2, "GPU-ab"]
+    assert own_bytes(nvml, 0) is None
     nvml.running = [(1, 5), (os.getpid(), 9)]
-    assert _own_bytes(nvml, 0) == 9
+    assert own_bytes(nvml, 0) == 9
     nvml.running = [(os.getpid(), None)]
-    assert _own_bytes(nvml, 0) is None
+    assert own_bytes(nvml, 0) is None
 
 
 @pytest.mark.parametrize(

@@ -81,3 +81,20 @@ def calibration(key: Key = KEY, fit: Fit | NoFit = FIT) -> Calibration:
     ]
     runs = [replace(run, observation=replace(run.observation, settings=key.settings)) for run in runs]
     return Calibration(key, "measured", "made up", "2026-01-02", "2.13.0", True, tuple(runs), fit)
+
+
+def plausible(**of_job: object) -> Calibration:
+    """Two runs whose peaks are plausible: 1,000 and 2,000 MiB reserved, a tenth less allocated."""
+    key = replace(KEY, job=replace(JOB, **of_job))
+    known = calibration(key)
+    points = []
+    for number, point in enumerate(known.points, 1):
+        run = replace(
+            point.observation,
+            peak_allocated_bytes=900 * number * MIB,
+            peak_reserved_bytes=1_000 * number * MIB,
+            process_peak_bytes=1_350 * number * MIB,
+            about="a remark",
+        )
+        points.append(replace(point, observation=run))
+    return replace(known, points=tuple(points), about="on my desk")

@@ -1,0 +1,189 @@
+"""Read the memory of an ordinary training loop while it runs: torch's peaks, and the process by NVML.
+
+The readings are taken after each step of the optimizer and at the end; nothing is synchronized and nothing of
+the loop is changed, but that torch's peaks begin anew, as by `torch.cuda.reset_peak_memory_stats`.
+"""
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from msgspec import Struct
+from msgspec.structs import replace
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from calibration.probe.client import DetectedGpu
+from calibration.probe.gauge import Gauge, detect_gpu, open_gauge
+from calibration.probe.memory_sampler import OUT_OF_MEMORY, STEPS_UNTIL_LOADED
+from planner.hardware import MIB
+from planner.hardware.calibration import Observation, Settings, origin_of
+from planner.jobs import Job
+
+MOST_SHAPES = 16  # kinds of batches that are told apart
+SEGMENT_BYTES = 20 * MIB  # c10/cuda/CUDACachingAllocator.h, kLargeBuffer: what a small release may leave
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+class Readings(Struct, frozen=True):
+    """Readings of a loop."""
+
+    steps: int  # of the optimizer
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    end_allocated_bytes: int | None  # after the last step; None without one
+    process_peak_bytes: int | None  # None where NVML does not show the process
+    context_after_bytes: int | None  # None before the third step
+    retries: int
+    shapes: frozenset[Shapes]  # that the model was called with
+    was_fresh: bool  # nothing large had been released before it began
+
+
+@dataclass(slots=True)
+class TrainingMeter:
+    """The readings of one loop on one GPU of torch; `start` and `stop` enclose it."""
+
+    index: int
+    gpu: DetectedGpu
+    _gauge: Gauge | None
+    _steps: int = 0
+    _peaks: tuple[int, int] = (0, 0)
+    _process_bytes: int | None = None
+    _context_bytes: int | None = None
+    _end_bytes: int | None = None
+    _retries_before: int = 0
+    _was_fresh: bool = True
+    _shapes: set[Shapes] = field(default_factory=set)
+    _removers: list[Callable[[], None]] = field(default_factory=list)
+    _outer: tuple["TrainingMeter", ...] = ()
+
+    def start(self, optimizer: Any, module: Any) -> None:
+        """Begin, with hooks on the optimizer's step and, unless it is None, on the module's calls."""
+        self._outer = _OPEN.get()
+        for one in self._outer:  # whose peaks torch is about to forget
+            one.sample()
+        _OPEN.set((*self._outer, self))
+        stats = torch.cuda.memory_stats(self.index)
+        earlier, now = (stats.get(f"allocated_bytes.all.{name}", 0) for name in ("peak", "current"))
+        self._was_fresh = earlier - now <= SEGMENT_BYTES
+        self._retries_before = stats.get("num_alloc_retries", 0)
+        torch.cuda.reset_peak_memory_stats(self.index)
+        self._removers.append(optimizer.register_step_post_hook(self._on_step).remove)
+        if module is not None:
+            handle = module.register_forward_pre_hook(self._on_call, with_kwargs=True)
+            self._removers.append(handle.remove)
+
+    def sample(self) -> None:
+        """Take the readings of now."""
+        seen = torch.cuda.max_memory_allocated(self.index), torch.cuda.max_memory_reserved(self.index)
+        self._peaks = max(self._peaks[0], seen[0]), max(self._peaks[1], seen[1])
+        if self._gauge is not None:
+            self._process_bytes = max(self._process_bytes or 0, self._gauge.level())
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for remove in self._removers:
+            remove()
+        self._removers.clear()
+        _OPEN.set(self._outer)
+
+    def stop(self) -> Readings:
+        """Remove the hooks and take the last readings."""
+        self.close()
+        self.sample()
+        retries = torch.cuda.memory_stats(self.index).get("num_alloc_retries", 0)
+        return Readings(
+            self._steps,
+            *self._peaks,
+            self._end_bytes,
+            self._process_bytes,
+            self._context_bytes,
+            retries - self._retries_before,
+            frozenset(self._shapes),
+            self._was_fresh,
+        )
+
+    def _on_step(self, *_: object) -> None:
+        self._steps += 1
+        try:
+            self.sample()
+            self._end_bytes = torch.cuda.memory_allocated(self.index)
+            if self._steps == STEPS_UNTIL_LOADED and self._gauge is not None:
+                self._context_bytes = self._gauge.level() - torch.cuda.memory_reserved(self.index)
+        except Exception:  # of a driver that stops answering: no reading is worth a training
+            self._gauge = None
+
+    def _on_call(self, _: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if len(self._shapes) < MOST_SHAPES:
+            leaves = tree_leaves((args, kwargs))
+            self._shapes.add(tuple(tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor)))
+
+
+# The meters that run now, the outermost first: torch has one pair of peaks, which each start begins anew.
+_OPEN: ContextVar[tuple[TrainingMeter, ...]] = ContextVar("_OPEN", default=())
+
+
+def open_meter(index: int) -> TrainingMeter:
+    """Return a meter of torch's GPU `index`, whose context is there already."""
+    gauge = open_gauge(index)
+    own = gauge if gauge is None or not gauge.remark else None
+    return TrainingMeter(index, detect_gpu(gauge, index), own)
+
+
+def others_bytes(meter: TrainingMeter, context_bytes: int) -> int:
+    """Return what other processes hold on the GPU; the own context counts so much where NVML is silent."""
+    free_bytes, total_bytes = torch.cuda.mem_get_info(meter.index)
+    own = context_bytes + torch.cuda.memory_reserved(meter.index)
+    if meter._gauge is not None:
+        own = meter._gauge.level()
+    return max(0, total_bytes - free_bytes - own)
+
+
+def cap_of_process(meter: TrainingMeter) -> int | None:
+    """Return the bound that `set_per_process_memory_fraction` has set; None where there is none."""
+    fraction = torch.cuda.get_per_process_memory_fraction(meter.index)
+    total = meter.gpu.versions.torch_total_bytes
+    return None if fraction >= 1 or total is None else int(fraction * total)
+
+
+def settings_of(meter: TrainingMeter, alloc_conf: str, cap_bytes: int | None) -> Settings:
+    """Return the settings of this process."""
+    return replace(meter.gpu.settings, alloc_conf=alloc_conf, allocator_cap_bytes=cap_bytes)
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether a loop ended for want of the GPU's memory."""
+    return isinstance(error, RuntimeError) and bool(OUT_OF_MEMORY.search(str(error)))
+
+
+def is_first_process() -> bool:
+    """Return whether this is the only process of a training, or its first rank."""
+    group = torch.distributed
+    return not (group.is_available() and group.is_initialized() and group.get_rank() > 0)
+
+
+def observe_training(
+    meter: TrainingMeter, readings: Readings, job: Job, batch: int, settings: Settings, oom: bool
+) -> Observation:
+    """Return the readings as the observation of a run of the job at this batch size."""
+    return Observation(
+        job=job,
+        batch=batch,
+        gpu=meter.gpu.name,
+        versions=meter.gpu.versions,
+        settings=settings,
+        oom=oom,
+        source=origin_of(meter.gpu.name),
+        about="an ordinary training",
+        when=datetime.now(UTC).date().isoformat(),
+        peak_allocated_bytes=readings.peak_allocated_bytes,
+        peak_reserved_bytes=readings.peak_reserved_bytes,
+        end_allocated_bytes=readings.end_allocated_bytes,
+        process_peak_bytes=readings.process_peak_bytes,
+        context_after_bytes=readings.context_after_bytes,
+        retries=readings.retries,
+    )

@@ -1,0 +1,49 @@
+"""Keep what a guard has measured of an ordinary training: an observation, and a point of its calibration."""
+
+from importlib.metadata import version
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from calibration.observations import load_observation, observation_path, save_observation
+from planner.allocator import UNLIMITED, AllocatorConfig, replay_trace
+from planner.emulator import default_source
+from planner.hardware.calibration import (
+    Fit,
+    Observation,
+    Origins,
+    Point,
+    add_points,
+    fit_points,
+    key_of,
+    origin_of,
+)
+from planner.program import Trace, has_convolutions
+
+RUNS = "runs"
+
+
+def keep_training(seen: Observation, trace: Trace, config: AllocatorConfig, folder: Path) -> tuple[Path, str]:
+    """Write the observation to `runs/` and add it to its calibration; return its file and what stands now.
+
+    `trace` is the training's own at that batch size. A run that the folder has with the same peaks is not
+    added again. Raises DataFileError where a file cannot be written or is broken.
+    """
+    path = observation_path(folder / RUNS, seen)
+    if path.exists() and _peaks(load_observation(path)) == _peaks(seen):
+        return path, "the same peaks stood there"
+    save_observation(seen, path)
+    if seen.settings.allocator_cap_bytes is not None:
+        return path, "a run under a cap shows a limit and no line"
+    if not seen.job.cudnn and has_convolutions(trace):
+        seen = replace(seen, job=replace(seen.job, cudnn=default_source()))
+    replayed = replay_trace(trace, replace(UNLIMITED, config=config)).peak_reserved_bytes
+    origins = Origins(origin_of(seen.gpu), "", version("torch"))
+    stands = add_points(folder, key_of(seen), [Point(seen, replayed)], origins, fit_points)
+    if isinstance(stands.fit, Fit):
+        return path, f"the calibration has a line through {stands.fit.points} runs"
+    return path, f"no line yet, with {len(stands.points)} of its runs ({stands.fit.reason})"
+
+
+def _peaks(seen: Observation) -> tuple[int | None, ...]:
+    return seen.peak_allocated_bytes, seen.peak_reserved_bytes, seen.process_peak_bytes

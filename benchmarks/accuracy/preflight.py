@@ -40,6 +40,7 @@ from planner.hardware.device import MIB
 from planner.jobs.catalogue import load_catalogue
 
 VERSION = "0.5.0"
+T4_CONTEXT_MIB = 141_426_688 / MIB  # as measured in that process
 BY_NAME, ON_META = PREFLIGHT
 _PRECISIONS = {"fp32": "fp32", "amp_fp16": "amp", "pure_bf16": "pure-bf16"}
 _OPTIMIZERS = {"adamw_hf": "adamw", "momentum": "sgd-momentum", "sgd(momentum=0)": "sgd"}
@@ -82,7 +83,7 @@ def transformers_model(model: str, kind: str = "AutoModelForCausalLM") -> nn.Mod
 
 def _xmem() -> Iterator[Question]:
     """Yield the published runs; a sequence is 128 tokens, an image as the job has it."""
-    rows = {(row.source, _line(row)): row for row in read_rows() if row.source in (CNNS, TRANSFORMERS)}
+    rows = {(row.source, line_of(row)): row for row in read_rows() if row.source in (CNNS, TRANSFORMERS)}
     for source in (CNNS, TRANSFORMERS):
         for task in xmem_tasks(source):
             row, line = rows.get((source, task.number)), task.line
@@ -106,7 +107,8 @@ def _xmem() -> Iterator[Question]:
                 )
 
 
-def _line(row: Row) -> int:
+def line_of(row: Row) -> int:
+    """Return the line of the published table that a row is of."""
     match = re.search(r"line (\d+)\)", row.case)
     return int(match[1]) if match else 0
 
@@ -179,7 +181,7 @@ def _notebook() -> Iterator[Question]:
         yield Question((NOTEBOOK, "B", model), options, _known(model), "torchvision_model", arguments)
 
 
-def _ask(options: Mapping[str, object], model: str, arguments: Mapping[str, object]) -> dict[str, Any] | None:
+def ask(options: Mapping[str, object], model: str, arguments: Mapping[str, object]) -> dict[str, Any] | None:
     """Return torch-preflight's report; None if it does not know the model or its activations."""
     from torch_preflight.cli import main  # type: ignore[import-not-found, unused-ignore]
 
@@ -196,20 +198,22 @@ def _ask(options: Mapping[str, object], model: str, arguments: Mapping[str, obje
     return report if report["resolved"] and report["breakdown"]["activations"] else None
 
 
-def _size_mib(row: Row, report: Mapping[str, Any]) -> float:
-    """Return the projected peak as the row's truth counts it."""
-    parts = {name: size / MIB for name, size in report["breakdown"].items()}
-    total = report["total_bytes"] / MIB
+def size_of_truth(row: Row, total_mib: float, context_mib: float | None, slack_mib: float) -> float:
+    """Return an estimator's projected peak as the row's truth counts it, in MiB.
+
+    `context_mib` is its CUDA context, None where it counts none, and `slack_mib` what it adds for the
+    allocator.
+    """
     if row.source == T4:
-        return total
-    total -= parts["CUDA_context"]
+        return total_mib if context_mib is not None else total_mib + T4_CONTEXT_MIB
+    total_mib -= context_mib or 0.0
     if row.source == BERT:
-        return total + BERT_CONTEXT_MIB
+        return total_mib + BERT_CONTEXT_MIB
     if row.source == CNNS:  # less what the first sample holds
-        return total - (float(row.estimates["no_set_up"]) - float(row.estimates["planner"]))
+        return total_mib - (float(row.estimates["no_set_up"]) - float(row.estimates["planner"]))
     if row.source == NOTEBOOK:
-        return total - parts["fragmentation"] + resident_mib(row.model, row.batch)
-    return total
+        return total_mib - slack_mib + resident_mib(row.model, row.batch)
+    return total_mib
 
 
 def _answers(row: Row, question: Question) -> Iterator[tuple[str, str]]:
@@ -218,12 +222,15 @@ def _answers(row: Row, question: Question) -> Iterator[tuple[str, str]]:
         if not model:
             continue
         model = f"{__spec__.name}:{model}" if way == ON_META else model
-        report = _ask(question.options, model, arguments)
+        report = ask(question.options, model, arguments)
         if report is not None:
-            yield way, mib_text(_size_mib(row, report))
+            parts = {name: size / MIB for name, size in report["breakdown"].items()}
+            total, context, slack = report["total_bytes"] / MIB, parts["CUDA_context"], parts["fragmentation"]
+            yield way, mib_text(size_of_truth(row, total, context, slack))
 
 
-def _questions() -> Iterator[Question]:
+def questions() -> Iterator[Question]:
+    """Yield every truth that other estimators are asked for."""
     yield from _xmem()
     yield from _t4()
     yield from _points()
@@ -238,7 +245,7 @@ def main() -> None:
     with PREFLIGHT_TABLE.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("source", "layer", "case", *PREFLIGHT))
-        for question in _questions():
+        for question in questions():
             answers = dict(_answers(rows[question.key], question))
             writer.writerow((*question.key, *(answers.get(name, "") for name in PREFLIGHT)))
 

@@ -6,11 +6,12 @@ from pathlib import Path
 from benchmarks.accuracy import texts
 from benchmarks.accuracy.ablations import TERMS
 from benchmarks.accuracy.causes import cause_of_outcome, cause_of_peak, missed_brackets
+from benchmarks.accuracy.collection import parts
 from benchmarks.accuracy.kinds import write_residuals
 from benchmarks.accuracy.probability import calibration_lines
 from benchmarks.accuracy.rows import LAYERS, PEERS, PREFLIGHT, PUBLISHED, Row
 from benchmarks.accuracy.rows_calibrated import CALIBRATED
-from benchmarks.accuracy.rows_operators import CAUSES, KERNELS, LIGER, by_operator, left_out, with_held
+from benchmarks.accuracy.rows_operators import CAUSES, KERNELS, LIGER, by_operator, with_held
 from benchmarks.accuracy.rows_points import BERT, NOTEBOOK, T4, THREAD, VIT_L
 from benchmarks.accuracy.rows_published import CAPS, CARD, CNNS, TIMM, TRANSFORMERS
 from benchmarks.accuracy.settings import settings_lines
@@ -55,7 +56,7 @@ def write_report(rows: Sequence[Row]) -> str:
     draw_all(rows, DOCS)
     sections = (
         [texts.HEAD], _bars(rows), settings_lines(rows), _peaks(rows), _beside(rows), _calibrated(rows),
-        _outcomes(rows), _brackets(rows), _worst(rows), _ablation(rows), _points(rows),
+        _outcomes(rows), _brackets(rows), _worst(rows), _ablation(rows), _points(rows), _collection(rows),
         _operators(rows), calibration_lines(rows),
     )  # fmt: skip
     text = "\n".join(line for section in sections for line in section).rstrip("\n")
@@ -65,7 +66,8 @@ def write_report(rows: Sequence[Row]) -> str:
     )
 
 
-def _table(head: str, cells: Iterable[str], right_from: int = 1) -> Iterator[str]:
+def table(head: str, cells: Iterable[str], right_from: int = 1) -> Iterator[str]:
+    """Yield a table of Markdown, with columns of figures from `right_from` on."""
     columns = head.count("|") + 1
     yield f"| {head} |"
     yield "|" + "|".join("---" if column < right_from else "--:" for column in range(columns)) + "|"
@@ -81,7 +83,7 @@ def _bars(rows: Sequence[Row]) -> Iterator[str]:
     yield "\n## The bars\n"
     verdicts = {True: "reached", False: "**missed**"}
     lines = (f"{bar.condition} | {bar.value} | {verdicts[bar.is_reached]}" for bar in bars(rows))
-    yield from _table("bar | value |", lines)
+    yield from table("bar | value |", lines)
     deaths = deaths_at_estimate(rows)
     yield (
         "A run's outcomes under caps decide whether it would die at our estimate: it dies if it died "
@@ -103,7 +105,7 @@ def _peaks(rows: Sequence[Row]) -> Iterator[str]:
     both = errors_of(_of(rows, CNNS, TRANSFORMERS), "planner")
     if both is not None:
         cells.append(f"D | process | all of xMem's | {both.cells}")
-    yield from _table(
+    yield from table(
         "layer | what | source | n | median | median, absolute | 95th percentile | worst", cells, 3
     )
     yield texts.PEAKS
@@ -124,7 +126,7 @@ def _beside(rows: Sequence[Row]) -> Iterator[str]:
             own = f"{ours.median_absolute:.2%} | {ours.high_absolute:.1%}"
             cells.append(f"{source} | {NAMES[estimator]} | {errors.cells} | {own}")
     head = "source | estimator | n | median | median, absolute | 95th percentile | worst | ours, median absolute | ours, 95th"  # noqa: E501
-    yield from _table(head, cells, 2)
+    yield from table(head, cells, 2)
     yield texts.BESIDE
 
 
@@ -138,10 +140,17 @@ def _operators(rows: Sequence[Row]) -> Iterator[str]:
     yield texts.KERNELS
     yield from _operator_table(_of(rows, KERNELS), "0.8.5")
     yield texts.HELD
-    yield texts.LEFT_OUT
-    yield from _table(
-        "source | rows | why", (f"{source} | {count} | {why}" for source, count, why in left_out())
+
+
+def _collection(rows: Sequence[Row]) -> Iterator[str]:
+    if not _of(rows, LIGER):
+        return
+    yield "## Published runs on one and several GPUs\n"
+    yield texts.COLLECTION
+    head = (
+        "source | GPUs | rows | reproduced | median, absolute | 95th percentile | worst | left out, and why"
     )
+    yield from table(head, (part.line for part in parts(rows)), 2)
 
 
 def _operator_table(rows: Sequence[Row], newest: str = "") -> Iterator[str]:
@@ -162,7 +171,7 @@ def _operator_table(rows: Sequence[Row], newest: str = "") -> Iterator[str]:
         assert errors is not None
         cells.append(f"**{name}** |  | {errors.cells}{' | ' if newest else ''} | ")
     head = "operator, mode | GPU | n | median | median, absolute | 95th percentile | worst"
-    yield from _table(f"{head}{f' | worst, Liger {newest}' if newest else ''} | cause", cells, 2)
+    yield from table(f"{head}{f' | worst, Liger {newest}' if newest else ''} | cause", cells, 2)
 
 
 def _calibrated(rows: Sequence[Row]) -> Iterator[str]:
@@ -178,9 +187,7 @@ def _calibrated(rows: Sequence[Row]) -> Iterator[str]:
             errors = errors_of(some, estimator)
             if errors is not None:
                 cells.append(f"{label} | {level} | {errors.cells}")
-    yield from _table(
-        "runs | calibration | n | median | median, absolute | 95th percentile | worst", cells, 2
-    )
+    yield from table("runs | calibration | n | median | median, absolute | 95th percentile | worst", cells, 2)
 
 
 def _outcomes(rows: Sequence[Row]) -> Iterator[str]:
@@ -192,7 +199,7 @@ def _outcomes(rows: Sequence[Row]) -> Iterator[str]:
         died = sum(row.truth == "dies" for row in selected)
         share = f"{right / all_of_them:.1%}" if selected else ""
         cells.append(f"{source} | {family} | {all_of_them} | {died} | {right} | {share}")
-    yield from _table("runs | kind | n | of them died | called right | share", cells, 2)
+    yield from table("runs | kind | n | of them died | called right | share", cells, 2)
     yield "Called wrong; `off` is the cap over what our replay needs at the least, less 1:\n"
     wrong = [row for row in _of(rows, CAPS, CARD) if row.is_right("planner") is False]
     lines = (
@@ -200,7 +207,7 @@ def _outcomes(rows: Sequence[Row]) -> Iterator[str]:
         f"{percent((row.limit_mib or 0) / (row.needed_mib or 1) - 1, 1)} | {cause_of_outcome(row, rows)}"
         for row in wrong
     )
-    yield from _table("run | | truth | off | cause", lines, 5)
+    yield from table("run | | truth | off | cause", lines, 5)
 
 
 def _brackets(rows: Sequence[Row]) -> Iterator[str]:
@@ -230,7 +237,7 @@ def _worst(rows: Sequence[Row]) -> Iterator[str]:
         f"{percent(row.error('planner') or 0, 1)} | {cause_of_peak(row, rows)}"
         for row in selected
     )
-    yield from _table("run | measured MiB | ours | error | cause", lines)
+    yield from table("run | measured MiB | ours | error | cause", lines)
 
 
 def _ablation(rows: Sequence[Row]) -> Iterator[str]:
@@ -256,7 +263,7 @@ def _ablation(rows: Sequence[Row]) -> Iterator[str]:
         line.append("" if seed is None else f"{seed.median_absolute:.2%}")
         cells.append(" | ".join(line))
     head = " | CNNs, median | 95th | transformers, median | 95th | caps right | brackets inside | notebook"
-    yield from _table(head, cells)
+    yield from table(head, cells)
 
 
 def _points(rows: Sequence[Row]) -> Iterator[str]:
@@ -270,4 +277,4 @@ def _points(rows: Sequence[Row]) -> Iterator[str]:
             f"{row.case} | {row.layer} | {float(row.truth):,.1f} | {float(row.estimates['planner']):,.1f} | "
             f"{percent(error or 0)} | {'' if today is None else percent(today)} | {row.note}"
         )
-    yield from _table("case | layer | measured MiB | ours | error | today's torch | note", cells)
+    yield from table("case | layer | measured MiB | ours | error | today's torch | note", cells)

@@ -6,8 +6,7 @@
 import csv
 import re
 import struct
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 LIGER, KERNELS = "Liger's operators", "Liger's kernels"
 PUBLISHED = Path(__file__).parents[1] / "published"
 TABLE = PUBLISHED / "liger_operators.csv"
-LEFT_OUT = PUBLISHED / "finetuning_left_out.csv"
 KERNEL_PEAKS = Path(__file__).with_name("liger_kernels.csv")  # written by liger_releases.py
 KEYS = ("provider", "operator", "mode", "swept", "value", "settings")  # that name a published row
 PLAIN = ("huggingface", "torch")  # the providers in plain PyTorch
@@ -169,13 +167,3 @@ def by_operator(rows: Sequence[Row]) -> dict[str, list[Row]]:
     for row in rows:
         groups.setdefault(row.case.partition(",")[0], []).append(row)
     return groups
-
-
-def left_out() -> Iterator[tuple[str, int, str]]:
-    """Yield source, count and reason of rows that are not reproduced."""
-    reasons = Counter(why for line in published_lines() if (why := why_left_out(line)))
-    for reason, count in reasons.items():
-        yield "linkedin/Liger-Kernel", count, reason
-    with LEFT_OUT.open(newline="", encoding="utf-8") as file:
-        for line in csv.DictReader(file):
-            yield line["source"], int(line["rows"]), line["reason"]

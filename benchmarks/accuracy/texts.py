@@ -73,8 +73,10 @@ taken because it is what the published peaks exceed the plans by. A plan of the 
 it; the last line of both tables adds what was held and is no test of the planner. KTO's and the
 distillation's exceed their plans likewise, by amounts that an emulated run did not give.
 """
-LEFT_OUT = """\
-The rows of the same collection that are not reproduced, on one GPU and on several:
+COLLECTION = """\
+Each row of torchtitan, torchtune, peft and Liger that was collected is counted here: reproduced, with its
+error, or left out, with the cause (`benchmarks/published/finetuning_rows.csv`, `liger_operators.csv`).
+Liger's are the two tables below together, peft's images in [finetuning.md](finetuning.md#published-runs).
 """
 TERMS = """\
 Median and 95th percentile of the absolute error of xMem's peaks, outcomes under caps called right, timm's
@@ -97,10 +99,11 @@ the fused attention kernel in place of its compiled flex_attention, which keeps 
 3B adds to the one before (`benchmarks/accuracy/torchtune_steps.py`), those of 8B are configurations of the
 day. What is compiled is planned by today's inductor, NF4 and 8-bit state by today's torchao; bitsandbytes'
 paged state has scales for 2,048 numbers, as before 0.44.
-torchtitan: Llama 3.1 8B on 8 and 128 GPUs (`benchmarks/accuracy/torchtitan_steps.py`), one rank planned with
-today's FSDP2 and inductor. A first plan was 5 % low; two settings were then read in its sources: attention
-(flash; today's torch takes cuDNN's on an H100, whose output its policy does not save) and the allocator's
-(its script for several nodes leaves segments as they are).
+torchtitan: Llama 3.1 8B on 8 to 128 GPUs, 70B on 256 (`benchmarks/accuracy/torchtitan_steps.py`), a rank by
+today's FSDP2, inductor and torchao. A first plan was 5 % low; two settings were then read in its sources:
+attention (flash; today's torch takes cuDNN's on an H100, whose output its policy does not save) and the
+allocator's (its script for several nodes leaves segments as they are). Float8 was planned after the others,
+once, with nothing adjusted.
 """
 TWICE = """\
 One workspace of cuDNN has a constant that is fitted to peaks of the RTX 3060, 26 of which have such

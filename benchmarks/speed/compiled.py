@@ -1,76 +1,125 @@
 """Compare compiled plans with what torch.compile itself takes, in seconds of the processor.
 
-    python -m benchmarks.speed.compiled --python PYTHON [MODEL ...]
+    python -m benchmarks.speed.compiled --python PYTHON [--jobs 1-4]
 
-PYTHON has the CUDA build of torch, Triton and torchvision. Each model is planned by `planner estimate
---compile` without a cache, and beside it two steps of it run on an emulated GPU under torch.compile, whose
-caches are empty and which compiles in its own process. Both figures are of whole processes with imports,
-user and system time with all children, so that other work on the machine changes them less than wall time.
-Prints a Markdown table.
+PYTHON has the CUDA build of torch, Triton and the models' libraries. Jobs are those of
+`benchmarks.emulated.capabilities.compiled`. Each is planned by `planner estimate` without a cache, and beside
+it three steps of it run on an emulated GPU under torch.compile, whose caches are empty and which compiles in
+its own process. Both figures are of whole processes with imports, user and system time with all children, so
+that other work on the machine changes them less than wall time. A job is a row of `compiled.csv` beside this
+file; those that have one are left out. Prints the rows as a Markdown table.
 """
 
 import argparse
-import os
+import csv
 import resource
+import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-ROOT = Path(__file__).parents[2]
-MODELS = ("resnet18", "mobilenet_v3_small", "squeezenet1_1", "alexnet")  # of torchvision
-BATCH, GPU = 16, "RTX 3090"
-_STEPS = """
-import sys, torch, torchvision
-model = torchvision.models.get_model(sys.argv[1]).cuda()
-compiled, optimizer = torch.compile(model), torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(2):
-    optimizer.zero_grad()
-    images, labels = torch.randn({batch}, 3, 224, 224).cuda(), torch.zeros({batch}, dtype=torch.long).cuda()
-    torch.nn.functional.cross_entropy(compiled(images), labels).backward()
-    optimizer.step()
-"""
+from benchmarks.emulated.both_sides import ROOT, Emulator
+from benchmarks.emulated.capabilities.registry import load_capability
+from benchmarks.emulated.differential import numbers_of
+from benchmarks.emulated.jobs import DrawnJob
+from planner.api.request import make_job
+
+ROWS = Path(__file__).with_name("compiled.csv")
+COLUMNS = ("number", "model", "batch", "gpu", "options", "torch_compile_seconds", "plan_seconds")
+HEAD = (
+    "| model, batch | options | torch.compile, s | plan, s | plan by torch.compile |\n|---|---|--:|--:|--:|"
+)
 
 
 def main() -> None:
-    """Print a row for each model."""
+    """Time the jobs without a row, and print all rows."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("models", nargs="*", default=MODELS, metavar="MODEL")
     parser.add_argument("--python", required=True)
+    parser.add_argument("--jobs", metavar="FIRST-LAST", help="numbers of jobs; by default all")
     options = parser.parse_args()
-    print("| model | torch.compile, s | plan, s | plan by torch.compile |\n|---|--:|--:|--:|")
-    for model in options.models:
-        running, planning = torch_seconds(model, options.python), plan_seconds(model)
-        print(f"| {model} | {running:.0f} | {planning:.0f} | {planning / running:.2f} |", flush=True)
+    wanted = None if options.jobs is None else set(numbers_of(options.jobs))
+    done = {int(row["number"]) for row in read_rows()}
+    for case in load_capability("compiled").cases:
+        number = case.job.number
+        if not case.command and number not in done and (wanted is None or number in wanted):
+            _add_row(case.job, torch_seconds(case.job, options.python), plan_seconds(case.job))
+    print("\n".join([HEAD, *table_lines()]))
 
 
-def plan_seconds(model: str) -> float:
+def plan_seconds(drawn: DrawnJob) -> float:
     """Return the seconds of a plan."""
-    command = [sys.executable, "-m", "planner", "estimate", "--model", f"torchvision:{model}", "--compile"]
-    return _seconds([*command, "--batch", str(BATCH), "--gpu", GPU, "--no-cache"])
+    command = [
+        sys.executable,
+        "-m",
+        "planner",
+        "estimate",
+        "--model",
+        drawn.model,
+        "--batch",
+        str(drawn.batch),
+    ]
+    command += ["--gpu", drawn.gpu, "--no-cache", *shlex.split(drawn.words)]
+    return _seconds(lambda: subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL))
 
 
-def torch_seconds(model: str, python: str) -> float:
-    """Return the seconds of two compiled steps on an emulated GPU."""
-    with TemporaryDirectory() as folder:
-        caches = {name: f"{folder}/{name}" for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
-        command = [sys.executable, "-m", "planner", "run", "--gpu", GPU, "--", python, "-c"]
-        script = _STEPS.format(batch=BATCH)
-        return _seconds([*command, script, model], **caches, TORCHINDUCTOR_COMPILE_THREADS="1")
+def torch_seconds(drawn: DrawnJob, python: str) -> float:
+    """Return the seconds of three compiled steps on an emulated GPU. Raises SystemExit where they fail."""
+    job, _, _ = make_job(drawn.model, drawn.options)  # type: ignore[arg-type]
+
+    def run() -> None:
+        with TemporaryDirectory() as folder:
+            emulator = Emulator(python, Path(folder))
+            try:
+                side, _ = emulator.run(job, drawn.batch, drawn.gpu)
+            finally:
+                emulator.close()
+        if side.failure:
+            raise SystemExit(f"{drawn.model}: {side.failure}")
+
+    return _seconds(run)
 
 
-def _seconds(command: Sequence[str], **environment: str) -> float:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(
-        command, check=True, cwd=ROOT, env={**os.environ, **environment},
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+def read_rows() -> list[dict[str, str]]:
+    """Return the rows by number."""
+    if not ROWS.exists():
+        return []
+    with ROWS.open(newline="") as file:
+        return sorted(csv.DictReader(file), key=lambda row: int(row["number"]))
+
+
+def table_lines() -> Iterator[str]:
+    """Yield the lines of the table below its head."""
+    for row in read_rows():
+        running, planning = float(row["torch_compile_seconds"]), float(row["plan_seconds"])
+        options = row["options"].replace("--compile default", "").strip()
+        yield (
+            f"| {row['model']}, {row['batch']} | {f'`{options}`' if options else ''} "
+            f"| {running:.0f} | {planning:.0f} | {planning / running:.2f} |"
+        )
+
+
+def _add_row(drawn: DrawnJob, running: float, planning: float) -> None:
+    values: Sequence[object] = (
+        drawn.number, drawn.model, drawn.batch, drawn.gpu, drawn.words, f"{running:.1f}", f"{planning:.1f}"
     )  # fmt: skip
+    is_new = not ROWS.exists()
+    with ROWS.open("a", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        if is_new:
+            writer.writerow(COLUMNS)
+        writer.writerow(values)
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    call()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -55,8 +55,4 @@ def _cases() -> list[Case]:
 CAPABILITY = Capability(
     "ControlNets beside frozen models and LoRA of peft, as scripts with diffusers train them",
     tuple(_cases()),
-    {
-        11: "peft makes adapters in the type of the weights, and the script casts them to float32 later; "
-        "the plan has them in float32 from the start, without the blocks that this leaves free",
-    },
 )

@@ -37,6 +37,8 @@ class ShardedJob(NamedTuple):
     freeze: tuple[str, ...] = ()  # what the names of frozen parameters begin with
     lora: Mapping[str, Any] | None = None  # keywords of peft's LoraConfig
     autocast: str = ""  # bf16 or fp16, the latter with a scaler
+    rank: int = 0  # that is compared
+    offload: bool = False  # parameters, gradients and the optimizer's state on the CPU
 
 
 def case_of(number: int, job: ShardedJob) -> Case:
@@ -59,11 +61,12 @@ def case_of(number: int, job: ShardedJob) -> Case:
         **({"freeze": job.freeze} if job.freeze else {}),
         **({} if job.lora is None else {"lora": dict(job.lora)}),
         **({"autocast": _DTYPES[job.autocast]} if job.autocast else {}),
+        **({"offload": True} if job.offload else {}),
         "classes": job.model.endswith("Classification"),
     }
     launch = ("-m", "torch.distributed.run", "--nproc-per-node", str(job.ranks))
     drawn = DrawnJob(number, _model(job), job.shape[0], job.gpu, _options(job))
-    return Case(drawn, (*launch, SCRIPT, json.dumps(described)), ranks=job.ranks)
+    return Case(drawn, (*launch, SCRIPT, json.dumps(described)), ranks=job.ranks, rank=job.rank)
 
 
 def _model(job: ShardedJob) -> str:
@@ -78,6 +81,7 @@ def _options(job: ShardedJob) -> dict[str, Any]:
         **({} if job.reshard is None else {"reshard_after_forward": str(job.reshard).lower()}),
         **({"replicas": job.replicas} if job.replicas > 1 else {}),
         **({"by": "torchtitan"} if job.ends else {}),
+        **({"offload": "true"} if job.offload else {}),
     }
     arguments = [f"{key}={value}" for key, value in given.items()]
     return {
@@ -94,6 +98,7 @@ def _options(job: ShardedJob) -> dict[str, Any]:
         **({} if job.lora is None else {"peft": "lora", "peft_arg": texts_of(job.lora)}),
         **({"precision": f"amp-{job.autocast}"} if job.autocast else {}),
         **({"fsdp_arg": arguments} if arguments else {}),
+        **({"rank": job.rank} if job.rank else {}),
     }
 
 
@@ -160,8 +165,30 @@ _CASES = (
         freeze=("layer1", "layer2"),
         autocast="fp16",
     ),
+    ShardedJob(
+        ranks=3, config={**LLAMA_WITHOUT_CACHE, "vocab_size": 16001}, optimizer="SGD", gpu="RTX 3090", rank=2
+    ),
+    ShardedJob(
+        "BertForSequenceClassification",
+        {**_BERT, "num_labels": 3},
+        ("bert.encoder.layer",),
+        (16, 256),
+        gpu="RTX 4090",
+        ranks=4,
+        rank=3,
+    ),
+    ShardedJob(offload=True),
+    ShardedJob(offload=True, policy=MIXED, ranks=4, accumulate=2, gpu="RTX 3090"),
+    ShardedJob(offload=True, policy=MIXED, checkpoint=True, reshard=False, optimizer="SGD", gpu="H100 80GB"),
+    ShardedJob(
+        "torchvision:vit_b_16", {}, ("encoder.layers",), (32, 3, 224, 224), offload=True, ranks=4, replicas=2
+    ),
 )
 CAPABILITY = Capability(
     "training on several GPUs: FSDP2 and DistributedDataParallel, under torchrun; the first rank is compared",
     tuple(case_of(number, job) for number, job in enumerate(_CASES, 1)),
+    {
+        25: "the last of three ranks, whose parts are uneven: to_empty makes them without padding, and the "
+        "first forward pass copies them into padded ones, which the plan has from the start"
+    },
 )

@@ -53,6 +53,6 @@ def _cases() -> Iterator[Case]:
 
 
 CAPABILITY = Capability(
-    "weights of torchao: INT8, INT4, NF4, FP8 and training in them",
+    "weights of torchao: INT8, INT4, NF4, FP8 and training in them; the script says that no texts are packed",
     tuple(sorted(_cases(), key=lambda case: case.job.number)),
 )

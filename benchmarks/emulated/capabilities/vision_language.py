@@ -34,6 +34,17 @@ _SMALL_CLIP = {
 _INDEX = {**_BOTH, "image_token_index": 4000}
 del _INDEX["image_token_id"]
 _PATCHES = {"vision_config__image_size": 224, "vision_config__patch_size": 14}
+_QWEN = {
+    **_TEXT,
+    "text_config__hidden_size": 512,
+    "vision_config__depth": 3,
+    "vision_config__num_heads": 4,
+}
+_QWEN_2_5 = {
+    "vision_config__hidden_size": 128,
+    "vision_config__intermediate_size": 256,
+    "vision_config__out_hidden_size": 512,
+}
 _WHISPER = {
     **{f"{part}_layers": 2 for part in ("encoder", "decoder")},
     **{f"{part}_attention_heads": 4 for part in ("encoder", "decoder")},
@@ -162,6 +173,21 @@ _JOBS: tuple[tuple[str, int, str, dict[str, Any]], ...] = (
         {"model_arg": _WAVES, "input": "48000", **_ADAMW, "precision": "amp-fp16"},
     ),
     ("HubertForSequenceClassification", 3, "H100 80GB", {"model_arg": _WAVES, "input": "32000", **_ADAMW}),
+    (
+        "Qwen2VLForConditionalGeneration",
+        2,
+        "RTX 3090",
+        {
+            "model_arg": {**_QWEN, "vision_config__embed_dim": 128, "vision_config__hidden_size": 512},
+            **_ADAMW,
+        },
+    ),
+    (
+        "Qwen2_5_VLForConditionalGeneration",
+        2,
+        "A100 40GB",
+        {"model_arg": {**_QWEN, **_QWEN_2_5}, **_ADAMW, "precision": "bf16"},
+    ),
 )
 
 CAPABILITY = Capability(
@@ -171,5 +197,6 @@ CAPABILITY = Capability(
         for number, (name, batch, gpu, options) in enumerate(_JOBS, 1)
     ),
     dict.fromkeys((15, 16), f"{_NOT_EMULATED}: which pictures are padding")
-    | dict.fromkeys((17, 18, 19), f"{_NOT_EMULATED}: counts of objects, which split tensors"),
+    | dict.fromkeys((17, 18, 19), f"{_NOT_EMULATED}: counts of objects, which split tensors")
+    | dict.fromkeys((28, 29), f"{_NOT_EMULATED}: the patches of each image, which split tensors"),
 )

@@ -77,7 +77,20 @@ class Transformer(nn.Module):
         return self.output(self.norm(x))
 
 
-def apply_tp(model, mesh, with_loss_parallel):
+def apply_float8(model, is_gathered):
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    config = Float8LinearConfig(enable_fsdp_float8_all_gather=is_gathered)
+    convert_to_float8_training(model, config=config, module_filter_fn=lambda module, name: name != "output")
+
+
+def apply_tp(model, mesh, with_loss_parallel, has_float8=False):
+    styles = (ColwiseParallel, RowwiseParallel, PrepareModuleInput)
+    if has_float8:
+        from torchao.float8 import float8_tensor_parallel as float8
+
+        styles = (float8.Float8ColwiseParallel, float8.Float8RowwiseParallel, float8.PrepareFloat8ModuleInput)
+    column, row, prepare = styles
     parallelize_module(
         model,
         mesh,
@@ -94,35 +107,41 @@ def apply_tp(model, mesh, with_loss_parallel):
     for block in model.layers.values():
         plan = {
             "attention_norm": SequenceParallel(),
-            "attention": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
-            "attention.wq": ColwiseParallel(),
-            "attention.wk": ColwiseParallel(),
-            "attention.wv": ColwiseParallel(),
-            "attention.wo": RowwiseParallel(output_layouts=Shard(1)),
+            "attention": prepare(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+            "attention.wq": column(),
+            "attention.wk": column(),
+            "attention.wv": column(),
+            "attention.wo": row(output_layouts=Shard(1)),
             "ffn_norm": SequenceParallel(),
-            "feed_forward": PrepareModuleInput(
-                input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)
-            ),
-            "feed_forward.w1": ColwiseParallel(),
-            "feed_forward.w2": RowwiseParallel(output_layouts=Shard(1)),
-            "feed_forward.w3": ColwiseParallel(),
+            "feed_forward": prepare(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+            "feed_forward.w1": column(),
+            "feed_forward.w2": row(output_layouts=Shard(1)),
+            "feed_forward.w3": column(),
         }
         parallelize_module(block, mesh, plan)
 
 
 class Trainer:
-    def __init__(self, tp=2, dp=1, gather_logits=False, checkpoint=False, mixed=False):
+    def __init__(
+        self, tp=2, dp=1, gather_logits=False, checkpoint=False, mixed=False, float8="", compiled=False
+    ):
         self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(self.device)
         init_process_group("nccl")
         mesh = init_device_mesh("cuda", (dp, tp), mesh_dim_names=("dp", "tp"))
-        self.loss_parallel = not gather_logits
+        self.loss_parallel = tp > 1 and not gather_logits
         with torch.device("meta"):
             model = Transformer()
-        apply_tp(model, mesh["tp"], self.loss_parallel)
+        if float8:
+            apply_float8(model, is_gathered=float8 == "gathered")
+        if tp > 1:
+            apply_tp(model, mesh["tp"], self.loss_parallel, bool(float8))
         if checkpoint:
             for name, block in model.layers.named_children():
                 model.layers.register_module(name, checkpoint_wrapper(block, preserve_rng_state=False))
+        if compiled:
+            for block in model.layers.values():
+                block.compile(fullgraph=True)
         if dp > 1:
             policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed else MixedPrecisionPolicy()
             for block in model.layers.values():
@@ -162,8 +181,14 @@ def main():
     parser.add_argument("--gather-logits", action="store_true")
     parser.add_argument("--checkpoint", action="store_true")
     parser.add_argument("--mixed", action="store_true")
+    parser.add_argument(
+        "--float8", default="", help="linear, or gathered: FSDP gathers weights in float8 too"
+    )
+    parser.add_argument("--compiled", action="store_true")
     args = parser.parse_args()
-    trainer = Trainer(args.tp, args.dp, args.gather_logits, args.checkpoint, args.mixed)
+    trainer = Trainer(
+        args.tp, args.dp, args.gather_logits, args.checkpoint, args.mixed, args.float8, args.compiled
+    )
     data = torch.zeros(args.steps, 2, args.batch_size, SEQ, dtype=torch.int64)
     for batch in data:
         trainer.step(list(batch))

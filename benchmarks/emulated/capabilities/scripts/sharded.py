@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -90,6 +90,8 @@ def sharded(options: dict[str, Any]) -> Any:
         mesh = init_device_mesh("cuda", (replicas, world // replicas), mesh_dim_names=("replicate", "shard"))
     policy = {key: getattr(torch, value) for key, value in options.get("policy", {}).items()}
     given: dict[str, Any] = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(**policy)}
+    if options.get("offload"):
+        given["offload_policy"] = CPUOffloadPolicy()
     if "reshard" in options:
         given["reshard_after_forward"] = options["reshard"]
     with torch.device("meta"):
@@ -108,7 +110,10 @@ def sharded(options: dict[str, Any]) -> Any:
     is_tied = options.get("config", {}).get("tie_word_embeddings")
     if is_tied:
         model.lm_head.weight = None  # to_empty would part it from the embedding
-    model.to_empty(device="cuda")
+    model.to_empty(device="cpu" if options.get("offload") else "cuda")
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = None if buffer is None else buffer.to("cuda")
     if is_tied:
         model.tie_weights()
     for tensor in (*model.parameters(), *model.buffers()):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from planner.hardware.calibration.files import TABLES_FOLDER
-from planner.hardware.database import DEVICES_FOLDER
+from planner.hardware.database import DEVICES_FOLDER, OTHER_FOLDER
 from planner.planning.process.file import shipped_processes
 from planner.store.fingerprint import source_digest
 from planner.store.store import BUNDLED, INDEX
@@ -93,7 +93,13 @@ def test_the_source_distribution_holds_every_file(built: tuple[Path, Path]) -> N
     with tarfile.open(built[0]) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
     needed = {"LICENSE", "README.md", "CHANGELOG.md", "Makefile", "constraints.txt", "pyproject.toml"}
-    needed |= {"tests/conftest.py", "docs/recipes.md", "docs/terminal.svg", "tools/bundle_programs.py"}
+    needed |= {
+        "tests/conftest.py",
+        "docs/recipes.md",
+        "docs/terminal.svg",
+        "mkdocs.yml",
+        "tools/bundle_programs.py",
+    }
     assert (source_files() | needed) - inside == set()
 
 
@@ -132,7 +138,9 @@ def test_an_installed_wheel_finds_its_data(installed: Path) -> None:
     """The installed wheel reads its own GPUs, calibrations, processes, measurements, campaigns and assets."""
     planner = installed / "venv/bin/planner"
     devices = json.loads(run(planner, "devices", "--json", folder=installed))
-    assert len(devices["devices"]) == len(list(DEVICES_FOLDER.glob("*.yaml")))
+    assert len(devices["devices"]) == sum(
+        len(list(folder.glob("*.yaml"))) for folder in (DEVICES_FOLDER, OTHER_FOLDER)
+    )
     tables = json.loads(run(planner, "tables", "--json", folder=installed))
     assert len(tables["calibrations"]) == len(list(TABLES_FOLDER.glob("*.yaml")))
     assert "variable" in shipped_processes()

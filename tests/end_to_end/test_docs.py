@@ -17,7 +17,7 @@ from planner.errors import UsageError
 from planner.jobs.catalogue import load_catalogue
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 JOB: Any = {"input": "16", "target": "4", "loss": "mse", "steps": 2}
 VARYING = "8..24x16"
 
@@ -113,12 +113,15 @@ def test_json_of_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     """Keys of commands without a Python function are documented."""
     sweep, process = tmp_path / "sweep.yaml", tmp_path / "process.yaml"
     sweep.write_text("about: one\nmodels: [conv_pair]\nrecipes: {sgd: {}}\ngpus: [RTX 4090]\n")
+    project = tmp_path / "pyproject.toml"
+    project.write_text('[tool.planner]\ngpus = ["L4"]\njobs = {one = {model = "conv_pair", batch = 2}}\n')
     process.write_text("models: {}\nsteps:\n  - define: x=1000\n  - print: Define\n")
     for command in (
         "devices 4090",
         "compare --model conv_pair --batch 2",
         f"replay {process}",
         f"sweep {sweep} --jobs 1",
+        f"check --config {project}",
         "tables",
         "cache",
         "serve --model llama_8b --gpu L4 --max-model-len 100",

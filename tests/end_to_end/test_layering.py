@@ -16,11 +16,12 @@ TALKATIVE = (
     *(
         "planner/cli/",
         "calibration/probe/__main__.py",
+        "calibration/probe/gauge.py",
         "planner/capture/process_state.py",
         "planner/_support/user_dirs.py",
     ),
     *("planner/hardware/cudnn/library_files.py", "planner/hardware/cudnn/worker.py"),
-    *("planner/emulator/child/", "planner/emulator/launch.py"),
+    *("planner/emulator/child/", "planner/emulator/launch.py", "planner/planning/check/revision.py"),
 )
 
 

@@ -54,6 +54,11 @@ DATA = {
     "nnUNetPlans.json": {"configurations": _PLANS},
     "dataset.json": {"channel_names": {"0": "CT"}, "labels": {"background": 0, "organ": 1}},
 }
+# In the schema of SkyPilot's catalogues; the prices are invented.
+PRICES = """InstanceType,AcceleratorName,AcceleratorCount,Price,SpotPrice,Region
+one,L4,1,0.80,0.30,here
+eight,H100,8,30.00,12.00,here
+"""
 
 
 def blocks(language: str, pages: list[Path]) -> list[str]:
@@ -94,6 +99,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for name, content in DATA.items():
         (here / name).parent.mkdir(exist_ok=True)
         (here / name).write_text(json.dumps(content), encoding="utf-8")
+    (here / "vms.csv").write_text(PRICES, encoding="utf-8")
     yield here
 
 

@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CUDA_VENV := .venv-cuda
 
-.PHONY: plan test lint dist install-check emulated traces soak clean
+.PHONY: plan test lint docs dist install-check emulated traces soak clean
 
 plan: $(VENV)/installed
 	$(BIN)/planner max-batch --model vit_b_16 --gpu-mib 24000
@@ -23,6 +23,10 @@ lint: $(VENV)/installed-dev
 	$(BIN)/mypy --strict planner calibration
 	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run -Werror planner/emulator/csrc/*.[ch]
+
+# The documentation as a site, in site/; a broken link ends it. `python -m mkdocs serve` shows it while one writes.
+docs: $(VENV)/installed-dev
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH="$(CURDIR)" $(BIN)/python -m mkdocs build --quiet
 
 # The source distribution and, built from it, the wheel; tests/end_to_end/test_dist.py holds what is in them.
 dist: $(VENV)/installed-dev
@@ -61,7 +65,7 @@ traces: $(VENV)/installed-dev
 	$(BIN)/python tools/bundle_programs.py
 
 clean:
-	rm -rf $(VENV) $(CUDA_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CUDA_VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

@@ -26,11 +26,20 @@ WRITERS = {
     ("compare", "--plot"): ["compare", *JOB, "--plot", "{}.pdf"],
     ("sweep", "--csv"): ["sweep", "GRID", "--jobs", "1", "--csv", "{}.csv"],
     ("sweep", "--parquet"): ["sweep", "GRID", "--jobs", "1", "--parquet", "{}.parquet"],
+    ("check", "--sarif"): ["check", "--config", "PROJECT", "--sarif", "{}.sarif"],
+    ("check", "--summary"): ["check", "--config", "PROJECT", "--summary", "{}.md"],
     ("max-batch", "--save-trace"): ["max-batch", *MODEL, "--gpu", "L4", "--save-trace", "{}.trace"],
     ("estimate", "--save-trace"): ["estimate", *JOB, "--save-trace", "{}.trace"],
     ("explain", "--save-trace"): ["explain", *JOB, "--save-trace", "{}.trace"],
 }
-READ = {"--models", "--trace", "--campaign", "--sizes", "--cluster"}  # options that name a file to be read
+READ = {
+    "--models",
+    "--trace",
+    "--campaign",
+    "--sizes",
+    "--cluster",
+    "--config",
+}  # options that name a file to be read
 # tests/emulator: needs the CUDA build of torch
 ELSEWHERE = {("run", "--snapshot"), ("run", "--plot"), ("run", "--html")}
 REFUSED = {  # the option stands among those of the job, and the command states that it means nothing there
@@ -58,10 +67,12 @@ def test_a_full_disk_leaves_the_file_that_stood_there(
     folder, grid = tmp_path / "out", tmp_path / "grid.yaml"
     folder.mkdir()
     grid.write_text("about: one\nmodels: [conv_pair]\nrecipes: {sgd: {}}\ngpus: [L4]\n")
+    project = tmp_path / "pyproject.toml"
+    project.write_text('[tool.planner]\ngpus = ["L4"]\njobs = {one = {model = "conv_pair", batch = 2}}\n')
     if command == "sweep":
         assert run(["sweep", str(grid), "--jobs", "1"]) == 0  # its stored results are there already
     words = [word.format(folder / "kept") for word in WRITERS[command, option]]
-    words = [str(grid) if word == "GRID" else word for word in words]
+    words = [{"GRID": str(grid), "PROJECT": str(project)}.get(word, word) for word in words]
     file = Path(words[-1])
     file.write_bytes(OLD)
     capsys.readouterr()

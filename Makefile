@@ -5,13 +5,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 CUDA_VENV := .venv-cuda
 
-.PHONY: plan test lint docs dist install-check emulated traces soak clean
+.PHONY: plan check test lint docs dist release install-check emulated soak ci clean
 
 plan: $(VENV)/installed
 	$(BIN)/planner max-batch --model vit_b_16 --gpu-mib 24000
 
-test: lint dist
+test: lint
 	$(BIN)/python -m pytest -n $(WORKERS)
+
+# The inner loop: format, lint, types, contracts, and the tests of the packages without torch.
+FAST := tests/_support tests/program tests/allocator tests/jobs tests/hardware tests/report tests/store
+check: lint
+	$(BIN)/python -m pytest -n $(WORKERS) $(FAST) -m "not slow"
 
 # 1,000 runs of each kind: interrupted, concurrent, fuzzed; half an hour.
 soak: $(VENV)/installed-dev
@@ -28,11 +33,22 @@ lint: $(VENV)/installed-dev
 docs: $(VENV)/installed-dev
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH="$(CURDIR)" $(BIN)/python -m mkdocs build --quiet
 
-# The source distribution and, built from it, the wheel; tests/end_to_end/test_dist.py holds what is in them.
+# The source distribution and, built from it, the wheel, with the programs of the catalogue's jobs: a minute.
 dist: $(VENV)/installed-dev
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/twine check --strict dist/*
+
+# What is in the distributions, and that an installed wheel answers.
+release: dist
+	$(BIN)/python -m pytest tests/end_to_end/test_dist.py --distributions "$(CURDIR)/dist"
+
+# The whole of .ci/run on a clone of HEAD with fresh environments; ci-passed in the git directory then names HEAD.
+ci:
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && commit=$$(git rev-parse HEAD) && \
+		git clone --quiet --no-hardlinks . "$$folder/clone" && git -C "$$folder/clone" checkout --quiet "$$commit" && \
+		(cd "$$folder/clone" && .ci/run) && echo "$$commit" > "$$(git rev-parse --git-dir)/ci-passed" && \
+		echo "passed: $$commit"
 
 # The wheel with all its dependencies in an empty environment, from a folder outside of the repository.
 install-check: dist
@@ -59,10 +75,6 @@ $(CUDA_VENV)/installed: Makefile
 	@$(CUDA_VENV)/bin/python -c 'import sys, torch; sys.exit(torch.version.cuda is None)' || \
 		{ echo "pip found a build of torch without CUDA; see PIP_FIND_LINKS and pip config list" >&2; exit 1; }
 	@touch $@
-
-# The traces that ship with the planner; after a change of the tracer or of models.yaml.
-traces: $(VENV)/installed-dev
-	$(BIN)/python tools/bundle_programs.py
 
 clean:
 	rm -rf $(VENV) $(CUDA_VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -13,7 +13,7 @@ from tests.helpers.traces import program_of
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--runs N` of the counted tests, of which `make soak` takes more, and `--cudnn FOLDER`.
 
-    `--cuda-python` is the interpreter of the emulated tests.
+    `--cuda-python` is the interpreter of the emulated tests, `--distributions` the folder of the built distributions.
     """
     parser.addoption(
         "--runs", type=int, default=20, help="repetitions of interrupted, concurrent, fuzzed runs"
@@ -24,6 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--cuda-python", default="", help="a Python with the CUDA build of torch, for emulated GPUs"
     )
+    parser.addoption("--distributions", default="", help="a folder with the source distribution and the wheel")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -39,6 +40,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("emulated") and not item.config.getoption("--cuda-python"):
             item.add_marker(pytest.mark.skip(reason="needs the CUDA build of torch: make emulated"))
+        if item.get_closest_marker("release") and not item.config.getoption("--distributions"):
+            item.add_marker(pytest.mark.skip(reason="needs the distributions: make release"))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

@@ -1,16 +1,17 @@
-"""Make the bundled programs of the planner: `planner/store/bundled`, one file for each program of a
-catalogue's job.
+"""Capture the programs of the catalogue's jobs, which the wheel carries, one file for each program.
 
-    python tools/bundle_programs.py        (or: make traces)
+    python tools/bundle_programs.py FOLDER
 
-Needs the libraries of all catalogue's models, takes a few minutes, and has to run whenever the capture or the
-catalogue has changed, which tests/store/test_bundled_store.py detects. Prints one line for each job.
+tools/build_hook.py runs it when a distribution is built. Needs the libraries of the catalogue's models and
+takes about a minute. Keeps a folder whose programs are those of the present sources and libraries. Prints one
+line for each job.
 """
 
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from shutil import copyfile
+from shutil import copyfile, rmtree
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
@@ -28,7 +29,7 @@ from planner.program.target import Capability, Target
 from planner.store.codec import save_programs
 from planner.store.fingerprint import LIBRARIES, source_digest
 from planner.store.saving import group_by_structure
-from planner.store.store import BUNDLED, INDEX, bundled_name
+from planner.store.store import INDEX, bundled_name
 
 _LARGE_SOURCE = (
     "diffusers:"  # whose programs for all capabilities take minutes to make and megabytes to store
@@ -70,31 +71,56 @@ def versions_of(job: Job) -> dict[str, str | None]:
 
 
 def main() -> int:
-    """Make the folder anew; its earlier files stay until all is done."""
+    """Fill the folder that the command line names, unless its programs are current."""
+    folder = Path(sys.argv[1])
+    if is_current(folder):
+        return 0
     with TemporaryDirectory() as name:
-        folder = Path(name)
-        make_all(folder)
-        BUNDLED.mkdir(exist_ok=True)
-        for old in (*BUNDLED.glob(INDEX), *BUNDLED.glob("*.trace")):
-            old.unlink()
-        for path in (*folder.glob("*.trace"), *folder.glob(INDEX)):  # the index last, which names the others
-            copyfile(path, BUNDLED / path.name)
-    total = sum(path.stat().st_size for path in BUNDLED.iterdir())
+        made = Path(name)
+        make_all(made, bundled_names())
+        if folder.exists():
+            rmtree(folder)
+        folder.mkdir(parents=True)
+        for path in (*made.glob("*.trace"), made / INDEX):  # the index last, which names the others
+            copyfile(path, folder / path.name)
+    total = sum(path.stat().st_size for path in folder.iterdir())
     print(f"{total / 2**20:.2f} MiB in all")
     return 0
 
 
-def make_all(folder: Path) -> None:
-    """Write the programs of all jobs, and the index."""
+def is_current(folder: Path) -> bool:
+    """Return whether a capture of the present catalogue would write the same index."""
+    try:
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    catalogue = load_catalogue()
+    names = {bundled_name(resolve_job(name, catalogue)) for name in bundled_names()}
+    return (
+        index["planner"] == source_digest()
+        and set(index["completed"]) == names
+        and all(
+            public_version(installed_version(name)) == version
+            for known in index["versions"].values()
+            for name, version in known.items()
+        )
+    )
+
+
+def bundled_names() -> list[str]:
+    """Return the catalogue's jobs whose programs are bundled."""
+    return [name for name, entry in load_catalogue().items() if is_bundled(name, entry.job.source)]
+
+
+def make_all(folder: Path, names: Iterable[str]) -> None:
+    """Write the programs of the named jobs, and the index."""
     targets = [Target.for_capability(capability) for capability in capabilities()]
     catalogue = load_catalogue()
     index: dict[str, object] = {"planner": source_digest()}
     traces: dict[str, dict[str, list[str]]] = {}
     completed: dict[str, object] = {}
     versions: dict[str, dict[str, str | None]] = {}
-    for name, entry in catalogue.items():
-        if not is_bundled(name, entry.job.source):
-            continue
+    for name in names:
         start = perf_counter()
         catalogue_job = resolve_job(name, catalogue)
         job = complete_from_library(catalogue_job)

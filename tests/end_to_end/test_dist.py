@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -17,12 +18,16 @@ import pytest
 from planner.hardware.calibration.files import TABLES_FOLDER
 from planner.hardware.database import DEVICES_FOLDER, OTHER_FOLDER
 from planner.planning.process.file import shipped_processes
-from planner.store.fingerprint import source_digest
-from planner.store.store import BUNDLED, INDEX
+from planner.store.store import INDEX
+from tests.store.test_cache_dir import WITHOUT_TORCH
+from tools.bundle_programs import bundled_names
+
+pytestmark = pytest.mark.release
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("planner", "calibration")
 MOVED = {"models.yaml": "planner/jobs/models.yaml"}  # from the checkout's root into the package
+BUNDLED = "planner/store/bundled"  # captured when a distribution is built
 
 
 def source_files() -> set[str]:
@@ -56,10 +61,9 @@ def figures(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Return the source distribution and the wheel that is built from it."""
-    folder = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, folder=folder)
+def built(request: pytest.FixtureRequest) -> tuple[Path, Path]:
+    """Return the source distribution and the wheel that `make dist` built from it."""
+    folder = Path(request.config.getoption("--distributions"))
     (source,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
     return source, wheel
 
@@ -83,9 +87,16 @@ def installed(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 
 
 def test_the_wheel_holds_every_file(built: tuple[Path, Path]) -> None:
-    """The wheel holds the files of both packages and the catalogue, and beside its metadata nothing else."""
+    """The wheel holds both packages, the catalogue and its programs, and beside its metadata nothing else."""
     inside = {path for path in record(built[1]) if ".dist-info/" not in path}
-    assert inside == {MOVED.get(path, path) for path in source_files()}
+    captured = {path for path in inside if path.startswith(f"{BUNDLED}/")}
+    assert inside - captured == {MOVED.get(path, path) for path in source_files()}
+    with zipfile.ZipFile(built[1]) as archive:
+        index = json.loads(archive.read(f"{BUNDLED}/{INDEX}"))
+        assert sum(archive.getinfo(path).file_size for path in captured) < 3 * 2**20
+    files = {name for targets in index["traces"].values() for names in targets.values() for name in names}
+    assert captured == {f"{BUNDLED}/{name}" for name in (*files, INDEX)}
+    assert len(index["traces"]) == len(bundled_names())
 
 
 def test_the_source_distribution_holds_every_file(built: tuple[Path, Path]) -> None:
@@ -98,7 +109,8 @@ def test_the_source_distribution_holds_every_file(built: tuple[Path, Path]) -> N
         "docs/recipes.md",
         "docs/terminal.svg",
         "mkdocs.yml",
-        "tools/bundle_programs.py",
+        "tools/build_hook.py",
+        f"{BUNDLED}/{INDEX}",
     }
     assert (source_files() | needed) - inside == set()
 
@@ -121,17 +133,29 @@ def test_metadata_names_the_licence(built: tuple[Path, Path]) -> None:
     assert "License-File: LICENSE" in metadata
 
 
-@pytest.mark.skipif(
-    json.loads((BUNDLED / INDEX).read_text())["planner"] != source_digest(),
-    reason="the included traces are out of date, which tests/store/test_bundled_store.py reports",
-)
-def test_an_installed_wheel_answers(installed: Path) -> None:
-    """Outside of the repository, without torch, the wheel plans as the checkout does."""
-    command = ("max-batch", "--model", "vit_b_16", "--gpu-mib", "24000", "--json")
-    there = json.loads(run(installed / "venv/bin/planner", *command, folder=installed))
-    here = json.loads(run(sys.executable, "-m", "planner", *command, folder=ROOT))
-    assert there["max_batch"] > 0
-    assert figures(there) == figures(here)
+@pytest.mark.parametrize("model", ["cnn", "vgg16_bn", "vit_b_16"])
+def test_an_installed_wheel_answers(installed: Path, model: str) -> None:
+    """Outside of the repository, without torch, the wheel plans as the checkout does, which captures anew."""
+    for gpu in (("--gpu-mib", "24000"), ("--gpu", "H100")):
+        command = ("max-batch", "--model", model, *gpu, "--json")
+        there = json.loads(run(installed / "venv/bin/planner", *command, folder=installed))
+        here = json.loads(run(sys.executable, "-m", "planner", *command, folder=ROOT))
+        assert there["max_batch"] > 0
+        assert figures(there) == figures(here)
+
+
+def test_an_installed_wheel_imports_no_torch(installed: Path) -> None:
+    """Llama 70B is refused for a card of 24 GB, by the programs in the wheel alone."""
+    done = subprocess.run(
+        [installed / "venv/bin/python", "-c", WITHOUT_TORCH]
+        + ["max-batch", "--model", "llama_70b", "--gpu-mib", "24000"],
+        cwd=installed,
+        env=os.environ | {"XDG_CACHE_HOME": str(installed / "empty")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_an_installed_wheel_finds_its_data(installed: Path) -> None:

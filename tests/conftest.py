@@ -13,7 +13,7 @@ from tests.helpers.traces import program_of
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--runs N` of the counted tests, of which `make soak` takes more, and `--cudnn FOLDER`.
 
-    `--cuda-python` is the interpreter of the emulated tests, `--distributions` the folder of the built distributions.
+    `--cuda-python` is the interpreter of the emulated tests, `--distributions` a folder of built ones.
     """
     parser.addoption(
         "--runs", type=int, default=20, help="repetitions of interrupted, concurrent, fuzzed runs"
@@ -24,7 +24,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--cuda-python", default="", help="a Python with the CUDA build of torch, for emulated GPUs"
     )
-    parser.addoption("--distributions", default="", help="a folder with the source distribution and the wheel")
+    parser.addoption(
+        "--distributions", default="", help="a folder with the source distribution and the wheel"
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)

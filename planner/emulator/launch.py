@@ -79,7 +79,7 @@ def run_emulated(
         if code:
             raise ModelError(f"{command[0]}: it ended with exit code {code} before it used a GPU")
         raise ModelError(f"{command[0]}: it ended without using a GPU; check that it trains on cuda")
-    if code and run.failure is None:
+    if code and run.failure is None and not run.crash:
         raise ModelError(f"{command[0]}: it ended with exit code {code}, and not for want of GPU memory")
     return run
 

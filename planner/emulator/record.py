@@ -1,6 +1,7 @@
 """Records of a command that ran on emulated GPUs: one of each process, and their totals."""
 
 from pathlib import Path
+from signal import Signals
 
 import msgspec
 from msgspec import Struct
@@ -51,6 +52,12 @@ class GpuRecord(Struct, frozen=True):
     versions: tuple[tuple[str, str], ...]  # of torch, CUDA and cuDNN
     step_count: int
     was_stopped: bool  # by --stop-after
+    raised: bool = False  # an exception ended the script
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether the script ended by itself: no exception ended it, and nothing killed it before."""
+        return self.after_steps is not None and not self.raised
 
     @property
     def peak(self) -> Peaks:
@@ -87,6 +94,20 @@ class EmulatedRun(Struct, frozen=True):
         if not self.exit_code or not failed:
             return None
         return next((one for one in failed if one.was_raised), failed[0])
+
+    @property
+    def crash(self) -> str:
+        """Return how the command died after its scripts had ended; "" if it did not.
+
+        Threads that outlive the script may abort a process while its interpreter is finalized. Launchers of
+        several ranks report the signal of one as exit code 1.
+        """
+        if not self.records or not all(record.is_whole for record in self.records):
+            return ""
+        number = -self.exit_code if self.exit_code < 0 else self.exit_code - 128
+        if number in set(Signals):
+            return Signals(number).name
+        return "exit code 1 of its launcher" if self.exit_code == 1 and len(self.records) > 1 else ""
 
     @property
     def outcome(self) -> Outcome:

@@ -424,3 +424,27 @@ process.join()
     answer = emulator.run(code + forks[start], "--gpu", "L4")
     assert [rank["step_count"] for rank in answer["ranks"]] == [3]
     assert answer["ranks"][0]["after_steps"] is not None  # the record was closed
+
+
+def test_a_process_that_aborts_at_its_end_is_reported(emulator: Emulator) -> None:
+    """What modules free is freed after the handlers of atexit, when the record is whole."""
+    code = """
+class Last:
+    def __del__(self, os=__import__("os")):
+        os.abort()
+last = Last()
+train(torchvision.models.resnet18(num_classes=10), 8)
+"""
+    answer = emulator.run(code, "--gpu", "L4")
+    assert (answer["fits"], answer["exit_code"], answer["crash"]) == ("yes", -6, "SIGABRT")
+    assert answer["ranks"][0]["step_count"] == 3
+
+
+def test_a_script_may_end_with_a_backward_pass(emulator: Emulator) -> None:
+    """A thread of autograd that still releases its state when the script ends does not cost the report."""
+    code = """
+x = torch.ones(4, device="cuda", requires_grad=True)
+(x * 2).sum().backward()
+"""
+    answer = emulator.run(code, "--gpu", "T4")
+    assert (answer["fits"], answer["ranks"][0]["peak_allocated_mib"]) == ("yes", 0.002)

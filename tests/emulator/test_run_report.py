@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from planner.emulator.launch import RunOptions, run_emulated
 from planner.emulator.record import EmulatedRun, GpuRecord, OutOfMemory, Peaks, StepPeaks, read_records
@@ -74,9 +75,28 @@ def test_a_killed_process_leaves_no_snapshot(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(UnsavedError, match="not written: process 7 left no history") as error:
         run_emulated(["train"], options, tmp_path, print)
     assert isinstance(error.value.result, EmulatedRun) and error.value.result.failure == RAISED
-    ended(monkeypatch, -9, record(0))
+    ended(monkeypatch, -9, replace(record(0), after_steps=None))
     with pytest.raises(ModelError, match="train: it ended with exit code -9, and not for want of GPU memory"):
         run_emulated(["train"], options, tmp_path, print)
+
+
+def test_a_crash_after_the_work_stands_beside_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads may abort a process while its interpreter is finalized; a shell calls it exit code 134."""
+    options = RunOptions(find_device("L4"))
+    for code in (-6, 134):
+        ended(monkeypatch, code, record(0))
+        done = run_emulated(["train"], options, tmp_path, print)
+        assert (done.outcome, done.crash, done.exit_code) == (Outcome.FITS, "SIGABRT", code)
+    ended(monkeypatch, 1, record(0), record(1))
+    assert run_emulated(["torchrun"], options, tmp_path, print).crash == "exit code 1 of its launcher"
+    for code, one in ((1, record(0)), (-6, replace(record(0), raised=True)), (200, record(0))):
+        ended(monkeypatch, code, one)
+        with pytest.raises(ModelError, match="and not for want of GPU memory"):
+            run_emulated(["train"], options, tmp_path, print)
+    text = render_plain(run_document(run(record(), code=-6)))
+    assert "Died at exit:   SIGABRT, after the script had ended and its record was whole" in text
 
 
 def test_a_command_that_survives_a_refused_allocation_fits() -> None:
@@ -153,6 +173,7 @@ def test_json() -> None:
             },
         ],
         "failure": None,
+        "crash": None,
         "versions": {"torch": "2.13.0", "cuda": "13.0", "cudnn": "9.20.0"},
         "assumptions": ["emulated"],
         "seconds": 1.5,

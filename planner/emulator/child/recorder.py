@@ -1,7 +1,8 @@
 """Record what a training process does to the emulated GPUs: peaks of each optimizer step, out of memory.
 
-The record is a JSON file of the process, written whole at each step and at exit; processes that never make a
-CUDA context leave none. Peaks that torch itself reports to the script are those without the recorder.
+The record is a JSON file of the process, written whole at each step and at exit, before the interpreter is
+finalized; processes that never make a CUDA context leave none. Peaks that torch itself reports to the script
+are those without the recorder.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from .frames import line_of, place
 from .history import MAX_EVENTS, History
 
 _WRITE_SECONDS = 0.5  # between records of a running process
+_YIELD_SECONDS = 0.05  # for threads that wait for the interpreter's lock
 
 
 def attach(torch: Any, core: Any) -> None:
@@ -144,6 +146,7 @@ class Recorder:
         self._steps: list[dict[str, Any]] = []
         self._count, self._stopping, self._finished = 0, False, False
         self._failure: dict[str, Any] | None = None
+        self._raised = False  # an exception ended the script
         self._stop_after = int(os.environ.get("PLANNER_EMULATED_STOP_AFTER") or 0)
 
     # ---- what torch calls
@@ -191,9 +194,10 @@ class Recorder:
         self._write(whole=False)
 
     def wrap_excepthook(self, hook: Any) -> Any:
-        """Return the hook, noting first that out of memory ended the process."""
+        """Return the hook, noting first that an exception, perhaps out of memory, ended the process."""
 
         def noting(kind: Any, error: Any, trace: Any) -> None:
+            self._raised = True
             if isinstance(error, self._torch.cuda.OutOfMemoryError) and self._failure is not None:
                 self._failure["was_raised"] = True
                 frames = [frame for frame, _ in traceback.walk_tb(trace)]
@@ -204,15 +208,23 @@ class Recorder:
         return noting
 
     def finish(self) -> None:
-        """Write the record of a process that ends."""
+        """Write the record of a process that ends, last, so that a whole one says that nothing is missing.
+
+        Then let threads of autograd have the interpreter's lock: one that still waits for it to release a
+        thread's state when the interpreter is finalized ends the process by std::terminate
+        (torch/csrc/autograd/engine.cpp, PyThread_exit_thread of CPython).
+        """
         if os.getpid() != self._pid or self._finished:
             return
         self._finished = True
-        self._write(whole=True)
-        if self._snapshot is not None and self._peaks is not None:
-            self._torch.cuda.memory._dump_snapshot(str(self._snapshot))
-        if self._history is not None and self._peaks is not None:
-            self._history.write(self._devices())
+        try:
+            if self._snapshot is not None and self._peaks is not None:
+                self._torch.cuda.memory._dump_snapshot(str(self._snapshot))
+            if self._history is not None and self._peaks is not None:
+                self._history.write(self._devices())
+        finally:
+            self._write(whole=True)
+        time.sleep(_YIELD_SECONDS)
 
     # ---- reading and writing
 
@@ -286,4 +298,5 @@ class Recorder:
             ],
             "step_count": self._count,
             "was_stopped": self._stopping,
+            "raised": self._raised,
         }

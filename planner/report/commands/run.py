@@ -35,7 +35,7 @@ def run_document(run: EmulatedRun, explained: ExplainedRun | None = None) -> Doc
     largest = run.largest
     stopped = f"; stopped after {largest.step_count} optimizer steps" if largest.was_stopped else ""
     ran = _what_ran(run, f"; exit code {run.exit_code}{stopped}")
-    lines = (Entry("Fits", _FITS[run.outcome]), *_failure_entries(run.failure), *ran)
+    lines = (Entry("Fits", _FITS[run.outcome]), *_failure_entries(run.failure), *_crash_entries(run), *ran)
     notes = () if explained is None else explained.notes
     breakdown: list[list[Block]] = []
     if explained is not None:
@@ -67,6 +67,14 @@ def _failure_entries(failure: OutOfMemory | None) -> tuple[Entry, ...]:
         f"no room for {mib_text(failure.requested_bytes)} MiB",
     ]
     return (Entry("Fails", ", ".join(part for part in parts if part)),)
+
+
+def _crash_entries(run: EmulatedRun) -> tuple[Entry, ...]:
+    """Return how the command died after its work, if it did."""
+    if not run.crash:
+        return ()
+    text = f"{run.crash}, after the script had ended and its record was whole: not for want of GPU memory"
+    return (Entry("Died at exit", text),)
 
 
 def versions_text(record: GpuRecord) -> str:
@@ -111,7 +119,7 @@ def run_summary(explained: ExplainedRun) -> Summary:
         f"{versions_text(run.largest)}",
         outcome=run.outcome,
         answer=_VERDICTS[run.outcome],
-        entries=_failure_entries(run.failure),
+        entries=(*_failure_entries(run.failure), *_crash_entries(run)),
         tiles=tuple(_tiles(explained)),
         parts=explained.parts,
         certainty="",
@@ -191,6 +199,7 @@ def run_to_json(run: EmulatedRun, explained: ExplainedRun | None = None) -> dict
         "retries": largest.retries,
         "steps": _steps_to_json(largest),
         "failure": _failure_to_json(run.failure),
+        "crash": run.crash or None,
         "ranks": [_rank_to_json(record) for record in run.records],
         "versions": dict(largest.versions),
         "assumptions": [*run.assumptions, *notes],

@@ -36,7 +36,7 @@ docs: $(VENV)/installed-dev
 # The source distribution and, built from it, the wheel, with the programs of the catalogue's jobs: a minute.
 dist: $(VENV)/installed-dev
 	rm -rf dist
-	$(BIN)/python -m build --no-isolation
+	PLANNER_CAPTURE_CATALOGUE=1 $(BIN)/python -m build --no-isolation
 	$(BIN)/twine check --strict dist/*
 
 # What is in the distributions, and that an installed wheel answers.

@@ -1,5 +1,6 @@
 """Options and fixtures of all tests; tests marked `gpu` are skipped, visibly, where torch sees no GPU."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from planner.program.events import Site
 from tests.helpers.command_line import MIB, saved, toy_events
+from tests.helpers.golden import record_golden
 from tests.helpers.traces import program_of
 
 
@@ -27,6 +29,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--distributions", default="", help="a folder with the source distribution and the wheel"
     )
+    parser.addoption("--record-golden", action="store_true", help="write the files of tests/golden anew")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Record golden files if that is requested, and take signals as programs of a terminal do.
+
+    A run that a shell starts in the background ignores some, which the processes of its tests would inherit.
+    """
+    if config.getoption("--record-golden"):
+        record_golden()
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            is_interrupt = number == signal.SIGINT
+            signal.signal(number, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 @pytest.fixture(scope="session", autouse=True)

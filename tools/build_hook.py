@@ -1,28 +1,24 @@
 """Put the programs of the catalogue's jobs into the distributions: an installed wheel answers at once."""
 
+import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
+_REQUEST = "PLANNER_CAPTURE_CATALOGUE"  # set by `make dist`: takes a minute, and the libraries of all models
 _INSIDE = "planner/store/bundled"
 
 
 class BuildHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Captures the programs where torch is installed; a wheel that is built without it carries none."""
+    """Captures the programs on request; a wheel that is built without carries none, and captures at first use."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Add the programs to the files of a distribution."""
+        """Add the programs to the files of a distribution, unless it is built from one that has them."""
         root = Path(self.root)
-        if version == "editable" or (root / _INSIDE).is_dir():  # the latter in a source distribution
-            return
-        if find_spec("torch") is None:
-            self.app.display_warning(
-                "no torch: the wheel carries no programs; `make dist` builds one with them"
-            )
+        if not os.environ.get(_REQUEST) or version == "editable" or (root / _INSIDE).is_dir():
             return
         folder = root / "build" / "bundled"
         command = [sys.executable, "-m", "tools.bundle_programs", str(folder)]

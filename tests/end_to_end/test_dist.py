@@ -115,8 +115,11 @@ def test_the_source_distribution_holds_every_file(built: tuple[Path, Path]) -> N
     assert (source_files() | needed) - inside == set()
 
 
-def test_both_ways_to_the_wheel_are_one(built: tuple[Path, Path], tmp_path: Path) -> None:
+def test_both_ways_to_the_wheel_are_one(
+    built: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Built from the checkout or from the source distribution, the wheel holds the same bytes."""
+    monkeypatch.setenv("PLANNER_CAPTURE_CATALOGUE", "1")  # as make dist does
     build = ("-m", "build", "--no-isolation", "--wheel", "--outdir", tmp_path, ROOT)
     run(sys.executable, *build, folder=tmp_path)
     (direct,) = tmp_path.glob("*.whl")

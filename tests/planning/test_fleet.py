@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,11 @@ from planner.program.bounds import live_bytes_bound
 from planner.program.events import Alloc, Category, Free, Outcome, Trace
 from planner.program.program import AffineAlloc, Program
 from planner.program.target import Target
+from tests.helpers.golden import expected
 from tests.helpers.models import AMPERE
 from tests.helpers.structs import replace
 from tests.helpers.traces import UNTIMED, OneProgram, program_of, programs
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "gpus"
 SEVEN = tuple(find_device(name) for name in ("p40", "v100-16", "t4", "a100-80", "4090", "h100", "5090"))
 
 
@@ -344,10 +345,10 @@ def taken() -> Program:
         ("table.json", lambda: json.dumps(made_up().to_dict(), indent=1)),
     ],
 )
-def test_golden(name: str, text: object) -> None:
+def test_golden(name: str, text: Callable[[], str]) -> None:
     """The table as people, spreadsheets and programs read it."""
-    path = GOLDEN / name
-    assert text() + "\n" == path.read_text(encoding="utf-8")  # type: ignore[operator]
+    output = text() + "\n"
+    assert output == expected(f"gpus/{name}", output)
 
 
 def test_json_keeps_its_contract() -> None:

@@ -21,9 +21,9 @@ from planner.planning.check import (
 )
 from planner.planning.estimate import Estimate
 from planner.report.ci.findings import path_in_repository
+from tests.helpers.golden import expected
 from tests.report.test_text import CARD, JOB, budget, estimated
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "check"
 MIB = 2**20
 
 
@@ -72,7 +72,8 @@ FORMS = {
 @pytest.mark.parametrize("name", FORMS)
 def test_golden(name: str, result: CheckResult) -> None:
     """Each form reads, to the letter, as its golden file."""
-    assert FORMS[name](result) + "\n" == (GOLDEN / name).read_text(encoding="utf-8")
+    text = FORMS[name](result) + "\n"
+    assert text == expected(f"check/{name}", text)
 
 
 def test_annotations_are_one_line_each_with_what_github_reserves_spelled_out(result: CheckResult) -> None:

@@ -2,7 +2,6 @@
 
 import json
 from decimal import Decimal
-from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
@@ -34,10 +33,10 @@ from planner.report.commands.estimate import estimate_document, estimate_to_json
 from planner.report.commands.max_batch import plan_document, plan_to_json
 from planner.report.plain import WIDTH, render_plain
 from planner.report.units import mib_parts
+from tests.helpers.golden import FOLDER as GOLDEN, expected
 from tests.helpers.structs import replace
 from tests.helpers.traces import OneProgram, program_of
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 GOLDEN_NAMES = sorted(path.stem for name in ("estimate", "max_batch") for path in (GOLDEN / name).iterdir())
 
 JOB = Job(
@@ -140,12 +139,6 @@ def unlimited() -> Device:
     return replace(unlimited_device(), context=CONTEXT)
 
 
-def golden(name: str) -> str:
-    folder = "max_batch" if name.startswith("max_batch") else "estimate"
-    path = GOLDEN / folder / f"{name}.txt"
-    return path.read_text(encoding="utf-8")
-
-
 def reports() -> dict[str, str]:
     """Every kind of report."""
     cap = replace(budget(None, unlimited()), cap_bytes=400 * MIB, limits=MemoryLimits(limit_bytes=390 * MIB))
@@ -171,7 +164,9 @@ def reports() -> dict[str, str]:
 @pytest.mark.parametrize("name", GOLDEN_NAMES)
 def test_text(name: str) -> None:
     """Each report reads, to the letter, as its golden file."""
-    assert reports()[name] + "\n" == golden(name)
+    folder = "max_batch" if name.startswith("max_batch") else "estimate"
+    text = reports()[name] + "\n"
+    assert text == expected(f"{folder}/{name}.txt", text)
 
 
 def test_every_report_has_a_golden_file() -> None:

@@ -32,9 +32,10 @@ from planner.report.commands.compare import comparison_document, comparison_to_j
 from planner.report.plain import WIDTH, render_plain
 from planner.report.plots.comparison import draw_comparison
 from planner.report.units import signed_percent
+from tests.helpers.golden import FOLDER, expected
 from tests.helpers.structs import replace
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "compare"
+GOLDEN = FOLDER / "compare"
 JOB = Job("toy", source="zoo:Toy", inputs=(TensorSpec((3, 4)),), loss=Loss.SUM, steps=1)
 CONTEXT = SourcedBytes(300 * MIB, "one measurement")
 CARD = Device(
@@ -193,9 +194,8 @@ def test_measured_is_put_together_from_figures() -> None:
 @pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("*.txt")))
 def test_text(name: str) -> None:
     """Each report reads, to the letter, as its golden file."""
-    assert render_plain(comparison_document(comparisons()[name])) + "\n" == (
-        GOLDEN / f"{name}.txt"
-    ).read_text(encoding="utf-8")
+    text = render_plain(comparison_document(comparisons()[name])) + "\n"
+    assert text == expected(f"compare/{name}.txt", text)
 
 
 def test_every_report_has_a_golden_file_and_fits_a_terminal() -> None:

@@ -1,7 +1,5 @@
 """Estimates that are one sum: the formula and its inverse on a card, and their reports; no torch."""
 
-from pathlib import Path
-
 import pytest
 
 from planner.allocator.config import AllocatorConfig, MemoryLimits
@@ -26,9 +24,10 @@ from planner.report.commands.static_estimate import (
     static_estimate_to_json,
 )
 from planner.report.plain import WIDTH, render_plain
+from tests.helpers.golden import FOLDER, expected
 from tests.helpers.structs import replace
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "static_estimate"
+GOLDEN = FOLDER / "static_estimate"
 JOB = Job(
     "toy", source="zoo:Toy", inputs=(TensorSpec((3, 4)),), loss=Loss.SUM, optimizer=Optimizer.ADAM, steps=2
 )
@@ -146,7 +145,8 @@ def reports() -> dict[str, str]:
 @pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("*.txt")))
 def test_text(name: str) -> None:
     """Each report reads, to the letter, as its golden file."""
-    assert reports()[name] + "\n" == (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
+    text = reports()[name] + "\n"
+    assert text == expected(f"static_estimate/{name}.txt", text)
 
 
 def test_every_report_has_a_golden_file_and_fits_a_terminal() -> None:

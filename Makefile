@@ -20,7 +20,7 @@ check: lint
 
 # 1,000 runs of each kind: interrupted, concurrent, fuzzed; half an hour.
 soak: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -s --runs 1000 tests/robustness/test_concurrency.py tests/robustness/test_fuzz.py
+	$(BIN)/python -m pytest -s --runs 1000 --hypothesis-profile soak tests/robustness/test_concurrency.py tests/robustness/test_fuzz.py
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -5,11 +5,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from planner.program.events import Site
 from tests.helpers.command_line import MIB, saved, toy_events
 from tests.helpers.golden import record_golden
 from tests.helpers.traces import program_of
+
+# Examples are the same in each run and take as long as they take; `make soak` draws others.
+_UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("soak", _UNTIMED)
+settings.register_profile("check", _UNTIMED, derandomize=True)
+settings.load_profile("check")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

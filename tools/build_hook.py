@@ -13,7 +13,7 @@ _INSIDE = "planner/store/bundled"
 
 
 class BuildHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Captures the programs on request; a wheel that is built without carries none, and captures at first use."""
+    """Captures the programs on request; a wheel that is built without carries none."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Add the programs to the files of a distribution, unless it is built from one that has them."""

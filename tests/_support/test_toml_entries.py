@@ -93,7 +93,7 @@ def test_what_is_not_toml_is_named(tmp_path: Path, content: bytes) -> None:
 _NAMES = st.text(string.ascii_lowercase, min_size=1, max_size=3)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(_NAMES, st.integers(0, 3), st.integers(1, 3)), unique_by=lambda row: row[0]))
 def test_the_lines_of_generated_files(rows: list[tuple[str, int, int]]) -> None:
     """Each key stands on the line on which it was written, whatever blanks and lists lie between."""

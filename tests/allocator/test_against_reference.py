@@ -211,7 +211,7 @@ def run(pair: Pair, history: list[Operation]) -> None:
         pair.assert_same()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(operations(sizes), capacities, seeds, reuse_orders)
 def test_default_rules_agree_with_the_slow_allocator(
     history: list[Operation], capacity: int | None, seed: int | None, order: ReuseOrder
@@ -220,7 +220,7 @@ def test_default_rules_agree_with_the_slow_allocator(
     run(Pair(AllocatorConfig(reuse_order=order), capacity, seed=seed), history)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(operations(st.one_of(sizes, half_mebibytes)), capacities, limits, seeds)
 def test_expandable_segments_agree_with_the_slow_allocator(
     history: list[Operation], capacity: int | None, limit: int | None, seed: int | None
@@ -229,7 +229,7 @@ def test_expandable_segments_agree_with_the_slow_allocator(
     run(Pair(AllocatorConfig(expandable_segments=True), capacity, limit=limit, seed=seed), history)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     operations(large_sizes),
     st.integers(20, 31),
@@ -255,7 +255,7 @@ def test_max_split_size_agrees_with_the_slow_allocator(
     run(Pair(config, capacity_mib * MIB, seed=seed), history)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(operations(large_sizes), st.sampled_from([0.25, 0.5, 0.9]), st.integers(50, 1000), st.integers(0, 3))
 def test_garbage_collection_agrees_with_the_slow_allocator(
     history: list[Operation], threshold: float, limit_mib: int, growth: int
@@ -269,7 +269,7 @@ def test_garbage_collection_agrees_with_the_slow_allocator(
     run(Pair(config, None, limit=limit_mib * MIB), growing)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(rule_texts(), operations(sizes), capacities, limits, st.integers(0, 50 * MIB), seeds, reuse_orders)
 def test_all_options_agree_with_the_slow_allocator(
     rule_text: str,

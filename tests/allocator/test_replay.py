@@ -11,7 +11,7 @@ from planner.program.convolution import Convolution, Direction
 from planner.program.events import Alloc, Category, Event, Free, Outcome, Phase, PhaseStart, Trace
 from planner.program.program import AffineAlloc, Program
 from tests.helpers.structs import replace
-from tests.helpers.traces import SITES, UNTIMED, alloc, program_of, programs
+from tests.helpers.traces import SITES, alloc, program_of, programs
 
 # At batch 2: 30 MiB and 12 MiB in segments of their own, 1,024 bytes of a segment of 2 MiB; the last block
 # takes the whole of the 12 MiB, as 1 MiB is too little to be split off.
@@ -307,7 +307,6 @@ confs = st.sampled_from(
 )
 
 
-@UNTIMED
 @given(programs(), st.integers(1, 8), capacities, confs)
 def test_roles_add_up(program: Program, batch: int, capacity: int | None, conf: str) -> None:
     """Categories add up to the allocated peak at the peak, and to what is allocated at the end there."""
@@ -323,7 +322,6 @@ def test_roles_add_up(program: Program, batch: int, capacity: int | None, conf: 
         assert sum(column[-1] for column in columns.values()) == run.end_allocated_bytes
 
 
-@UNTIMED
 @given(programs(), st.integers(1, 8), capacities, confs)
 def test_bounds(program: Program, batch: int, capacity: int | None, conf: str) -> None:
     """Allocated is at most reserved, the end at most the peak, reserved at most the capacity, and a failure
@@ -339,7 +337,7 @@ def test_bounds(program: Program, batch: int, capacity: int | None, conf: str) -
     assert max(peaks.reserved_bytes for peaks in run.step_peaks) == run.peak_reserved_bytes
 
 
-@settings(UNTIMED, max_examples=200)
+@settings(max_examples=200)
 @given(programs(), st.integers(1, 8), capacities, capacities, confs.filter(lambda c: "max_split" not in c))
 def test_more_memory_does_no_harm(
     program: Program, batch: int, one: int | None, other: int | None, conf: str

@@ -16,7 +16,6 @@ from planner.hardware.oom_probability import estimate_oom_probability, oom_proba
 from planner.hardware.residuals import RunKind, Spread
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
 from tests.helpers.structs import replace
-from tests.helpers.traces import UNTIMED
 
 RULES = AllocatorConfig()
 ONE_DEVIATION = NormalDist().cdf(1)  # 84 %: the confidence at which z is 1
@@ -54,7 +53,6 @@ def test_one_deviation_by_hand() -> None:
     assert limits.total_bytes == int(10_000 * MIB / SCALE)
 
 
-@UNTIMED
 @given(
     st.integers(0, 200_000),
     st.integers(0, 3_000),
@@ -87,7 +85,6 @@ def test_margin(
     assert taken(capacity + 1) > left - slack or capacity == int(left)
 
 
-@UNTIMED
 @given(st.floats(0.5, 1, exclude_max=True), st.floats(0.5, 1, exclude_max=True), st.integers(2, 20_000))
 def test_more_confidence_leaves_less(one: float, other: float, cap_mib: int) -> None:
     """The surer the answer, the less the allocator gets of the card and of a cap."""
@@ -182,7 +179,6 @@ def test_upper_bound_of_a_full_card() -> None:
     assert upper_process_bytes(make_budget(card(), 0.99, RULES), 9_600 * MIB) == 10_000 * MIB
 
 
-@UNTIMED
 @given(
     st.floats(0.5, 1, exclude_max=True),
     st.floats(0.5, 1, exclude_max=True),
@@ -219,7 +215,6 @@ def test_chance_moves_with_the_mean() -> None:
     assert probability_beyond(105, 100, Spread(1, 0.05, 0.03), 4.0) == pytest.approx(0.5)
 
 
-@UNTIMED
 @given(
     st.floats(0.5, 0.999), st.sampled_from(list(RunKind)), st.one_of(st.none(), st.integers(3_000, 12_000))
 )
@@ -235,7 +230,6 @@ def test_chance_and_confidence_agree(confidence: float, kind: RunKind, cap_mib: 
     assert oom_probability_at(budget, min(bounds)) <= 1 - confidence + 1e-6
 
 
-@UNTIMED
 @given(st.integers(1, 20_000), st.integers(1, 20_000))
 def test_more_need_is_no_safer(one: int, other: int) -> None:
     """The probability rises with the need."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, settings, strategies as st
+from hypothesis import strategies as st
 
 from planner.allocator.config import MIB
 from planner.program.batch_sizes import ANY_BATCH_SIZE, BatchSizes
@@ -21,8 +21,6 @@ from planner.program.program import (
 )
 from planner.program.target import Target
 from planner.store.codec import load_programs, save_programs
-
-UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # for slow machines
 
 SITES = (Site("", "to"), Site("features.0", "aten.convolution"), Site("classifier", "aten.addmm"))
 GA102 = Target((8, 6), 84)

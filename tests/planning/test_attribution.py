@@ -24,7 +24,7 @@ from planner.planning.attribution import (
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, TensorProvenance, Trace
 from planner.report.plots.timeline import draw_timeline
 from tests.helpers.structs import replace
-from tests.helpers.traces import UNTIMED, traces
+from tests.helpers.traces import traces
 
 NOTHING = dict.fromkeys(Category, 0)
 SITES = (
@@ -175,7 +175,6 @@ _all_limits = st.one_of(
 )
 
 
-@UNTIMED
 @given(traces(), _all_limits, st.integers(0, 4))
 def test_all_sums_are_those_of_the_replay(trace: Trace, limits: MemoryLimits, depth: int) -> None:
     """Categories, modules, blocks, timeline, steps and gaps equal the replay's figures to the byte."""
@@ -203,7 +202,6 @@ def test_all_sums_are_those_of_the_replay(trace: Trace, limits: MemoryLimits, de
     assert gaps.reserved_bytes == gaps.allocated_bytes + gaps.gap_bytes + gaps.free_segment_bytes
 
 
-@UNTIMED
 @given(traces())
 def test_steps_are_those_of_the_replay(trace: Trace) -> None:
     """The highest levels of the steps equal those of the replay, whose first has the set-up in it."""

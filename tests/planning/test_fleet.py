@@ -32,7 +32,7 @@ from planner.program.target import Target
 from tests.helpers.golden import expected
 from tests.helpers.models import AMPERE
 from tests.helpers.structs import replace
-from tests.helpers.traces import UNTIMED, OneProgram, program_of, programs
+from tests.helpers.traces import OneProgram, program_of, programs
 
 SEVEN = tuple(find_device(name) for name in ("p40", "v100-16", "t4", "a100-80", "4090", "h100", "5090"))
 
@@ -102,7 +102,6 @@ def budget_with(room_mib: int, capability: tuple[int, int] = AMPERE) -> object:
     return make_budget(card, 0.99, AllocatorConfig())
 
 
-@UNTIMED
 @given(programs(), st.lists(st.integers(2, 300), min_size=1, max_size=8, unique=True))
 def test_any_trace_on_any_cards(program: Program, rooms: list[int]) -> None:
     """Both answers fit, the one without retries, and their successors do not, with as much room as there may

@@ -18,7 +18,7 @@ from planner.program import LARGEST_BATCH
 from planner.program.events import Alloc, Category, Event, Free, Outcome, Phase, PhaseStart, Trace
 from planner.program.fit import fit_traces
 from tests.helpers.structs import replace
-from tests.helpers.traces import SITES, UNTIMED, OneProgram, RunTraces
+from tests.helpers.traces import SITES, OneProgram, RunTraces
 
 JOB = Job("made up")
 Size = Callable[[int], int]  # bytes at a batch size
@@ -109,7 +109,7 @@ def without_times(plan: Plan) -> Plan:
     )
 
 
-@settings(UNTIMED, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(1, 12 * MIB), st.integers(1, 60 * MIB), st.integers(50, 400), st.floats(0.5, 0.999))
 def test_largest_by_brute_force(
     slope: int, parameter_bytes: int, capacity_mib: int, confidence: float

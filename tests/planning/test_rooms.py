@@ -18,7 +18,7 @@ from planner.program.events import Alloc, Category, Free, Outcome, Phase, PhaseS
 from planner.program.program import AffineAlloc, Program, ProgramEvent
 from planner.report.commands.estimate import failure_entries
 from tests.helpers.models import AMPERE
-from tests.helpers.traces import SITES, UNTIMED, OneProgram, program_of, programs
+from tests.helpers.traces import SITES, OneProgram, program_of, programs
 
 JOB = Job("made up")
 
@@ -93,7 +93,6 @@ def test_the_answer_is_the_largest_that_fits_in_all_rooms(confidence: float) -> 
     assert any(run.outcome is Outcome.FITS_WITH_RETRIES for run in above) is (confidence > 0.9)
 
 
-@UNTIMED
 @given(st.one_of(churns(), programs()), st.integers(100, 9_000), st.sampled_from([0.5, 0.8, 0.99]))
 def test_any_answer_fits_in_all_rooms(program: Program, usable_mib: int, confidence: float) -> None:
     """So does the one without retries, and the successor of the larger one does not."""
@@ -106,7 +105,6 @@ def test_any_answer_fits_in_all_rooms(program: Program, usable_mib: int, confide
         assert not fits_in_rooms(program.instantiate(fit.max_batch + 1), budget)
 
 
-@UNTIMED
 @given(churns(), st.integers(100, 9_000), st.integers(0, 40))
 def test_estimates_agree_with_the_search(program: Program, usable_mib: int, more: int) -> None:
     """An estimate, a row of `gpus` and a point of the curve have one outcome; what does not fit runs out of
@@ -148,7 +146,6 @@ def test_rooms_that_fail_count_in_the_probability() -> None:
     assert failing * 0.98 / OTHER_ROOMS <= chance + 1e-9
 
 
-@UNTIMED
 @given(churns(), st.lists(st.integers(10, 140), min_size=1, max_size=9), st.booleans())
 def test_a_replay_stands_for_rooms_where_it_goes_alike(
     program: Program, sizes: list[int], is_cap: bool
@@ -170,7 +167,6 @@ def test_even_odds_have_one_room() -> None:
     assert budget_at(0.5).larger_limits == ()
 
 
-@UNTIMED
 @given(st.floats(0.51, 0.999), st.one_of(st.none(), st.integers(1_000, 9_000)))
 def test_rooms_are_as_probable_as_their_confidences(confidence: float, cap_mib: int | None) -> None:
     """They rise in equal steps of probability, from the room at the confidence to that at its complement."""

@@ -9,7 +9,6 @@ from hypothesis import example, given, strategies as st
 from planner.planning.search import MOST_ISLANDS, NEIGHBOURS, Search, largest, largest_by_extrapolation
 from planner.program import LARGEST_BATCH
 from planner.program.events import Outcome
-from tests.helpers.traces import UNTIMED
 
 OUTCOMES = {"F": Outcome.FITS, "r": Outcome.FITS_WITH_RETRIES, ".": Outcome.DOES_NOT_FIT}
 NEIGHBOUR_PROBES = 11  # 2 to 8 above the boundary, and four shares
@@ -43,7 +42,6 @@ def monotone(draw: st.DrawFn) -> tuple[int, int, int]:
     return limit, fits, draw(st.one_of(st.integers(0, fits), st.just(fits)))
 
 
-@UNTIMED
 @given(monotone())
 def test_monotone_outcomes(case: tuple[int, int, int]) -> None:
     """If outcomes only worsen with the batch size, all three numbers are exact."""
@@ -52,7 +50,6 @@ def test_monotone_outcomes(case: tuple[int, int, int]) -> None:
     assert answer_of(search) == (fits, comfortable, fits + 1 if fits < limit else None)
 
 
-@UNTIMED
 @example((LARGEST_BATCH, 5_000, 3_125))
 @example((LARGEST_BATCH, 8_388_613, 6_291_459))
 @given(monotone())
@@ -78,7 +75,6 @@ def test_probes_of_monotone_outcomes(case: tuple[int, int, int]) -> None:
     assert len(batches) <= most
 
 
-@UNTIMED
 @given(st.text(alphabet="FFFrr.", max_size=40))
 def test_any_outcomes(text: str) -> None:
     """Both answers fit as reported for any outcomes, their successors and neighbours do not, and the first
@@ -98,7 +94,6 @@ def test_any_outcomes(text: str) -> None:
         assert seen[batch] is not Outcome.FITS
 
 
-@UNTIMED
 @given(st.integers(0, 300), st.integers(2, NEIGHBOURS), st.integers(1, 50))
 def test_islands_near_the_boundary(boundary: int, distance: int, width: int) -> None:
     """An island of fitting batch sizes that starts up to 8 above the boundary is found up to its end."""

@@ -7,10 +7,9 @@ from planner.allocator.replay import replay_trace
 from planner.program.bounds import live_bytes_bound
 from planner.program.events import Alloc, Free, Outcome
 from planner.program.program import Program
-from tests.helpers.traces import UNTIMED, programs
+from tests.helpers.traces import programs
 
 
-@UNTIMED
 @given(programs(), st.integers(1, 3000))
 def test_the_bound_is_the_most_that_lives_at_once(program: Program, batch: int) -> None:
     """The bound is exact to the byte, though most lines are dropped; optional blocks do not count."""
@@ -27,7 +26,6 @@ def test_the_bound_is_the_most_that_lives_at_once(program: Program, batch: int) 
     assert live_bytes_bound(program.events)(batch) == most
 
 
-@UNTIMED
 @given(programs(), st.integers(1, 300), st.integers(1, 400), st.booleans(), st.booleans())
 def test_what_the_bound_rules_out_does_not_fit(
     program: Program, batch: int, room_mib: int, expands: bool, is_limit: bool

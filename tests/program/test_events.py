@@ -5,7 +5,7 @@ from hypothesis import given
 
 from planner.program.events import Alloc, Category, Event, Free, Phase, PhaseStart, Trace, validate
 from planner.program.program import AffineAlloc, Program, validate_program
-from tests.helpers.traces import SITES, UNTIMED, alloc, program_of, programs
+from tests.helpers.traces import SITES, alloc, program_of, programs
 
 WHOLE: tuple[Event, ...] = (
     PhaseStart(0, Phase.SETUP),
@@ -89,7 +89,6 @@ def test_flaws_of_programs(events: tuple[Event, ...], flaw: str) -> None:
         validate_program(program_of(events), (1, 2))
 
 
-@UNTIMED
 @given(programs())
 def test_random_traces_are_whole(program: Program) -> None:
     """The random programs of the other tests have no flaw, nor do their traces."""

@@ -7,7 +7,7 @@ from planner.program.events import Alloc, Category, Event, Free, Phase, PhaseSta
 from planner.program.fit import NotAffineError, fit_by_site, fit_traces, tensors_diverge
 from planner.program.program import AffineAlloc, Program, ProgramEvent, constant_events
 from tests.helpers.structs import replace
-from tests.helpers.traces import SITES, UNTIMED, alloc, programs
+from tests.helpers.traces import SITES, alloc, programs
 
 
 def trace(batch: int, *events: Event, sites: tuple[Site, ...] = SITES) -> Trace:
@@ -34,7 +34,6 @@ BASE = (
 AFFINE_BASE = constant_events(BASE)
 
 
-@UNTIMED
 @given(programs(), st.integers(1, 40), st.integers(1, 40))
 def test_recovers_programs(program: Program, low: int, distance: int) -> None:
     """The traces of a program at any two batch sizes, in either order, give all its sizes back."""

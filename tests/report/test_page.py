@@ -39,7 +39,7 @@ from planner.program.program import AffineAlloc, Program
 from planner.report.commands.explain.summary import summary_of
 from planner.report.page.page import page_data, page_html
 from tests.helpers.structs import replace
-from tests.helpers.traces import UNTIMED, OneProgram, program_of, programs, save_trace, traces
+from tests.helpers.traces import OneProgram, program_of, programs, save_trace, traces
 
 NOBODY = make_budget(unlimited_device(), 0.99, AllocatorConfig())
 SITES = (Site("", "aten.empty"), Site("body.0.conv", "aten.convolution.default"), Site("head", "to"))
@@ -131,7 +131,7 @@ _budgets = st.builds(
 )
 
 
-@settings(UNTIMED, max_examples=40)
+@settings(max_examples=40)
 @given(programs(), st.lists(_budgets, min_size=1, max_size=3), st.integers(1, 40), st.integers(0, 9))
 def test_each_point_is_the_estimate(program: Program, budgets: list[Any], most: int, batch: int) -> None:
     """A point equals the estimate of that batch on that card, for any job, GPUs and limits."""
@@ -206,7 +206,7 @@ def page_of(
     return page_html(summary, explanation, trace, DisplayLimits(), curve)
 
 
-@settings(UNTIMED, max_examples=25)
+@settings(max_examples=25)
 @given(traces())
 def test_all_figures_are_those_of_the_replay(trace: Trace) -> None:
     """Maxima and sums of the embedded figures equal the peaks of the replay to the byte."""

@@ -18,7 +18,6 @@ from planner.allocator.config import parse_alloc_conf
 from planner.errors import PlannerError
 from planner.jobs import parse_model_arg, parse_tensor_spec, split_model
 from tests.helpers.file_readers import READERS, Reader
-from tests.helpers.traces import UNTIMED
 
 ROOT = Path(__file__).parents[2]
 LONGEST_SECONDS = 30  # of one file; the slowest takes 0.1
@@ -182,7 +181,7 @@ def write(reader: Reader, document: Any) -> bytes:
 
 
 def count(runs: int) -> settings:
-    return settings(UNTIMED, max_examples=runs, database=None)
+    return settings(max_examples=runs, database=None)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from planner.program.events import Category, Free, Phase, PhaseStart, Site, Tens
 from planner.program.program import AffineAlloc, Program, ProgramEvent, validate_program
 from planner.store import codec as trace_file
 from planner.store.codec import load_programs, save_programs
-from tests.helpers.traces import GA102, UNTIMED, program_of, programs
+from tests.helpers.traces import GA102, program_of, programs
 
 EVENTS: tuple[ProgramEvent, ...] = (
     PhaseStart(0, Phase.SETUP),
@@ -127,7 +127,6 @@ def broken(flaw: str) -> str:
     return f"broken trace file: {flaw}; capture it again"
 
 
-@UNTIMED
 @given(programs(), st.dictionaries(texts, finite, max_size=4))
 def test_round_trip(tmp_path_factory: Folder, program: Program, about: dict[str, Any]) -> None:
     """A saved program comes back equal, with its description."""
@@ -429,7 +428,6 @@ def test_long_files_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert peak_bytes < 2**20
 
 
-@UNTIMED
 @given(st.data())
 def test_damaged_bytes(tmp_path_factory: Folder, data: st.DataObject) -> None:
     """A file with flipped, lost or surplus bytes is refused in one line or reads as before."""
@@ -448,7 +446,6 @@ def test_damaged_bytes(tmp_path_factory: Folder, data: st.DataObject) -> None:
     outcome_of(bytes(content), tmp_path_factory.getbasetemp(), same=True)
 
 
-@UNTIMED
 @example([], {"format": 1})
 @given(st.lists(st.integers(0, 10**6), max_size=3), values)
 def test_damaged_documents(tmp_path_factory: Folder, turns: list[int], value: object) -> None:

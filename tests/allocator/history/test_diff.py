@@ -23,7 +23,7 @@ from planner.report.document import Document
 from planner.report.plain import render_plain
 from tests.helpers.histories import CONV, COPY, LITERAL, NORM, Block, Mark, blocks_of, events_of, marks_of
 from tests.helpers.structs import replace
-from tests.helpers.traces import UNTIMED, programs
+from tests.helpers.traces import programs
 
 RULES = AllocatorConfig()
 
@@ -44,7 +44,6 @@ def longest(first: Sequence[int], second: Sequence[int]) -> int:
 _rows = st.lists(st.integers(0, 4), max_size=24)
 
 
-@UNTIMED
 @given(_rows, _rows, st.sampled_from([1, 7, 40, 2**30]))
 def test_rows_are_aligned_as_far_as_they_can_be(first: list[int], second: list[int], most: int) -> None:
     """Pairs rise, are equal, and are as many as the textbook finds, however little memory there is."""
@@ -81,7 +80,6 @@ def changed(
     return moved, [(place[at] - (at in added), mark) for at, mark in marks]
 
 
-@UNTIMED
 @given(programs(), st.booleans())
 def test_a_recording_of_the_trace_itself_has_no_difference(program: Program, marked: bool) -> None:
     """A recording with the trace's own blocks matches block by block, with marks and without.
@@ -100,7 +98,6 @@ def test_a_recording_of_the_trace_itself_has_no_difference(program: Program, mar
     assert difference.traced.alone_bytes == 0
 
 
-@UNTIMED
 @given(programs(), st.data(), st.booleans())
 def test_random_insertions_and_deletions_are_recovered(
     program: Program, data: st.DataObject, marked: bool

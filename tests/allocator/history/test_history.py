@@ -20,7 +20,6 @@ from planner.allocator.history.history import (
 from planner.errors import DataFileError
 from planner.program.events import Phase
 from tests.helpers.structs import replace
-from tests.helpers.traces import UNTIMED
 
 BASE = 0x7F00_0000_0000
 
@@ -207,7 +206,6 @@ def made_by_simulator(seed: int, alloc_conf: str, limit_bytes: int | None, torch
     )
 
 
-@UNTIMED
 @given(
     st.integers(0, 10**6),
     st.sampled_from(["", "expandable_segments:True", "max_split_size_mb:32", "roundup_power2_divisions:4"]),
@@ -224,7 +222,6 @@ def test_histories_of_the_simulator_replay_alike(
     assert check.segment_events == sum(event.action in SEGMENT_ACTIONS for event in history.events)
 
 
-@UNTIMED
 @given(st.integers(0, 10**6), st.data())
 def test_no_changed_segment_goes_unnoticed(seed: int, data: st.DataObject) -> None:
     """A segment event with another size is a difference."""

@@ -25,7 +25,6 @@ from planner.jobs import Job, complete_job, parse_tensor_spec
 from planner.program.events import Phase, PhaseStart, Site
 from tests.helpers.histories import LITERAL, blocks_of, marks_of
 from tests.helpers.structs import replace
-from tests.helpers.traces import UNTIMED
 
 RULES = AllocatorConfig()
 
@@ -176,7 +175,6 @@ def test_a_broken_snapshot_is_refused(content: object, problem: str, tmp_path: P
     assert str(caught.value) == f"{path}: broken memory snapshot: {problem}; dump it anew"
 
 
-@UNTIMED
 @given(st.integers(0, 10**6), st.integers(0, 255))
 def test_damaged_pickles_are_refused_or_read(
     tmp_path_factory: pytest.TempPathFactory, at: int, byte: int

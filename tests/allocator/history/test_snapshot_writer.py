@@ -16,7 +16,7 @@ from planner.allocator.replay import replay_trace
 from planner.allocator.segments import TOP_ADDRESS
 from planner.errors import DataFileError
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, TensorProvenance, Trace
-from tests.helpers.traces import UNTIMED, traces
+from tests.helpers.traces import traces
 
 # The opcodes that torch/utils/viz/MemoryViz.js of torch 2.13 reads.
 JS_OPCODES = {
@@ -190,7 +190,6 @@ _all_limits = st.one_of(
 )
 
 
-@UNTIMED
 @given(traces(), _all_limits)
 def test_events_and_segments_agree(trace: Trace, limits: MemoryLimits) -> None:
     """The events lead to the segments and blocks that are left, and to the replay's reserved peak."""

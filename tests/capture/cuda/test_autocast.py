@@ -356,7 +356,7 @@ class Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data(), inside=st.booleans(), cache=st.booleans())
 def test_casts_are_those_of_torch_on_the_cpu(data: st.DataObject, inside: bool, cache: bool) -> None:
     """If the lists of CPU and CUDA agree, ours casts what torch's own kernels cast, in the same order.

@@ -33,7 +33,7 @@ def convolutions(draw: st.DrawFn) -> tuple[Any, ...]:
     return x, weight, bias, each(1, 3), padding, each(1, 2), transposed, extra, groups
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(args=convolutions())
 def test_convolution_of_contiguous_inputs(args: tuple[Any, ...]) -> None:
     """A convolution of contiguous tensors is as in torch; where torch raises, the shortcut stays silent."""
@@ -41,7 +41,7 @@ def test_convolution_of_contiguous_inputs(args: tuple[Any, ...]) -> None:
     assert answer in (NotImplemented, torchs(aten.convolution.default, *args))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(args=convolutions(), mask=st.tuples(st.booleans(), st.booleans(), st.booleans()))
 def test_convolution_backward_of_contiguous_inputs(args: tuple[Any, ...], mask: tuple[bool, ...]) -> None:
     """The gradients of a convolution of contiguous tensors are as in torch."""

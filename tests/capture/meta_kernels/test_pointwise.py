@@ -80,7 +80,7 @@ BINARY = [aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor]
 
 
 @pytest.mark.parametrize("func", UNARY, ids=str)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(tensors=operands(1))
 def test_unary_operators(func: Any, tensors: list[Tensor]) -> None:
     """A pointwise operator over one tensor answers as torch's meta kernel, or not at all."""
@@ -89,7 +89,7 @@ def test_unary_operators(func: Any, tensors: list[Tensor]) -> None:
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
 @pytest.mark.parametrize("func", WITH_NUMBER, ids=str)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(tensors=operands(1), number=numbers)
 def test_operators_with_a_number(func: Any, tensors: list[Tensor], number: Any) -> None:
     """A pointwise operator over a tensor and a number answers as torch's meta kernel, or not at all."""
@@ -97,7 +97,7 @@ def test_operators_with_a_number(func: Any, tensors: list[Tensor], number: Any) 
 
 
 @pytest.mark.parametrize("func", BINARY, ids=str)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(tensors=operands(2))
 def test_binary_operators(func: Any, tensors: list[Tensor]) -> None:
     """A pointwise operator over two tensors, broadcast or not, answers as torch does, or not at all."""
@@ -117,7 +117,7 @@ def test_one_image_that_attention_gives_keeps_its_strides(dtype: torch.dtype) ->
     assert ours(aten.silu.default, x)[1] == ours(aten.pow.Tensor_Scalar, x, 2)[1] == ordered
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(tensors=operands(2), condition=st.data())
 def test_where(tensors: list[Tensor], condition: st.DataObject) -> None:
     """A choice between two tensors answers as torch's meta kernel, or not at all."""
@@ -126,7 +126,7 @@ def test_where(tensors: list[Tensor], condition: st.DataObject) -> None:
     assert ours(aten.where.self, *args) in (NotImplemented, torchs(aten.where.self, *args))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(tensors=operands(1), low=st.none() | numbers, high=st.none() | numbers)
 def test_clamp(tensors: list[Tensor], low: Any, high: Any) -> None:
     """A clamp between numbers answers as torch does, or not at all."""
@@ -135,7 +135,7 @@ def test_clamp(tensors: list[Tensor], low: Any, high: Any) -> None:
 
 
 @pytest.mark.parametrize("exponent", [0.5, 1, 1.0, 2, 2.0, 3, -1, 1.5])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(tensors=operands(1))
 def test_powers(exponent: float, tensors: list[Tensor]) -> None:
     """Each power answers as torch does, which takes another way for some of them, or not at all."""
@@ -157,7 +157,7 @@ DERIVATIVES: list[tuple[Any, tuple[Any, ...]]] = [
 
 
 @pytest.mark.parametrize(("func", "rest"), DERIVATIVES, ids=str)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(tensors=operands(2))
 def test_derivatives(func: Any, rest: tuple[Any, ...], tensors: list[Tensor]) -> None:
     """The gradient of an activation is laid out as a sum of the gradient and the input, in this order."""
@@ -180,7 +180,7 @@ def test_derivatives(func: Any, rest: tuple[Any, ...], tensors: list[Tensor]) ->
     ],
     ids=str,
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(shape=solid_shapes, dtype=floats)
 def test_derivatives_of_contiguous_inputs(
     func: Any, rest: tuple[Any, ...], shape: tuple[int, ...], dtype: torch.dtype
@@ -190,7 +190,7 @@ def test_derivatives_of_contiguous_inputs(
     assert ours(func, *args, *rest) == torchs(func, *args, *rest)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(shape=solid_shapes, dtype=floats)
 def test_gradient_of_elu(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """The gradient of a contiguous ELU is laid out as in torch."""

@@ -37,7 +37,7 @@ UNARY: list[tuple[Any, tuple[Any, ...]]] = [
 
 
 @pytest.mark.parametrize(("func", "rest"), UNARY, ids=str)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(tensors=operands(1))
 def test_outputs_of_one_tensor(func: Any, rest: tuple[Any, ...], tensors: list[Tensor]) -> None:
     """A repeated call gives what the first does, which is what torch gives or raises."""
@@ -47,7 +47,7 @@ def test_outputs_of_one_tensor(func: Any, rest: tuple[Any, ...], tensors: list[T
 
 
 @pytest.mark.parametrize("func", [aten.atan2.default, aten.mm.default, aten.copy_.default], ids=str)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(tensors=operands(2))
 def test_outputs_of_two_tensors(func: Any, tensors: list[Tensor]) -> None:
     """Shapes that do not fit together raise each time."""

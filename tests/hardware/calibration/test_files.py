@@ -39,7 +39,7 @@ def test_there_and_back(tmp_path: Path, stored: object) -> None:
 
 
 @given(st.text(max_size=30), st.one_of(st.none(), st.integers(0, 2**49)), st.booleans())
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_any_text_and_size(
     tmp_path_factory: pytest.TempPathFactory, about: str, size: int | None, oom: bool
 ) -> None:

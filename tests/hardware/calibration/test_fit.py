@@ -31,7 +31,6 @@ def reason(fit: Fit | NoFit) -> str:
 
 @given(st.floats(-200, 2_000), st.floats(0.9, 1.15), st.integers(4, 8))
 # Statements about noise hold for nearly all of it: the sample is the same in every run.
-@settings(deadline=None, derandomize=True)
 def test_exact_line(overhead: float, slope: float, count: int) -> None:
     """Points on a line give the line to 10 MiB at its ends, none is an outlier, and the spread is two parts
     in `count` of what runs usually scatter by.
@@ -46,7 +45,7 @@ def test_exact_line(overhead: float, slope: float, count: int) -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(100, 1_500), st.floats(0.95, 1.1), st.floats(300, 3_000))
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(max_examples=60)
 def test_noise_and_outliers(seed: int, overhead: float, slope: float, lift: float) -> None:
     """With 5 MiB of noise and two runs of twelve lifted by a workspace, overhead and slope come back, the
     spread is that of the noise and of runs in general, and both lifted runs are named.
@@ -66,7 +65,7 @@ def test_noise_and_outliers(seed: int, overhead: float, slope: float, lift: floa
 
 
 @given(st.permutations(range(8)), st.integers(0, 2**32 - 1))
-@settings(deadline=None, derandomize=True, max_examples=30)
+@settings(max_examples=30)
 def test_order_does_not_matter(order: list[int], seed: int) -> None:
     """Runs in any order give one fit."""
     noise = np.random.default_rng(seed).normal(0, 50, 8)

@@ -3,7 +3,7 @@
 from statistics import NormalDist
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from planner.allocator.config import AllocatorConfig
 from planner.hardware.budget import make_budget, process_bytes, upper_process_bytes
@@ -199,7 +199,6 @@ def test_cap_is_left_alone() -> None:
 
 
 @given(st.floats(0.5, 0.999), st.floats(0.5, 0.999), st.integers(0, 11_000))
-@settings(deadline=None)
 def test_upper_bounds(one: float, other: float, reserved_mib: int) -> None:
     """The calibrated bound is at least the expected process, rises with the confidence, and passes the card
     only where the process does.

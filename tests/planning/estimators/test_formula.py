@@ -20,7 +20,6 @@ from planner.planning.estimators.formula import (
 )
 from planner.planning.estimators.static_estimate import moments_of
 from tests.helpers.structs import replace
-from tests.helpers.traces import UNTIMED
 
 MIB = 2**20
 
@@ -143,7 +142,6 @@ COUNTS = st.builds(
 )
 
 
-@UNTIMED
 @given(counts=COUNTS, moments=st.integers(0, 2), budget_bytes=st.integers(0, 3000))
 def test_largest_batch_is_the_one_that_trying_finds(
     counts: AffineCounts, moments: int, budget_bytes: int

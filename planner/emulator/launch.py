@@ -93,6 +93,7 @@ def _variables(options: RunOptions, folder: Path, cache: Path) -> dict[str, str]
         "PLANNER_EMULATED_COPY_BYTES": str(_COPY_BYTES if options.copy_bytes is None else options.copy_bytes),
         "PLANNER_EMULATED_HISTORY": _history_kinds(options),
         "PLANNER_EMULATED_STOP_AFTER": str(options.stop_after or 0),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),  # what was timed here is not for a real GPU
         "PYTHONPATH": f"{_STARTUP}{os.pathsep}{inherited}" if inherited else str(_STARTUP),
     }
     if options.alloc_conf is not None:
@@ -114,7 +115,7 @@ def _assumptions(options: RunOptions) -> tuple[str, ...]:
     context = options.device.context
     return (
         "emulated, not measured: PyTorch, its allocator, autograd and cuDNN's heuristics are the real ones, "
-        "kernels compute nothing",
+        "kernels compute nothing, and take equally long wherever torch chooses by their time",
         f"the CUDA context takes {context.value / MIB:.0f} MiB: {context.source}",
         "values are zero where the script reads results back, so what it decides by them may differ",
     )

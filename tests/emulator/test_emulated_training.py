@@ -448,3 +448,19 @@ x = torch.ones(4, device="cuda", requires_grad=True)
 """
     answer = emulator.run(code, "--gpu", "T4")
     assert (answer["fits"], answer["ranks"][0]["peak_allocated_mib"]) == ("yes", 0.002)
+
+
+def test_kernels_take_equally_long(emulator: Emulator) -> None:
+    """Events count the kernels between them, so that what torch chooses by timing depends on no clock."""
+    code = """
+import time
+start, end, last = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+x = torch.ones(1024, device="cuda")
+start.record()
+y = (x * 2 + 1).relu()
+time.sleep(0.02)
+end.record()
+last.record()
+assert (start.elapsed_time(end), end.elapsed_time(last)) == (3.0, 1.0)
+"""
+    assert emulator.run(code, "--gpu", "L4")["fits"] == "yes"

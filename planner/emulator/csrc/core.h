@@ -72,16 +72,16 @@ typedef struct {
 } emu_stream;
 typedef struct {
   unsigned flags;
-  double seconds;
-  uint64_t plans; /* of cuDNN, run before it */
+  uint64_t kernels; /* launched before it */
 } emu_event;
 emu_stream *emu_stream_of(void *handle); /* also for the default streams 0, 1 and 2 */
 emu_stream *emu_new_stream(unsigned flags, int priority);
 double emu_now(void);
-void emu_ran_plan(void); /* of cuDNN */
+void emu_ran_kernel(void); /* or a graph, or a plan of cuDNN */
 void emu_record(emu_event *e);
-/* the milliseconds between two events: one where a single plan of cuDNN ran between them, so that PyTorch
- * finds all plans equally fast where it times them */
+/* the milliseconds between two events: one for each kernel between them, and one if there is none. What
+ * PyTorch chooses by timing (plans of cuDNN, padding of products, configurations of Triton's kernels) then
+ * depends neither on the host nor on its load */
 float emu_elapsed(const emu_event *a, const emu_event *b);
 void *emu_handle(void); /* an opaque object into which nobody looks */
 

@@ -148,6 +148,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *x, cudaGraph_t g, unsigned lon
 cudaError_t cudaGraphUpload(cudaGraphExec_t x, cudaStream_t s) { OK; }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t x, cudaStream_t s) {
   LOG();
+  emu_ran_kernel();
   OK;
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t x) {

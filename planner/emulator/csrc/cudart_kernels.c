@@ -40,16 +40,19 @@ cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, 
 cudaError_t cudaLaunchKernel(const void *f, dim3 g, dim3 b, void **a, size_t m, cudaStream_t s) {
   LOG();
   TOUCH_CONTEXT();
+  emu_ran_kernel();
   OK;
 }
 cudaError_t cudaLaunchCooperativeKernel(const void *f, dim3 g, dim3 b, void **a, size_t m, cudaStream_t s) {
   LOG();
   TOUCH_CONTEXT();
+  emu_ran_kernel();
   OK;
 }
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *c, const void *f, void **a) {
   LOG();
   TOUCH_CONTEXT();
+  emu_ran_kernel();
   OK;
 }
 #if CUDART_VERSION >= 12010
@@ -60,9 +63,11 @@ cudaError_t __cudaGetKernel(cudaKernel_t *k, const void *f) {
 cudaError_t __cudaLaunchKernel(cudaKernel_t k, dim3 g, dim3 b, void **a, size_t m, cudaStream_t s) {
   LOG();
   TOUCH_CONTEXT();
+  emu_ran_kernel();
   OK;
 }
 cudaError_t __cudaLaunchKernel_ptsz(cudaKernel_t k, dim3 g, dim3 b, void **a, size_t m, cudaStream_t s) {
+  emu_ran_kernel();
   OK;
 }
 cudaError_t cudaGetKernel(cudaKernel_t *k, const void *f) {

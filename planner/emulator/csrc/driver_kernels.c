@@ -139,15 +139,18 @@ CUresult cuFuncGetModule(CUmodule *m, CUfunction f) {
 CUresult cuLaunchKernel(CUfunction f, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned g,
                         unsigned m, CUstream s, void **p, void **x) {
   LOG();
+  emu_ran_kernel();
   OK;
 }
 CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction f, void **p, void **x) {
   LOG();
+  emu_ran_kernel();
   OK;
 }
 CUresult cuLaunchCooperativeKernel(CUfunction f, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e,
                                    unsigned g, unsigned m, CUstream s, void **p) {
   LOG();
+  emu_ran_kernel();
   OK;
 }
 CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *n, CUfunction f, int block, size_t shared) {

@@ -14,9 +14,9 @@ test: lint
 	$(BIN)/python -m pytest -n $(WORKERS)
 
 # The inner loop: format, lint, types, contracts, and the tests of the packages without torch.
-FAST := tests/_support tests/program tests/allocator tests/jobs tests/hardware tests/report tests/store
+FAST := tests/_support tests/program tests/allocator tests/jobs tests/hardware tests/report
 check: lint
-	$(BIN)/python -m pytest -n $(WORKERS) $(FAST) -m "not slow"
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(FAST)
 
 # 1,000 runs of each kind: interrupted, concurrent, fuzzed; half an hour.
 soak: $(VENV)/installed-dev

@@ -63,6 +63,23 @@ def test_the_documented_workflow_is_as_github_describes_workflows(tmp_path: Path
     assert given.keys() <= ACTION["inputs"].keys()
 
 
+@pytest.mark.parametrize("name", ["measurement", "wrong_figure"])
+def test_the_issue_forms_are_as_github_describes_them(name: str) -> None:
+    """Each form of an issue is valid by GitHub's schema."""
+    form = str(ROOT / f".github/ISSUE_TEMPLATE/{name}.yml")
+    assert "ok -- validation done" in validated("--builtin-schema", "vendor.github-issue-forms", form)
+
+
+def test_the_hooks_of_contributors_are_as_pre_commit_describes_them() -> None:
+    """.pre-commit-config.yaml is valid, and its tools are those of the pinned environment."""
+    config = ROOT / ".pre-commit-config.yaml"
+    command = [sys.executable, "-m", "pre_commit", "validate-config", str(config)]
+    subprocess.run(command, check=True)
+    (repository,) = yaml.safe_load(config.read_text(encoding="utf-8"))["repos"]
+    entries = {hook["entry"].split()[0] for hook in repository["hooks"]}
+    assert entries == {".venv/bin/ruff", ".venv/bin/clang-format", ".venv/bin/lint-imports", "make"}
+
+
 # ---- the Action
 
 

@@ -50,6 +50,7 @@ def test_answers_name_what_is_not_modelled() -> None:
     assert widths[0] > widths[1] and NOT_MODELLED[Vendor.AMD] not in known["assumptions"]
 
 
+@pytest.mark.slow
 def test_other_makers_are_compared_where_they_are_chosen() -> None:
     """The table of all GPUs stays with NVIDIA's."""
     rows = planner.gpus("cnn", 8, filter="intel").to_dict()

@@ -116,6 +116,7 @@ def test_catalogue_holds_language_models() -> None:
     }
 
 
+@pytest.mark.slow
 def test_catalogue_holds_diffusion_models() -> None:
     """The diffusion models of the catalogue have the published millions of parameters."""
     published = {

@@ -13,6 +13,8 @@ from planner.jobs.catalogue import load_catalogue
 from planner.jobs.codec import job_from_json, job_to_json
 from planner.jobs.nested import nest_inputs, nest_target
 
+pytestmark = pytest.mark.slow
+
 
 def nested(*texts: str) -> Any:
     """The arguments of these inputs, each tensor as its own text."""

@@ -56,6 +56,7 @@ def batch_and_job(folder: Path, *changes: tuple[str, str], **options: Any) -> tu
     return batch, job
 
 
+@pytest.mark.slow
 def test_its_settings_are_a_job(tmp_path: Path) -> None:
     """Model, sequence, optimizer, clipping, recomputation and sharding are the file's, and the batch size."""
     batch, job = batch_and_job(tmp_path)

@@ -82,6 +82,7 @@ def workspace_sizes(trace: Trace) -> list[int]:
 
 
 @pytest.mark.parametrize(("text", "kib"), [("", 8_320), (":4096:8", 32_768), (":16:8", 128)])
+@pytest.mark.slow
 def test_each_thread_keeps_as_much_as_the_text_says(text: str, kib: int) -> None:
     """The forward pass's and autograd's."""
     job = job_of("64", mode=Mode.TRAIN, steps=2, cublas_workspace_config=text)
@@ -131,6 +132,7 @@ def test_cached_traces_are_distinguished(net: str, tmp_path: Path) -> None:
     assert peaks[":4096:8"] - peaks[":0:0"] == 2 * 32_768 * KIB
 
 
+@pytest.mark.slow
 def test_the_plan_follows_from_loops_as_from_runs(net: str, tmp_path: Path) -> None:
     """The largest batch is the same from fitted, cached and single traces, and less with more workspace."""
     card = {**JOB, "gpu": None, "gpu_mib": 1400}

@@ -21,6 +21,8 @@ from planner.program import (
 )  # fmt: skip
 from planner.program.events import validate
 
+pytestmark = pytest.mark.slow
+
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)(?=\.|$)")
 ARGUMENTS = (
     ("hidden_size", 64), ("intermediate_size", 192), ("num_attention_heads", 4), ("num_key_value_heads", 2),

@@ -133,6 +133,7 @@ _budgets = st.builds(
 
 @settings(max_examples=40)
 @given(programs(), st.lists(_budgets, min_size=1, max_size=3), st.integers(1, 40), st.integers(0, 9))
+@pytest.mark.slow
 def test_each_point_is_the_estimate(program: Program, budgets: list[Any], most: int, batch: int) -> None:
     """A point equals the estimate of that batch on that card, for any job, GPUs and limits."""
     judged = [judge_budget(one, JOB, program.instantiate(2)) for one in (*budgets, NOBODY)]

@@ -79,6 +79,7 @@ def words(text: str) -> Counter[str]:
 
 
 @pytest.mark.parametrize("name", RESULTS)
+@pytest.mark.slow
 def test_a_terminal_says_all_that_the_text_says(name: str) -> None:
     """Each word and figure of the plain report stands on the terminal, as often."""
     result = RESULTS[name]()
@@ -129,6 +130,7 @@ def in_pipe(*arguments: str, **environment: str) -> str:
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100])
 @pytest.mark.parametrize("name", RESULTS)
+@pytest.mark.slow
 def test_nothing_is_cut_short(name: str, width: int) -> None:
     """No word ends in dots on any terminal; what has no room wraps, or its column goes and is named."""
     result = RESULTS[name]()

@@ -111,6 +111,7 @@ for number in range(50):
 """
 
 
+@pytest.mark.slow
 def test_two_processes_lose_nothing(tmp_path: Path) -> None:
     """Two processes that add 50 runs each to one file, and 50 files each beside it, lose none."""
     here = str(Path(__file__).parents[3])

@@ -282,6 +282,7 @@ def test_parts_in_words() -> None:
     assert workspace_text(timed) == "data gradient, while engines are timed, engine 7 (a, b)"
 
 
+@pytest.mark.slow
 def test_a_model_in_a_process_of_its_own_has_them(tmp_path: Path) -> None:
     """Workspaces from another process are those of this one."""
     file = tmp_path / "net.py"

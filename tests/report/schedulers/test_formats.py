@@ -36,6 +36,7 @@ def test_every_whole_gpu_has_a_name_of_the_driver() -> None:
     assert whole == set(load_names("nvml"))
 
 
+@pytest.mark.slow
 def test_slurm_types_are_those_of_its_detection() -> None:
     """The first request is active, the others are comments; slices are named by GPU, slices and GiB."""
     text = request("slurm", "L4", "A100-40", "A100-80-3g.40gb")
@@ -50,6 +51,7 @@ def test_slurm_types_are_those_of_its_detection() -> None:
     assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
 
 
+@pytest.mark.slow
 def test_kubernetes_reads_its_jobs_without_an_unknown_key() -> None:
     """Its Python client reads the documents and writes the same again."""
     client = pytest.importorskip("kubernetes.client")
@@ -91,6 +93,7 @@ def test_a_name_of_a_gpu_that_is_too_small_is_not_used() -> None:
     assert {one["accelerator_type"] for one in both} == {"V100"}
 
 
+@pytest.mark.slow
 def test_several_gpus_become_nodes() -> None:
     """The fewest GPUs of a global batch are asked for by node."""
     arguments = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 10, "vocab_size": 8000}

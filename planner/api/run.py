@@ -114,6 +114,7 @@ def max_batch_of_command(
     gpu: str | None = None,
     gpu_mib: int | None = None,
     gpus: int | None = None,
+    stop_after: int | None = None,
     alloc_conf: str | None = None,
     confidence: float | None = None,
     multiple_of: int | None = None,
@@ -121,9 +122,11 @@ def max_batch_of_command(
 ) -> CommandResult:
     """Return the largest batch size of a command on emulated GPUs; `{batch}` stands for it in the command.
 
+    Runs end after `stop_after` optimizer steps; by default the answer runs to its first evaluation's end.
     Raises the errors of `planner.errors`; that nothing fits is a result.
     """
-    options = RunOptions(_emulated_device(gpu, gpu_mib), _gpu_count(gpus), alloc_conf=alloc_conf)
+    stop = None if stop_after is None else check_count("--stop-after", stop_after, MAX_STEPS)
+    options = RunOptions(_emulated_device(gpu, gpu_mib), _gpu_count(gpus), stop, alloc_conf=alloc_conf)
     probability = DEFAULT_CONFIDENCE if confidence is None else confidence
     multiple = find_multiple(multiple_of)
     return CommandResult(

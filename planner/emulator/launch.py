@@ -31,6 +31,7 @@ class RunOptions(Struct, frozen=True):
     device: Device
     gpu_count: int = 1
     stop_after: int | None = None  # optimizer steps
+    stops_after_evaluation: bool = False  # at the first optimizer step that follows one
     copy_bytes: int | None = None  # copies up to this size have contents; None: up to 64 KiB
     alloc_conf: str | None = None  # PYTORCH_ALLOC_CONF; None: as the environment has it
     snapshot: Path | None = None  # where the history of the largest process goes, as torch writes it
@@ -93,6 +94,7 @@ def _variables(options: RunOptions, folder: Path, cache: Path) -> dict[str, str]
         "PLANNER_EMULATED_COPY_BYTES": str(_COPY_BYTES if options.copy_bytes is None else options.copy_bytes),
         "PLANNER_EMULATED_HISTORY": _history_kinds(options),
         "PLANNER_EMULATED_STOP_AFTER": str(options.stop_after or 0),
+        "PLANNER_EMULATED_STOP_AFTER_EVALUATION": "1" if options.stops_after_evaluation else "",
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),  # what was timed here is not for a real GPU
         "PYTHONPATH": f"{_STARTUP}{os.pathsep}{inherited}" if inherited else str(_STARTUP),
     }

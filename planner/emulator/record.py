@@ -53,6 +53,7 @@ class GpuRecord(Struct, frozen=True):
     step_count: int
     was_stopped: bool  # by --stop-after
     raised: bool = False  # an exception ended the script
+    evaluated_before_step: int | None = None  # the step after an evaluation that ended the script
 
     @property
     def is_whole(self) -> bool:

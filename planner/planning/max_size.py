@@ -103,7 +103,7 @@ def find_max_size(
     else:
         ends = max(1, len(sizes) // 16), max(2, len(sizes) // 8)
         need = partial(_need_bytes, at)
-        search = largest_by_extrapolation(outcome, need, limit_bytes, ends, len(sizes))
+        search = largest_by_extrapolation(outcome, (need, need), limit_bytes, ends, len(sizes))
     failure = search.first_failure
     seconds = Seconds(traced, perf_counter() - start - traced)
     at_max, at_comfortable = (at(n) if n else None for n in (search.largest, search.comfortable))

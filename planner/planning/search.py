@@ -81,27 +81,39 @@ def largest_below(fits: Callable[[int], bool], top: int, floor: int = 0) -> int:
 
 def largest_by_extrapolation(
     outcome: Callable[[int], Outcome],
-    need_bytes: Callable[[int], int],
+    needs: tuple[Callable[[int], int], Callable[[int], int]],
     max_reserved_bytes: int,
     ends: tuple[int, int],
     limit: int = LARGEST_BATCH,
 ) -> Search:
     """Find the largest as `largest` does, but in about five probes, for outcomes that take long to find.
 
-    The search follows lines through what batch sizes need, first through both `ends`. Of batch sizes
-    above the first that does not fit, none is looked at, since they would all be larger than the answer.
+    `needs` return the bytes that a batch size needs without retries (reserved) and with them (allocated). The
+    search follows lines through each, first through both `ends`. Of batch sizes above the first that does not
+    fit, none is looked at, since they would all be larger than the answer.
     """
+    comfortable, retrying = (_extrapolate(need, max_reserved_bytes, ends, limit) for need in needs)
+    if comfortable is None or retrying is None:
+        return largest(outcome, limit)
+    return largest_near(outcome, (comfortable, retrying), limit)
+
+
+def _extrapolate(
+    need_bytes: Callable[[int], int], max_bytes: int, ends: tuple[int, int], limit: int
+) -> int | None:
+    """Return a batch size that needs about this much; None if the need does not grow with the batch size."""
     low, guess = ends
+    following = guess
     for _ in range(MOST_LINES):
         slope_bytes = (need_bytes(guess) - need_bytes(low)) / (guess - low)
         if slope_bytes <= 0:
-            return largest(outcome, limit)
-        more = int((max_reserved_bytes - need_bytes(guess)) // slope_bytes)
+            return None
+        more = int((max_bytes - need_bytes(guess)) // slope_bytes)
         following = max(1, min(guess + more, MOST_STRETCH * guess, limit))
         if following in (low, guess):
             break
         guess = following
-    return largest_near(outcome, (following, following), limit)
+    return following
 
 
 def largest_near(

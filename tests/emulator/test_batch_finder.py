@@ -9,6 +9,7 @@ from planner.allocator.blocks import Block
 from planner.allocator.caching_allocator import CachingAllocator
 from planner.allocator.config import MemoryLimits
 from planner.allocator.history.history import HistoryEvent
+from planner.emulator.child.recorder import Evaluation
 from planner.emulator.history import ProcessHistory, StepEnd, trace_of
 from planner.emulator.launch import RunOptions
 from planner.emulator.record import EmulatedRun, GpuRecord, OutOfMemory, Peaks, StepPeaks
@@ -16,6 +17,7 @@ from planner.hardware.device import MIB, Device, SourcedBytes, generic_device
 from planner.planning.command.batch_finder import BatchFinder
 from planner.planning.command.command_runs import CommandRuns
 from planner.planning.command.fit import Fit, fit_runs, limits_of
+from planner.planning.command.largest_batch import search_whole
 from planner.program import LARGEST_BATCH
 from planner.program.events import Alloc, Category, Free, Outcome, Phase, PhaseStart, Site
 from planner.program.fit import Affine, rounded_affine
@@ -240,3 +242,46 @@ def test_workspaces_that_memory_refuses_are_left_to_runs() -> None:
     assert runs.on_gpu[plan.largest + 1].outcome is Outcome.DOES_NOT_FIT
     assert (finder.fit is not None, len(finder.notes)) == (True, 1)
     assert finder.notes[0].startswith("the largest batch with retries is found by runs alone: at batch ")
+
+
+def evaluating(batch: int, size_mib: int = 0, sample_mib: int = 0) -> Iterator[Move]:
+    """Yield the moves of the training, and of an evaluation after its steps."""
+    yield from training(batch)
+    yield "a", "images", size_mib * MIB + sample_mib * MIB * batch
+
+
+@pytest.mark.parametrize(
+    ("size_mib", "sample_mib", "fits"),
+    [(10, 0, lambda steps: steps), (0, 30, lambda steps: (4096 - 100) // 30), (5000, 0, lambda steps: 0)],
+)
+def test_the_answer_runs_through_the_evaluation(
+    size_mib: int, sample_mib: int, fits: Callable[[int], int]
+) -> None:
+    """An evaluation that takes more memory than the steps decides, for each batch size or for all of them."""
+    steps = HandRuns(training, gpu(4096))
+    search = BatchFinder(steps, 1).find()
+    whole = HandRuns(lambda batch: evaluating(batch, size_mib, sample_mib), gpu(4096))
+    notes: list[str] = []
+    found = search_whole(whole, steps, search, 1, notes)
+    expected = fits(search.largest)
+    assert (found.largest, bool(notes)) == (expected, expected < search.largest)
+    assert whole.count <= 9
+    if 0 < expected < search.largest:
+        assert whole.outcome(expected + 1) is Outcome.DOES_NOT_FIT
+        assert notes[0].startswith(
+            f"batch {search.comfortable} runs its first optimizer steps, and needs more"
+        )
+
+
+def test_an_evaluation_is_more_without_gradients_than_usual() -> None:
+    """A teacher that runs in every step is none; the step after the first evaluation ends the run."""
+    for usual in (0, 3):
+        evaluation = Evaluation()
+        for step, ran in enumerate([5, usual, usual, usual + 1, usual], 1):
+            evaluation.modules += ran
+            assert not evaluation.is_over
+            if step == 4:
+                break
+            evaluation.end_step(step)
+        evaluation.end_step(4)
+        assert (evaluation.is_over, evaluation.before_step) == (True, 4)

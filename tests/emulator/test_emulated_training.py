@@ -333,21 +333,54 @@ def test_a_history_that_cannot_be_written_leaves_the_answer(emulator: Emulator, 
     assert "/proc/none/history.pickle: cannot be written" in done.stderr.splitlines()[-1]
 
 
+def largest_batch(emulator: Emulator, script: Path, *options: str, exit_code: int = 0) -> dict[str, Any]:
+    """Return the JSON of a search for the largest batch of a script, which gets it as its argument."""
+    command = [emulator.python, str(script), "{batch}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "planner", "max-batch", "--json", *options, "--", *command],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == exit_code, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def test_the_largest_batch_survives_the_evaluation(emulator: Emulator, tmp_path: Path) -> None:
+    """An evaluation on larger inputs than the training's decides, in the batch's proportion or alone."""
+    script = tmp_path / "train.py"
+    code = """
+import sys, torch
+model, batch = torch.nn.Linear(1024, 1024).cuda(), int(sys.argv[1])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(2):
+    for _ in range(4):
+        model(torch.empty(batch, 1024).cuda()).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        model(torch.empty(ROWS, 1024, device="cuda"))
+"""
+    script.write_text(code.replace("ROWS", "64 * batch"), encoding="utf-8")
+    answer = largest_batch(emulator, script, "--gpu-mib", "2000", "--multiple-of", "64")
+    record = answer["at_comfortable"]["ranks"][0]
+    assert record["step_count"] == 5
+    assert answer["covered"].startswith("5 optimizer steps, and the evaluation after step 4")
+    assert dict(answer["confirmed"])[answer["max_batch"] + 64] == "no"
+    assert len(answer["notes"]) == 1 and "in what follows them" in answer["notes"][0]
+    script.write_text(code.replace("ROWS", "2 ** 20"), encoding="utf-8")
+    answer = largest_batch(emulator, script, "--gpu-mib", "2000", "--multiple-of", "64", exit_code=1)
+    assert (answer["max_batch"], answer["first_failure"]["failure"]["line"]) == (0, f"{script}:11")
+
+
 def test_the_largest_batch_of_a_script(emulator: Emulator, tmp_path: Path) -> None:
     """Runs at a few batch sizes lead to one that fits and whose successor does not."""
     script = tmp_path / "train.py"
     loop = "train(torchvision.models.resnet18(num_classes=10), int(sys.argv[1]), steps=1000)"
     script.write_text(LOOP + loop, encoding="utf-8")
-    options = ["--gpu-mib", "3000", "--confidence", "0.5", "--json"]
-    command = [emulator.python, str(script), "{batch}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "planner", "max-batch", *options, "--", *command],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
+    options = ["--gpu-mib", "3000", "--confidence", "0.5", "--stop-after", "3"]
+    answer = largest_batch(emulator, script, *options)
     outcomes = dict(answer["probes"])
     assert outcomes[answer["max_batch"]] in ("yes", "with_retries")
     assert outcomes[answer["max_batch"] + 1] == "no"

@@ -110,6 +110,11 @@ def test_a_build_without_cuda_is_refused_in_one_line(tmp_path: Path) -> None:
         (["--gpu", "L4", "--no-calibration", "--", "x", "{batch}"], "--no-calibration means nothing beside"),
         (["--", "x", "{batch}"], "say which GPU is emulated: --gpu NAME or --gpu-mib N, one of them"),
         (["--gpu", "L4", "--gpus", "2", "--model", "resnet50"], "--gpus is for a command behind --"),
+        (["--gpu", "L4", "--stop-after", "2", "--model", "resnet50"], "--stop-after is for a command behind"),
+        (
+            ["--gpu", "L4", "--stop-after", "0", "--", "x", "{batch}"],
+            "--stop-after: '0' is refused; use a whole",
+        ),
         (
             ["--gpu", "L4", "--confidence", "0.1", "--", "x", "{batch}"],
             "--confidence 0.1: give a probability",

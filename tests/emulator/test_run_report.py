@@ -225,15 +225,16 @@ def plan(replayed: tuple[int, ...] = (32, 40), notes: tuple[str, ...] = ()) -> C
     failed = run(record(failure=RAISED), code=1)
     return CommandPlan(
         ("train", "{batch}"), "L4", 1, 0.99, search, run(record(retries=1)), run(record()), failed, replayed,
-        confirmed, notes, 6, 30.0,
+        confirmed, "the first 3 optimizer steps: nothing after them", notes, 6, 30.0,
     )  # fmt: skip
 
 
 def test_text_of_a_search() -> None:
     """The text states the way to the answer, and the runs that confirm it."""
-    assert render_plain(command_plan_document(plan(notes=("a note",)))).splitlines()[:8] == [
+    assert render_plain(command_plan_document(plan(notes=("a note",)))).splitlines()[:9] == [
         "Largest batch:  40 at confidence 0.99, without retries",
         "With retries:   44: cached memory is released to make room",
+        "Covered:        the first 3 optimizer steps: nothing after them",
         "Found by:       replay of the allocator's history at batches 32 and 40; confirmed by runs on the",
         "                emulated GPU at batches 40, 41, 44 and 45",
         "Note:           a note",
@@ -258,4 +259,5 @@ def test_json_of_a_search() -> None:
     answer = command_plan_to_json(plan())
     assert (answer["max_batch"], answer["comfortable_batch"], answer["answer_batch"]) == (44, 40, 40)
     assert (answer["replayed"], answer["notes"], answer["runs"]) == ([32, 40], [], 6)
+    assert answer["covered"] == "the first 3 optimizer steps: nothing after them"
     assert answer["confirmed"] == [[40, "yes"], [41, "with_retries"], [44, "with_retries"], [45, "no"]]

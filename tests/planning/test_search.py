@@ -185,7 +185,7 @@ def test_a_line_leads_to_the_boundary(
     def outcome(batch: int) -> Outcome:
         return Outcome.FITS if need_bytes(batch) <= room else Outcome.DOES_NOT_FIT
 
-    search = largest_by_extrapolation(outcome, need_bytes, room, (2, 3))
+    search = largest_by_extrapolation(outcome, (need_bytes, need_bytes), room, (2, 3))
     assert answer_of(search) == answer
     if probes is not None:
         assert [batch for batch, _ in search.probes] == probes
@@ -195,7 +195,9 @@ def test_a_line_leads_to_the_boundary(
 def test_any_line_leads_to_a_boundary(fits: int, comfortable: int, noise: list[int]) -> None:
     """The answer is right for any needs where outcomes only worsen with the batch size."""
     comfortable = min(fits, comfortable)
-    search = largest_by_extrapolation(
-        boundaries(fits, comfortable), lambda batch: 10 * batch + noise[batch % 64], 300, (2, 3)
-    )
+
+    def need_bytes(batch: int) -> int:
+        return 10 * batch + noise[batch % 64]
+
+    search = largest_by_extrapolation(boundaries(fits, comfortable), (need_bytes, need_bytes), 300, (2, 3))
     assert answer_of(search) == (fits, comfortable, fits + 1)

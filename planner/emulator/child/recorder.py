@@ -36,6 +36,8 @@ def attach(torch: Any, core: Any) -> None:
         return
     recorder = Recorder(torch, core, Path(folder))
     import_module("torch.optim.optimizer").register_optimizer_step_post_hook(recorder.after_step)
+    if os.environ.get("PLANNER_EMULATED_STOP_AFTER_EVALUATION"):
+        recorder.watch_evaluation()
     torch.cuda._lazy_call(recorder.watch_memory)
     os.register_at_fork(after_in_child=recorder.restart)
     register_after_fork(recorder, _finish_with_process)
@@ -117,6 +119,33 @@ def _larger_peaks(stats: dict[str, Any], other: dict[str, Any] | None) -> dict[s
     }
 
 
+class Evaluation:
+    """The first evaluation: more modules run without gradients between two steps than between earlier ones.
+
+    Some training steps run a teacher or a generator without gradients, which is no evaluation.
+    """
+
+    def __init__(self) -> None:
+        self.modules = 0  # run without gradients since the last optimizer step
+        self.before_step: int | None = None  # the optimizer step that follows the evaluation
+        self._usual: int | None = None  # modules between the first two steps
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether an optimizer step has followed an evaluation."""
+        return self.before_step is not None
+
+    def end_step(self, step: int) -> None:
+        """Compare what ran without gradients since the step before."""
+        ran, self.modules = self.modules, 0
+        if step == 1:
+            return
+        if self._usual is None:
+            self._usual = ran
+        elif ran > self._usual and self.before_step is None:
+            self.before_step = step
+
+
 class Recorder:
     """The record of one process."""
 
@@ -128,6 +157,7 @@ class Recorder:
         self._peaks: Peaks | None = None  # until torch initializes CUDA
         kinds = os.environ.get("PLANNER_EMULATED_HISTORY", "").split()
         self._course = Course(torch, self._places) if "course" in kinds else None
+        self._stops_after_evaluation = False
         self.restart()
 
     def restart(self) -> None:
@@ -148,6 +178,7 @@ class Recorder:
         self._failure: dict[str, Any] | None = None
         self._raised = False  # an exception ended the script
         self._stop_after = int(os.environ.get("PLANNER_EMULATED_STOP_AFTER") or 0)
+        self._evaluation = Evaluation()
 
     # ---- what torch calls
 
@@ -158,6 +189,16 @@ class Recorder:
             if self._snapshot is not None or self._history is not None:
                 self._torch.cuda.memory._record_memory_history(max_entries=MAX_EVENTS, stacks="python")
             self._torch._C._cuda_attach_out_of_memory_observer(self.on_out_of_memory)
+
+    def watch_evaluation(self) -> None:
+        """Begin to count the modules that run without gradients; the first evaluation ends the script."""
+        modules: Any = import_module("torch.nn.modules.module")
+        modules.register_module_forward_pre_hook(self._note_module)
+        self._stops_after_evaluation = True
+
+    def _note_module(self, module: Any, args: Any) -> None:
+        if not self._torch.compiler.is_compiling() and not self._torch.is_grad_enabled():
+            self._evaluation.modules += 1
 
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Close a step of an optimizer: its peaks are those since the step before."""
@@ -174,7 +215,8 @@ class Recorder:
             self._course.end_step(optimizer)
         self._add_step(self._read_peaks())
         self._write(whole=False)
-        if self._count == self._stop_after:
+        self._evaluation.end_step(self._count)
+        if self._count == self._stop_after or (self._stops_after_evaluation and self._evaluation.is_over):
             self._stopping = True
             raise SystemExit(0)
 
@@ -299,4 +341,5 @@ class Recorder:
             "step_count": self._count,
             "was_stopped": self._stopping,
             "raised": self._raised,
+            "evaluated_before_step": self._evaluation.before_step,
         }

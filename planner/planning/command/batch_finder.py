@@ -201,13 +201,16 @@ class BatchFinder:
         if near is not None:
             return self._search_near(near, self.runs.outcome)
 
-        def need_bytes(batch: int) -> int:
+        def reserved_bytes(batch: int) -> int:
             return self.runs.unbounded(batch).largest.peak.reserved_bytes
+
+        def allocated_bytes(batch: int) -> int:
+            return self.runs.unbounded(batch).largest.peak.allocated_bytes
 
         low, high = min(self.recorded) // self.unit, max(self.recorded) // self.unit
         search = largest_by_extrapolation(
             self._by_units(self.runs.outcome),
-            self._by_units(need_bytes),
+            (self._by_units(reserved_bytes), self._by_units(allocated_bytes)),
             self._room_bytes(),
             (low, max(high, low + 1)),
             self.most // self.unit,

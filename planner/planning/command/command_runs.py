@@ -59,7 +59,8 @@ class CommandRuns:
 
     def run(self, batch: int, options: RunOptions, where: str) -> EmulatedRun:
         """Run the command at this batch size."""
-        self.on_progress(f"running batch {batch} {where}")
+        far = " to its first evaluation (--stop-after N ends it before)" * options.stops_after_evaluation
+        self.on_progress(f"running batch {batch} {where}{far}")
         words = [word.replace(PLACEHOLDER, str(batch)) for word in self.command]
         with TemporaryFile("w+", encoding="utf-8", errors="replace") as printed:
             quiet = replace(options, output=printed, errors=printed)

@@ -1,6 +1,6 @@
 """Find the largest batch size of a command by replay of its allocator's history, confirmed by runs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import hypot
 from pathlib import Path
 from statistics import NormalDist
@@ -14,7 +14,7 @@ from planner.errors import UsageError
 from planner.hardware import MIB, check_confidence
 from planner.planning.command.batch_finder import BatchFinder
 from planner.planning.command.command_runs import PLACEHOLDER, CommandRuns
-from planner.planning.search import Search
+from planner.planning.search import Search, largest_by_extrapolation
 from planner.program import LARGEST_BATCH, OnProgress, Outcome
 
 STEPS = 3  # optimizer steps of each run: the first makes the optimizer's state
@@ -33,6 +33,7 @@ class CommandPlan(Struct, frozen=True):
     first_failure: EmulatedRun | None  # None where every batch size fits
     replayed: tuple[int, ...]  # batch sizes whose histories were aligned; none where only runs answer
     confirmed: tuple[tuple[int, Outcome], ...]  # runs on the GPU
+    covered: str  # what of the command ran at the answer
     notes: tuple[str, ...]
     run_count: int
     seconds: float
@@ -49,10 +50,11 @@ def find_largest_batch(
     """Find the largest batch size at which a command fits, in about six runs of a few optimizer steps each.
 
     Histories at two batch sizes are aligned and replayed; runs confirm the answers and their successors.
-    Where histories do not align, runs alone lead to the answer. `{batch}` stands for the batch size in one of
-    the command's words or more; only multiples of `multiple_of` are looked at. The context is taken as large
-    as it is with this confidence; the rest is emulated. Raises the errors of `run_emulated`, UsageError for a
-    command without `{batch}`.
+    If histories do not align, runs alone lead to the answer. The answers then run to the end of the first
+    evaluation, or of the script, unless `options.stop_after` ends all runs before. `{batch}` stands for the
+    batch size in one of the command's words or more; only multiples of `multiple_of` are looked at. The
+    context is taken as large as it is with this confidence; the rest is emulated. Raises the errors of
+    `run_emulated`, UsageError for a command without `{batch}`.
     """
     if not any(PLACEHOLDER in word for word in command):
         raise UsageError(
@@ -64,28 +66,83 @@ def find_largest_batch(
     runs = CommandRuns(tuple(command), _cautious(options, confidence), cache, on_progress)
     finder = BatchFinder(runs, multiple_of)
     search = finder.find()
-    failed = [batch for batch, run in runs.on_gpu.items() if run.outcome is Outcome.DOES_NOT_FIT]
+    whole = CommandRuns(tuple(command), _to_evaluation(runs.options), cache, on_progress)
+    if options.stop_after is None:
+        search = search_whole(whole, runs, search, multiple_of, finder.notes)
+    on_gpu = {**runs.on_gpu, **whole.on_gpu}
+    failed = [batch for batch, run in on_gpu.items() if run.outcome is Outcome.DOES_NOT_FIT]
     search = replace(search, first_failure=min(failed, default=None))
+    answer = _run_at(on_gpu, search.comfortable or search.largest)
     return CommandPlan(
         tuple(command),
         options.device.name,
         options.gpu_count,
         confidence,
         search,
-        _run_at(runs, search.largest),
-        _run_at(runs, search.comfortable),
-        _run_at(runs, search.first_failure or 0),
+        _run_at(on_gpu, search.largest),
+        _run_at(on_gpu, search.comfortable),
+        _run_at(on_gpu, search.first_failure or 0),
         () if finder.fit is None else finder.fit.batches,
-        tuple((batch, run.outcome) for batch, run in sorted(runs.on_gpu.items())),
+        tuple((batch, run.outcome) for batch, run in sorted(on_gpu.items())),
+        "" if answer is None else _covered(answer),
         tuple(finder.notes),
-        runs.count,
+        runs.count + whole.count,
         perf_counter() - start,
     )
 
 
-def _run_at(runs: CommandRuns, batch: int) -> EmulatedRun | None:
-    """Return the run at a batch size, or the largest that ran where the search has no end."""
-    return runs.on_gpu.get(max(runs.on_gpu) if batch >= LARGEST_BATCH // 2 else batch)
+def _run_at(on_gpu: Mapping[int, EmulatedRun], batch: int) -> EmulatedRun | None:
+    """Return the run at a batch size, or at the largest that ran if the search has no end."""
+    return on_gpu.get(max(on_gpu) if batch >= LARGEST_BATCH // 2 else batch)
+
+
+def search_whole(
+    whole: CommandRuns, steps: CommandRuns, search: Search, unit: int, notes: list[str]
+) -> Search:
+    """Run the answers of a search by steps to the first evaluation, and search below if they fail there."""
+    if search.largest >= LARGEST_BATCH // 2:
+        whole.outcome(max(steps.on_gpu))
+        return search
+    answers = sorted({search.comfortable, search.largest} - {0})
+    failed = [batch for batch in answers if whole.outcome(batch) is not steps.outcome(batch)]
+    if not failed:
+        return search
+    notes.append(
+        f"batch {failed[0]} runs its first optimizer steps, and needs more memory in what follows them: an "
+        "evaluation, a checkpoint or later steps"
+    )
+    if whole.outcome(unit) is Outcome.DOES_NOT_FIT:
+        return Search(0, 0, unit, ((unit, Outcome.DOES_NOT_FIT),))
+    device, most = whole.device, search.largest // unit
+    found = largest_by_extrapolation(
+        lambda units: whole.outcome(units * unit),
+        (
+            lambda units: whole.unbounded(units * unit).largest.peak.reserved_bytes,
+            lambda units: whole.unbounded(units * unit).largest.peak.allocated_bytes,
+        ),
+        device.usable.value - device.context.value,
+        (1, max(2, most)),
+        most,
+    )
+    probes = tuple((units * unit, outcome) for units, outcome in found.probes)
+    return Search(found.largest * unit, found.comfortable * unit, found.first_failure, probes)
+
+
+def _covered(run: EmulatedRun) -> str:
+    """Return what of the command a run went through."""
+    record = run.largest
+    count = f"{record.step_count:,} optimizer step{'s' * (record.step_count != 1)}"
+    if record.evaluated_before_step is not None:
+        before = record.evaluated_before_step - 1
+        return (
+            f"{count}, and the evaluation after step {before:,}; no later one, and no other end of the script"
+        )
+    return f"the first {count}: nothing after them" if record.was_stopped else f"the whole script: {count}"
+
+
+def _to_evaluation(options: RunOptions) -> RunOptions:
+    """Return the options of runs that go on to the first evaluation, or to the end of the script."""
+    return replace(options, stop_after=None, stops_after_evaluation=True, keeps_histories=False)
 
 
 def _cautious(options: RunOptions, confidence: float) -> RunOptions:

@@ -143,6 +143,8 @@ def command_plan_document(plan: CommandPlan) -> Document:
     lines: list[str | Entry] = [Entry("Largest batch", _largest(plan))]
     if 0 < search.comfortable < search.largest:
         lines.append(Entry("With retries", f"{search.largest}: cached memory is released to make room"))
+    if plan.covered:
+        lines.append(Entry("Covered", plan.covered))
     lines.append(Entry("Found by", _method(plan)))
     lines += [Entry("Note", note) for note in plan.notes]
     lines += _what_ran(plan)
@@ -250,7 +252,7 @@ def command_plan_to_json(plan: CommandPlan) -> dict[str, Any]:
         "confidence": plan.confidence,
         **search_to_json(plan, run_to_json),
         "answer_batch": plan.search.comfortable or plan.search.largest,
-        **attributes(plan, "replayed", "confirmed", "notes"),
+        **attributes(plan, "covered", "replayed", "confirmed", "notes"),
         "runs": plan.run_count,
         "seconds": round(plan.seconds, 3),
     }

@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from signal import Signals
 from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
@@ -62,7 +63,7 @@ def run_emulated(
         refusal = folder / "refusal"
         if refusal.is_file():
             raise UsageError(refusal.read_text(encoding="utf-8"))
-        records = read_records(folder)
+        records, any_used = read_records(folder), any(folder.glob("*.json"))
         run = EmulatedRun(
             options.device.name,
             options.gpu_count,
@@ -78,11 +79,21 @@ def run_emulated(
                 _save_snapshot(run, folder, options.snapshot)
     if not records:
         if code:
-            raise ModelError(f"{command[0]}: it ended with exit code {code} before it used a GPU")
+            used = "before its first optimizer step" if any_used else "before it used a GPU"
+            raise ModelError(f"{command[0]}: {_ending(code)} {used}")
         raise ModelError(f"{command[0]}: it ended without using a GPU; check that it trains on cuda")
     if code and run.failure is None and not run.crash:
-        raise ModelError(f"{command[0]}: it ended with exit code {code}, and not for want of GPU memory")
+        raise ModelError(f"{command[0]}: {_ending(code)}, and not for want of GPU memory")
     return run
+
+
+def _ending(code: int) -> str:
+    """Return how a command ended, in words."""
+    return (
+        f"it was ended by {Signals(-code).name}"
+        if -code in set(Signals)
+        else f"it ended with exit code {code}"
+    )
 
 
 def _variables(options: RunOptions, folder: Path, cache: Path) -> dict[str, str]:

@@ -497,3 +497,21 @@ last.record()
 assert (start.elapsed_time(end), end.elapsed_time(last)) == (3.0, 1.0)
 """
     assert emulator.run(code, "--gpu", "L4")["fits"] == "yes"
+
+
+def test_data_parallel_in_one_process(emulator: Emulator) -> None:
+    """nn.DataParallel reduces and broadcasts with buffers that only the root has."""
+    code = """
+model = torch.nn.DataParallel(torch.nn.Linear(8, 8).cuda())
+model(torch.empty(4, 8).cuda()).sum().backward()
+torch.optim.SGD(model.parameters(), lr=0.1).step()
+"""
+    answer = emulator.run(code, "--gpu", "RTX 2080 Ti", "--gpus", "2")
+    assert (answer["fits"], [rank["gpu"] for rank in answer["ranks"]]) == ("yes", [0, 1])
+
+
+def test_a_signal_before_the_first_step_is_named(emulator: Emulator) -> None:
+    """A process that used the GPU and died says so, by the name of the signal."""
+    done = emulator.start("torch.empty(1, device='cuda'); __import__('os').abort()", "--gpu", "L4")
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1].endswith(": it was ended by SIGABRT before its first optimizer step")

@@ -76,7 +76,7 @@ def test_a_killed_process_leaves_no_snapshot(tmp_path: Path, monkeypatch: pytest
         run_emulated(["train"], options, tmp_path, print)
     assert isinstance(error.value.result, EmulatedRun) and error.value.result.failure == RAISED
     ended(monkeypatch, -9, replace(record(0), after_steps=None))
-    with pytest.raises(ModelError, match="train: it ended with exit code -9, and not for want of GPU memory"):
+    with pytest.raises(ModelError, match="train: it was ended by SIGKILL, and not for want of GPU memory"):
         run_emulated(["train"], options, tmp_path, print)
 
 

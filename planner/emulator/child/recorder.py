@@ -189,6 +189,7 @@ class Recorder:
             if self._snapshot is not None or self._history is not None:
                 self._torch.cuda.memory._record_memory_history(max_entries=MAX_EVENTS, stacks="python")
             self._torch._C._cuda_attach_out_of_memory_observer(self.on_out_of_memory)
+            self._write(whole=False)  # an empty list: the process uses CUDA
 
     def watch_evaluation(self) -> None:
         """Begin to count the modules that run without gradients; the first evaluation ends the script."""

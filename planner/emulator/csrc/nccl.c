@@ -6,14 +6,16 @@
 typedef struct {
   int size, rank, device;
 } comm;
-static ncclResult_t make(ncclComm_t *c, int n, int rank) {
+static ncclResult_t make_on(ncclComm_t *c, int n, int rank, int device) {
   comm *m = calloc(1, 4096);
+  if (!m) return ncclSystemError;
   m->size = n;
   m->rank = rank;
-  m->device = emu_current_device();
+  m->device = device;
   *c = (ncclComm_t)m;
   return ncclSuccess;
 }
+static ncclResult_t make(ncclComm_t *c, int n, int rank) { return make_on(c, n, rank, emu_current_device()); }
 ncclResult_t ncclGetVersion(int *v) {
   *v = NCCL_VERSION_CODE;
   return ncclSuccess;
@@ -35,10 +37,15 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t *c, int n, int rank, int k, ncc
   return make(c, n, rank);
 }
 ncclResult_t ncclCommInitAll(ncclComm_t *c, int n, const int *devices) {
-  for (int i = 0; i < n; i++) make(c + i, n, i);
+  for (int i = 0; i < n; i++)
+    if (make_on(c + i, n, i, devices ? devices[i] : i) != ncclSuccess) return ncclSystemError;
   return ncclSuccess;
 }
 ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t *o, ncclConfig_t *g) {
+  if (color == NCCL_SPLIT_NOCOLOR) {
+    *o = NULL;
+    return ncclSuccess;
+  }
   return make(o, ((comm *)c)->size, ((comm *)c)->rank);
 }
 ncclResult_t ncclCommCount(const ncclComm_t c, int *n) {
@@ -65,8 +72,8 @@ ncclResult_t ncclMemFree(void *p) {
   emu_free(p);
   return ncclSuccess;
 }
-/* Data: what the others would have sent is taken to be the same as one's own; it only moves where
- * EMU_SHADOW_BYTES is. */
+/* Data: what the others would have sent is taken to be the same as one's own. Buffers that only the root has
+ * may be NULL elsewhere (NCCL's documentation of ncclReduce and ncclBroadcast). */
 static size_t width(ncclDataType_t t) {
   switch (t) {
   case ncclInt64:
@@ -81,7 +88,7 @@ static size_t width(ncclDataType_t t) {
   }
 }
 static ncclResult_t move(void *to, const void *from, size_t n, ncclDataType_t t) {
-  if (to != from) emu_copy(to, from, n * width(t));
+  if (to && from && to != from) emu_copy(to, from, n * width(t));
   return ncclSuccess;
 }
 ncclResult_t ncclAllGather(const void *f, void *t, size_t n, ncclDataType_t d, ncclComm_t c, cudaStream_t s) {
@@ -97,7 +104,7 @@ ncclResult_t ncclAllReduce(const void *f, void *t, size_t n, ncclDataType_t d, n
 ncclResult_t ncclReduce(const void *f, void *t, size_t n, ncclDataType_t d, ncclRedOp_t o, int r,
                         ncclComm_t c, cudaStream_t s) {
   LOG();
-  return move(t, f, n, d);
+  return ((comm *)c)->rank == r ? move(t, f, n, d) : ncclSuccess;
 }
 ncclResult_t ncclBroadcast(const void *f, void *t, size_t n, ncclDataType_t d, int r, ncclComm_t c,
                            cudaStream_t s) {

@@ -515,3 +515,15 @@ def test_a_signal_before_the_first_step_is_named(emulator: Emulator) -> None:
     done = emulator.start("torch.empty(1, device='cuda'); __import__('os').abort()", "--gpu", "L4")
     assert done.returncode == 3
     assert done.stderr.splitlines()[-1].endswith(": it was ended by SIGABRT before its first optimizer step")
+
+
+def test_a_thread_that_lives_on_does_not_outlive_the_last_step(emulator: Emulator) -> None:
+    """Loggers and uploaders wait for the end of the script, which --stop-after ends with its record whole."""
+    code = """
+import threading
+threading.Thread(target=threading.Event().wait).start()
+train(torchvision.models.resnet18(num_classes=10), 8, steps=5)
+"""
+    answer = emulator.run(code, "--gpu", "L4", "--stop-after", "2")
+    assert answer["ranks"][0]["step_count"] == 2
+    assert answer["ranks"][0]["after_steps"] is not None

@@ -12,6 +12,7 @@ import ctypes
 import json
 import os
 import sys
+import threading
 import time
 import traceback
 from importlib import import_module
@@ -24,6 +25,7 @@ from .frames import line_of, place
 from .history import MAX_EVENTS, History
 
 _WRITE_SECONDS = 0.5  # between records of a running process
+_GRACE_SECONDS = 5.0  # for a script that is stopped
 _YIELD_SECONDS = 0.05  # for threads that wait for the interpreter's lock
 
 
@@ -206,8 +208,7 @@ class Recorder:
         if os.getpid() != self._pid or self._peaks is None:
             return
         if self._stopping:  # the script went on
-            self.finish()
-            os._exit(0)
+            self._end()
         self._count += 1
         if self._history is not None:
             for device in self._devices():
@@ -219,7 +220,15 @@ class Recorder:
         self._evaluation.end_step(self._count)
         if self._count == self._stop_after or (self._stops_after_evaluation and self._evaluation.is_over):
             self._stopping = True
+            ending = threading.Timer(_GRACE_SECONDS, self._end)  # threads of the script may live on
+            ending.daemon = True
+            ending.start()
             raise SystemExit(0)
+
+    def _end(self) -> None:
+        """Write the record and end the process, whatever else runs in it."""
+        self.finish()
+        os._exit(0)
 
     def on_out_of_memory(self, device: int, requested: int, allocated: int, free: int) -> None:
         """Note where an allocation failed; whether the script survives it shows later."""

@@ -32,8 +32,8 @@ from benchmarks.emulated.rows import (
     read_rows,
 )
 from benchmarks.emulated.version_jobs import VERSION_JOBS
+from planner.allocator.history.check import check_history
 from planner.allocator.history.file import load_history
-from planner.allocator.history.history import check_history
 from planner.allocator.history.lifetimes import Recording, recording_of
 from planner.api.request import make_job
 from planner.errors import PlannerError

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from calibration.records.reader import HistoryRecord, read_measured_records
-from planner.allocator.history import Recording, load_history, load_snapshot, recording_of
+from planner.allocator.history import Recording, load_any_history, load_snapshot, recording_of
 from planner.errors import DataFileError, UsageError
 from planner.hardware.calibration import is_same_job
 from planner.jobs import Job
@@ -16,9 +16,9 @@ _RECORDS = "history.jsonl.gz"  # of the measuring script, in a folder with other
 def load_recording(path: Path, job: Job, batch: int) -> Recording:
     """Read a history for the differ.
 
-    `path` is a file of ours, a pickle of `torch.cuda.memory._snapshot()`, or a folder of the measuring script
-    or its history.jsonl.gz, which holds several: the one of this job and batch size is taken. Raises
-    DataFileError, or UsageError where the folder has none.
+    `path` is a file of ours or a published one, a pickle of `torch.cuda.memory._snapshot()`, or a folder of
+    the measuring script or its history.jsonl.gz, which holds several: the one of this job and batch size is
+    taken. Raises DataFileError, or UsageError where the folder has none.
     """
     if path.is_dir() or path.name == _RECORDS:
         folder = path if path.is_dir() else path.parent
@@ -31,7 +31,7 @@ def load_recording(path: Path, job: Job, batch: int) -> Recording:
         raise DataFileError(f"{path}: cannot read the history: {error.strerror or error}") from error
     if first == _PICKLE:
         return recording_of(load_snapshot(path), str(path))
-    return recording_of(load_history(path), str(path))
+    return recording_of(load_any_history(path), str(path))
 
 
 def _choose(path: Path, records: Sequence[HistoryRecord], job: Job, batch: int) -> HistoryRecord:

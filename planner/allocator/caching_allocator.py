@@ -15,7 +15,7 @@ and for which no cached segment is (`captures_underway`). No `MemPool`s.
 
 import sys
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from planner.allocator.blocks import Block, BlockPool, SegmentEvent, SegmentState
 from planner.allocator.config import (
@@ -44,6 +44,7 @@ class CachingAllocator:
         limits: MemoryLimits = UNLIMITED,
         address_of: Callable[[int], int] | None = None,
         segment_events: list[SegmentEvent] | None = None,
+        refuses: Callable[[int], bool] | None = None,
     ) -> None:
         """Start empty.
 
@@ -54,6 +55,8 @@ class CachingAllocator:
             the newest segment's is taken (benchmarks/fits/address_order.py). For a recorded history, return
             the recorded ones. From torch 2.12 on addresses decide nothing.
         segment_events: a list to which every change of the reserved memory is appended.
+        refuses: called with the bytes that CUDA is asked for, returns whether it refuses them. By default it
+            refuses more than the capacity.
 
         Raises UsageError where the configuration names a fraction of a total that is not given.
         """
@@ -67,7 +70,7 @@ class CachingAllocator:
         self._limit_bytes = limits.process_limit_bytes
         if self._limit_bytes is None and config.per_process_memory_fraction < 1.0:
             raise UsageError("per_process_memory_fraction is of the GPU's memory; give that to the replay")
-        self._segments = Segments(limits, address_of, segment_events)
+        self._segments = Segments(limits, address_of, segment_events, refuses)
         self._small, self._large = _make_pools(config)
         self._of_streams: dict[int, tuple[BlockPool, BlockPool]] = {0: (self._small, self._large)}
         self._oversize_bytes = sys.maxsize if config.max_split_bytes is None else config.max_split_bytes
@@ -92,6 +95,33 @@ class CachingAllocator:
     def segments(self) -> int:
         """Return the number of segments that are not expandable."""
         return self._segments.count
+
+    def hold(self, start: Iterable[SegmentState]) -> dict[int, Block]:
+        """Take over reserved memory of a process that was already running; return its used blocks by address.
+
+        Segments count as requested by rising address. Raises ValueError if memory was requested before.
+        """
+        if self._segments.heads:
+            raise ValueError("the allocator already has memory")
+        used: dict[int, Block] = {}
+        for state in sorted(start, key=lambda state: state.address):
+            small, large = self._pools_of(state.stream)
+            for block in self._segments.hold(state, small if state.pool == "small" else large):
+                used[block.address] = block
+                self.allocated_bytes += block.size_bytes
+        self.reset_peaks()
+        return used
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """Return the first address and the end of each expandable segment."""
+        return self._segments.ranges()
+
+    def missing_bytes(self, requested_bytes: int, stream: int = 0) -> int:
+        """Return the size of the segment that a request would need; 0 if a cached block serves it."""
+        size_bytes = self._config.block_bytes(requested_bytes)
+        pool = self._pools_of(stream)[size_bytes > LARGEST_SMALL_BYTES]
+        served = self._search(pool, size_bytes) < len(pool.cached)
+        return 0 if served else self._config.segment_bytes(size_bytes)
 
     def malloc(self, requested_bytes: int, stream: int = 0) -> Block | None:
         """Hand out a block of at least `requested_bytes`; None: out of memory, which is a result.
@@ -175,10 +205,12 @@ class CachingAllocator:
         """Picture all reserved memory by rising address, one state per contiguous piece."""
         return self._segments.picture()
 
-    def copy(self) -> tuple["CachingAllocator", dict[int, Block]]:
+    def copy(
+        self, segment_events: list[SegmentEvent] | None = None
+    ) -> tuple["CachingAllocator", dict[int, Block]]:
         """Return an allocator in the same state, and its blocks by the `id` of those that they stand for.
 
-        Changes of its reserved memory are appended nowhere.
+        segment_events: a list to which every change of its reserved memory is appended.
         """
         twin = object.__new__(CachingAllocator)
         twin.__dict__.update(self.__dict__)
@@ -192,7 +224,7 @@ class CachingAllocator:
             for stream, pools in self._of_streams.items()
             for pair in zip(pools, twin._of_streams[stream], strict=True)
         ]
-        twin._segments, blocks = self._segments.copy({id(old): new for old, new in pairs})
+        twin._segments, blocks = self._segments.copy({id(old): new for old, new in pairs}, segment_events)
         for old, new in pairs:
             new.cached = [(size, rank, blocks[id(block)]) for size, rank, block in old.cached]
             new.unmapped = [blocks[id(block)] for block in old.unmapped]

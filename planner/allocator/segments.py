@@ -6,7 +6,7 @@ segments are released, and when, is the allocator's choice.
 Facts: c10/cuda/CUDACachingAllocator.cpp of torch 2.6 to 2.13; methods name the functions that they mirror.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 
 from planner.allocator.blocks import (
@@ -37,6 +37,7 @@ class Segments:
         limits: MemoryLimits,
         address_of: Callable[[int], int] | None,
         events: list[SegmentEvent] | None,
+        refuses: Callable[[int], bool] | None,
     ) -> None:
         """Start empty; the parameters are those of `CachingAllocator`."""
         self.reserved_bytes = 0
@@ -52,12 +53,15 @@ class Segments:
         self._limit_bytes = limits.process_limit_bytes
         self._address_of = address_of
         self._events = events
+        self._refuses = refuses
 
-    def copy(self, pools: Mapping[int, BlockPool]) -> tuple["Segments", dict[int, Block]]:
-        """Return the same segments of other pools, and their blocks, both by `id`; changes go nowhere."""
+    def copy(
+        self, pools: Mapping[int, BlockPool], events: list[SegmentEvent] | None
+    ) -> tuple["Segments", dict[int, Block]]:
+        """Return the same segments of other pools, and their blocks, both by `id`."""
         twin = object.__new__(Segments)
         twin.__dict__.update(self.__dict__)
-        twin._events, twin.heads = None, {}
+        twin._events, twin.heads = events, {}
         blocks: dict[int, Block] = {}
         for address, head in self.heads.items():
             lower: Block | None = None
@@ -98,7 +102,7 @@ class Segments:
             if grown is not None:
                 pool.remove(grown)
             return grown
-        if self._exceeds_capacity(segment_bytes):
+        if self._is_refused(segment_bytes):
             return None
         address = self._new_address(segment_bytes)
         block = Block(pool, address, self._new_rank(address), segment_bytes)
@@ -135,16 +139,62 @@ class Segments:
                     pieces.append(SegmentState.of(tuple(run)))
         return tuple(pieces)
 
-    def _exceeds_capacity(self, size_bytes: int) -> bool:
+    def hold(self, state: SegmentState, pool: BlockPool) -> Iterator[Block]:
+        """Take over memory that was reserved before, above all that is held; yield its blocks in use.
+
+        An expandable segment begins with the lowest page that is held of it.
+        """
+        if self._expandable:
+            piece = self._hold_pages(state, pool)
+        else:
+            piece = Block(pool, state.address, self._new_rank(state.address), state.size_bytes)
+            self.heads[state.address] = piece
+            self.count += 1
+        self.reserved_bytes += state.size_bytes
+        for block in state.blocks:
+            rest = piece.split_off(block.size_bytes) if block.size_bytes < piece.size_bytes else piece
+            if block.in_use:
+                piece.in_use = True
+                yield piece
+            else:
+                pool.insert(piece)
+            piece = rest
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """Return the first address and the end of each expandable segment."""
+        heads = [head for head in self.heads.values() if head.range_address is not None]
+        return [
+            (head.address, head.address + sum(one.size_bytes for one in iterate_segment(head)))
+            for head in heads
+        ]
+
+    def _hold_pages(self, state: SegmentState, pool: BlockPool) -> Block:
+        """Return a block, neither cached nor in use, of the pages that are held."""
+        ends = [
+            one for one in pool.unmapped if one.next is None and one.address + one.size_bytes > state.address
+        ]
+        gap = ends[0] if ends else self._new_range(pool, state.address)
+        if gap.address < state.address:
+            piece = gap.split_off(state.address - gap.address)
+        else:
+            pool.unmapped.remove(gap)
+            piece = gap
+        if state.size_bytes < piece.size_bytes:
+            pool.insert_unmapped(piece.split_off(state.size_bytes))
+        return piece
+
+    def _is_refused(self, size_bytes: int) -> bool:
+        if self._refuses is not None:
+            return self._refuses(size_bytes)
         capacity_bytes = self._limits.capacity_bytes
         return capacity_bytes is not None and self.reserved_bytes + size_bytes > capacity_bytes
 
-    def _new_range(self, pool: BlockPool) -> Block:
+    def _new_range(self, pool: BlockPool, address: int | None = None) -> Block:
         if self._limits.capacity_bytes is None:
             size_bytes = UNLIMITED_RANGE_BYTES // pool.page_bytes * pool.page_bytes
         else:
             size_bytes = range_bytes(self._limits.total_bytes or self._limits.capacity_bytes, pool.page_bytes)
-        address = self._new_address(size_bytes)
+        address = self._new_address(size_bytes) if address is None else address
         rank = self._new_rank(address)
         block = Block(pool, address, rank, size_bytes, range_address=address)
         self.heads[address] = block
@@ -163,7 +213,7 @@ class Segments:
         return self._first_rank + address
 
     def _map_pages(self, address: int, size_bytes: int) -> bool:
-        if self._exceeds_capacity(size_bytes):
+        if self._is_refused(size_bytes):
             return False
         self._change_reserved("segment_map", address, size_bytes)
         return True

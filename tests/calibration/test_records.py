@@ -12,8 +12,9 @@ from calibration.calibrate import import_records
 from calibration.observations import load_observation
 from calibration.records.reader import SkippedRecord, read_measured_records
 from planner.allocator.config import MIB
+from planner.allocator.history.check import check_history
 from planner.allocator.history.file import load_history
-from planner.allocator.history.history import HistoryEvent, HistoryMark, check_history
+from planner.allocator.history.history import HistoryEvent, HistoryMark
 from planner.errors import DataFileError
 from planner.hardware.calibration.model import NoFit, Observation, Settings, Versions
 from planner.jobs import (

@@ -1,3 +1,4 @@
+from .check import HistoryCheck as HistoryCheck, check_history as check_history
 from .diff import (
     Difference as Difference, Kind as Kind, LifetimeDifference as LifetimeDifference, SidePeak as SidePeak,
     compare_with_recording as compare_with_recording,
@@ -10,5 +11,10 @@ from .lifetimes import (
     Recording as Recording, interleave as interleave, lifetimes as lifetimes, recording_of as recording_of,
     to_events as to_events,
 )
-from .snapshot_reader import load_snapshot as load_snapshot
+from .published_file import (
+    PublishedHistory as PublishedHistory, beginning_of as beginning_of, load_any_history as load_any_history,
+    load_published as load_published,
+    save_published as save_published,
+)
+from .snapshot_reader import load_snapshot as load_snapshot, load_snapshots as load_snapshots
 from .snapshot_writer import save_snapshot as save_snapshot

@@ -122,7 +122,7 @@ def compare_with_recording(trace: Trace, recording: Recording) -> Difference:
         sum(extra.size_bytes for extra in extras if extra.at_peak and _is_traced(extra) is side)
         for side in (True, False)
     ]
-    reserved = recording.peak_reserved_bytes
+    allocated, reserved = recording.peak_allocated_bytes, recording.peak_reserved_bytes
     return Difference(
         recording.about,
         len(traced),
@@ -134,7 +134,9 @@ def compare_with_recording(trace: Trace, recording: Recording) -> Difference:
         _op_totals(traced, pairs, extras),
         SidePeak(traced_run.peak_allocated_bytes, traced_run.peak_reserved_bytes, alone[0]),
         SidePeak(
-            run.peak_allocated_bytes, run.peak_reserved_bytes if reserved is None else reserved, alone[1]
+            run.peak_allocated_bytes if allocated is None else allocated,
+            run.peak_reserved_bytes if reserved is None else reserved,
+            alone[1],
         ),
         recording.notes,
     )

@@ -18,11 +18,11 @@ from planner.program import Phase
 
 MOST_EVENTS = 400_000  # three steps of a ResNet-50 have 20,000
 LARGEST_FILE_BYTES = 2**26  # unpacked
-_LETTERS = dict(zip(ACTIONS, "arcsfmuox", strict=True))
-_ACTION_OF = {letter: action for action, letter in _LETTERS.items()}
+LETTERS = dict(zip(ACTIONS, "arcsfmuox", strict=True))
+ACTION_OF = {letter: action for action, letter in LETTERS.items()}
 
-_Count = Annotated[int, msgspec.Meta(ge=0)]
-_Letters = Annotated[str, msgspec.Meta(pattern=f"^[{''.join(_ACTION_OF)}]*$", max_length=MOST_EVENTS)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Letters = Annotated[str, msgspec.Meta(pattern=f"^[{''.join(ACTION_OF)}]*$", max_length=MOST_EVENTS)]
 
 
 class _HistoryFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -30,13 +30,13 @@ class _HistoryFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
     gpu: str
     torch: str
     alloc_conf: str
-    total_bytes: _Count | None
-    limit_bytes: _Count | None
-    actions: _Letters
-    addresses: list[_Count]
-    sizes: list[_Count]
-    marks: list[tuple[_Count, _Count, Phase]]
-    streams: list[_Count] = []
+    total_bytes: Count | None
+    limit_bytes: Count | None
+    actions: Letters
+    addresses: list[Count]
+    sizes: list[Count]
+    marks: list[tuple[Count, Count, Phase]]
+    streams: list[Count] = []
 
 
 def save_history(history: History, path: Path) -> None:
@@ -53,7 +53,7 @@ def save_history(history: History, path: Path) -> None:
         history.alloc_conf,
         history.total_bytes,
         history.limit_bytes,
-        "".join(_LETTERS[event.action] for event in history.events),
+        "".join(LETTERS[event.action] for event in history.events),
         [event.address for event in history.events],
         [event.size_bytes for event in history.events],
         [(mark.allocations, mark.step, mark.phase) for mark in history.marks],
@@ -66,7 +66,7 @@ def load_history(path: Path) -> History:
     """Read a history. Raises DataFileError for anything that `save_history` never wrote."""
     try:
         content = msgspec.json.decode(read_packed(path, LARGEST_FILE_BYTES), type=_HistoryFile)
-        actions = (_ACTION_OF[letter] for letter in content.actions)
+        actions = (ACTION_OF[letter] for letter in content.actions)
         streams = content.streams or [0] * len(content.sizes)
         columns = zip(actions, content.addresses, content.sizes, streams, strict=True)
         events = tuple(

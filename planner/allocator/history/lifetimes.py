@@ -4,13 +4,13 @@ An allocation knows its size and how many came before its end, which is all that
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TypeVar
 
 from msgspec import Struct
 
-from planner.allocator.config import AllocatorConfig, config_of_torch, parse_alloc_conf
+from planner.allocator.config import MIB, AllocatorConfig, config_of_torch, parse_alloc_conf
 from planner.allocator.history.history import History, HistoryEvent
 from planner.allocator.history.lcs import Pair
 from planner.program import Alloc, Category, Event, Free, Phase, PhaseStart, Site
@@ -28,6 +28,7 @@ class Recording(Struct, frozen=True):
     sites: tuple[Site, ...]  # of its allocations: FILE:LINE, function; one of index -1 is not known
     peak_reserved_bytes: int | None  # None where the record holds no segments
     notes: tuple[str, ...] = ()  # what is odd about the record
+    peak_allocated_bytes: int | None = None  # None: as the events have it, which begin with nothing in use
 
     @property
     def steps(self) -> int | None:
@@ -51,26 +52,54 @@ class Allocation(Struct, frozen=True):
 
 def recording_of(history: History, source: str) -> Recording:
     """Return a history as a recording. Raises UsageError for allocator options that are not simulated."""
+    config = parse_alloc_conf(history.alloc_conf, config_of_torch(history.torch))
     total = sum(event.action == "alloc" for event in history.events)
     marks = [(min(mark.allocations, total), PhaseStart(mark.step, mark.phase)) for mark in history.marks]
     events = tuple(to_events(interleave(history.events, marks, ("alloc",))))
-    levels = accumulate(_CHANGES.get(event.action, 0) * event.size_bytes for event in history.events)
-    highest = max(levels, default=0)
+    held = {block.address: block.size_bytes for one in history.start for block in one.blocks if block.in_use}
     frees = sum(event.action == "free_completed" for event in history.events)
     strangers = frees - sum(isinstance(event, Free) for event in events)
+    unknown = 0 if history.start else strangers
     return Recording(
         f"{history.gpu}, torch {history.torch}, {source}",
-        parse_alloc_conf(history.alloc_conf, config_of_torch(history.torch)),
+        config,
         events,
         history.sites,
-        highest if strangers == 0 and highest else None,
-        (*history.notes, *_notes(bool(total), strangers, bool(marks))),
+        _peak_reserved(history) if unknown == 0 else None,
+        (*history.notes, *_notes(bool(total), unknown, bool(marks), held)),
+        _peak_allocated(history.events, held, config) if history.start else None,
     )
 
 
-def _notes(has_allocations: bool, strangers: int, has_marks: bool) -> Iterator[str]:
+def _peak_reserved(history: History) -> int | None:
+    """Return the most that was reserved; None if the record holds no segments."""
+    held = sum(state.size_bytes for state in history.start)
+    changes = (_CHANGES.get(event.action, 0) * event.size_bytes for event in history.events)
+    return max(accumulate(changes, initial=held)) or None
+
+
+def _peak_allocated(events: Iterable[HistoryEvent], held: Mapping[int, int], config: AllocatorConfig) -> int:
+    """Return the most that was in use, with the blocks that were there before."""
+    used = dict(held)
+    level_bytes = peak_bytes = sum(used.values())
+    for event in events:
+        if event.action == "alloc" and event.size_bytes:
+            size_bytes = used[event.address] = config.block_bytes(event.size_bytes)
+            level_bytes += size_bytes
+            peak_bytes = max(peak_bytes, level_bytes)
+        elif event.action == "free_completed":
+            level_bytes -= used.pop(event.address, 0)
+    return peak_bytes
+
+
+def _notes(has_allocations: bool, strangers: int, has_marks: bool, held: Mapping[int, int]) -> Iterator[str]:
     if not has_allocations:
         yield "the record has no allocation at all"
+    if held:
+        yield (
+            f"the record begins with {len(held)} blocks of {sum(held.values()) / MIB:.1f} MiB in use, which "
+            "count in its peaks and are aligned with nothing"
+        )
     if strangers:
         yield (
             f"{strangers} blocks die that were born before the recording began, or whose birth torch had "

@@ -1,4 +1,4 @@
-"""The pickle of `torch.cuda.memory._snapshot()` as a history; nothing in the file is ever executed.
+"""The pickle of `torch.cuda.memory._snapshot()` as histories; nothing in the file is ever executed.
 
 A pickle may name any callable and have it called. Torch's snapshots hold plain containers, numbers and texts
 only, for which no name is needed, so the first name in a file refuses it.
@@ -6,13 +6,18 @@ only, for which no name is needed, so the first name in a file refuses it.
 
 import pickle
 import pickletools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
+from msgspec.structs import replace
+
+from planner.allocator.blocks import BlockState, PoolName, SegmentState
+from planner.allocator.config import AllocatorConfig, parse_alloc_conf
 from planner.allocator.history.history import ACTIONS, History, HistoryEvent
-from planner.errors import DataFileError
+from planner.allocator.history.start_state import UnequalStateError, start_before
+from planner.errors import DataFileError, UsageError
 from planner.program import Site
 
 LARGEST_FILE_BYTES = 2**30  # with stacks, a history takes some kB an event
@@ -43,7 +48,18 @@ class _Refusing(pickle.Unpickler):
 
 
 def load_snapshot(path: Path) -> History:
-    """Read a snapshot whose history was recorded. Raises DataFileError."""
+    """Read the longest history of a snapshot. Raises DataFileError."""
+    histories = load_snapshots(path)
+    longest = max(histories, key=lambda history: len(history.events))
+    others = len(histories) - 1
+    if not others:
+        return longest
+    note = f"the snapshot has {others} more devices, which are left out"
+    return replace(longest, notes=(note, *longest.notes))
+
+
+def load_snapshots(path: Path) -> tuple[History, ...]:
+    """Read the history of each device that has any. Raises DataFileError."""
     try:
         with path.open("rb") as file:
             return _read(_unpickle(file))
@@ -94,28 +110,82 @@ def _refuse_far_places(content: bytes) -> None:
                 raise ValueError(f"it remembers an object at place {place} of {end} bytes")
 
 
-def _read(snapshot: dict[str, Any]) -> History:
+def _read(snapshot: dict[str, Any]) -> tuple[History, ...]:
     traces = snapshot["device_traces"]
     if len(traces) > MOST_DEVICES or not all(isinstance(trace, list) for trace in traces):
         raise ValueError("device_traces: expected a list of events for each device")
     if not any(traces):
         raise ValueError("no history was recorded: call torch.cuda.memory._record_memory_history() first")
-    device = max(range(len(traces)), key=lambda number: len(traces[number]))
-    entries = [entry for entry in map(_entry, traces[device]) if entry["action"] in ACTIONS]
+    return tuple(_history(snapshot, device) for device, trace in enumerate(traces) if trace)
+
+
+def _history(snapshot: dict[str, Any], device: int) -> History:
+    entries = [
+        entry for entry in map(_entry, snapshot["device_traces"][device]) if entry["action"] in ACTIONS
+    ]
+    segments = _segments(snapshot, device)
+    streams = _stream_numbers([*entries, *(segments or ())])
     sites: dict[Site, int] = {}
-    streams: dict[object, int] = {0: 0}
     events = tuple(
         HistoryEvent(
             entry["action"],
             _count(entry, "addr"),
             _count(entry, "size"),
             sites.setdefault(_site(entry), len(sites)),
-            streams.setdefault(entry.get("stream", 0), len(streams)),
+            streams[entry.get("stream", 0)],
         )
         for entry in entries
     )
-    about = (f"GPU {device}", "unknown", _conf(snapshot), None, None)
-    return History(*about, events, sites=tuple(sites), notes=tuple(_notes(traces)))
+    conf = _conf(snapshot)
+    start: tuple[SegmentState, ...] = ()
+    notes: tuple[str, ...] = ()
+    if segments is not None:
+        try:
+            start = start_before(events, [_state(one, streams) for one in segments], _config(conf))
+        except UnequalStateError as error:
+            notes = (f"the segments of the snapshot are not those after its last event: {error}",)
+    return History(
+        f"GPU {device}", "unknown", conf, None, None, events, sites=tuple(sites), notes=notes, start=start
+    )
+
+
+def _segments(snapshot: dict[str, Any], device: int) -> list[dict[str, Any]] | None:
+    """Return the segments of a device that belong to no CUDA graph; None: the snapshot lists none."""
+    segments = snapshot.get("segments")
+    if not isinstance(segments, list) or not all(isinstance(one, dict) for one in segments):
+        return None
+    of_device = [one for one in segments if one.get("device", 0) == device]
+    return [one for one in of_device if tuple(one.get("segment_pool_id", (0, 0))) == (0, 0)]
+
+
+def _stream_numbers(entries: list[dict[str, Any]]) -> dict[object, int]:
+    """Number streams by rising handle, the order in which torch releases their segments; 0 is the default."""
+    handles = {entry.get("stream", 0) for entry in entries}
+    if not all(type(handle) is int for handle in handles):
+        raise ValueError("a stream that is no number")
+    return {handle: number for number, handle in enumerate(sorted({0, *handles}))}
+
+
+def _state(segment: dict[str, Any], streams: dict[object, int]) -> SegmentState:
+    address = _count(segment, "address")
+    size_bytes = _count(segment, "total_size")
+    place = address
+    blocks = []
+    for block in segment["blocks"]:
+        blocks.append(BlockState(place, _count(block, "size"), block["state"] != "inactive"))
+        place += blocks[-1].size_bytes
+    if place != address + size_bytes:
+        raise ValueError(f"segments: the blocks of the segment at {address:#x} do not fill it")
+    pool: PoolName = "small" if segment.get("segment_type") == "small" else "large"
+    return SegmentState(address, size_bytes, pool, tuple(blocks), streams[segment.get("stream", 0)])
+
+
+def _config(conf: str) -> AllocatorConfig:
+    """Return how the options round and split; options that are not simulated do neither."""
+    try:
+        return parse_alloc_conf(conf)
+    except UsageError:
+        return AllocatorConfig()
 
 
 def _entry(entry: object) -> dict[str, Any]:
@@ -146,9 +216,3 @@ def _site(entry: dict[str, Any]) -> Site:
         if isinstance(name, str) and name.endswith(".py") and not any(own in name for own in _THEIR_CODE):
             return Site(f"{'/'.join(name.split('/')[-2:])}:{frame.get('line')}", str(frame.get("name")))
     return Site("", "")
-
-
-def _notes(traces: list[Any]) -> Iterator[str]:
-    others = sum(1 for trace in traces if trace) - 1
-    if others:
-        yield f"the snapshot has {others} more devices, which are left out"

@@ -9,13 +9,13 @@ from hypothesis import given, strategies as st
 from planner.allocator.blocks import SegmentEvent
 from planner.allocator.caching_allocator import CachingAllocator
 from planner.allocator.config import MIB, MemoryLimits, config_of_torch, parse_alloc_conf
+from planner.allocator.history.check import check_history
 from planner.allocator.history.file import load_history, save_history
 from planner.allocator.history.history import (
     SEGMENT_ACTIONS,
     History,
     HistoryEvent,
     HistoryMark,
-    check_history,
 )
 from planner.errors import DataFileError
 from planner.program.events import Phase

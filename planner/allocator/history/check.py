@@ -1,0 +1,285 @@
+"""A recorded history replayed through the simulator, event by event.
+
+The requests are put to the simulator; what it does to its segments, and where it puts each block, must be
+what was recorded, byte for byte. CUDA's choices are taken from the record: its addresses and, if the total of
+the GPU is not known, its refusals. Whether addresses decide which of several equal blocks is reused depends
+on the version of torch that the record names.
+
+A call of `empty_cache` is recorded only by what it releases, as is a request that CUDA refuses before it is
+tried once more. The two are told apart by the request that follows: it was not refused if a cached block
+serves it, or if CUDA gave more than it needs at another time.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise, zip_longest
+
+from msgspec import Struct
+
+from planner.allocator.blocks import Block, SegmentEvent, SegmentState
+from planner.allocator.caching_allocator import CachingAllocator
+from planner.allocator.config import (
+    DEFAULT_LARGE_SEGMENT_BYTES,
+    MIB,
+    MemoryLimits,
+    config_of_torch,
+    parse_alloc_conf,
+)
+from planner.allocator.history.history import SEGMENT_ACTIONS, History, HistoryEvent
+
+_GRANTS = ("segment_alloc", "segment_map")
+_SIGNS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+
+
+class HistoryCheck(Struct, frozen=True):
+    """The events up to which simulator and record agree."""
+
+    difference: str | None  # the first one, in words; None: there is none
+    allocations: int  # blocks allocated alike
+    frees: int  # blocks freed alike
+    segment_events: int  # changes of reserved memory alike
+    peak_allocated_bytes: int  # until the difference
+    peak_reserved_bytes: int
+    retries: int = 0  # requests that were refused at first and then served
+    ooms: int = 0  # requests that failed
+    emptied: int = 0  # calls of `empty_cache` that released something
+    # The lowest level of reserved memory that CUDA refused; None: it refused nothing, or the total is known.
+    # The memory that the process could have lies below it, at the peak reserved or above.
+    refused_bytes: int | None = None
+
+
+class _DiffersError(Exception):
+    """The simulator did something else than torch."""
+
+
+@dataclass(slots=True)
+class _Cuda:
+    """CUDA's choices, from the segment events that are recorded for the request being served."""
+
+    made: list[SegmentEvent]  # by the simulator, for this request
+    recorded: list[SegmentEvent] = field(default_factory=list)
+    fails: bool = False  # whether the request ends in an out-of-memory error
+    ranges: list[tuple[int, int]] = field(default_factory=list)  # of expandable segments: first, end
+    used: int = 0
+    refused: list[int] = field(default_factory=list)  # levels of reserved memory that it did not allow
+    reserved_bytes: int = 0  # before the request
+
+    def serve(self, segments: list[SegmentEvent], event: HistoryEvent, reserved_bytes: int) -> None:
+        self.recorded, self.used, self.fails = segments, 0, event.action == "oom"
+        self.reserved_bytes = reserved_bytes
+        self.made.clear()
+        self.refused.clear()
+
+    def address(self, size_bytes: int) -> int:
+        for position in range(self.used, len(self.recorded)):
+            event = self.recorded[position]
+            if event.action == "segment_alloc":
+                self.used = position + 1
+                return event.address
+            inside = any(first <= event.address < end for first, end in self.ranges)
+            if event.action == "segment_map" and not inside:
+                self.ranges.append((event.address, event.address + size_bytes))
+                return event.address
+        raise self._unasked(size_bytes)
+
+    def refuses(self, size_bytes: int) -> bool:
+        """Return whether torch gave memory back, or gave up, where the simulator asks for more."""
+        place = len(self.made)
+        following = self.recorded[place] if place < len(self.recorded) else None
+        if following is not None and following.action in _GRANTS:
+            return False
+        if following is None and not self.fails:
+            raise self._unasked(size_bytes)
+        changed_bytes = sum(_SIGNS[one.action] * one.size_bytes for one in self.made)
+        self.refused.append(self.reserved_bytes + changed_bytes + size_bytes)
+        return True
+
+    def _unasked(self, size_bytes: int) -> _DiffersError:
+        return _DiffersError(f"the simulator asks CUDA for {_size(size_bytes)} of memory, torch did not")
+
+
+def check_history(history: History) -> HistoryCheck:
+    """Replay a history; describe the first difference.
+
+    If the total of the GPU is known, the simulator runs out there and at the limit; where CUDA itself refused
+    memory before that, for the sake of others on the card, the history differs. Raises UsageError for
+    allocator options that are not simulated.
+    """
+    return _Check(history).run()
+
+
+class _Check:
+    """One replay."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._cuda = _Cuda([])
+        self._config = parse_alloc_conf(history.alloc_conf, config_of_torch(history.torch))
+        total = history.total_bytes
+        # Without a total, what CUDA refuses is recorded; the capacity only sizes expandable segments then.
+        capacity = total if total is not None else _total_of_ranges(history)
+        self._allocator = CachingAllocator(
+            MemoryLimits(capacity, history.limit_bytes, capacity, self._config),
+            self._cuda.address,
+            self._cuda.made,
+            self._cuda.refuses if total is None else None,
+        )
+        self._blocks = self._allocator.hold(history.start)
+        self._cuda.ranges += self._allocator.ranges()
+        changes = (_SIGNS.get(event.action, 0) * event.size_bytes for event in history.events)
+        self._most_bytes = max(accumulate(changes, initial=self._allocator.reserved_bytes))
+        self._allocations = self._frees = self._segment_events = self._emptied = 0
+        self._retries = self._ooms = 0
+        self._refused: list[int] = []
+
+    def run(self) -> HistoryCheck:
+        index, difference = 0, None
+        try:
+            for at, segments, event in _requests(self._history.events):
+                index = at
+                self._serve(segments, event)
+        except _DiffersError as differs:
+            difference = f"event {index} of {len(self._history.events)}: {differs}"
+        allocator = self._allocator
+        return HistoryCheck(
+            difference,
+            self._allocations,
+            self._frees,
+            self._segment_events,
+            allocator.peak_allocated_bytes,
+            allocator.peak_reserved_bytes,
+            self._retries,
+            self._ooms,
+            self._emptied,
+            min(self._refused, default=None),
+        )
+
+    def _serve(self, segments: list[SegmentEvent], event: HistoryEvent) -> None:
+        """Put one request to the simulator, after the `empty_cache` before it if there was one."""
+        emptied = self._emptied_first(segments, event)
+        if emptied:
+            self._cuda.serve(segments[:emptied], event, self._allocator.reserved_bytes)
+            self._allocator.empty_cache()
+            self._compare(segments[:emptied])
+            self._emptied += 1
+        self._cuda.serve(segments[emptied:], event, self._allocator.reserved_bytes)
+        retries = self._allocator.retries
+        _follow(self._allocator, self._blocks, event)
+        self._compare(segments[emptied:])
+        self._allocations += event.action == "alloc"
+        self._frees += event.action == "free_completed"
+        self._ooms += event.action == "oom"
+        self._retries += event.action == "alloc" and self._allocator.retries > retries
+        self._refused += self._cuda.refused
+
+    def _emptied_first(self, segments: list[SegmentEvent], event: HistoryEvent) -> int:
+        """Return the number of segment events by `empty_cache` before this request."""
+        released = next((at for at, one in enumerate(segments) if one.action in _GRANTS), len(segments))
+        if not released or event.action == "oom":
+            return 0
+        if event.action != "alloc":
+            return released
+        if self._config.max_split_bytes is not None or self._config.garbage_collection_threshold > 0:
+            return released if self._would_release() == segments[:released] else 0
+        needed_bytes = self._allocator.missing_bytes(event.size_bytes, event.stream)
+        fits = needed_bytes == 0 or self._allocator.reserved_bytes + needed_bytes <= self._most_bytes
+        return released if fits else 0
+
+    def _would_release(self) -> list[SegmentEvent]:
+        """Return what `empty_cache` would do, where options release single segments for a request."""
+        released: list[SegmentEvent] = []
+        twin, _ = self._allocator.copy(released)
+        twin.empty_cache()
+        return released
+
+    def _compare(self, recorded: list[SegmentEvent]) -> None:
+        for theirs, ours in zip_longest(recorded, self._cuda.made):
+            if theirs != ours:
+                raise _DiffersError(f"torch: {_described(theirs)}; the simulator: {_described(ours)}")
+        self._segment_events += len(recorded)
+
+
+_END = HistoryEvent("end", 0, 0)
+
+
+def _requests(
+    events: tuple[HistoryEvent, ...],
+) -> Iterator[tuple[int, list[SegmentEvent], HistoryEvent]]:
+    """Yield each request with its index and the segment events that torch recorded while serving it."""
+    segments: list[SegmentEvent] = []
+    for index, event in enumerate(events):
+        if event.action in SEGMENT_ACTIONS:
+            segments.append(SegmentEvent(event.action, event.address, event.size_bytes))  # type: ignore[arg-type]
+        elif event.action in ("alloc", "free_completed", "oom"):
+            yield index, segments, event
+            segments = []
+    if segments:
+        yield len(events), segments, _END
+
+
+def _follow(allocator: CachingAllocator, blocks: dict[int, Block], event: HistoryEvent) -> None:
+    """Put one request to the simulator and compare what it hands out."""
+    if event.action == "end":
+        return
+    if event.action == "free_completed":
+        block = blocks.pop(event.address, None)
+        if block is None:
+            raise _DiffersError(f"a block at {event.address:#x} is freed that no recorded request got")
+        allocator.free(block)
+        return
+    got = allocator.malloc(event.size_bytes, event.stream)
+    if event.action == "oom":
+        if got is not None:
+            raise _DiffersError(f"torch found no memory for {_size(event.size_bytes)}, the simulator did")
+        return
+    if got is None:
+        raise _DiffersError(f"the simulator finds no memory for {_size(event.size_bytes)}, torch did")
+    if got.address != event.address:
+        request = f"{_size(event.size_bytes)} asked for"
+        raise _DiffersError(
+            f"{request}: torch's block lies at {event.address:#x}, the simulator's at {got.address:#x}"
+        )
+    blocks[event.address] = got
+
+
+def _total_of_ranges(history: History) -> int | None:
+    """Return a total of the GPU with which expandable segments are as far apart as in the record; None: any.
+
+    torch reserves 9/8 of the total for each of them. The pages of one are mapped from its beginning on, so
+    what was ever mapped without a hole is one segment.
+    """
+    starts = _range_starts(history.start, history.events)
+    nearest_bytes = min((upper - lower for lower, upper in pairwise(starts)), default=0)
+    whole_bytes = nearest_bytes // DEFAULT_LARGE_SEGMENT_BYTES * DEFAULT_LARGE_SEGMENT_BYTES
+    return whole_bytes * 8 // 9 or None
+
+
+def _range_starts(start: Iterable[SegmentState], events: Iterable[HistoryEvent]) -> list[int]:
+    """Return where each range of recorded expandable segments begins, by rising address."""
+    spans: list[tuple[int, int]] = []
+    of_pools: dict[tuple[int, str], tuple[int, int]] = {}
+    for state in start:
+        end = state.address + state.size_bytes
+        first, last = of_pools.get((state.stream, state.pool), (state.address, end))
+        of_pools[state.stream, state.pool] = min(first, state.address), max(last, end)
+    mapped = [event for event in events if event.action == "segment_map"]
+    if not mapped:
+        return []
+    spans = [*of_pools.values(), *((one.address, one.address + one.size_bytes) for one in mapped)]
+    starts: list[int] = []
+    end = -1
+    for first, last in sorted(spans):
+        if first > end:
+            starts.append(first)
+        end = max(end, last)
+    return starts
+
+
+def _described(event: SegmentEvent | None) -> str:
+    return (
+        "nothing" if event is None else f"{event.action} of {_size(event.size_bytes)} at {event.address:#x}"
+    )
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes} bytes ({size_bytes / MIB:.2f} MiB)"

@@ -3,10 +3,15 @@
 HEAD = """\
 # How accurate the answers are
 
-Written by `python -m benchmarks.accuracy`; every number below comes from
-[benchmarks/accuracy/accuracy.csv](../benchmarks/accuracy/accuracy.csv), one row for each known truth. All
-truths were measured by others, on GPUs that this project never had. Origins and loops:
-[benchmarks/published/README.md](../benchmarks/published/README.md) and
+Written by `python -m benchmarks.accuracy`. All truths were measured by others, on GPUs that this project
+never had: first what allocators of GPUs recorded, event by event, then published peaks and outcomes.
+"""
+FITTED = """\
+## Published peaks and outcomes
+
+Every number from here on comes from
+[benchmarks/accuracy/accuracy.csv](../benchmarks/accuracy/accuracy.csv), one row for each known truth.
+Origins and loops: [benchmarks/published/README.md](../benchmarks/published/README.md) and
 `planner/planning/estimators/measurements`.
 
 What is fitted to measurements:
@@ -31,7 +36,7 @@ lazily, without the context. Of CNNs the first sample holds model and optimizer 
 formula, torchinfo, MemTracker and torch-preflight. Nothing is added for lazy loading. xMem's and DNNMem's
 own answers include memory that was measured in the very run.
 
-Layer A, the allocator's replay of a recorded history, has no row: no allocator history of a GPU is at hand.
+Layer A, the allocator's replay of a recorded history, stands [above](#measured-the-allocator-event-by-event).
 Histories of emulated GPUs, whose allocator is the real one, are replayed in [exactness.md](exactness.md),
 and a second, dumb allocator is what the tests hold the simulator against. The notebook's reserved memory
 (C) is that of a process bounded by the card as the notebook shows it; its UNETR is far off because the

@@ -1,0 +1,82 @@
+"""Histories that real GPUs recorded, replayed to the last event; skipped where the folder is not there."""
+
+import gzip
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.accuracy import histories
+from benchmarks.accuracy.histories import OTHER_ORDER, read_counts, replay
+from planner.allocator.history.published_file import load_published
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = Path(os.environ.get("PLANNER_HISTORIES", ROOT.parent / "shared" / "truth" / "histories"))
+IS_THERE = pytest.mark.skipif(
+    not FOLDER.is_dir(),
+    reason=f"no histories of real GPUs at {FOLDER}; set PLANNER_HISTORIES to their folder",
+)
+
+
+@IS_THERE
+def test_every_recorded_history_is_replayed_to_its_end() -> None:
+    """Each block has the recorded address, each change of the segments is the recorded one."""
+    results = list(replay(FOLDER, None))
+    assert results
+    assert {name: difference for name, _, difference, _ in results if difference} == {}
+
+
+@IS_THERE
+def test_the_peaks_of_a_replay_are_the_recorded_ones() -> None:
+    """Both peaks that a record states are those of its replay, to the byte."""
+    peaks = {name: counts for name, _, _, counts in replay(FOLDER, None)}
+    for path in sorted(FOLDER.glob("*.json.gz")):
+        record = json.loads(gzip.decompress(path.read_bytes()))
+        counts = peaks[load_published(path).name]
+        assert counts is not None
+        stated = record["peak_allocated"], record["peak_reserved"]
+        assert (counts.peak_allocated_bytes, counts.peak_reserved_bytes) == stated, path.name
+
+
+@IS_THERE
+def test_the_rules_of_another_version_do_not_pass() -> None:
+    """With the order in which torch 2.12 reuses equal blocks at least a third of the histories differ."""
+    results = list(replay(FOLDER, OTHER_ORDER))
+    differing = [difference for _, _, difference, _ in results if difference]
+    assert len(differing) >= len(results) // 3
+    assert all(re.fullmatch(r"event \d+ of \d+: .*", difference) for difference in differing)
+
+
+@IS_THERE
+def test_the_counts_of_the_page_are_those_of_the_folder() -> None:
+    """benchmarks/accuracy/histories.csv is what `--counts` writes."""
+    found = [counts for *_, counts in replay(FOLDER, None)]
+    known = {counts.name: counts for counts in read_counts()}
+    assert known
+    assert all(known.get(counts.name, counts) == counts for counts in found if counts is not None)
+
+
+def test_cards_are_named_without_the_reasons() -> None:
+    """A card that is only confined by a record is called not named, an inferred one inferred."""
+    assert histories.card_of("NVIDIA GeForce RTX 4060 Ti (nsys reports)") == "NVIDIA GeForce RTX 4060 Ti"
+    assert histories.card_of("NVIDIA H100 80GB (inferred: 32 MiB)") == "NVIDIA H100 80GB, inferred"
+    assert histories.card_of("unknown (cuBLAS workspace of 8.5 MiB)") == "not named"
+    assert (
+        histories.card_of("unknown: compute capability 9.0 (32 MiB), 21,476 MiB")
+        == "not named, compute capability 9.0"
+    )
+
+
+def test_a_folder_without_histories_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An empty folder is wrong usage; a file that is no history does not agree."""
+    monkeypatch.setattr("sys.argv", ["histories", str(tmp_path)])
+    with pytest.raises(SystemExit) as caught:
+        histories.main()
+    assert caught.value.code == 2
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(b"{}"))
+    assert histories.main() == 1
+    assert capsys.readouterr().out.endswith("0 of 1 agree\n")

@@ -15,7 +15,7 @@ from planner.errors import UsageError
 
 COMMANDS = (
     *("max-batch", "estimate", "gpus", "devices", "advise", "explain", "compare", "replay", "tables"),
-    *("calibrate", "verify", "cache", "sweep", "run", "serve", "max-size", "check", "report"),
+    *("calibrate", "verify", "cache", "sweep", "run", "serve", "max-size", "check", "report", "record"),
 )
 _VERSIONS = {"planner": "gpu-batch-planner", "torch": "torch", "torchvision": "torchvision"}
 # Base of all errors about a command line: public in click, private in a typer that has click within.

@@ -23,6 +23,7 @@ REPORTS = {
     "MaxBatchResult": "max_batch:plan",
     "MaxSizeResult": "max_size:max_size",
     "ProcessResult": "replay:process",
+    "RecordResult": "record:record",
     "ReportResult": "calibrations.contribution:contribution",
     "RunResult": "run:run",
     "ServeResult": "serve:serving",

@@ -1,6 +1,7 @@
 """The documentation agrees with the code: JSON keys, names of the catalogue, commands, links."""
 
 import json
+import pickle
 import re
 import shlex
 from collections.abc import Iterator
@@ -116,7 +117,10 @@ def test_json_of_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     project = tmp_path / "pyproject.toml"
     project.write_text('[tool.planner]\ngpus = ["L4"]\njobs = {one = {model = "conv_pair", batch = 2}}\n')
     process.write_text("models: {}\nsteps:\n  - define: x=1000\n  - print: Define\n")
+    snapshot = tmp_path / "snapshot.pickle"
+    snapshot.write_bytes(pickle.dumps({"device_traces": [[{"action": "snapshot"}]]}))
     for command in (
+        f"record {snapshot}",
         "devices 4090",
         "compare --model conv_pair --batch 2",
         f"replay {process}",

@@ -1,9 +1,10 @@
+from .anonymous import anonymous_history as anonymous_history
 from .check import HistoryCheck as HistoryCheck, check_history as check_history
 from .diff import (
     Difference as Difference, Kind as Kind, LifetimeDifference as LifetimeDifference, SidePeak as SidePeak,
     compare_with_recording as compare_with_recording,
 )
-from .file import MOST_EVENTS as MOST_EVENTS, load_history as load_history, save_history as save_history
+from .file import MOST_EVENTS as MOST_EVENTS, save_history as save_history
 from .history import (
     ACTIONS as ACTIONS, History as History, HistoryEvent as HistoryEvent, HistoryMark as HistoryMark,
 )

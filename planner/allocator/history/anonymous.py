@@ -1,0 +1,54 @@
+"""A history without what names a person or a machine: folders, hosts, times and free texts."""
+
+import re
+
+from msgspec.structs import replace
+
+from planner.allocator.config import parse_alloc_conf
+from planner.allocator.history.check import check_history
+from planner.allocator.history.history import History
+from planner.errors import UsageError
+from planner.program import Site
+
+OLDER, NEWER = "2.11", "2.12"  # versions on both sides of the change of the order among equal free blocks
+_UNKNOWN = "unknown"
+
+
+def anonymous_history(history: History, gpu: str | None, torch: str | None) -> History:
+    """Return the events with sites of FILE:LINE and function, without the folders that the files are in.
+
+    What a snapshot does not name is given: the GPU, and the version of torch. Without a version it is told by
+    the order in which equal free blocks were reused, if the history has such a choice.
+    """
+    sites = tuple(Site(_file(site.module), site.op) for site in history.sites)
+    return replace(
+        history,
+        gpu=gpu or _UNKNOWN,
+        torch=torch or _version_by_order(history),
+        alloc_conf=_known_options(history.alloc_conf),
+        sites=sites,
+        marks=(),
+    )
+
+
+def _file(place: str) -> str:
+    return re.split(r"[\\/]", place)[-1]
+
+
+def _known_options(text: str) -> str:
+    """Return the allocator's options; none if the text has anything else."""
+    try:
+        parse_alloc_conf(text)
+    except UsageError:
+        return ""
+    return text
+
+
+def _version_by_order(history: History) -> str:
+    known = replace(history, alloc_conf=_known_options(history.alloc_conf))
+    agrees = [check_history(replace(known, torch=one)).difference is None for one in (OLDER, NEWER)]
+    if agrees == [True, False]:
+        return f"{OLDER} or earlier, by the order of equal blocks"
+    if agrees == [False, True]:
+        return f"{NEWER} or later, by the order of equal blocks"
+    return _UNKNOWN

@@ -1,0 +1,75 @@
+"""A memory snapshot of torch as anonymous histories, and what they contain."""
+
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+from planner.allocator.history import (
+    History,
+    HistoryCheck,
+    PublishedHistory,
+    anonymous_history,
+    check_history,
+    load_snapshots,
+    save_published,
+)
+from planner.errors import UsageError
+from planner.report import Result
+
+_SUFFIX = ".json.gz"
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The history of one device, and how far the simulated allocator agrees with it."""
+
+    history: History
+    check: HistoryCheck
+
+
+@dataclass(frozen=True, slots=True)
+class RecordResult(Result):
+    """The histories of a snapshot, and the files they were written to; `str` gives the text report."""
+
+    source: Path
+    recorded: tuple[Recorded, ...]  # by device
+    written: tuple[Path, ...]  # empty without a file to write to
+
+
+def record_snapshot(
+    file: str | PathLike[str],
+    out: str | PathLike[str] | None = None,
+    *,
+    gpu: str | None = None,
+    torch: str | None = None,
+    kind: str | None = None,
+) -> RecordResult:
+    """Read a pickle of `torch.cuda.memory._dump_snapshot`, and write its history without names and paths.
+
+    Nothing in the pickle is executed. gpu, torch, kind: the card, the version of torch and the kind of job,
+    which a snapshot does not name. A snapshot of several devices becomes a file each, NAME-gpuN.json.gz.
+
+    Raises DataFileError for a file that is no snapshot or cannot be written, UsageError for other names.
+    """
+    source = Path(file)
+    target = None if out is None else Path(out)
+    if target is not None and not target.name.endswith(_SUFFIX):
+        raise UsageError(f"--out {target}: the name of a history ends with {_SUFFIX}")
+    histories = load_snapshots(source)
+    recorded = []
+    for history in histories:
+        own = anonymous_history(history, gpu, torch)
+        recorded.append(Recorded(own, check_history(own)))
+    written = []
+    for device, one in zip((history.gpu for history in histories), recorded, strict=True):
+        if target is not None:
+            path = target if len(recorded) == 1 else _of_device(target, device)
+            name = path.name.removesuffix(_SUFFIX)
+            save_published(PublishedHistory(name, "", kind or "", one.history), path)
+            written.append(path)
+    return RecordResult(source, tuple(recorded), tuple(written))
+
+
+def _of_device(path: Path, device: str) -> Path:
+    number = device.rpartition(" ")[2]
+    return path.with_name(f"{path.name.removesuffix(_SUFFIX)}-gpu{number}{_SUFFIX}")

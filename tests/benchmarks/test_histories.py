@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.accuracy import histories
+from benchmarks.accuracy import addresses, histories
 from benchmarks.accuracy.histories import OTHER_ORDER, read_counts, replay
 from planner.allocator.history.published_file import load_published
 
@@ -56,6 +56,16 @@ def test_the_counts_of_the_page_are_those_of_the_folder() -> None:
     known = {counts.name: counts for counts in read_counts()}
     assert known
     assert all(known.get(counts.name, counts) == counts for counts in found if counts is not None)
+
+
+@IS_THERE
+def test_reserved_peaks_do_not_depend_on_the_order_of_addresses() -> None:
+    """Replayed with falling addresses, as the product has them, 90 % of the peaks are within 0.5 %."""
+    rows = list(addresses.placements(FOLDER))
+    near = [row for row in rows if abs(row.falling_bytes / row.recorded_bytes - 1) <= 0.005]
+    assert len(near) >= 0.9 * len(rows) > 0
+    known = {row.name: row for row in addresses.read_counts()}
+    assert all(known.get(row.name, row) == row for row in rows)
 
 
 def test_cards_are_named_without_the_reasons() -> None:

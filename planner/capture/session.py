@@ -383,14 +383,7 @@ def _run_own_steps(
     loads_to_gpu: bool,
 ) -> tuple[str, ...]:
     recorder.start_phase(0, Phase.SETUP)
-    if isinstance(model, TrainerModule):
-        for tensor in model.tensors_on_host():
-            recorder.host.add(tensor)
-    record_setup(model, job, recorder, loaded)
-    model.held_tensors.clear()  # the step may replace them by others, which frees them
-    for optimizer in model.optimizers:  # some make their state at once
-        for tensor in state_tensors(optimizer):
-            recorder.record_tensor(tensor, Category.OPTIMIZER, "state")
+    _record_own_setup(model, job, recorder, loaded)
 
     def on_phase(step: int, phase: Phase) -> None:
         for optimizer in model.optimizers:
@@ -413,6 +406,24 @@ def _run_own_steps(
             if not recorder.host.have_met or loads_to_gpu:
                 raise
             raise BatchOnHostError(f"{job.model}: its step does not move its batch to the GPU") from error
+
+
+def _record_own_setup(
+    model: StepModule, job: Job, recorder: Recorder, loaded: dict[int, list[Tensor]]
+) -> None:
+    """Record what a step holds before its first call.
+
+    No variable of a function that goes on may name one of these tensors: the step may replace it by another,
+    which frees it.
+    """
+    if isinstance(model, TrainerModule):
+        for tensor in model.tensors_on_host():
+            recorder.host.add(tensor)
+    record_setup(model, job, recorder, loaded)
+    model.held_tensors.clear()
+    for optimizer in model.optimizers:  # some make their state at once
+        for tensor in state_tensors(optimizer):
+            recorder.record_tensor(tensor, Category.OPTIMIZER, "state")
 
 
 def _record_criterion(criterion: Criterion | None, recorder: Recorder) -> Iterator[nn.Parameter]:

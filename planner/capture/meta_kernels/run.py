@@ -6,7 +6,10 @@ layout of its outputs is computed once. Kernels of our own stand for the most fr
 and for those whose outputs CUDA lays out otherwise (`cuda_layouts`, `convolution`).
 """
 
+import gc
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -84,7 +87,10 @@ class MetaRunner:
             kind, layouts = known
             made = [None if layout is None else empty_strided(*layout) for layout in layouts]
             return made[0] if kind is Tensor else kind(made)
+        knows_dynamo = "torch._dynamo" in sys.modules
         out = func(*args, **kwargs) if kwargs else func(*args)
+        if not knows_dynamo and "torch._dynamo" in sys.modules:
+            release_importing_frames()
         if key is not None:
             self._remember(key, func, args, kwargs, out)
         return out
@@ -115,6 +121,18 @@ class MetaRunner:
                 return
             layouts.append(layout)
         self._layouts[key] = type(out), layouts
+
+
+def release_importing_frames() -> None:
+    """Release the frames that importing dynamo keeps, with the tensors of all functions that were running.
+
+    The first decomposition of a process imports it (torch/_compile.py), and `torch.fx.wrap`, called there,
+    keeps its own frame in a variable, a cycle that lasts while nothing collects garbage.
+    """
+    wrap = torch.fx._symbolic_trace.wrap.__code__
+    for one in gc.get_objects():
+        if type(one) is FrameType and one.f_code is wrap:
+            one.clear()
 
 
 def _changes_lists(func: Any) -> bool:

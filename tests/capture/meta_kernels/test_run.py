@@ -1,5 +1,7 @@
 """Outputs that are computed once for each call: they are what torch's meta kernels give."""
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -7,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from planner.capture.meta_kernels.run import MetaRunner
+from planner.capture.meta_kernels.run import MetaRunner, release_importing_frames
 from planner.program import Phase
 from tests.capture.meta_kernels.test_pointwise import operands
 from tests.helpers.meta_kernels import layout, torchs
@@ -121,3 +123,23 @@ def test_values_on_the_cpu_are_computed() -> None:
     runner = MetaRunner(AMPERE)
     for number in (1.0, 2.0):
         assert run(runner, aten.exp2.default, torch.tensor(number)).item() == 2**number
+
+
+def test_a_module_imported_within_an_operator_keeps_no_tensor() -> None:
+    """`torch.fx.wrap` at the top of a module keeps the frames below it, until they are released."""
+
+    def importing() -> "weakref.ref[Tensor]":
+        tensor = meta(3)
+        exec(compile("import torch\ntorch.fx.wrap('len')", "a_module", "exec"), {})
+        return weakref.ref(tensor)
+
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        kept = importing()
+        assert kept() is not None
+        release_importing_frames()
+        assert kept() is None
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -700,6 +700,40 @@ def test_a_tensor_that_its_step_replaces_is_freed(tmp_path: Path) -> None:
         assert [queue.block in freed for queue in queues] == [True, True, True, False]
 
 
+def test_optimizer_state_that_its_step_replaces_is_freed(tmp_path: Path) -> None:
+    """The first moments of an optimizer that makes them at once end in the first step, the last one too."""
+    code = """
+class Moments(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+        for one in self.param_groups[0]["params"]:
+            self.state[one]["moment"] = torch.zeros_like(one)
+
+    def step(self):
+        for one in self.param_groups[0]["params"]:
+            self.state[one]["moment"] = 0.9 * self.state[one]["moment"] + one.grad
+
+class Training:
+    def __init__(self):
+        self.net = net()
+        self.optimizer = Moments(self.net.parameters())
+
+    def step(self, images, labels):
+        self.net.zero_grad()
+        F.cross_entropy(self.net(images.to(device)), labels.to(device)).backward()
+        self.optimizer.step()
+"""
+    trace = trace_code(tmp_path, code, "Training", steps=2)
+    states = [
+        event.block
+        for event in trace.events[: trace.events.index(PhaseStart(1, Phase.FORWARD))]
+        if isinstance(event, Alloc) and event.category is Category.OPTIMIZER
+    ]
+    assert len(states) == 4
+    second = trace.events.index(PhaseStart(2, Phase.FORWARD))
+    assert {event.block for event in trace.events[:second] if isinstance(event, Free)} >= {*states}
+
+
 def test_gradients_of_each_sample_are_planned(tmp_path: Path) -> None:
     """Wrappers of torch.func have no storage: vmap of grad gives 32 gradients of the weights in each step."""
     code = """

@@ -207,6 +207,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if types and any(map(calls_operators_itself, types)):
             return NotImplemented
+        if torch.is_inference_mode_enabled():
+            with _as_without_gradients(), self:
+                return func(*args, **(kwargs or {}))
         if self._provenance is not None:
             self._provenance.on_operator()
         op = self._operators.get(id(func)) or self._inspect(func)
@@ -429,6 +432,22 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         new = self._storages.get(out.untyped_storage()._cdata)
         if old is not None and new is not None:
             self._log.expect_inplace_accumulation(old.block, new)
+
+
+@contextmanager
+def _as_without_gradients() -> Iterator[None]:
+    """Run what inference mode runs as under `no_grad`, where autocast keeps no casts of weights.
+
+    Inference mode leaves out the keys of autograd, at which operators that are made of others become these,
+    and at which those that depend on the device are replaced. On CUDA they are made of the same others.
+    """
+    keeps_casts = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(keeps_casts)
 
 
 def _is_gradient_of_index() -> bool:

@@ -700,6 +700,51 @@ def test_a_tensor_that_its_step_replaces_is_freed(tmp_path: Path) -> None:
         assert [queue.block in freed for queue in queues] == [True, True, True, False]
 
 
+WITHOUT_GRADIENTS = """
+class Scoring:
+    def __init__(self):
+        self.net = net()
+
+    def step(self, images, labels):
+        with torch.{mode}():
+            hidden = self.net[0](images.to(device))
+            mixed = torch.einsum("bi,bj->ij", hidden, hidden)
+            mixed = torch.where(mixed > 0, mixed, 0.5).transpose(0, 1).reshape(2, 64, 128)
+            mixed = F.scaled_dot_product_attention(mixed, mixed, mixed)
+            mixed += 1
+            self.scores = self.net[2](F.dropout(hidden + mixed.sum()))
+"""
+
+
+def test_inference_mode_allocates_as_without_gradients(tmp_path: Path) -> None:
+    """Compositions are the same operators in both, and none of them is unknown."""
+    traces = [
+        trace_code(tmp_path, WITHOUT_GRADIENTS.format(mode=mode), "Scoring", steps=2)
+        for mode in ("no_grad", "inference_mode")
+    ]
+    assert traces[1].events == traces[0].events
+    assert traces[1].sites == traces[0].sites
+    assert traces[1].unknown_ops == ()
+
+
+@pytest.mark.parametrize(("mode", "casts"), [("no_grad", 1), ("inference_mode", 3)])
+def test_inference_mode_keeps_no_casts_of_weights(tmp_path: Path, mode: str, casts: int) -> None:
+    """Autocast casts a weight once in a region, but anew for each product in inference mode."""
+    code = f"""
+class Scoring:
+    def __init__(self):
+        self.layer = nn.Linear(1000, 500, bias=False).to(device)
+
+    def step(self, batch):
+        with torch.{mode}(), torch.autocast("cuda", torch.bfloat16):
+            for _ in range(3):
+                self.scores = self.layer(batch.to(device))
+"""
+    trace = trace_code(tmp_path, code, "Scoring", "1000", steps=1)
+    made = [one for one in trace.events if isinstance(one, Alloc) and one.size_bytes == 2 * 1000 * 500]
+    assert len(made) == casts
+
+
 def test_optimizer_state_that_its_step_replaces_is_freed(tmp_path: Path) -> None:
     """The first moments of an optimizer that makes them at once end in the first step, the last one too."""
     code = """

@@ -76,13 +76,15 @@ class CastCache:
     def cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the tensor in this dtype, or itself where it is not eligible (`cached_cast`).
 
+        Inference mode keeps no casts, as observed on the CPU and in a record of a GPU (torch 2.11).
         The source is held weakly, as in ATen/autocast_mode.cpp. The cast is held, and has its autograd
         history even where it is made without gradients, as observed in torch 2.13 on the CPU; casts that
         older versions keep from a region's first use under `no_grad` have none.
         """
         if tensor.dtype is dtype or not is_eligible(tensor):
             return tensor
-        if not _is_weight(tensor) or dtype is not _lower() or not torch.is_autocast_cache_enabled():
+        is_kept = torch.is_autocast_cache_enabled() and not torch.is_inference_mode_enabled()
+        if not is_kept or not _is_weight(tensor) or dtype is not _lower():
             return tensor.to(dtype)
         source, cast = self._casts.get(id(tensor), (None, None))
         if source is None or cast is None or source() is not tensor:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.accuracy import addresses, histories
+from benchmarks.accuracy import addresses, histories, recorded
 from benchmarks.accuracy.histories import OTHER_ORDER, read_counts, replay
 from planner.allocator.history.published_file import load_published
 
@@ -66,6 +66,17 @@ def test_reserved_peaks_do_not_depend_on_the_order_of_addresses() -> None:
     assert len(near) >= 0.9 * len(rows) > 0
     known = {row.name: row for row in addresses.read_counts()}
     assert all(known.get(row.name, row) == row for row in rows)
+
+
+@IS_THERE
+@pytest.mark.parametrize("job", recorded.JOBS[:7], ids=lambda job: job.record)
+def test_a_recorded_job_is_planned_event_by_event(job: recorded.RecordedJob) -> None:
+    """The plan has the recorded allocations in their order and sizes, each freed where the record has it."""
+    row = recorded.compare(job, FOLDER)
+    assert row.is_identical
+    assert row.planned_reserved_bytes == row.recorded_reserved_bytes
+    assert row.planned_allocated_bytes == pytest.approx(row.recorded_allocated_bytes, rel=0.005)
+    assert row in recorded.read_counts()
 
 
 def test_cards_are_named_without_the_reasons() -> None:

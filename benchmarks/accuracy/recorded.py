@@ -1,0 +1,183 @@
+"""Jobs whose record a real GPU left, planned without a GPU and held against it, event by event.
+
+    python -m benchmarks.accuracy.recorded FOLDER            # a line for each job
+    python -m benchmarks.accuracy.recorded FOLDER --counts   # and write recorded.csv for docs/accuracy.md
+
+FOLDER holds the records (benchmarks/accuracy/histories.py). The jobs of recorded_jobs/ are written anew
+after what the records tell: operators, sizes, order, and which names live on. Each is planned for the version
+of torch that ran. A record that begins with the first tensor is compared as a whole; one that begins later
+is of one step, which is compared with the last planned one.
+"""
+
+import argparse
+import csv
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+import planner
+from benchmarks.accuracy.histories import card_of
+from planner.allocator.history import (
+    check_history,
+    compare_with_recording,
+    load_published,
+    recording_of,
+)
+from planner.program import Alloc, Free, Phase, PhaseStart, Trace
+
+COUNTS = Path(__file__).with_name("recorded.csv")
+_JOBS = Path(__file__).with_name("recorded_jobs")
+_SMALL = {"width": 768, "hidden": 3072, "layers": 12, "heads": 12}
+
+
+class RecordedJob(NamedTuple):
+    """A record, and the job that it is of."""
+
+    record: str
+    model: str  # in recorded_jobs
+    batch: int
+    torch: str
+    gpu: str  # that it is planned for
+    inputs: tuple[str, ...]
+    arguments: dict[str, Any]
+    steps: int
+
+
+class Comparison(NamedTuple):
+    """A job's plan beside the record."""
+
+    record: str
+    card: str  # as the record names it
+    gpu: str  # that it was planned for
+    torch: str
+    planned: int  # allocations
+    recorded: int
+    matched: int  # of the same size in the same order
+    other_lifetimes: int  # of these, blocks that are freed elsewhere in the order
+    planned_allocated_bytes: int  # peak
+    recorded_allocated_bytes: int
+    planned_reserved_bytes: int
+    recorded_reserved_bytes: int
+
+    @property
+    def is_identical(self) -> bool:
+        """Return whether all events have the same sizes and order."""
+        return self.planned == self.recorded == self.matched and not self.other_lifetimes
+
+
+def _small(kind: str, length: int, trains: bool) -> RecordedJob:
+    inputs = f"tokens={length}:int64", "targets=scalar:int64"
+    name = f"cs336-tiny-{kind}-b10x{length}-fp32"
+    model = "small_transformer.py:Training"
+    return RecordedJob(name, model, 10, "2.6", "RTX 4060 Ti 16GB", inputs, {"trains": trains}, 3)
+
+
+def _large(name: str, batch: int, length: int, arguments: dict[str, Any]) -> RecordedJob:
+    inputs = f"tokens={length}:int64", f"targets={length}:int64"
+    return RecordedJob(name, "transformer.py:Training", batch, "2.11", "RTX 4090", inputs, arguments, 3)
+
+
+_INFERENCE: dict[str, Any] = {"trains": False}
+JOBS = (
+    *(
+        RecordedJob(
+            f"linear-10000x50000-b5000-{kind}", "linear.py:Calls", 5000, "2.4", "H100 80GB", ("10000",),
+            {"records_gradients": kind == "grad"}, 3,
+        )
+        for kind in ("grad", "nograd")
+    ),
+    RecordedJob(
+        "attention-naive-b8x4096x16-fwd-bwd", "attention.py:Passes", 8, "2.6", "RTX 4090",
+        ("queries=4096x16", "keys=4096x16", "values=4096x16"), {}, 1,
+    ),
+    *(_small("forward", length, trains=False) for length in (100, 150, 200)),
+    *(_small("train", length, trains=True) for length in (100, 150, 200)),
+    *(_large(f"cs336-medium-inference-b4x{n}-fp32", 4, n, _INFERENCE) for n in (128, 256, 1024)),
+    _large("cs336-medium-inference-b4x512-bf16", 4, 512, _INFERENCE | {"in_bfloat16": True}),
+    *(_large(f"cs336-medium-fullstep-b4x{length}-fp32", 4, length, {}) for length in (128, 256)),
+    _large("cs336-medium-fullstep-b4x512-bf16", 4, 512, {"in_bfloat16": True}),
+    _large("cs336-small-step-b32x256-windows", 32, 256, _SMALL | {"updates": False}),
+)  # fmt: skip
+
+
+def compare(job: RecordedJob, folder: Path) -> Comparison:
+    """Plan a job and hold it against its record."""
+    history = load_published(folder / f"{job.record}.json.gz").history
+    options: dict[str, Any] = {"input": list(job.inputs), "model_arg": job.arguments}
+    plan = planner.explain(
+        str(_JOBS / job.model), job.batch, gpu=job.gpu, torch=job.torch, steps=job.steps, **options
+    )
+    trace, peaks = plan.trace, plan.estimate.run.step_peaks
+    if history.start:
+        trace, peaks = last_step(trace, job.steps), peaks[-1:]
+    difference = compare_with_recording(trace, recording_of(history, job.record))
+    check = check_history(history)
+    return Comparison(
+        job.record,
+        card_of(history.gpu),
+        job.gpu,
+        job.torch,
+        difference.traced_allocations,
+        difference.recorded_allocations,
+        difference.matched,
+        len(difference.lives),
+        max(peak.allocated_bytes for peak in peaks),
+        check.peak_allocated_bytes,
+        max(peak.reserved_bytes for peak in peaks),
+        check.peak_reserved_bytes,
+    )
+
+
+def last_step(trace: Trace, step: int) -> Trace:
+    """Return the events of a step, without the ends of blocks that were there before it."""
+    marks = {
+        (e.step, e.phase): at for at, e in reversed([*enumerate(trace.events)]) if isinstance(e, PhaseStart)
+    }
+    first = min(at for (number, phase), at in marks.items() if number == step and phase is not Phase.END)
+    made: set[int] = set()
+    events = []
+    for event in trace.events[first : marks.get((step, Phase.END), len(trace.events))]:
+        if isinstance(event, Alloc):
+            made.add(event.block)
+        if not isinstance(event, Free) or event.block in made:
+            events.append(event)
+    return replace(trace, events=tuple(events), provenance=())
+
+
+def write_counts(rows: Iterable[Comparison]) -> None:
+    """Write the table that docs/accuracy.md is made of."""
+    with COUNTS.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(Comparison._fields)
+        writer.writerows(rows)
+
+
+def read_counts() -> Iterator[Comparison]:
+    """Yield the rows of the table; none if it was never written."""
+    if COUNTS.exists():
+        with COUNTS.open(newline="", encoding="utf-8") as file:
+            for line in list(csv.reader(file))[1:]:
+                yield Comparison(*line[:4], *map(int, line[4:]))
+
+
+def main() -> None:
+    """Compare all jobs."""
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
+    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    parser.add_argument("--counts", action="store_true", help=f"write {COUNTS.name}")
+    options = parser.parse_args()
+    rows = []
+    for job in JOBS:
+        row = compare(job, options.folder)
+        rows.append(row)
+        verdict = "identical" if row.is_identical else "differs"
+        print(f"{row.record}: {row.matched} of {row.recorded} allocations, {verdict}", *row[8:], flush=True)
+    if options.counts:
+        write_counts(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -35,7 +35,8 @@ from .models.registry import (
 from .models.torchvision.shim import prepare_torchvision as prepare_torchvision
 from .models.transformers.contents import known_contents as known_contents
 from .models.transformers.live_trainer import (
-    bytes_of_longest_sample as bytes_of_longest_sample, left_out as left_out, set_batch as set_batch,
+    bytes_of_longest_sample as bytes_of_longest_sample, check_trainer as check_trainer,
+    left_out as left_out, set_batch as set_batch,
     trainer_job as trainer_job, trainer_maker as trainer_maker,
 )
 from .models.transformers.serving import ServedModel as ServedModel, served_model as served_model

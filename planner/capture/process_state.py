@@ -113,6 +113,7 @@ def _restored_settings() -> tuple[_Setting, ...]:
         *(_attribute(sys, name) for name in ("stdout", "stderr", "excepthook")),
         (random.getstate, random.setstate),
         (lambda: torch.get_rng_state().numpy().tobytes(), _set_rng_state),
+        *_numpy_states(),
         *([(lambda: signal.getsignal(signal.SIGINT), _set_interrupt)] if on_main_thread else []),
     )
 
@@ -202,6 +203,23 @@ def _change_directory(folder: Path | None) -> None:
 
 def _set_rng_state(state: bytes) -> None:
     torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+
+def _numpy_states() -> tuple[_Setting, ...]:
+    """Return the state of NumPy's global generator, which augmentations draw from, if NumPy is imported."""
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None or not isinstance(numpy.random.get_state(), tuple):  # of another bit generator
+        return ()
+
+    def read() -> tuple[Any, ...]:
+        name, keys, *rest = numpy.random.get_state()
+        return (name, keys.tobytes(), *rest)
+
+    def write(state: tuple[Any, ...]) -> None:
+        name, keys, *rest = state
+        numpy.random.set_state((name, numpy.frombuffer(keys, numpy.uint32), *rest))
+
+    return ((read, write),)
 
 
 def _set_interrupt(handler: Any) -> None:

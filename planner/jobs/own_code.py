@@ -148,7 +148,7 @@ class _File:
         another function of the file returns.
         """
         if isinstance(value, ast.Name):
-            for node in ast.walk(function):
+            for node in (*ast.walk(function), *self._tree.body):  # of the file: what it makes at its top
                 if isinstance(node, _Function) and node.name == value.id and node is not function:
                     return CodeKind.STEP if _required(node) else CodeKind.MODEL
                 if isinstance(node, ast.Assign) and any(_last_name(one) == value.id for one in node.targets):

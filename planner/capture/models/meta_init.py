@@ -62,10 +62,11 @@ def _try_strategies(
 def _is_about_meta(error: Exception) -> bool:
     """Return whether torch refused to read values of a meta tensor: "Cannot copy out of meta tensor",
     "Tensor.item() cannot be called on meta tensors", "... attempted to run ... with Meta tensors". Or to put
-    values into a parameter that lies there: "variable and tensor have incompatible tensor type".
+    values into a parameter that lies there: "variable and tensor have incompatible tensor type". Or to share
+    its memory with other processes, as streamed datasets do: "_share_fd_: only available on CPU".
     """
     message = str(error).lower()
-    return "meta" in message or "incompatible tensor type" in message
+    return any(words in message for words in ("meta", "incompatible tensor type", "only available on cpu"))
 
 
 def _build(construct: Callable[[], object], strategy: Strategy) -> tuple[object, list[tuple[Tensor, Tensor]]]:

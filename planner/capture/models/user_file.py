@@ -18,12 +18,12 @@ from planner.capture.cuda.devices import planned_device
 from planner.capture.cuda.torchao_optimizers import offload_constructed
 from planner.capture.failure_reasons import remedy_for
 from planner.capture.models.adapter_types import adapters_like_weights
-from planner.capture.models.libraries import unknown_name
+from planner.capture.models.libraries import quiet, unknown_name
 from planner.capture.models.own_step import needs_arguments
 from planner.capture.models.sibling_modules import importing_beside
 from planner.capture.models.torchao_weights import prepare_torchao
 from planner.capture.models.torchvision.shim import prepare_torchvision
-from planner.capture.models.transformers.own_trainer import trainers_constructed
+from planner.capture.models.transformers.own_trainer import import_trainers, trainers_constructed
 from planner.capture.process_state import first_line_of, preserve_process_state
 from planner.errors import ModelError, UsageError
 from planner.jobs import shown, split_model
@@ -54,8 +54,10 @@ def find_step_in_file(name: str) -> Callable[..., object]:
 
     def construct(**arguments: Any) -> object:
         code = _path_of(name, "step").read_text(encoding="utf-8", errors="replace")
+        import_trainers(code)
         with offload_constructed(code):
-            value, call = open_file(name, "step")
+            with trainers_constructed():  # some are made at a file's top
+                value, call = open_file(name, "step")
             owner, method = _owner_of_method(name, value)
             if owner is not None:
                 return getattr(call(owner, **arguments), method)
@@ -152,7 +154,7 @@ def _run_file(path: Path) -> tuple[ModuleType, Callable[[], None]]:
     try:
         with preserve_process_state() as note_changes:
             sys.argv[:] = [str(path)]  # some files parse it at their top
-            with planned_device(), importing_beside(path):
+            with planned_device(), importing_beside(path), quiet():
                 spec.loader.exec_module(module)
             return module, note_changes()
     except KeyboardInterrupt:

@@ -1,5 +1,6 @@
 """Trainers of transformers and TRL that a user's file makes are traced by their own `train()`."""
 
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from planner.errors import UsageError
 from planner.jobs import Job, Mode, parse_tensor_spec, resolve_job
 from planner.program.events import Alloc, Category, Phase, PhaseStart, Trace, validate
 from tests.helpers.models import AMPERE
+
+PROGRAMS = Path(__file__).parents[2] / "programs" / "trainers"
 
 CODE = """
 import torch
@@ -138,3 +141,62 @@ def test_a_process_keeps_its_answer_on_gpus(tmp_path: Path) -> None:
 
     trace_of(job_of_trainer(tmp_path))
     assert is_torch_cuda_available() == torch.cuda.is_available()
+
+
+# Files as people write them, with the shape of one of the tensors that go to the GPU in a batch of four, and
+# its bytes an element.
+FILES = {
+    "custom_dataset": ((4, 24), 8),
+    "regression_objects": ((4, 16), 8),
+    "masked": ((4, 20), 8),
+    "streaming": ((4, 32), 8),
+    "token_stream": ((4, 32), 8),
+    "seq2seq": ((4, 20), 8),
+    "speech": ((4, 80, 200), 4),
+    "ctc": ((4, 8000), 4),
+    "vision": ((4, 3, 32, 32), 4),
+    "detection": ((4, 3, 32, 32), 4),
+    "tuples": ((4, 20), 4),
+    "preference": ((8, 6), 8),  # chosen and rejected, each with an end of text
+    "reward": ((8, 5), 8),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_as_people_write_them_are_planned_unchanged(name: str) -> None:
+    """Own collators, own datasets, streams, objects, images and nested labels: the longest sample is in each
+    batch, which the trainer's own loop trains on.
+    """
+    for library in ("datasets", "PIL", *(["trl", "peft"] if name in ("preference", "reward") else [])):
+        pytest.importorskip(library)
+    shape, width = FILES[name]
+    job = resolve_job(f"{PROGRAMS / name}.py:make_trainer", {})
+    assert job.mode is Mode.STEP
+    trace = record(job, 4, AMPERE)
+    validate(trace)
+    size = -(-prod(shape) * width // 512) * 512
+    assert size in {-(-one // 512) * 512 for one in blocks(trace, Category.INPUT)}
+    assert sum(blocks(trace, Category.PARAMETER)) > 0
+    phases = [e.phase for e in trace.events if isinstance(e, PhaseStart)]
+    assert phases.count(Phase.OPTIMIZER) == job.steps
+
+
+def test_arguments_that_choose_the_cpu_are_planned_for_the_gpu(tmp_path: Path) -> None:
+    """A file that is tried without a GPU is planned as one that has it."""
+    on_cpu = trace_of(job_of_trainer(tmp_path, model_args=(("use_cpu", True),)))
+    assert on_cpu.events == trace_of(job_of_trainer(tmp_path)).events
+
+
+def test_trainers_that_generate_are_refused_by_name(tmp_path: Path) -> None:
+    """The answer to GRPO is that it is not planned, not what its collator gives."""
+    pytest.importorskip("trl")
+    code = PREFERENCES.replace("DPOConfig, DPOTrainer", "GRPOConfig, GRPOTrainer").replace(
+        "DPOConfig(", "GRPOConfig("
+    )
+    code = code.replace(
+        "    return DPOTrainer(net(), net(), ", "    return GRPOTrainer(net(), lambda **given: [0.0], "
+    )
+    with pytest.raises(
+        UsageError, match="a GRPOTrainer trains on texts that a model generates meanwhile, which is not"
+    ):
+        record(job_of_trainer(tmp_path, code), BATCH, AMPERE)

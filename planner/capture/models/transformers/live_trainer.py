@@ -6,20 +6,18 @@ Facts from transformers 5.23 and TRL 1.16.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from planner.capture.models.closures import rebind_closures
 from planner.capture.models.live import complete_copy, weightless_memo
 from planner.capture.models.live_optimizer import read_optimizer
 from planner.capture.models.own_step import modules_held_by
-from planner.capture.models.transformers.own_trainer import (
-    is_trainer,
-    longest_sample,
-    trainers_constructed,
-)
+from planner.capture.models.transformers.own_trainer import is_trainer, trainers_constructed
+from planner.capture.models.transformers.trainer_batches import longest_sample, tensors_of
+from planner.capture.process_state import preserve_process_state
 from planner.errors import ModelError, UsageError
 from planner.jobs import Job, Mode
 
@@ -30,13 +28,18 @@ _RUN = ("DefaultFlowCallback", "SyncRefModelCallback")  # callbacks that decide 
 _PREPARED = "_original_forward"  # of a module that accelerate's prepare_model gave another forward
 
 
-def trainer_job(trainer: Any) -> Job:
-    """Return the job of a trainer's own `train()`. Raises UsageError for one that is not planned as it is."""
+def check_trainer(trainer: object) -> None:
+    """Raise UsageError for an object that is no Trainer."""
     if not is_trainer(trainer):
         raise UsageError(
             f"expected a Trainer of transformers or TRL, got a {type(trainer).__name__}; for a loop of your "
             "own with accelerate use plan_batch_size"
         )
+
+
+def trainer_job(trainer: Any) -> Job:
+    """Return the job of a trainer's own `train()`. Raises UsageError for one that is not planned as it is."""
+    check_trainer(trainer)
     name = type(trainer).__name__
     if _PREPARED in vars(trainer.model) or trainer.model_wrapped is not trainer.model:
         raise UsageError(f"{name}: its model is prepared for training already; plan before train()")
@@ -79,13 +82,13 @@ def set_batch(trainer: Any, batch: int, micro_batches: int) -> None:
 
 def bytes_of_longest_sample(trainer: Any) -> int:
     """Return the bytes of one more sample in a batch of the longest."""
-    one, two = longest_sample(trainer, type(trainer).__name__)
+    with preserve_process_state():  # samples and collators may draw random numbers
+        one, two = longest_sample(trainer, trainer.train_dataset, "train_dataset", type(trainer).__name__)
     return _bytes_of(two) - _bytes_of(one)
 
 
-def _bytes_of(batch: Mapping[str, Any]) -> int:
-    tensors = [value for value in batch.values() if isinstance(value, Tensor)]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+def _bytes_of(batch: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(batch))
 
 
 def _copied(trainer: Any) -> Any:

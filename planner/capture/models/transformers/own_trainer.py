@@ -5,11 +5,12 @@ the longest of the first samples of its data, put together by its own collator a
 loader. Checkpoints, logs and evaluation are left away. Facts from transformers 5.23 and TRL 1.16.
 """
 
+import importlib
+import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sized
-from contextlib import ExitStack, contextmanager
-from itertools import islice
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 from unittest import mock
 
@@ -18,12 +19,19 @@ from torch import Tensor
 from planner.capture.cuda.triton_kernels import launching_nothing
 from planner.capture.models.libraries import quiet
 from planner.capture.models.own_step import StepModule
-from planner.errors import ModelError, UsageError
+from planner.capture.models.transformers.trainer_batches import MOST_SAMPLES, Batches, longest_sample
+from planner.errors import UsageError
 from planner.jobs import Job
 
 _ASKED = ("is_torch_cuda_available", "is_torch_bf16_gpu_available", "is_torch_tf32_available")
-_SAMPLES = 1000  # in which the longest is sought
 _TALKING = ("PrinterCallback", "ProgressCallback", "NotebookProgressCallback")
+_LIBRARIES = re.compile(r"^\s*(from|import) +(transformers|trl)\b", re.M)
+# Trainers of TRL whose batches are what a model generates meanwhile.
+_GENERATING = (
+    *("GRPOTrainer", "RLOOTrainer", "OnlineDPOTrainer", "NashMDTrainer", "XPOTrainer", "PPOTrainer"),
+    *("AsyncGRPOTrainer", "DistillationTrainer", "AsyncDistillationTrainer", "GKDTrainer", "GOLDTrainer"),
+    *("SDPOTrainer", "SDFTTrainer", "IWOPDTrainer", "A2POTrainer", "MiniLLMTrainer"),
+)
 _KERNELS = "trl.kernels.chunked_logprob"  # which are Triton's where a GPU and Triton are
 
 
@@ -39,15 +47,18 @@ def is_trainer(made: object) -> bool:
 def trainers_constructed() -> Iterator[None]:
     """Let a file make a Trainer while open: it finds the planned GPU, and computes nothing beforehand.
 
-    transformers asks once in each process whether there is a GPU; these answers stay as they are.
+    transformers asks once in each process whether there is a GPU; these answers stay as they are. Arguments
+    with `use_cpu=True`, as people try a script without a GPU, find it too.
     """
-    module = sys.modules.get("transformers.training_args")
+    module: Any = sys.modules.get("transformers.training_args")
     if module is None:
         yield
         return
     answers: dict[str, Any] = {name: _yes for name in _ASKED if hasattr(module, name)}
     with ExitStack() as stack:
         stack.enter_context(mock.patch.multiple(module, **answers))
+        of_gpu = _on_gpu(module.TrainingArguments.__post_init__)
+        stack.enter_context(mock.patch.object(module.TrainingArguments, "__post_init__", of_gpu))
         stack.enter_context(quiet())
         stack.enter_context(_without_progress())
         preferences: Any = sys.modules.get("trl.trainer.dpo_trainer")
@@ -58,8 +69,23 @@ def trainers_constructed() -> Iterator[None]:
         yield
 
 
+def import_trainers(code: str) -> None:
+    """Import the Trainer's arguments if a file's code names a library of Trainers, before that file does."""
+    if _LIBRARIES.search(code):
+        with suppress(Exception), quiet():  # if it fails, the file's own import says why
+            importlib.import_module("transformers.training_args")
+
+
 def _yes() -> bool:
     return True
+
+
+def _on_gpu(post_init: Callable[[Any], None]) -> Callable[[Any], None]:
+    def complete(arguments: Any) -> None:
+        arguments.use_cpu = False
+        post_init(arguments)
+
+    return complete
 
 
 def _known_logps(trainer: Any, dataset: Any, name: str, batch_size: int) -> Any:
@@ -102,6 +128,12 @@ class TrainerModule(StepModule):
             yield from self.trainer.model.buffers()
 
     def _check(self, arguments: Any, name: str) -> None:
+        for kind in type(self.trainer).__mro__:
+            if kind.__name__ in _GENERATING and kind.__module__.startswith("trl."):
+                raise UsageError(
+                    f"{name}: a {kind.__name__} trains on texts that a model generates meanwhile, which is "
+                    "not planned; planner run emulates such a script"
+                )
         refused = {
             "deepspeed": arguments.deepspeed,
             "torch_compile": arguments.torch_compile,
@@ -122,8 +154,8 @@ class TrainerModule(StepModule):
         """Return notes on what a plan leaves away."""
         arguments = self.trainer.args
         notes = [
-            f"its {type(self.trainer).__name__} trains on copies of the longest of the first {_SAMPLES:,} "
-            "samples of its data"
+            f"its {type(self.trainer).__name__} trains on copies of the longest of the first "
+            f"{MOST_SAMPLES:,} samples of its data"
         ]
         if str(getattr(arguments.eval_strategy, "value", arguments.eval_strategy)) != "no":
             notes.append("the trainer's evaluation is not planned, whose batches may take more memory")
@@ -153,15 +185,16 @@ class TrainerModule(StepModule):
         for callback in [*trainer.callback_handler.callbacks]:
             if type(callback).__name__ in _TALKING:
                 trainer.remove_callback(callback)
-        batches = _Batches(trainer, longest_sample(trainer, self._name), batch, steps * few, steps * loaded)
+        samples = longest_sample(trainer, trainer.train_dataset, "train_dataset", self._name)
+        batches = Batches(trainer, samples, batch, steps * few, steps * loaded)
         load = trainer.get_batch_samples
 
         def load_noted(iterator: Any, count: int, *args: Any) -> Any:
             on_step()
-            samples, items = load(iterator, loaded, *args)
-            self._waiting = samples[few:]
+            found, items = load(iterator, loaded, *args)
+            self._waiting = found[few:]
             on_loaded()
-            return samples[:few], items
+            return found[:few], items
 
         with ExitStack() as stack:
             stack.enter_context(quiet())
@@ -187,56 +220,6 @@ def _of_fsdp(arguments: Any) -> dict[str, Any]:
         "fsdp_config cpu_offload": given.get("cpu_offload"),
         "fsdp_config cpu_ram_efficient_loading": given.get("cpu_ram_efficient_loading"),
     }
-
-
-def longest_sample(trainer: Any, name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the longest of a trainer's samples, put together once and twice by its collator."""
-    if trainer.train_dataset is None:
-        raise ModelError(f"{name}: its trainer has no train_dataset; give it one with a sample")
-    longest = max(islice(trainer.train_dataset, _SAMPLES), key=_length, default=None)
-    if longest is None:
-        raise ModelError(f"{name}: the train_dataset of its trainer is empty; give it a sample")
-    collate = trainer._get_collator_with_removed_columns(trainer.data_collator, description="training")
-    return collate([longest]), collate([longest, longest])
-
-
-def _length(sample: Any) -> int:
-    values = sample.values() if isinstance(sample, Mapping) else sample
-    return sum(len(value) for value in values if isinstance(value, Sized) and not isinstance(value, str))
-
-
-class _Batches:
-    """Batches of copies of one sample, as a loader of accelerate yields them: on the GPU."""
-
-    def __init__(self, trainer: Any, samples: tuple[Any, Any], batch: int, length: int, count: int) -> None:
-        """`length` is what the trainer is told, `count` how many batches there are."""
-        self.dataset = range(batch * length)
-        self._trainer, self._samples, self._batch = trainer, samples, batch
-        self._length, self._count = length, count
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __iter__(self) -> Iterator[Any]:
-        from accelerate.utils import send_to_device
-
-        one, two = self._samples
-        for _ in range(self._count):
-            made = {name: _repeated(one[name], two[name], self._batch) for name in two}
-            yield send_to_device(made, self._trainer.args.device)
-
-
-def _repeated(one: Any, two: Any, batch: int) -> Any:
-    """Return what the collator makes of `batch` samples, from what it makes of one and of two.
-
-    A dimension that grows by so much a sample has rows of the first sample, or of halves as TRL's: chosen
-    texts, then rejected ones.
-    """
-    if not isinstance(two, Tensor):
-        return two
-    for dim in [dim for dim in range(two.dim()) if one.shape[dim] != two.shape[dim]]:
-        one = one.repeat_interleave(batch, dim)
-    return one
 
 
 @contextmanager

@@ -60,6 +60,15 @@ class DoesNotFitError(PlannerError):
     """The batch of a training that is about to start most likely does not fit its GPU (`planner.guard`)."""
 
 
+def reason_of(error: BaseException) -> str:
+    """Return why something failed in one line; for an error of somebody else's code, with its class."""
+    try:
+        text = " ".join(str(error).split())[:300] or "no message"
+    except Exception:  # its own code makes the message
+        text = "no message"
+    return text if isinstance(error, PlannerError) else f"{type(error).__name__}: {text}"
+
+
 class UnsavedError(PlannerError):
     """The answer is there, in `result`, but could not be saved; text and exit code are those of the error
     that came in between.

@@ -19,7 +19,7 @@ from planner._support.user_dirs import data_dir
 from planner.api.guard_plan import GuardPlan, GuardRequest, plan_training
 from planner.api.guard_result import GuardResult, result_of
 from planner.api.options import Folder
-from planner.errors import DoesNotFitError, PlannerError, UsageError
+from planner.errors import DoesNotFitError, UsageError, reason_of
 from planner.planning.check import Verdict
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Guard:
             if self._meter is not None:
                 self._meter.close()
             self._meter = None
-            _warn(f"nothing is measured: {_text(error)}")
+            _warn(f"nothing is measured: {reason_of(error)}")
         return self
 
     def finish(self, error: BaseException | None = None) -> GuardResult | None:
@@ -90,7 +90,7 @@ class Guard:
                 self.result = result_of(meter, request, self.plan, self._store, error)
                 self._on_report(f"{self.result}\n")
         except Exception as problem:
-            _warn(f"nothing is reported: {_text(problem)}")
+            _warn(f"nothing is reported: {reason_of(problem)}")
         return self.result
 
     def __enter__(self) -> Self:
@@ -137,7 +137,7 @@ def guard(
     try:
         meter = request.open_meter()
     except Exception as error:  # whatever it is, the training goes on
-        _warn(f"nothing is planned or measured: {_text(error)}")
+        _warn(f"nothing is planned or measured: {reason_of(error)}")
         return idle
     if meter is None:
         _warn("the model is not on an NVIDIA GPU: nothing is planned or measured")
@@ -145,10 +145,11 @@ def guard(
     plan = None
     try:
         plan = plan_training(request, meter)
-    except Exception as error:
-        _warn(f"no plan, the training goes on: {_text(error)}")
-    if plan is not None:
         _act_on(plan, on_misfit)
+    except DoesNotFitError:
+        raise
+    except Exception as error:
+        _warn(f"no plan, the training goes on: {reason_of(error)}")
     return Guard(meter, request, plan, folder, on_report or _to_stderr)
 
 
@@ -180,11 +181,6 @@ def _folder(store: Folder | bool | None) -> Path | None:
     if folder is None:
         raise UsageError("store: no home folder is known; give store=FOLDER")
     return folder / "calibrations"
-
-
-def _text(error: Exception) -> str:
-    text = " ".join(str(error).split())[:300] or "no message"
-    return text if isinstance(error, PlannerError) else f"{type(error).__name__}: {text}"
 
 
 def _warn(line: str) -> None:

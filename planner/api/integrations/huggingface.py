@@ -14,6 +14,7 @@ Needs `pip install 'gpu-batch-planner[hf]'` or `'gpu-batch-planner[accelerate]'`
 """
 
 import copy
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -29,7 +30,7 @@ from planner.api.integrations._live_model import (
     plan_job,
     plan_live_model,
 )
-from planner.api.integrations.batch_choice import check_multiple
+from planner.api.integrations.batch_choice import Split, check_multiple
 from planner.api.integrations.deepspeed_fields import NOTES as DEEPSPEED_NOTES, deepspeed_fields
 from planner.api.integrations.fsdp_fields import fsdp_fields, notes_of_plugin, plugin_of_arguments
 from planner.api.integrations.micro_batches import shortfall, split_to_fit
@@ -38,6 +39,7 @@ from planner.api.max_batch import MaxBatchResult
 from planner.api.options import Options
 from planner.capture import (
     bytes_of_longest_sample,
+    check_trainer,
     left_out,
     optimizer_name_of,
     prepare_torchvision,
@@ -45,7 +47,7 @@ from planner.capture import (
     trainer_job,
     trainer_maker,
 )
-from planner.errors import UsageError
+from planner.errors import UsageError, reason_of
 from planner.jobs import ClipGradients, Optimizer, OptimizerImpl, Precision, ZeroGrad
 
 prepare_torchvision()  # transformers imports torchvision where it is installed
@@ -72,15 +74,31 @@ def plan_training_arguments(
 ) -> Any:
     """Return a copy of the `TrainingArguments` whose micro-batches fit, with the same effective batch.
 
+    A plan that cannot be made never ends the training: a warning gives the reason, and the copy has the batch
+    that it had.
+
     The samples in each step of the optimizer on one device, `per_device_train_batch_size *
     gradient_accumulation_steps`, stay as they are where all of them fit, or where a divisor of theirs makes
     good use of the memory; else they become as few less as possible, with a warning, never more. Of all
     splits with up to twice as many micro-batches as needed the one with the most samples is taken, then the
     one with the fewest micro-batches. With `grow` the batch is the largest that fits, and accumulation goes
-    down to 1 at the least. Batches run without retries where any can. Raises the errors of
-    `planner.errors`, UsageError for arguments that are not planned.
+    down to 1 at the least. Batches run without retries where any can. Raises UsageError for `multiple_of`.
     """
     check_multiple(multiple_of)
+    try:
+        chosen = _split_of_arguments(model, arguments, sample, multiple_of, grow, options)
+    except Exception as error:  # a plan is a help: whatever goes wrong with it, training goes on
+        _warn(_no_plan(error))
+        return copy.copy(arguments)
+    changed = copy.copy(arguments)
+    changed.per_device_train_batch_size = chosen.batch
+    changed.gradient_accumulation_steps = chosen.steps
+    return changed
+
+
+def _split_of_arguments(
+    model: Any, arguments: Any, sample: Mapping[str, Any], multiple_of: int, grow: bool, options: Options
+) -> Split:
     samples = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
     loop = _loop_of_arguments(model, arguments, sample)
     choice, chosen = split_to_fit(
@@ -91,10 +109,7 @@ def plan_training_arguments(
         grow,
     )
     _warn(*loop.unplanned, choice.warning, shortfall(samples, chosen))
-    changed = copy.copy(arguments)
-    changed.per_device_train_batch_size = chosen.batch
-    changed.gradient_accumulation_steps = chosen.steps
-    return changed
+    return chosen
 
 
 def max_batch_of_arguments(
@@ -110,16 +125,27 @@ def max_batch_of_arguments(
 
 def plan_trainer(
     trainer: Any, *, multiple_of: int = 1, grow: bool = False, **options: Unpack[Options]
-) -> MaxBatchResult:
+) -> MaxBatchResult | None:
     """Set batch size and accumulation of a Trainer of transformers or TRL so that its micro-batches fit.
 
     The trainer is as its constructor made it: `SFTTrainer`, `DPOTrainer`, `RewardTrainer`, `Trainer`, or a
     class of yours that extends one. A copy of it without weights runs its own `train()`, so that loss,
     reference model and adapters are its own. `per_device_train_batch_size` and `gradient_accumulation_steps`
     of `trainer.args` become what `plan_training_arguments` says of them. Returns the report behind the batch.
-    Raises the errors of `planner.errors`, UsageError for a trainer that is not planned.
+
+    A plan that cannot be made never ends the training: a warning gives the reason, the trainer stays as it
+    is, and None is returned. Raises UsageError for `multiple_of` and for an object that is no Trainer.
     """
     check_multiple(multiple_of)
+    check_trainer(trainer)
+    try:
+        return _plan_and_set(trainer, multiple_of, grow, options)
+    except Exception as error:  # a plan is a help: whatever goes wrong with it, training goes on
+        _warn(_no_plan(error))
+        return None
+
+
+def _plan_and_set(trainer: Any, multiple_of: int, grow: bool, options: Options) -> MaxBatchResult:
     plan = _plan_of_trainer(trainer, options)
     samples = trainer.args.per_device_train_batch_size * trainer.args.gradient_accumulation_steps
     choice, chosen = split_to_fit(
@@ -341,5 +367,12 @@ def _accumulating_few(loop: LiveLoop, steps: int) -> LiveLoop:
 
 def _warn(*lines: str) -> None:
     """Warn of each line that is not empty, at the caller of a public function."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_code.co_filename == __file__ and frame.f_back is not None:
+        frame, level = frame.f_back, level + 1
     for line in filter(None, lines):
-        warnings.warn(line, stacklevel=3)
+        warnings.warn(line, stacklevel=level)
+
+
+def _no_plan(error: Exception) -> str:
+    return f"no plan, per_device_train_batch_size stays as it is: {reason_of(error)}"

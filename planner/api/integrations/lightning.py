@@ -6,6 +6,7 @@ Needs `pip install 'gpu-batch-planner[lightning]'`. In a script:
     trainer.fit(model, datamodule=data)  # data.batch_size is what fits
 """
 
+from contextlib import suppress
 from typing import Any, Unpack
 
 from planner.capture import prepare_torchvision
@@ -13,7 +14,11 @@ from planner.capture import prepare_torchvision
 prepare_torchvision()  # lightning imports torchmetrics, which imports torchvision
 
 from lightning.pytorch import Callback, LightningModule, Trainer  # noqa: E402
-from lightning.pytorch.utilities.parsing import lightning_hasattr, lightning_setattr  # noqa: E402
+from lightning.pytorch.utilities.parsing import (  # noqa: E402
+    lightning_getattr,
+    lightning_hasattr,
+    lightning_setattr,
+)
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn  # noqa: E402
 
 from planner.api.integrations._live_model import choose_batch  # noqa: E402
@@ -21,7 +26,7 @@ from planner.api.integrations.batch_choice import check_multiple  # noqa: E402
 from planner.api.integrations.lightning_loop import loop_of_trainer  # noqa: E402
 from planner.api.max_batch import MaxBatchResult  # noqa: E402
 from planner.api.options import Options  # noqa: E402
-from planner.errors import PlannerError, UsageError  # noqa: E402
+from planner.errors import UsageError, reason_of  # noqa: E402
 
 
 class BatchSizePlanner(Callback):  # type: ignore[misc]  # lightning's types are not followed
@@ -55,23 +60,34 @@ class BatchSizePlanner(Callback):  # type: ignore[misc]  # lightning's types are
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Plan and set the batch size; the data is loaded afterwards."""
         batch = trainer.strategy.broadcast(self._planned(trainer, pl_module))  # the same for all processes
-        self.batch_size = batch
-        if batch is None:
+        self.batch_size = None if batch is None else self._set(trainer, pl_module, batch)
+        if self.batch_size is None:
             self.result = None
-            return
-        lightning_setattr(pl_module, self._name, batch)
-        _load_data_anew(trainer)
-        rank_zero_info(f"BatchSizePlanner: {self._name} = {batch}")
 
     def _planned(self, trainer: Trainer, module: LightningModule) -> int | None:
-        """Return the batch size; None, and a warning, where there is no plan."""
+        """Return the batch size; None, and a warning, if no plan can be made."""
         try:
             return self._plan(trainer, module)
         except Exception as error:  # a plan is a help: whatever goes wrong with it, training goes on
-            text = " ".join(str(error).split()) or "no message"
-            kind = "" if isinstance(error, PlannerError) else f"{type(error).__name__}: "
-            rank_zero_warn(f"BatchSizePlanner: no plan, {self._name} stays as it is: {kind}{text}")
+            self._warn_of(error)
             return None
+
+    def _set(self, trainer: Trainer, module: LightningModule, batch: int) -> int | None:
+        """Set and return the batch size; None, and a warning, if module or data do not take it."""
+        before = lightning_getattr(module, self._name)
+        try:
+            lightning_setattr(module, self._name, batch)
+            _load_data_anew(trainer)
+        except Exception as error:  # of the user's properties, schedules and data
+            with suppress(Exception):
+                lightning_setattr(module, self._name, before)
+            self._warn_of(error)
+            return None
+        rank_zero_info(f"BatchSizePlanner: {self._name} = {batch}")
+        return batch
+
+    def _warn_of(self, error: Exception) -> None:
+        rank_zero_warn(f"BatchSizePlanner: no plan, {self._name} stays as it is: {reason_of(error)}")
 
     def _plan(self, trainer: Trainer, module: LightningModule) -> int:
         if not lightning_hasattr(module, self._name):

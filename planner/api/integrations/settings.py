@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from planner.errors import ModelError, PlannerError, UsageError
+from planner.errors import ModelError, PlannerError, UsageError, reason_of
 
 T = TypeVar("T")
 
@@ -95,5 +95,4 @@ def model_errors(what: str) -> Iterator[None]:
     except PlannerError:
         raise
     except Exception as error:
-        text = " ".join(str(error).split())[:200] or "no message"
-        raise ModelError(f"{what}: {type(error).__name__}: {text}") from error
+        raise ModelError(f"{what}: {reason_of(error)}") from error

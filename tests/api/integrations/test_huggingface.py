@@ -313,14 +313,21 @@ def test_a_compiled_model_is_planned_and_named(model: Any, tmp_path: Any) -> Non
 
 
 def test_unexpected_errors_are_the_planners(tmp_path: Any) -> None:
-    """A model that cannot be read ends with an error of the planner, whatever it raised."""
+    """A model that cannot be read ends a report with an error of the planner, whatever it raised; the hook
+    warns, and its arguments are as they were.
+    """
 
     class Odd(torch.nn.Module):
         def named_parameters(self, *args: Any, **options: Any) -> Any:
             raise KeyError("nothing here")
 
-    with pytest.raises(ModelError, match="the job cannot be read: KeyError: 'nothing here'"):
-        plan_training_arguments(Odd(), arguments(tmp_path), SAMPLE, gpu_mib=1500)
+    reason = "the job cannot be read: KeyError: 'nothing here'"
+    with pytest.raises(ModelError, match=reason):
+        max_batch_of_arguments(Odd(), arguments(tmp_path), SAMPLE, gpu_mib=1500)
+    given = arguments(tmp_path, per_device_train_batch_size=3)
+    with pytest.warns(UserWarning, match=f"no plan, per_device_train_batch_size stays as it is: {reason}"):
+        changed = plan_training_arguments(Odd(), given, SAMPLE, gpu_mib=1500)
+    assert changed.per_device_train_batch_size == 3
 
 
 def accelerator_of(**options: Any) -> Any:

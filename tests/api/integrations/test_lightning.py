@@ -147,7 +147,25 @@ def fail_on_copies(module: Any) -> None:
     module.network[0].register_forward_hook(lambda layer, given, out: int("x") if out.is_meta else out)
 
 
+def refuse_new_schedules(module: Any) -> None:
+    answers = iter([module.configure_optimizers()])  # the second call finds none
+
+    def configure() -> Any:
+        assert module.trainer.estimated_stepping_batches  # which loads the data
+        return next(answers)
+
+    module.configure_optimizers = configure
+
+
+def read_only_size(module: Any) -> None:
+    del module.batch_size
+    kind = type(module)
+    module.__class__ = type(kind.__name__, (kind,), {"batch_size": property(lambda self: 4)})
+
+
 NO_PLAN = [
+    (refuse_new_schedules, "StopIteration: no message"),
+    (read_only_size, "AttributeError: "),
     (remove_batch_size, "neither the module nor the data module has 'batch_size'"),
     (fail_on_copies, "ModelError|fails at batch"),
 ]

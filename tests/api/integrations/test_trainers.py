@@ -1,12 +1,17 @@
 """Batch sizes for trainers of transformers and TRL that exist already."""
 
+import inspect
+import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from planner.api.integrations.huggingface import plan_trainer
+from planner.api.integrations import huggingface
+from planner.api.integrations.batch_choice import Split
+from planner.api.integrations.huggingface import max_batch_of_trainer, plan_trainer
 from planner.capture import construct_model, record, trainer_job, trainer_maker
 from planner.errors import UsageError
 from planner.jobs import resolve_job
@@ -16,6 +21,8 @@ from tests.helpers.structs import replace
 
 pytest.importorskip("transformers")
 pytest.importorskip("trl")
+
+PROGRAM = Path(__file__).parents[2] / "programs" / "trainers" / "custom_dataset.py"
 
 # What a user's file holds.
 CODE = """
@@ -113,10 +120,106 @@ def test_what_is_no_fresh_trainer_is_refused(trainers: Any) -> None:
     trainer = trainers.sft(use_cpu=True)
     trainer.args.distributed_state.num_processes = 2
     try:
+        with pytest.warns(UserWarning, match="no plan, .*plan in one process, before torchrun"):
+            assert plan_trainer(trainer, gpu_mib=1500) is None
         with pytest.raises(UsageError, match="plan in one process, before torchrun"):
-            plan_trainer(trainer, gpu_mib=1500)
+            max_batch_of_trainer(trainer, gpu_mib=1500)
     finally:
         trainer.args.distributed_state.num_processes = 1
     trainer.model_wrapped = object()
-    with pytest.raises(UsageError, match="plan before train"):
-        plan_trainer(trainer, gpu_mib=1500)
+    with pytest.warns(UserWarning, match="no plan, .*plan before train"):
+        assert plan_trainer(trainer, gpu_mib=1500) is None
+
+
+def scalar_labels() -> Any:
+    """Return a trainer on a dataset whose labels are 0-d tensors, of a file."""
+    names: dict[str, Any] = {"__name__": "train"}
+    exec(PROGRAM.read_text(), names)
+    return names["make_trainer"]()
+
+
+def test_labels_without_length_are_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The usual form of a dataset, whose labels are 0-d tensors, gets its batch and trains."""
+    monkeypatch.chdir(tmp_path)
+    trainer = scalar_labels()
+    report = plan_trainer(trainer, gpu_mib=1500)
+    assert report is not None and report.max_batch >= 4
+    assert trainer.args.per_device_train_batch_size == 4
+
+
+class OddError(Exception):
+    """An error whose message fails too."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no message")
+
+
+PARTS = [one for one in vars(huggingface) if inspect.isfunction(vars(huggingface)[one])]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *("trainer_job", "trainer_maker", "notes_of_trainer", "split_to_fit", "bytes_of_longest_sample"),
+        *("choice_of", "plan_job", "shortfall", "set_batch", "left_out", "notes_of"),
+    ],
+)
+def test_a_plan_that_cannot_be_made_never_ends_training(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever part of the hook raises, one warning gives the reason and the trainer is as it was."""
+    assert part in PARTS
+    monkeypatch.chdir(tmp_path)
+    trainer = scalar_labels()
+    with monkeypatch.context() as patch:
+        patch.setattr(huggingface, part, raise_odd)
+        if part in ("choice_of", "plan_job", "shortfall", "set_batch"):  # what comes before takes seconds
+            patch.setattr(
+                huggingface, "split_to_fit", lambda *given: (SimpleNamespace(warning=""), Split(2, 1))
+            )
+        if part in ("choice_of", "plan_job"):
+            patch.setattr(huggingface, "split_to_fit", lambda samples, plan, *given: plan(1))
+        with pytest.warns(
+            UserWarning, match="no plan, per_device_train_batch_size stays as it is: .*OddError: no message"
+        ):
+            assert plan_trainer(trainer, gpu_mib=1500) is None
+    assert trainer.args.per_device_train_batch_size == 4
+
+
+def raise_odd(*given: Any, **named: Any) -> Any:
+    """Raise an error of somebody else's code."""
+    raise OddError
+
+
+@pytest.mark.parametrize("broken", ["dataset", "collator", "model"])
+def test_data_that_raises_never_ends_training(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dataset, a collator or a model that fails on a plan's sample gives one warning."""
+    monkeypatch.chdir(tmp_path)
+    trainer = scalar_labels()
+    if broken == "dataset":
+        trainer.train_dataset.encodings = None
+    elif broken == "collator":
+        trainer.data_collator = raise_odd
+    else:
+        trainer.model.forward = raise_odd
+    with pytest.warns(UserWarning, match="no plan, per_device_train_batch_size stays as it is: "):
+        assert plan_trainer(trainer, gpu_mib=1500) is None
+
+
+def test_a_plan_draws_no_random_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples and collators that draw random numbers leave the generators of training as they were."""
+    numpy = pytest.importorskip("numpy")
+    monkeypatch.chdir(tmp_path)
+    trainer = scalar_labels()
+    collate = trainer.data_collator
+
+    def augment(rows: Any) -> Any:
+        random.random(), numpy.random.rand(3), torch.rand(3)
+        return collate(rows)
+
+    trainer.data_collator = augment
+    before = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    plan_trainer(trainer, gpu_mib=1500)
+    assert before == (random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist())

@@ -1,6 +1,6 @@
 """Operations of a kernel on the allocator, and their expansion into events."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 from planner.program.convolution import Convolution
@@ -43,7 +43,7 @@ def expand_kernel(
     output, none where it takes no memory.
     """
     events: list[Event] = []
-    held: list[int] = []
+    held: list[int | None] = []  # None: a block of no bytes, which counts where blocks are released
     coming = iter(outputs)
     if not any(kind in (OpKind.OUTPUT, OpKind.OUTPUTS) for kind, _ in ops):
         ops = ((OpKind.OUTPUTS, 0), *ops)
@@ -54,11 +54,11 @@ def expand_kernel(
             for output in coming:
                 events += output
         elif kind == OpKind.RELEASE_ALL:
-            events += [Free(held.pop()) for _ in range(len(held))]
+            events += _freed([held.pop() for _ in range(len(held))])
         elif kind == OpKind.RELEASE:
-            events += [Free(held.pop()) for _ in range(min(size, len(held)))]
+            events += _freed([held.pop() for _ in range(min(size, len(held)))])
         elif kind == OpKind.RELEASE_BENEATH:
-            events += [Free(held.pop(-1 - size))] if size < len(held) else []
+            events += _freed([held.pop(-1 - size)]) if size < len(held) else []
         elif kind == OpKind.CUBLAS:
             if cublas_bytes:
                 events.append(_workspace(number + len(events), cublas_bytes, site, stream))
@@ -71,9 +71,15 @@ def expand_kernel(
                 held.append(block)
             elif kind != OpKind.KEEP:
                 events.append(Free(block, kind == OpKind.AUTOTUNE))
+        elif kind == OpKind.HOLD:
+            held.append(None)
     if cublas_bytes:
         events.append(_workspace(number + len(events), cublas_bytes, site, stream))
-    return [*events, *(Free(block) for block in reversed(held))]
+    return [*events, *_freed(reversed(held))]
+
+
+def _freed(blocks: Iterable[int | None]) -> list[Event]:
+    return [Free(block) for block in blocks if block is not None]
 
 
 def _workspace(block: int, size_bytes: int, site: int, stream: int, may_fail: bool = False) -> Alloc:

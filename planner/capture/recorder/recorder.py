@@ -5,7 +5,7 @@ block, which is freed when a weak reference to its `UntypedStorage` dies. The wo
 the rules of `planner.capture.workspaces`. Where autograd on a GPU adds gradients in place, so does the log.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -269,8 +269,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif op.func is not aten.copy_.default:
             return False
         held = self._record_ops(op, staging_copies(op.func, args, kwargs or {}, out, self.host), [], 0)
-        while held:
-            self._log.free(held.pop())
+        self._free(reversed(held))
         self.running = None
         return True
 
@@ -283,7 +282,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _record_kernel(self, op: Operator, args: tuple[Any, ...], out: Any) -> None:
         """Record the outputs of an operator, its kernel's workspaces, and what cuBLAS keeps."""
         start = len(self._log.records)
-        held: list[Block] = []
+        held: list[Block | None] = []
         new: list[Tensor] = []
         ops: Ops = ()
         if op.rule is not None:
@@ -298,8 +297,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if op.outputs is OutputKind.NEW:
                 new = self._without_known(op.new_tensors(out))
             held = self._record_ops(op, ops, new, cublas_bytes)
-        while held:
-            self._log.free(held.pop())
+        self._free(reversed(held))
         if self._calls is not None and (op.rule is not None or op.uses_blas):
             site = Site(self.modules.name_in(self._phase), op.name)
             takes = tuple(t.is_meta and t.untyped_storage().nbytes() > 0 for t in new)
@@ -336,13 +334,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._autotuned.add(signature)
         return ops
 
-    def _record_ops(self, op: Operator, ops: Ops, new: list[Tensor], cublas_bytes: int) -> list[Block]:
+    def _record_ops(self, op: Operator, ops: Ops, new: list[Tensor], cublas_bytes: int) -> list[Block | None]:
         """Record the ops of a rule, and what cuBLAS keeps where it is first used.
 
         Returns the blocks that the kernel holds until it returns.
         """
         category = self._output_category()
-        held: list[Block] = []
+        held: list[Block | None] = []
         coming = list(new)
         steps = [one if isinstance(one, KernelOp) else KernelOp(OpKind.TRANSIENT, one) for one in ops]
         if not any(one.kind in (OpKind.OUTPUT, OpKind.OUTPUTS) for one in steps):
@@ -356,14 +354,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     while coming:
                         self.record_tensor(coming.pop(0), category, op.name)
                 case OpKind.RELEASE:
-                    for _ in range(one.number):
-                        self._log.free(held.pop())
+                    self._free([held.pop() for _ in range(one.number)])
                 case OpKind.RELEASE_BENEATH:
-                    self._log.free(held.pop(-1 - one.number))
+                    self._free([held.pop(-1 - one.number)])
                 case OpKind.CUBLAS:
                     self._record_cublas(op, cublas_bytes)
                     cublas_bytes = 0
-                case _ if one.number:  # no rule releases a block of no bytes
+                case OpKind.HOLD if not one.number:
+                    held.append(None)  # counts where blocks are released
+                case _ if one.number:
                     block = self._alloc(one.number, Category.WORKSPACE, op.name)
                     if one.kind is OpKind.KEEP:
                         continue
@@ -376,6 +375,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self._log.free(block, empties_cache=one.kind is OpKind.AUTOTUNE)
         self._record_cublas(op, cublas_bytes)
         return held
+
+    def _free(self, blocks: Iterable[Block | None]) -> None:
+        for block in blocks:
+            if block is not None:
+                self._log.free(block)
 
     def _record_cublas(self, op: Operator, size_bytes: int) -> None:
         if size_bytes:

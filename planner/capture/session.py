@@ -331,13 +331,16 @@ def _calls_watched(
         with recorder.modules.tracking(), watch_compiled(calls):
             yield calls.notes
         return
-    from planner.capture.inductor.compiler import Compiler  # it imports inductor, which takes seconds
 
     @contextmanager
     def suspended() -> Iterator[None]:
         with without_semantics(), names_of_torch():
             yield
 
+    with suspended():  # dynamo and inductor note torch's functions as they find them
+        from planner.capture.inductor.compiler import Compiler, learn_names_of_torch  # takes seconds
+
+        learn_names_of_torch()
     compiler = Compiler(recorder, suspended)
     with compiler.installed():
         yield compiler.notes

@@ -7,13 +7,15 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 from torch._dynamo import convert_frame
 from torch._dynamo.guards import CheckFunctionManager
-from torch._dynamo.types import GuardFilterEntry
+from torch._dynamo.trace_rules import get_torch_obj_rule_map
+from torch._dynamo.types import ConvertFrameReturn, GuardFilterEntry
 from torch._functorch import partitioners
 from torch._inductor import compile_fx, config
 from torch._inductor.graph import GraphLowering
@@ -30,6 +32,7 @@ from planner.capture.inductor.kernels import Kernels
 from planner.capture.inductor.memory import GpuMemory
 from planner.capture.inductor.padding import PaddingTimer
 from planner.capture.inductor.wrapper import load_wrapper
+from planner.capture.models.libraries import quiet
 from planner.capture.recorder.recorder import Recorder
 from planner.errors import ModelError
 from planner.program import torch_version_of
@@ -38,6 +41,7 @@ _Inductor = torch._TorchCompileInductorWrapper
 _IDENTITIES = ("ID_MATCH", "FUNCTION_MATCH", "BUILTIN_MATCH", "CLOSURE_MATCH")
 _TORCH = (2, 13)
 _TIMED = {"max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning"}
+_PLANNER = str(Path(__file__).parents[2])  # whose code runs beneath each operator
 _TRITON_SINCE = (7, 0)
 Suspended = Callable[[], AbstractContextManager[object]]
 
@@ -134,10 +138,13 @@ class Compiler:
         def compile_for_gpu(*args: Any, **kwargs: Any) -> Any:
             if self._is_compiling:
                 return plain(*args, **kwargs)
+            if any(map(_is_of_planner, args[1:2])):  # the frame, where an operator runs outside of a graph
+                return ConvertFrameReturn()
             self._is_compiling = True
             try:
                 with (
                     warnings.catch_warnings(),
+                    quiet(),
                     _disable_current_modes(),
                     self._suspended(),
                     fakes_on_gpu(),
@@ -187,6 +194,16 @@ class Compiler:
 def _random_as_is(joint: Any, forward: Any, backward: Any, saved_sizes: int) -> tuple[Any, Any]:
     """Return both graphs with their random operators, which generators repeat that take no memory."""
     return forward, backward
+
+
+def _is_of_planner(frame: Any) -> bool:
+    code = getattr(frame, "f_code", None)
+    return code is not None and code.co_filename.startswith(_PLANNER)
+
+
+def learn_names_of_torch() -> None:
+    """Let dynamo fill its table of torch's functions, which it does once in each process, by identity."""
+    get_torch_obj_rule_map()
 
 
 def _is_of_torch(guard: GuardFilterEntry) -> bool:

@@ -57,6 +57,8 @@ _TALKATIVE = (
     "liger_kernel",
     "torchao",
     "torch.utils._pytree",
+    "torch._inductor",
+    "torch._dynamo",
 )
 
 

@@ -1,5 +1,7 @@
 """Compiled models: what the code allocates that torch.compile's own pipeline generates."""
 
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -244,3 +246,66 @@ def test_weights_that_torchao_casts_to_float8_are_tensors_of_one_byte() -> None:
     assert {batch * width, width * rows, 2 * batch * rows} <= set(forward)
     assert 2 * width * rows not in forward
     assert not trace.unknown_ops
+
+
+class MakesFirst(nn.Module):
+    """A layer behind a tensor that its first operator makes, as rotary embeddings do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        positions = torch.arange(WIDTH, device=x.device)
+        return self.layer(x) * positions  # type: ignore[no-any-return]
+
+
+class BreaksFirst(MakesFirst):
+    """The same, run outside of any graph before a graph begins."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        positions = torch.arange(WIDTH, device=x.device)
+        torch._dynamo.graph_break()
+        return self.layer(x) * positions  # type: ignore[no-any-return]
+
+
+class MasksOnCpu(nn.Module):
+    """A layer whose result is scaled by a mask from the CPU, as window masks are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.zeros(WIDTH)
+        mask[2:4] = 1
+        return self.layer(x) * (mask + 1).to(x.device)  # type: ignore[no-any-return]
+
+
+# A process of its own, in which torch's compiler is not imported yet, as in any plan.
+ALONE = """
+from planner.capture.session import record
+from planner.capture.models.registry import construct_model
+from tests.capture.inductor.test_compiler import {name}, _job
+from tests.helpers.models import HOPPER
+trace = record(_job(), 4, HOPPER, lambda job: construct_model(job, {name}))
+print([event.size_bytes for event in trace.events if hasattr(event, "size_bytes")])
+"""
+
+
+@pytest.mark.parametrize("model", [MakesFirst, BreaksFirst, MasksOnCpu])
+def test_what_the_first_operators_make_is_planned(model: type[nn.Module]) -> None:
+    """A tensor of the first operator, on the GPU or on the CPU, compiled in a graph or run outside of one."""
+    sizes = _born(trace_of(model, _job(), BATCH), 2, Phase.FORWARD)
+    assert 4 * BATCH * WIDTH in sizes
+    assert (4 * WIDTH in sizes) == (model is MasksOnCpu)  # the mask is copied to the GPU
+
+
+def test_a_compiler_that_a_plan_imports_knows_the_functions_of_torch() -> None:
+    """Dynamo fills its table of torch's functions as it first compiles, while names of torch are replaced."""
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE.format(name="MakesFirst")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "SMs" not in done.stderr  # nor does it pass on what inductor says of a GPU that is not there

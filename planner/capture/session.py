@@ -1,7 +1,7 @@
 """Capture the training loop of a job on `meta` as a trace."""
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
@@ -389,6 +389,7 @@ def _run_own_steps(
     _record_own_setup(model, job, recorder, loaded)
 
     def on_phase(step: int, phase: Phase) -> None:
+        _set_gradients(recorder, model.parameters())  # of which no optimizer may know
         for optimizer in model.optimizers:
             held = [one for group in optimizer.param_groups for one in group["params"]]
             _set_categories(recorder, held, optimizer)
@@ -441,11 +442,15 @@ def _record_criterion(criterion: Criterion | None, recorder: Recorder) -> Iterat
 
 def _set_categories(recorder: Recorder, parameters: list[nn.Parameter], optimizer: AnyOptimizer) -> None:
     """Set the categories of blocks that hold gradients and optimizer state by now."""
+    _set_gradients(recorder, parameters)
+    for tensor in state_tensors(optimizer):
+        recorder.set_category(tensor, Category.OPTIMIZER)
+
+
+def _set_gradients(recorder: Recorder, parameters: Iterable[nn.Parameter]) -> None:
     for parameter in parameters:
         if parameter.grad is not None:
             recorder.set_category(parameter.grad, Category.GRADIENT)
-    for tensor in state_tensors(optimizer):
-        recorder.set_category(tensor, Category.OPTIMIZER)
 
 
 @contextmanager

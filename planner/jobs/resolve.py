@@ -223,7 +223,13 @@ def complete_job(job: Job) -> Job:
         )
     if job.target is None and job.loss is Loss.MSE and _is_of(job, "diffusers"):
         return job  # its library knows the output
-    if job.target is None or (job.loss is not Loss.CROSS_ENTROPY and "int" in job.target.dtype):
+    if job.target is not None and job.loss is not Loss.CROSS_ENTROPY and "int" in job.target.dtype:
+        raise UsageError(
+            f"{job.model}: loss {job.loss} compares with floats, and the target {job.target} has integers; "
+            "give floats, shaped as the output, such as --target 1000, or the loss of classes: --loss "
+            "cross_entropy"
+        )
+    if job.target is None:
         _check_own_code(job)
         example = "scalar:int64" if job.loss is Loss.CROSS_ENTROPY else "1000 (floats, shaped as the output)"
         raise UsageError(

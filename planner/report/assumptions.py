@@ -156,7 +156,9 @@ def risk_sentence(likeness: Likeness) -> str:
 def _precision(job: Job) -> str:
     """Return the types and the memory format of what the model computes with."""
     kind = _TYPES.get(job.precision, "")
-    if job.deepspeed:
+    if job.mode is Mode.STEP:
+        sentence = "its own step decides the types of tensors and where it autocasts"
+    elif job.deepspeed:
         sentence = "the engine casts the model as DeepSpeed's configuration says"
     elif job.precision in (Precision.AMP_FP16, Precision.AMP_BF16):
         last = "the backward pass" if job.backward_in_autocast else "the loss"

@@ -376,8 +376,9 @@ def test_target_is_dropped_where_nothing_compares_with_it(options: dict[str, str
         (
             "torchvision:resnet18",
             {"loss": "mse"},
-            "torchvision:resnet18: loss mse needs a target; give one sample, such as --target 1000 (floats, "
-            "shaped as the output)",
+            "torchvision:resnet18: loss mse compares with floats, and the target scalar:int64 has integers; "
+            "give floats, shaped as the output, such as --target 1000, or the loss of classes: --loss "
+            "cross_entropy",
         ),
     ],
 )

@@ -847,3 +847,21 @@ def test_what_a_constructor_frees_again_is_recorded(tmp_path: Path, line: str, m
     """Blocks that come and go on the GPU before the first step are in the trace, in their order."""
     trace = trace_code(tmp_path, SETUP.format(line=line), "Training", "64")
     assert setup_of(trace) == moves
+
+
+ACCUMULATES = """
+class Accumulate:
+    def __init__(self):
+        self.net = net()
+
+    def step(self, images, labels):
+        with torch.autocast("cuda", torch.float16):
+            loss = F.cross_entropy(self.net(images.to(device)), labels.to(device))
+        loss.backward()
+"""
+
+
+def test_gradients_are_gradients_without_an_optimizer(tmp_path: Path) -> None:
+    """A step without an optimizer keeps its gradients, those of later steps are added to them in place."""
+    trace = trace_code(tmp_path, ACCUMULATES, "Accumulate")
+    assert bytes_of(trace, Category.GRADIENT) == PARAMETERS

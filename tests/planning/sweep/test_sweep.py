@@ -227,7 +227,7 @@ def test_a_failure_stays_alone_and_is_tried_again(tmp_path: Path) -> None:
         ("Broken", "soft"),
         ("Fine", "soft"),
     ]
-    assert "not today" in table.failures[0].why and "loss mse needs a target" in table.failures[1].why
+    assert "not today" in table.failures[0].why and "loss mse compares with floats" in table.failures[1].why
     swept(with_inputs, tmp_path, pool)
     assert pool.ran == ["Broken sgd 1", "Fine sgd 1", "Broken sgd 1"]
 

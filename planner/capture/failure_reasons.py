@@ -1,7 +1,15 @@
-"""Explain a failed capture in one line: module, operator and source line, the problem and its remedy."""
+"""Explain a failed capture in one line: where it was raised, the sentence of whoever raised it, and a hint.
 
+A hint is given only where its cause is established: by the type of the exception, by who raised it, and by
+the sentence that torch has for that cause alone. A word in a message of a model's own establishes nothing.
+"""
+
+import argparse
+import os
 import re
 import traceback
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -15,30 +23,46 @@ from planner.jobs import Job
 MOST_LETTERS = 200  # of an exception's message
 SHAPES = "check --input and --target"
 ANY = "see the traceback with --debug"
+_HERE = str(Path(__file__).parents[1])
+_OF_OS = (os.__file__, "<frozen os>")
+_TORCH = str(Path(torch.__file__).parent) + os.sep
 
 # Operators whose result, or its shape, depends on values that tensors on meta lack.
 _READS_VALUES = re.compile(
     r"_local_scalar_dense|nonzero|nms|unique|masked_select|\.equal|is_nonzero|bincount|repeat_interleave"
 )
 # torch's messages where values of a meta tensor are read.
-_IS_ABOUT_META = re.compile(r"meta tensor|on meta|'?meta'? (backend|device)|meta kernel|device=?'?meta", re.I)
+_IS_ABOUT_META = re.compile(
+    r"meta tensor|on meta|'?meta'? (backend|device)|meta kernel|device=?'?meta|nonzero", re.I
+)
+# torch's sentences on operands whose shapes or types do not go together.
 _IS_ABOUT_SHAPES = re.compile(
-    r"shape|\bsizes?\b|dimension|\bdims?\b|dtype|data type|scalar type|expand|broadcast|reduction dim"
-    r"|channels|must match|multiplied|number of elements|out of range|out of bounds|contiguous|\b[1-5]D\b"
-    r"|\b(same|length)"
-    r"|forward\(\) (missing|got|takes)|unexpected keyword|too many values|not enough values",
-    re.I,
+    r"shapes? cannot be multiplied|is invalid for input of size|size of tensor a|izes of tensors must match"
+    r"|to have \d+ channels|ernel size can't be greater|expected (scalar type|m1 and m2|.*dtype)"
+    r"|must have the same dtype|(must be|xpected|[Gg]ot) .*\d-?D\b|\d-?D .*([Ee]xpected|input)"
+    r"|[Dd]imension|output with shape|must match the (size|shape|existing)|size mismatch|[Ii]nput size"
+    r"|input batch_size|target size|(same|more than 1) (number of )?(values?|elements?)|shape mismatch"
+    r"|expected .*(dims?|shape|sizes?|channels)|index out of range|out of bounds|normalized_shape"
+    r"|too small|multiplied|broadcast|equal (size|to)|must be (divisible|[a-z]+ing point)"
+    r"|not implemented for '|result type .* can't be cast|data type",
 )
-# What a process lacks that torchrun has not started: its environment, and a process group.
-_IS_ABOUT_RANKS = re.compile(
-    r"KeyError\('(LOCAL_)?(RANK|WORLD_SIZE)'\)|env:// rendezvous|[Pp]rocess group has not been initialized"
-    r"|only works in distributed training"
+_IS_A_CALL = re.compile(
+    r"\(\) (missing|got|takes) .*(argument|keyword)|got multiple values for (keyword )?argument"
 )
-_IS_ABOUT_CLASSES = re.compile(r"Expected dtype int32/int64 for index, but got torch\.float")
-# Unsupported constructs: torch's words, the problem and the remedy.
+_IS_OF_INDICES = re.compile(
+    r"Expected dtype int32/int64 for index, but got torch\.float"
+    r"|'indices' to have one of the following scalar"
+)
+# Sentences that torch adds to its own: what could be, lists of backends, and advice to report it.
+_ADDED = re.compile(
+    r"\. This could be because.*| Set TORCHDYNAMO_VERBOSE.*| For more details about this.*"
+    r"|,? ?please report (a|this) (bug|issue)( to PyTorch)?\.?|\(please [^)]*PyTorch\)",
+    re.S,
+)
+# Unsupported constructs: torch's sentence, the problem and the remedy.
 _NOT_PLANNED = (
     (
-        r"SparseTensorImpl|[sS]parse(Meta|CPU|CUDA)|layout.*Sparse",
+        r"SparseTensorImpl|Sparse(Csr)?(Meta|CPU|CUDA)|layout.*Sparse",
         "sparse tensors and sparse gradients are not planned",
         "use dense ones, such as sparse=False",
     ),
@@ -62,49 +86,98 @@ def explain(job: Job, batch: int, recorder: Recorder, error: BaseException) -> M
     place, running, line = recorder.place(), recorder.running or "", source_line(error)
     op = f" in {running}" if running else ""
     where = f"{job.model}: {place} fails at batch {batch}{op}{line}"
-    message = " ".join(message_of(error).split()) or type(error).__name__
+    sentence = sentence_of(error)
+    compiled = getattr(error, "inner_exception", None)  # of torch._dynamo.exc.BackendCompilerFailed
+    if isinstance(compiled, BaseException):
+        failure = f"torch.compile fails: {sentence_of(compiled)}"
+        return ModelError(f"{where}: {failure}; plan without --compile, or {ANY}")
     if _is_of_flex_attention(error):
         return ModelError(
             f"{where}: flex_attention is not planned, since a compiler makes its kernels; "
             "plan with torch.nn.functional.scaled_dot_product_attention in its place"
         )
-    for words, reason, remedy in _NOT_PLANNED:
-        if re.search(words, message):
-            return ModelError(f"{where}: {reason}; {remedy}")
-    if reads_values(message, running):
+    if _is_raised_by_torch(error):
+        for words, reason, remedy in _NOT_PLANNED:
+            if re.search(words, sentence):
+                return ModelError(f"{where}: {reason}; {remedy}")
+    if reads_values(error, running):
         return DataDependentError(job.model, f"{place} calls {running or 'code'}{line}")
     if isinstance(error, SystemExit):
-        message = f"it ends the process with code {error.code}"
-    message = message if len(message) <= MOST_LETTERS else message[: MOST_LETTERS - 3] + "..."
-    return ModelError(f"{where}: {message}; {remedy_for(error, message)}")
+        sentence = f"it ends the process with code {error.code}"
+    return ModelError(f"{where}: {sentence}; {remedy_for(error, running=running)}")
 
 
-def reads_values(message: str, running: str = "") -> bool:
-    """Return whether an exception comes from values that tensors on meta lack."""
-    return bool(_READS_VALUES.search(running) or "nonzero" in message or _IS_ABOUT_META.search(message))
+def sentence_of(error: BaseException) -> str:
+    """Return what an exception says, in one line, without what torch adds to each of a kind."""
+    message = " ".join(_ADDED.sub("", message_of(error)).split()) or type(error).__name__
+    called, clash, rest = message.partition(" got multiple values for ")
+    if clash and "(" in called and not called.endswith("()"):  # Python names an object by its repr
+        message = f"{called.partition('(')[0]}(){clash}{rest}"
+    return message if len(message) <= MOST_LETTERS else message[: MOST_LETTERS - 3] + "..."
 
 
-def remedy_for(error: BaseException, message: str, otherwise: str = ANY) -> str:
-    """Return the remedy of an exception."""
+def reads_values(error: BaseException, running: str = "") -> bool:
+    """Return whether an exception comes from values that tensors on meta lack, itself or one that a model
+    caught before it.
+    """
+    if _READS_VALUES.search(running):
+        return True
+    return any(
+        _is_raised_by_torch(one) and _IS_ABOUT_META.search(message_of(one)) for one in _chain_of(error)
+    )
+
+
+def remedy_for(error: BaseException, otherwise: str = ANY, running: str = "") -> str:
+    """Return the remedy of an exception whose cause is established, else `otherwise`.
+
+    `running` is the operator in which it was raised.
+    """
     if isinstance(error, ImportError):
-        name = (error.name or "").partition(".")[0]
-        return f"install {name or 'it'}, or remove that import for the plan"
-    if isinstance(error, SystemExit) and _is_of_file(error, "argparse.py"):
+        return _remedy_for_import(error)
+    if isinstance(error, SystemExit) and argparse.__file__ in _files_of(error):
         return (
             "it needs arguments of its own, and a plan gives none: give them defaults, or parse them below "
             'if __name__ == "__main__":'
         )
-    if not is_launched() and _IS_ABOUT_RANKS.search(f"{error!r} {message}"):
+    if not is_launched() and _lacks_ranks(error):
         return "it is one rank of several: give their number, such as --world-size 2"
-    if isinstance(error, AssertionError) and "capturable=True" in str(error):
+    if not _is_raised_by_torch(error):
+        return otherwise
+    message = message_of(error)
+    if isinstance(error, AssertionError) and "capturable=True" in message:
         return "its optimizer steps before the first step, which is not planned: move that into the step"
-    if _IS_ABOUT_CLASSES.search(message):
-        return f"{SHAPES}; classes are int64, such as --target scalar:int64"
-    if isinstance(error, RuntimeError | ValueError | TypeError | IndexError) and _IS_ABOUT_SHAPES.search(
-        message
-    ):
+    if _IS_OF_INDICES.search(message):
+        is_of_classes = "nll_loss" in running
+        return f"{SHAPES}; " + (
+            "classes are int64, such as --target scalar:int64"
+            if is_of_classes
+            else "indices are int64, such as --input 128:int64"
+        )
+    is_call = isinstance(error, TypeError) and _IS_A_CALL.search(message)
+    kinds = (RuntimeError, ValueError, IndexError, TypeError)
+    if is_call or (isinstance(error, kinds) and _IS_ABOUT_SHAPES.search(message)):
         return SHAPES
     return otherwise
+
+
+def _remedy_for_import(error: ImportError) -> str:
+    name = (error.name or "").partition(".")[0]
+    try:
+        is_there = bool(name) and find_spec(name) is not None
+    except (ImportError, ValueError):
+        is_there = False
+    if is_there:
+        return f"install the version of {name} that has it, or remove that import for the plan"
+    return f"install {name or 'it'}, or remove that import for the plan"
+
+
+def _lacks_ranks(error: BaseException) -> bool:
+    """Return whether a process lacks what torchrun gives it: its environment, or a process group."""
+    if isinstance(error, KeyError):
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+        return error.args[:1] in [(name,) for name in names] and _files_of(error)[-1] in _OF_OS
+    words = r"env:// rendezvous|process group has not been initialized"
+    return _is_raised_by_torch(error) and bool(re.search(words, message_of(error), re.I))
 
 
 def source_line(error: BaseException) -> str:
@@ -118,10 +191,33 @@ def source_line(error: BaseException) -> str:
     return ""
 
 
+def _is_raised_by_torch(error: BaseException) -> bool:
+    """Return whether torch raised an exception, or the planner in its place: its own code is innermost, or a
+    line that calls into C and raises nothing itself.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return False
+    last = frames[-1]
+    if last.filename.startswith((_TORCH, _HERE)):
+        return True
+    return not (last.line or "").lstrip().startswith(("raise ", "raise", "assert"))
+
+
+def _chain_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and those that it was raised for."""
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        yield one
+        one = one.__cause__ or one.__context__
+
+
 def _is_of_flex_attention(error: BaseException) -> bool:
-    files = (frame.filename for frame in traceback.extract_tb(error.__traceback__))
-    return any(Path(file).name == "flex_attention.py" and "torch" in Path(file).parts for file in files)
+    files = (file for file in _files_of(error) if file.startswith(_TORCH))
+    return any(Path(file).name == "flex_attention.py" for file in files)
 
 
-def _is_of_file(error: BaseException, name: str) -> bool:
-    return any(Path(frame.filename).name == name for frame in traceback.extract_tb(error.__traceback__))
+def _files_of(error: BaseException) -> list[str]:
+    return [frame.filename for frame in traceback.extract_tb(error.__traceback__)] or [""]

@@ -1,5 +1,6 @@
 """Models that cannot be planned are refused for the true reason, and those that can be are planned."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -131,6 +132,102 @@ def test_reasons_are_the_true_ones(function: Callable[[Tensor], Tensor], reason:
     message = str(error.value)
     assert reason in message
     assert ("check --input" in message) == ("check --input" in reason)
+
+
+def says(kind: type[Exception], words: str) -> Callable[[Tensor], Tensor]:
+    """Return a function that raises an error of a model's own, whose words are like torch's."""
+
+    def check(x: Tensor) -> Tensor:
+        raise kind(words)
+
+    return check
+
+
+def clash(x: Tensor) -> Tensor:
+    """A keyword that is given twice to a module with a long name."""
+    given = {"input": x}
+    return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))(input=x, **given)
+
+
+def missing_in_torch(x: Tensor) -> Tensor:
+    """A name that the installed library lacks."""
+    from torch.nn import ALayerOfNobody  # type: ignore[attr-defined]
+
+    return ALayerOfNobody(x)  # type: ignore[no-any-return]
+
+
+def odd_key(x: Tensor) -> Tensor:
+    """A key that is nobody's rank."""
+    return x * float({"OTHER": "1"}["RANK"])
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (says(ValueError, "layout must not be Sparse"), "layout must not be Sparse"),
+        (says(RuntimeError, "NestedTensor is my own class"), "NestedTensor is my own class"),
+        (says(RuntimeError, "no NVIDIA driver in this joke"), "no NVIDIA driver in this joke"),
+        (says(ValueError, "two devices and meta learning"), "two devices and meta learning"),
+        (says(ValueError, "the meta tensor of my own"), "the meta tensor of my own"),
+        (says(ValueError, "nonzero weights are needed"), "nonzero weights are needed"),
+        (
+            says(ValueError, "the shape of the target is out of range"),
+            "the shape of the target is out of range",
+        ),
+        (
+            says(RuntimeError, "Expected dtype int32/int64 for index, but got torch.float"),
+            "for index, but got torch.float",
+        ),
+        (says(AssertionError, "capturable=True is forbidden"), "capturable=True is forbidden"),
+        (says(TypeError, "f() missing 1 required argument"), "f() missing 1 required argument"),
+        (says(RuntimeError, "Default process group has not been initialized"), "has not been initialized"),
+        (odd_key, "'RANK'"),
+    ],
+)
+def test_words_of_a_model_establish_no_cause(function: Callable[[Tensor], Tensor], words: str) -> None:
+    """An error of a model's own that has words of torch's is told as it is, without a hint that guesses."""
+    with pytest.raises(ModelError) as error:
+        trace_of(lambda: Calls(function), job_of("8", **TRAIN), 64)
+    assert str(error.value).endswith(f"{words}; see the traceback with --debug")
+
+
+@pytest.mark.parametrize(
+    ("function", "ending"),
+    [
+        (clash, "Sequential() got multiple values for keyword argument 'input'; check --input and --target"),
+        (missing_in_torch, "; install the version of torch that has it, or remove that import for the plan"),
+        (
+            lambda x: nn.functional.nll_loss(x, x[:, 0]),
+            "; check --input and --target; classes are int64, such as --target scalar:int64",
+        ),
+        (
+            lambda x: torch.gather(x, 0, x),
+            "; check --input and --target; indices are int64, such as --input 128:int64",
+        ),
+        (
+            lambda x: float(os.environ["RANK"]) * x,
+            "'RANK'; it is one rank of several: give their number, such as --world-size 2",
+        ),
+    ],
+)
+def test_causes_that_are_established_have_a_hint(function: Callable[[Tensor], Tensor], ending: str) -> None:
+    """Who raised it, and in which operator, decides the hint."""
+    with pytest.raises(ModelError) as error:
+        trace_of(lambda: Calls(function), job_of("8", **TRAIN), 64)
+    assert str(error.value).endswith(ending)
+
+
+def test_an_error_that_a_model_wraps_keeps_its_cause() -> None:
+    """A model that reads a value and raises an error of its own for torch's is planned with values."""
+
+    def reads(x: Tensor) -> Tensor:
+        try:
+            return x * float(x.detach().sum())
+        except RuntimeError as error:
+            raise ValueError("my loss is not finite") from error
+
+    trace = trace_of(lambda: Calls(reads), job_of("8", mode=Mode.TRAIN, loss=Loss.SUM), 4)
+    validate(trace)
 
 
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])

@@ -8,9 +8,8 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.capture.cuda.devices import devices_shown
-from planner.capture.failure_reasons import reads_values, source_line
+from planner.capture.failure_reasons import reads_values, remedy_for, sentence_of, source_line
 from planner.capture.loop.batches import empty_batch
-from planner.capture.process_state import message_of
 from planner.capture.recorder.recorder import Run
 from planner.capture.values.interpreter import DataDependentError
 from planner.errors import ModelError, PlannerError
@@ -47,11 +46,12 @@ def initialise_lazy_modules(model: nn.Module, job: Job, batch: int, run: Run) ->
     except (PlannerError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a model may raise anything
-        message = " ".join(message_of(error).split())[:200] or type(error).__name__
-        if reads_values(message):
+        if reads_values(error):
             place = f"the call that gives lazy modules their shapes{source_line(error)}"
             raise DataDependentError(job.model, place) from error
-        problem = f"{job.model}: initializing its lazy modules fails: {message}"
-        raise ModelError(f"{problem}; check --input") from error
+        problem = (
+            f"{job.model}: initializing its lazy modules fails{source_line(error)}: {sentence_of(error)}"
+        )
+        raise ModelError(f"{problem}; {remedy_for(error)}") from error
     finally:
         model.train(training)

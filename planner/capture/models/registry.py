@@ -79,7 +79,7 @@ def construct_model(
         otherwise = "check --model-arg, or see the traceback with --debug"
         if isinstance(error, TypeError) and "required" in str(error):
             otherwise = "give it by --model-arg, or name a function without arguments that makes the object"
-        remedy = remedy_for(error, "", otherwise)
+        remedy = remedy_for(error, otherwise)
         raise ModelError(f"{problem}; {remedy}") from error
     if not isinstance(model, nn.Module):
         kind = type(model).__name__

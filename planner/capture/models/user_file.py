@@ -165,4 +165,4 @@ def _run_file(path: Path) -> tuple[ModuleType, Callable[[], None]]:
         lines = [frame.lineno for frame in frames if frame.filename == str(path)]
         where = f"{path.name}:{lines[-1]}" if lines else path.name
         problem = f"{where}: importing the file fails: {first_line_of(error)}"
-        raise ModelError(f"{problem}; {remedy_for(error, '', 'mend the file')}") from error
+        raise ModelError(f"{problem}; {remedy_for(error, 'mend the file')}") from error

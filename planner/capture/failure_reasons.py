@@ -47,7 +47,7 @@ _IS_ABOUT_SHAPES = re.compile(
     r"|not implemented for '|result type .* can't be cast|data type",
 )
 _IS_A_CALL = re.compile(
-    r"\(\) (missing|got|takes) .*(argument|keyword)|got multiple values for (keyword )?argument"
+    r"\(\) (missing|got|takes) .*(argument|keyword)"  # of the model itself, where no code of its own calls
 )
 _IS_OF_INDICES = re.compile(
     r"Expected dtype int32/int64 for index, but got torch\.float"
@@ -153,7 +153,7 @@ def remedy_for(error: BaseException, otherwise: str = ANY, running: str = "") ->
             if is_of_classes
             else "indices are int64, such as --input 128:int64"
         )
-    is_call = isinstance(error, TypeError) and _IS_A_CALL.search(message)
+    is_call = isinstance(error, TypeError) and _IS_A_CALL.search(message) and not source_line(error)
     kinds = (RuntimeError, ValueError, IndexError, TypeError)
     if is_call or (isinstance(error, kinds) and _IS_ABOUT_SHAPES.search(message)):
         return SHAPES

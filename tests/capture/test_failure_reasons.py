@@ -194,7 +194,14 @@ def test_words_of_a_model_establish_no_cause(function: Callable[[Tensor], Tensor
 @pytest.mark.parametrize(
     ("function", "ending"),
     [
-        (clash, "Sequential() got multiple values for keyword argument 'input'; check --input and --target"),
+        (
+            clash,
+            "Sequential() got multiple values for keyword argument 'input'; see the traceback with --debug",
+        ),
+        (
+            lambda x: nn.Identity()(),
+            "missing 1 required positional argument: 'input'; see the traceback with --debug",
+        ),
         (missing_in_torch, "; install the version of torch that has it, or remove that import for the plan"),
         (
             lambda x: nn.functional.nll_loss(x, x[:, 0]),
@@ -215,6 +222,12 @@ def test_causes_that_are_established_have_a_hint(function: Callable[[Tensor], Te
     with pytest.raises(ModelError) as error:
         trace_of(lambda: Calls(function), job_of("8", **TRAIN), 64)
     assert str(error.value).endswith(ending)
+
+
+def test_inputs_that_the_model_does_not_take_are_those_of_the_job() -> None:
+    """A call of the model itself that lacks an argument hints at the option that gives it."""
+    with pytest.raises(ModelError, match="missing 1 required positional argument: 'lengths'; check --input"):
+        trace_of(lambda: Packs(nn.LSTM), job_of("10x8", **TRAIN), 4)
 
 
 def test_an_error_that_a_model_wraps_keeps_its_cause() -> None:

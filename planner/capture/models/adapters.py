@@ -70,7 +70,10 @@ def attach_adapters(model: nn.Module, job: Job, run: Run = construct_on_meta) ->
 
 
 def _configure(peft: Any, model: nn.Module, job: Job, given: dict[str, Any]) -> Any:
-    """Return the configuration of the method, with the task of transformers' class."""
+    """Return the configuration of the method, with the task of transformers' class.
+
+    peft's classes for tasks call the model with `input_ids`; a model of speech or images has no task.
+    """
     method, preset = _VARIANTS.get(job.peft, (job.peft, {}))
     methods = {str(kind.value).lower(): config for kind, config in peft.PEFT_TYPE_TO_CONFIG_MAPPING.items()}
     if method not in methods:
@@ -84,7 +87,8 @@ def _configure(peft: Any, model: nn.Module, job: Job, given: dict[str, Any]) -> 
             raise UsageError(f"--peft-arg {name}: {methods[method].__name__} has no such value{hint}")
     values = {**preset, **{name: _plain(name, value) for name, value in given.items()}}
     base = type(model).__name__
-    task = next((task for part, task in _HEADS.items() if part in base), None)
+    is_of_text = "input_ids" in inspect.signature(type(model).forward).parameters
+    task = next((task for part, task in _HEADS.items() if part in base), None) if is_of_text else None
     if "task_type" in known:
         values.setdefault("task_type", task)
     return methods[method](**values)

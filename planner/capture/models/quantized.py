@@ -1,11 +1,12 @@
 """Hold the weights of linear layers in 4 or 8 bits, as bitsandbytes does, or torchao.
 
-The layers are those that transformers' quantizer replaces: all `nn.Linear` but the output embeddings and
-the last module. A weight is quantized on the GPU before the next one comes, so its copy in the model's type
-is allocated and freed (bitsandbytes/nn/modules.py, `_quantize`).
+The layers are those that the quantizer of the model's library replaces: of transformers all `nn.Linear` but
+the output embeddings and the last module, of diffusers all. A weight is quantized on the GPU before the next
+one comes, so its copy in the model's type is allocated and freed (bitsandbytes/nn/modules.py, `_quantize`).
 """
 
 import copy
+import re
 import warnings
 from collections.abc import Iterator
 from types import ModuleType
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.capture.models.libraries import import_library, quiet
-from planner.capture.models.torchao_weights import kept_modules, quantize_by_torchao
+from planner.capture.models.torchao_weights import is_of_diffusers, kept_modules, quantize_by_torchao
 from planner.capture.process_state import first_line_of
 from planner.errors import ModelError, PlannerError, UsageError
 from planner.jobs import Job, Precision, Quantize, nearest, parse_model_arg
@@ -55,13 +56,11 @@ def quantize_linears(model: nn.Module, job: Job) -> nn.Module:
 
 
 def _replace_linears(model: nn.Module, job: Job) -> None:
-    from transformers.integrations.bitsandbytes import replace_with_bnb_linear
-
     config = _configure(job)
     before = dict(model.named_modules())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        replace_with_bnb_linear(model, kept_modules(model, config.llm_int8_skip_modules), config)
+        _replace_by_library(model, kept_modules(model, config.llm_int8_skip_modules), config)
     for name, module in model.named_modules():
         old = before.get(name)
         if old is module or not isinstance(old, nn.Module):
@@ -80,6 +79,19 @@ def _replace_linears(model: nn.Module, job: Job) -> None:
     vars(model)["is_quantized"] = True
     for parameter in model.parameters():
         parameter.requires_grad_(False)
+
+
+def _replace_by_library(model: nn.Module, kept: list[str], config: Any) -> None:
+    if is_of_diffusers(model):
+        from diffusers.quantizers.bitsandbytes.utils import replace_with_bnb_linear as replace_in_diffusers
+
+        replace_in_diffusers(model, modules_to_not_convert=kept, quantization_config=config)
+        return
+    from transformers.integrations.bitsandbytes import replace_with_bnb_linear
+
+    if not hasattr(model, "all_tied_weights_keys"):  # to transformers a name is also an ending of others
+        kept = [f"^{re.escape(name)}$" for name in kept] if config.llm_int8_skip_modules is None else kept
+    replace_with_bnb_linear(model, kept, config)
 
 
 def _configure(job: Job) -> Any:

@@ -56,17 +56,29 @@ def import_torchao() -> None:
 
 
 def kept_modules(model: nn.Module, skipped: list[str] | None) -> list[str]:
-    """Return the modules that stay as they are, as transformers' quantizers choose them."""
-    from transformers.quantizers.base import HfQuantizer
+    """Return the modules that stay as they are, by the rule of the model's library.
 
+    `skipped` are those that the job names. transformers keeps the output layer and what it holds in float32,
+    diffusers the latter alone (`_process_model_before_weight_loading` of its quantizers). A module of the
+    user's own keeps its last linear layer, as transformers would.
+    """
+    in_float32: Any = getattr(model, "_keep_in_fp32_modules", None)
+    if is_of_diffusers(model):
+        return [*(skipped or ()), *(in_float32 or ())]
     if hasattr(model, "all_tied_weights_keys"):
-        in_float32: Any = getattr(model, "_keep_in_fp32_modules", None)
+        from transformers.quantizers.base import HfQuantizer
+
         kept: list[str] = HfQuantizer.get_modules_to_not_convert(model, skipped, in_float32)
         return kept
     if skipped is not None:
         return list(skipped)
     linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     return linears[-1:]  # the output layer
+
+
+def is_of_diffusers(model: nn.Module) -> bool:
+    """Return whether a model is one of diffusers, which quantizes by rules of its own."""
+    return any(kind.__module__.startswith("diffusers.") for kind in type(model).__mro__)
 
 
 def quantize_by_torchao(model: nn.Module, job: Job) -> nn.Module:

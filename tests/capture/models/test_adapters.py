@@ -177,3 +177,55 @@ def test_adapters_that_a_script_adds_have_the_type_of_the_weights() -> None:
     assert isinstance(model, nn.Module)
     types = {name.split(".")[1]: one.dtype for name, one in model.named_parameters() if "lora" in name}
     assert types == {"lora_A": torch.float16, "lora_B": torch.float16}
+
+
+class Block(nn.Module):
+    """Two layers, the second of which has the name of the network's last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.proj_out = nn.Linear(16, 64), nn.Linear(64, 16)
+
+
+class Network(nn.Module):
+    """Blocks and an output layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.proj_out = nn.Sequential(Block(), Block()), nn.Linear(16, 4)
+
+
+def test_a_module_of_ones_own_keeps_its_last_layer_alone() -> None:
+    """A layer in a block that has the name of the output layer is quantized."""
+    model = quantize_linears(Network(), job_with(quantize="nf4", precision="bf16"))
+    names = [name for name, _ in quantized_modules(model)]
+    assert names == [f"blocks.{number}.{layer}" for number in (0, 1) for layer in ("first", "proj_out")]
+
+
+def test_diffusers_quantizes_the_last_layer_too() -> None:
+    """The rule of diffusers has no output layer."""
+    diffusers = pytest.importorskip("diffusers")
+    model = diffusers.FluxTransformer2DModel(
+        num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2,
+        joint_attention_dim=32, pooled_projection_dim=32, axes_dims_rope=(4, 4, 8), in_channels=8,
+    )  # fmt: skip
+    linears = [name for name, one in model.named_modules() if type(one) is nn.Linear]
+    assert "proj_out" in linears and "single_transformer_blocks.0.proj_out" in linears
+    quantize_linears(model, job_with(quantize="nf4", precision="bf16"))
+    assert [name for name, _ in quantized_modules(model)] == linears
+
+
+def test_a_model_of_speech_is_adapted_without_a_task() -> None:
+    """peft's class for the task calls a model with texts, which Whisper does not take."""
+    arguments = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 32, "vocab_size": 60000}
+    arguments |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    job = resolve_job(
+        "hf:whisper",
+        {},
+        model_args=list(arguments.items()),
+        peft="lora",
+        peft_arg=["target_modules=q_proj,v_proj"],
+        optimizer="adam",
+    )
+    trace = record(complete_from_library(job), 1, AMPERE)
+    assert any(isinstance(event, Alloc) and event.category is Category.OPTIMIZER for event in trace.events)

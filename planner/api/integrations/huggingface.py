@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from planner.api.integrations import accelerate_settings, transformers_settings
 from planner.api.integrations._live_model import (
+    Choice,
     LiveLoop,
     choice_of,
     choose_batch,
@@ -150,7 +151,7 @@ def _plan_and_set(trainer: Any, multiple_of: int, grow: bool, options: Options) 
     samples = trainer.args.per_device_train_batch_size * trainer.args.gradient_accumulation_steps
     choice, chosen = split_to_fit(
         samples,
-        lambda steps: choice_of(plan(steps), multiple_of),
+        lambda steps: _choice_beside_evaluation(trainer, plan, steps, multiple_of),
         bytes_of_longest_sample(trainer),
         multiple_of,
         grow,
@@ -279,15 +280,36 @@ def notes_of_trainer(trainer: Any) -> tuple[str, ...]:
     return (*notes_of(own, trainer.args, "TrainingArguments"), *left_out(trainer))
 
 
-def _plan_of_trainer(trainer: Any, options: Options) -> Callable[[int], MaxBatchResult]:
-    """Return a function that plans a trainer with so many micro-batches in each step."""
+def _plan_of_trainer(trainer: Any, options: Options) -> Callable[..., MaxBatchResult]:
+    """Return a function that plans a trainer with so many micro-batches in each step; with `evaluates=False`
+    without its evaluation.
+    """
     job, unplanned = trainer_job(trainer), notes_of_trainer(trainer)
 
-    def plan(steps: int) -> MaxBatchResult:
+    def plan(steps: int, evaluates: bool = True) -> MaxBatchResult:
         with model_errors(f"{job.model}: cannot be planned"):
-            return plan_job(job, trainer_maker(trainer, steps), unplanned, options)
+            return plan_job(job, trainer_maker(trainer, steps, evaluates), unplanned, options)
 
     return plan
+
+
+def _choice_beside_evaluation(
+    trainer: Any, plan: Callable[..., MaxBatchResult], steps: int, multiple: int
+) -> Choice:
+    """Return the batch of a trainer whose evaluation may take retries, which cost little.
+
+    An evaluation that does not fit at any batch is warned of, and the batch is that of the training.
+    """
+    result = plan(steps)
+    if not transformers_settings.evaluates(trainer.args) or 0 < result.max_batch == result.comfortable_batch:
+        return choice_of(result, multiple)
+    training = plan(steps, evaluates=False)
+    if result.max_batch:
+        return choice_of(result, multiple, min(training.comfortable_batch, result.max_batch))
+    choice = choice_of(training, multiple)
+    smaller = "take a smaller per_device_eval_batch_size, or eval_accumulation_steps=1"
+    warning = f"its evaluation does not fit at any batch of the training: {smaller}"
+    return replace(choice, warning=f"{warning}; {choice.warning}" if choice.warning else warning)
 
 
 @model_errors("the job cannot be read")

@@ -147,6 +147,24 @@ def test_labels_without_length_are_planned(tmp_path: Path, monkeypatch: pytest.M
     assert trainer.args.per_device_train_batch_size == 4
 
 
+def test_an_evaluation_that_does_not_fit_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores of a whole evaluation that no batch of the training leaves room for: the batch is that of the
+    training, and a warning says what would help.
+    """
+    monkeypatch.chdir(tmp_path)
+    trainer = scalar_labels()
+    trainer.args.eval_strategy, trainer.args.per_device_eval_batch_size = "epoch", 256
+    trainer.eval_dataset = [trainer.train_dataset[0]] * 100_000
+    trainer.compute_metrics = lambda prediction: {}
+    trainer.model.num_labels = trainer.model.config.num_labels = 4000
+    trainer.model.classifier = torch.nn.Linear(64, 4000)
+    with pytest.warns(UserWarning, match="its evaluation does not fit at any batch of the training: take"):
+        report = plan_trainer(trainer, gpu_mib=1500)
+    assert report is not None and report.max_batch > 0
+
+
 class OddError(Exception):
     """An error whose message fails too."""
 
@@ -179,6 +197,10 @@ def test_a_plan_that_cannot_be_made_never_ends_training(
             )
         if part in ("choice_of", "plan_job"):
             patch.setattr(huggingface, "split_to_fit", lambda samples, plan, *given: plan(1))
+        if part == "choice_of":
+            patch.setattr(
+                huggingface, "plan_job", lambda *given: SimpleNamespace(max_batch=1, comfortable_batch=1)
+            )
         with pytest.warns(
             UserWarning, match="no plan, per_device_train_batch_size stays as it is: .*OddError: no message"
         ):

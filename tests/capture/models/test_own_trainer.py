@@ -25,17 +25,22 @@ class Net(nn.Module):
 
     def forward(self, input_ids, labels):
         scores = self.head(self.table(input_ids))
-        return {"loss": nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten())}
+        loss = nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten())
+        return {"loss": loss, "scores": scores}
 
 def collate(rows):
     longest = max(len(row["text"]) for row in rows)
     ids = torch.tensor([row["text"] + [0] * (longest - len(row["text"])) for row in rows])
     return {"input_ids": ids, "labels": ids}
 
-def make(**settings):
+def make(eval_rows=0, **settings):
     rows = [{"text": [1] * length} for length in (3, 40, 7)]
     arguments = TrainingArguments("out", report_to="none", remove_unused_columns=False, **settings)
-    return Trainer(Net(), arguments, train_dataset=rows, data_collator=collate)
+    given = {"eval_dataset": [{"text": [1] * 60}] * eval_rows, "compute_metrics": fail} if eval_rows else {}
+    return Trainer(Net(), arguments, train_dataset=rows, data_collator=collate, **given)
+
+def fail(prediction):
+    raise RuntimeError("a plan has no metrics")
 """
 BATCH = 8
 PARAMETERS = 4 * (50 * 16 + 16 * 50 + 50)
@@ -94,6 +99,48 @@ def test_few_of_many_micro_batches_are_run(tmp_path: Path) -> None:
     assert phases.count(Phase.BACKWARD) == 4 * job.steps
     assert blocks(trace, Category.INPUT).count(8 * 40 * BATCH) == 2 * 6 * job.steps
     assert any("of the 6 micro-batches in each step, 4 are run" in note for note in trace.notes)
+
+
+EVALUATES = (("eval_strategy", "epoch"), ("per_device_eval_batch_size", 16))
+
+
+def test_its_evaluation_is_planned_from_its_own_data(tmp_path: Path) -> None:
+    """Batches of 16 of the longest text of the evaluation data, whose scores gather on the GPU: those of nine
+    batches beside those of ten.
+    """
+    job = job_of_trainer(tmp_path, model_args=(("eval_rows", 160), *EVALUATES))
+    trace = trace_of(job)
+    batch = 16 * 60
+    temporaries = blocks(trace, Category.TEMPORARY)
+    assert [4 * 50 * batch * count in temporaries for count in (2, 9, 10, 11)] == [True, True, True, False]
+    assert 8 * batch * 10 in temporaries  # the labels
+    assert 4 * 16 * 10 in temporaries  # the losses
+    assert any("batches of 16 of the longest of its samples; the losses, predictions and labels of 10 of its"
+               in note for note in trace.notes)  # fmt: skip
+
+
+def test_predictions_that_go_to_the_cpu_do_not_gather(tmp_path: Path) -> None:
+    """With `eval_accumulation_steps` so many batches gather, and no more."""
+    settings = (("eval_rows", 160), ("eval_accumulation_steps", 4), *EVALUATES)
+    trace = trace_of(job_of_trainer(tmp_path, model_args=settings))
+    batch = 4 * 50 * 16 * 60
+    temporaries = blocks(trace, Category.TEMPORARY)
+    assert [batch * count in temporaries for count in (3, 4, 5)] == [True, True, False]
+
+
+def test_a_trainer_that_does_not_evaluate_is_planned_without(tmp_path: Path) -> None:
+    """Data for an evaluation that no setting asks for is not read."""
+    given = job_of_trainer(tmp_path, model_args=(("eval_rows", 160),))
+    assert trace_of(given).events == trace_of(job_of_trainer(tmp_path)).events
+
+
+def test_an_evaluation_that_cannot_be_planned_is_named(tmp_path: Path) -> None:
+    """Data that its collator refuses is named with the collator's reason; the rest is planned."""
+    broken = CODE.replace("[1] * 60", "None")
+    trace = trace_of(job_of_trainer(tmp_path, broken, model_args=(("eval_rows", 160), *EVALUATES)))
+    (note,) = [note for note in trace.notes if "evaluation" in note]
+    assert note.startswith("the trainer's evaluation is not planned, and may take more memory: ")
+    assert "NoneType" in note
 
 
 def test_what_is_not_planned_of_a_trainer_is_refused(tmp_path: Path) -> None:

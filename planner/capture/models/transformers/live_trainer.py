@@ -62,13 +62,18 @@ def left_out(trainer: Any) -> tuple[str, ...]:
     )
 
 
-def trainer_maker(trainer: Any, micro_batches: int) -> Callable[[], Any]:
-    """Return a function that copies a trainer, to be called in a capture, with so many in each step."""
+def trainer_maker(trainer: Any, micro_batches: int, evaluates: bool = True) -> Callable[[], Any]:
+    """Return a function that copies a trainer, to be called in a capture, with so many in each step.
+
+    With `evaluates=False` the copy does not evaluate.
+    """
 
     def make() -> Any:
         with trainers_constructed():
             copied = _copied(trainer)
             copied.args.gradient_accumulation_steps = micro_batches
+            if not evaluates:
+                copied.args.eval_strategy, copied.args.eval_on_start = "no", False
             return copied
 
     return make

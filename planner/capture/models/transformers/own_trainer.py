@@ -2,7 +2,8 @@
 
 Its own `train()` runs, with its loss, optimizer, accumulation, clipping and precision. Batches are copies of
 the longest of the first samples of its data, put together by its own collator and moved to the GPU by its
-loader. Checkpoints, logs and evaluation are left away. Facts from transformers 5.23 and TRL 1.16.
+loader. Its evaluation runs between two steps. Checkpoints and logs are left away. Facts from transformers
+5.23 and TRL 1.16.
 """
 
 import importlib
@@ -20,6 +21,7 @@ from planner.capture.cuda.triton_kernels import launching_nothing
 from planner.capture.models.libraries import quiet
 from planner.capture.models.own_step import StepModule
 from planner.capture.models.transformers.trainer_batches import MOST_SAMPLES, Batches, longest_sample
+from planner.capture.models.transformers.trainer_evaluation import Evaluation, evaluates
 from planner.errors import UsageError
 from planner.jobs import Job
 
@@ -117,6 +119,7 @@ class TrainerModule(StepModule):
         super().__init__(trainer.train, trainer, job.model)
         self.trainer = trainer
         self._waiting: list[Any] = []  # batches on the GPU that are not run
+        self._evaluation = Evaluation(trainer, job.model)
         if job.inputs or job.target is not None:
             raise UsageError(f"{job.model}: its trainer has data of its own; leave --input and --target away")
         self._check(trainer.args, job.model)
@@ -157,11 +160,9 @@ class TrainerModule(StepModule):
             f"its {type(self.trainer).__name__} trains on copies of the longest of the first "
             f"{MOST_SAMPLES:,} samples of its data"
         ]
-        if str(getattr(arguments.eval_strategy, "value", arguments.eval_strategy)) != "no":
-            notes.append("the trainer's evaluation is not planned, whose batches may take more memory")
         if getattr(arguments, "precompute_ref_log_probs", False):
             notes.append("the pass of its reference over all samples before training is not planned")
-        return tuple(notes)
+        return (*notes, *self._evaluation.notes)
 
     def run(
         self,
@@ -178,6 +179,7 @@ class TrainerModule(StepModule):
         arguments = trainer.args
         loaded = arguments.gradient_accumulation_steps
         few = arguments.gradient_accumulation_steps = min(loaded, most_micro_batches)
+        remaining = steps if evaluates(arguments) else 0  # before the last one it evaluates
         arguments.max_steps, arguments.per_device_train_batch_size = steps, batch
         arguments.save_strategy = arguments.eval_strategy = "no"
         arguments.eval_on_start = arguments.load_best_model_at_end = False
@@ -190,6 +192,10 @@ class TrainerModule(StepModule):
         load = trainer.get_batch_samples
 
         def load_noted(iterator: Any, count: int, *args: Any) -> Any:
+            nonlocal remaining
+            remaining -= 1
+            if remaining == 0:
+                self._evaluation.run()
             on_step()
             found, items = load(iterator, loaded, *args)
             self._waiting = found[few:]

@@ -1,0 +1,132 @@
+"""Evaluate a Trainer of transformers or TRL by its own loop, between two of its steps.
+
+The batches are copies of the longest sample of its evaluation data, as many samples each as
+`per_device_eval_batch_size` says. Three of them run. Losses, predictions and labels of the others are
+gathered as the loop gathers them, which keeps them on the GPU until `eval_accumulation_steps` or the end.
+Facts from transformers 5.23.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from math import ceil
+from typing import Any
+from unittest import mock
+
+from torch import Tensor
+
+from planner.capture.failure_reasons import reads_values, sentence_of
+from planner.capture.models.transformers.trainer_batches import Batches, longest_sample
+from planner.errors import PlannerError
+
+_RUN = 3  # batches; the last one finds what all others left
+_MOST_ADDED = 300  # times that results are added in place of the batches that are not run
+_TRAINER = "transformers.trainer"
+
+
+def evaluates(arguments: Any) -> bool:
+    """Return whether a trainer evaluates while it trains."""
+    strategy = str(getattr(arguments.eval_strategy, "value", arguments.eval_strategy))
+    return strategy != "no" or bool(arguments.eval_on_start)
+
+
+class Evaluation:
+    """The evaluation of one trainer; `notes` say after `run` what is planned of it."""
+
+    def __init__(self, trainer: Any, name: str) -> None:
+        self._trainer, self._name = trainer, name
+        self.notes: tuple[str, ...] = ()
+
+    def run(self) -> None:
+        """Evaluate on each of the trainer's datasets. An evaluation that fails is left out, and named."""
+        trainer = self._trainer
+        if getattr(trainer.args, "predict_with_generate", False):
+            self.notes = (
+                "the trainer's evaluation is not planned: it generates texts, which take more memory",
+            )
+            return
+        given = trainer.eval_dataset
+        datasets = list(given.values()) if isinstance(given, Mapping) and given else [given]
+        for dataset in datasets:
+            try:
+                self._run_on(dataset)
+            except Exception as error:
+                if isinstance(error, PlannerError) and dataset is not None or reads_values(error):
+                    raise
+                reason = sentence_of(error)
+                self.notes += (
+                    f"the trainer's evaluation is not planned, and may take more memory: {reason}",
+                )
+
+    def _run_on(self, dataset: Any) -> None:
+        trainer, arguments = self._trainer, self._trainer.args
+        batch, more = arguments.eval_batch_size, arguments.eval_accumulation_steps
+        count = ceil(len(dataset) / batch) if hasattr(dataset, "__len__") else None
+        samples = longest_sample(trainer, dataset, "eval_dataset", self._name)
+        gathered = min(count or _RUN, more or count or _RUN)
+        run = min(count or _RUN, _RUN)
+        batches = Batches(trainer, samples, batch, count or run, run)
+        with _gathering(gathered - _RUN), mock.patch.object(trainer, "compute_metrics", self._metrics()):
+            only_loss = True if trainer.compute_metrics is None else None
+            trainer.evaluation_loop(batches, "Evaluation", prediction_loss_only=only_loss)
+        self.notes += (self._note(batch, count, gathered),)
+
+    def _metrics(self) -> Any:
+        """Return a function in place of the trainer's, which gets arrays on the CPU; None if it has none."""
+        return None if self._trainer.compute_metrics is None else lambda *given, **named: {}
+
+    def _note(self, batch: int, count: int | None, gathered: int) -> str:
+        what = "losses" if self._trainer.compute_metrics is None else "losses, predictions and labels"
+        if count is None:
+            kept = f"its data has no length, and the {what} of {gathered} batches gather on the GPU"
+        else:
+            kept = f"the {what} of {gathered:,} of its {count:,} batches gather on the GPU"
+        return (
+            f"its evaluation comes before the last step, on batches of {batch:,} of the longest of its "
+            f"samples; {kept}"
+        )
+
+
+@contextmanager
+def _gathering(more: int) -> Iterator[None]:
+    """Let an evaluation loop gather results of so many more batches than it runs while open."""
+    module: Any = sys.modules[_TRAINER]
+    plain = module.EvalLoopContainer
+
+    class Container(plain):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._added = 0
+
+        def add(self, tensors: Any) -> None:
+            super().add(tensors)
+            self._added += 1
+            if self._added == _RUN - 1:
+                for size in _parts(more):
+                    super().add(_repeated(tensors, size))
+
+        def to_cpu_and_numpy(self) -> None:
+            self.tensors = None
+
+        def get_arrays(self) -> None:
+            self.to_cpu_and_numpy()
+
+    with mock.patch.object(module, "EvalLoopContainer", Container):
+        yield
+
+
+def _parts(count: int) -> Iterator[int]:
+    """Yield the batches of each addition: one by one, or of very many several at once."""
+    size = max(1, ceil(count / _MOST_ADDED))
+    for start in range(0, max(0, count), size):
+        yield min(size, count - start)
+
+
+def _repeated(tensors: Any, count: int) -> Any:
+    if count == 1:
+        return tensors
+    if isinstance(tensors, Tensor):
+        return tensors.repeat_interleave(count, 0)
+    if isinstance(tensors, Mapping):
+        return type(tensors)({name: _repeated(one, count) for name, one in tensors.items()})
+    return type(tensors)(_repeated(one, count) for one in tensors)

@@ -10,7 +10,8 @@ from .loop.training_loop import run_loop as run_loop
 from .models.adapters import attach_adapters as attach_adapters
 from .models.liger import has_liger_kernels as has_liger_kernels
 from .models.live import (
-    Prepare as Prepare, StandIn as StandIn, Step as Step, fields_of_process as fields_of_process,
+    LiveEvaluation as LiveEvaluation, Prepare as Prepare,
+    StandIn as StandIn, Step as Step, fields_of_process as fields_of_process,
     is_deterministic as is_deterministic, live_job as live_job, read_live_model as read_live_model,
 )
 from .models.live_optimizer import (

@@ -33,6 +33,7 @@ from planner.capture.models.adapters import attach_adapters
 from planner.capture.models.lazy import initialise_lazy_modules
 from planner.capture.models.libraries import quiet
 from planner.capture.models.liger import liger_kernels
+from planner.capture.models.live import evaluated_loader
 from planner.capture.models.live_optimizer import optimizer_maker
 from planner.capture.models.own_step import StepModule
 from planner.capture.models.quantized import notes_on_quantized, quantize_linears, quantize_on_meta
@@ -368,7 +369,9 @@ def _run(
             recorder.start_phase(step, phase)
 
         runtime = replace(meta_runtime(job), set_category=recorder.set_category, criterion=criterion)
-        load_evaluated = batch_loader(model, job, job.eval_batch) if job.eval_batch else None
+        load_evaluated = evaluated_loader(model, batch)
+        if load_evaluated is None and job.eval_batch:
+            load_evaluated = batch_loader(model, job, job.eval_batch)
         load_batch = batch_loader(model, job, batch)
         short, notes = with_few_micro_batches(job)
         load_batch = with_last_synced(load_batch, model, short)

@@ -17,7 +17,7 @@ from planner.jobs import FIELD_OPTIONS, Job
 from planner.planning import Estimate
 
 if TYPE_CHECKING:
-    from planner.capture import AnyLiveOptimizer, Prepare, StandIn, Step
+    from planner.capture import AnyLiveOptimizer, LiveEvaluation, Prepare, StandIn, Step
 
 
 _HINT = "check --input and --target"  # of the tracer, whose jobs come from a command line otherwise
@@ -36,6 +36,9 @@ class LiveLoop(Struct, frozen=True):
     optimizer: "AnyLiveOptimizer | None" = None  # in place of the job's
     prepare: "Prepare | None" = None  # changes each copy of the module
     held_bytes: int = 0  # of inputs that wait on the GPU beside the batch, for each sample
+    evaluation: "LiveEvaluation | None" = (
+        None  # between the steps; None: as training steps, if the job evaluates
+    )
 
 
 def plan_live_model(loop: LiveLoop, options: Options) -> MaxBatchResult:
@@ -76,7 +79,14 @@ def read_loop(loop: LiveLoop, options: Options) -> LiveJob:
     chosen = any(options.get(name) is not None for name in ("optimizer", "optimizer_impl"))
     optimizer = None if chosen else loop.optimizer
     model = read_live_model(
-        loop.module, loop.sample, loop.step, loop.stand_ins, optimizer, loop.prepare, loop.held_bytes
+        loop.module,
+        loop.sample,
+        loop.step,
+        loop.stand_ins,
+        optimizer,
+        loop.prepare,
+        loop.held_bytes,
+        loop.evaluation if loop.fields.get("evaluate") else None,
     )
     job = replace(live_job(type(loop.module).__name__, model), **{**fields_of_process(), **loop.fields})
     given = model.inputs[:-1] if loop.held_bytes else model.inputs
@@ -116,11 +126,29 @@ def choose_batch(loop: LiveLoop, options: Options, multiple: int) -> Choice:
     takes retries, it is the largest that fits, with a warning. Raises UsageError where not even 1 fits.
     """
     result = plan_live_model(loop, options)
-    comfortable = result.comfortable_batch
-    if loop.fields.get("evaluate") and result.max_batch > 0 and comfortable < result.max_batch:
-        training = replace(loop, fields={**loop.fields, "evaluate": False, "eval_batch": 0})
-        comfortable = min(plan_live_model(training, options).comfortable_batch, result.max_batch)
-    return choice_of(result, multiple, comfortable)
+    if not loop.fields.get("evaluate"):
+        return choice_of(result, multiple)
+    training = replace(loop, fields={**loop.fields, "evaluate": False, "eval_batch": 0})
+    smaller = "give its loader a smaller batch"
+    return choice_beside_evaluation(result, lambda: plan_live_model(training, options), multiple, smaller)
+
+
+def choice_beside_evaluation(
+    result: MaxBatchResult, plan_training: Callable[[], MaxBatchResult], multiple: int, smaller: str
+) -> Choice:
+    """Return the batch of a training whose evaluation may take retries, which cost little.
+
+    `plan_training` plans it without. An evaluation that does not fit at any batch is warned of, with a
+    sentence on how to make it `smaller`, and the batch is that of the training.
+    """
+    if 0 < result.max_batch == result.comfortable_batch:
+        return choice_of(result, multiple)
+    training = plan_training()
+    if result.max_batch:
+        return choice_of(result, multiple, min(training.comfortable_batch, result.max_batch))
+    choice = choice_of(training, multiple)
+    warning = f"its evaluation does not fit at any batch of the training: {smaller}"
+    return replace(choice, warning=f"{warning}; {choice.warning}" if choice.warning else warning)
 
 
 def choice_of(result: MaxBatchResult, multiple: int, comfortable: int | None = None) -> Choice:

@@ -26,6 +26,7 @@ from planner.api.integrations import accelerate_settings, transformers_settings
 from planner.api.integrations._live_model import (
     Choice,
     LiveLoop,
+    choice_beside_evaluation,
     choice_of,
     choose_batch,
     plan_job,
@@ -296,20 +297,12 @@ def _plan_of_trainer(trainer: Any, options: Options) -> Callable[..., MaxBatchRe
 def _choice_beside_evaluation(
     trainer: Any, plan: Callable[..., MaxBatchResult], steps: int, multiple: int
 ) -> Choice:
-    """Return the batch of a trainer whose evaluation may take retries, which cost little.
-
-    An evaluation that does not fit at any batch is warned of, and the batch is that of the training.
-    """
+    """Return the batch of a trainer, by its own evaluation too if it has one."""
     result = plan(steps)
-    if not transformers_settings.evaluates(trainer.args) or 0 < result.max_batch == result.comfortable_batch:
+    if not transformers_settings.evaluates(trainer.args):
         return choice_of(result, multiple)
-    training = plan(steps, evaluates=False)
-    if result.max_batch:
-        return choice_of(result, multiple, min(training.comfortable_batch, result.max_batch))
-    choice = choice_of(training, multiple)
     smaller = "take a smaller per_device_eval_batch_size, or eval_accumulation_steps=1"
-    warning = f"its evaluation does not fit at any batch of the training: {smaller}"
-    return replace(choice, warning=f"{warning}; {choice.warning}" if choice.warning else warning)
+    return choice_beside_evaluation(result, lambda: plan(steps, evaluates=False), multiple, smaller)
 
 
 @model_errors("the job cannot be read")

@@ -23,10 +23,13 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from planner.api.integrations._live_model import choose_batch  # noqa: E402
 from planner.api.integrations.batch_choice import check_multiple  # noqa: E402
-from planner.api.integrations.lightning_loop import loop_of_trainer  # noqa: E402
+from planner.api.integrations.lightning_loop import (  # noqa: E402
+    loop_of_trainer,
+    without_validation_data,
+)
 from planner.api.max_batch import MaxBatchResult  # noqa: E402
 from planner.api.options import Options  # noqa: E402
-from planner.errors import UsageError, reason_of  # noqa: E402
+from planner.errors import ModelError, UsageError, reason_of  # noqa: E402
 
 
 class BatchSizePlanner(Callback):  # type: ignore[misc]  # lightning's types are not followed
@@ -100,8 +103,14 @@ class BatchSizePlanner(Callback):  # type: ignore[misc]  # lightning's types are
                 "the batch size of a loader that is passed to fit() cannot be changed; give the module or a "
                 "data module a train_dataloader()"
             )
-        loop = loop_of_trainer(trainer, module, self._sample)
-        choice = choose_batch(loop, self._options, self._multiple)
+        loop = loop_of_trainer(trainer, module, self._sample, self._name)
+        try:
+            choice = choose_batch(loop, self._options, self._multiple)
+        except ModelError as error:
+            if loop.evaluation is None:
+                raise
+            loop = without_validation_data(loop, str(error))
+            choice = choose_batch(loop, self._options, self._multiple)
         self.result = choice.result
         for line in filter(None, (*loop.unplanned, choice.warning)):
             rank_zero_warn(f"BatchSizePlanner: {line}")

@@ -6,6 +6,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.parsing import lightning_getattr, lightning_setattr
 from lightning.pytorch.utilities.seed import isolate_rng
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from msgspec.structs import replace
@@ -14,8 +15,8 @@ from planner.api.integrations import accelerate_settings, lightning_settings
 from planner.api.integrations._live_model import LiveLoop
 from planner.api.integrations.settings import COMPILED, look_up, notes_of
 from planner.api.integrations.trainer_view import TrainerView
-from planner.capture import fields_of_optimizer, notes_of_optimizer, read_optimizer
-from planner.errors import UsageError
+from planner.capture import LiveEvaluation, fields_of_optimizer, notes_of_optimizer, read_optimizer
+from planner.errors import UsageError, reason_of
 from planner.jobs import ClipGradients, Precision, ZeroGrad
 
 _PRECISIONS = {
@@ -30,8 +31,13 @@ _PRECISIONS = {
 _COMPILED_METHODS = ("forward", "training_step", "validation_step", "test_step", "predict_step")
 
 
-def loop_of_trainer(trainer: Trainer, module: LightningModule, sample: Any) -> LiveLoop:
-    """Return the loop that a trainer runs. Raises UsageError for a setting that is refused."""
+def loop_of_trainer(
+    trainer: Trainer, module: LightningModule, sample: Any, batch_name: str = "batch_size"
+) -> LiveLoop:
+    """Return the loop that a trainer runs; `batch_name` is the attribute that holds its batch size.
+
+    Raises UsageError for a setting that is refused.
+    """
     if not module.automatic_optimization:
         raise UsageError(
             "manual optimization is not planned here; name the module's file: planner max-batch --model "
@@ -50,27 +56,85 @@ def loop_of_trainer(trainer: Trainer, module: LightningModule, sample: Any) -> L
             for name in _COMPILED_METHODS:
                 copied.__dict__.pop(name, None)
 
-    evaluation = ("validation is planned as training steps without gradients, on batches as large",)
     fields = {**fields_of_trainer(trainer), **fields_of_optimizer(optimizer)}
     fields["evaluate"] = validates(trainer, module)
+    evaluation = None
+    if fields["evaluate"]:
+        evaluation, said = _validation(trainer, module, batch_name)
+        fields["eval_batch"] = 0 if evaluation is None else evaluation.batch
+        unplanned += () if evaluation is not None else said
     return LiveLoop(
         module,
         _batch(trainer, module) if sample is None else sample,
-        _step_of(trainer, module),
+        _step_of(trainer, module, "training_step"),
         fields,
         unplanned,
-        (*notes_of_optimizer(live), *(evaluation if fields["evaluate"] else ())),
+        (*notes_of_optimizer(live), *(said if evaluation is not None else ())),
         [(trainer, view), (module._fabric, None)],
         live,
         prepare,
+        evaluation=evaluation,
     )
+
+
+def without_validation_data(loop: LiveLoop, reason: str) -> LiveLoop:
+    """Return a loop whose validation is planned as training steps, and named with the reason."""
+    fields = {**loop.fields, "eval_batch": 0}
+    return replace(loop, evaluation=None, fields=fields, unplanned=(*loop.unplanned, _as_training(reason)))
+
+
+def _as_training(reason: str) -> str:
+    return (
+        "validation is planned as training steps without gradients, on batches of the training's shapes, and "
+        f"may take more: {reason}"
+    )
+
+
+def _validation(
+    trainer: Trainer, module: LightningModule, batch_name: str
+) -> tuple[LiveEvaluation | None, tuple[str, ...]]:
+    """Return the validation with a batch of its own loader, and a note; None if its data cannot be read."""
+    source = trainer.fit_loop.epoch_loop.val_loop._data_source
+    try:
+        loader = _first_loader(source.dataloader())
+        sample = _first_batch(trainer, module, loader)
+        size = int(loader.batch_size)
+        follows = size == lightning_getattr(module, batch_name) and _follows(source, module, batch_name, size)
+        evaluation = LiveEvaluation(
+            sample, _step_of(trainer, module, "validation_step"), 0 if follows else size
+        )
+        shapes = ", ".join(map(str, evaluation.inputs()))
+    except Exception as error:  # the data is the user's
+        return None, (_as_training(reason_of(error)),)
+    batches = "as many samples as the training's" if follows else f"{size:,} samples"
+    return evaluation, (f"validation is planned by its own step, on batches of {batches}: {shapes}",)
+
+
+def _first_loader(loaders: Any) -> Any:
+    """Return the first of a validation's loaders."""
+    while isinstance(loaders, list | tuple | dict):
+        loaders = next(iter(loaders.values() if isinstance(loaders, dict) else loaders))
+    return loaders
+
+
+def _follows(source: Any, module: LightningModule, name: str, size: int) -> bool:
+    """Return whether the batch size of a loader is the attribute that the callback sets."""
+    lightning_setattr(module, name, size + 1)
+    try:
+        return int(_first_loader(source.dataloader()).batch_size) == size + 1
+    finally:
+        lightning_setattr(module, name, size)
 
 
 def _batch(trainer: Trainer, module: LightningModule) -> Any:
     """Return the first batch of the training data, as it is moved to the GPU."""
+    return _first_batch(trainer, module, trainer.fit_loop._data_source.dataloader())
+
+
+def _first_batch(trainer: Trainer, module: LightningModule, loader: Any) -> Any:
     with isolate_rng(include_cuda=False), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        batch = next(iter(trainer.fit_loop._data_source.dataloader()))
+        batch = next(iter(loader))
         return _data_hooks(trainer, module, "on_before_batch_transfer")(batch, 0)
 
 
@@ -80,15 +144,16 @@ def _data_hooks(trainer: Trainer, module: LightningModule, name: str) -> Any:
     return getattr(module if selector is None else selector.get_instance(name), name)
 
 
-def _step_of(trainer: Trainer, module: LightningModule) -> Any:
+def _step_of(trainer: Trainer, module: LightningModule, method: str) -> Any:
+    """Return a step of the module by this method, with the hook that changes a batch on the GPU before."""
     name = "on_after_batch_transfer"
     transfer = _data_hooks(trainer, module, name)
     is_own = getattr(transfer, "__self__", None) is module
-    takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+    takes_index = is_param_in_hook_signature(getattr(module, method), "batch_idx", min_args=2)
 
     def step(copied: Any, batch: Any) -> Any:
         batch = (getattr(copied, name) if is_own else transfer)(batch, 0)
-        return copied.training_step(batch, 0) if takes_index else copied.training_step(batch)
+        return getattr(copied, method)(*((batch, 0) if takes_index else (batch,)))
 
     return step
 

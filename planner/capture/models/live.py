@@ -26,6 +26,33 @@ Prepare = Callable[[nn.Module], object]  # changes a copy as the framework chang
 
 
 @dataclass(frozen=True, slots=True)
+class LiveEvaluation:
+    """An evaluation between the training steps of a module in use, with data of its own."""
+
+    sample: Any  # a batch as its data loader gives it
+    step: Step
+    batch: int = 0  # samples in each of its batches; 0: as many as in those of the training
+
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """Return the tensors of its batch, one sample each. Raises UsageError as `read_live_model`."""
+        return _specs_of(_tensors_of(self.sample))
+
+    def load(self, batch: int) -> tuple[Tensor, ...]:
+        """Return an uninitialised batch on meta, beside one of so many samples of the training."""
+        size = self.batch or batch
+        return tuple(
+            torch.empty((size, *one.shape), dtype=getattr(torch, one.dtype), device="meta")
+            for one in self.inputs()
+        )
+
+    def run(self, module: nn.Module, tensors: Iterable[Tensor]) -> Any:
+        """Run its step on the tensors of a batch; returns what lives until the next batch, as a loss."""
+        result = self.step(module, _rebuilt(self.sample, tensors))
+        kept = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        return {"loss": kept[0] if kept else torch.empty((), device="meta"), "result": result}
+
+
+@dataclass(frozen=True, slots=True)
 class LiveModel:
     """A module in use, as far as a plan needs it."""
 
@@ -43,13 +70,17 @@ class _StepModule(nn.Module):
         step: Step,
         rebuild: Callable[[Iterable[Tensor]], Any],
         optimizer: AnyLiveOptimizer | None = None,
+        evaluation: LiveEvaluation | None = None,
     ) -> None:
         super().__init__()
         self.module = module
         self._step, self._rebuild, self._optimizer = step, rebuild, optimizer
+        self._evaluation = evaluation
 
     def forward(self, *tensors: Tensor) -> Any:
         """Run the step; tensors after those of the batch are only there to take memory."""
+        if self._evaluation is not None and not self.training:
+            return self._evaluation.run(self.module, tensors)
         return self._step(self.module, self._rebuild(tensors))
 
     @property
@@ -57,6 +88,12 @@ class _StepModule(nn.Module):
         """Return what makes the module's own optimizer over this copy; None where it is not known."""
         optimizer = self._optimizer
         return None if optimizer is None else lambda: optimizer.over(self.module)
+
+
+def evaluated_loader(model: nn.Module, batch: int) -> Callable[[], Any] | None:
+    """Return a loader of batches of a module's own evaluation; None of a model that has none."""
+    evaluation = model._evaluation if isinstance(model, _StepModule) else None
+    return None if evaluation is None else lambda: (evaluation.load(batch), {}, None)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -72,43 +109,58 @@ def read_live_model(
     optimizer: AnyLiveOptimizer | None = None,
     prepare: Prepare | None = None,
     held_bytes: int = 0,
+    evaluation: LiveEvaluation | None = None,
 ) -> LiveModel:
     """Return the module with a batch of its data, ready to be built without weights.
 
     `sample` is a batch as the data loader gives it: tensors in tuples, lists and mappings, the batch size
     being the first dimension of each. What has one of the `stand_ins`, such as a trainer, is not copied.
     `optimizer` is used in place of the job's, `prepare` changes each copy. `held_bytes` a sample are on
-    the device beside the batch, as one more input. Raises UsageError for a batch without tensors or with
-    several batch sizes.
+    the device beside the batch, as one more input. `evaluation` is what the loop runs in eval mode. Raises
+    UsageError for a batch without tensors or with several batch sizes.
     """
-    tensors = [leaf for leaf in tree_leaves(sample) if isinstance(leaf, Tensor)]
-    sizes = {tensor.shape[0] if tensor.dim() else None for tensor in tensors}
-    if not tensors:
-        raise UsageError("the sample batch has no tensors; give one as the data loader does")
-    if len(sizes) > 1 or None in sizes:
-        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
-        raise UsageError(f"the tensors of the sample batch have several batch sizes: {shapes}; give others")
+    tensors = _tensors_of(sample)
+    specs = _specs_of(tensors)
+    if evaluation is not None:
+        evaluation.inputs()
 
     def rebuild(given: Iterable[Tensor]) -> Any:
-        remaining = iter(given)
-        return tree_map_only(Tensor, lambda _: next(remaining), sample)
+        return _rebuilt(sample, given)
 
-    specs = tuple(
-        TensorSpec(tuple(tensor.shape[1:]), str(tensor.dtype).removeprefix("torch.")) for tensor in tensors
-    )
     if held_bytes:
         specs += (TensorSpec((held_bytes,), "uint8"),)
     replaced = tuple(stand_ins)
-    (batch,) = sizes
-    assert batch is not None
+    batch = tensors[0].shape[0]
 
     def build() -> nn.Module:
         copied = copy_weightless(module, replaced)
         if prepare is not None:
             prepare(copied)
-        return _StepModule(copied, step, rebuild, optimizer)
+        return _StepModule(copied, step, rebuild, optimizer, evaluation)
 
     return LiveModel(specs, batch, build)
+
+
+def _tensors_of(sample: object) -> list[Tensor]:
+    tensors = [leaf for leaf in tree_leaves(sample) if isinstance(leaf, Tensor)]
+    if not tensors:
+        raise UsageError("the sample batch has no tensors; give one as the data loader does")
+    return tensors
+
+
+def _specs_of(tensors: list[Tensor]) -> tuple[TensorSpec, ...]:
+    sizes = {tensor.shape[0] if tensor.dim() else None for tensor in tensors}
+    if len(sizes) > 1 or None in sizes:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+        raise UsageError(f"the tensors of the sample batch have several batch sizes: {shapes}; give others")
+    return tuple(
+        TensorSpec(tuple(tensor.shape[1:]), str(tensor.dtype).removeprefix("torch.")) for tensor in tensors
+    )
+
+
+def _rebuilt(sample: object, given: Iterable[Tensor]) -> Any:
+    remaining = iter(given)
+    return tree_map_only(Tensor, lambda _: next(remaining), sample)
 
 
 def copy_weightless(module: nn.Module, stand_ins: Iterable[StandIn] = ()) -> nn.Module:

@@ -83,9 +83,8 @@ def _replace_linears(model: nn.Module, job: Job) -> None:
 
 def _replace_by_library(model: nn.Module, kept: list[str], config: Any) -> None:
     if is_of_diffusers(model):
-        from diffusers.quantizers.bitsandbytes.utils import replace_with_bnb_linear as replace_in_diffusers
-
-        replace_in_diffusers(model, modules_to_not_convert=kept, quantization_config=config)
+        library: Any = import_library("diffusers.quantizers.bitsandbytes.utils", extra="diffusers")
+        library.replace_with_bnb_linear(model, modules_to_not_convert=kept, quantization_config=config)
         return
     from transformers.integrations.bitsandbytes import replace_with_bnb_linear
 

@@ -343,7 +343,8 @@ def test_validation_is_planned() -> None:
         def val_dataloader(self) -> Any:
             return self.train_dataloader()
 
-    assert "validation is planned as training steps without gradients" in assumptions(module=Validated())
+    note = "planned by its own step, on batches of as many samples as the training's: 1000, scalar"
+    assert note in assumptions(module=Validated())
     assert "validation" not in assumptions(module=Validated(), limit_val_batches=0)
 
 
@@ -492,3 +493,76 @@ def test_strategies_that_shard_are_refused_with_what_plans_them(name: str, words
     trainer._accelerator_connector.strategy = getattr(strategies, name)()
     with pytest.raises(UsageError, match=words):
         notes_of_trainer(trainer)
+
+
+class Segments(Classifier):
+    """A module that trains on crops and validates on whole images, with a loader of its own for each."""
+
+    side, follows = 64, True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 5, 1))
+
+    def images(self, side: int, batch: int) -> DataLoader[Any]:
+        x = torch.zeros(1, 3, side, side).expand(64, -1, -1, -1)
+        return DataLoader(TensorDataset(x, torch.zeros(64, dtype=torch.int64)), batch_size=batch)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return self.images(16, self.batch_size)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return self.images(self.side, self.batch_size if self.follows else 2)
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        return self.network(batch[0]).mean()  # type: ignore[no-any-return]
+
+    def validation_step(self, batch: Any, index: int) -> None:
+        x, y = batch
+        assert len(x) == len(y)
+        self.log("val", self.network(x).mean())
+
+
+def planned(module: Any, **options: Any) -> Any:
+    """Return the plan of a module that does not train afterwards."""
+    callback = BatchSizePlanner(gpu_mib=1500)
+    trainer(callback, max_steps=0, num_sanity_val_steps=0, **options).fit(module)
+    return callback
+
+
+def test_validation_is_planned_with_its_own_data_and_step() -> None:
+    """Whole images of 64 pixels take more than crops of 16, and so does a batch that follows the training."""
+    of = {}
+    for side, follows in ((16, True), (64, True), (64, False)):
+        module = Segments()
+        module.side, module.follows = side, follows
+        of[side, follows] = planned(module)
+    assert of[64, True].batch_size < of[16, True].batch_size / 4
+    assert of[64, False].batch_size > of[64, True].batch_size
+    notes = str(of[64, True].result)
+    assert "planned by its own step, on batches of as many samples as the training's: 3x64x64" in notes
+    assert "on batches of 2 samples: 3x64x64" in str(of[64, False].result)
+
+
+def test_validation_data_that_cannot_be_read_is_named() -> None:
+    """A loader that fails in a plan leaves the validation planned as training steps, with a warning."""
+    module = Segments()
+    module.val_dataloader = lambda: int("no data")  # type: ignore[method-assign]
+    callback = BatchSizePlanner(gpu_mib=1500)
+    with (
+        pytest.warns(UserWarning, match="validation is planned as training steps .*invalid literal"),
+        pytest.raises(ValueError, match="invalid literal"),  # of the training that follows
+    ):
+        trainer(callback, num_sanity_val_steps=0).fit(module)
+    assert callback.batch_size is not None
+
+
+def test_a_validation_that_does_not_fit_is_warned_of() -> None:
+    """Images that no batch leaves room for leave the batch of the training, and a warning says so."""
+    module = Segments()
+    module.side, module.follows = 3000, False
+    with pytest.warns(
+        UserWarning, match="its evaluation does not fit at any batch of the training: give its"
+    ):
+        callback = planned(module)
+    assert callback.batch_size > 100

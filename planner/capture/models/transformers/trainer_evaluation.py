@@ -91,7 +91,7 @@ class Evaluation:
 def _gathering(more: int) -> Iterator[None]:
     """Let an evaluation loop gather results of so many more batches than it runs while open."""
     module: Any = sys.modules[_TRAINER]
-    plain = module.EvalLoopContainer
+    plain: Any = module.EvalLoopContainer
 
     class Container(plain):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -128,5 +128,5 @@ def _repeated(tensors: Any, count: int) -> Any:
     if isinstance(tensors, Tensor):
         return tensors.repeat_interleave(count, 0)
     if isinstance(tensors, Mapping):
-        return type(tensors)({name: _repeated(one, count) for name, one in tensors.items()})
+        return {name: _repeated(one, count) for name, one in tensors.items()}
     return type(tensors)(_repeated(one, count) for one in tensors)

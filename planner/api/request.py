@@ -13,7 +13,7 @@ from msgspec import Struct
 from planner.api.budget import budget_for, calibrate_budget, make_budget
 from planner.api.options import Options, Sample
 from planner.emulator import open_convolutions
-from planner.errors import UsageError, unsaved
+from planner.errors import DataFileError, UsageError, unsaved
 from planner.hardware import Budget
 from planner.jobs import (
     FIELD_OPTIONS,
@@ -26,6 +26,7 @@ from planner.jobs import (
     complete_job,
     defaults_of_code,
     freeze,
+    is_cudnn_of_files,
     is_torchtitan,
     kind_of_code,
     load_catalogue,
@@ -196,6 +197,12 @@ def _load_trace(model: Model | None, options: Options, path: Path) -> tuple[Save
         flag = "--" + ("model" if model is not None else given[0]).replace("_", "-")
         raise UsageError(f"{flag} and --trace: the trace file decides that; leave one away")
     saved = open_saved(path)
+    where = saved.job.cudnn
+    if saved.has_queries and not (options.get("cudnn") or is_cudnn_of_files(where)):
+        raise DataFileError(
+            f"{path}: its job names the cuDNN in {where!r}, which a file may not load; give --cudnn with a "
+            "folder that you trust, or --cudnn installed, stored or published"
+        )
     beside = {name: options.get(name) for name in _NOT_IN_TRACES}
     for name in ("cudnn", "cudnn_benchmark"):
         if options.get(name) and not saved.has_queries:

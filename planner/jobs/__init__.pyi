@@ -11,6 +11,7 @@ from .job import (
     Optimizer as Optimizer,
     OptimizerImpl as OptimizerImpl, PUBLISHED as PUBLISHED, Precision as Precision, Quantize as Quantize,
     STORED as STORED, TensorSpec as TensorSpec, ZeroGrad as ZeroGrad,
+    is_cudnn_of_files as is_cudnn_of_files,
 )
 from .nested import batch_of_specs as batch_of_specs
 from .own_code import CodeKind as CodeKind, kind_of_code as kind_of_code

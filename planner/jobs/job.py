@@ -149,6 +149,7 @@ class Quantize(StrEnum):
 
 
 PUBLISHED, INSTALLED, STORED = "published", "installed", "stored"  # of `Job.cudnn`
+CUDNN_OF_FILES = (INSTALLED, STORED, PUBLISHED)  # a folder would have its library loaded
 
 
 class Job(Struct, frozen=True):
@@ -223,3 +224,8 @@ class ModelName(NamedTuple):
 
     source: str  # one of `SOURCES`, "file", or "" for a catalogue name
     name: str  # what the source calls it; FILE.py:NAME for a file
+
+
+def is_cudnn_of_files(where: str) -> bool:
+    """Return whether a file that the user did not write may have this as `Job.cudnn`."""
+    return where in ("", *CUDNN_OF_FILES)

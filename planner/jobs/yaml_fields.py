@@ -1,7 +1,8 @@
 """Fields of a job in YAML files: options, tensors, constructor arguments, and models by name.
 
 A file that somebody sent may be read without a thought, because nothing that it names is ever executed. Code
-runs only if the user named it on the command line, or allowed the file to name it with --allow-code.
+runs only if the user named it on the command line, or allowed the file to name it with --allow-code. No file
+names a library: its folder is given on the command line alone (docs/robustness.md).
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -13,7 +14,7 @@ from msgspec import Meta
 from planner._support.strict_yaml import Entry
 from planner.allocator import parse_alloc_conf
 from planner.errors import UsageError
-from planner.jobs.job import CatalogueEntry, Job, TensorSpec
+from planner.jobs.job import CUDNN_OF_FILES, CatalogueEntry, Job, TensorSpec, is_cudnn_of_files
 from planner.jobs.optimizer_names import optimizer_runs_code, parse_optimizer
 from planner.jobs.options import FIELD_OPTIONS, JobOption, OptionKind
 from planner.jobs.parse import (
@@ -45,6 +46,8 @@ def read_options(parts: Mapping[str, Entry], sources: Collection[str]) -> dict[s
     options = {
         name: _value_of(option, parts[name]) for name, option in FIELD_OPTIONS.items() if name in parts
     }
+    if "cudnn" in parts:
+        options["cudnn"] = read_cudnn(parts["cudnn"])
     if "loss" in parts:
         options["loss"] = read_loss(parts["loss"], sources)
     if "optimizer" in parts:
@@ -171,6 +174,17 @@ def read_source(entry: Entry, model: str, sources: Collection[str]) -> str:
     source = parse_entry(entry, split_model, model).source
     _check_code(entry, model, source == FILE, sources)
     return source
+
+
+def read_cudnn(entry: Entry) -> str:
+    """Return the source of convolution workspaces that a file names. Raises DataFileError for a folder."""
+    text = entry.text()
+    if not is_cudnn_of_files(text):
+        raise entry.broken(
+            f"{text!r} is no {', '.join(CUDNN_OF_FILES)}; a folder, whose library would be loaded, is given "
+            "on the command line alone: --cudnn FOLDER"
+        )
+    return text
 
 
 def read_loss(entry: Entry, sources: Collection[str]) -> str:

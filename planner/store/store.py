@@ -3,14 +3,14 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from planner._support.versions import installed_version, public_version
 from planner.errors import DataFileError, UsageError
-from planner.jobs import Job, copy_options, job_from_json, job_to_json
+from planner.jobs import Job, copy_options, is_code, job_from_json, job_to_json
 from planner.program import Program, Target
 from planner.store.cache_dir import CacheDirectory
 from planner.store.codec import ProgramFile, load_programs
@@ -70,7 +70,7 @@ class UserCache:
 
     def get_job(self, job: Job) -> Job | None:
         """Return the job that was stored under its name."""
-        return self._get(job, {"holds": "job"}, "job", lambda file: job_from_json(file.about["completed"]))
+        return self._get(job, {"holds": "job"}, "job", partial(_completed_of, job))
 
     def put_job(self, job: Job, completed: Job) -> None:
         """Store a job as its model's library completed it."""
@@ -96,6 +96,19 @@ class UserCache:
             self._fingerprints[job] = fingerprint_of(job)
         key = self._fingerprints[job]
         return None if key is None else key | entry
+
+
+def _completed_of(job: Job, file: ProgramFile) -> Job:
+    """Return the job that a file holds as the library's completion of `job`; it names no code that `job` does
+    not. Raises ValueError, or what `job_from_json` does.
+    """
+    completed = job_from_json(file.about["completed"])
+    for name in ("model", "source", "optimizer", "deepspeed"):
+        if getattr(completed, name) != getattr(job, name):
+            raise ValueError(f"it has another {name}")
+    if is_code(completed.loss) and completed.loss != job.loss:
+        raise ValueError("it has another loss")
+    return completed
 
 
 def _entry(target: Target, batch: int | None) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Files that are data, whatever they contain: nothing in them is executed, nothing takes all memory."""
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,10 @@ import pytest
 from planner.allocator.history.snapshot_reader import load_snapshot
 from planner.cli import run
 from planner.errors import DataFileError
+from planner.jobs import Job, load_catalogue, parse_tensor_spec
+from planner.store.cache_dir import CacheDirectory
+from planner.store.store import UserCache
+from tests.helpers.structs import replace
 
 CATALOGUE = "evil:\n  source: {file}:build\n  about: Innocent.\n  inputs: ['4']\n  target: scalar:int64\n"
 CAMPAIGN = "about: a\ngroups:\n  - {{about: b, models: ['{file}:build'], batches: [1, 2], input: ['4']}}\n"
@@ -75,3 +80,92 @@ def test_a_snapshot_executes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(DataFileError, match=r"it names os\.system, which no snapshot does"):
         load_snapshot(path)
     assert not (tmp_path / "ran").exists()
+
+
+# ---- libraries: no file names one
+
+
+LIBRARY_FILES: dict[str, tuple[str, str, list[str]]] = {  # file name, content, command with FILE
+    "catalogue": (
+        "models.yaml",
+        "net:\n  source: torchvision:resnet18\n  about: a\n  inputs: [3x64x64]\n  cudnn: '{folder}'\n",
+        ["max-batch", "--models", "FILE", "--model", "net", "--gpu", "L4"],
+    ),
+    "campaign": (
+        "campaign.yaml",
+        "about: a\ngroups:\n"
+        "  - {{about: b, models: ['torchvision:resnet18'], batches: [1, 2], cudnn: '{folder}'}}\n",
+        ["calibrate", "--campaign", "FILE"],
+    ),
+    "sweep, a model": (
+        "sweep.yaml",
+        "about: a\nmodels: [{{model: 'torchvision:resnet18', cudnn: '{folder}'}}]\n"
+        "recipes: {{sgd: {{}}}}\ngpus: [L4]\n",
+        ["sweep", "FILE"],
+    ),
+    "sweep, a recipe": (
+        "sweep.yaml",
+        "about: a\nmodels: ['torchvision:resnet18']\nrecipes: {{sgd: {{cudnn: '{folder}'}}}}\ngpus: [L4]\n",
+        ["sweep", "FILE"],
+    ),
+    "check": (
+        "pyproject.toml",
+        '[tool.planner.jobs.a]\nmodel = "torchvision:resnet18"\nbatch = 2\ngpus = ["L4"]\ncudnn = "{folder}"\n',
+        ["check", "--config", "FILE"],
+    ),
+}
+
+
+@pytest.mark.parametrize("allow", [[], ["--allow-code"]])
+@pytest.mark.parametrize("kind", LIBRARY_FILES)
+def test_a_data_file_names_no_library(
+    tmp_path: Path, kind: str, allow: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder of a cuDNN in a file is refused in one line with its place, even beside --allow-code."""
+    name, text, command = LIBRARY_FILES[kind]
+    path = tmp_path / name
+    path.write_text(text.format(folder=tmp_path))
+    assert run([str(path) if word == "FILE" else word for word in command] + allow) in (2, 4)
+    message = capsys.readouterr().err
+    assert message.startswith(f"planner: {path} line ") and len(message.splitlines()) == 1
+    assert "whose library would be loaded, is given on the command line alone: --cudnn FOLDER" in message
+
+
+@pytest.mark.parametrize("where", ["installed", "stored", "published"])
+def test_a_data_file_names_what_answers(tmp_path: Path, where: str) -> None:
+    """A file may say that the installed cuDNN, stored answers or published runs are meant."""
+    path = tmp_path / "models.yaml"
+    path.write_text(LIBRARY_FILES["catalogue"][1].format(folder=where))
+    assert load_catalogue(path)["net"].job.cudnn == where
+
+
+def test_a_trace_names_no_library(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A saved trace whose job names the folder of a cuDNN is planned with another source alone."""
+    path, planted = tmp_path / "net.trace", tmp_path / "planted.trace"
+    words = ["--gpu-mib", "2000", "--json"]
+    assert run(["max-batch", "--model", "conv_pair", "--save-trace", str(path), *words]) == 0
+    answer = json.loads(capsys.readouterr().out)["max_batch"]
+    file = json.loads(gzip.decompress(path.read_bytes()))
+    file["about"]["job"]["cudnn"] = str(tmp_path)
+    planted.write_bytes(gzip.compress(json.dumps(file).encode()))
+    assert run(["max-batch", "--trace", str(planted), *words]) == 4
+    message = capsys.readouterr().err
+    assert message.startswith(f"planner: {planted}: its job names the cuDNN in ")
+    assert len(message.splitlines()) == 1
+    assert run(["max-batch", "--trace", str(planted), "--cudnn", "stored", *words]) == 0
+    assert json.loads(capsys.readouterr().out)["max_batch"] == answer
+
+
+def test_a_cached_job_names_no_other_model(tmp_path: Path) -> None:
+    """A cache entry that another account planted cannot make a plan run code: it is ignored with a line."""
+    lines: list[str] = []
+    job = Job("timm:resnet18")
+    cache = UserCache(CacheDirectory(tmp_path, lines.append))
+    cache.put_job(job, replace(job, inputs=(parse_tensor_spec("3x9x9"),)))
+    assert cache.get_job(job) == replace(job, inputs=(parse_tensor_spec("3x9x9"),))
+    for planted in (replace(job, model="evil.py:x"), replace(job, loss="evil.py:x")):
+        lines.clear()
+        cache = UserCache(CacheDirectory(tmp_path, lines.append))
+        cache.put_job(job, planted)
+        assert cache.get_job(job) is None
+        assert len(lines) == 1 and "a cached job is broken: it has another" in lines[0]

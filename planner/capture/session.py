@@ -42,7 +42,7 @@ from planner.capture.models.torchao_weights import prepare_quantization
 from planner.capture.models.transformers.build import is_padded, notes_of
 from planner.capture.models.transformers.masks import assume_padding
 from planner.capture.models.transformers.own_trainer import TrainerModule
-from planner.capture.process_state import preserve_process_state
+from planner.capture.process_state import preserve_process_state, raise_interrupt
 from planner.capture.recorder.growth_sources import growth_sources
 from planner.capture.recorder.provenance import ProvenanceCollector
 from planner.capture.recorder.recorder import Recorder, Run
@@ -319,6 +319,7 @@ def _record_loop(
     except (PlannerError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a model may raise anything
+        raise_interrupt(error)
         raise explain(job, batch, recorder, error) from error
 
 

@@ -9,15 +9,14 @@ standard output went away; 143 ended by SIGTERM.
 import errno
 import gc
 import os
-import signal
 import sys
 import warnings
-from types import FrameType
-from typing import NoReturn, TextIO
+from typing import TextIO
 
+from planner.cli.ending import INTERRUPTED, EndedError, Ending
 from planner.errors import DataFileError, PlannerError, UsageError
 
-INTERNAL, INTERRUPTED, BROKEN_PIPE, ENDED = 70, 130, 141, 143
+INTERNAL, BROKEN_PIPE = 70, 141
 # What keeps the answer off standard output: no room, a file that may not grow, or none that is open.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 # What keeps a path from being looked at: a folder that may not be entered, a name that no file has.
@@ -35,9 +34,9 @@ def main() -> None:
     # and once more at the exit, would take a third of the time (benchmarks/speed/startup.py).
     gc.set_threshold(100_000, 50, 100)
     _ensure_std_streams()
-    signal.signal(signal.SIGTERM, _end)
-    code = run(sys.argv[1:])
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the code stands, and what is left to do is short
+    if "--debug" not in sys.argv:
+        sys.unraisablehook = lambda _: None  # what a finalizer of a model raises is no error of the plan
+    code = Ending().guard(lambda: run(sys.argv[1:]))
     gc.freeze()
     sys.exit(code)
 
@@ -60,10 +59,11 @@ def run(arguments: list[str]) -> int:
             return code
     except PlannerError as error:
         return _print_error(str(error), error.exit_code, debug)
+    except EndedError as error:
+        error.settle()
+        return _print_error(error.line, error.code, debug)
     except KeyboardInterrupt:
         return _print_error("interrupted", INTERRUPTED, debug)
-    except _EndedError:
-        return _print_error("ended by SIGTERM", ENDED, debug)
     except BrokenPipeError:
         _detach_stream(sys.stdout)
         return BROKEN_PIPE
@@ -81,16 +81,6 @@ def run(arguments: list[str]) -> int:
         return _print_error(
             f"internal error: {kind}: {error}; run with --debug and report it", INTERNAL, debug
         )
-
-
-class _EndedError(BaseException):
-    """SIGTERM: like an interrupt, it passes every `except Exception` on its way to the one exit."""
-
-
-def _end(number: int, frame: FrameType | None) -> NoReturn:
-    """Unwind, so that workers end and no half of a file is left; a second signal finds that under way."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise _EndedError
 
 
 def _ensure_std_streams() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from planner.capture.models.meta_init import construct_on_meta
 from planner.capture.models.user_file import open_file
-from planner.capture.process_state import message_of
+from planner.capture.process_state import message_of, raise_interrupt
 from planner.errors import ModelError, PlannerError, UsageError
 from planner.jobs import Job, Mode, is_code
 
@@ -64,6 +64,7 @@ def build_criterion(job: Job) -> Criterion | None:
     except (PlannerError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a user's code may raise anything
+        raise_interrupt(error)
         raise ModelError(
             f"loss {name}: its construction fails: {type(error).__name__}: {message_of(error)[:200]}; "
             "name a callable that needs no arguments to be made"

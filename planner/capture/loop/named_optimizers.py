@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from planner.capture.loop.optimizers import build_optimizer
 from planner.capture.models.libraries import unknown_name
 from planner.capture.models.user_file import open_beside_model
-from planner.capture.process_state import first_line_of
+from planner.capture.process_state import first_line_of, raise_interrupt
 from planner.errors import ModelError, PlannerError, UsageError
 from planner.jobs import Job, Mode, Optimizer, OptimizerImpl, is_optimizer_file
 
@@ -212,6 +212,7 @@ def _problems_of(job: Job) -> Iterator[None]:
     except (PlannerError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a user's code may raise anything
+        raise_interrupt(error)
         text = first_line_of(error)[:200]
         remedy = _SEVERAL if "2D" in text else "check --optimizer-arg"
         raise UsageError(f"--optimizer {job.optimizer}: {text}; {remedy}") from error

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from planner.capture.cuda.devices import devices_shown
 from planner.capture.failure_reasons import reads_values, remedy_for, sentence_of, source_line
 from planner.capture.loop.batches import empty_batch
+from planner.capture.process_state import raise_interrupt
 from planner.capture.recorder.recorder import Run
 from planner.capture.values.interpreter import DataDependentError
 from planner.errors import ModelError, PlannerError
@@ -46,6 +47,7 @@ def initialise_lazy_modules(model: nn.Module, job: Job, batch: int, run: Run) ->
     except (PlannerError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a model may raise anything
+        raise_interrupt(error)
         if reads_values(error):
             place = f"the call that gives lazy modules their shapes{source_line(error)}"
             raise DataDependentError(job.model, place) from error

@@ -27,7 +27,7 @@ from planner.capture.models.transformers import build as hf
 from planner.capture.models.transformers.inputs import complete_inputs
 from planner.capture.models.transformers.own_trainer import TrainerModule, is_trainer
 from planner.capture.models.user_file import find_in_file, find_step_in_file
-from planner.capture.process_state import first_line_of, message_of
+from planner.capture.process_state import first_line_of, message_of, raise_interrupt
 from planner.errors import ModelError, PlannerError, UsageError
 from planner.jobs import Job, Mode, shown, split_model
 
@@ -75,6 +75,7 @@ def construct_model(
     except (PlannerError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a model may raise anything
+        raise_interrupt(error)
         problem = f"{job.model}: its constructor fails: {first_line_of(error)}"
         otherwise = "check --model-arg, or see the traceback with --debug"
         if isinstance(error, TypeError) and "required" in str(error):

@@ -24,7 +24,7 @@ from planner.capture.models.sibling_modules import importing_beside
 from planner.capture.models.torchao_weights import prepare_torchao
 from planner.capture.models.torchvision.shim import prepare_torchvision
 from planner.capture.models.transformers.own_trainer import import_trainers, trainers_constructed
-from planner.capture.process_state import first_line_of, preserve_process_state
+from planner.capture.process_state import first_line_of, preserve_process_state, raise_interrupt
 from planner.errors import ModelError, UsageError
 from planner.jobs import shown, split_model
 
@@ -160,6 +160,7 @@ def _run_file(path: Path) -> tuple[ModuleType, Callable[[], None]]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
+        raise_interrupt(error)
         sys.modules.pop(name, None)
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == str(path)]

@@ -1,0 +1,99 @@
+"""End on Ctrl-C and SIGTERM: unwind from wherever the process is, through any code that runs in it."""
+
+import _thread
+import os
+import signal
+import sys
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NoReturn
+
+_MOST_SWALLOWED = 100  # then the code that runs keeps no exception, and the process ends without unwinding
+
+INTERRUPTED, ENDED = 130, 143
+
+
+class EndedError(KeyboardInterrupt):
+    """SIGTERM or Ctrl-C: it passes each `except` that an interrupt passes, on its way to the one exit.
+
+    Whoever reports it calls `settle`, after which no signal is handled.
+    """
+
+    def __init__(self, number: int, settle: Callable[[], None]) -> None:
+        super().__init__()
+        self.code = ENDED if number == signal.SIGTERM else INTERRUPTED
+        self.line = "ended by SIGTERM" if number == signal.SIGTERM else "interrupted"
+        self.settle = settle
+
+
+class Ending:
+    """The end of this process by a signal.
+
+    A model's code, and callbacks of C, may swallow the exception. It is watched: it lives as long as it
+    unwinds the stack, and if it dies before anybody reported it, the signal is sent again.
+    """
+
+    def __init__(self) -> None:
+        self._swallowed = 0
+        self._error: weakref.ref[EndedError] | None = None  # the one that unwinds the stack
+        self._number = 0  # of the signal that arrived
+        self._is_settled = False
+
+    def guard(self, run: Callable[[], int]) -> int:
+        """Return the exit code of `run`, or of a signal that it swallowed. Signals are ignored afterwards."""
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else nobody is to interrupt it
+            signal.signal(signal.SIGINT, self._end)
+        signal.signal(signal.SIGTERM, self._end)
+        code = INTERRUPTED
+        try:
+            code = run()
+            was_settled, self._is_settled = self._is_settled, True
+        except EndedError:
+            was_settled = False
+        self.settle()
+        if self._number and not was_settled:
+            error = self._make_error()
+            print(f"planner: {error.line}", file=sys.stderr, flush=True)
+            return error.code
+        return code
+
+    def settle(self) -> None:
+        """Ignore both signals from now on: the exit code stands."""
+        self._is_settled = True
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+
+    def _make_error(self) -> EndedError:
+        return EndedError(self._number, self.settle)
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        """Unwind, so that workers end and no half of a file is left; a second signal finds that under way."""
+        if self._is_settled or (self._error is not None and self._error() is not None):
+            return
+        self._number = self._number or number
+        if self._swallowed > _MOST_SWALLOWED:
+            self._leave()
+        raise self._watched_error()
+
+    def _watched_error(self) -> EndedError:
+        """Return the exception; no frame of its traceback may name it, which would keep it alive."""
+        error = self._make_error()
+        self._error = weakref.ref(error, self._send_again)
+        return error
+
+    def _send_again(self, _: Any) -> None:
+        """Send the signal again for an exception that died: somebody swallowed it.
+
+        A thread does, since what is raised in a callback of a weak reference is lost. If it is quick enough
+        to find the callback running, that exception dies too, and the next one is sent.
+        """
+        if not self._is_settled:
+            self._swallowed += 1
+            _thread.start_new_thread(os.kill, (os.getpid(), self._number))
+
+    def _leave(self) -> NoReturn:
+        self._is_settled = True
+        error = self._make_error()
+        os.write(2, f"planner: {error.line}\n".encode())
+        os._exit(error.code)

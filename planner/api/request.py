@@ -162,14 +162,15 @@ def isolation_limit(options: Mapping[str, object]) -> float | None:
 
 
 def open_stores(options: Options) -> tuple[ProgramStore, ...]:
-    """Return the stores of programs; none without `cache`, for a model in a process of its own, or where
-    torch is set otherwise than by default. Raises UsageError.
+    """Return the stores of programs; none without `cache`, or for a model in a process of its own. Raises
+    UsageError.
     """
     folder = options.get("cache")
-    if folder is None or options.get("isolate") or _is_torch_changed():
+    if folder is None or options.get("isolate"):
         return ()
-    cache = open_cache(Path(folder), options.get("warn") or _warn)
-    return UserCache(cache), BundledStore()
+    settings = _changed_settings()
+    cache = UserCache(open_cache(Path(folder), options.get("warn") or _warn), settings)
+    return (cache,) if settings else (cache, BundledStore())
 
 
 def answers_folder(options: Options) -> Path | None:
@@ -178,12 +179,13 @@ def answers_folder(options: Options) -> Path | None:
     return None if folder is None else Path(folder)
 
 
-def _is_torch_changed() -> bool:
-    """Return whether torch is set otherwise than by default in what traces depend on."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return False
-    return torch.are_deterministic_algorithms_enabled() or torch.get_default_dtype() is not torch.float32
+def _changed_settings() -> Mapping[str, str]:
+    """Return in which settings that decide traces this process differs from a fresh one, by name."""
+    if "torch" not in sys.modules:
+        return {}
+    from planner.capture import changed_settings
+
+    return changed_settings()
 
 
 def _warn(line: str) -> None:

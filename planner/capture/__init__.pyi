@@ -48,6 +48,7 @@ from .models.transformers.training import (
 )
 from .recorder.provenance import ProvenanceCollector as ProvenanceCollector
 from .session import record as record
+from .settings import changed_settings as changed_settings
 from .subprocess.client import TracerProcess as TracerProcess
 from .symbolic.builder import open_builder as open_builder
 from .symbolic.size_family import SizeFamily as SizeFamily, open_size_family as open_size_family

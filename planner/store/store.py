@@ -1,7 +1,7 @@
 """Stores of programs: the user's cache, and the programs of the catalogue's jobs in the package."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from hashlib import sha256
@@ -51,9 +51,13 @@ def complete_job(job: Job, stores: Sequence[ProgramStore], complete: Callable[[J
 
 @dataclass(slots=True)
 class UserCache:
-    """The user's cache. A job without a fingerprint is neither found nor stored."""
+    """The user's cache. A job without a fingerprint is neither found nor stored.
+
+    `settings` are those of the process that differ from the defaults; others have other traces.
+    """
 
     directory: CacheDirectory
+    settings: Mapping[str, str] = field(default_factory=dict)
     _fingerprints: dict[Job, Fingerprint | None] = field(default_factory=dict)
 
     def get(self, job: Job, target: Target, batch: int | None = None) -> Sequence[Program]:
@@ -95,7 +99,8 @@ class UserCache:
         if job not in self._fingerprints:
             self._fingerprints[job] = fingerprint_of(job)
         key = self._fingerprints[job]
-        return None if key is None else key | entry
+        settings = {"settings": dict(self.settings)} if self.settings else {}
+        return None if key is None else key | entry | settings
 
 
 def _completed_of(job: Job, file: ProgramFile) -> Job:

@@ -110,7 +110,8 @@ LIBRARY_FILES: dict[str, tuple[str, str, list[str]]] = {  # file name, content, 
     ),
     "check": (
         "pyproject.toml",
-        '[tool.planner.jobs.a]\nmodel = "torchvision:resnet18"\nbatch = 2\ngpus = ["L4"]\ncudnn = "{folder}"\n',
+        '[tool.planner.jobs.a]\nmodel = "torchvision:resnet18"\nbatch = 2\n'
+        'gpus = ["L4"]\ncudnn = "{folder}"\n',
         ["check", "--config", "FILE"],
     ),
 }

@@ -124,7 +124,7 @@ CHANGING = (
 )
 RAISING = ("RudeForward", "MuteForward", "ExitForward", "RudeBuild", "MuteBuild", "ExitBuild")
 APART = """
-import os, subprocess, sys, time
+import ctypes, os, subprocess, sys, time
 from torch import nn
 
 class Model(nn.Module):
@@ -143,7 +143,7 @@ class Prints(Model):
 
 class Exits(Model):
     def forward(self, x):
-        os._exit(3)
+        ctypes.CDLL(None)._exit(3)  # os._exit does not end a plan
 
 class Hangs(Model):
     def forward(self, x):
@@ -158,7 +158,7 @@ class Lies(Model):
                 os.write(number, b'{"error": "SystemExit", "message": 1}\\n')
             except OSError:
                 pass
-        os._exit(0)
+        ctypes.CDLL(None)._exit(0)
 """
 
 

@@ -8,6 +8,7 @@ on as before. What Python cannot restore (patched modules, threads, a crash) nee
 
 import errno
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,13 +20,21 @@ from torch.utils import _device as device_mode
 
 from planner.capture.settings import reapplied_settings, restored_settings
 
+_ONE_PLAN = threading.RLock()
+
 
 @contextmanager
 def preserve_process_state() -> Iterator[Callable[[], Callable[[], None]]]:
     """Restore on exit every setting that changed.
 
-    Yields a function that notes the changes so far and returns one that makes them again.
+    Yields a function that notes the changes so far and returns one that makes them again. Plans of several
+    threads queue here, since what they replace in torch is that of the process.
     """
+    with _ONE_PLAN:
+        yield from _preserved()
+
+
+def _preserved() -> Iterator[Callable[[], Callable[[], None]]]:
     settings = [(one.read, one.write, one.read()) for one in reapplied_settings()]
     restored_only = [(one.read, one.write, one.read()) for one in restored_settings()]
     restore_modes = _note_modes()

@@ -27,6 +27,7 @@ from planner.capture.cuda.host_tensors import HostTensors, Side
 from planner.capture.cuda.names import Names, Replacement
 from planner.capture.cuda.placed import PlacedTensors
 from planner.capture.cuda.streams import Streams
+from planner.capture.cuda.threads import beside_other_threads
 from planner.capture.cuda.triton_kernels import launches_skipped, triton_importable
 from planner.capture.wrapped import is_wrapped
 
@@ -139,7 +140,7 @@ def devices_shown() -> Iterator[None]:
     }
     _opened.append(replace(_opened[-1], is_running=True))
     try:
-        with mock.patch.multiple(Tensor, **shown), launches_skipped():
+        with mock.patch.multiple(Tensor, **_beside_threads(shown)), launches_skipped():
             yield
     finally:
         _opened.pop()
@@ -169,8 +170,13 @@ def placed_devices_shown() -> Iterator[None]:
         "is_cuda": shown(plain.is_cuda, True),
         "get_device": lambda tensor: 0 if is_put_on_gpu(tensor) else index(tensor),
     }
-    with mock.patch.multiple(Tensor, **replaced):
+    with mock.patch.multiple(Tensor, **_beside_threads(replaced)):
         yield
+
+
+def _beside_threads(replaced: dict[str, Any]) -> dict[str, Any]:
+    """Return attributes of tensors that threads beside the plan see as they are."""
+    return {name: beside_other_threads(new, getattr(Tensor, name)) for name, new in replaced.items()}
 
 
 def is_put_on_gpu(tensor: Tensor) -> bool:

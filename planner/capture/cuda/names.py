@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from planner.capture.cuda.callers import modules_of_users
+from planner.capture.cuda.threads import beside_other_threads
 
 Replacement = tuple[Any, str, Any]  # a module or class, a name of it, and the new value
 _INHERITED = object()  # the name was defined in a base class
@@ -16,7 +17,10 @@ class Names:
     """Replacements that are set and restored together."""
 
     def __init__(self, replacements: Iterable[Replacement]) -> None:
-        self._replacements = [*replacements]
+        self._replacements = [
+            (holder, name, beside_other_threads(new, getattr(holder, name)))
+            for holder, name, new in replacements
+        ]
         made = {id(getattr(holder, name)): new for holder, name, new in self._replacements if callable(new)}
         for module in modules_of_users():
             for name, value in list(vars(module).items()):

@@ -5,6 +5,7 @@ registered from Python at the `AutogradMeta` key take CUDA's; they are global to
 registered only while `cuda_semantics` is open. So are the kernels of CUDA's autocast, at a key of its own.
 """
 
+import pkgutil
 import sys
 import threading
 import warnings
@@ -27,6 +28,7 @@ from planner.capture.cuda import (
     slicing,
 )
 from planner.capture.cuda.autocast import mode as autocast, rnn as autocast_rnn
+from planner.capture.cuda.threads import beside_other_threads
 from planner.program import NEWEST_TORCH, TorchVersion
 
 _OPEN = threading.Lock()
@@ -91,7 +93,9 @@ def _open(
     others = (*autocast.patches(casts.clear), *second_order.patches())
     patches = (*_device_lists(), *indexing, *others)
     for target, replacement in patches:
-        stack.enter_context(mock.patch(target, replacement))
+        holder, _, name = target.rpartition(".")
+        plain = getattr(pkgutil.resolve_name(holder), name)
+        stack.enter_context(mock.patch(target, beside_other_threads(replacement, plain)))
     stack.enter_context(autocast.included())
 
 

@@ -8,6 +8,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from planner.capture.cuda.threads import beside_other_threads
 from planner.capture.models.meta_init import construct_with_values
 
 SEED = 0
@@ -55,7 +56,9 @@ def deterministic_values() -> Iterator[None]:
 
     with torch.random.fork_rng(devices=[]), ExitStack() as stack:
         for owner, replacement in ((torch, tensor), (torch, as_tensor), (Tensor, new_tensor)):
-            stack.enter_context(mock.patch.object(owner, replacement.__name__, replacement))
+            name = replacement.__name__
+            patched = beside_other_threads(replacement, getattr(owner, name))
+            stack.enter_context(mock.patch.object(owner, name, patched))
         torch.manual_seed(SEED)
         stack.callback(torch.set_num_threads, threads)
         torch.set_num_threads(1)

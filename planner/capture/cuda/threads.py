@@ -1,0 +1,32 @@
+"""Replace functions of torch for a plan alone: threads that ran before it, such as a training, keep torch's."""
+
+import functools
+from collections.abc import Callable
+from threading import enumerate as all_threads, get_ident
+from typing import Any
+
+
+def beside_other_threads(new: Any, plain: Any) -> Any:
+    """Return the replacement `new`, which is `plain` in threads that run already, if there are any.
+
+    Threads that a model starts belong to the plan. Values, classes and other things that cannot answer
+    differently stay as they are.
+    """
+    bystanders = frozenset(one.ident for one in all_threads()) - {get_ident()}
+    if not bystanders:
+        return new
+    if isinstance(new, staticmethod):
+        return staticmethod(beside_other_threads(new.__func__, plain))
+    if isinstance(new, property):
+        return property(lambda held: (plain if get_ident() in bystanders else new).__get__(held))
+    if isinstance(new, type) or isinstance(plain, type) or not (callable(new) and callable(plain)):
+        return new
+    return _choosing(new, plain, bystanders)
+
+
+def _choosing(new: Any, plain: Any, bystanders: frozenset[int | None]) -> Callable[..., Any]:
+    @functools.wraps(new)
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        return (plain if get_ident() in bystanders else new)(*args, **kwargs)
+
+    return choose

@@ -1,0 +1,95 @@
+"""Threads beside a plan: a training goes on undisturbed, and plans of several threads queue.
+
+`--runs N` sets how many plans are made beside a training.
+"""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from planner import max_batch
+
+NET = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(16, 64)
+        self.second = nn.Linear(64, 4)
+
+    def forward(self, x):
+        return self.second(self.first(x).relu())
+"""
+
+
+def plan(file: Path, inputs: int = 16) -> int:
+    return max_batch(f"{file}:Net", input=str(inputs), target="scalar:int64", gpu_mib=2000).max_batch
+
+
+@contextmanager
+def training() -> Iterator[list[str]]:
+    """Train a small model in a thread while open; yields what its loop finds wrong."""
+    problems: list[str] = []
+    has_begun, is_over = threading.Event(), threading.Event()
+    torch.manual_seed(1)
+
+    def train() -> None:
+        net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 4))
+        optimizer = torch.optim.AdamW(net.parameters())
+        while not is_over.is_set():
+            try:
+                step(net, optimizer)
+            except Exception as error:
+                problems.append(f"{type(error).__name__}: {error}")
+            has_begun.set()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    has_begun.wait()  # so that imports of the first step are done
+    try:
+        yield problems
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def step(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    images, labels = torch.randn(4, 8), torch.randint(0, 4, (4,))
+    images[0, 1:3] = 2.0
+    assert images.device.type == "cpu" and not images.is_cuda
+    assert float(images[0, 1:3].sum()) == 4.0
+    loss = cross_entropy(net(images), labels)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    assert loss.isfinite()
+
+
+def test_a_training_goes_on_beside_a_plan(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Neither the training nor the plans see each other: no error, and the answers of a quiet process."""
+    file = tmp_path / "net.py"
+    file.write_text(NET)
+    quiet = plan(file)
+    runs = max(3, int(request.config.getoption("--runs")) // 20)
+    with training() as problems:
+        answers = [plan(file) for _ in range(runs)]
+    assert problems == []
+    assert answers == [quiet] * runs
+    print(f"\n{runs} plans beside a training thread, 0 errors in either")
+
+
+def test_plans_of_several_threads_queue(tmp_path: Path) -> None:
+    """Eight threads that plan at once all get the answer of one."""
+    file = tmp_path / "net.py"
+    file.write_text(NET)
+    quiet = plan(file)
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda _: plan(file), range(8))) == [quiet] * 8

@@ -1,4 +1,4 @@
-"""Replace functions of torch for a plan alone: threads that ran before it, such as a training, keep torch's."""
+"""Replace functions of torch for a plan alone: threads that ran before it, such as a training, see theirs."""
 
 import functools
 from collections.abc import Callable

@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from planner._support.atomic_write import write_bytes
+from planner._support.bounded_read import read_bytes
 from planner._support.conversion import convert
 from planner.errors import DataFileError, UsageError
 from planner.hardware.calibration import Observation, Settings
@@ -67,11 +68,7 @@ def save_observation(observation: Observation, path: Path) -> None:
 def load_observation(path: Path) -> Observation:
     """Return one run. Raises DataFileError for anything that `save_observation` never wrote."""
     try:
-        with path.open("rb") as file:
-            content = file.read(LARGEST_FILE_BYTES + 1)
-        if len(content) > LARGEST_FILE_BYTES:
-            raise ValueError(f"more than {LARGEST_FILE_BYTES} bytes")
-        return observation_from_json(msgspec.json.decode(content))
+        return observation_from_json(msgspec.json.decode(read_bytes(path, LARGEST_FILE_BYTES)))
     except OSError as error:
         raise DataFileError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:

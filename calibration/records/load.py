@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from calibration.records.reader import HistoryRecord, read_measured_records
+from calibration.records.reader import LARGEST_FILE_BYTES, HistoryRecord, read_measured_records
+from planner._support.bounded_read import open_regular
 from planner.allocator.history import Recording, load_any_history, load_snapshot, recording_of
 from planner.errors import DataFileError, UsageError
 from planner.hardware.calibration import is_same_job
@@ -25,7 +26,7 @@ def load_recording(path: Path, job: Job, batch: int) -> Recording:
         record = _choose(path, read_measured_records(folder).histories, job, batch)
         return recording_of(record.history, str(path))
     try:
-        with path.open("rb") as file:
+        with open_regular(path, LARGEST_FILE_BYTES) as file:
             first = file.read(1)
     except OSError as error:
         raise DataFileError(f"{path}: cannot read the history: {error.strerror or error}") from error

@@ -8,6 +8,7 @@ a killed run left unfinished. Anything else that is broken is a DataFileError wi
 import gzip
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
@@ -17,6 +18,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from msgspec import Struct
 
 from calibration.records.jobs import HISTORY_STEPS, PEAK_STEPS, RecordedJob, UnsupportedJobError
+from planner._support.bounded_read import open_regular, read_bytes
 from planner._support.conversion import Count, Positive, Text, decode_json
 from planner._support.versions import format_cudnn_version
 from planner.allocator.history import ACTIONS, History, HistoryEvent, HistoryMark
@@ -26,6 +28,7 @@ from planner.jobs import Job, Mode
 from planner.program import Phase
 
 GIB = 2**30
+LARGEST_FILE_BYTES = 2**33  # as it lies on the disk; lines are read one by one
 LONGEST_LINE = 2**28  # characters; a history of three steps takes 10**6
 PHASES = {"model": Phase.SETUP, "forward": Phase.FORWARD, "backward": Phase.BACKWARD, "step": Phase.OPTIMIZER}
 
@@ -131,7 +134,7 @@ def read_measured_records(folder: Path) -> MeasuredRecords:
     """Return all records of a folder. Raises DataFileError."""
     path = folder / "versions.json"
     try:
-        machine = decode_json(path.read_bytes(), _Machine)
+        machine = decode_json(read_bytes(path, LONGEST_LINE), _Machine)
     except OSError as error:
         raise DataFileError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
@@ -174,7 +177,10 @@ def _read(
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
     """Yield each line with its number; None for a last one without an end."""
-    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+    with (
+        open_regular(path, LARGEST_FILE_BYTES) as plain,
+        gzip.open(plain, "rb") if path.suffix == ".gz" else nullcontext(plain) as file,
+    ):
         for number in count(1):
             try:
                 line = file.readline(LONGEST_LINE)

@@ -18,6 +18,8 @@ LARGEST = 2**50  # of sizes in bytes; messages do not name it
 Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
 
+_MOST_BITS = 1000  # of whole numbers that messages quote; Python itself refuses to write out 15,000
+
 _PLACE = re.compile(r"(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
 _OF_TYPES = ("Expected", "Invalid", "Number out of range", "Integer value out of range")
@@ -77,6 +79,8 @@ def shown(value: Any) -> str:
         return "keys with values"
     if isinstance(value, list | tuple):
         return f"a list of {len(value)}"
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        return "a number of many digits"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     text = repr(value) if isinstance(value, str) else str(value)

@@ -3,6 +3,8 @@
 import zlib
 from pathlib import Path
 
+from planner._support.bounded_read import read_bytes
+
 _GZIP = 31  # zlib's wbits for gzip with the largest window
 
 
@@ -16,11 +18,10 @@ def read_packed(path: Path, most_bytes: int) -> bytes:
 
     Raises OSError where the file cannot be read, ValueError or zlib.error where it is not one packed text.
     """
-    with path.open("rb") as file:
-        packed = file.read(most_bytes + 1)
+    packed = read_bytes(path, most_bytes)
     decompressor = zlib.decompressobj(wbits=_GZIP)
     content = decompressor.decompress(packed, most_bytes + 1)
-    if max(len(packed), len(content)) > most_bytes:
+    if len(content) > most_bytes:
         raise ValueError(f"it holds more than {most_bytes} bytes")
     if not decompressor.eof:
         raise ValueError("it is cut short")

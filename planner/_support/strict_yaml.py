@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from planner._support.bounded_read import read_text
 from planner._support.conversion import ConversionError, Text, convert, shown
 from planner.errors import DataFileError
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MAX_DEPTH = 100  # levels; ours have 6
+LARGEST_FILE_BYTES = 4 * 2**20  # of a calibration; others are far smaller
+MOST_MARKS = 1_000_000  # that may begin a value, which takes half a kB
 MAX_VALUES = 200_000  # aliases of aliases of lists could make billions
 
 
@@ -126,7 +129,9 @@ def read_entry(path: Path) -> Entry:
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, LARGEST_FILE_BYTES)
+        if sum(map(text.count, ",:\n[{")) > MOST_MARKS:
+            raise DataFileError(f"{path}: holds more than {MOST_MARKS:,} values")
         if _may_be_deep(text):
             _refuse_depth(path, text, loader)
         node = yaml.compose(text, Loader=loader)

@@ -5,39 +5,69 @@ itself and begins on a line of its own, so each is parsed alone once more to lea
 """
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner._support.strict_yaml import Entry
+from planner._support.bounded_read import read_text
+from planner._support.strict_yaml import MAX_DEPTH, Entry
 from planner.errors import DataFileError
 
 if TYPE_CHECKING:
     import yaml
 
+LARGEST_FILE_BYTES = 2**20
+_MOST_DOTS = 2_000  # in a line
+_MOST_PARSED = 2**20  # characters of statements in several lines, which are tried line by line
+
 _Path = tuple[str | int, ...]  # keys, and the places of tables in an array of tables
 _ENDINGS = ("]", "}", '"""', "'''")  # one of them is in the last line of a value of several lines
+_TOO_DEEP = "nested too deeply, or in values of too many lines"
 _TAGS = {str: "str", bool: "bool", int: "int", float: "float"}
 
 
 def read_toml_table(path: Path, table: Sequence[str]) -> Entry | None:
     """Return a table of a file as an entry; None where the file has none. Raises DataFileError."""
     try:
-        text = path.read_text(encoding="utf-8").replace("\r\n", "\n")
+        text = read_text(path, LARGEST_FILE_BYTES)
+        if any(line.count(".") > _MOST_DOTS for line in text.split("\n")):
+            raise RecursionError  # tomllib takes quadratic time for a key of so many parts
         value: Any = tomllib.loads(text)
+        if is_deeper(value, MAX_DEPTH):
+            raise RecursionError
     except OSError as error:
         raise DataFileError(f"{path}: not readable ({error.strerror or error})") from error
     except RecursionError:
-        raise DataFileError(f"{path}: nested too deeply") from None
+        raise DataFileError(f"{path}: {_TOO_DEEP}") from None
     except ValueError as error:  # not TOML, or not UTF-8
         raise DataFileError(f"{path}: not TOML ({error})") from error
     for key in table:
         value = value.get(key) if isinstance(value, Mapping) else None
     if value is None:
         return None
-    lines = _lines(text)
+    try:
+        lines = _lines(text)
+    except RecursionError:
+        raise DataFileError(f"{path}: {_TOO_DEEP}") from None
     place = tuple(table)
     return Entry(path, ".".join(table), lines.get(place, 1), _node(value, place, lines))
+
+
+def is_deeper(value: object, depth: int) -> bool:
+    """Return whether mappings and lists nest more than so many levels."""
+    level = [value]
+    for _ in range(depth + 1):
+        inner = [one.values() if isinstance(one, Mapping) else one for one in level]
+        level = [
+            part
+            for parts in inner
+            if not isinstance(parts, str) and isinstance(parts, Iterable)
+            for part in parts
+            if isinstance(part, Mapping | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _lines(text: str) -> dict[_Path, int]:
@@ -58,26 +88,40 @@ def _lines(text: str) -> dict[_Path, int]:
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the first line of each statement, and the statement."""
-    lines, start = text.split("\n"), 0
+    """Yield the first line of each statement, and the statement. Raises RecursionError for one of more lines
+    than can be tried.
+    """
+    lines, start, parsed = text.split("\n"), 0, 0
     while start < len(lines):
-        end = start + 1
-        while not _is_whole(lines, start, end):
-            end += 1
+        end, opened, length = start + 1, _opened(lines[start]), len(lines[start])
+        while end < len(lines):
+            # Once much was tried, only where as many brackets are closed as opened; texts may hold some.
+            if end == start + 1 or (_may_end(lines[end - 1]) and (opened <= 0 or parsed < _MOST_PARSED)):
+                parsed += length if end > start + 1 else 0
+                if parsed > 4 * _MOST_PARSED:
+                    raise RecursionError
+                if _is_valid("\n".join(lines[start:end])):
+                    break
+            opened, length, end = opened + _opened(lines[end]), length + len(lines[end]), end + 1
         yield start + 1, "\n".join(lines[start:end])
         start = end
 
 
-def _is_whole(lines: Sequence[str], start: int, end: int) -> bool:
-    if end >= len(lines):
-        return True
-    if end > start + 1 and not any(mark in lines[end - 1] for mark in _ENDINGS):
-        return False
+def _opened(line: str) -> int:
+    """Return how many brackets more the line opens than it closes."""
+    return line.count("[") + line.count("{") - line.count("]") - line.count("}")
+
+
+def _is_valid(statement: str) -> bool:
     try:
-        tomllib.loads("\n".join(lines[start:end]))
+        tomllib.loads(statement)
     except tomllib.TOMLDecodeError:
         return False
     return True
+
+
+def _may_end(line: str) -> bool:
+    return any(mark in line for mark in _ENDINGS)
 
 
 def _heading(defined: Any, tables: dict[_Path, int]) -> _Path:

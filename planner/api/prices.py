@@ -6,6 +6,7 @@ from math import inf, isfinite
 from os import PathLike
 from pathlib import Path
 
+from planner._support.bounded_read import MIB, read_text
 from planner.errors import DataFileError, UsageError
 from planner.hardware import PriceList, find_device, read_prices
 from planner.planning import Quote
@@ -59,9 +60,10 @@ def _rate(where: str, text: str) -> float:
 
 def _read_file(path: Path) -> dict[str, float]:
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_text(path, 64 * MIB, "utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataFileError(f"{path}: not readable ({error})") from error
+        reason = getattr(error, "strerror", None) or error
+        raise DataFileError(f"{path}: not readable ({reason})") from error
     rates: dict[str, float] = {}
     rows = [(number, row) for number, row in enumerate(csv.reader(lines), start=1) if row]
     if not rows or tuple(rows[0][1]) != _COLUMNS:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from planner._support.bounded_read import MIB, read_text
 from planner.errors import DataFileError, UsageError
 from planner.hardware.database import device_key
 from planner.hardware.scheduler_names import load_names
@@ -58,7 +59,7 @@ def read_prices(path: Path, given_date: str | None = None, is_spot: bool = False
     change. Raises DataFileError with the line, UsageError for a date that is none.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path, 64 * MIB, "utf-8-sig")
         changed = datetime.fromtimestamp(path.stat().st_mtime, UTC).date()
     except OSError as error:
         raise DataFileError(f"{path}: not readable ({error.strerror or error})") from error

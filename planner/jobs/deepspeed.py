@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from planner._support.bounded_read import read_text
 from planner.errors import UsageError
 from planner.jobs.job import ClipGradients, Job, Precision
 from planner.jobs.parse import shown
@@ -52,12 +53,13 @@ def read_deepspeed(text: str, where: str = "--deepspeed") -> str:
     if not text.lstrip().startswith("{"):
         where = f"{where} {text}"
         try:
-            text = Path(text).read_text(encoding="utf-8")
+            text = read_text(Path(text), MOST_CHARACTERS)
         except (OSError, UnicodeDecodeError, ValueError) as error:
-            raise UsageError(f"{where}: cannot be read: {error}; name DeepSpeed's JSON file") from error
+            reason = getattr(error, "strerror", None) or error
+            raise UsageError(f"{where}: cannot be read: {reason}; name DeepSpeed's JSON file") from error
     try:
         config = json.loads(text[: MOST_CHARACTERS + 1])
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{where}: is no JSON: {error}; name DeepSpeed's JSON file") from error
     if not isinstance(config, dict):
         raise UsageError(f"{where}: expected an object, got {shown(str(config))}")

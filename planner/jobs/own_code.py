@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 from enum import Enum, auto
 from pathlib import Path
 
+from planner._support.bounded_read import LARGEST_CODE_BYTES, read_bytes
 from planner.errors import UsageError
 from planner.jobs.parse import nearest, shown
 
@@ -55,7 +56,7 @@ def check_code(name: str) -> None:
 
 def _parse(name: str) -> ast.Module | None:
     try:
-        return ast.parse(Path(name.rpartition(":")[0]).read_bytes())
+        return ast.parse(read_bytes(Path(name.rpartition(":")[0]), LARGEST_CODE_BYTES))
     except (OSError, SyntaxError, ValueError):
         return None
 

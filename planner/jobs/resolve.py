@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from planner._support.bounded_read import LARGEST_CODE_BYTES, read_text
 from planner.errors import UsageError
 from planner.jobs.deepspeed import precision_agrees
 from planner.jobs.job import (
@@ -104,7 +105,7 @@ def _imports_monai(model: str) -> bool:
         return source == "monai"
     path = Path(name.rpartition(":")[0])
     try:  # a file that cannot be read is refused where it would be run
-        code = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        code = read_text(path, LARGEST_CODE_BYTES, errors="replace")
     except OSError:
         return False
     return re.search(r"^\s*(?:import|from)\s+monai\b", code, re.MULTILINE) is not None

@@ -18,14 +18,15 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
+from planner._support.bounded_read import open_regular
 from planner.errors import UsageError
 from planner.jobs.job import Batching, Job, Lengths, TensorSpec
-from planner.jobs.parse import shown
 
 Size = tuple[int, ...]  # of a sample, one number for each range
 Range = tuple[int, int]
 MEGABATCH = 50  # batches that transformers sorts at a time (trainer_pt_utils.py, get_length_grouped_indices)
 MOST_BYTES = 2**30  # of a file of sizes
+_LONGEST_LINE = 2**24  # of the tokens of a sample in JSON
 _KEYS = ("length", "input_ids")  # of an object in a line of a file
 
 
@@ -208,15 +209,21 @@ def _from_dataset(path: Path, columns: int) -> Iterator[tuple[Size, int]]:
 def _from_array(path: Path, columns: int) -> Iterator[tuple[Size, int]]:
     """Yield the sizes of an array: one number or a row of them for each sample."""
     try:
-        values = importlib.import_module("numpy").load(path, mmap_mode="r", allow_pickle=False)
+        numpy = importlib.import_module("numpy")
     except ImportError:
         raise UsageError(
             f"--sizes {path}: numpy is not installed, which reads this file; install it"
         ) from None
-    except (OSError, ValueError) as error:
+    try:
+        with open_regular(path, MOST_BYTES):
+            values = numpy.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # it raises what the parsers of its header raise
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:100]
         raise UsageError(
-            f"--sizes {path}: cannot be read ({error}); give an array of whole numbers"
+            f"--sizes {path}: cannot be read ({reason}); give an array of whole numbers"
         ) from None
+    if not isinstance(values, numpy.ndarray) or values.ndim == 0:
+        raise UsageError(f"--sizes {path}: holds no row of sizes; give an array of whole numbers")
     shape = (-1,) if values.ndim == 1 and columns == 1 else (len(values), columns)
     if values.dtype.kind not in "iu" or values.ndim not in (1, 2) or values.size != len(values) * columns:
         raise UsageError(
@@ -233,26 +240,32 @@ def _from_array(path: Path, columns: int) -> Iterator[tuple[Size, int]]:
 def _from_lines(path: Path, columns: int) -> Iterator[tuple[Size, int]]:
     """Yield sizes and their counts from lines of numbers, or of JSON objects with a length or tokens."""
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise UsageError(f"--sizes {path}: larger than 1 GiB; give the counts of the sizes")
-        lines = path.read_text(encoding="utf-8").splitlines()
+        with open_regular(path, MOST_BYTES) as file:
+            for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), b""), 1):
+                size = _from_line(line.decode(), number, columns, path)
+                if size is not None:
+                    yield size
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "no UTF-8 text"
         raise UsageError(f"--sizes {path}: cannot be read ({reason}); give a text file of sizes") from None
-    for number, line in enumerate(lines, 1):
-        text = line.partition("#")[0].strip()
-        if not text:
-            continue
-        numbers = _from_json(text) if text.startswith("{") else _from_text(text)
-        if numbers is None or len(numbers) not in (columns, columns + 1) or min(numbers) < 1:
-            if number == 1 and numbers is None:  # names of columns
-                continue
-            expected = "one size" if columns == 1 else f"{columns} sizes"
-            raise UsageError(
-                f"--sizes {path}, line {number}: expected {expected} of a sample and perhaps a count, got "
-                f"{shown(text)}"
-            )
-        yield numbers[:columns], (numbers[columns] if len(numbers) > columns else 1)
+
+
+def _from_line(line: str, number: int, columns: int, path: Path) -> tuple[Size, int] | None:
+    """Return the size of a line with its count; None of one without. Raises UsageError, without the line's
+    text: a file of data may have named any file.
+    """
+    text = line.partition("#")[0].strip()
+    if not text:
+        return None
+    numbers = _from_json(text) if text.startswith("{") else _from_text(text)
+    if numbers is None or len(numbers) not in (columns, columns + 1) or min(numbers) < 1:
+        if number == 1 and numbers is None:  # names of columns
+            return None
+        expected = "one size" if columns == 1 else f"{columns} sizes"
+        raise UsageError(
+            f"--sizes {path}, line {number}: expected {expected} of a sample and perhaps a count"
+        )
+    return numbers[:columns], (numbers[columns] if len(numbers) > columns else 1)
 
 
 def _from_text(text: str) -> Size | None:
@@ -263,7 +276,7 @@ def _from_text(text: str) -> Size | None:
 def _from_json(text: str) -> Size | None:
     try:
         row = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     value = next((row[key] for key in _KEYS if key in row), None)
     if isinstance(value, list):

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from planner._support.bounded_read import read_text
 from planner.errors import UsageError
 from planner.jobs.job import (
     CatalogueEntry,
@@ -118,10 +119,10 @@ def read_torchtitan(path: str, given: Mapping[str, Any]) -> CatalogueEntry:
 
 def _sections(path: str) -> dict[str, dict[str, Any]]:
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        read = tomllib.loads(text[: _MOST_CHARACTERS + 1])
+        read = tomllib.loads(read_text(Path(path), _MOST_CHARACTERS))
     except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}; name a TOML file of torchtitan") from error
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{path}: cannot be read: {reason}; name a TOML file of torchtitan") from error
     if "model" not in read or not all(isinstance(section, dict) for section in read.values()):
         raise UsageError(f"{path}: has no section [model]; name a TOML file of torchtitan")
     return read

@@ -63,7 +63,7 @@ from planner.store.layout import (
     VariantArray,
 )
 
-LARGEST_FILE_BYTES = 2**28  # compressed or not; a ResNet-50 takes 10**5, and JSON in memory 20 times as much
+LARGEST_FILE_BYTES = 2**26  # unpacked; a Llama of 70 B takes 2 * 10**6, and JSON in memory 20 times as much
 AFFINE_FORMAT, FORMAT = 9, 10
 TRACE_FORMATS, PROGRAM_FORMATS = (1, 2, 3, 5, 6), (4, 7, 8, AFFINE_FORMAT, FORMAT)
 # Of a program from a file, so that it specializes in seconds: events of its kernels, and nodes to evaluate.

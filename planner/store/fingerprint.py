@@ -14,6 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from planner._support.bounded_read import LARGEST_CODE_BYTES, read_bytes
 from planner._support.versions import installed_version
 from planner.jobs import (
     Job,
@@ -134,7 +135,7 @@ def source_digest() -> str:
 def _digest_files(paths: Iterable[Path]) -> str:
     digest = sha256()
     for path in paths:
-        content = path.read_bytes()
+        content = read_bytes(path, LARGEST_CODE_BYTES)
         digest.update(f"{path.name} {len(content)}\n".encode())
         digest.update(content)
     return digest.hexdigest()
@@ -170,7 +171,7 @@ def file_digest(path: Path, name: str = "") -> str | None:
             continue
         seen.add(file)
         try:
-            content = file.read_bytes()
+            content = read_bytes(file, LARGEST_CODE_BYTES)
             tree = ast.parse(content)
         except (OSError, SyntaxError, ValueError):
             return None  # tracing will report what is wrong with it

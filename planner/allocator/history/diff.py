@@ -4,6 +4,7 @@ Both sides are rows of allocations. Cut where both know that a phase begins, the
 rounded sizes of the blocks; what has no partner is listed with the operator that it stands in or beside.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from itertools import pairwise
@@ -163,21 +164,21 @@ def _prefer_equal_lifetimes(
     for side, row in enumerate((traced, recorded)):
         lifetimes = _lifetimes(traced, recorded, pairs)
         taken = {pair[side]: place for place, pair in enumerate(pairs)}
+        rising = sorted(taken)
         for index, one in enumerate(row):
             if index in taken:
                 continue
-            for step in (-1, 1):
-                near = index + step
-                while 0 <= near < len(row) and near not in taken:
-                    near += step
-                place = taken.get(near)
-                if place is None or row[near].size_bytes != one.size_bytes:
+            behind = bisect_left(rising, index)
+            for near in rising[max(0, behind - 1) : behind + 1]:
+                place = taken[near]
+                if row[near].size_bytes != one.size_bytes:
                     continue
                 pair = pairs[place]
                 lifetime = lifetimes[1 - side][pair[1 - side]]
                 if lifetimes[side][near] != lifetime and lifetimes[side][index] == lifetime:
                     pairs[place] = (index, pair[1]) if side == 0 else (pair[0], index)
                     taken[index] = taken.pop(near)
+                    rising[bisect_left(rising, near)] = index  # nothing lies between them
                     break
     return pairs
 

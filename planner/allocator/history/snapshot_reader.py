@@ -5,14 +5,16 @@ only, for which no name is needed, so the first name in a file refuses it.
 """
 
 import pickle
-import pickletools
-from collections.abc import Mapping
+import struct
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from msgspec.structs import replace
 
+from planner._support.bounded_read import open_regular
+from planner._support.conversion import shown
 from planner.allocator.blocks import BlockState, PoolName, SegmentState
 from planner.allocator.config import AllocatorConfig, parse_alloc_conf
 from planner.allocator.history.history import ACTIONS, History, HistoryEvent
@@ -22,29 +24,57 @@ from planner.program import Site
 
 LARGEST_FILE_BYTES = 2**30  # with stacks, a history takes some kB an event
 MOST_DEVICES = 64
-# How long the argument of each opcode is; below zero pickletools' signs for those that encode it themselves.
-_ARGUMENTS: Mapping[int, int] = {
-    ord(opcode.code): 0 if opcode.arg is None else opcode.arg.n for opcode in pickletools.opcodes
-}
-_LENGTHS: Mapping[int, int] = {  # bytes of the length that such an argument begins with
-    pickletools.TAKEN_FROM_ARGUMENT1: 1,
-    pickletools.TAKEN_FROM_ARGUMENT4: 4,
-    pickletools.TAKEN_FROM_ARGUMENT4U: 4,
-    pickletools.TAKEN_FROM_ARGUMENT8U: 8,
-}
-_PUT, _LONG_BINPUT, _PAIRS = ord(b"p"), ord(b"r"), b"ci"  # GLOBAL and INST are followed by two lines
+_MOST_BITS = 128  # of a number
 _CONF_KEYS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _THEIR_CODE = ("/torch/", "<")  # frames outside the user's code
 
 
-class _Refusing(pickle.Unpickler):
-    """Loads containers, numbers and texts, and no objects."""
+class _Refusing(pickle._Unpickler):
+    """Loads containers, numbers and texts, and no objects.
+
+    It is the unpickler in Python, whose memory is that of what the file holds: the one in C makes room for
+    any place at which an object is to be remembered. Keys are texts and numbers, since hashing a tuple of
+    tuples, each twice the one before, never ends.
+    """
+
+    dispatch = dict(pickle._Unpickler.dispatch)
 
     def find_class(self, module_name: str, global_name: str) -> NoReturn:
         raise ValueError(f"it names {module_name}.{global_name}, which no snapshot does")
 
     def persistent_load(self, pid: object) -> NoReturn:
         raise ValueError("it refers to objects outside of itself")
+
+    def set_item(self) -> None:
+        """Put a value under a key."""
+        _check_keys([self.stack[-2]])
+        pickle._Unpickler.load_setitem(self)
+
+    def set_items(self) -> None:
+        """Put values under their keys."""
+        _check_keys(self.stack[::2])
+        pickle._Unpickler.load_setitems(self)
+
+    def make_dict(self) -> None:
+        """Make a dict of keys and values."""
+        _check_keys(self.stack[::2])
+        pickle._Unpickler.load_dict(self)
+
+    def refuse(self) -> NoReturn:
+        """Refuse a set, which would hash what it holds."""
+        raise ValueError("it has a set, which no snapshot has")
+
+    dispatch[pickle.SETITEM[0]] = set_item
+    dispatch[pickle.SETITEMS[0]] = set_items
+    dispatch[pickle.DICT[0]] = make_dict
+    for code in (pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET):
+        dispatch[code[0]] = refuse
+
+
+def _check_keys(keys: Sequence[object]) -> None:
+    for key in keys:
+        if not (isinstance(key, str) or (isinstance(key, int) and key.bit_length() <= _MOST_BITS)):
+            raise ValueError("a key is neither a text nor a number")
 
 
 def load_snapshot(path: Path) -> History:
@@ -61,53 +91,23 @@ def load_snapshot(path: Path) -> History:
 def load_snapshots(path: Path) -> tuple[History, ...]:
     """Read the history of each device that has any. Raises DataFileError."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path, LARGEST_FILE_BYTES) as file:
             return _read(_unpickle(file))
     except OSError as error:
         raise DataFileError(f"{path}: cannot read the snapshot: {error.strerror or error}") from error
     except (
         *(ValueError, TypeError, LookupError, EOFError, AttributeError, RecursionError, OverflowError),
-        *(pickle.UnpicklingError, MemoryError),
+        *(pickle.UnpicklingError, MemoryError, AssertionError, struct.error),
     ) as error:
         problem = " ".join(str(error).split())[:200] or type(error).__name__
         raise DataFileError(f"{path}: broken memory snapshot: {problem}; dump it anew") from error
 
 
 def _unpickle(file: BinaryIO) -> dict[str, Any]:
-    if file.seek(0, 2) > LARGEST_FILE_BYTES:
-        raise ValueError(f"it is larger than {LARGEST_FILE_BYTES} bytes")
-    file.seek(0)
-    content = file.read()
-    _refuse_far_places(content)
-    snapshot = _Refusing(BytesIO(content)).load()
+    snapshot = _Refusing(BytesIO(file.read())).load()  # which reads no more than there is
     if not isinstance(snapshot, dict) or not isinstance(snapshot.get("device_traces"), list):
         raise ValueError("no mapping with device_traces")
     return snapshot
-
-
-def _refuse_far_places(content: bytes) -> None:
-    """Refuse to remember an object at a place beyond what the file can hold: pickle makes room up to it."""
-    position, end = 0, len(content)
-    while position < end:
-        code = content[position]
-        position += 1
-        size = _ARGUMENTS.get(code)
-        if size is None:
-            return  # no opcode, where pickle will stop
-        start = position
-        if size >= 0:
-            position += size
-        elif size in _LENGTHS:
-            width = _LENGTHS[size]
-            position += width + int.from_bytes(content[position : position + width], "little")
-        else:
-            for _ in range(2 if code in _PAIRS else 1):
-                position = content.find(b"\n", position) + 1 or end
-        if code in (_LONG_BINPUT, _PUT):
-            argument = content[start:position]
-            place = int.from_bytes(argument, "little") if code == _LONG_BINPUT else int(argument)
-            if place > end:
-                raise ValueError(f"it remembers an object at place {place} of {end} bytes")
 
 
 def _read(snapshot: dict[str, Any]) -> tuple[History, ...]:
@@ -132,7 +132,7 @@ def _history(snapshot: dict[str, Any], device: int) -> History:
             _count(entry, "addr"),
             _count(entry, "size"),
             sites.setdefault(_site(entry), len(sites)),
-            streams[entry.get("stream", 0)],
+            streams[_count(entry, "stream")],
         )
         for entry in entries
     )
@@ -197,7 +197,7 @@ def _entry(entry: object) -> dict[str, Any]:
 def _count(entry: dict[str, Any], key: str) -> int:
     value = entry.get(key, 0)  # an `oom` has no address
     if type(value) is not int or not 0 <= value < 2**64:
-        raise ValueError(f"device_traces: {key} {str(value)[:40]!r} is no size or address")
+        raise ValueError(f"device_traces: {key} is {shown(value)}, which is no size, address or stream")
     return value
 
 
@@ -214,5 +214,7 @@ def _site(entry: dict[str, Any]) -> Site:
     for frame in frames if isinstance(frames, list) else ():
         name = frame.get("filename") if isinstance(frame, dict) else None
         if isinstance(name, str) and name.endswith(".py") and not any(own in name for own in _THEIR_CODE):
-            return Site(f"{'/'.join(name.split('/')[-2:])}:{frame.get('line')}", str(frame.get("name")))
+            line, function = frame.get("line"), frame.get("name")
+            place = f"{'/'.join(name.split('/')[-2:])}:{line if isinstance(line, int) else '?'}"
+            return Site(place, function if isinstance(function, str) else "?")
     return Site("", "")

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from planner._support.bounded_read import LARGEST_CODE_BYTES, read_text
 from planner.errors import UsageError
 from planner.jobs import ClipGradients, Precision, read_deepspeed
 
@@ -45,8 +46,8 @@ def _config_of(given: str | Mapping[str, Any], owner: str) -> dict[str, Any]:
     if isinstance(given, Mapping):
         return dict(given)
     try:
-        read = json.loads(Path(given).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        read = json.loads(read_text(Path(given), LARGEST_CODE_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{owner}: {given} cannot be read: {error}; name DeepSpeed's JSON file") from error
     if not isinstance(read, dict):
         raise UsageError(f"{owner}: {given} has no object; name DeepSpeed's JSON file")

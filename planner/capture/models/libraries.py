@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from planner._support.bounded_read import LARGEST_CODE_BYTES, read_text
 from planner.capture.models.torchvision.shim import prepare_torchvision
 from planner.capture.process_state import first_line_of
 from planner.errors import ModelError, UsageError
@@ -25,11 +26,12 @@ def read_json(path: Path, instead: str) -> Any:
     Raises UsageError for a missing file, ModelError for a broken one.
     """
     try:
-        return json.loads(path.read_text())
+        return json.loads(read_text(path, LARGEST_CODE_BYTES))
     except FileNotFoundError as error:
         raise UsageError(f"{path}: there is no such file; name {instead}") from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ModelError(f"{path}: cannot be read: {error}; mend the file") from error
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ModelError(f"{path}: cannot be read: {reason}; mend the file") from error
 
 
 def import_library(module: str, extra: str) -> ModuleType:

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from planner._support.bounded_read import LARGEST_CODE_BYTES, read_text
 from planner.capture.cuda.devices import planned_device
 from planner.capture.cuda.torchao_optimizers import offload_constructed
 from planner.capture.failure_reasons import remedy_for
@@ -53,7 +54,7 @@ def find_step_in_file(name: str) -> Callable[..., object]:
     prepare_torchao(Path(name.rpartition(":")[0]))
 
     def construct(**arguments: Any) -> object:
-        code = _path_of(name, "step").read_text(encoding="utf-8", errors="replace")
+        code = read_text(_path_of(name, "step"), LARGEST_CODE_BYTES, errors="replace")
         import_trainers(code)
         with offload_constructed(code):
             with trainers_constructed():  # some are made at a file's top

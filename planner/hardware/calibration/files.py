@@ -20,7 +20,7 @@ from msgspec.structs import asdict, replace
 
 from planner._support.atomic_write import write_bytes
 from planner._support.conversion import Count, Text
-from planner._support.strict_yaml import Entry, read_entry
+from planner._support.strict_yaml import LARGEST_FILE_BYTES, Entry, read_entry
 from planner.errors import DataFileError, UsageError
 from planner.hardware.calibration.model import (
     Calibration,
@@ -42,7 +42,6 @@ SCHEMA = 2
 _OLDEST_SCHEMA = 1  # in which a job without `cudnn` had the workspaces of published runs
 TABLES_FOLDER = Path(__file__).resolve().parents[3] / "calibration" / "tables"  # ship with the package
 COMMUNITY = "community"  # the folder of the package's tables that users have contributed
-LARGEST_FILE_BYTES = 4 * 2**20  # a point takes 600
 LOCK = ".lock"
 _STATEMENTS = ("source", "about", "when", "traced_with", "includes_context")
 _OF_KEY = ("job", "gpu", "versions", "settings", "source")  # stand once in a file, not at each point
@@ -91,8 +90,6 @@ def load_folders(folders: Iterable[Path]) -> tuple[Calibration, ...]:
 
 def load_calibration(path: Path) -> Calibration:
     """Return the calibration of one file. Raises DataFileError for anything else, and for a newer schema."""
-    if path.is_file() and path.stat().st_size > LARGEST_FILE_BYTES:
-        raise DataFileError(f"{path}: more than {LARGEST_FILE_BYTES} bytes are no calibration")
     return _calibration(read_entry(path))
 
 

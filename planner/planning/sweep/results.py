@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from planner._support.atomic_write import write_bytes
+from planner._support.bounded_read import LARGEST_CODE_BYTES, read_bytes
 from planner.emulator import open_convolutions
 from planner.errors import DataFileError, UsageError
 from planner.hardware.calibration import search_path
@@ -71,11 +72,7 @@ class ResultStore(Struct, frozen=True):
 
     def _load(self, path: Path) -> TaskResult:
         try:
-            with path.open("rb") as file:
-                content = file.read(LARGEST_FILE_BYTES + 1)
-            if len(content) > LARGEST_FILE_BYTES:
-                raise ValueError(f"more than {LARGEST_FILE_BYTES} bytes")
-            stored = msgspec.json.decode(content, type=_ResultFile)
+            stored = msgspec.json.decode(read_bytes(path, LARGEST_FILE_BYTES), type=_ResultFile)
         except (OSError, ValueError, RecursionError) as error:
             problem = " ".join(str(error).split())[:200]
             self.warn(f"{path}: broken result: {problem}; its cells are computed anew")
@@ -93,7 +90,7 @@ def open_results(folder: Path, calibrations: Iterable[Path], warn: Warn) -> Resu
     digest = sha256()
     for path in _deciding_files(calibrations):
         digest.update(f"{path.name}\n".encode())
-        digest.update(path.read_bytes())
+        digest.update(read_bytes(path, LARGEST_CODE_BYTES))
     return ResultStore(folder, digest.hexdigest(), warn)
 
 
@@ -112,7 +109,7 @@ def _code_of(task: Task) -> Any:
         return [key, _library_of(task.job)]
     source, name = split_model(task.job.source or task.job.model)
     file = Path(name.rpartition(":")[0])
-    content = file.read_bytes() if source == "file" and file.is_file() else b""
+    content = read_bytes(file, LARGEST_CODE_BYTES) if source == "file" and file.is_file() else b""
     return sha256(content).hexdigest()
 
 

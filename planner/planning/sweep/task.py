@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from planner._support.bounded_read import LARGEST_CODE_BYTES, read_bytes
 from planner.hardware import Device
 from planner.jobs import Job, job_to_json
 
@@ -62,6 +63,6 @@ def task_to_json(task: Task) -> dict[str, Any]:
 def _file_digest(path: str) -> str:
     """Return a digest of a file's contents; "" of what is no readable file."""
     try:
-        return sha256(Path(path).read_bytes()).hexdigest()[:16]
+        return sha256(read_bytes(Path(path), LARGEST_CODE_BYTES)).hexdigest()[:16]
     except OSError:
         return ""

@@ -113,7 +113,7 @@ def test_a_snapshot_that_takes_all_memory_is_refused(put: bytes, tmp_path: Path)
     path = tmp_path / "hostile.pickle"
     path.write_bytes(b"\x80\x04]" + texts + put + b".")
     tracemalloc.start()
-    with pytest.raises(DataFileError, match="it remembers an object at place 536870911 of 2[0-9] bytes"):
+    with pytest.raises(DataFileError, match="no mapping with device_traces"):
         load_snapshot(path)
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -162,8 +162,14 @@ def test_a_pickle_is_never_executed(protocol: int, tmp_path: Path) -> None:
             "no history was recorded: call torch.cuda.memory._record_memory_history() first",
         ),
         ({"device_traces": [[{"addr": 1}]]}, "device_traces: an event without an action"),
-        ({"device_traces": [[entry("alloc", -1, 7)]]}, "device_traces: addr '-1' is no size or address"),
-        ({"device_traces": [[entry("alloc", 1, True)]]}, "device_traces: size 'True' is no size or address"),
+        (
+            {"device_traces": [[entry("alloc", -1, 7)]]},
+            "device_traces: addr is -1, which is no size, address or stream",
+        ),
+        (
+            {"device_traces": [[entry("alloc", 1, True)]]},
+            "device_traces: size is true, which is no size, address or stream",
+        ),
     ],
 )
 def test_a_broken_snapshot_is_refused(content: object, problem: str, tmp_path: Path) -> None:

@@ -1,0 +1,54 @@
+"""Read files that somebody else may have written: regular files alone, and no more than a bound.
+
+A device has no end, a pipe that nobody writes to answers never, and a sparse file of a terabyte takes no
+disk. Every option that names a file of data is read through here.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+MIB = 2**20
+LARGEST_CODE_BYTES = 16 * MIB  # of a file with a model, or of JSON that describes one
+
+
+@contextmanager
+def open_regular(path: Path, most_bytes: int) -> Iterator[BinaryIO]:
+    """Open a regular file of at most `most_bytes` to read. Raises OSError, which says so for any other."""
+    # Without O_NONBLOCK, opening a pipe would wait for its writer.
+    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with os.fdopen(number, "rb") as file:
+        status = os.fstat(number)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        if status.st_size > most_bytes:
+            raise OSError(errno.EFBIG, f"it is larger than {_size(most_bytes)}", str(path))
+        yield file
+
+
+def read_bytes(path: Path, most_bytes: int) -> bytes:
+    """Return the content of a regular file of at most `most_bytes`. Raises OSError for any other."""
+    with open_regular(path, most_bytes) as file:
+        content = file.read(most_bytes + 1)  # it may have grown, or lie in /proc, where sizes are 0
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {_size(most_bytes)}", str(path))
+    return content
+
+
+def read_text(path: Path, most_bytes: int, encoding: str = "utf-8", errors: str = "strict") -> str:
+    """Return the text of a regular file of at most `most_bytes`, with `\\n` at the end of each line.
+
+    Raises OSError or UnicodeDecodeError.
+    """
+    text = read_bytes(path, most_bytes).decode(encoding, errors)
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes // MIB:,} MiB" if size_bytes >= MIB else f"{size_bytes:,} bytes"

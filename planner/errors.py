@@ -7,6 +7,8 @@ result (`replay.Outcome`), and an exception only where `planner.guard` refuses t
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from planner._support.printable import printable, shortened
+
 
 class PlannerError(Exception):
     """Base of all errors that a user can cause or mend; its text names the problem, its place and the remedy
@@ -19,13 +21,7 @@ class PlannerError(Exception):
     exit_code = 1
 
     def __init__(self, message: str) -> None:
-        super().__init__(message if message.isprintable() else "".join(map(_printable, message)))
-
-
-def _printable(character: str) -> str:
-    if character.isprintable():
-        return character
-    return " " if character == "\n" else character.encode("unicode_escape").decode()
+        super().__init__(printable(shortened(message)))
 
 
 class UsageError(PlannerError):

@@ -13,6 +13,7 @@ import sys
 import warnings
 from typing import TextIO
 
+from planner._support.printable import printable, shortened
 from planner.cli.ending import INTERRUPTED, EndedError, Ending
 from planner.errors import DataFileError, PlannerError, UsageError
 
@@ -126,7 +127,7 @@ def _print_error(message: str, code: int, debug: bool) -> int:
             import traceback  # 3 ms, which no answer needs
 
             traceback.print_exc()
-        print(f"planner: {' '.join(message.split())}", file=sys.stderr, flush=True)
+        print(f"planner: {printable(shortened(' '.join(message.split())))}", file=sys.stderr, flush=True)
     except OSError:  # nobody reads it, or the disk is full; the exit code stays
         _detach_stream(sys.stderr)
     return code

@@ -9,6 +9,7 @@ from threading import Event, Lock, Thread
 from time import monotonic
 from typing import Any, NamedTuple, TextIO
 
+from planner._support.printable import printable, shortened
 from planner.errors import UnsavedError
 from planner.program import OnProgress
 from planner.report import Result, render
@@ -76,12 +77,12 @@ def progress(elsewhere: OnProgress = lambda line: None) -> Iterator[OnProgress]:
 def warn(line: str) -> None:
     """Print one line on standard error, after the line of progress there."""
     start = "\r" if sys.stderr.isatty() else ""
-    print(f"{start}planner: {' '.join(line.split())}", file=sys.stderr)
+    print(f"{start}planner: {printable(shortened(' '.join(line.split())))}", file=sys.stderr)
 
 
 def print_progress(line: str) -> None:
     """Print a line of progress on standard error."""
-    print(f"planner: {line}", file=sys.stderr, flush=True)
+    print(f"planner: {printable(line)}", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -112,7 +113,7 @@ class _Progress:
 
     def show_line(self, line: str) -> None:
         """Show a line in place of the one before."""
-        self._line, self._since = line, monotonic()
+        self._line, self._since = printable(line), monotonic()
         self.show()
 
     def show(self) -> None:

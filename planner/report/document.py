@@ -4,9 +4,11 @@ A document is a sequence of sections, a section one of blocks that belong togeth
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar, cast
 
 from msgspec import Struct
+
+from planner._support.printable import printable
 
 # How much a text matters, and whether it is good news; "neutral" is an answer that is neither yes nor no.
 Style = Literal["", "strong", "faint", "neutral", "good", "warning", "bad"]
@@ -77,6 +79,21 @@ class Verbatim(Struct, frozen=True):
     """Lines that stand as they are."""
 
     lines: Sequence[str]
+
+
+T = TypeVar("T")
+
+
+def printable_parts(part: T) -> T:
+    """Return a document, or a part of one, whose texts hold no character that a terminal obeys."""
+    if isinstance(part, str):
+        return cast(T, printable(part))
+    if isinstance(part, Struct):
+        fields = {name: printable_parts(getattr(part, name)) for name in part.__struct_fields__}
+        return type(part)(**fields)
+    if isinstance(part, list | tuple):
+        return cast(T, [printable_parts(one) for one in part])
+    return part
 
 
 Block = Headline | Entry | Table | Bullets | Paragraph | Verbatim

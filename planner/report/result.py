@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import Any, Literal
 
+from planner.report.document import printable_parts
+
 # The module of `commands` that reports a result, and what its functions `..._document` and `..._to_json`
 # begin with. They take the attributes of the result that their parameters name.
 REPORTS = {
@@ -41,7 +43,7 @@ def render(result: object, form: Literal["text", "terminal", "json"]) -> Any:
     """Return the report of a result: text of at most 100 columns, what rich draws, or the JSON object."""
     if form == "json":
         return _call(result, "to_json")
-    document = _call(result, "document")
+    document = printable_parts(_call(result, "document"))
     if form == "text":
         from planner.report.plain import render_plain
 

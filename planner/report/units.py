@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from planner._support.printable import harmless_cell
 from planner.hardware import MIB, UNLIMITED_BYTES, SourcedBytes
 from planner.planning import Estimate
 from planner.program import LARGEST_BATCH, Category
@@ -144,7 +145,7 @@ def csv_text(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: harmless_cell(cell) for name, cell in row.items()} for row in rows)
     return text.getvalue()
 
 

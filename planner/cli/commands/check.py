@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from planner._support.atomic_write import save
+from planner._support.bounded_read import MIB, read_bytes
 from planner.cli.options import (
     CALIBRATIONS,
     AllowCode,
@@ -107,5 +108,5 @@ def _save_summary(result: "CheckResult", path: Path | None) -> None:
         return
     of_job = os.environ.get("GITHUB_STEP_SUMMARY")
     if of_job and _is_in_actions():
-        before = Path(of_job).read_bytes() if Path(of_job).is_file() else b""
+        before = read_bytes(Path(of_job), 64 * MIB) if Path(of_job).is_file() else b""
         save(Path(of_job), before + result.summary().encode(), "the summary of the job")

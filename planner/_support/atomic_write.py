@@ -9,17 +9,19 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from planner.errors import DataFileError
 
+_BINARY = getattr(os, "O_BINARY", 0)
 PARTIAL = ".partial"  # how names end while a file is being written
 
 
 def save(path: Path, content: bytes, what: str) -> None:
     """Write the file that an option names. Raises DataFileError, which names `what` cannot be written."""
     try:
-        with _replacing(path) as partial:
-            partial.write_bytes(content)
+        with _replacing(path) as partial, _opened(partial, path) as file:
+            file.write(content)
     except OSError as error:
         raise DataFileError(f"{path}: cannot write {what}: {error.strerror or error}") from error
 
@@ -28,7 +30,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     """Write a file that has to last: make its folder, and wait for the disk. Raises DataFileError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _replacing(path) as partial, partial.open("wb") as file:
+        with _replacing(path) as partial, _opened(partial, path) as file:
             file.write(content)
             file.flush()
             if partial != path:  # a device or a pipe keeps nothing
@@ -37,6 +39,15 @@ def write_bytes(path: Path, content: bytes) -> None:
         raise DataFileError(
             f"{path}: cannot be written: {error.strerror or error}; check the folder"
         ) from error
+
+
+def _opened(partial: Path, path: Path) -> BinaryIO:
+    """Open the file to write: a new one, so that no link that somebody put under its name is followed."""
+    if partial == path:  # a device or a pipe
+        return path.open("wb")
+    with suppress(FileNotFoundError):
+        partial.unlink()
+    return os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666), "wb")
 
 
 @contextmanager

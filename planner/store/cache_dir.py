@@ -61,7 +61,7 @@ class CacheDirectory:
             self.discard(key, f"{path}: holds the trace of another job")
             return None
         with suppress(OSError):  # a folder that may only be read
-            os.utime(path)
+            os.utime(path, follow_symlinks=False)
         return file
 
     def put(self, key: Fingerprint, programs: Sequence[Program], about: About) -> None:
@@ -76,8 +76,10 @@ class CacheDirectory:
 
     def _save(self, key: Fingerprint, programs: Sequence[Program], about: About) -> None:
         for attempt in range(_ATTEMPTS):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
+                if self._path(key).is_symlink():  # somebody else's: nothing here makes one
+                    self._path(key).unlink()
                 save_programs(programs, self._path(key), about | {"key": key})
                 break
             except DataFileError as error:
@@ -114,7 +116,7 @@ class CacheDirectory:
             for path in self.folder.iterdir() if self.folder.exists() else ():
                 if path.suffix == SUFFIX:
                     with suppress(FileNotFoundError):  # another process has deleted it
-                        status = path.stat()
+                        status = path.lstat()
                         entries.append((status.st_mtime, status.st_size, path))
         except OSError as error:
             raise DataFileError(f"{self.folder}: cannot be read: {error.strerror or error}") from error

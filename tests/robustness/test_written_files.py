@@ -75,6 +75,8 @@ def test_a_full_disk_leaves_the_file_that_stood_there(
     words = [{"GRID": str(grid), "PROJECT": str(project)}.get(word, word) for word in words]
     file = Path(words[-1])
     file.write_bytes(OLD)
+    if command == "check":
+        assert run(["check", "--config", str(project)]) == 0  # so that its trace is cached
     capsys.readouterr()
     with little_room():
         code = run(words)
@@ -105,8 +107,9 @@ NO_FILES = {
     "planner/_support/worker.py": "the pipe to the parent",
     "planner/cli/__init__.py": "standard output and standard error",
     "planner/emulator/child/boot.py": "a reason for the planner, in a folder that goes with the run",
-    "planner/emulator/child/build.py": "a library, in a folder that is renamed when it is whole; a lock",
+    "planner/emulator/child/build.py": "a library, in a folder that is renamed when it is whole",
     "planner/emulator/child/history.py": "a history, in a folder that goes with the run",
+    "planner/emulator/child/private.py": "the digests of a library's folder, before it is renamed; a lock",
     "planner/emulator/child/recorder.py": "a record, replaced when whole, in a folder that goes with the run",
     "planner/report/plots/_axes.py": "a picture in memory",
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import platform
@@ -10,19 +9,19 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from .installation import EmulatorError, Installation, run_tool
+from .private import is_sealed, locked, open_private, seal
 from .prototypes import Library, generate
 
 SOURCES = Path(__file__).resolve().parent.parent / "csrc"
 CORE = "libplanner_emulated_gpu.so"
 CORE_SOURCES = ("gpu.c", "memory.c", "contents.c", "handles.c")
-_BUILDERS = ("build.py", "installation.py", "prototypes.py")  # decide what is compiled
+_BUILDERS = ("build.py", "installation.py", "private.py", "prototypes.py")  # decide what is compiled
 _FLAGS = ("-D__CUDA_FP8_H__", "-O2", "-fPIC", "-std=gnu2x", "-w")
 
 
@@ -121,19 +120,19 @@ def build_cublaslt(includes: Sequence[Path], soname: str, cache: Path) -> Path:
 def _compiled(cache: Path, key: str, purpose: str, compile_into: Callable[[Path, Path], None]) -> Path:
     """Return the folder of what was compiled from the sources of today for this installation."""
     folder = cache / _digest(key)
-    if (folder / "complete").is_file():
-        return folder
     try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with _locked(cache / "lock"):
-            if (folder / "complete").is_file():
+        open_private(cache)
+        if is_sealed(folder):
+            return folder
+        with locked(cache / "lock"):
+            if is_sealed(folder):
                 return folder
             print(f"planner: compiling the stand-in libraries {purpose}", file=sys.stderr)
             with tempfile.TemporaryDirectory(dir=cache) as work:
                 out = Path(work) / "out"
-                out.mkdir()
+                out.mkdir(mode=0o700)
                 compile_into(Path(work), out)
-                (out / "complete").touch()
+                seal(out)
                 shutil.rmtree(folder, ignore_errors=True)
                 out.rename(folder)
     except OSError as error:
@@ -148,13 +147,6 @@ def _digest(key: str) -> str:
     for path in (*sorted(SOURCES.rglob("*.[ch]")), *map(Path(__file__).with_name, _BUILDERS)):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:24]
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _flags(includes: Sequence[Path], crt: Path | None) -> list[str]:

@@ -97,7 +97,7 @@ class AnswerCache:
         try:
             with closing(_connect_to_read(self._path)) as connection:
                 (answers,) = connection.execute("SELECT count(*) FROM answers").fetchone()
-        except sqlite3.Error:  # it is damaged
+        except (OSError, sqlite3.Error):  # it is damaged
             return 0, size_bytes
         return answers, size_bytes
 
@@ -175,6 +175,8 @@ def _with_checksum(key: bytes, answer: bytes) -> bytes:
 def _connect_to_read(path: Path) -> sqlite3.Connection:
     # Threads take turns by a lock. By default SQLite would make the file; if it might only read, it could not
     # take back what a killed process had half written.
+    if path.is_symlink() or not path.is_file():
+        raise OSError(f"{path} is no regular file")
     where = f"{path.absolute().as_uri()}?mode=rw"
     return sqlite3.connect(where, uri=True, timeout=_WAIT_SECONDS, check_same_thread=False)
 
@@ -197,7 +199,10 @@ def _write(path: Path, answers: dict[bytes, bytes], limit_bytes: int) -> None:
     rows = [(key, _with_checksum(key, answer)) for key, answer in answers.items()]
 
     def add() -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for one in (path, _journal_of(path)):
+            if one.is_symlink() or (one.exists() and not one.is_file()):
+                one.unlink()  # of somebody else: SQLite would write to its target, or wait for a pipe
         with _writing(path) as connection:
             connection.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", rows)
             if connection.execute(_ABOVE_LIMIT, (limit_bytes,)).fetchone()[0]:
@@ -218,8 +223,12 @@ def _or_anew(path: Path, add: Callable[[], None]) -> None:
 
 
 def _delete(path: Path) -> None:
-    for one in (path, path.with_name(f"{path.name}-journal")):
+    for one in (path, _journal_of(path)):
         one.unlink(missing_ok=True)
+
+
+def _journal_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}-journal")
 
 
 def _flush_at_end(path: Path, pending: dict[bytes, bytes], limit_bytes: int, process: int) -> None:

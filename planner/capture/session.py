@@ -35,6 +35,7 @@ from planner.capture.models.libraries import quiet
 from planner.capture.models.liger import liger_kernels
 from planner.capture.models.live import evaluated_loader
 from planner.capture.models.live_optimizer import optimizer_maker
+from planner.capture.models.offline import offline_library
 from planner.capture.models.own_step import StepModule
 from planner.capture.models.quantized import notes_on_quantized, quantize_linears, quantize_on_meta
 from planner.capture.models.registry import build_model, complete_by_library
@@ -174,6 +175,10 @@ class _Session(Struct, frozen=True):
     @preserve_process_state()
     def _run(self, batch: int) -> Trace:
         """Capture with shapes alone; a model that reads values is captured with values, if need be again."""
+        with offline_library(self.job):
+            return self._run_offline(batch)
+
+    def _run_offline(self, batch: int) -> Trace:
         job = complete_by_library(self.job)
         prepare_optimizer(job)
         prepare_quantization(job)

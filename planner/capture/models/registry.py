@@ -20,6 +20,7 @@ from planner.capture.models.lightning_module import (
 )
 from planner.capture.models.meta_init import construct_on_meta
 from planner.capture.models.nnunet import SOURCE as NNUNET, complete_nnunet, find_nnunet
+from planner.capture.models.offline import check_fetching, offline_library
 from planner.capture.models.own_step import make_step, needs_arguments
 from planner.capture.models.timm import complete_timm, find_timm
 from planner.capture.models.torchvision.find import find_torchvision
@@ -49,7 +50,8 @@ def find_constructor(job: Job) -> Constructor:
         raise UsageError(f"model {shown(job.model)}: no source is named; write SOURCE:NAME or FILE.py:NAME")
     if source == "file" and job.mode is Mode.STEP:
         return find_step_in_file(name)
-    return FINDERS[source](name)
+    with offline_library(job):
+        return FINDERS[source](name)
 
 
 def construct_model(
@@ -59,6 +61,7 @@ def construct_model(
     user's own, the module of what it holds. Raises ModelError.
     """
     arguments = {key: _as_lists(value) for key, value in job.model_args}
+    check_fetching(job, arguments)
 
     def construct() -> object:
         if uses_lightning(job):
@@ -71,7 +74,8 @@ def construct_model(
         return train_by_lightning(made, job) if is_lightning_module(made) else make_step(made, job.model)
 
     try:
-        model = (run or construct_on_meta)(construct)
+        with offline_library(job):
+            model = (run or construct_on_meta)(construct)
     except (PlannerError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a model may raise anything
@@ -98,6 +102,12 @@ def complete_by_library(job: Job) -> Job:
     """
     source, name = split_model(job.source or job.model)
     arguments = {key: _as_lists(value) for key, value in job.model_args}
+    check_fetching(job, arguments)
+    with offline_library(job):
+        return _completed(job, source, name, arguments)
+
+
+def _completed(job: Job, source: str, name: str, arguments: dict[str, Any]) -> Job:
     try:
         if source == "timm":
             return complete_timm(job, name, arguments)

@@ -1,0 +1,65 @@
+"""No connection while the model of a library is planned: no byte of its weights decides memory.
+
+A name in a file that somebody sent must not reach out to an address; nor need a name on the command line.
+Code of the user's own, FILE.py, is trusted and may.
+"""
+
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NoReturn
+from unittest import mock
+
+from planner.capture.cuda.threads import beside_other_threads
+from planner.errors import UsageError
+from planner.jobs import SOURCES, Job, split_model
+
+_FETCHING = (  # arguments of constructors that fetch weights, or load them from a path, where they are set
+    *("pretrained", "pretrained_url", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path"),
+    *("encoder_weights", "pretrained_model_name_or_path", "cache_dir"),
+)
+_HUB_CODE = ("attn_implementation", "_attn_implementation", "experts_implementation")
+_MAY_FETCH = ("timm", "smp", "monai", "hf", "diffusers")  # torchvision's weights are named and left unread
+
+
+@contextmanager
+def offline_library(job: Job) -> Iterator[None]:
+    """Open no connection while open, if the job's model is a library's."""
+    if split_model(job.source or job.model).source not in SOURCES:
+        yield
+        return
+    plain = {name: getattr(socket.socket, name) for name in ("connect", "connect_ex")}
+    replaced: dict[str, Any] = {
+        name: beside_other_threads(_refusing(one), one) for name, one in plain.items()
+    }
+    resolve = beside_other_threads(_refuse, socket.getaddrinfo)
+    with mock.patch.multiple(socket.socket, **replaced), mock.patch.object(socket, "getaddrinfo", resolve):
+        yield
+
+
+def check_fetching(job: Job, arguments: Mapping[str, object]) -> None:
+    """Raise UsageError for an argument with which the constructor of a library's model fetches something."""
+    source = split_model(job.source or job.model).source
+    if source not in _MAY_FETCH:
+        return
+    for name, value in arguments.items():
+        if name.rpartition("__")[2] in _FETCHING and value not in (None, False, "", "none"):
+            raise UsageError(
+                f"{job.model}: its argument {name} fetches weights, which no plan does: they decide no "
+                "memory; remove it"
+            )
+        if name.rpartition("__")[2] in _HUB_CODE and "/" in str(value):
+            raise UsageError(
+                f"{job.model}: its argument {name} names code of a hub, which is not run; remove it"
+            )
+
+
+def _refusing(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def connect(self: socket.socket, address: Any) -> Any:
+        return plain(self, address) if self.family == getattr(socket, "AF_UNIX", None) else _refuse()
+
+    return connect
+
+
+def _refuse(*_: object, **__: object) -> NoReturn:
+    raise ConnectionRefusedError("a plan of a library's model opens no connection")

@@ -3,7 +3,7 @@
 import unicodedata
 
 _OBEYED = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control, direction and joining, surrogates, ends of lines
-_MOST_LETTERS = 2_000  # of a message
+_MOST_LETTERS = 10_000  # of a message
 
 
 def printable(text: str) -> str:

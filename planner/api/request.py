@@ -181,7 +181,7 @@ def answers_folder(options: Options) -> Path | None:
 
 def _changed_settings() -> Mapping[str, str]:
     """Return in which settings that decide traces this process differs from a fresh one, by name."""
-    if "torch" not in sys.modules:
+    if sys.modules.get("torch") is None:
         return {}
     from planner.capture import changed_settings
 
@@ -204,6 +204,10 @@ def _load_trace(model: Model | None, options: Options, path: Path) -> tuple[Save
         raise DataFileError(
             f"{path}: its job names the cuDNN in {where!r}, which a file may not load; give --cudnn with a "
             "folder that you trust, or --cudnn installed, stored or published"
+        )
+    if saved.job.sizes:
+        raise DataFileError(
+            f"{path}: its job reads the sizes of {saved.job.sizes!r}, which a file may not name"
         )
     beside = {name: options.get(name) for name in _NOT_IN_TRACES}
     for name in ("cudnn", "cudnn_benchmark"):

@@ -33,6 +33,9 @@ def job_from_json(values: Mapping[str, Any]) -> Job:
     for name in ("model", "source"):
         if not isinstance(values[name], str):
             raise TypeError(f"{name}: expected a string")
+    deepspeed = values.get("deepspeed") or "{"
+    if not (isinstance(deepspeed, str) and deepspeed.startswith("{")):
+        raise TypeError("deepspeed: expected a configuration, no path")
     target = values["target"]
     options = {
         name: option.read(values[name], name)

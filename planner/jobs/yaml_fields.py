@@ -7,6 +7,7 @@ names a library: its folder is given on the command line alone (docs/robustness.
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import count
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
@@ -31,6 +32,8 @@ from planner.jobs.resolve import resolve_job
 
 T = TypeVar("T")
 MAX_VALUES = 10_000  # of the arguments of one model; aliases of aliases of lists could make billions
+PATH_KEYS = ("sizes", "deepspeed")  # options whose values may be the paths of files
+_OF_PATHS = ("hf", "diffusers")  # sources whose names may be folders; those of nnU-Net are files
 OPTION_KEYS = (*FIELD_OPTIONS, "input", "target", "optimizer_arg")  # of files that describe jobs
 FILE = "file"  # source of a FILE.py:NAME
 ANY_SOURCE = (*SOURCES, FILE)  # for --allow-code
@@ -48,6 +51,9 @@ def read_options(parts: Mapping[str, Entry], sources: Collection[str]) -> dict[s
     }
     if "cudnn" in parts:
         options["cudnn"] = read_cudnn(parts["cudnn"])
+    for name in PATH_KEYS:
+        if name in parts:
+            check_path(parts[name], sources)
     if "loss" in parts:
         options["loss"] = read_loss(parts["loss"], sources)
     if "optimizer" in parts:
@@ -171,9 +177,20 @@ def _read_argument(entry: Entry, values: Iterator[int]) -> object:
 
 def read_source(entry: Entry, model: str, sources: Collection[str]) -> str:
     """Return the source of a model that a file names, "" for a catalogue name. Raises DataFileError."""
-    source = parse_entry(entry, split_model, model).source
+    source, name = parse_entry(entry, split_model, model)
     _check_code(entry, model, source == FILE, sources)
+    is_path = source == "nnunet" or (source in _OF_PATHS and ("/" in name or Path(name).is_dir()))
+    if is_path and FILE not in sources:
+        raise entry.broken(f"{model!r} is a path; --allow-code lets files name paths that you trust")
     return source
+
+
+def check_path(entry: Entry, sources: Collection[str]) -> None:
+    """Raise DataFileError for the path of a file, unless the user allowed the file to name code."""
+    text = entry.text()
+    is_path = not text.lstrip().startswith("{")  # DeepSpeed's configuration may stand there itself
+    if is_path and FILE not in sources:
+        raise entry.broken(f"{text!r} is a path; --allow-code lets files name paths that you trust")
 
 
 def read_cudnn(entry: Entry) -> str:

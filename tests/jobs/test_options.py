@@ -23,6 +23,7 @@ from planner.jobs import (
 )
 from planner.jobs.catalogue import load_catalogue
 from planner.jobs.codec import job_from_json, job_to_json
+from planner.jobs.yaml_fields import ANY_SOURCE
 
 BASE = Job("torchvision:resnet18", inputs=(TensorSpec((3, 8, 8)),), target=TensorSpec((), "int64"))
 # Fields of tensors, names and arguments
@@ -87,7 +88,7 @@ def test_every_option_is_a_key_of_yaml(option: JobOption, tmp_path: Path) -> Non
     entry = entry.replace("  target: scalar:int64\n", "") if "target" in more else entry
     file = tmp_path / "models.yaml"
     file.write_text(f"{entry}{more}  {option.name}: {text}\n")
-    job = load_catalogue(file)["net"].job
+    job = load_catalogue(file, ANY_SOURCE)["net"].job
     assert getattr(job, option.name) == getattr(merge_job(BASE, {option.name: value}), option.name)
 
 

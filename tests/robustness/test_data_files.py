@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from planner.allocator.history.snapshot_reader import load_snapshot
 from planner.cli import run
 from planner.errors import DataFileError
-from planner.jobs import Job, load_catalogue, parse_tensor_spec
+from planner.jobs import Job, job_from_json, job_to_json, load_catalogue, parse_tensor_spec
 from planner.store.cache_dir import CacheDirectory
 from planner.store.store import UserCache
 from tests.helpers.structs import replace
@@ -170,3 +171,50 @@ def test_a_cached_job_names_no_other_model(tmp_path: Path) -> None:
         cache.put_job(job, planted)
         assert cache.get_job(job) is None
         assert len(lines) == 1 and "a cached job is broken: it has another" in lines[0]
+
+
+# ---- paths: no file names one, unless the user allows it
+
+
+PATHS = {
+    "sizes": "{{model: 'hf:bert', input: ['input_ids=16..64:int64'], sizes: '{path}'}}",
+    "deepspeed": "{{model: 'torchvision:resnet18', deepspeed: '{path}'}}",
+    "hf": "'hf:{path}'",
+    "diffusers": "'diffusers:{path}'",
+    "nnunet": "'nnunet:{path}'",
+}
+
+
+@pytest.mark.parametrize("kind", PATHS)
+def test_a_data_file_names_no_path(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A path in a sweep is refused with its line, and what lies there is not read."""
+    path, secret = tmp_path / "sweep.yaml", tmp_path / "secret"
+    os.mkfifo(secret)  # whoever opens it waits
+    model = PATHS[kind].format(path=secret)
+    path.write_text(f"about: a\nmodels: [{model}]\nrecipes: {{sgd: {{}}}}\ngpus: [L4]\n")
+    assert run(["sweep", str(path)]) == 4
+    message = capsys.readouterr().err
+    assert message.startswith(f"planner: {path} line 2, ") and len(message.splitlines()) == 1
+    assert "is a path; --allow-code lets files name paths that you trust" in message
+
+
+def test_allow_code_lets_a_file_name_paths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --allow-code the file of sizes is read."""
+    path, sizes = tmp_path / "models.yaml", tmp_path / "sizes.txt"
+    sizes.write_text("none at all\nnone\n")
+    path.write_text(
+        f"a: {{source: 'hf:bert', about: a, inputs: ['input_ids=16..64:int64'], sizes: '{sizes}'}}\n"
+    )
+    words = ["max-batch", "--models", str(path), "--model", "a", "--gpu", "L4"]
+    assert run(words) == 4
+    assert "is a path" in capsys.readouterr().err
+    assert run([*words, "--allow-code"]) == 2
+    assert f"--sizes {sizes}, line 2: expected one size" in capsys.readouterr().err
+
+
+def test_a_saved_job_names_no_path() -> None:
+    """What a trace or a result says of DeepSpeed is a configuration, and no path to one."""
+    document = job_to_json(Job("zoo:CNN", source="zoo:CNN"))
+    assert job_from_json(document).model == "zoo:CNN"
+    with pytest.raises(TypeError, match="deepspeed: expected a configuration, no path"):
+        job_from_json(document | {"deepspeed": "/etc/passwd"})

@@ -14,6 +14,7 @@ from threading import Lock, Timer
 from typing import IO, Any
 
 from planner import errors
+from planner._support.processes import end_processes, marked_processes
 from planner.errors import ModelError, PlannerError
 
 MAX_ANSWER_BYTES = 2**24
@@ -30,22 +31,25 @@ class WorkerError(Exception):
 class Worker:
     """A child process in a session of its own, which ends with all its children once it is not referenced.
 
+    With a `mark`, which is in its environment and in no other, daemons that it made end too.
     A request carries a `number`, which its answer has to repeat: an answer that an interrupted caller left
     unread is skipped. `serve` is the child's side.
     """
 
-    def __init__(self, command: Sequence[str], stderr: int | IO[bytes] | None = None) -> None:
+    def __init__(self, command: Sequence[str], stderr: int | IO[bytes] | None = None, mark: str = "") -> None:
+        name, _, value = mark.partition("=")
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
+            env={**os.environ, name: value} if mark else None,
             start_new_session=True,  # Ctrl-C is for the planner, and all its children end with it
         )
         self._numbers = count()
         self._lock = Lock()
         self._is_late = False
-        self.close = weakref.finalize(self, _end, self._process)
+        self.close = weakref.finalize(self, _end, self._process, mark)
 
     def request(self, message: Mapping[str, Any], limit_seconds: float | None = None) -> Any:
         """Send a message and return the answer to it; each line of the child restarts the time limit.
@@ -133,8 +137,9 @@ def _ending(returncode: int | None) -> str:
     return f"ended with {names.get(-returncode, f'signal {-returncode}')}"
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def _end(process: "subprocess.Popen[bytes]", mark: str) -> None:
     """Stop the process, unless it ends by itself, and wait for it."""
+    daemons = marked_processes(mark) - {process.pid} if mark else ()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             with suppress(OSError):  # what was still to be written has no reader
@@ -144,6 +149,11 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     except subprocess.TimeoutExpired:
         _kill(process)
         process.wait()
+    for one in daemons:
+        with suppress(OSError):
+            os.kill(one, signal.SIGKILL)
+    if mark:
+        end_processes(mark, 0.0)
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from planner._support.atomic_write import write_bytes
+from planner._support.processes import end_processes
 from planner.emulator.gpu import describe_gpu
 from planner.emulator.history import read_histories
 from planner.emulator.record import EmulatedRun, GpuRecord, read_records
@@ -21,6 +22,7 @@ from planner.hardware import MIB, Device
 from planner.program import OnProgress
 
 _STARTUP = Path(__file__).with_name("child") / "startup"  # has the sitecustomize.py
+_RECORDS = "PLANNER_EMULATED_RECORDS"  # in the environment of all processes of the command, of no others
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 5.0  # for a command that is sent SIGTERM
 _COPY_BYTES = 65536  # sizes, counts and flags that a script or the ranks of a job read back
@@ -59,7 +61,8 @@ def run_emulated(
     with TemporaryDirectory(prefix="planner-run-") as name:
         folder = Path(name)
         environment = {**os.environ, **_variables(options, folder, cache)}
-        code = _run(command, environment, options, _reporter(folder, options.progress_seconds, on_progress))
+        report = _reporter(folder, options.progress_seconds, on_progress)
+        code = _run(command, environment, options, report, on_progress)
         refusal = folder / "refusal"
         if refusal.is_file():
             raise UsageError(refusal.read_text(encoding="utf-8"))
@@ -101,7 +104,7 @@ def _variables(options: RunOptions, folder: Path, cache: Path) -> dict[str, str]
     variables = {
         "PLANNER_EMULATED_GPU": describe_gpu(options.device, options.gpu_count),
         "PLANNER_EMULATED_CACHE": str(cache),
-        "PLANNER_EMULATED_RECORDS": str(folder),
+        _RECORDS: str(folder),
         "PLANNER_EMULATED_COPY_BYTES": str(_COPY_BYTES if options.copy_bytes is None else options.copy_bytes),
         "PLANNER_EMULATED_HISTORY": _history_kinds(options),
         "PLANNER_EMULATED_STOP_AFTER": str(options.stop_after or 0),
@@ -135,7 +138,11 @@ def _assumptions(options: RunOptions) -> tuple[str, ...]:
 
 
 def _run(
-    command: Sequence[str], environment: dict[str, str], options: RunOptions, report: Callable[[], None]
+    command: Sequence[str],
+    environment: dict[str, str],
+    options: RunOptions,
+    report: Callable[[], None],
+    on_progress: OnProgress,
 ) -> int:
     try:
         process = subprocess.Popen(command, env=environment, stdout=options.output, stderr=options.errors)
@@ -147,7 +154,9 @@ def _run(
                 return process.wait(_POLL_SECONDS)
             report()
     finally:
-        _end(process)
+        left = _end(process, f"{_RECORDS}={environment[_RECORDS]}")
+        if left:
+            on_progress(f"processes {', '.join(map(str, sorted(left)))} cannot be ended")
 
 
 def _save_snapshot(run: EmulatedRun, folder: Path, path: Path) -> None:
@@ -162,15 +171,17 @@ def _save_snapshot(run: EmulatedRun, folder: Path, path: Path) -> None:
         )
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End a command that still runs; an interrupt from the keyboard it has had already."""
-    if process.poll() is not None:
-        return
-    process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_GRACE_SECONDS)
-    process.kill()
-    process.wait()
+def _end(process: "subprocess.Popen[bytes]", mark: str) -> frozenset[int]:
+    """End a command that still runs, and all processes that it left; return those that cannot be ended."""
+    if process.poll() is None:
+        process.terminate()
+    left = end_processes(mark, _GRACE_SECONDS)
+    if process.poll() is None:  # where nobody tells of other processes
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_SECONDS)
+        process.kill()
+        process.wait()
+    return left
 
 
 def _reporter(folder: Path, seconds: float, on_progress: OnProgress) -> Callable[[], None]:

@@ -26,7 +26,8 @@ class TracerProcess:
         self._model, self._limit_seconds = job.model, limit_seconds
         self._folder = TemporaryDirectory(prefix="planner-")
         # -P: a folder of the user's that is called like this package must not be run in its place.
-        self._worker = Worker([sys.executable, "-P", "-m", "planner.capture.subprocess.worker"])
+        command = [sys.executable, "-P", "-m", "planner.capture.subprocess.worker"]
+        self._worker = Worker(command, mark=f"PLANNER_ISOLATED={self._folder.name}")
         self._run_kind = "provenance" if provenance else "run"
         self._job = {"job": job_to_json(job), "limit_seconds": limit_seconds}
 

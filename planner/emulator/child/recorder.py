@@ -177,6 +177,7 @@ class Recorder:
         self._peaks = None
         self._steps: list[dict[str, Any]] = []
         self._count, self._stopping, self._finished = 0, False, False
+        self._finishing = threading.Lock()
         self._failure: dict[str, Any] | None = None
         self._raised = False  # an exception ended the script
         self._stop_after = int(os.environ.get("PLANNER_EMULATED_STOP_AFTER") or 0)
@@ -266,17 +267,24 @@ class Recorder:
         thread's state when the interpreter is finalized ends the process by std::terminate
         (torch/csrc/autograd/engine.cpp, PyThread_exit_thread of CPython).
         """
-        if os.getpid() != self._pid or self._finished:
+        if os.getpid() != self._pid:
             return
-        self._finished = True
-        try:
-            if self._snapshot is not None and self._peaks is not None:
-                self._torch.cuda.memory._dump_snapshot(str(self._snapshot))
-            if self._history is not None and self._peaks is not None:
-                self._history.write(self._devices())
-        finally:
-            self._write(whole=True)
+        with self._finishing:
+            if self._finished:
+                return
+            try:
+                self._write_histories()
+            finally:
+                self._write(whole=True)
+                self._finished = True
         time.sleep(_YIELD_SECONDS)
+
+    def _write_histories(self) -> None:
+        if self._peaks is not None:
+            if self._snapshot is not None:
+                self._torch.cuda.memory._dump_snapshot(str(self._snapshot))
+            if self._history is not None:
+                self._history.write(self._devices())
 
     # ---- reading and writing
 

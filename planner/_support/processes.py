@@ -1,0 +1,48 @@
+"""End all processes that a command or a worker left: its children, daemons and what they started.
+
+Each is known by a mark in the environment with which it was started, or as a child of one that is. Only Linux
+tells that of other processes, in /proc; elsewhere none is found.
+"""
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic, sleep
+
+_PROCESSES = Path("/proc")
+_POLL_SECONDS = 0.05
+
+
+def marked_processes(mark: str) -> frozenset[int]:
+    """Return the processes with this `NAME=VALUE` in their environment, and their descendants."""
+    parents: dict[int, int] = {}
+    found: set[int] = set()
+    for folder in _PROCESSES.glob("[0-9]*"):
+        with suppress(OSError, ValueError, IndexError):  # it has ended, or is another account's
+            number = int(folder.name)
+            state, parent = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+            if state == "Z" or number == os.getpid():
+                continue
+            parents[number] = int(parent)
+            if mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found.add(number)
+    while more := {one for one, parent in parents.items() if parent in found} - found:
+        found |= more
+    return frozenset(found)
+
+
+def end_processes(mark: str, grace_seconds: float) -> frozenset[int]:
+    """End the processes of a mark, by SIGTERM and after a time by SIGKILL; return those that live on."""
+    for number, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, 1.0)):
+        limit = monotonic() + seconds
+        told: set[int] = set()
+        while living := marked_processes(mark):
+            for one in living - told:
+                with suppress(OSError):
+                    os.kill(one, number)
+            told |= living
+            if monotonic() > limit:
+                break
+            sleep(_POLL_SECONDS)
+    return marked_processes(mark)

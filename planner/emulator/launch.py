@@ -34,7 +34,6 @@ class RunOptions(Struct, frozen=True):
     device: Device
     gpu_count: int = 1
     stop_after: int | None = None  # optimizer steps
-    stops_after_evaluation: bool = False  # at the first optimizer step that follows one
     copy_bytes: int | None = None  # copies up to this size have contents; None: up to 64 KiB
     alloc_conf: str | None = None  # PYTORCH_ALLOC_CONF; None: as the environment has it
     snapshot: Path | None = None  # where the history of the largest process goes, as torch writes it
@@ -43,6 +42,7 @@ class RunOptions(Struct, frozen=True):
     output: Any = None  # where the command's standard output goes; None: to that of the planner
     errors: Any = None  # where its standard error goes; likewise
     progress_seconds: float = 10.0  # between lines of progress
+    stops_after_evaluation: bool = False  # at the first optimizer step that follows one
 
 
 def run_emulated(

@@ -29,7 +29,10 @@ _CONF_KEYS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _THEIR_CODE = ("/torch/", "<")  # frames outside the user's code
 
 
-class _Refusing(pickle._Unpickler):
+_Unpickler: Any = pickle._Unpickler  # has a stack and an operation a code, which its stub leaves out
+
+
+class _Refusing(_Unpickler):  # type: ignore[misc]
     """Loads containers, numbers and texts, and no objects.
 
     It is the unpickler in Python, whose memory is that of what the file holds: the one in C makes room for
@@ -37,7 +40,7 @@ class _Refusing(pickle._Unpickler):
     tuples, each twice the one before, never ends.
     """
 
-    dispatch = dict(pickle._Unpickler.dispatch)
+    dispatch: dict[int, Any] = dict(_Unpickler.dispatch)
 
     def find_class(self, module_name: str, global_name: str) -> NoReturn:
         raise ValueError(f"it names {module_name}.{global_name}, which no snapshot does")
@@ -48,17 +51,17 @@ class _Refusing(pickle._Unpickler):
     def set_item(self) -> None:
         """Put a value under a key."""
         _check_keys([self.stack[-2]])
-        pickle._Unpickler.load_setitem(self)
+        _Unpickler.load_setitem(self)
 
     def set_items(self) -> None:
         """Put values under their keys."""
         _check_keys(self.stack[::2])
-        pickle._Unpickler.load_setitems(self)
+        _Unpickler.load_setitems(self)
 
     def make_dict(self) -> None:
         """Make a dict of keys and values."""
         _check_keys(self.stack[::2])
-        pickle._Unpickler.load_dict(self)
+        _Unpickler.load_dict(self)
 
     def refuse(self) -> NoReturn:
         """Refuse a set, which would hash what it holds."""

@@ -24,7 +24,6 @@ from planner.allocator.history.start_state import UnequalStateError, start_befor
 from planner.errors import DataFileError
 from planner.program.events import Site
 from tests.helpers.structs import replace
-from tests.helpers.traces import UNTIMED
 
 BASE = 0x7F00_0000_0000
 OLD = "2.6.0"  # in which addresses, which are recorded, order equal blocks
@@ -144,7 +143,6 @@ def recorded(
     return events, ends, states
 
 
-@UNTIMED
 @given(
     st.integers(0, 10**6),
     st.sampled_from(["", "max_split_size_mb:32", "roundup_power2_divisions:4"]),
@@ -167,7 +165,6 @@ def test_a_history_cut_anywhere_is_replayed_to_its_end(
     assert check.ooms == sum(event.action == "oom" for event in rest)
 
 
-@UNTIMED
 @given(st.integers(0, 10**6), st.integers(0, 149))
 def test_expandable_segments_cut_anywhere_are_replayed(seed: int, cut: int) -> None:
     """Pages that are held before the cut are those of ranges whose size only their distance tells."""

@@ -74,7 +74,9 @@ JOBS = """\
 `benchmarks/accuracy/recorded_jobs`: operators, sizes, order, and which names live on, as the records tell,
 which were seen meanwhile. Each job is planned without a GPU for the version of torch that ran, and held
 against the record allocation by allocation (`python -m benchmarks.accuracy.recorded FOLDER`). A record that
-begins with the first tensor is compared as a whole, of the others the last step.
+begins with the first tensor is compared as a whole; one that begins later is of one step, which is compared
+with the last planned one, or, if the cache was empty before it, its peaks with those of the first. Several
+records are of one job with other sizes, so that there are fewer kinds of jobs than rows.
 
 {identical} of {count} plans have the recorded allocations, {allocations} of them, in the same order and of
 the same size, each freed at the recorded place. If a record names no card, the plan is for an RTX 4090.

@@ -19,6 +19,7 @@ from planner.allocator.history.file import (
     ACTION_OF,
     LARGEST_FILE_BYTES,
     LETTERS,
+    MOST_EVENTS,
     Count,
     Letters,
     load_history,
@@ -94,6 +95,10 @@ def load_any_history(path: Path) -> History:
 def save_published(published: PublishedHistory, path: Path) -> None:
     """Write a history, whole or not at all; equal histories as equal bytes. Raises DataFileError."""
     history = published.history
+    if len(history.events) > MOST_EVENTS:
+        raise DataFileError(
+            f"{path}: a history of {len(history.events)} events is not written; record fewer steps"
+        )
     streams = [event.stream for event in history.events]
     content = _PublishedFile(
         _Events(

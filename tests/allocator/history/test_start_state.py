@@ -11,6 +11,7 @@ from planner.allocator.blocks import Block, BlockState, SegmentEvent, SegmentSta
 from planner.allocator.caching_allocator import CachingAllocator
 from planner.allocator.config import MIB, MemoryLimits, config_of_torch, parse_alloc_conf
 from planner.allocator.history.check import check_history
+from planner.allocator.history.file import MOST_EVENTS
 from planner.allocator.history.history import History, HistoryEvent
 from planner.allocator.history.published_file import (
     PublishedHistory,
@@ -323,6 +324,15 @@ def test_a_published_file_gives_back_what_was_written(tmp_path: Path) -> None:
     assert load_any_history(path) == history
     assert path.read_bytes() == other.read_bytes()
     assert beginning_of(history) == "empty cache"
+
+
+def test_a_history_too_long_to_be_read_is_not_written(tmp_path: Path) -> None:
+    """More events than a file may hold are refused before anything is written."""
+    path = tmp_path / "a.json.gz"
+    history = replace(history_of(), events=(HistoryEvent("snapshot", 0, 0),) * (MOST_EVENTS + 1))
+    with pytest.raises(DataFileError, match="a history of 400001 events is not written; record fewer steps"):
+        save_published(PublishedHistory("", "", "", history), path)
+    assert not path.exists()
 
 
 def test_a_broken_published_file_is_one_line(tmp_path: Path) -> None:

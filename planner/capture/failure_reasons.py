@@ -127,10 +127,11 @@ def reads_values(error: BaseException, running: str = "") -> bool:
     )
 
 
-def remedy_for(error: BaseException, otherwise: str = ANY, running: str = "") -> str:
+def remedy_for(error: BaseException, otherwise: str = ANY, running: str | None = None) -> str:
     """Return the remedy of an exception whose cause is established, else `otherwise`.
 
-    `running` is the operator in which it was raised.
+    `running` is the operator in which it was raised, "" outside of any; None if no batch had come yet, whose
+    shapes may be at fault.
     """
     if isinstance(error, ImportError):
         return _remedy_for_import(error)
@@ -146,6 +147,8 @@ def remedy_for(error: BaseException, otherwise: str = ANY, running: str = "") ->
     message = message_of(error)
     if isinstance(error, AssertionError) and "capturable=True" in message:
         return "its optimizer steps before the first step, which is not planned: move that into the step"
+    if running is None:
+        return otherwise
     if _IS_OF_INDICES.search(message):
         is_of_classes = "nll_loss" in running
         return f"{SHAPES}; " + (

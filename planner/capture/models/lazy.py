@@ -54,6 +54,6 @@ def initialise_lazy_modules(model: nn.Module, job: Job, batch: int, run: Run) ->
         problem = (
             f"{job.model}: initializing its lazy modules fails{source_line(error)}: {sentence_of(error)}"
         )
-        raise ModelError(f"{problem}; {remedy_for(error)}") from error
+        raise ModelError(f"{problem}; {remedy_for(error, running='')}") from error
     finally:
         model.train(training)

@@ -8,7 +8,7 @@ torch's own code and the planner's see the tensors as they are, on `meta`.
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -277,6 +277,8 @@ def _replacements() -> Iterator[Replacement]:
     yield Tensor, "record_stream", _record_stream
     yield torch, "load", _loading(torch.load)
     yield _device.DeviceContext, "__init__", _defaulting(_device.DeviceContext.__init__)
+    making = _device.DeviceContext.__torch_function__
+    yield _device.DeviceContext, "__torch_function__", _putting_defaults(making, constructors)
     yield from device_queries.replacements(
         lambda: _opened[-1].capability,
         _remark,
@@ -301,6 +303,19 @@ def _defaulting(plain: Callable[..., None]) -> Callable[..., None]:
         self.planner_is_gpu = is_gpu
 
     return start
+
+
+def _putting_defaults(plain: Callable[..., Any], constructors: Container[Any]) -> Callable[..., Any]:
+    """Return `DeviceContext.__torch_function__` that notes tensors which it puts on the GPU by default."""
+
+    def run(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_default = func in constructors and (kwargs or {}).get("device") is None  # which `plain` sets
+        made = plain(self, func, types, args, kwargs)
+        if is_default and _opened and getattr(self, "planner_is_gpu", False):
+            _opened[-1].put(made)
+        return made
+
+    return run
 
 
 def keep_default_device() -> None:

@@ -865,3 +865,36 @@ def test_gradients_are_gradients_without_an_optimizer(tmp_path: Path) -> None:
     """A step without an optimizer keeps its gradients, those of later steps are added to them in place."""
     trace = trace_code(tmp_path, ACCUMULATES, "Accumulate")
     assert bytes_of(trace, Category.GRADIENT) == PARAMETERS
+
+
+CONVERTED = """
+def layers():
+    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8))
+
+class Converted:
+    def __init__(self):
+        {making}
+        self.net = made.to(torch.float64).to(torch.bfloat16)
+
+    def step(self, images, labels):
+        return self.net(images.to(device, torch.bfloat16))
+"""
+MAKING = (
+    'made = net().to("cuda")',
+    'with torch.device("cuda"):\n            made = layers()',
+    'torch.set_default_device("cuda")\n        made = net()\n        torch.set_default_device(None)',
+    'with torch.device("meta"):\n            made = layers()\n        made = made.to_empty(device="cuda")',
+)
+
+
+@pytest.mark.parametrize("making", MAKING)
+def test_a_model_that_is_converted_on_the_gpu_takes_each_of_its_types(tmp_path: Path, making: str) -> None:
+    """However it came onto the GPU: float32 first, then twice as much, then half of it."""
+    trace = trace_code(tmp_path, CONVERTED.format(making=making), "Converted")
+    setup = [e for e in trace.events[: _start_of_loop(trace)] if isinstance(e, Alloc)]
+    sizes = [64 * 128, 128, 128 * 8, 8]
+    assert [e.size_bytes for e in setup] == [width * size for width in (4, 8, 2) for size in sizes]
+
+
+def _start_of_loop(trace: Trace) -> int:
+    return next(at for at, e in enumerate(trace.events) if isinstance(e, PhaseStart) and e.step == 1)

@@ -244,11 +244,14 @@ def test_plain_arguments_warn_of_nothing(model: Any, tmp_path: Any) -> None:
     ],
 )
 def test_settings_that_are_refused(model: Any, tmp_path: Any, name: str, value: Any, message: str) -> None:
-    """A setting that a plan for one GPU cannot answer is refused in one line."""
+    """A setting that a plan for one GPU cannot answer is refused in one line, of which the hook warns."""
     given = arguments(tmp_path)
     setattr(given, name, value)
     with pytest.raises(UsageError, match=message):
-        planned(model, given)
+        max_batch_of_arguments(model, given, SAMPLE, gpu_mib=1500)
+    with pytest.warns(UserWarning, match=f"no plan, per_device_train_batch_size stays as it is: .*{message}"):
+        changed = plan_training_arguments(model, given, SAMPLE, gpu_mib=1500)
+    assert changed.per_device_train_batch_size == given.per_device_train_batch_size
 
 
 def test_label_smoothing_and_noise_take_memory(tmp_path: Any) -> None:

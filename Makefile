@@ -18,9 +18,13 @@ FAST := tests/_support tests/program tests/allocator tests/jobs tests/hardware t
 check: lint
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(FAST)
 
-# 1,000 runs of each kind: interrupted, concurrent, fuzzed; half an hour.
+# 1,000 runs of each kind: interrupted, concurrent, fuzzed; 200 of each signal; an hour.
 soak: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -s --runs 1000 --hypothesis-profile soak tests/robustness/test_concurrency.py tests/robustness/test_fuzz.py
+	$(BIN)/python -m pytest -s --runs 1000 --hypothesis-profile soak \
+		tests/robustness/test_concurrency.py tests/robustness/test_fuzz.py \
+		tests/robustness/test_signals.py tests/robustness/test_threads.py tests/robustness/test_bounded_files.py \
+		tests/robustness/test_planted_caches.py tests/robustness/test_left_processes.py \
+		tests/robustness/test_data_files.py tests/capture/test_settings.py
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -17,7 +17,7 @@ TALKATIVE = (
         "planner/cli/",
         "calibration/probe/__main__.py",
         "calibration/probe/gauge.py",
-        "planner/capture/process_state.py",
+        *("planner/capture/process_state.py", "planner/capture/settings.py", "planner/_support/worker.py"),
         "planner/_support/user_dirs.py",
     ),
     *("planner/hardware/cudnn/library_files.py", "planner/hardware/cudnn/worker.py"),

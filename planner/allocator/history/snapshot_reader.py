@@ -9,7 +9,7 @@ import struct
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, ClassVar, NoReturn
 
 from msgspec.structs import replace
 
@@ -40,7 +40,8 @@ class _Refusing(_Unpickler):  # type: ignore[misc]
     tuples, each twice the one before, never ends.
     """
 
-    dispatch: dict[int, Any] = dict(_Unpickler.dispatch)
+    stack: list[Any]
+    dispatch: ClassVar[dict[int, Any]] = dict(_Unpickler.dispatch)
 
     def find_class(self, module_name: str, global_name: str) -> NoReturn:
         raise ValueError(f"it names {module_name}.{global_name}, which no snapshot does")

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from planner import max_batch
+from planner import estimate, max_batch
 
 NET = """
 from torch import nn
@@ -93,3 +93,38 @@ def test_plans_of_several_threads_queue(tmp_path: Path) -> None:
     quiet = plan(file)
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(lambda _: plan(file), range(8))) == [quiet] * 8
+
+
+STEP = """
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+class Training:
+    def __init__(self):
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.net = nn.Linear(16, 4).to(self.device)
+        self.optimizer = torch.optim.Adam(self.net.parameters())
+
+    def step(self, x, y):
+        x, y = x.to(self.device), y.to(self.device)
+        assert x.is_cuda
+        self.optimizer.zero_grad()
+        cross_entropy(self.net(x), y).backward()
+        self.optimizer.step()
+"""
+
+
+def test_a_step_is_planned_alike_beside_a_thread(tmp_path: Path) -> None:
+    """Code that asks torch for its GPU is answered as the planned one, whichever threads run."""
+    file = tmp_path / "train.py"
+    file.write_text(STEP)
+
+    def peak() -> int:
+        made = estimate(f"{file}:Training", 8, mode="step", input=["16", "scalar:int64"], gpu_mib=2000)
+        return made.estimate.process_bytes
+
+    quiet = peak()
+    with training() as problems:
+        assert peak() == quiet
+    assert problems == []

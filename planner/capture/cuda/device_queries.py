@@ -5,7 +5,6 @@ capture.
 """
 
 import functools
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from types import FrameType, SimpleNamespace
@@ -16,6 +15,7 @@ import torch
 from planner.capture.cuda.callers import caches_answers, is_of_torch
 from planner.capture.cuda.names import Replacement
 from planner.capture.cuda.streams import DEFAULT_STREAM, Streams
+from planner.capture.cuda.threads import caller_frame
 
 Remark = Callable[[str], None]
 
@@ -198,7 +198,7 @@ def _for_users(
 ) -> Callable[..., Any]:
     @functools.wraps(plain)
     def query(*args: Any, **kwargs: Any) -> Any:
-        return (plain if needs_truth(sys._getframe(1)) else answer)(*args, **kwargs)
+        return (plain if needs_truth(caller_frame()) else answer)(*args, **kwargs)
 
     return query
 
@@ -211,7 +211,7 @@ def _type_for_users(plain: type, construct: Callable[..., Any]) -> type:
             return isinstance(instance, (plain, Handle))
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-            if caches_answers(sys._getframe(1)):
+            if caches_answers(caller_frame()):
                 return plain(*args, **kwargs)
             return construct(*args, **kwargs)
 

@@ -7,7 +7,6 @@ torch's own code and the planner's see the tensors as they are, on `meta`.
 """
 
 import functools
-import sys
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,7 +26,7 @@ from planner.capture.cuda.host_tensors import HostTensors, Side
 from planner.capture.cuda.names import Names, Replacement
 from planner.capture.cuda.placed import PlacedTensors
 from planner.capture.cuda.streams import Streams
-from planner.capture.cuda.threads import beside_other_threads
+from planner.capture.cuda.threads import beside_other_threads, caller_frame
 from planner.capture.cuda.triton_kernels import launches_skipped, triton_importable
 from planner.capture.wrapped import is_wrapped
 
@@ -155,7 +154,7 @@ def placed_devices_shown() -> Iterator[None]:
 
     def shown(read: Any, on_gpu: object) -> property:
         def answer(tensor: Tensor) -> Any:
-            if asking or is_of_torch(sys._getframe(1)):
+            if asking or is_of_torch(caller_frame()):
                 return read.__get__(tensor)
             asking.append(None)
             try:
@@ -226,7 +225,7 @@ def _shown(plain: Any, on_gpu: object, on_host: object) -> property:
     read = plain.__get__
 
     def shown(tensor: Tensor) -> Any:
-        if not _is_meta(tensor) or is_of_torch(sys._getframe(1)):
+        if not _is_meta(tensor) or is_of_torch(caller_frame()):
             return read(tensor)
         return on_host if tensor in _opened[-1].host else on_gpu
 
@@ -347,7 +346,7 @@ def _making(plain: Callable[..., Any]) -> Callable[..., Any]:
                     return placement.host.pin(plain(*args, **{**kwargs, "device": META}))
         if device is not None:
             if not names_gpu(device):
-                if _is_layout_alone(device, sys._getframe(1)):
+                if _is_layout_alone(device, caller_frame()):
                     with _opened[-1].host.moving_to(Side.HOST):
                         return plain(*args, **kwargs)
                 return plain(*args, **kwargs)
@@ -379,7 +378,7 @@ def _is_layout_alone(device: object, caller: FrameType) -> bool:
 
 def _is_of_save_on_cpu() -> bool:
     """Return whether torch's `save_on_cpu` calls, which pins where torch itself finds a GPU."""
-    return sys._getframe(2).f_globals.get("__name__") == "torch.autograd.graph"
+    return caller_frame(2).f_globals.get("__name__") == "torch.autograd.graph"
 
 
 def _moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from planner.capture.cuda.threads import caller_frame
 from planner.capture.meta_kernels.strides import is_dense
 
 # ATen/native/cuda/MultiTensorApply.cuh: elements that a block of threads works on.
@@ -45,7 +46,7 @@ def _recorded(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     def make(data: Any, *args: Any, **kwargs: Any) -> Tensor:
         made = plain(data, *args, **kwargs)
-        caller = str(sys._getframe(1).f_globals.get("__name__", ""))
+        caller = str(caller_frame().f_globals.get("__name__", ""))
         is_optimizer = caller.startswith(("torch.optim.", "torchao.optim."))
         is_new = made.is_meta and not isinstance(data, Tensor) and is_optimizer
         return torch.empty_like(made) if is_new else made

@@ -1,8 +1,10 @@
 """Replace functions of torch for a plan alone: threads that ran before it, such as a training, see theirs."""
 
 import functools
+import sys
 from collections.abc import Callable
 from threading import enumerate as all_threads, get_ident
+from types import FrameType
 from typing import Any
 
 
@@ -22,6 +24,14 @@ def beside_other_threads(new: Any, plain: Any) -> Any:
     if isinstance(new, type) or isinstance(plain, type) or not (callable(new) and callable(plain)):
         return new
     return _choosing(new, plain, bystanders)
+
+
+def caller_frame(depth: int = 1) -> FrameType:
+    """Return the frame of the caller, as `sys._getframe` does; the choice between threads is no caller."""
+    frame = sys._getframe(depth + 1)
+    while frame.f_globals.get("__name__") == __name__ and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
 
 def _choosing(new: Any, plain: Any, bystanders: frozenset[int | None]) -> Callable[..., Any]:

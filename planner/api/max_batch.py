@@ -36,7 +36,7 @@ class MaxBatchResult(Result):
 
     @property
     def max_batch(self) -> int:
-        """Return the largest that fits at all, with retries or without; 0 where not even 1 fits."""
+        """Return the largest that fits at all, with retries or without; 0 where none that trains does."""
         return self.plan.search.largest
 
     @property
@@ -115,7 +115,7 @@ def max_batch(
     plan = ranks.find_max_batch(multiple)
     result = MaxBatchResult(replace(plan, no_retries=bool(no_retries)), import_seconds)
     rank = plan.job.rank
-    ranks.request_of(rank).save_trace(result, plan.search.largest or 1, ranks.programs(rank))
+    ranks.request_of(rank).save_trace(result, plan.search.largest or plan.search.least, ranks.programs(rank))
     return result
 
 

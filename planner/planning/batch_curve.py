@@ -68,7 +68,7 @@ def take_curve(
     for size in sorted(cards_by_size):
         for number in cards_by_size[size]:
             budget = cards[number][0]
-            points[number].append(_point(replays[budget.device.target], size, budget))
+            points[number] += _points(replays[budget.device.target], size, budget)
     curves = (
         DeviceCurve(budget, most, tuple(own)) for (budget, most), own in zip(cards, points, strict=True)
     )
@@ -93,18 +93,16 @@ def _even_sizes(top: int, grid: SampleDensity) -> set[int]:
     return {size for size in sizes if size <= LARGEST_BATCH and (size >= fine or size & (size - 1) == 0)}
 
 
-def _point(replays: TargetReplays, batch: int, budget: Budget) -> CurvePoint:
+def _points(replays: TargetReplays, batch: int, budget: Budget) -> list[CurvePoint]:
+    """Return the point of a batch size; none of one that cannot be captured."""
     limits = budget.limits
-    run = replays.run(batch, unlimited(limits))  # GPUs share it
     outcome = replays.outcome_in_rooms(batch, budget.rooms)
+    if replays.is_refused(batch):
+        return []
+    run = replays.run(batch, unlimited(limits))  # GPUs share it
     if outcome is not Outcome.DOES_NOT_FIT and replays.undisturbed_peak(batch, limits) is None:
         run = replays.run(batch, limits)
     reserved = run.peak_reserved_bytes
-    return CurvePoint(
-        batch,
-        outcome,
-        run.peak_allocated_bytes,
-        reserved,
-        process_bytes(budget, reserved),
-        upper_process_bytes(budget, reserved),
-    )
+    peaks = run.peak_allocated_bytes, reserved
+    process = process_bytes(budget, reserved), upper_process_bytes(budget, reserved)
+    return [CurvePoint(batch, outcome, *peaks, *process)]

@@ -7,6 +7,7 @@ the batch does not fit.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from math import lcm
 
@@ -14,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from planner.allocator import MemoryLimits, replay_trace
+from planner.errors import ModelError
 from planner.hardware import Budget, PriceList, process_bytes, upper_process_bytes
 from planner.jobs import Compile, Job
 from planner.planning.epoch import max_useful_batch
@@ -34,8 +36,8 @@ class DeviceFit(Struct, frozen=True):
     """The answer for one GPU."""
 
     budget: Budget
-    max_batch: int  # 0 where not even 1 fits
-    batch: int  # that the figures below are of: the requested one, else the largest, else 1
+    max_batch: int  # 0 where not even the smallest batch size that trains fits
+    batch: int  # that the figures below are of: the requested one, else the largest, else the smallest
     outcome: Outcome  # of that batch on this GPU
     process_bytes: int  # what nvidia-smi shows at its peak; on a GPU without limits where it does not fit
     process_upper_bytes: int  # the same at the confidence
@@ -78,8 +80,9 @@ def curve(table: FleetTable, points: int = 40) -> tuple[tuple[int, int], ...]:
     plain, limits = replace(budget, correction=None), unlimited(budget.limits)
     rows = []
     for size in sizes:
-        run = replay_trace(table.programs.trace(size, budget.device.target), limits)
-        rows.append((size, process_bytes(plain, run.peak_reserved_bytes)))
+        with suppress(ModelError):  # of a size that the model refuses
+            run = replay_trace(table.programs.trace(size, budget.device.target), limits)
+            rows.append((size, process_bytes(plain, run.peak_reserved_bytes)))
     return tuple(rows)
 
 
@@ -104,8 +107,20 @@ def search_device(replays: TargetReplays, rooms: tuple[MemoryLimits, ...], multi
     """Return the largest batch sizes on a GPU: of any that fit, and of those that fit without retries.
 
     They are the largest multiples of `multiple_of`. The search is for the smallest room, the first of
-    `rooms`; a batch size that needs retries there must fit in the others too. Raises the errors of a capture.
+    `rooms`; a batch size that needs retries there must fit in the others too. Batch sizes that the model
+    refuses are no probes. Raises the errors of a capture.
     """
+    search = replace(_search(replays, rooms, multiple_of), least=replays.least)
+    if not replays.too_small:
+        return search
+    probes = {size: own for size, own in search.probes if size not in replays.too_small}
+    if not search.largest:
+        probes[search.least] = replays.outcome_in_rooms(search.least, rooms)
+    failures = (size for size, own in probes.items() if own is Outcome.DOES_NOT_FIT)
+    return replace(search, first_failure=min(failures, default=None), probes=tuple(probes.items()))
+
+
+def _search(replays: TargetReplays, rooms: tuple[MemoryLimits, ...], multiple_of: int) -> Search:
     outcome = partial(replays.outcome_in_rooms, rooms=rooms)
     if replays.bound is None:
         search = search_by_runs(replays, rooms)
@@ -172,7 +187,7 @@ def _largest_in_rooms(replays: TargetReplays, outcome: Callable[[int], Outcome],
 
 def _fit(replays: TargetReplays, budget: Budget, requested: int | None, multiple_of: int) -> DeviceFit:
     search = search_device(replays, budget.rooms, multiple_of)
-    batch = requested or search.largest or replays.batch_sizes.floor(1)
+    batch = requested or search.largest or search.least
     outcome = replays.outcome_in_rooms(batch, budget.rooms)
     limits = unlimited(budget.limits) if outcome is Outcome.DOES_NOT_FIT else budget.limits
     peak_bytes = replays.peak_reserved_bytes(batch, limits)

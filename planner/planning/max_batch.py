@@ -28,7 +28,7 @@ class Plan(Struct, frozen=True):
     job: Job
     budget: Budget
     search: Search
-    at_max: Estimate | None  # None where not even 1 fits
+    at_max: Estimate | None  # None where not even the smallest batch size that trains fits
     first_failure: Estimate | None  # None where every batch size fits
     seconds: Seconds
     multiple_of: int = 1  # that the answer had to be
@@ -93,10 +93,7 @@ def find_max_batch(job: Job, budget: Budget, programs: ProgramSet, multiple_of: 
     def at(batch: int) -> Estimate:
         result = estimate_batch(job, epochs.trace(batch, target), budget, timed.seconds)
         notes: tuple[str, ...] = () if is_program else (note_on_runs(search, is_compiled),)
-        if too_large:
-            least = min(too_large)
-            notes += (f"batch sizes from {least} on are not planned: {too_large[least]}",)
-        return replace(result, notes=(*result.notes, *notes))
+        return replace(result, notes=(*result.notes, *notes, *_notes_on_refusals(replays)))
 
     at_max = at(search.largest) if search.largest else None
     at_comfortable = at_max if search.comfortable == search.largest else None
@@ -106,3 +103,13 @@ def find_max_batch(job: Job, budget: Budget, programs: ProgramSet, multiple_of: 
     first_failure = at(failure) if failure else None
     seconds = Seconds(timed.seconds, perf_counter() - start - timed.seconds)
     return Plan(job, budget, search, at_max, first_failure, seconds, multiple_of, at_comfortable)
+
+
+def _notes_on_refusals(replays: TargetReplays) -> Iterator[str]:
+    """Yield which batch sizes cannot be captured, and why."""
+    if replays.too_small:
+        reason = replays.too_small[max(replays.too_small)].rpartition("; ")[0]  # without its remedy
+        yield f"batch sizes are tried from {replays.least} on: {reason}"
+    if replays.too_large:
+        least = min(replays.too_large)
+        yield f"batch sizes from {least} on are not planned: {replays.too_large[least]}"

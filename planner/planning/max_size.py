@@ -1,12 +1,13 @@
 """The largest size of samples, or patch of nnU-Net, that fits at one batch size."""
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from time import perf_counter
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from planner.errors import BatchTooLargeError
+from planner.errors import BatchTooLargeError, ModelError
 from planner.hardware import Budget, judge_budget
 from planner.jobs import Job, Size, SizeDistribution, size_ranges
 from planner.planning.epoch import with_last_batch
@@ -23,12 +24,13 @@ class SizePlan(Struct, frozen=True):
     job: Job  # as it was given, with its ranges or its patch
     budget: Budget
     batch: int
-    sizes: tuple[Size, ...]  # to choose from, rising
+    sizes: tuple[Size, ...]  # to choose from, rising, from the smallest that the model takes
     search: Search  # over their numbers, from 1
     at_max: Estimate | None  # None where not even the smallest fits
     at_comfortable: Estimate | None  # None where none fits without retries
     first_failure: Estimate | None  # None where all sizes fit
     seconds: Seconds
+    refusal: str = ""  # why the model refuses sizes below the smallest that was searched; "": it refuses none
 
     @property
     def largest(self) -> Size | None:
@@ -77,48 +79,90 @@ def find_max_size(
 ) -> SizePlan:
     """Return the largest of the sizes that fits at this batch size.
 
-    Each probe is a run of the model at its size. Raises the errors of a capture.
+    Each probe is a run of the model at its size. If the model refuses small sizes, the search begins at the
+    smallest that it takes. Raises the errors of a capture.
     """
     start, traced = perf_counter(), 0.0
 
     @cache
-    def at(number: int) -> Estimate:
+    def at_size(size: Size) -> Estimate:
         nonlocal traced
         begun = perf_counter()
-        own = job_at(sizes[number - 1])
+        own = job_at(size)
         trace = with_last_batch(own, batch, open_traces(own))
         spent = perf_counter() - begun
         traced += spent
         return estimate_batch(own, trace, judge_budget(budget, own, trace), spent)
 
-    def outcome(number: int) -> Outcome:
-        try:
-            return at(number).outcome
-        except BatchTooLargeError:
-            return Outcome.DOES_NOT_FIT
+    limit_bytes, refusal = budget.limits.allocator_limit_bytes, ""
+    try:
+        search = _search(sizes, at_size, limit_bytes)
+    except ModelError as error:
+        if _is_taken(at_size, sizes[0]):
+            raise
+        refusal = str(error).rpartition("; ")[0]  # without its remedy
+        sizes = sizes[_count_refused(sizes, at_size, error) :]
+        search = _search(sizes, at_size, limit_bytes)
 
-    limit_bytes = budget.limits.allocator_limit_bytes
-    if len(sizes) <= FEW or limit_bytes is None:
-        search = largest(outcome, len(sizes))
-    else:
-        ends = max(1, len(sizes) // 16), max(2, len(sizes) // 8)
-        need = partial(_need_bytes, at)
-        search = largest_by_extrapolation(outcome, (need, need), limit_bytes, ends, len(sizes))
-    failure = search.first_failure
+    def side(number: int | None) -> Estimate | None:
+        own = _estimate_or_none(at_size, sizes[number - 1]) if number else None
+        if own is None or not refusal:
+            return own
+        note = f"sizes are tried from {'x'.join(map(str, sizes[0]))} on: {refusal}"
+        return replace(own, notes=(*own.notes, note))
+
+    sides = (side(number) for number in (search.largest, search.comfortable, search.first_failure))
+    at_max, at_comfortable, first_failure = sides
     seconds = Seconds(traced, perf_counter() - start - traced)
-    at_max, at_comfortable = (at(n) if n else None for n in (search.largest, search.comfortable))
-    first_failure = None if failure is None else _estimate_or_none(at, failure)
     return SizePlan(
-        job, budget, batch, tuple(sizes), search, at_max, at_comfortable, first_failure, seconds
+        job, budget, batch, tuple(sizes), search, at_max, at_comfortable, first_failure, seconds, refusal
     )  # fmt: skip
 
 
-def _need_bytes(at: Callable[[int], Estimate], number: int) -> int:
-    return at(number).run.peak_reserved_bytes
+def _search(sizes: Sequence[Size], at_size: Callable[[Size], Estimate], limit_bytes: int | None) -> Search:
+    """Search the numbers of sizes, from 1. Raises the errors of a capture."""
+
+    def outcome(number: int) -> Outcome:
+        try:
+            return at_size(sizes[number - 1]).outcome
+        except BatchTooLargeError:
+            return Outcome.DOES_NOT_FIT
+
+    def need_bytes(number: int) -> int:
+        return at_size(sizes[number - 1]).run.peak_reserved_bytes
+
+    if len(sizes) <= FEW or limit_bytes is None:
+        return largest(outcome, len(sizes))
+    ends = max(1, len(sizes) // 16), max(2, len(sizes) // 8)
+    return largest_by_extrapolation(outcome, (need_bytes, need_bytes), limit_bytes, ends, len(sizes))
 
 
-def _estimate_or_none(at: Callable[[int], Estimate], number: int) -> Estimate | None:
+def _count_refused(sizes: Sequence[Size], at_size: Callable[[Size], Estimate], refusal: ModelError) -> int:
+    """Return how many sizes lie below the smallest that is taken. Raises the refusal if none is."""
+    last = len(sizes) - 1
+    low, high = 0, min(1, last)
+    while not _is_taken(at_size, sizes[high]):
+        if high == last:
+            raise refusal
+        low, high = high, min(2 * high, last)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _is_taken(at_size, sizes[middle]) else (middle, high)
+    return high
+
+
+def _is_taken(at_size: Callable[[Size], Estimate], size: Size) -> bool:
     try:
-        return at(number)
+        at_size(size)
+    except BatchTooLargeError:
+        return True
+    except ModelError:
+        return False
+    return True
+
+
+def _estimate_or_none(at_size: Callable[[Size], Estimate], size: Size) -> Estimate | None:
+    try:
+        return at_size(size)
     except BatchTooLargeError:
         return None

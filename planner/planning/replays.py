@@ -163,12 +163,22 @@ class TargetReplays:
     limit: int  # the largest batch size worth a probe
     is_compiled: bool = False  # the job, whose traces are runs of the model each
     too_large: dict[int, str] = field(default_factory=dict)  # batch sizes that cannot be captured, and why
+    too_small: dict[int, str] = field(default_factory=dict)  # those that the model refuses, and why
     probes: dict[MemoryLimits, dict[int, Outcome]] = field(default_factory=dict)
 
     @property
     def batch_sizes(self) -> BatchSizes:
         """Return the batch sizes that the job takes."""
         return self.replays.programs.batch_sizes(self.target)
+
+    @property
+    def least(self) -> int:
+        """Return the smallest batch size that the job takes, as far as smaller ones were tried."""
+        return max(self.batch_sizes.floor(1), *(batch + 1 for batch in self.too_small), 1)
+
+    def is_refused(self, batch: int) -> bool:
+        """Return whether a capture at a batch size that was tried has failed."""
+        return batch in self.too_small or batch in self.too_large
 
     def top(self, limits: MemoryLimits) -> int:
         """Return the largest batch size that the bound, which rises with it, does not rule out."""
@@ -186,15 +196,20 @@ class TargetReplays:
         return lambda batch: self._fits_without_retries(batch, limits)
 
     def outcome(self, batch: int, limits: MemoryLimits) -> Outcome:
-        """Return whether a batch size fits; one that cannot be captured does not."""
+        """Return whether a batch size fits; one that cannot be captured does not.
+
+        The captures that others rest on are of FIT_BATCHES: their errors are raised. A model may refuse less,
+        as batch norm does for single values.
+        """
         probes = self.probes.setdefault(limits, {})
         if batch not in probes:
             try:
                 probes[batch] = self._outcome(batch, limits)
             except ModelError as error:
-                if batch <= FIT_BATCHES[-1]:
+                if FIT_BATCHES[0] <= batch <= FIT_BATCHES[-1]:
                     raise
-                self.too_large[batch] = str(error)
+                refused = self.too_small if batch < FIT_BATCHES[0] else self.too_large
+                refused[batch] = str(error)
                 probes[batch] = Outcome.DOES_NOT_FIT
         return probes[batch]
 
@@ -226,8 +241,14 @@ class TargetReplays:
         room = max_reserved_bytes(limits)
         return room is not None and self.bound is not None and self.bound(batch) > room
 
+    def _check_small(self, batch: int) -> None:
+        """Capture a batch size that the bound rules out, if the model may refuse it. Raises its errors."""
+        if batch < FIT_BATCHES[0]:
+            self.replays.programs.key(self.batch_sizes.floor(batch), self.target)
+
     def _outcome(self, batch: int, limits: MemoryLimits) -> Outcome:
         if self._exceeds_bound(batch, limits):
+            self._check_small(batch)
             return Outcome.DOES_NOT_FIT
         if self.undisturbed_peak(batch, limits) is not None:
             return Outcome.FITS

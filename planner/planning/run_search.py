@@ -108,7 +108,7 @@ class _RunSearch:
     def _run(self, batch: int) -> None:
         """Run a batch size, whose trace serves the guesses at others."""
         self._outcomes[batch] = self.replays.outcome_in_rooms(batch, self.rooms)
-        if batch in self.replays.too_large:
+        if self.replays.is_refused(batch):
             return
         trace = self.replays.trace(batch)
         if self.replays.is_compiled and self._is_felt and self._traces:

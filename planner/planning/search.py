@@ -23,10 +23,11 @@ MOST_ISLANDS = 32  # so that the number of probes stays logarithmic whatever the
 class Search(Struct, frozen=True):
     """The result of a search, and every probe in order."""
 
-    largest: int  # 0 where not even 1 fits
+    largest: int  # 0 where not even `least` fits
     comfortable: int  # the largest that fits without retries, at most `largest`
     first_failure: int | None  # the smallest probed batch that does not fit; None where all did
     probes: tuple[tuple[int, Outcome], ...]
+    least: int = 1  # the smallest that can be probed, as far as smaller ones were tried
 
 
 class _Probes(dict[int, Outcome]):
@@ -141,7 +142,8 @@ def round_down(search: Search, multiple: int, outcome: Callable[[int], Outcome])
 
     best = down(search.largest, probes.fits)
     comfortable = down(min(best, search.comfortable), probes.fits_without_retries)
-    return Search(best, comfortable, search.first_failure, (*search.probes, *probes.items()))
+    tried = (*search.probes, *probes.items())
+    return Search(best, comfortable, search.first_failure, tried, search.least)
 
 
 def boundary_from_guess(fits: Callable[[int], bool], guess: int, limit: int) -> int:

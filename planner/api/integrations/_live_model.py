@@ -157,7 +157,8 @@ def choice_of(result: MaxBatchResult, multiple: int, comfortable: int | None = N
     Raises UsageError where not even 1 fits.
     """
     if result.max_batch == 0:
-        raise UsageError("not even a batch of 1 fits; planner.advise lists what would change that")
+        least = result.plan.search.least
+        raise UsageError(f"not even a batch of {least} fits; planner.advise lists what would change that")
     if comfortable is None:
         comfortable = result.comfortable_batch
     largest = comfortable or result.max_batch

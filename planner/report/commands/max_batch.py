@@ -50,7 +50,7 @@ def _headline(plan: Plan) -> Lines:
         return [Entry("Largest batch", f"none {sure} that is a multiple of {plan.multiple_of}")]
     if plan.at_max is None:
         failed = [] if plan.first_failure is None else failure_entries(plan.first_failure)
-        return [Entry("Largest batch", f"none {sure}, not even 1 fits"), *failed]
+        return [Entry("Largest batch", f"none {sure}, {none_text(search.least)}"), *failed]
     if search.first_failure is None and search.largest >= LARGEST_BATCH:
         end = f"{search.largest}, where the search ends: memory hardly depends on it"
         return [Entry("Largest batch", end)]
@@ -67,6 +67,15 @@ def _headline(plan: Plan) -> Lines:
         cost = f"{retrying.run.batch}, at the cost of retries: {retries_text(retrying.retry_costs)}"
         lines.append(Entry("With retries", cost))
     return [*lines, *risk_entries(*(estimate for estimate in (lead, retrying) if estimate is not None))]
+
+
+def none_text(least: int) -> str:
+    """Return that not even the smallest batch size fits.
+
+    >>> none_text(1), none_text(2)
+    ('not even 1 fits', 'not even 2 fits, the smallest that trains')
+    """
+    return f"not even {least} fits" + (", the smallest that trains" if least > 1 else "")
 
 
 def _multiple(plan: Plan) -> Lines:

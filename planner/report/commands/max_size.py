@@ -40,7 +40,8 @@ def _headline(plan: SizePlan) -> Headline:
     lead = plan.at_comfortable or plan.at_max
     if lead is None:
         failed = [] if plan.first_failure is None else failure_entries(plan.first_failure)
-        least = Entry("Largest size", f"none {sure}, not even {size_text(plan.sizes[0])} fits")
+        smallest = f"{size_text(plan.sizes[0])} fits" + (", the smallest that trains" if plan.refusal else "")
+        least = Entry("Largest size", f"none {sure}, not even {smallest}")
         return Headline((least, *failed, job_entry(plan.job)), "bad")
     size = plan.comfortable or plan.largest or ()
     end = "" if plan.failing is not None else ", where the search ends"

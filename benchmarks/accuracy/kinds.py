@@ -19,6 +19,7 @@ from benchmarks.accuracy.rows_points import T4
 from benchmarks.accuracy.rows_published import CAPS, CNNS, TIMM, TRANSFORMERS
 from benchmarks.emulated.answers import ANSWERS, AnswersRow
 from benchmarks.emulated.rows import read_rows as read_emulated
+from benchmarks.emulated.uncounted import UNCOUNTED, UncountedRow
 from planner.hardware.residuals import RESIDUALS_FILE, Doubt, KindSettings, RunKind, Spread
 
 # Evenly counted at first: means from -6 to 6 %, deviations by their logarithm from 0.2 to 10 %.
@@ -33,7 +34,8 @@ ABOUT = (
     "verdicts: normal distribution of (memory needed) / (memory that the replay needs), less 1, as likely as "
     "the outcomes make it, and of fixed sizes the peaks. peak_ratios: process peaks on an empty card over "
     "replayed peak reserved, model and optimizer on both sides. doubts: deviations that are added: setting, "
-    "between the means of kinds and GPUs; stored and similar, by benchmarks/emulated/answers.csv."
+    "between the means of kinds and GPUs; stored and similar, by benchmarks/emulated/answers.csv. Of "
+    "convolutions that are not counted, both by benchmarks/emulated/uncounted.csv."
 )
 RESTS_ON = {
     Doubt.STORED: "needs of float32 CNNs by stored answers beside those by the library, both computed",
@@ -84,6 +86,10 @@ GROUPS: Mapping[RunKind, Group] = {
     RunKind.LARGE: Group(
         "models of billions of parameters in float32 (A100 40GB), of which only median and 95th percentile "
         "of the error are known",
+    ),
+    RunKind.UNCOUNTED: Group(
+        "three-dimensional CNNs (torchvision, MONAI) without workspaces beside those that cuDNN 9.20 "
+        "requests, both computed",
     ),
 }
 
@@ -139,7 +145,18 @@ def kind_spread(rows: Sequence[Row], kind: RunKind) -> Spread:
     if kind is RunKind.LARGE:
         scale = max(LARGE_MEDIAN / norm.ppf(0.75), LARGE_95 / norm.ppf(0.975))
         return Spread(0, 0.0, round(float(scale), 5))
+    if kind is RunKind.UNCOUNTED:
+        return spread_of_uncounted()
     return fit_spread(outcomes_of(rows, kind))
+
+
+def spread_of_uncounted() -> Spread:
+    """Return a distribution about 1: the wider of that of all needs by the library and that in which the
+    farthest has its rank.
+    """
+    ratios = [row.library_mib / row.uncounted_mib for row in read_emulated(UNCOUNTED, UncountedRow)]
+    farthest = (max(ratios) - 1) / norm.ppf(len(ratios) / (len(ratios) + 1))
+    return Spread(0, 0.0, round(max(spread_of_peaks(ratios).scale, float(farthest)), 5))
 
 
 def spread_of_peaks(ratios: Sequence[float]) -> Spread:
@@ -170,12 +187,15 @@ def peak_rows(rows: Iterable[Row], kind: RunKind) -> list[Row]:
 
 def peak_ratios(rows: Iterable[Row], kind: RunKind, without: str = "") -> list[float]:
     """Return the ratios of a kind, rising, without those of the model `without`."""
+    if kind is RunKind.UNCOUNTED:
+        uncounted = read_emulated(UNCOUNTED, UncountedRow)
+        return sorted(row.library_peak_mib / row.uncounted_peak_mib for row in uncounted)
     return sorted(peak_ratio(row) for row in peak_rows(rows, kind) if row.model != without)
 
 
 def peak_count(rows: Iterable[Row], kind: RunKind) -> int:
     """Return the number of peaks behind a kind, those included of which only quantiles are known."""
-    return LARGE_PEAKS if kind is RunKind.LARGE else len(peak_rows(rows, kind))
+    return LARGE_PEAKS if kind is RunKind.LARGE else len(peak_ratios(rows, kind))
 
 
 def means(rows: Sequence[Row], without: RunKind | None = None) -> list[float]:

@@ -147,8 +147,11 @@ by the job's options and the operators of its trace:
   of the kind had, another torch than the one whose cuDNN is stored, no backward pass, varying lengths,
   scratch memory that is not known; three-dimensional convolutions, convolutions over sequences and
   recurrent layers, which emulated runs alone show. The answer names them.
-- Sizes that depend on values as in detectors, generation and DistributedDataParallel: there is no
-  probability, and the margins are the widest of all kinds, wider by that deviation.
+- Convolutions whose workspaces are not counted, as three-dimensional ones without a cuDNN: the
+  distribution is that of needs and peaks by the library over those without workspaces, both computed.
+- Sizes that depend on values as in detectors, and generation: there is no probability, and the margins
+  are the widest of all kinds, wider by that deviation. DistributedDataParallel adds none, since its
+  buckets are exact; NCCL's memory has a range of its own.
 
 Each model below is judged by a distribution fitted to the other models alone; timm's by the other families.
 timm's outcomes are taken with 1,690 MiB outside the allocator, so that the doubt about that figure is part

@@ -137,7 +137,7 @@ class CudnnWorkspaces:
     def source(self, capability: tuple[int, int]) -> ConvWorkspaceSource:
         """Return whether the library answers with all its engines."""
         if capability in self.library.silent:
-            return ConvWorkspaceSource.PUBLISHED
+            return ConvWorkspaceSource.UNCOUNTED
         return ConvWorkspaceSource.SIMILAR if self.library.lacks else ConvWorkspaceSource.LIBRARY
 
     def notes(self, capability: tuple[int, int]) -> tuple[str, ...]:

@@ -1,5 +1,5 @@
 from .budget import (
-    Budget as Budget, check_confidence as check_confidence, is_fitted as is_fitted,
+    Budget as Budget, EVEN_ODDS as EVEN_ODDS, check_confidence as check_confidence, is_fitted as is_fitted,
     judge_budget as judge_budget, make_budget as make_budget, process_bytes as process_bytes,
     upper_process_bytes as upper_process_bytes, with_config as with_config,
     with_likeness as with_likeness,

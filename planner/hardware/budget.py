@@ -40,6 +40,7 @@ from planner.hardware.vendors import PLATFORMS
 from planner.jobs import Job
 from planner.program import Trace
 
+EVEN_ODDS = 0.5  # the confidence without a margin
 OTHER_ROOMS = 8  # an even number: the likeliest room is one of them
 
 
@@ -60,6 +61,13 @@ class Budget(Struct, frozen=True):
     def rooms(self) -> tuple[MemoryLimits, ...]:
         """Return the limits of each room in which a batch must fit, from the smallest to the largest."""
         return (self.limits, *self.larger_limits)
+
+    @property
+    def likely_limits(self) -> MemoryLimits:
+        """Return what the replay may take on the GPU as it is expected to be, without a margin."""
+        limits = limits_at(self, EVEN_ODDS)
+        assert limits is not None
+        return limits
 
     @property
     def bound_bytes(self) -> int | None:
@@ -92,7 +100,7 @@ def make_budget(
     if correction is not None and correction.context is not None:
         device = replace(device, context=correction.context)
     budget = Budget(device, confidence, cap_bytes, MemoryLimits(config=config), correction, likeness)
-    limits, *others = (_limits_at(budget, each) for each in (confidence, *_lower_confidences(confidence)))
+    limits, *others = (limits_at(budget, each) for each in (confidence, *_lower_confidences(confidence)))
     assert limits is not None
     larger = dict.fromkeys(other for other in others if other is not None and other != limits)
     return replace(budget, limits=limits, larger_limits=tuple(larger))
@@ -110,7 +118,7 @@ def _lower_confidences(confidence: float) -> tuple[float, ...]:
     return tuple(confidence - number * step for number in range(1, OTHER_ROOMS + 1)) if step else ()
 
 
-def _limits_at(budget: Budget, confidence: float) -> MemoryLimits | None:
+def limits_at(budget: Budget, confidence: float) -> MemoryLimits | None:
     """Return what a replay may take at any confidence; None below even odds: no memory is too little."""
     z = NormalDist().inv_cdf(confidence)
     device, cap_bytes, verdicts = budget.device, budget.cap_bytes, margins_of(budget.likeness).verdicts

@@ -115,6 +115,8 @@ def kind_of(job: Job, trace: Trace) -> RunKind:
     """Return the kind of published runs that is nearest to a job."""
     sites = Counter(site.op for site in trace.sites)
     if sites[CONVOLUTION] > FEW_CONVOLUTIONS:
+        if trace.conv_workspace_source is ConvWorkspaceSource.UNCOUNTED:
+            return RunKind.UNCOUNTED
         is_fitted = trace.conv_workspace_source is ConvWorkspaceSource.PUBLISHED
         if is_fitted and job.precision is Precision.FP32 and not job.cudnn_benchmark:
             return RunKind.CONVOLUTIONS
@@ -168,8 +170,6 @@ def _unlike(job: Job, trace: Trace, sites: Counter[str]) -> Iterator[str]:
         yield "has tensors whose sizes depend on values, as detectors do"
     if job.mode is Mode.GENERATE:
         yield "generates"
-    if job.ddp and job.mode is Mode.TRAIN:
-        yield "trains with DistributedDataParallel"
     if job.fsdp or job.tp or job.world_size:
         yield "is sharded over several GPUs"
 

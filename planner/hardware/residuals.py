@@ -28,6 +28,7 @@ class RunKind(StrEnum):
     BENCHMARK_LAST = "convolutions, cudnn.benchmark, channels_last"  # in mixed precision
     TEXTS = "texts of varying lengths"
     LARGE = "billions of parameters"
+    UNCOUNTED = "convolutions, not counted"  # no workspaces, for want of a cuDNN and of stored answers
 
 
 class Doubt(StrEnum):

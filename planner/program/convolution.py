@@ -19,7 +19,8 @@ class ConvWorkspaceSource(StrEnum):
     LIBRARY = "library"  # a cuDNN with all its engines
     STORED = "stored"  # answers of a cuDNN, stored for the very convolutions
     SIMILAR = "similar"  # some stored for similar ones, or a cuDNN without some of its engines
-    PUBLISHED = "published"  # a term fitted to published runs, or nothing
+    PUBLISHED = "published"  # a term fitted to published runs
+    UNCOUNTED = "uncounted"  # nothing, for most convolutions
 
 
 class Convolution(Struct, frozen=True):

@@ -129,7 +129,7 @@ def test_lengths_change_margins_and_no_trace() -> None:
 @pytest.mark.parametrize(
     ("changes", "unlike"),
     [
-        ({"ddp": True}, "trains with DistributedDataParallel"),
+        ({"fsdp": 2}, "is sharded over several GPUs"),
     ],
 )
 def test_no_probability_where_no_run_is_like_the_job(changes: dict[str, object], unlike: str) -> None:
@@ -142,6 +142,22 @@ def test_no_probability_where_no_run_is_like_the_job(changes: dict[str, object],
     assert answer["risk"]["unlike"] == [unlike]
     assert unlike in " ".join(str(result).split())
     assert answer["risk"]["scale"] > max(one.verdicts.scale for one in load_residuals().kinds.values())
+
+
+def test_ddp_adds_the_range_of_nccl_and_no_other_margin() -> None:
+    """Buckets are exact and NCCL's memory is a range of its own: the replay's margin is that of one GPU."""
+    plain, ddp = (
+        planner.estimate(
+            Classifier, 2, input=IMAGE, target=LABEL, gpu="V100 32GB", no_calibration=True, ddp=ddp
+        ).to_dict()
+        for ddp in (False, True)
+    )
+    assert ddp["risk"] == plain["risk"]
+    assert ddp["p_out_of_memory"] is not None
+    assert ddp["device"]["nccl"]["spread_mib"] > 0
+    taken = plain["device"]["allocator"]["capacity_mib"] - ddp["device"]["allocator"]["capacity_mib"]
+    high_mib = 716
+    assert ddp["device"]["nccl"]["mib"] < taken < 1.2 * high_mib
 
 
 @pytest.mark.parametrize(
@@ -199,6 +215,8 @@ TIMM = {"cudnn_benchmark": True, **AMP}
         ({"memory_format": MemoryFormat.CHANNELS_LAST}, FITTED, RunKind.CONVOLUTIONS, ["in channels_last"]),
         ({"mode": Mode.INFER}, FITTED, RunKind.CONVOLUTIONS, ["without a backward pass"]),
         (AMP, LIBRARY, RunKind.FIXED, []),
+        ({}, ConvWorkspaceSource.UNCOUNTED, RunKind.UNCOUNTED, []),
+        (TIMM, ConvWorkspaceSource.UNCOUNTED, RunKind.UNCOUNTED, []),
         ({}, LIBRARY, RunKind.FIXED, []),
         ({}, ConvWorkspaceSource.STORED, RunKind.FIXED, ["with stored answers for convolutions"]),
         ({}, ConvWorkspaceSource.SIMILAR, RunKind.FIXED, ["with stored answers for similar convolutions"]),
@@ -224,5 +242,5 @@ def test_kinds_of_convolutions(
     assert kind_of(job, trace) is kind
     assert [one.what for one in likeness_of(job, trace, AMPERE).departures] == departures
     elsewhere = [one.what for one in likeness_of(job, trace, HOPPER).departures]
-    other = [] if kind is RunKind.FIXED else ["on compute capability 9.0"]
+    other = [] if kind in (RunKind.FIXED, RunKind.UNCOUNTED) else ["on compute capability 9.0"]
     assert sorted(elsewhere) == sorted([*departures, *other])

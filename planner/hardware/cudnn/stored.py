@@ -42,6 +42,7 @@ class Scaled(NamedTuple):
 
     curve: Curve
     factor: float
+    distance: float = 0.0  # from the convolution that it is of: the sum of all doublings of its sizes
 
 
 class StoredGpus(NamedTuple):
@@ -82,8 +83,9 @@ class Answers:
         if not candidates:
             return None
         features = _features(x, w)
-        _, size, number = min(candidates, key=lambda one: _distance(one[0], features))
-        return Scaled(self.curves[number], _operand_size(x, w, *shape) / size)
+        other, size, number = min(candidates, key=lambda one: _distance(one[0], features))
+        factor = _operand_size(x, w, *shape) / size
+        return Scaled(self.curves[number], factor, _distance(other, features))
 
     @cached_property
     def _groups(self) -> dict[str, list[tuple[tuple[float, ...], float, int]]]:
@@ -104,7 +106,7 @@ class StoredWorkspaces:
     def __init__(self, *, benchmark: bool) -> None:
         self._benchmark = benchmark
         self._found: dict[tuple[Any, ...], Scaled] = {}
-        self._similar: set[str] = set()
+        self._similar: dict[str, float] = {}  # how far from the convolutions whose answers they take
         self._unknown: set[str] = set()
         self._all: set[str] = set()
         self._version = ""
@@ -119,8 +121,8 @@ class StoredWorkspaces:
         )
         if key not in self._found:
             self._found[key] = self._find(capability, sm_count, convolution)
-        curve, factor = self._found[key]
-        return Workspaces(round(value_at(curve, convolution.x[0]) * factor))
+        found = self._found[key]
+        return Workspaces(round(value_at(found.curve, convolution.x[0]) * found.factor))
 
     def following(
         self, capability: Capability, sm_count: int, convolution: Convolution, size_bytes: int
@@ -129,7 +131,9 @@ class StoredWorkspaces:
         return None
 
     def source(self, capability: Capability) -> ConvWorkspaceSource:
-        """Return whether all answers are those of the very convolutions."""
+        """Return whether all answers are those of the very convolutions, and whether most have any."""
+        if 2 * len(self._unknown) > len(self._all):
+            return ConvWorkspaceSource.UNCOUNTED
         if self._unknown:
             return ConvWorkspaceSource.PUBLISHED
         exact = not self._similar and not self._benchmark and capability not in self._others
@@ -141,9 +145,11 @@ class StoredWorkspaces:
         if capability in self._others:
             notes[0] += f" for {self._others[capability]}"
         if self._similar:
+            farthest = 2 ** max(self._similar.values())
             notes[0] += (
-                f"; {len(self._similar)} of {len(self._all)} are not among them and take those of similar "
-                "ones (with an installed cuDNN, such as that of torch for CUDA, it is queried instead)"
+                f"; {len(self._similar)} of {len(self._all)} are not among them and borrow those of similar "
+                f"ones, whose channels and extents differ by a factor of up to {farthest:,.1f} in all (with "
+                "an installed cuDNN, such as that of torch for CUDA, it is queried instead)"
             )
         if self._unknown == self._all:
             notes.clear()
@@ -171,8 +177,11 @@ class StoredWorkspaces:
         if curve is not None:
             return Scaled(curve, 1)
         similar = answers.find_similar(key)
-        (self._unknown if similar is None else self._similar).add(key)
-        return similar or NOTHING
+        if similar is None:
+            self._unknown.add(key)
+            return NOTHING
+        self._similar[key] = similar.distance
+        return similar
 
 
 NOTHING = Scaled(((1,), (0,)), 1)

@@ -87,7 +87,8 @@ def test_a_similar_convolution_is_scaled_and_named() -> None:
     assert query(AMPERE, 28, convolution(7, extent=28)).workspace_bytes == 7 * MIB // 4
     assert query(AMPERE, 28, convolution(7, kernel=1)).workspace_bytes == 0
     first, second, third = query.notes(AMPERE)
-    assert "1 of 3 are not among them and take those of similar ones" in first
+    far = "whose channels and extents differ by a factor of up to 4.0 in all"
+    assert f"1 of 3 are not among them and borrow those of similar ones, {far}" in first
     assert second == "no workspace is counted for 1 of 3 convolutions"
     assert "lack the engines that cudnn.benchmark times" in third
 

@@ -80,7 +80,11 @@ def parse_model_arg(text: str, flag: str = "--model-arg") -> tuple[str, Any]:
     if not equals or not is_argument_name(key):
         raise UsageError(f"{where}: write KEY=VALUE, such as num_classes=10")
     try:
-        return key, freeze(yaml.safe_load(value))
+        loaded = yaml.safe_load(value)
+        if isinstance(loaded, dict) and flag == "--model-arg":
+            inner = f"for an hf: model give the values within {key} one by one, as {flag} {key}__NAME=VALUE"
+            raise UsageError(f"a dict is neither a scalar nor a list; {inner}")
+        return key, freeze(loaded)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
     except (yaml.YAMLError, *BAD_SCALAR, RecursionError):

@@ -17,7 +17,7 @@ from planner.hardware import Budget, with_config
 from planner.planning.changes import Change, TrainingConfig, apply_all, changes_for
 from planner.planning.epoch import with_last_batch
 from planner.planning.estimate import Estimate, estimate_batch, unlimited
-from planner.program import OnProgress, Outcome, Trace, TraceSource, ignore_progress
+from planner.program import OnProgress, Outcome, Trace, TraceSource, ignore_progress, live_bytes_bound
 
 LARGEST_SET = 3
 ENOUGH = 8  # sets that fit, after which no more are looked for
@@ -67,16 +67,18 @@ def advise(
 ) -> Advice:
     """Try changes by themselves, then in pairs and triples, until enough sets fit."""
     start = perf_counter()
-    failed: dict[str, str] = {}
+    failed: dict[tuple[Change, ...], str] = {}
 
     def try_changes(changes: tuple[Change, ...]) -> Attempt | None:
-        on_progress("trying " + (" ".join(change.name for change in changes) or "the recipe as it is"))
+        on_progress(f"trying {names_of(changes) or 'the recipe as it is'}")
+        if any(set(refused) <= set(changes) for refused in failed):
+            return None
         try:
             return _try(training, changes, budget, open_tracer)
         except (ModelError, UsageError) as error:
             if not changes:
                 raise
-            failed[" ".join(change.name for change in changes)] = str(error)
+            failed[changes] = str(error)
             return None
 
     unchanged = try_changes(())
@@ -92,10 +94,15 @@ def advise(
         unchanged,
         tuple(sorted(sets, key=lambda attempt: attempt.cost)),
         tuple(singles),
-        tuple(failed.items()),
+        tuple((names_of(changes), reason) for changes, reason in failed.items()),
         budget.limits.allocator_limit_bytes,
         perf_counter() - start,
     )
+
+
+def names_of(changes: tuple[Change, ...]) -> str:
+    """Return the options of some changes, as the command line takes them."""
+    return " ".join(change.name for change in changes)
 
 
 def _is_too_much(change: Change, unchanged: Attempt, singles: Sequence[Attempt]) -> bool:
@@ -147,7 +154,8 @@ def _try(
 
 def _needed(trace: Trace, limits: MemoryLimits, most_bytes: int) -> int:
     """Return the smallest capacity within which the replay does not fail."""
-    low, high = 0, most_bytes // RESOLUTION_BYTES + 1
+    low = live_bytes_bound(trace.events)(trace.batch) // RESOLUTION_BYTES - 1
+    high = most_bytes // RESOLUTION_BYTES + 1
     while high - low > 1:
         middle = (low + high) // 2
         run = replay_trace(trace, replace(unlimited(limits), capacity_bytes=middle * RESOLUTION_BYTES))

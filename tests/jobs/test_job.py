@@ -139,8 +139,8 @@ def test_model_argument_is_read(text: str, argument: tuple[str, object]) -> None
         ("a=.nan", "--model-arg 'a=.nan': nan is no number; leave the argument away, or write one"),
         (
             "a={b: 1}",
-            "--model-arg 'a={b: 1}': a dict is neither a scalar nor a list; write a number, a text, "
-            "or a list as [1, 2]",
+            "--model-arg 'a={b: 1}': a dict is neither a scalar nor a list; for an hf: model give the values "
+            "within a one by one, as --model-arg a__NAME=VALUE",
         ),
         (
             "a=2024-01-01",

@@ -4,6 +4,7 @@ from typing import Any
 
 from planner.planning import RunRisk, VaryingAdvice, VaryingAttempt
 from planner.report.budget import job_to_report
+from planner.report.commands.advise import refusals
 from planner.report.commands.varying import largest_text, risk_text, risk_to_json, unit_of
 from planner.report.describe import job_entry
 from planner.report.document import Block, Bullets, Cell, Column, Document, Headline, Paragraph, Table
@@ -15,7 +16,7 @@ _NAME_WIDTH = 48  # columns of the options
 def varying_advice_document(advice: VaryingAdvice, import_seconds: float) -> Document:
     """Return the report of `planner advise` on samples of many sizes."""
     unchanged = advice.unchanged
-    failed = tuple(f"{name} is out of the question: {reason}" for name, reason in advice.failed)
+    failed = refusals(advice.failed)
     how = (
         "each change was traced and played on sampled batches; P(out of memory) is that of a run of "
         f"{unchanged.training.job.run_steps:,} steps"

@@ -29,7 +29,6 @@ from planner.planning import (
     estimate_varying,
     explain as explain_run,
     take_curve,
-    unlimited,
     with_last_batch,
 )
 from planner.program import FIT_BATCHES, Trace, ignore_progress
@@ -61,7 +60,7 @@ class ExplainResult(Result):
         """Write the run on the card as torch's memory_viz reads it. Raises DataFileError."""
         from planner.allocator.history import save_snapshot
 
-        save_snapshot(self.trace, self.estimate.budget.limits, Path(path))
+        save_snapshot(self.trace, self.estimate.budget.likely_limits, Path(path))
 
     def save_page(self, path: Path | str, curve: BatchCurve | None = None) -> None:
         """Write an HTML page; its reader chooses batch sizes and GPUs of `curve`. Raises DataFileError."""
@@ -123,8 +122,7 @@ def explain(
     evaluation = _evaluate(request)
     traced = perf_counter()
     estimate = estimate_batch(job, trace, budget, traced - opened)
-    limits = budget.limits if estimate.failed is None else unlimited(budget.limits)
-    explanation = explain_run(trace, limits, evaluation)
+    explanation = explain_run(trace, estimate.limits, evaluation)
     difference = None
     if recording is not None:
         on_progress("aligning trace and recording")
@@ -151,8 +149,7 @@ def _explain_worst(request: Request, display_limits: DisplayLimits) -> VaryingEx
     request.on_progress(f"tracing batch {shape.batch} of the size {'x'.join(map(str, shape.size))}")
     trace = request.traces(CaptureMode.WITH_PROVENANCE, job)(shape.batch)
     estimate = estimate_batch(job, trace, budget, plan.seconds.trace)
-    limits = budget.limits if estimate.failed is None else unlimited(budget.limits)
-    explanation = explain_run(trace, limits)
+    explanation = explain_run(trace, estimate.limits)
     estimate = replace(estimate, seconds=replace(estimate.seconds, replay=plan.seconds.replay))
     imported = opened - request.start
     return VaryingExplainResult(

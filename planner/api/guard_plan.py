@@ -101,7 +101,8 @@ class GuardPlan(Struct, frozen=True):
         elif estimate.outcome is Outcome.DOES_NOT_FIT:
             text = f"{subject} is not sure to fit: {size}{risk} (confidence {estimate.budget.confidence:g})"
         elif estimate.outcome is Outcome.FITS_WITH_RETRIES:
-            text = f"{subject} fits only by releasing cached memory, which takes time: {size}{risk}"
+            how = "fits only by releasing" if estimate.retry_costs else "may have to release"
+            text = f"{subject} {how} cached memory, which takes time: {size}{risk}"
         else:
             text = f"{subject}: {size}{risk}, more than confidence {estimate.budget.confidence:g} allows"
         if self.largest is None:

@@ -19,8 +19,8 @@ from .epoch import (
     with_last_batch as with_last_batch,
 )
 from .estimate import (
-    Estimate as Estimate, RankFigures as RankFigures, Seconds as Seconds, estimate_batch as estimate_batch,
-    unlimited as unlimited,
+    Answer as Answer, Estimate as Estimate, RankFigures as RankFigures, Seconds as Seconds,
+    estimate_batch as estimate_batch, unlimited as unlimited,
 )
 from .fleet import (
     DeviceFit as DeviceFit, FleetTable as FleetTable, curve as curve, fit_devices as fit_devices,

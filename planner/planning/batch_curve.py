@@ -95,10 +95,11 @@ def _even_sizes(top: int, grid: SampleDensity) -> set[int]:
 
 def _points(replays: TargetReplays, batch: int, budget: Budget) -> list[CurvePoint]:
     """Return the point of a batch size; none of one that cannot be captured."""
-    limits = budget.limits
-    outcome = replays.outcome_in_rooms(batch, budget.rooms)
+    limits = budget.likely_limits
+    replays.outcome(batch, budget.limits)
     if replays.is_refused(batch):
         return []
+    outcome, _ = replays.expected(batch, budget)
     run = replays.run(batch, unlimited(limits))  # GPUs share it
     if outcome is not Outcome.DOES_NOT_FIT and replays.undisturbed_peak(batch, limits) is None:
         run = replays.run(batch, limits)

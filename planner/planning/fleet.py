@@ -188,9 +188,7 @@ def _largest_in_rooms(replays: TargetReplays, outcome: Callable[[int], Outcome],
 def _fit(replays: TargetReplays, budget: Budget, requested: int | None, multiple_of: int) -> DeviceFit:
     search = search_device(replays, budget.rooms, multiple_of)
     batch = requested or search.largest or search.least
-    outcome = replays.outcome_in_rooms(batch, budget.rooms)
-    limits = unlimited(budget.limits) if outcome is Outcome.DOES_NOT_FIT else budget.limits
-    peak_bytes = replays.peak_reserved_bytes(batch, limits)
+    outcome, peak_bytes = replays.expected(batch, budget)
     return DeviceFit(
         budget,
         search.largest,

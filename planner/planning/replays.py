@@ -18,6 +18,7 @@ from planner.allocator import (
     replay_trace,
 )
 from planner.errors import ModelError
+from planner.hardware import Budget
 from planner.planning.estimate import unlimited
 from planner.planning.search import boundary_from_guess, scan_islands
 from planner.program import (
@@ -269,6 +270,16 @@ class TargetReplays:
     def peak_without_limits(self, batch: int, limits: MemoryLimits) -> int:
         """Return the reserved peak without limits."""
         return self.replays.peak_without_limits(batch, self.target, limits)
+
+    def expected(self, batch: int, budget: Budget) -> tuple[Outcome, int]:
+        """Return whether a batch fits at the confidence of a budget, and the reserved peak to expect.
+
+        The peak is that of the GPU as it is, or of one without end if the batch does not fit.
+        """
+        limits, outcome = budget.likely_limits, self.outcome_in_rooms(batch, budget.rooms)
+        if outcome is Outcome.DOES_NOT_FIT:
+            limits = unlimited(limits)
+        return outcome, self.peak_reserved_bytes(batch, limits)
 
     def largest_without_retries(self, largest: int, limits: MemoryLimits) -> int:
         """Return the largest batch size that runs without retries up to `largest`, which fits.

@@ -13,6 +13,7 @@ from planner.hardware.budget import Budget, make_budget
 from planner.hardware.device import Device, SourcedBytes, generic_device, unlimited_device
 from planner.hardware.oom_probability import oom_probability_at
 from planner.jobs import Job
+from planner.planning.estimate import Answer
 from planner.planning.max_batch import Estimate, Plan, Seconds, estimate_batch, find_max_batch
 from planner.program import LARGEST_BATCH
 from planner.program.events import Alloc, Category, Event, Free, Outcome, Phase, PhaseStart, Trace
@@ -283,6 +284,8 @@ def test_estimate_by_hand() -> None:
         job=JOB,
         budget=budget,
         outcome=Outcome.FITS,
+        answer=Answer.FITS,
+        limits=budget.likely_limits,
         run=Replay(2, Outcome.FITS, 42 * MIB, 42 * MIB, 42 * MIB, 0, None, 1, (Peaks(42 * MIB, 42 * MIB),)),
         failed=None,
         at_peak=dict.fromkeys(Category, 0) | {Category.PARAMETER: 30 * MIB, Category.ACTIVATION: 12 * MIB},

@@ -25,6 +25,7 @@ from planner.jobs import (
     ZeroGrad,
 )
 from planner.jobs.codec import job_from_json, job_to_json
+from planner.planning.estimate import Answer
 from planner.planning.max_batch import Estimate, Plan, Seconds, estimate_batch, find_max_batch
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
 from planner.program.program import AffineAlloc
@@ -100,7 +101,12 @@ def traced(batch: int, events: tuple[Alloc | AffineAlloc | Free | PhaseStart, ..
 
 
 def budget(capacity_mib: int | None, device: Device = CARD) -> Budget:
-    """A card whose allocator may take this much: judged already, so that the memory limits stay."""
+    """A card whose allocator may take this much at the confidence, and most likely 5 % more: judged already,
+    so that the memory limits stay.
+    """
+    if capacity_mib is not None:
+        likely_mib = round(1.05 * capacity_mib)
+        device = replace(device, usable=replace(device.usable, value=(300 + likely_mib) * MIB))
     limits = MemoryLimits(None if capacity_mib is None else capacity_mib * MIB, None, None, AllocatorConfig())
     return Budget(device, 0.99, None, limits, None, likeness_of(JOB, traced(2), device.capability))
 
@@ -130,7 +136,8 @@ def refusing_retries(card: Budget, events: tuple[Alloc | Free | PhaseStart, ...]
 def pinned(one: Estimate) -> Estimate:
     """The estimate with its time, its upper bound and its risk, if it has one, set to something known."""
     upper_bytes = one.process_bytes + 10 * MIB
-    chance = None if one.p_out_of_memory is None else 0.4 if one.failed else 0.004
+    unlikely = 0.9 if one.answer is Answer.DOES_NOT_FIT else 0.4
+    chance = None if one.p_out_of_memory is None else unlikely if one.failed else 0.004
     return replace(one, process_upper_bytes=upper_bytes, seconds=Seconds(2.25, 0.5), p_out_of_memory=chance)
 
 
@@ -193,7 +200,7 @@ def test_estimate_as_json() -> None:
         "device": {
             "name": "Card 1",
             "total_mib": 1024.0,
-            "usable_mib": 800.0,
+            "usable_mib": 772.0,
             "context_mib": 300.0,
             "capability": [8, 6],
             "sources": {
@@ -234,7 +241,9 @@ def test_estimate_as_json() -> None:
         "process_upper_mib": 1260.0,
         "pinned_host_mib": 0.0,
         "fits": "no",
-        "p_out_of_memory": 0.4,
+        "answer": "does_not_fit",
+        "fits_until_step": None,
+        "p_out_of_memory": 0.9,
         "risk": {
             "kind": "fixed sizes",
             "runs": "transformers and a CNN on a T4 (torch 2.11, mixed precision, batches of fixed sizes)",
@@ -261,6 +270,7 @@ def test_estimate_as_json() -> None:
         "retries": 1,
         "ranks": [],
         "retry_costs": [],
+        "retry_costs_at_confidence": [],
         "failure": {
             "step": 1,
             "phase": "forward",

@@ -72,7 +72,8 @@ def _judge_gpu(estimate: Estimate, trace: Trace, even: Budget, headroom: Headroo
             sure = f"{estimate.budget.confidence:g}"
             verdict, reason = Verdict.RISKY, f"most likely fits, and not at confidence {sure}"
     elif estimate.outcome is Outcome.FITS_WITH_RETRIES:
-        verdict, reason = Verdict.TIGHT, "fits by retries of the allocator alone, which take time"
+        need = "fits by retries of the allocator alone" if estimate.retry_costs else "may need retries"
+        verdict, reason = Verdict.TIGHT, f"{need}, which take time"
     elif available_bytes is not None:
         left_bytes = available_bytes - estimate.process_upper_bytes
         if left_bytes < headroom.of(available_bytes):

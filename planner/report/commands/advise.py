@@ -1,11 +1,11 @@
 """The advice on a batch that does not fit."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from planner.planning import Advice, Attempt, Change
-from planner.program import Outcome
 from planner.report.budget import job_to_report
-from planner.report.commands.estimate import STYLES, estimate_to_json
+from planner.report.commands.estimate import batch_answer, estimate_to_json, style_of
 from planner.report.describe import job_entry
 from planner.report.document import Block, Bullets, Cell, Column, Document, Headline, Paragraph, Table
 from planner.report.units import attributes, mib, mib_text, timing_line
@@ -16,19 +16,31 @@ _NAME_WIDTH = 48  # columns of the options
 def advice_document(advice: Advice, import_seconds: float) -> Document:
     """Return the report of `planner advise`."""
     unchanged = advice.unchanged
-    failed = tuple(f"{name} is out of the question: {reason}" for name, reason in advice.failed)
+    failed = refusals(advice.failed)
     is_split = any("accumulate" in change.name for attempt in advice.sets for change in attempt.changes)
     split = "--batch with --accumulate is that of one micro-batch; the optimizer still sees all."
     return Document.of(
-        [
-            Headline(
-                (*_verdict(advice), job_entry(unchanged.training.job)), STYLES[unchanged.estimate.outcome]
-            )
-        ],
+        [Headline((*_verdict(advice), job_entry(unchanged.training.job)), style_of(unchanged.estimate))],
         [] if unchanged.fits else _sets(advice),
         [_single_changes(advice), *([Bullets("", failed)] if failed else [])],
         [Paragraph(split, "faint")] if is_split else [],
         [timing_line(importing=import_seconds, trying=advice.seconds)],
+    )
+
+
+def refusals(failed: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Return a line for each reason, with all changes that it rules out.
+
+    >>> refusals([("--a", "no blocks"), ("--b 1", "no GPU"), ("--c", "no blocks")])
+    ('--a and --c are out of the question: no blocks', '--b 1 is out of the question: no GPU')
+    """
+    names: dict[str, list[str]] = {}
+    for name, reason in failed:
+        names.setdefault(reason, []).append(name)
+    return tuple(
+        f"{', '.join(some[:-1])}{' and ' if some[:-1] else ''}{some[-1]} "
+        f"{'are' if some[:-1] else 'is'} out of the question: {reason}"
+        for reason, some in names.items()
     )
 
 
@@ -42,8 +54,7 @@ def _verdict(advice: Advice) -> list[str]:
         ]
     needed, has = mib(attempt.needed_bytes, 0), mib(advice.available_bytes or 0, 0)
     return [
-        f"Batch {attempt.training.batch} does not fit {sure}: the allocator needs {needed:,.0f} MiB and gets "
-        f"{has:,.0f} MiB",
+        f"{batch_answer(attempt.estimate)}: the allocator needs {needed:,.0f} MiB, has {has:,.0f} {sure}",
         f"{needed - has:,.0f} MiB have to go",
     ]
 
@@ -85,7 +96,7 @@ def _single_changes(advice: Advice) -> Table:
 
 
 def _retries(attempt: Attempt) -> bool:
-    return attempt.estimate.outcome is Outcome.FITS_WITH_RETRIES
+    return bool(attempt.estimate.retry_costs)
 
 
 def advice_to_json(advice: Advice, import_seconds: float) -> dict[str, Any]:

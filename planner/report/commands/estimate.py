@@ -6,7 +6,7 @@ from typing import Any
 from planner.allocator import Replay
 from planner.hardware import MIB, Likeness, is_fitted, margins_of
 from planner.hardware.calibration import Correction
-from planner.planning import Estimate, RankFigures, RetryCost, Seconds, StepLimit
+from planner.planning import Answer, Estimate, RankFigures, RetryCost, Seconds, StepLimit
 from planner.planning.estimators import Method
 from planner.program import GrowingSite, Growth, Outcome
 from planner.report.assumptions import assumptions, run_assumptions
@@ -47,6 +47,8 @@ STYLES: dict[Outcome, Style] = {
     Outcome.FITS_WITH_RETRIES: "warning",
     Outcome.DOES_NOT_FIT: "bad",
 }
+_UNSURE = (Answer.LIKELY, Answer.NOT_KNOWN)
+_NEARLY_ONE = 0.99  # a probability that is not rounded to whole percent
 MAX_STEPS = 5  # of which the retries are listed
 
 Lines = list[str | Entry]
@@ -55,7 +57,7 @@ Lines = list[str | Entry]
 def estimate_document(estimate: Estimate, import_seconds: float) -> Document:
     """Return the report of `planner estimate`."""
     return Document.of(
-        [headline(estimate, job_entry(estimate.job))],
+        [headline(estimate, *exit_entries(estimate), job_entry(estimate.job))],
         [budget_table(estimate.budget)],
         *memory_sections(estimate),
         closing_section(estimate, estimate.seconds, import_seconds),
@@ -65,23 +67,75 @@ def estimate_document(estimate: Estimate, import_seconds: float) -> Document:
 def headline(estimate: Estimate, *entries: Entry) -> Headline:
     """Return the verdict on the batch, with the place of its failure."""
     answer, own = verdict(estimate)
-    is_bounded = estimate.budget.limits.allocator_limit_bytes is not None
-    return Headline((answer, *own, *entries), STYLES[estimate.outcome] if is_bounded else "neutral")
+    return Headline((answer, *own, *entries), style_of(estimate))
+
+
+def style_of(estimate: Estimate) -> Style:
+    """Return the style of what is said of a batch."""
+    if estimate.answer is None:
+        return "neutral"
+    is_warning = estimate.answer in _UNSURE or estimate.step_limit is not None
+    return "warning" if is_warning else STYLES[estimate.outcome]
+
+
+def exit_entries(estimate: Estimate | None) -> list[Entry]:
+    """Return what exit code 1 says of a batch that does not certainly fail."""
+    if estimate is None or estimate.answer not in _UNSURE:
+        return []
+    return [Entry("Exit code", f"1: it does not fit at confidence {estimate.budget.confidence:g}")]
 
 
 def verdict(estimate: Estimate) -> tuple[str, tuple[Entry, ...]]:
     """Return the verdict on the batch, with its figures."""
-    batch, sure = estimate.run.batch, f"at confidence {estimate.budget.confidence:g}"
-    process, risk = f"{mib_text(estimate.process_bytes)} MiB", risk_entries(estimate)
-    if estimate.failed is not None:
-        answer = f"Batch {batch} does not fit {sure}; without a limit it would take {process}"
-        return answer, (*failure_entries(estimate), *risk)
-    if estimate.budget.limits.allocator_limit_bytes is None:
+    batch, process = estimate.run.batch, f"{mib_text(estimate.process_bytes)} MiB"
+    if estimate.answer is None:
         return f"Batch {batch} takes {process} of GPU memory", ()
-    if not estimate.retry_costs:
-        return f"Batch {batch} fits {sure}", (*risk,)
-    retries = Entry("Retries", retries_text(estimate.retry_costs))
-    return f"Batch {batch} fits {sure}, with retries", (retries, *risk)
+    how = ", with retries" if estimate.retry_costs else ""
+    answer = f"{batch_answer(estimate)}{how}{until_text(estimate)}"
+    if estimate.answer is Answer.DOES_NOT_FIT:
+        answer += f"; without a limit it would take {process}"
+    return answer, (*failure_entries(estimate), *retries_entries(estimate), *risk_entries(estimate))
+
+
+def batch_answer(estimate: Estimate) -> str:
+    """Return whether a batch fits, in one of four ways."""
+    batch = estimate.run.batch
+    if estimate.answer is Answer.DOES_NOT_FIT:
+        return f"Batch {batch} does not fit"
+    if estimate.answer is Answer.NOT_KNOWN:
+        return f"It is not known whether batch {batch} fits"
+    if estimate.answer is Answer.LIKELY:
+        return f"Batch {batch} likely fits ({likely_text(estimate)})"
+    return f"Batch {batch} fits at confidence {estimate.budget.confidence:g}"
+
+
+def likely_text(estimate: Estimate) -> str:
+    """Return the probability that a batch fits."""
+    share = 1 - (estimate.p_out_of_memory or 0)
+    return f"{share:.0%}".replace("%", " %") if share < _NEARLY_ONE else probability_text(share)
+
+
+def until_text(estimate: Estimate) -> str:
+    """Return until which step a batch fits whose memory grows; "" where nothing ends it."""
+    limit = estimate.step_limit
+    if limit is None:
+        return ""
+    return f", until {'' if limit.is_exact else 'about '}step {limit.steps:,}: memory grows with every step"
+
+
+def retries_entries(estimate: Estimate) -> list[Entry]:
+    """Return the cost of retries: those that are expected, else those in as little memory as may be there."""
+    if estimate.retry_costs:
+        return [Entry("Retries", retries_text(estimate.retry_costs))]
+    costs = estimate.retry_costs_at_confidence
+    if not costs:
+        return []
+    return [Entry("Retries", f"none expected; {scarce_text(estimate)}, {retries_text(costs)}")]
+
+
+def scarce_text(estimate: Estimate) -> str:
+    """Return where the retries at the confidence are."""
+    return f"in the least memory at confidence {estimate.budget.confidence:g}"
 
 
 def retries_text(costs: Sequence[RetryCost]) -> str:
@@ -101,7 +155,7 @@ def retries_text(costs: Sequence[RetryCost]) -> str:
 def risk_entries(*estimates: Estimate) -> list[Entry]:
     """Return the probability that each batch runs out of memory, where anything bounds it, or why not."""
     probabilities = dict.fromkeys(
-        f"{probability_text(estimate.p_out_of_memory)} at batch {estimate.run.batch}"
+        f"{probability_text(estimate.p_out_of_memory)} at batch {estimate.run.batch}{_steps_text(estimate)}"
         for estimate in estimates
         if estimate.p_out_of_memory is not None
     )
@@ -116,6 +170,13 @@ def risk_entries(*estimates: Estimate) -> list[Entry]:
     return [Entry("Risk", f"not known: no run that is known {' or '.join(unlike)}")]
 
 
+def _steps_text(estimate: Estimate) -> str:
+    """Return the steps that a probability is of, where memory grows until it ends."""
+    if estimate.growth is None or estimate.step_limit is None:
+        return ""
+    return f" in {estimate.growth.steps} steps"
+
+
 def failure_entries(estimate: Estimate) -> list[Entry]:
     """Return the entries about the end of the run under the budget."""
     if estimate.failed is None or estimate.failed.failure is None:
@@ -126,6 +187,8 @@ def failure_entries(estimate: Estimate) -> list[Entry]:
     text, more = f"{place_text(failure)}: no room for {size}", estimate.failed_bytes
     if more is not None and more != estimate.budget.limits.allocator_limit_bytes:
         text += f" where the allocator has {mib_text(more)} MiB, which is as probable"
+    elif estimate.answer in _UNSURE and more is not None:
+        text += f" {scarce_text(estimate)}"
     return [Entry("Fails at", text)]
 
 
@@ -169,13 +232,14 @@ def batch_table(estimate: Estimate) -> Table:
         ("peak reserved", run.peak_reserved_bytes, "what torch's caching allocator holds"),
         ("process", estimate.process_bytes, _outside(estimate) + ", as nvidia-smi shows it"),
     ]
-    if estimate.failed is None:
+    if estimate.answer is not Answer.DOES_NOT_FIT:
         rows.append(("process, at most", estimate.process_upper_bytes, f"at confidence {confidence:g}"))
     if estimate.pinned_host_bytes:
         rows.append(
             ("pinned, of the host", estimate.pinned_host_bytes, "each block a power of two, as torch pins")
         )
-    how = ", no limit" if estimate.failed is not None else ", with retries" if estimate.retry_costs else ""
+    is_out = estimate.answer is Answer.DOES_NOT_FIT
+    how = ", no limit" if is_out else ", with retries" if estimate.retry_costs else ""
     return memory_table(f"Batch {run.batch}{how}", rows)
 
 
@@ -227,8 +291,9 @@ def closing_section(estimate: Estimate | None, seconds: Seconds, import_seconds:
 def estimate_to_json(estimate: Estimate, import_seconds: float) -> dict[str, Any]:
     """Return the JSON object of `planner estimate`.
 
-    Where the batch does not fit, `failure` describes the run on the GPU and the peaks are those of a GPU
-    without end. MiB are rounded to 0.001, the breakdown so that it adds up to `process_mib`.
+    If the batch does not fit at the confidence, `failure` describes that run. If it is not expected to fit,
+    the peaks are those of a GPU without end. MiB are rounded to 0.001, the breakdown so that it adds up to
+    `process_mib`.
     """
     run, failed = estimate.run, estimate.failed
     return {
@@ -239,11 +304,14 @@ def estimate_to_json(estimate: Estimate, import_seconds: float) -> dict[str, Any
         **_steps(run),
         **attributes(estimate, "process_mib", "process_upper_mib", "pinned_host_mib"),
         "fits": estimate.outcome.value,
+        "answer": None if estimate.answer is None else estimate.answer.value,
+        "fits_until_step": None if estimate.step_limit is None else estimate.step_limit.steps,
         "p_out_of_memory": None if estimate.p_out_of_memory is None else round(estimate.p_out_of_memory, 5),
         "risk": _risk(estimate.budget.likeness),
-        "retries": (failed or run).retries,
+        "retries": (failed or run).retries if estimate.answer is Answer.DOES_NOT_FIT else run.retries,
         "ranks": [_rank(row) for row in estimate.ranks],
         "retry_costs": to_builtins(estimate.retry_costs),
+        "retry_costs_at_confidence": to_builtins(estimate.retry_costs_at_confidence),
         "failure": with_mib(failed and failed.failure),
         "breakdown_mib": mib_parts(breakdown(estimate)),
         "calibration": _calibration(estimate.budget.correction),

@@ -3,21 +3,26 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from planner.planning import Estimate, Plan
+from planner.planning import Answer, Estimate, Plan
 from planner.planning.estimators import Method
 from planner.program import LARGEST_BATCH
 from planner.report.budget import budget_table, job_to_report
 from planner.report.commands.estimate import (
-    STYLES,
     Lines,
+    batch_answer,
     batch_table,
     closing_section,
     estimate_to_json,
+    exit_entries,
     failure_entries,
+    likely_text,
     memory_sections,
     plan_seconds_to_json,
     retries_text,
     risk_entries,
+    scarce_text,
+    style_of,
+    until_text,
 )
 from planner.report.describe import job_entry
 from planner.report.document import Block, Document, Entry, Headline, Style
@@ -30,7 +35,7 @@ if TYPE_CHECKING:
 def plan_document(plan: Plan, import_seconds: float) -> Document:
     """Return the report of `planner max-batch`."""
     shown = plan.answer or plan.at_max or plan.first_failure
-    style: Style = "bad" if plan.answer is None else STYLES[plan.answer.outcome]
+    style: Style = "bad" if plan.answer is None else style_of(plan.answer)
     sections: list[list[Block]] = [
         [Headline((*_headline(plan), *_multiple(plan), job_entry(plan.job)), style)]
     ]
@@ -49,8 +54,10 @@ def _headline(plan: Plan) -> Lines:
     if plan.at_max is None and plan.largest_of_any_size:
         return [Entry("Largest batch", f"none {sure} that is a multiple of {plan.multiple_of}")]
     if plan.at_max is None:
-        failed = [] if plan.first_failure is None else failure_entries(plan.first_failure)
-        return [Entry("Largest batch", f"none {sure}, {none_text(search.least)}"), *failed]
+        failure = plan.first_failure
+        failed = [] if failure is None else [*failure_entries(failure), *risk_entries(failure)]
+        none = none_text(str(search.least), failure, smallest_trains=search.least > 1)
+        return [Entry("Largest batch", f"none {sure}, {none}"), *failed, *exit_entries(failure)]
     if search.first_failure is None and search.largest >= LARGEST_BATCH:
         end = f"{search.largest}, where the search ends: memory hardly depends on it"
         return [Entry("Largest batch", end)]
@@ -62,20 +69,29 @@ def _headline(plan: Plan) -> Lines:
         whole = ", the whole epoch" if lead.run.batch == plan.job.dataset_size else ""
         how = ", without retries" if plan.at_comfortable is not None else ", none runs without retries"
         remark = "" if retrying is None else how
-        lines = [Entry("Largest batch", f"{lead.run.batch}{whole} {sure}{remark}")]
+        lines = [Entry("Largest batch", f"{lead.run.batch}{whole} {sure}{remark}{until_text(lead)}")]
     if retrying is not None:
-        cost = f"{retrying.run.batch}, at the cost of retries: {retries_text(retrying.retry_costs)}"
-        lines.append(Entry("With retries", cost))
+        lines.append(retrying_entry(str(retrying.run.batch), retrying))
     return [*lines, *risk_entries(*(estimate for estimate in (lead, retrying) if estimate is not None))]
 
 
-def none_text(least: int) -> str:
-    """Return that not even the smallest batch size fits.
+def none_text(least: str, failure: Estimate | None, *, smallest_trains: bool) -> str:
+    """Return that not even the smallest batch or size fits at the confidence, or how likely it fits."""
+    why = ", the smallest that trains" if smallest_trains else ""
+    if failure is not None and failure.answer is Answer.LIKELY:
+        return f"though {least} likely fits ({likely_text(failure)}){why}"
+    if failure is not None and failure.answer is Answer.NOT_KNOWN:
+        return f"and it is not known whether {least} fits{why}"
+    return f"not even {least} fits{why}"
 
-    >>> none_text(1), none_text(2)
-    ('not even 1 fits', 'not even 2 fits, the smallest that trains')
-    """
-    return f"not even {least} fits" + (", the smallest that trains" if least > 1 else "")
+
+def retrying_entry(largest: str, retrying: Estimate) -> Entry:
+    """Return the largest batch or size that fits, with the retries that are expected, or may be needed."""
+    if retrying.retry_costs or not retrying.retry_costs_at_confidence:
+        cost = f"at the cost of retries: {retries_text(retrying.retry_costs)}"
+        return Entry("With retries", f"{largest}, {cost}")
+    cost = retries_text(retrying.retry_costs_at_confidence)
+    return Entry("With retries", f"{largest}, none expected; {scarce_text(retrying)}, {cost}")
 
 
 def _multiple(plan: Plan) -> Lines:
@@ -91,7 +107,10 @@ def _beyond(failure: Estimate, largest: int) -> Headline:
     """Return the memory of the smallest batch that does not fit, and the place of its failure."""
     odd = ", though larger ones do" if failure.run.batch < largest else ""
     process = f"{mib_text(failure.process_bytes)} MiB"
-    answer = f"Batch {failure.run.batch} does not fit{odd}; without a limit it would take {process}"
+    if failure.answer is not Answer.DOES_NOT_FIT:
+        answer = f"{batch_answer(failure)}, not at confidence {failure.budget.confidence:g}{odd}"
+        return Headline((answer, *failure_entries(failure)), "warning")
+    answer = f"{batch_answer(failure)}{odd}; without a limit it would take {process}"
     return Headline((answer, *failure_entries(failure)), "bad")
 
 

@@ -3,19 +3,21 @@
 from typing import Any
 
 from planner.jobs import Size
-from planner.planning import Estimate, SizePlan
+from planner.planning import Answer, Estimate, SizePlan
 from planner.report.budget import budget_table, job_to_report
 from planner.report.commands.estimate import (
-    STYLES,
     batch_table,
     closing_section,
     estimate_to_json,
+    exit_entries,
     failure_entries,
+    likely_text,
     memory_sections,
     plan_seconds_to_json,
-    retries_text,
     risk_entries,
+    style_of,
 )
+from planner.report.commands.max_batch import none_text, retrying_entry
 from planner.report.describe import job_entry
 from planner.report.document import Block, Document, Entry, Headline
 from planner.report.units import mib_text
@@ -39,10 +41,11 @@ def _headline(plan: SizePlan) -> Headline:
     sure = f"at batch {plan.batch} and confidence {plan.budget.confidence:g}"
     lead = plan.at_comfortable or plan.at_max
     if lead is None:
-        failed = [] if plan.first_failure is None else failure_entries(plan.first_failure)
-        smallest = f"{size_text(plan.sizes[0])} fits" + (", the smallest that trains" if plan.refusal else "")
-        least = Entry("Largest size", f"none {sure}, not even {smallest}")
-        return Headline((least, *failed, job_entry(plan.job)), "bad")
+        failure = plan.first_failure
+        failed = [] if failure is None else [*failure_entries(failure), *risk_entries(failure)]
+        none = none_text(size_text(plan.sizes[0]), failure, smallest_trains=bool(plan.refusal))
+        least = Entry("Largest size", f"none {sure}, {none}")
+        return Headline((least, *failed, *exit_entries(failure), job_entry(plan.job)), "bad")
     size = plan.comfortable or plan.largest or ()
     end = "" if plan.failing is not None else ", where the search ends"
     how = "" if plan.comfortable == plan.largest else ", without retries"
@@ -50,14 +53,17 @@ def _headline(plan: SizePlan) -> Headline:
     lines = [Entry("Largest size", f"{size_text(size)} {sure}{how}{end}")]
     retrying = None if plan.at_max is lead and plan.comfortable else plan.at_max
     if retrying is not None and plan.largest is not None:
-        cost = f"{size_text(plan.largest)}, at the cost of retries: {retries_text(retrying.retry_costs)}"
-        lines.append(Entry("With retries", cost))
-    return Headline((*lines, *risk_entries(lead), job_entry(lead.job)), STYLES[lead.outcome])
+        lines.append(retrying_entry(size_text(plan.largest), retrying))
+    return Headline((*lines, *risk_entries(lead), job_entry(lead.job)), style_of(lead))
 
 
 def _beyond(failure: Estimate, size: Size) -> Headline:
     process = f"{mib_text(failure.process_bytes)} MiB"
     answer = f"Size {size_text(size)} does not fit; without a limit it would take {process}"
+    if failure.answer is Answer.LIKELY:
+        answer = f"Size {size_text(size)} likely fits ({likely_text(failure)}), not at the confidence"
+    elif failure.answer is Answer.NOT_KNOWN:
+        answer = f"It is not known whether size {size_text(size)} fits"
     return Headline((answer, *failure_entries(failure)), "bad")
 
 

@@ -1,22 +1,20 @@
 """`planner advise` for Python: the smallest changes to a recipe that make a batch fit."""
 
-from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from time import perf_counter
 from typing import Unpack
 
 from msgspec.structs import replace
 
 from planner.api.budget import require_memory_limit
-from planner.api.clusters import depth_of
 from planner.api.options import Options
 from planner.api.request import Model, Request
 from planner.api.varying import is_varying, open_any_request, open_sized_programs
 from planner.jobs import Job, load_distribution
 from planner.planning import (
     Advice,
-    RankTraces,
+    CaptureMode,
     SizedPrograms,
     TrainingConfig,
     VaryingAdvice,
@@ -70,24 +68,17 @@ def advise(
     if is_varying(request):
         return _advise_varying(request)
     target, on_progress = request.budget.device.target, request.on_progress
-    traces = RankTraces(
-        lambda job, target: open_traces(job, target, on_progress, request.factory),
-        depth_of(request),
-        _kind_of,
+    captured = cache(
+        lambda job: cache(open_traces(job, target, on_progress, request.factory, CaptureMode.RUNS))
     )
-    captured = cache(lambda job, batch: traces.trace(job, batch, target))
 
     def traces_of(training: TrainingConfig) -> TraceSource:
-        return partial(captured, training.job)
+        return captured(training.job)
 
     training = TrainingConfig(request.job, request.batch, request.budget.limits.config)
+    traces_of(training)  # imports what is needed
     import_seconds = perf_counter() - request.start
     return AdviceResult(advise_on(training, request.budget, traces_of, on_progress), import_seconds)
-
-
-def _kind_of(job: Job) -> Hashable:
-    """Return what of a job decides whether its blocks repeat: what changes within them."""
-    return job.peft, job.quantize, job.liger, job.checkpoint, job.accumulate > 1, job.offload
 
 
 def _advise_varying(request: Request) -> VaryingAdviceResult:

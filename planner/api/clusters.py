@@ -162,7 +162,7 @@ def _open_search(
     request = open_request(model, {**options, "gpu": cards[0], "fsdp": 2})
     job = replace(request.job, fsdp=0)
     opened = perf_counter()
-    traces = RankTraces(_opener(request), depth_of(request))
+    traces = RankTraces(_opener(request), _depth_of(request))
     search = ClusterSearch(job, question, traces)
     budgets = [_budgets_of(card, options) for card in cards]
     return _OpenSearch(request, job, question, traces, search, budgets, opened)
@@ -202,8 +202,7 @@ def _read_cluster(path: Path) -> tuple[Sequence[Device], int, int]:
     return (device,), per_node, per_node * read_count(parts["nodes"], _LARGEST_COUNT)
 
 
-def depth_of(request: Request) -> Depth | None:
-    """Return the number of a model's repeated blocks; None where no argument sets it."""
+def _depth_of(request: Request) -> Depth | None:
     if request.factory is not None:
         return None
     request.on_progress("importing torch and the model's library")

@@ -25,6 +25,7 @@ ENOUGH = 8  # sets that fit, after which no more are looked for
 # sum up to less than this share of what is missing are left out.
 HOPEFUL_SHARE = 0.7
 RESOLUTION_BYTES = 2**20
+MOST_EVENTS_OF_SLOW = 10_000  # of a recipe's trace; compiling more takes minutes
 
 TracerFactory = Callable[[TrainingConfig], TraceSource]  # the tracer of a changed job
 
@@ -35,6 +36,7 @@ class Attempt(Struct, frozen=True):
     changes: tuple[Change, ...]
     training: TrainingConfig
     estimate: Estimate
+    events: int  # of its trace
     needed_bytes: int  # the least that the allocator needs for it, to 1 MiB
 
     @property
@@ -85,8 +87,11 @@ def advise(
     assert unchanged is not None
     budget = unchanged.estimate.budget  # with the margins of the recipe as it is
     singles: list[Attempt] = []
+    is_deep = unchanged.events > MOST_EVENTS_OF_SLOW
     for change in changes_for(training, budget.device.capability):
-        if not _is_too_much(change, unchanged, singles):
+        if change.is_slow and is_deep:
+            failed[(change,)] = "it takes minutes to try with so many operators; estimate plans it"
+        elif not _is_too_much(change, unchanged, singles):
             attempt = try_changes((change,))
             singles += [] if attempt is None else [attempt]
     sets = [] if unchanged.fits else _minimal_sets(unchanged, singles, budget, try_changes)
@@ -149,7 +154,13 @@ def _try(
     trace = with_last_batch(changed.job, changed.batch, open_tracer(changed))
     own = with_config(budget, changed.config)
     estimate = estimate_batch(changed.job, trace, own)
-    return Attempt(changes, changed, estimate, _needed(trace, own.limits, estimate.run.peak_reserved_bytes))
+    return Attempt(
+        changes,
+        changed,
+        estimate,
+        len(trace.events),
+        _needed(trace, own.limits, estimate.run.peak_reserved_bytes),
+    )
 
 
 def _needed(trace: Trace, limits: MemoryLimits, most_bytes: int) -> int:

@@ -272,3 +272,20 @@ def test_vit_at_512_on_24_gb() -> None:
         conf = "expandable_segments:True" if attempt.training.config.expandable_segments else None
         again = estimate_model(attempt.training.job, attempt.training.batch, gpu="RTX 4090", alloc_conf=conf)
         assert again.fits != "no"
+
+
+def test_each_recipe_is_one_run_and_each_reason_one_line() -> None:
+    """No program is built for a single batch size; changes that fail alike share a line."""
+    from torch import nn
+
+    from planner.report.commands.advise import refusals
+
+    texts: list[str] = []
+    advise_model(lambda: nn.Linear(8, 8), 2, input="8", loss="sum", gpu="T4", on_progress=texts.append)
+    assert any(text.startswith("trying ") for text in texts)
+    assert not [text for text in texts if text.startswith("tracing batch")]
+    failed = [("--a", "no blocks"), ("--b 1", "no GPU"), ("--c", "no blocks")]
+    assert refusals(failed) == (
+        "--a and --c are out of the question: no blocks",
+        "--b 1 is out of the question: no GPU",
+    )

@@ -1,7 +1,7 @@
 """Traces of one rank of a job; those of deep models follow from shallow ones."""
 
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from time import perf_counter
 
 from msgspec import Struct
@@ -31,28 +31,18 @@ class Depth(Struct, frozen=True):
     blocks: int
 
 
-def _apart_from_ranks(job: Job) -> Hashable:
-    return replace(job, fsdp=min(job.fsdp, 2))
-
-
 class RankTraces:
     """Captured traces of a model's jobs on one GPU.
 
     Where the number of blocks is an argument of the model, traces with 4 and 5 of them are captured, and what
     one more adds is repeated. Of each kind of job the trace with 7 is captured as well, and held against what
-    follows from those: where they differ, the whole model is captured. `kind_of` tells which jobs are of a
-    kind; by default all that differ in the number of their ranks alone.
+    follows from those: where they differ, the whole model is captured.
     """
 
-    def __init__(
-        self,
-        open_traces: Callable[[Job, Target], TraceSource],
-        depth: Depth | None,
-        kind_of: Callable[[Job], Hashable] = _apart_from_ranks,
-    ) -> None:
-        self._open_traces, self._kind_of = open_traces, kind_of
+    def __init__(self, open_traces: Callable[[Job, Target], TraceSource], depth: Depth | None) -> None:
+        self._open_traces = open_traces
         self._depth = depth if depth is not None and depth.blocks > _CHECKED else None
-        self._is_repeated: dict[tuple[Hashable, Target], bool] = {}  # by kind of job
+        self._is_repeated: dict[tuple[Job, Target], bool] = {}  # by job apart from the number of its ranks
         self.seconds = 0.0  # that captures and what follows from them have taken
 
     @property
@@ -70,7 +60,7 @@ class RankTraces:
         return trace
 
     def _deepened(self, job: Job, batch: int, target: Target) -> Trace | None:
-        kind = self._kind_of(job), target
+        kind = replace(job, fsdp=min(job.fsdp, 2)), target
         if self._depth is None or not self._is_repeated.get(kind, True):
             return None
         try:

@@ -307,7 +307,7 @@ def _record_loop(
                 of_loop = _run(job, model, batch, recorder, loaded)
             notes = (
                 *notes_of(job, model),
-                *notes_on_quantized(job),
+                *notes_on_quantized(job, model),
                 *of_loop,
                 *compiled(),
                 *lengths,

@@ -27,6 +27,7 @@ _COMPUTED = {
     Precision.FP16: "float16", Precision.AMP_FP16: "float16",
 }  # fmt: skip
 _CLASSES = ("Params4bit", "Int8Params")
+_MIB = 2**20
 
 
 def quantize_linears(model: nn.Module, job: Job) -> nn.Module:
@@ -229,7 +230,7 @@ def cast_to_float32(model: nn.Module) -> None:
             parameter.data = parameter.data.to(torch.float32)
 
 
-def notes_on_quantized(job: Job) -> tuple[str, ...]:
+def notes_on_quantized(job: Job, model: nn.Module) -> tuple[str, ...]:
     """Return what a plan with quantized weights leaves out."""
     if job.quantize is Quantize.NONE or job.quantize.is_trained:
         return ()
@@ -239,4 +240,29 @@ def notes_on_quantized(job: Job) -> tuple[str, ...]:
     ]
     if job.quantize is Quantize.INT8:
         notes.append("no activation is taken for an outlier of LLM.int8(), whose columns are kept in 16 bits")
+    if not job.quantize.is_of_torchao:
+        notes += _notes_on_unquantized(model)
     return tuple(notes)
+
+
+def _notes_on_unquantized(model: nn.Module) -> list[str]:
+    """Return a note on the weights that stay as they are, if they take more than the quantized ones.
+
+    Only linear layers are replaced: the experts of a mixture are often parameters of one module of their own.
+    """
+    sizes: dict[str, int] = {}
+    quantized_bytes = 0
+    for name, parameter in model.named_parameters():
+        if type(parameter).__name__ in _CLASSES:
+            quantized_bytes += parameter.nbytes
+        else:
+            sizes[name] = parameter.nbytes
+    whole_bytes = sum(sizes.values())
+    if whole_bytes <= quantized_bytes:
+        return []
+    largest = max(sizes, key=lambda name: sizes[name])
+    beside = f"{whole_bytes / _MIB:,.1f} MiB stay in their own type beside {quantized_bytes / _MIB:,.1f} MiB"
+    return [
+        f"most memory of weights is not quantized: {beside}, since linear layers alone are; the largest is "
+        f"{largest}"
+    ]

@@ -156,7 +156,7 @@ def test_a_batch_that_does_not_fit_is_explained(capsys: Capture) -> None:
     """The answer names the failing request and the memory of a card without end, with code 0."""
     code, out, _ = outcome(f"explain {NET} --batch 4096 --allocator-cap-mib 1000", capsys)
     assert code == 0
-    assert out.startswith("Batch 4096 does not fit at confidence 0.99; without a limit it would take ")
+    assert out.startswith("Batch 4096 does not fit; without a limit it would take ")
     assert "\nFails at:       step 1, forward pass, module body.1, native_batch_norm: no room for " in out
     assert ", on a card without end The process consists of" in " ".join(out.split())
 

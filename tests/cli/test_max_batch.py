@@ -49,9 +49,7 @@ def test_estimate_that_does_not_fit(capsys: Capture) -> None:
     """A batch that does not fit is an answer with exit code 1, and names the failing phase."""
     code, out, err = outcome("estimate --model cnn --batch 128 --allocator-cap-mib 250", capsys)
     assert (code, err) == (1, "")
-    assert out.splitlines()[0].startswith(
-        "Batch 128 does not fit at confidence 0.99; without a limit it would take "
-    )
+    assert out.splitlines()[0].startswith("Batch 128 does not fit; without a limit it would take ")
     assert out.splitlines()[1].startswith("Fails at:       step 1, forward pass, ")
 
 

@@ -53,10 +53,8 @@ def _verdict(advice: Advice) -> list[str]:
             f"Batch {attempt.training.batch} fits {sure} as it is{how}; what each change would save is below"
         ]
     needed, has = mib(attempt.needed_bytes, 0), mib(advice.available_bytes or 0, 0)
-    return [
-        f"{batch_answer(attempt.estimate)}: the allocator needs {needed:,.0f} MiB, has {has:,.0f} {sure}",
-        f"{needed - has:,.0f} MiB have to go",
-    ]
+    memory = f"the allocator needs {needed:,.0f} MiB and gets {has:,.0f} MiB {sure}"
+    return [f"{batch_answer(attempt.estimate)}: {memory}", f"{needed - has:,.0f} MiB have to go"]
 
 
 def _sets(advice: Advice) -> list[Block]:

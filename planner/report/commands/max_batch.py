@@ -67,7 +67,7 @@ def _headline(plan: Plan) -> Lines:
         lines = [Entry("Largest batch", f"none without retries {sure}")]
     else:
         whole = ", the whole epoch" if lead.run.batch == plan.job.dataset_size else ""
-        how = ", without retries" if plan.at_comfortable is not None else ", none runs without retries"
+        how = ", without retries" if plan.at_comfortable is not None else retrying_remark(lead)
         remark = "" if retrying is None else how
         lines = [Entry("Largest batch", f"{lead.run.batch}{whole} {sure}{remark}{until_text(lead)}")]
     if retrying is not None:
@@ -83,6 +83,11 @@ def none_text(least: str, failure: Estimate | None, *, smallest_trains: bool) ->
     if failure is not None and failure.answer is Answer.NOT_KNOWN:
         return f"and it is not known whether {least} fits{why}"
     return f"not even {least} fits{why}"
+
+
+def retrying_remark(lead: Estimate) -> str:
+    """Return what retries an answer needs that is not sure to run without."""
+    return ", none runs without retries" if lead.retry_costs else ", none is sure to run without retries"
 
 
 def retrying_entry(largest: str, retrying: Estimate) -> Entry:

@@ -17,7 +17,7 @@ from planner.report.commands.estimate import (
     risk_entries,
     style_of,
 )
-from planner.report.commands.max_batch import none_text, retrying_entry
+from planner.report.commands.max_batch import none_text, retrying_entry, retrying_remark
 from planner.report.describe import job_entry
 from planner.report.document import Block, Document, Entry, Headline
 from planner.report.units import mib_text
@@ -49,7 +49,7 @@ def _headline(plan: SizePlan) -> Headline:
     size = plan.comfortable or plan.largest or ()
     end = "" if plan.failing is not None else ", where the search ends"
     how = "" if plan.comfortable == plan.largest else ", without retries"
-    how = ", none runs without retries" if plan.comfortable is None else how
+    how = retrying_remark(lead) if plan.comfortable is None else how
     lines = [Entry("Largest size", f"{size_text(size)} {sure}{how}{end}")]
     retrying = None if plan.at_max is lead and plan.comfortable else plan.at_max
     if retrying is not None and plan.largest is not None:

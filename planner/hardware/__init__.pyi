@@ -21,7 +21,9 @@ from .local_gpu import (
 )
 from .nccl.buffers import GPUS_OF_A_NODE as GPUS_OF_A_NODE
 from .nccl.of_job import communicators_of as communicators_of, with_nccl_of as with_nccl_of
-from .oom_probability import estimate_oom_probability as estimate_oom_probability
+from .oom_probability import (
+    estimate_oom_probability as estimate_oom_probability, oom_probability_at as oom_probability_at,
+)
 from .prices import Offer as Offer, PriceList as PriceList, read_prices as read_prices
 from .scheduler_names import (
     Vocabulary as Vocabulary, known_names as known_names, load_names as load_names, mig_slice as mig_slice,

@@ -16,6 +16,7 @@ from .clusters.splits import (
 )
 from .epoch import (
     EpochPrograms as EpochPrograms, check_batch as check_batch, max_useful_batch as max_useful_batch,
+    steps_of_epoch as steps_of_epoch,
     with_last_batch as with_last_batch,
 )
 from .estimate import (

@@ -43,6 +43,11 @@ def last_batch_size(job: Job, batch: int) -> int:
     return job.dataset_size % batch if 0 < batch <= job.dataset_size else 0
 
 
+def steps_of_epoch(job: Job, batch: int) -> int:
+    """Return the optimizer's steps in an epoch; 0 where its samples are not known."""
+    return -(-job.dataset_size // (batch * job.accumulate))
+
+
 def max_useful_batch(job: Job) -> int:
     """Return the largest batch size worth asking for: no batch has more samples than the epoch."""
     return min(LARGEST_BATCH, job.dataset_size or LARGEST_BATCH)

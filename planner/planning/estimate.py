@@ -23,10 +23,12 @@ from planner.hardware import (
     Budget,
     estimate_oom_probability,
     judge_budget,
+    oom_probability_at,
     process_bytes,
     upper_process_bytes,
 )
 from planner.jobs import Job
+from planner.planning.epoch import steps_of_epoch
 from planner.planning.growth_limit import StepLimit, find_step_limit
 from planner.planning.retry_cost import RetryCost, count_retries
 from planner.program import Category, Growth, Outcome, Trace, find_growth, pinned_bytes
@@ -74,7 +76,8 @@ class Estimate(Struct, frozen=True):
     unknown_ops: tuple[str, ...]
     notes: tuple[str, ...]
     seconds: Seconds
-    p_out_of_memory: float | None = None  # by the residuals of published runs; None where nothing bounds it
+    p_out_of_memory: float | None = None  # by the residuals of runs, to the end of an epoch whose samples are
+    # known, else in the traced steps; None where nothing bounds it
     growth: Growth | None = None  # what each step leaves behind
     step_limit: StepLimit | None = None  # the steps that fit in spite of it; None where memory has no end
     retry_costs: tuple[RetryCost, ...] = ()  # of each step of `run`, if it needs any
@@ -113,10 +116,16 @@ def estimate_batch(job: Job, trace: Trace, budget: Budget, trace_seconds: float 
     limit = None
     if growth is not None and failed is None:
         limit = find_step_limit(trace, budget.limits, growth, in_rooms[0][1].peak_reserved_bytes)
+    steps = steps_of_epoch(job, trace.batch)
+    ends = growth is not None and limit is not None and limit.steps < steps
+    if growth is not None and ends:
+        need_bytes = run.peak_reserved_bytes + (steps - growth.steps) * growth.bytes_per_step
+        chance = max(chance or 0.0, oom_probability_at(budget, need_bytes))
+        answer = Answer.DOES_NOT_FIT if chance >= EVEN_ODDS else Answer.LIKELY
     return Estimate(
         job,
         budget,
-        Outcome.DOES_NOT_FIT if failed else in_rooms[0][1].outcome,
+        Outcome.DOES_NOT_FIT if failed or ends else in_rooms[0][1].outcome,
         answer,
         run,
         limits,

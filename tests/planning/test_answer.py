@@ -98,3 +98,21 @@ def test_memory_that_grows_fits_until_a_step() -> None:
     assert first == "Batch 8 fits at confidence 0.99, until step 5: memory grows with every step"
     assert second == "Risk:           P(out of memory) below 0.1 % at batch 8 in 3 steps"
     assert estimate_to_json(estimate, 0.0)["fits_until_step"] == 5
+
+
+def test_memory_that_grows_is_judged_at_the_end_of_an_epoch_whose_samples_are_known() -> None:
+    """An epoch of 40 samples has five steps of 8, which fit; one of 80 has ten, of which five do."""
+    events = [
+        event
+        for step in (1, 2, 3)
+        for event in (PhaseStart(step, Phase.FORWARD), Alloc(step, 100 * MIB, Category.ACTIVATION, 0))
+    ]
+    trace = Trace((*events, PhaseStart(3, Phase.END)), SITES, 8)
+    short, long = (estimated(trace, 1000, Job("made up", dataset_size=size)) for size in (40, 80))
+    assert (short.outcome, short.answer) == (Outcome.FITS, Answer.FITS)
+    assert (long.outcome, long.answer) == (Outcome.DOES_NOT_FIT, Answer.DOES_NOT_FIT)
+    first, second, *_ = render_plain(estimate_document(long, 0.0)).splitlines()
+    grows = "memory grows with every step, and lasts until step 5 of 10 in an epoch"
+    assert first == f"Batch 8 does not fit: {grows}"
+    assert second == "Risk:           P(out of memory) above 99.9 % at batch 8"
+    assert estimate_to_json(long, 0.0)["fits"] == "no"

@@ -6,7 +6,15 @@ from typing import Any
 from planner.allocator import Replay
 from planner.hardware import MIB, Likeness, is_fitted, margins_of
 from planner.hardware.calibration import Correction
-from planner.planning import Answer, Estimate, RankFigures, RetryCost, Seconds, StepLimit
+from planner.planning import (
+    Answer,
+    Estimate,
+    RankFigures,
+    RetryCost,
+    Seconds,
+    StepLimit,
+    steps_of_epoch,
+)
 from planner.planning.estimators import Method
 from planner.program import GrowingSite, Growth, Outcome
 from planner.report.assumptions import assumptions, run_assumptions
@@ -92,7 +100,7 @@ def verdict(estimate: Estimate) -> tuple[str, tuple[Entry, ...]]:
         return f"Batch {batch} takes {process} of GPU memory", ()
     how = ", with retries" if estimate.retry_costs else ""
     answer = f"{batch_answer(estimate)}{how}{until_text(estimate)}"
-    if estimate.answer is Answer.DOES_NOT_FIT:
+    if estimate.answer is Answer.DOES_NOT_FIT and estimate.step_limit is None:
         answer += f"; without a limit it would take {process}"
     return answer, (*failure_entries(estimate), *retries_entries(estimate), *risk_entries(estimate))
 
@@ -120,7 +128,12 @@ def until_text(estimate: Estimate) -> str:
     limit = estimate.step_limit
     if limit is None:
         return ""
-    return f", until {'' if limit.is_exact else 'about '}step {limit.steps:,}: memory grows with every step"
+    steps, until = steps_of_epoch(estimate.job, estimate.run.batch), f"step {limit.steps:,}"
+    of_epoch = f" of {steps:,} in an epoch" if steps else ""
+    about = "" if limit.is_exact else "about "
+    if estimate.outcome is Outcome.DOES_NOT_FIT:
+        return f": memory grows with every step, and lasts until {about}{until}{of_epoch}"
+    return f", until {about}{until}{of_epoch}: memory grows with every step"
 
 
 def retries_entries(estimate: Estimate) -> list[Entry]:
@@ -172,7 +185,7 @@ def risk_entries(*estimates: Estimate) -> list[Entry]:
 
 def _steps_text(estimate: Estimate) -> str:
     """Return the steps that a probability is of, where memory grows until it ends."""
-    if estimate.growth is None or estimate.step_limit is None:
+    if estimate.growth is None or estimate.step_limit is None or estimate.outcome is Outcome.DOES_NOT_FIT:
         return ""
     return f" in {estimate.growth.steps} steps"
 
@@ -238,7 +251,7 @@ def batch_table(estimate: Estimate) -> Table:
         rows.append(
             ("pinned, of the host", estimate.pinned_host_bytes, "each block a power of two, as torch pins")
         )
-    is_out = estimate.answer is Answer.DOES_NOT_FIT
+    is_out = estimate.answer is Answer.DOES_NOT_FIT and estimate.step_limit is None
     how = ", no limit" if is_out else ", with retries" if estimate.retry_costs else ""
     return memory_table(f"Batch {run.batch}{how}", rows)
 

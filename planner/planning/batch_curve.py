@@ -95,14 +95,12 @@ def _even_sizes(top: int, grid: SampleDensity) -> set[int]:
 
 def _points(replays: TargetReplays, batch: int, budget: Budget) -> list[CurvePoint]:
     """Return the point of a batch size; none of one that cannot be captured."""
-    limits = budget.likely_limits
     replays.outcome(batch, budget.limits)
     if replays.is_refused(batch):
         return []
-    outcome, _ = replays.expected(batch, budget)
-    run = replays.run(batch, unlimited(limits))  # GPUs share it
-    if outcome is not Outcome.DOES_NOT_FIT and replays.undisturbed_peak(batch, limits) is None:
-        run = replays.run(batch, limits)
+    outcome, limits = replays.expected(batch, budget)
+    is_undisturbed = replays.undisturbed_peak(batch, limits) is not None
+    run = replays.run(batch, unlimited(limits) if is_undisturbed else limits)  # one for all GPUs
     reserved = run.peak_reserved_bytes
     peaks = run.peak_allocated_bytes, reserved
     process = process_bytes(budget, reserved), upper_process_bytes(budget, reserved)

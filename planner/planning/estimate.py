@@ -86,6 +86,11 @@ class Estimate(Struct, frozen=True):
     pinned_host_bytes: int = 0  # of the host, which torch pins
     ranks: tuple[RankFigures, ...] = ()  # all that were planned, where this one takes most of several
 
+    @property
+    def is_unlimited(self) -> bool:
+        """Return whether the figures are of a GPU without end: the batch is not expected to fit."""
+        return self.limits.allocator_limit_bytes is None and self.answer is not None
+
 
 def estimate_batch(job: Job, trace: Trace, budget: Budget, trace_seconds: float = 0.0) -> Estimate:
     """Replay a trace under the budget, and on the GPU as it is expected to be, and attribute its memory."""
@@ -104,7 +109,7 @@ def estimate_batch(job: Job, trace: Trace, budget: Budget, trace_seconds: float 
     chance = estimate_oom_probability(budget, trace, lived, in_rooms)
     answer = _answer(budget, chance, failed, run)
     costs: tuple[RetryCost, ...] = ()
-    if answer is Answer.DOES_NOT_FIT:
+    if run.outcome is Outcome.DOES_NOT_FIT:
         limits = unlimited(limits)
         run, at_peak = replay_with_breakdown(trace, limits)
     elif run.outcome is Outcome.FITS_WITH_RETRIES:

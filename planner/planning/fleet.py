@@ -188,7 +188,8 @@ def _largest_in_rooms(replays: TargetReplays, outcome: Callable[[int], Outcome],
 def _fit(replays: TargetReplays, budget: Budget, requested: int | None, multiple_of: int) -> DeviceFit:
     search = search_device(replays, budget.rooms, multiple_of)
     batch = requested or search.largest or search.least
-    outcome, peak_bytes = replays.expected(batch, budget)
+    outcome, limits = replays.expected(batch, budget)
+    peak_bytes = replays.peak_reserved_bytes(batch, limits)
     return DeviceFit(
         budget,
         search.largest,

@@ -271,15 +271,14 @@ class TargetReplays:
         """Return the reserved peak without limits."""
         return self.replays.peak_without_limits(batch, self.target, limits)
 
-    def expected(self, batch: int, budget: Budget) -> tuple[Outcome, int]:
-        """Return whether a batch fits at the confidence of a budget, and the reserved peak to expect.
+    def expected(self, batch: int, budget: Budget) -> tuple[Outcome, MemoryLimits]:
+        """Return whether a batch fits at the confidence of a budget, and the memory that its figures are of.
 
-        The peak is that of the GPU as it is, or of one without end if the batch does not fit.
+        That is the GPU as it is expected to be, or one without end if the batch is not expected to fit.
         """
         limits, outcome = budget.likely_limits, self.outcome_in_rooms(batch, budget.rooms)
-        if outcome is Outcome.DOES_NOT_FIT:
-            limits = unlimited(limits)
-        return outcome, self.peak_reserved_bytes(batch, limits)
+        is_failing = outcome is Outcome.DOES_NOT_FIT and self.outcome(batch, limits) is outcome
+        return outcome, unlimited(limits) if is_failing else limits
 
     def largest_without_retries(self, largest: int, limits: MemoryLimits) -> int:
         """Return the largest batch size that runs without retries up to `largest`, which fits.

@@ -100,7 +100,7 @@ def verdict(estimate: Estimate) -> tuple[str, tuple[Entry, ...]]:
         return f"Batch {batch} takes {process} of GPU memory", ()
     how = ", with retries" if estimate.retry_costs else ""
     answer = f"{batch_answer(estimate)}{how}{until_text(estimate)}"
-    if estimate.answer is Answer.DOES_NOT_FIT and estimate.step_limit is None:
+    if estimate.is_unlimited:
         answer += f"; without a limit it would take {process}"
     return answer, (*failure_entries(estimate), *retries_entries(estimate), *risk_entries(estimate))
 
@@ -245,14 +245,13 @@ def batch_table(estimate: Estimate) -> Table:
         ("peak reserved", run.peak_reserved_bytes, "what torch's caching allocator holds"),
         ("process", estimate.process_bytes, _outside(estimate) + ", as nvidia-smi shows it"),
     ]
-    if estimate.answer is not Answer.DOES_NOT_FIT:
+    if not estimate.is_unlimited:
         rows.append(("process, at most", estimate.process_upper_bytes, f"at confidence {confidence:g}"))
     if estimate.pinned_host_bytes:
         rows.append(
             ("pinned, of the host", estimate.pinned_host_bytes, "each block a power of two, as torch pins")
         )
-    is_out = estimate.answer is Answer.DOES_NOT_FIT and estimate.step_limit is None
-    how = ", no limit" if is_out else ", with retries" if estimate.retry_costs else ""
+    how = ", no limit" if estimate.is_unlimited else ", with retries" if estimate.retry_costs else ""
     return memory_table(f"Batch {run.batch}{how}", rows)
 
 

@@ -115,7 +115,8 @@ def _beyond(failure: Estimate, largest: int) -> Headline:
     if failure.answer is not Answer.DOES_NOT_FIT:
         answer = f"{batch_answer(failure)}, not at confidence {failure.budget.confidence:g}{odd}"
         return Headline((answer, *failure_entries(failure)), "warning")
-    answer = f"{batch_answer(failure)}{odd}; without a limit it would take {process}"
+    without = f"; without a limit it would take {process}" if failure.is_unlimited else ""
+    answer = f"{batch_answer(failure)}{odd}{without}"
     return Headline((answer, *failure_entries(failure)), "bad")
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from planner.allocator.history import Difference
 from planner.jobs import job_to_json
-from planner.planning import Answer, DisplayLimits, Estimate, Explanation, fold
+from planner.planning import DisplayLimits, Estimate, Explanation, fold
 from planner.report.budget import planned_torch
 from planner.report.commands.estimate import closing_section, estimate_to_json, headline, parts_table
 from planner.report.commands.explain.diff import difference_sections, difference_to_json
@@ -32,7 +32,7 @@ def explanation_document(
     import_seconds: float,
 ) -> Document:
     """Return the report of `planner explain`."""
-    unlimited = ", on a card without end" if estimate.answer is Answer.DOES_NOT_FIT else ""
+    unlimited = ", on a card without end" if estimate.is_unlimited else ""
     peak = Entry("Peak allocated", f"{peak_text(explanation)}{unlimited}")
     return Document.of(
         [headline(estimate, job_entry(estimate.job), peak)],

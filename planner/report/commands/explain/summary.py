@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.jobs import job_to_json
-from planner.planning import Answer, Estimate, Explanation
+from planner.planning import Estimate, Explanation
 from planner.program import Outcome
 from planner.report.assumptions import assumptions
 from planner.report.commands.estimate import verdict
@@ -63,7 +63,7 @@ def summary_of(estimate: Estimate, explanation: Explanation) -> Summary:
 def _tiles(estimate: Estimate) -> Iterator[tuple[str, str]]:
     run, device = estimate.run, estimate.budget.device
     yield "process, as nvidia-smi shows it", tile_text(estimate.process_bytes)
-    if estimate.answer is not Answer.DOES_NOT_FIT:
+    if not estimate.is_unlimited:
         yield f"at most ({estimate.budget.confidence:g} sure)", tile_text(estimate.process_upper_bytes)
     yield "peak reserved", tile_text(run.peak_reserved_bytes)
     yield "peak allocated", tile_text(run.peak_allocated_bytes)

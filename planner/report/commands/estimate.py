@@ -56,7 +56,7 @@ STYLES: dict[Outcome, Style] = {
     Outcome.DOES_NOT_FIT: "bad",
 }
 _UNSURE = (Answer.LIKELY, Answer.NOT_KNOWN)
-_NEARLY_ONE = 0.99  # a probability that is not rounded to whole percent
+_NEARLY_ONE = 0.985  # from which on a probability has a digit behind the point: 99 % may be the confidence
 MAX_STEPS = 5  # of which the retries are listed
 
 Lines = list[str | Entry]

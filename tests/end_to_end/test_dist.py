@@ -18,6 +18,9 @@ import pytest
 from planner.hardware.calibration.files import TABLES_FOLDER
 from planner.hardware.database import DEVICES_FOLDER, OTHER_FOLDER
 from planner.planning.process.file import shipped_processes
+from planner.program.growth import find_growth
+from planner.program.target import Target
+from planner.store.codec import load_programs
 from planner.store.store import INDEX
 from tests.store.test_cache_dir import WITHOUT_TORCH
 from tools.bundle_programs import bundled_names
@@ -159,6 +162,24 @@ def test_an_installed_wheel_imports_no_torch(installed: Path) -> None:
         check=False,
     )
     assert (done.returncode, done.stderr) == (1, "")
+
+
+CAPABILITIES = ((7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
+
+
+def test_no_job_of_the_catalogue_grows(installed: Path) -> None:
+    """The loops of the catalogue hold as much after their third step as after their second."""
+    (folder,) = (installed / "venv/lib").glob(f"python*/site-packages/{BUNDLED}")
+    for path in sorted(folder.glob("*.trace")):
+        traces = [
+            encoded.program.specialize(batch, Target(capability, 28))
+            for encoded in load_programs(path).programs
+            for capability in CAPABILITIES
+            if encoded.load_target(capability)
+            for batch in (1, 4)  # some programs are of batch 1 alone
+        ]
+        growths = [find_growth(trace) for trace in traces if trace is not None]
+        assert growths and set(growths) == {None}, path.name
 
 
 def test_an_installed_wheel_finds_its_data(installed: Path) -> None:

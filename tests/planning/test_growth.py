@@ -1,6 +1,5 @@
 """Memory that grows from step to step: detected and named, and never where nothing grows."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,6 @@ from planner.capture.session import CaptureMemory, record
 from planner.jobs import ClipGradients, Job, Mode, Optimizer, ZeroGrad
 from planner.program.events import GrowthSource
 from planner.program.growth import find_growth
-from planner.program.target import Target
-from planner.store.codec import load_programs
-from planner.store.store import BUNDLED, INDEX
 from tests.helpers.models import job_of, trace_of
 from tests.helpers.traces import load_trace, save_trace
 
@@ -147,27 +143,6 @@ def test_buffers_made_late_are_no_growth() -> None:
 def test_two_steps_show_nothing() -> None:
     """The second step may make what stays; only a third shows that it does not stop."""
     assert growth_of(with_hook, steps=2) is None
-
-
-BUNDLED_FILES = sorted({name for files in json.loads((BUNDLED / INDEX).read_text())["traces"].values()
-                        for names in files.values() for name in names})  # fmt: skip
-
-
-CAPABILITIES = ((7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
-
-
-@pytest.mark.parametrize("name", BUNDLED_FILES)
-def test_no_job_of_the_catalogue_grows(name: str) -> None:
-    """The loops of models.yaml hold as much after their third step as after their second."""
-    traces = [
-        (encoded.program.specialize(batch, Target(capability, 28)), batch)
-        for encoded in load_programs(BUNDLED / name).programs
-        for capability in CAPABILITIES
-        if encoded.load_target(capability)
-        for batch in (1, 4)  # some programs are of batch 1 alone
-    ]
-    growths = [find_growth(trace) for trace, batch in traces if trace is not None]
-    assert growths and set(growths) == {None}
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ ENOUGH = 8  # sets that fit, after which no more are looked for
 # sum up to less than this share of what is missing are left out.
 HOPEFUL_SHARE = 0.7
 RESOLUTION_BYTES = 2**20
-MOST_EVENTS_OF_SLOW = 10_000  # of a recipe's trace; compiling more takes minutes
+MOST_EVENTS_OF_SLOW = 2_000  # of a recipe's trace: compiling ResNet-50, which has more, takes half a minute
 
 TracerFactory = Callable[[TrainingConfig], TraceSource]  # the tracer of a changed job
 
@@ -90,7 +90,7 @@ def advise(
     is_deep = unchanged.events > MOST_EVENTS_OF_SLOW
     for change in changes_for(training, budget.device.capability):
         if change.is_slow and is_deep:
-            failed[(change,)] = "it takes minutes to try with so many operators; estimate plans it"
+            failed[(change,)] = "trying it takes long with so many operators; planner estimate plans it"
         elif not _is_too_much(change, unchanged, singles):
             attempt = try_changes((change,))
             singles += [] if attempt is None else [attempt]

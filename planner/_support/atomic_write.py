@@ -20,8 +20,10 @@ PARTIAL = ".partial"  # how names end while a file is being written
 def save(path: Path, content: bytes, what: str) -> None:
     """Write the file that an option names. Raises DataFileError, which names `what` cannot be written."""
     try:
-        with _replacing(path) as partial, _opened(partial, path) as file:
-            file.write(content)
+        with _replacing(path) as partial:
+            if partial != path:
+                _opened(partial, path).close()
+            partial.write_bytes(content)
     except OSError as error:
         raise DataFileError(f"{path}: cannot write {what}: {error.strerror or error}") from error
 

@@ -346,7 +346,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(model: Path, monkeypatch: p
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("planner._support.atomic_write._opened", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     lines.clear()
     assert cards_answer(model.parent / "other", lines.append) == good
     assert len(lines) == 1

@@ -424,7 +424,7 @@ def test_long_files_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(trace_file, "LARGEST_FILE_BYTES", 2**10)
     content = WHOLE[:10] + b"\0\0\0\xff\xff" * 2**20  # empty blocks after the header
     message, peak_bytes = refusal_and_memory(content, tmp_path)
-    assert message == broken("it holds more than 1024 bytes")
+    assert message == "cannot read the trace: it is larger than 1,024 bytes"
     assert peak_bytes < 2**20
 
 

@@ -39,6 +39,7 @@ class Ending:
         self._error: weakref.ref[EndedError] | None = None  # the one that unwinds the stack
         self._number = 0  # of the signal that arrived
         self._is_settled = False
+        self._exit = os._exit  # a model may have replaced it, as a capture does
 
     def guard(self, run: Callable[[], int]) -> int:
         """Return the exit code of `run`, or of a signal that it swallowed. Signals are ignored afterwards."""
@@ -96,4 +97,4 @@ class Ending:
         self._is_settled = True
         error = self._make_error()
         os.write(2, f"planner: {error.line}\n".encode())
-        os._exit(error.code)
+        self._exit(error.code)

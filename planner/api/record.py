@@ -13,7 +13,7 @@ from planner.allocator.history import (
     load_snapshots,
     save_published,
 )
-from planner.errors import UsageError
+from planner.errors import UsageError, unsaved
 from planner.report import Result
 
 _SUFFIX = ".json.gz"
@@ -49,7 +49,8 @@ def record_snapshot(
     Nothing in the pickle is executed. gpu, torch, kind: the card, the version of torch and the kind of job,
     which a snapshot does not name. A snapshot of several devices becomes a file each, NAME-gpuN.json.gz.
 
-    Raises DataFileError for a file that is no snapshot or cannot be written, UsageError for other names.
+    Raises DataFileError for a file that is no snapshot, UnsavedError, with the result, if the history cannot
+    be written, and UsageError for other names.
     """
     source = Path(file)
     target = None if out is None else Path(out)
@@ -60,13 +61,14 @@ def record_snapshot(
     for history in histories:
         own = anonymous_history(history, gpu, torch)
         recorded.append(Recorded(own, check_history(own)))
-    written = []
-    for device, one in zip((history.gpu for history in histories), recorded, strict=True):
-        if target is not None:
-            path = target if len(recorded) == 1 else _of_device(target, device)
-            name = path.name.removesuffix(_SUFFIX)
-            save_published(PublishedHistory(name, "", kind or "", one.history), path)
-            written.append(path)
+    written: list[Path] = []
+    with unsaved(RecordResult(source, tuple(recorded), ())):
+        for device, one in zip((history.gpu for history in histories), recorded, strict=True):
+            if target is not None:
+                path = target if len(recorded) == 1 else _of_device(target, device)
+                name = path.name.removesuffix(_SUFFIX)
+                save_published(PublishedHistory(name, "", kind or "", one.history), path)
+                written.append(path)
     return RecordResult(source, tuple(recorded), tuple(written))
 
 

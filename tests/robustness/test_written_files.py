@@ -11,6 +11,7 @@ import pytest
 
 from planner.cli import run
 from planner.cli.parser import COMMANDS, build_command
+from tests.helpers.file_readers import READERS
 
 ROOT = Path(__file__).parents[2]
 OLD = b"what stood here before"
@@ -30,6 +31,7 @@ WRITERS = {
     ("check", "--summary"): ["check", "--config", "PROJECT", "--summary", "{}.md"],
     ("max-batch", "--save-trace"): ["max-batch", *MODEL, "--gpu", "L4", "--save-trace", "{}.trace"],
     ("estimate", "--save-trace"): ["estimate", *JOB, "--save-trace", "{}.trace"],
+    ("record", "--out"): ["record", "SNAPSHOT", "--out", "{}.json.gz"],
     ("explain", "--save-trace"): ["explain", *JOB, "--save-trace", "{}.trace"],
 }
 READ = {
@@ -72,7 +74,10 @@ def test_a_full_disk_leaves_the_file_that_stood_there(
     if command == "sweep":
         assert run(["sweep", str(grid), "--jobs", "1"]) == 0  # its stored results are there already
     words = [word.format(folder / "kept") for word in WRITERS[command, option]]
-    words = [{"GRID": str(grid), "PROJECT": str(project)}.get(word, word) for word in words]
+    snapshot = tmp_path / "snapshot.pickle"
+    snapshot.write_bytes(READERS["snapshot"].valid)
+    places = {"GRID": str(grid), "PROJECT": str(project), "SNAPSHOT": str(snapshot)}
+    words = [places.get(word, word) for word in words]
     file = Path(words[-1])
     file.write_bytes(OLD)
     if command == "check":

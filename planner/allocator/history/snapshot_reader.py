@@ -164,9 +164,7 @@ def _segments(snapshot: dict[str, Any], device: int) -> list[dict[str, Any]] | N
 
 def _stream_numbers(entries: list[dict[str, Any]]) -> dict[object, int]:
     """Number streams by rising handle, the order in which torch releases their segments; 0 is the default."""
-    handles = {entry.get("stream", 0) for entry in entries}
-    if not all(type(handle) is int for handle in handles):
-        raise ValueError("a stream that is no number")
+    handles = {_count(entry, "stream") for entry in entries}
     return {handle: number for number, handle in enumerate(sorted({0, *handles}))}
 
 

@@ -26,6 +26,10 @@ def beside_other_threads(new: Any, plain: Any) -> Any:
     return _choosing(new, plain, bystanders)
 
 
+def do_nothing(*_: Any) -> None:
+    """Do nothing, in place of a hook."""
+
+
 def caller_frame(depth: int = 1) -> FrameType:
     """Return the frame of the caller, as `sys._getframe` does; the choice between threads is no caller."""
     frame = sys._getframe(depth + 1)

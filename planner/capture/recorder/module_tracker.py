@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules import module as hooks
 from torch.utils.checkpoint import _StopRecomputationError
 
-from planner.capture.cuda.threads import beside_other_threads
+from planner.capture.cuda.threads import beside_other_threads, do_nothing
 from planner.program import Phase
 
 
@@ -28,7 +28,7 @@ class ModuleTracker:
     @contextmanager
     def tracking(self) -> Iterator[None]:
         """Track modules while open."""
-        enter, leave = (beside_other_threads(one, _nothing) for one in (self._enter, self._leave))
+        enter, leave = (beside_other_threads(one, do_nothing) for one in (self._enter, self._leave))
         before = hooks.register_module_forward_pre_hook(enter)
         after = hooks.register_module_forward_hook(leave, always_call=True)
         try:
@@ -72,7 +72,3 @@ class ModuleTracker:
         numbers, names = self._graph
         numbers.append(torch._C._autograd._get_sequence_nr())
         names.append(self._stack[-1][1])
-
-
-def _nothing(*_: Any) -> None:
-    """Do nothing, in place of a hook."""

@@ -95,6 +95,9 @@ NAMES = (
 )
 
 
+MANY = 1000  # --runs of make soak
+
+
 def _default_signals() -> None:
     for number in LINES:
         signal.signal(number, signal.SIG_DFL)
@@ -143,7 +146,9 @@ def test_a_signal_passes_through_the_code_of_a_model(
 def test_a_signal_at_any_moment(
     tmp_path: Path, number: signal.Signals, request: pytest.FixtureRequest
 ) -> None:
-    """A signal at a random moment of a plan ends it with its code, or finds the answer given."""
+    """A signal at a random moment of a plan ends it with its code, or finds the answer given: make soak."""
+    if int(request.config.getoption("--runs")) < MANY:
+        pytest.skip("moments are drawn by make soak alone")
     file = tmp_path / "net.py"
     file.write_text(MODEL)
     words = ["max-batch", "--model", f"{file}:Net", *PLAN]

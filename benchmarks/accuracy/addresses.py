@@ -10,12 +10,12 @@ process on Linux.
 """
 
 import argparse
-import csv
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
+from benchmarks.rows import write_rows
 from planner.allocator import CachingAllocator, MemoryLimits, config_of_torch, parse_alloc_conf
 from planner.allocator.history import History, check_history, load_published
 
@@ -26,8 +26,9 @@ _GRANTS = ("segment_alloc", "segment_map")
 _RELEASES = ("segment_free", "segment_unmap")
 
 
-class Placement(NamedTuple):
-    """Where one record's segments came, and the reserved peaks with either order."""
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Directions of the new segments of one record, and its reserved peaks with either order of addresses."""
 
     name: str
     addresses: str  # "process" or "own range"
@@ -103,23 +104,6 @@ def _addresses(history: History, *, falls: bool) -> Callable[[int], int]:
     return fall if falls else rise
 
 
-def write_counts(rows: Iterable[Placement]) -> None:
-    """Write the table that docs/accuracy.md is made of."""
-    with COUNTS.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(Placement._fields)
-        writer.writerows(rows)
-
-
-def read_counts() -> list[Placement]:
-    """Return the table; empty if it was never written."""
-    if not COUNTS.exists():
-        return []
-    with COUNTS.open(newline="", encoding="utf-8") as file:
-        lines = list(csv.reader(file))[1:]
-    return [Placement(line[0], line[1], line[2] == "True", *map(int, line[3:])) for line in lines]
-
-
 def main() -> None:
     """Print a line for each record."""
     layout = argparse.RawDescriptionHelpFormatter
@@ -130,9 +114,9 @@ def main() -> None:
     rows = []
     for row in placements(options.folder):
         rows.append(row)
-        print(*row, sep="\t", flush=True)
+        print(*astuple(row), sep="\t", flush=True)
     if options.counts:
-        write_counts(rows)
+        write_rows(COUNTS, Placement, rows)
 
 
 if __name__ == "__main__":

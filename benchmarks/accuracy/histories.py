@@ -9,14 +9,14 @@ with the memory that was reserved before it; CUDA's addresses and refusals are t
 """
 
 import argparse
-import csv
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from benchmarks.rows import write_rows
 from planner.allocator.history import (
     History,
     HistoryCheck,
@@ -32,8 +32,9 @@ OTHER_ORDER = "2.12"  # whose choice among equal free blocks no record here has
 _UNKNOWN = "not named"
 
 
-class Counts(NamedTuple):
-    """What one history holds, and how far it agrees."""
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Counts of the events of one history, and whether its replay agrees."""
 
     name: str
     gpu: str  # as the record or its repository names it
@@ -107,25 +108,6 @@ def card_of(text: str) -> str:
     return f"{card}, inferred" if reason.startswith("inferred") else card
 
 
-def write_counts(rows: Iterable[Counts]) -> None:
-    """Write the table that docs/accuracy.md is made of."""
-    with COUNTS.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(Counts._fields)
-        writer.writerows(rows)
-
-
-def read_counts() -> list[Counts]:
-    """Return the table; empty if it was never written."""
-    if not COUNTS.exists():
-        return []
-    with COUNTS.open(newline="", encoding="utf-8") as file:
-        lines = list(csv.reader(file))[1:]
-    return [
-        Counts(*line[:5], *map(int, line[5:14]), *(value == "True" for value in line[14:])) for line in lines
-    ]
-
-
 def main() -> int:
     """Replay, print, count."""
     layout = argparse.RawDescriptionHelpFormatter
@@ -143,7 +125,7 @@ def main() -> int:
         parser.error(f"{options.folder}: no history, which is a file NAME.json.gz")
     print(f"{agreed} of {total} agree")
     if options.counts:
-        write_counts(rows)
+        write_rows(COUNTS, Counts, rows)
     return 0 if agreed == total else 1
 
 

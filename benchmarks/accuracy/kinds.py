@@ -18,8 +18,8 @@ from benchmarks.accuracy.rows import DIES, Row
 from benchmarks.accuracy.rows_points import T4
 from benchmarks.accuracy.rows_published import CAPS, CNNS, TIMM, TRANSFORMERS
 from benchmarks.emulated.answers import ANSWERS, AnswersRow
-from benchmarks.emulated.rows import read_rows as read_emulated
 from benchmarks.emulated.uncounted import UNCOUNTED, UncountedRow
+from benchmarks.rows import read_rows as read_emulated
 from planner.hardware.residuals import RESIDUALS_FILE, Doubt, KindSettings, RunKind, Spread
 
 # Evenly counted at first: means from -6 to 6 %, deviations by their logarithm from 0.2 to 10 %.

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from benchmarks.accuracy import addresses, recorded
-from benchmarks.accuracy.histories import OTHER_ORDER, Counts, read_counts
+from benchmarks.accuracy import addresses, histories, recorded
+from benchmarks.accuracy.histories import OTHER_ORDER, Counts
+from benchmarks.rows import read_rows
 from planner.hardware import MIB
 from planner.program import TorchVersion
 
@@ -103,7 +104,7 @@ COLUMNS = "allocations | frees | segments | retries | out of memory | agree"
 
 def measured_lines(table: Table) -> Iterator[str]:
     """Yield the lines of the section; none if no table of counts is there."""
-    rows = read_counts()
+    rows = read_rows(histories.COUNTS, Counts)
     if not rows:
         return
     yield HEAD.format(
@@ -129,7 +130,7 @@ def measured_lines(table: Table) -> Iterator[str]:
 
 
 def _job_lines(table: Table) -> Iterator[str]:
-    rows = [*recorded.read_counts()]
+    rows = read_rows(recorded.COUNTS, recorded.Comparison)
     yield JOBS.format(
         count=len(rows),
         identical=sum(row.is_identical for row in rows),
@@ -163,7 +164,7 @@ def _mib(size_bytes: int) -> str:
 
 
 def _address_lines(table: Table) -> Iterator[str]:
-    rows = addresses.read_counts()
+    rows = read_rows(addresses.COUNTS, addresses.Placement)
     yield ADDRESSES
     cells = []
     for key in sorted({(row.addresses, row.is_expandable) for row in rows}, reverse=True):

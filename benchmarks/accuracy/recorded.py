@@ -10,8 +10,7 @@ is of one step, which is compared with the last planned one.
 """
 
 import argparse
-import csv
-from collections.abc import Iterable, Iterator
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from msgspec.structs import replace
 
 import planner
 from benchmarks.accuracy.histories import card_of
+from benchmarks.rows import write_rows
 from planner.allocator.history import (
     beginning_of,
     check_history,
@@ -46,7 +46,8 @@ class RecordedJob(NamedTuple):
     steps: int
 
 
-class Comparison(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Comparison:
     """A job's plan beside the record."""
 
     record: str
@@ -159,22 +160,6 @@ def last_step(trace: Trace, step: int) -> Trace:
     return replace(trace, events=tuple(events), provenance=())
 
 
-def write_counts(rows: Iterable[Comparison]) -> None:
-    """Write the table that docs/accuracy.md is made of."""
-    with COUNTS.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(Comparison._fields)
-        writer.writerows(rows)
-
-
-def read_counts() -> Iterator[Comparison]:
-    """Yield the rows of the table; none if it was never written."""
-    if COUNTS.exists():
-        with COUNTS.open(newline="", encoding="utf-8") as file:
-            for line in list(csv.reader(file))[1:]:
-                yield Comparison(*line[:4], *map(int, line[4:]))
-
-
 def main() -> None:
     """Compare all jobs."""
     layout = argparse.RawDescriptionHelpFormatter
@@ -187,9 +172,13 @@ def main() -> None:
         row = compare(job, options.folder)
         rows.append(row)
         verdict = "identical" if row.is_identical else "differs"
-        print(f"{row.record}: {row.matched} of {row.recorded} allocations, {verdict}", *row[8:], flush=True)
+        print(
+            f"{row.record}: {row.matched} of {row.recorded} allocations, {verdict}",
+            *astuple(row)[8:],
+            flush=True,
+        )
     if options.counts:
-        write_counts(rows)
+        write_rows(COUNTS, Comparison, rows)
 
 
 if __name__ == "__main__":

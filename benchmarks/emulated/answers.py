@@ -13,7 +13,8 @@ from pathlib import Path
 
 from benchmarks.emulated.differential import SEED, numbers_of
 from benchmarks.emulated.jobs import DrawnJob, draw_cnn
-from benchmarks.emulated.rows import add_row, read_rows
+from benchmarks.emulated.rows import add_row
+from benchmarks.rows import read_rows
 from planner.allocator.config import MemoryLimits, config_of_torch
 from planner.allocator.replay import replay_trace
 from planner.api.request import make_job

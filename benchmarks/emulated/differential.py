@@ -22,16 +22,9 @@ from time import perf_counter
 from benchmarks.emulated.both_sides import Emulator, Side, cudnn_of, plan_statically, torch_of
 from benchmarks.emulated.jobs import FIXED, DrawnJob, draw_cnn, draw_job
 from benchmarks.emulated.parting import find_parting
-from benchmarks.emulated.rows import (
-    ALLOCATOR,
-    EMULATED_FAILS,
-    IDENTICAL,
-    STATIC_FAILS,
-    Row,
-    add_row,
-    read_rows,
-)
+from benchmarks.emulated.rows import ALLOCATOR, EMULATED_FAILS, IDENTICAL, STATIC_FAILS, Row, add_row
 from benchmarks.emulated.version_jobs import VERSION_JOBS
+from benchmarks.rows import read_rows
 from planner.allocator.history.check import check_history
 from planner.allocator.history.file import load_history
 from planner.allocator.history.lifetimes import Recording, recording_of

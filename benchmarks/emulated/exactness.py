@@ -12,7 +12,8 @@ from pathlib import Path
 
 from benchmarks.emulated.capabilities.page import capability_parts
 from benchmarks.emulated.largest import CONFIDENT, DIES_CONFIDENT, LEFT_OUT, RIGHT, LargestRow
-from benchmarks.emulated.rows import ALLOCATOR, EMULATED_FAILS, IDENTICAL, STATIC_FAILS, Row, read_rows
+from benchmarks.emulated.rows import ALLOCATOR, EMULATED_FAILS, IDENTICAL, STATIC_FAILS, Row
+from benchmarks.rows import read_rows
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "exactness.md"

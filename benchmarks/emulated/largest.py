@@ -36,7 +36,8 @@ from benchmarks.emulated.both_sides import Emulator, Side, cudnn_of
 from benchmarks.emulated.differential import numbers_of
 from benchmarks.emulated.jobs import DrawnJob, draw_job
 from benchmarks.emulated.parting import Parting, find_parting
-from benchmarks.emulated.rows import add_row, read_rows
+from benchmarks.emulated.rows import add_row
+from benchmarks.rows import read_rows
 from planner.allocator.config import AllocatorConfig
 from planner.allocator.history.file import load_history
 from planner.allocator.history.lifetimes import recording_of

@@ -1,15 +1,13 @@
 """The rows of campaigns in CSV files, which several processes may add to."""
 
-import csv
 import fcntl
-import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Protocol
 
-from planner._support.atomic_write import write_bytes
+from benchmarks.rows import Dataclass, read_rows, write_rows
 
 IDENTICAL = "identical"
 ALLOCATOR = "allocator: where blocks are put"
@@ -68,10 +66,8 @@ class Row:
         )
 
 
-class Numbered(Protocol):
-    """A row of a campaign: a dataclass of numbers and words."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
+class Numbered(Dataclass, Protocol):
+    """A row of a campaign."""
 
     @property
     def number(self) -> int:
@@ -79,38 +75,12 @@ class Numbered(Protocol):
         ...
 
 
-AnyRow = TypeVar("AnyRow", bound=Numbered)
-
-
-def read_rows(path: Path, kind: type[AnyRow]) -> list[AnyRow]:
-    """Read all rows, by their number; none if there is no file yet."""
-    if not path.exists():
-        return []
-    with path.open(encoding="utf-8", newline="") as file:
-        return [_row(line, kind) for line in csv.DictReader(file)]
-
-
 def add_row(path: Path, row: Numbered) -> None:
     """Add a row, or put it in the place of the one with its number."""
     kind = type(row)
     with _locked(path):
         rows = {one.number: one for one in read_rows(path, kind)} | {row.number: row}
-        out = io.StringIO()
-        writer = csv.DictWriter(out, [field.name for field in fields(kind)], lineterminator="\n")
-        writer.writeheader()
-        for _, one in sorted(rows.items()):
-            writer.writerow(asdict(one))
-        write_bytes(path, out.getvalue().encode())
-
-
-def _row(line: dict[str, str], kind: type[AnyRow]) -> AnyRow:
-    read = {"int": int, "float": float, "bool": lambda text: text == "True", "str": str}
-    values: dict[str, Any] = {}
-    for field in fields(kind):
-        name = field.type if isinstance(field.type, str) else field.type.__name__
-        if field.name in line:  # an older table has fewer columns
-            values[field.name] = read[name](line[field.name])
-    return kind(**values)
+        write_rows(path, kind, (one for _, one in sorted(rows.items())))
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.emulated.answers import needed_mib
-from benchmarks.emulated.rows import add_row, read_rows
+from benchmarks.emulated.rows import add_row
+from benchmarks.rows import read_rows
 from planner.allocator.config import MemoryLimits, config_of_torch
 from planner.allocator.replay import replay_trace
 from planner.api.request import make_job

@@ -4,7 +4,8 @@ import pytest
 
 from benchmarks.emulated.exactness import HERE, PAGE, report
 from benchmarks.emulated.largest import LEFT_OUT, RIGHT, LargestRow
-from benchmarks.emulated.rows import Row, read_rows
+from benchmarks.emulated.rows import Row
+from benchmarks.rows import read_rows
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.accuracy import addresses, histories, recorded
-from benchmarks.accuracy.histories import OTHER_ORDER, read_counts, replay
+from benchmarks.accuracy.histories import OTHER_ORDER, Counts, replay
+from benchmarks.rows import read_rows
 from planner.allocator.history.published_file import load_published
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +54,7 @@ def test_the_rules_of_another_version_do_not_pass() -> None:
 def test_the_counts_of_the_page_are_those_of_the_folder() -> None:
     """benchmarks/accuracy/histories.csv is what `--counts` writes."""
     found = [counts for *_, counts in replay(FOLDER, None)]
-    known = {counts.name: counts for counts in read_counts()}
+    known = {counts.name: counts for counts in read_rows(histories.COUNTS, Counts)}
     assert known
     assert all(known.get(counts.name, counts) == counts for counts in found if counts is not None)
 
@@ -64,7 +65,7 @@ def test_reserved_peaks_do_not_depend_on_the_order_of_addresses() -> None:
     rows = list(addresses.placements(FOLDER))
     near = [row for row in rows if abs(row.falling_bytes / row.recorded_bytes - 1) <= 0.005]
     assert len(near) >= 0.9 * len(rows) > 0
-    known = {row.name: row for row in addresses.read_counts()}
+    known = {row.name: row for row in read_rows(addresses.COUNTS, addresses.Placement)}
     assert all(known.get(row.name, row) == row for row in rows)
 
 
@@ -76,7 +77,7 @@ def test_a_recorded_job_is_planned_event_by_event(job: recorded.RecordedJob) -> 
     assert row.is_identical
     assert row.planned_reserved_bytes == row.recorded_reserved_bytes
     assert row.planned_allocated_bytes == pytest.approx(row.recorded_allocated_bytes, rel=0.005)
-    assert row in recorded.read_counts()
+    assert row in read_rows(recorded.COUNTS, recorded.Comparison)
 
 
 def test_cards_are_named_without_the_reasons() -> None:

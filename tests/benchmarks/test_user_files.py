@@ -3,7 +3,8 @@
 from benchmarks.emulated.capabilities.page import is_within_bars
 from benchmarks.emulated.capabilities.registry import HERE, load_capability
 from benchmarks.emulated.capabilities.steps_page import PAGE, with_table
-from benchmarks.emulated.rows import Row, read_rows
+from benchmarks.emulated.rows import Row
+from benchmarks.rows import read_rows
 from planner.jobs.options import FIELD_OPTIONS
 from planner.jobs.resolve import _OF_THE_LOOP
 

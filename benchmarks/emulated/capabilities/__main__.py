@@ -15,7 +15,8 @@ from benchmarks.emulated.both_sides import Emulator, cudnn_of, torch_of
 from benchmarks.emulated.capabilities.registry import HERE, capability_names, load_capability
 from benchmarks.emulated.capabilities.run import compare_case
 from benchmarks.emulated.differential import numbers_of
-from benchmarks.emulated.rows import Row, add_row, read_rows
+from benchmarks.emulated.rows import Row, add_row
+from benchmarks.rows import read_rows
 
 
 def main() -> None:

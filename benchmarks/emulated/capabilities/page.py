@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from benchmarks.emulated.capabilities.case import Capability
 from benchmarks.emulated.capabilities.registry import HERE, capability_names, load_capability
-from benchmarks.emulated.rows import Row, read_rows
+from benchmarks.emulated.rows import Row
+from benchmarks.rows import read_rows
 
 ALLOCATED_BAR, RESERVED_BAR = 0.001, 0.01
 HEAD = f"""\

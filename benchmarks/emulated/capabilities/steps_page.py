@@ -22,7 +22,8 @@ from benchmarks.emulated.both_sides import ROOT
 from benchmarks.emulated.capabilities.case import Case
 from benchmarks.emulated.capabilities.registry import HERE
 from benchmarks.emulated.capabilities.user_files import CAPABILITY, FILES
-from benchmarks.emulated.rows import Row, read_rows
+from benchmarks.emulated.rows import Row
+from benchmarks.rows import read_rows
 from planner._support.atomic_write import write_bytes
 from planner.hardware.device import MIB
 

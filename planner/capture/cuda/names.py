@@ -17,9 +17,11 @@ class Names:
     """Replacements that are set and restored together."""
 
     def __init__(self, replacements: Iterable[Replacement]) -> None:
+        shared: dict[tuple[int, int], Any] = {}  # torch compares some functions by identity
         self._replacements = [
-            (holder, name, beside_other_threads(new, getattr(holder, name)))
+            (holder, name, shared.setdefault((id(new), id(plain)), beside_other_threads(new, plain)))
             for holder, name, new in replacements
+            for plain in (getattr(holder, name),)
         ]
         made = {id(getattr(holder, name)): new for holder, name, new in self._replacements if callable(new)}
         for module in modules_of_users():

@@ -1,6 +1,7 @@
 """Stages of a pipeline, planned rank by rank."""
 
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 from torch import distributed
@@ -82,6 +83,19 @@ def test_a_stage_receives_what_the_one_before_it_sends(tmp_path: Path, rank: int
     assert sizes(trace).count(received) >= (4 if rank else 0)
     assert not trace.unknown_ops
     assert not distributed.is_initialized()
+
+
+def test_a_stage_is_planned_alike_beside_a_thread(tmp_path: Path) -> None:
+    """torch compares its sends and receives by identity, also in a process with other threads."""
+    quiet = sizes(planned(tmp_path, 1))
+    end = Event()
+    thread = Thread(target=end.wait)
+    thread.start()
+    try:
+        assert sizes(planned(tmp_path, 1)) == quiet
+    finally:
+        end.set()
+        thread.join()
 
 
 def test_stages_of_one_rank_answer_each_other(tmp_path: Path) -> None:

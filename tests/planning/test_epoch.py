@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import planner.capture.session
 from planner import advise, estimate, explain, gpus, max_batch
 from planner.allocator.replay import replay_trace
 from planner.api.compare import compare
+from planner.capture.techniques import recipe
 from planner.cli import run
 from planner.errors import UsageError
 from planner.hardware.calibration.lookup import is_same_job
@@ -63,12 +63,12 @@ def traces(job: Job, build: Callable[[], nn.Module] = Net) -> Callable[[int], Tr
 def really_run(job: Job, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> Trace:
     """The trace of a loop whose batches have these sizes, one after another."""
     coming = iter(sizes)
-    usual = planner.capture.session.batch_loader
+    usual = recipe.batch_loader
 
     def batches(model: nn.Module, job: Job, batch: int) -> Callable[[], object]:
         return lambda: usual(model, job, next(coming))()
 
-    monkeypatch.setattr(planner.capture.session, "batch_loader", batches)
+    monkeypatch.setattr(recipe, "batch_loader", batches)
     trace = trace_of(Net, job, BATCH)
     assert next(coming, None) is None
     return trace

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import planner
-from planner.capture.session import CaptureMemory, record
+from planner.capture.capture_memory import CaptureMemory
+from planner.capture.session import record
 from planner.jobs import ClipGradients, Job, Mode, Optimizer, ZeroGrad
 from planner.program.events import GrowthSource
 from planner.program.growth import find_growth

@@ -66,6 +66,12 @@ class Placement:
         """Return the remarks as notes of the trace."""
         return tuple(f"{line} {text}" for text, line in self.remarks.items())
 
+    def watch(self, recorder: Any) -> None:
+        """Have the recorder of a running loop told of emptied caches, resized storages and graphs."""
+        self.on_empty_cache = recorder.record_empty_cache
+        self.on_resize = recorder.record_resize
+        self.graphs.open_pool = recorder.graph_pool
+
     def empty_cache(self) -> None:
         """Note that user code empties the cache."""
         if self.is_running:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 from torch import nn
 
+from planner.capture.capture_memory import CaptureMemory
 from planner.capture.models.registry import construct_model, find_constructor
-from planner.capture.session import CaptureMemory, record
+from planner.capture.session import record
 from planner.capture.symbolic.batch_units import fit_in_units
 from planner.capture.symbolic.capability_guards import GuardedCapability
 from planner.capture.symbolic.fit_program import fit_program

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import planner.errors
-from planner.capture.session import BATCH_ON_GPU_NOTE, record
+from planner.capture.session import record
+from planner.capture.techniques.own_step import BATCH_ON_GPU_NOTE
 from planner.errors import ModelError
 from planner.jobs import Job, Mode, parse_tensor_spec, resolve_job
 from planner.program.events import GRAPH_POOL, Alloc, Category, Free, Phase, PhaseStart, Trace, validate

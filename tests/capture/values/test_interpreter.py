@@ -148,7 +148,7 @@ def test_values_change_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """If nothing is read, the second tracer records what the first does, block by block."""
     job = replace(resolve_job("torchvision:resnet18", {}, optimizer="adam"), steps=2)
     first = record(job, 2, AMPERE)
-    monkeypatch.setattr("planner.capture.session.MetaRunner", interpreter.ValueInterpreter)
+    monkeypatch.setattr("planner.capture.values.interpretation.MetaRunner", interpreter.ValueInterpreter)
     assert record(job, 2, AMPERE) == first
 
 

@@ -26,6 +26,7 @@ from planner.api.varying import VaryingResult
 from planner.capture.loop.batches import batch_loader
 from planner.capture.symbolic.builder import ProgramBuilder
 from planner.capture.symbolic.size_family import SizeFamily
+from planner.capture.techniques import recipe
 from planner.errors import UsageError
 from planner.jobs import (
     Batching,
@@ -175,7 +176,7 @@ def test_a_run_is_that_of_a_loop_over_the_same_batches(
         return load
 
     ranged = job
-    monkeypatch.setattr(planner.capture.session, "batch_loader", loader_of)
+    monkeypatch.setattr(recipe, "batch_loader", loader_of)
     whole = planner.capture.session.record(replace(at_size(job, (16,)), steps=len(by_step)), 2, (8, 6), build)
     monkeypatch.undo()
     expected, process = replay_trace(whole), played(job, by_step)

@@ -1,0 +1,77 @@
+"""Run a training loop on `meta` as on the planned GPU, and return its trace."""
+
+import dataclasses
+import gc
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from msgspec.structs import replace
+
+from planner.capture.cuda.devices import devices_shown
+from planner.capture.cuda.semantics import cuda_semantics
+from planner.capture.failure_reasons import explain, source_line
+from planner.capture.process_state import raise_interrupt
+from planner.capture.recorder.growth_sources import growth_sources
+from planner.capture.techniques.technique import CapturedLoop, Notes
+from planner.errors import BatchTooLargeError, PlannerError
+from planner.program import Trace
+
+
+def record_loop(loop: CapturedLoop, capability: tuple[int, int]) -> Trace:
+    """Return the trace of the loop; `capability` decides which kernels run.
+
+    Raises ModelError, DataDependentError or BatchTooLargeError with the place where the loop fails.
+    """
+    job, batch, recorder = loop.job, loop.batch, loop.recorder
+    try:
+        with (
+            cuda_semantics(capability, recorder.target.torch) as suspended,
+            devices_shown(),
+            _without_garbage_collection(),
+            _notes_of_run(dataclasses.replace(loop, suspended=suspended)) as notes,
+        ):
+            trace = recorder.finish(batch, notes)
+            return replace(trace, growth_sources=growth_sources(trace, recorder))
+    except BatchTooLargeError as error:
+        where = f"{job.model}: {recorder.place()} at batch {batch}{source_line(error)}"
+        raise BatchTooLargeError(f"{where}: {error}; take that call out of the traced path") from error
+    except (PlannerError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a model may raise anything
+        raise_interrupt(error)
+        raise explain(job, batch, recorder, error) from error
+
+
+@contextmanager
+def _notes_of_run(loop: CapturedLoop) -> Iterator[Notes]:
+    """Run the loop by the first technique that has one, and yield the notes of all, in their order.
+
+    What the techniques have opened for the loop stays open meanwhile.
+    """
+    with ExitStack() as stack:
+        readers = [stack.enter_context(one.open_loop(loop)) for one in loop.techniques]
+        run = next(one.run_loop for one in loop.techniques if one.run_loop is not None)
+        of_loop = run(loop)
+        notes: list[str] = []
+        for technique, read in zip(loop.techniques, readers, strict=True):
+            notes += (*read(), *(of_loop if technique.run_loop is run else ()))
+        yield tuple(notes)
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Disable the garbage collector while open: it frees cycles at times that differ between traces.
+
+    A collection within, of what the loop made, does not look through torch's million objects.
+    """
+    was_enabled, freezes = gc.isenabled(), not gc.get_freeze_count()
+    gc.disable()
+    if freezes:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if freezes:
+            gc.unfreeze()
+        if was_enabled:
+            gc.enable()

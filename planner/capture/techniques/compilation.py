@@ -1,0 +1,42 @@
+"""Call the model through torch.compile, or track the modules that eager code runs."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from planner.capture.compiled import CompiledCalls, watch_compiled
+from planner.capture.cuda.devices import names_of_torch
+from planner.capture.techniques.technique import CapturedLoop, Notes, Technique
+from planner.jobs import Compile, Job
+
+
+def _is_eager(job: Job) -> bool:
+    return job.compile is Compile.NONE
+
+
+@contextmanager
+def _track_modules(loop: CapturedLoop) -> Iterator[Callable[[], Notes]]:
+    calls = CompiledCalls()
+    with loop.recorder.modules.tracking(), watch_compiled(calls):
+        yield calls.notes
+
+
+@contextmanager
+def _compile(loop: CapturedLoop) -> Iterator[Callable[[], Notes]]:
+    """Install the compiler; no module is tracked, since compiled code runs none."""
+
+    @contextmanager
+    def suspended() -> Iterator[None]:
+        with loop.suspended(), names_of_torch():
+            yield
+
+    with suspended():  # dynamo and inductor note torch's functions as they find them
+        from planner.capture.inductor.compiler import Compiler, learn_names_of_torch  # takes seconds
+
+        learn_names_of_torch()
+    compiler = Compiler(loop.recorder, suspended)
+    with compiler.installed():
+        yield compiler.notes
+
+
+EAGER = Technique(_is_eager, open_loop=_track_modules)
+COMPILED = Technique(lambda job: not _is_eager(job), open_loop=_compile)

@@ -1,0 +1,93 @@
+"""Run a training step of the user's own, or a trainer that holds the loop itself, and record it."""
+
+from torch import Tensor
+
+from planner.capture.cuda.host_tensors import Side
+from planner.capture.cuda.optimizer_libraries import optimizer_libraries
+from planner.capture.loop.batches import batch_loader
+from planner.capture.loop.categories import set_categories, set_gradients
+from planner.capture.loop.named_optimizers import state_tensors
+from planner.capture.loop.own_step import run_own_steps, run_trainer
+from planner.capture.loop.runtime import Batch
+from planner.capture.models.own_step import StepModule
+from planner.capture.models.transformers.own_trainer import TrainerModule
+from planner.capture.recorder.recorder import Recorder
+from planner.capture.setup import record_setup
+from planner.capture.techniques.technique import BuiltModel, CapturedLoop, Notes, Technique
+from planner.errors import PlannerError, UsageError
+from planner.jobs import Job, Mode, Quantize
+from planner.program import Category, Phase
+
+BATCH_ON_GPU_NOTE = (
+    "its step does not move the batch, which is planned on the GPU, as from a loader that moves it"
+)
+
+
+class BatchOnHostError(PlannerError):
+    """A step of the user's own used its batch without moving it to the GPU."""
+
+
+def _refuse_changes(model: BuiltModel, job: Job) -> BuiltModel:
+    """Refuse options that change a model, which the step holds by itself."""
+    tuned = {"--peft": job.peft, "--quantize": job.quantize is not Quantize.NONE, "--liger": job.liger}
+    given = next((option for option, is_given in tuned.items() if is_given), "")
+    if given:
+        raise UsageError(f"{job.model}: {given} changes no model of a step of your own; do it in the file")
+    return model
+
+
+def run_steps(loop: CapturedLoop) -> Notes:
+    """Run the steps and return notes on them.
+
+    Raises BatchOnHostError if a step uses its batch on the CPU beside tensors of the GPU.
+    """
+    job, model, recorder = loop.job, loop.model, loop.recorder
+    assert isinstance(model, StepModule)
+    recorder.start_phase(0, Phase.SETUP)
+    _record_held(model, job, recorder, loop.loaded)
+
+    def on_phase(step: int, phase: Phase) -> None:
+        set_gradients(recorder, model.parameters())  # an optimizer need not know all of them
+        for optimizer in model.optimizers:
+            held = [one for group in optimizer.param_groups for one in group["params"]]
+            set_categories(recorder, held, optimizer)
+        recorder.start_phase(step, phase)
+
+    load_batch = batch_loader(model, job, loop.batch)
+
+    def load() -> Batch:
+        with recorder.host.moving_to(Side.GPU if loop.loads_to_gpu else Side.HOST):
+            return load_batch()
+
+    with optimizer_libraries(recorder.target.capability) as outside, recorder:
+        if isinstance(model, TrainerModule):
+            return (*run_trainer(model, job, loop.batch, on_phase), *outside.notes())
+        try:
+            return (*run_own_steps(model, job, load, on_phase), *outside.notes())
+        except Exception as error:
+            if not recorder.host.have_met or loop.loads_to_gpu:
+                raise
+            raise BatchOnHostError(f"{job.model}: its step does not move its batch to the GPU") from error
+
+
+def _record_held(model: StepModule, job: Job, recorder: Recorder, loaded: dict[int, list[Tensor]]) -> None:
+    """Record the tensors that a step holds before its first call.
+
+    No variable of a function that goes on may name one of these tensors: the step may replace it by another,
+    which frees it.
+    """
+    if isinstance(model, TrainerModule):
+        for tensor in model.tensors_on_host():
+            recorder.host.add(tensor)
+    record_setup(model, job, recorder, loaded)
+    model.held_tensors.clear()
+    for optimizer in model.optimizers:  # some make their state at once
+        for tensor in state_tensors(optimizer):
+            recorder.record_tensor(tensor, Category.OPTIMIZER, "state")
+
+
+OWN_STEP = Technique(
+    lambda job: job.mode is Mode.STEP,
+    change_model=_refuse_changes,
+    run_loop=run_steps,
+)

@@ -1,0 +1,36 @@
+"""The techniques that captures know, in the order in which they are opened."""
+
+from planner.capture.techniques.common import ACCELERATE, OPERATORS, PADDING, VALUES
+from planner.capture.techniques.compilation import COMPILED, EAGER
+from planner.capture.techniques.deepspeed import DEEPSPEED
+from planner.capture.techniques.launched_rank import LAUNCHED_RANK
+from planner.capture.techniques.own_step import OWN_STEP
+from planner.capture.techniques.recipe import FREEZING, PRECISION, RECIPE
+from planner.capture.techniques.sharding import SHARDING
+from planner.capture.techniques.technique import Technique
+from planner.capture.techniques.weights import ADAPTERS, LIGER, QUANTIZATION
+from planner.jobs import Job
+
+TECHNIQUES = (
+    ACCELERATE,
+    PADDING,
+    OWN_STEP,
+    DEEPSPEED,
+    SHARDING,
+    LAUNCHED_RANK,
+    PRECISION,
+    QUANTIZATION,
+    ADAPTERS,
+    FREEZING,
+    LIGER,
+    RECIPE,
+    EAGER,
+    COMPILED,
+    VALUES,
+    OPERATORS,
+)
+
+
+def techniques_of(job: Job) -> tuple[Technique, ...]:
+    """Return the techniques that a job uses."""
+    return tuple(technique for technique in TECHNIQUES if technique.is_used(job))

@@ -1,0 +1,87 @@
+"""The contract between a capture and the techniques of a job, such as sharding or compilation."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+from msgspec import Struct
+from torch import Tensor, nn
+
+from planner.capture.cuda.devices import Placement
+from planner.capture.cuda.semantics import Suspended
+from planner.capture.distributed.pipeline import Stages
+from planner.capture.loop.runtime import BatchLoader
+from planner.capture.recorder.recorder import Recorder
+from planner.jobs import Job
+
+Notes = tuple[str, ...]
+
+
+class BuiltModel(Struct, frozen=True):
+    """A model on meta, with the tensors that its quantized modules allocate as they are moved to the GPU."""
+
+    module: nn.Module
+    loaded: dict[int, list[Tensor]] = {}  # by the identity of the quantized module, in order
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedLoop:
+    """A training loop that is about to run on meta while its recorder watches."""
+
+    job: Job  # its inputs have the precision of the model
+    model: nn.Module
+    batch: int
+    recorder: Recorder
+    loaded: dict[int, list[Tensor]]  # of the built model; emptied as the set-up is recorded
+    loads_to_gpu: bool  # batches of a step of the user's own come on the GPU, not on the CPU
+    techniques: "tuple[Technique, ...]"
+    suspended: Suspended = nullcontext  # opens a context in which torch has its own operators
+
+
+@contextmanager
+def open_nothing(*_: object) -> Iterator[None]:
+    """Open a context without effect."""
+    yield
+
+
+@contextmanager
+def without_notes(*_: object) -> Iterator[Notes]:
+    """Open a context without effect, which yields no notes."""
+    yield ()
+
+
+@contextmanager
+def watch_nothing(_: CapturedLoop) -> Iterator[Callable[[], Notes]]:
+    """Open a context without effect, which yields a function that returns no notes."""
+    yield tuple
+
+
+class Technique(Struct, frozen=True):
+    """The functions by which one technique takes part in a capture, in the order in which they are called.
+
+    A capture calls the functions of all techniques that a job uses, in the order of the table
+    (`planner/capture/techniques/table.py`). A function that is not given has no effect.
+    """
+
+    is_used: Callable[[Job], bool]
+    # Imports libraries before names of torch are replaced, and refuses what is not planned (UsageError).
+    prepare: Callable[[Job], None] = lambda job: None
+    # Opens what the process needs before the model is built, such as a process group.
+    open_process: Callable[[Job, Placement, Stages], AbstractContextManager[None]] = open_nothing
+    # Changes a model before it is on the GPU; nothing is recorded.
+    change_model: Callable[[BuiltModel, Job], BuiltModel] = lambda model, job: model
+    # Changes a model while it is open, and yields notes.
+    open_model: Callable[[nn.Module, Job, Recorder], AbstractContextManager[Notes]] = without_notes
+    # Opens what the loop needs, and yields a function that returns notes after the loop.
+    open_loop: Callable[[CapturedLoop], AbstractContextManager[Callable[[], Notes]]] = watch_nothing
+    # Runs the loop and returns notes; the first technique of the table that has one runs it.
+    run_loop: Callable[[CapturedLoop], Notes] | None = None
+    # Changes the loader of a loop of options, for the job with the micro-batches that are run.
+    change_loader: Callable[[BatchLoader, nn.Module, Job], BatchLoader] = lambda load, model, job: load
+    # Sets categories of blocks as a phase of a loop of options starts.
+    on_phase: Callable[[Iterable[nn.Parameter], Recorder], None] = lambda parameters, recorder: None
+
+
+def is_always_used(_: Job) -> bool:
+    """Return True: a technique that takes part in every capture."""
+    return True

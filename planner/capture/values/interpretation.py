@@ -1,0 +1,77 @@
+"""The two ways to run operators on meta: by shapes alone, or with values computed on the CPU."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from torch import nn
+
+from planner.capture.meta_kernels.run import MetaRunner
+from planner.capture.recorder.recorder import Run
+from planner.capture.values.deterministic import construct_with_buffers, deterministic_values
+from planner.capture.values.interpreter import DataDependentError, ValueInterpreter
+from planner.capture.values.reads import ReadPolicy
+
+
+class Interpretation(Protocol):
+    """A way to run the operators of a capture."""
+
+    @property
+    def has_values(self) -> bool:
+        """Return whether tensors have values."""
+        ...
+
+    @contextmanager
+    def open_model(self, build: Callable[[], nn.Module]) -> Iterator[tuple[nn.Module, Run]]:
+        """Build a model, and yield it with the function that runs its operators."""
+        ...
+
+    def notes(self) -> tuple[str, ...]:
+        """Return notes after the run."""
+        ...
+
+
+class Shapes:
+    """Run operators by shapes alone. A read of a value raises DataDependentError."""
+
+    has_values = False
+
+    def __init__(self, capability: tuple[int, int]) -> None:
+        """`capability` decides which kernels run."""
+        self._capability = capability
+
+    @contextmanager
+    def open_model(self, build: Callable[[], nn.Module]) -> Iterator[tuple[nn.Module, Run]]:
+        """Build a model, and yield it with the function that runs its operators."""
+        yield build(), MetaRunner(self._capability).run
+
+    def notes(self) -> tuple[str, ...]:
+        """Return no notes."""
+        return ()
+
+
+class Values:
+    """Compute the values that a model reads on the CPU."""
+
+    has_values = True
+
+    def __init__(
+        self, capability: tuple[int, int], first_read: DataDependentError, policy: ReadPolicy
+    ) -> None:
+        """`first_read` is the read that made values necessary."""
+        self._capability, self._first_read, self._policy = capability, first_read, policy
+        self._interpreter: ValueInterpreter | None = None
+
+    @contextmanager
+    def open_model(self, build: Callable[[], nn.Module]) -> Iterator[tuple[nn.Module, Run]]:
+        """Build a model with the values of its buffers, and yield it as `Interpretation` says."""
+        with deterministic_values():
+            with construct_with_buffers() as buffers:
+                model = build()
+            self._interpreter = ValueInterpreter(self._capability, buffers, self._policy)
+            buffers.clear()  # a tensor that the step replaces is freed
+            yield model, self._interpreter.run
+
+    def notes(self) -> tuple[str, ...]:
+        """Return notes on the values that were computed or drawn."""
+        return () if self._interpreter is None else self._first_read.notes(self._interpreter)

@@ -7,8 +7,8 @@ from .loop.precision import (
 from .loop.runtime import LoopRuntime as LoopRuntime, PhaseHook as PhaseHook
 from .loop.trainable import freeze_parameters as freeze_parameters
 from .loop.training_loop import run_loop as run_loop
-from .models.adapters import attach_adapters as attach_adapters
-from .models.liger import has_liger_kernels as has_liger_kernels
+from .techniques.adapters import attach_adapters as attach_adapters
+from .techniques.liger import has_liger_kernels as has_liger_kernels
 from .models.live import (
     LiveEvaluation as LiveEvaluation, Prepare as Prepare,
     StandIn as StandIn, Step as Step, fields_of_process as fields_of_process,

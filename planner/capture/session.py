@@ -45,10 +45,10 @@ def record(
     """Return the trace of the job's first steps at this batch size on a GPU of this compute capability.
 
     `build` makes the model with its parameters on meta. `provenance` collects the provenance of blocks, which
-    takes time; `calls` collects the calls of operators with workspace rules. `path_of` replaces the capability
-    wherever it decides which operators run. Without `sm_count` the GPU is the largest of its capability;
-    without `conv_workspace_query` convolutions take no workspace. `memory` is shared with captures of the job
-    at other batch sizes. Raises UsageError for an unknown model, and ModelError for a model that cannot be
+    takes time; `calls` collects calls of operators with workspace rules. `path_of` replaces the capability if
+    another one decides which operators run. Without `sm_count` the GPU is the largest of its capability;
+    without `conv_workspace_query` convolutions take no workspace. `memory` is shared by captures of the job
+    at several batch sizes. Raises UsageError for an unknown model, and ModelError for one that cannot be
     built, does not accept its inputs, or reads values that a run on the CPU cannot give.
     """
     target = replace(
@@ -56,7 +56,7 @@ def record(
         conv_workspace_query=conv_workspace_query,
         torch=torch_version_of(job.torch),
     )
-    memory = CaptureMemory() if memory is None else memory
+    memory = memory or CaptureMemory()
     session = _Session(job, target, path_of or capability, build, provenance, calls, memory, Stages())
     trace = session.run(batch)
     if conv_workspace_query is not None and has_convolutions(trace):
@@ -80,10 +80,12 @@ class _Session(Struct, frozen=True):
     loads_to_gpu: bool = False  # the batches of a step of the user's own
 
     def run(self, batch: int) -> Trace:
-        """Capture the rank of the job, after those on whose answers the stages of its pipeline wait."""
-        return self.stages.trace(
-            self.job.rank, lambda rank: replace(self, job=replace(self.job, rank=rank))._run_rank(batch)
-        )
+        """Capture the job's rank, after the ranks whose answers the stages of its pipeline wait for."""
+
+        def run_rank(rank: int) -> Trace:
+            return replace(self, job=replace(self.job, rank=rank))._run_rank(batch)
+
+        return self.stages.trace(self.job.rank, run_rank)
 
     def _run_rank(self, batch: int) -> Trace:
         """Capture with batches on the CPU if a step of the user's own moves them, else on the GPU."""
@@ -95,7 +97,7 @@ class _Session(Struct, frozen=True):
 
     @preserve_process_state()
     def _run(self, batch: int) -> Trace:
-        """Capture with shapes alone; a model that reads values is captured with values, if need be again."""
+        """Capture with shapes alone, or with values if the model reads them."""
         with offline_library(self.job):
             job = complete_by_library(self.job)
             for technique in techniques_of(job):
@@ -107,27 +109,21 @@ class _Session(Struct, frozen=True):
                 except DataDependentError as error:
                     first_read = self.memory.first_read = error.with_traceback(None)
 
-            def run_with_values(size: int, policy: ReadPolicy) -> Trace:
+            def run_again(size: int, policy: ReadPolicy) -> Trace:
                 return self._capture(job, size, Values(self.path_of, first_read, policy))
 
-            is_step = job.mode is Mode.STEP
-            return run_with_reads(batch, run_with_values, self.memory.logs, guesses_numbers=is_step)
+            return run_with_reads(batch, run_again, self.memory.logs, guesses_numbers=job.mode is Mode.STEP)
 
     def _capture(self, job: Job, batch: int, interpretation: Interpretation) -> Trace:
         if self.calls is not None:
             self.calls.clear()
         with ExitStack() as stack:
-            placement = stack.enter_context(
-                planned_device(capability=self.path_of, has_values=interpretation.has_values)
-            )
+            device = planned_device(capability=self.path_of, has_values=interpretation.has_values)
+            placement = stack.enter_context(device)
             for technique in techniques_of(job):
                 stack.enter_context(technique.open_process(job, placement, self.stages))
-            trace = self._record(
-                job,
-                batch,
-                *stack.enter_context(interpretation.open_model(lambda: self.build(job))),
-                placement,
-            )
+            model, run = stack.enter_context(interpretation.open_model(lambda: self.build(job)))
+            trace = self._record(job, batch, model, run, placement)
         return replace(trace, notes=(*trace.notes, *interpretation.notes()))
 
     def _record(self, job: Job, batch: int, model: nn.Module, run: Run, placement: Placement) -> Trace:
@@ -138,9 +134,8 @@ class _Session(Struct, frozen=True):
             built = technique.change_model(built, job)
         model = built.module
         blas = job.cublas_workspace_config
-        recorder = Recorder(
-            model, self.target, self.provenance, self.calls, run, blas, placement.host, placement.streams
-        )
+        place = placement.host, placement.streams
+        recorder = Recorder(model, self.target, self.provenance, self.calls, run, blas, *place)
         placement.watch(recorder)
         with ExitStack() as stack:
             notes = [stack.enter_context(one.open_model(model, job, recorder)) for one in techniques]

@@ -39,7 +39,7 @@ _MUON = {
 def deepspeed_process(ranks: int, placement: Placement) -> Iterator[None]:
     """Make the process the first of so many ranks of DeepSpeed, which is imported, while open."""
     with ExitStack() as stack:
-        stack.enter_context(process_group(ranks, placement.streams, lambda _: None))
+        stack.enter_context(process_group(ranks, placement.streams))
         of_rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_SIZE": str(ranks)}
         stack.enter_context(mock.patch.dict("os.environ", of_rank))
         stack.enter_context(mock.patch.dict(sys.modules, _MUON))

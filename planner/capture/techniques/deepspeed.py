@@ -1,31 +1,173 @@
-"""Train with DeepSpeed's engine."""
+"""Train with DeepSpeed's own engine on meta, on the first of several ranks: ZeRO 1, 2 and 3.
 
+The model is made on the CPU, and `deepspeed.initialize` converts, moves and shards it, as in its guides.
+"""
+
+import importlib
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from planner.capture.cuda.devices import Placement
+from planner.capture.distributed.deepspeed_process import deepspeed_process, import_deepspeed
 from planner.capture.distributed.pipeline import Stages
+from planner.capture.loop.batches import batch_loader
+from planner.capture.loop.checkpoint import checkpointed_blocks
+from planner.capture.loop.named_optimizers import state_tensors
+from planner.capture.loop.training_loop import MOST_MICRO_BATCHES, loss_of
+from planner.capture.models.live_optimizer import optimizer_maker
+from planner.capture.recorder.recorder import Recorder
 from planner.capture.techniques.technique import CapturedLoop, Notes, Technique
-from planner.jobs import Job
+from planner.jobs import Checkpoint, Job, Loss, fill_deepspeed
+from planner.program import Category, Phase
+
+# Attributes of ZeRO's optimizers, with what they hold (runtime/zero/stage_1_and_2.py, stage3.py).
+_HELD = {
+    "single_partition_of_fp32_groups": Category.OPTIMIZER,
+    "fp32_partitioned_groups_flat": Category.OPTIMIZER,
+    "averaged_gradients": Category.GRADIENT,
+    "grad_partitions_flat_buffer": Category.GRADIENT,
+    "lp_param_buffer": Category.PARAMETER,
+    "bit16_groups_flat": Category.PARAMETER,
+}
+
+
+def run_zero(job: Job, model: nn.Module, batch: int, recorder: Recorder) -> tuple[str, ...]:
+    """Train for `job.steps` steps of the optimizer, and return notes on them."""
+    config = fill_deepspeed(job, batch, hidden_size_of(model))
+    micro_batches = config["gradient_accumulation_steps"]
+    few = config["gradient_accumulation_steps"] = min(micro_batches, MOST_MICRO_BATCHES)
+    recorder.start_phase(0, Phase.SETUP)
+    for tensor in (*model.parameters(), *model.buffers()):
+        recorder.host.add(tensor)
+    model.train()
+    load_batch = batch_loader(model, job, batch)
+    with _silenced(), _checkpointed(model, job) as notes, recorder, torch.enable_grad():
+        loop = _Loop(job, _engine(model, job, config), recorder)
+        loop.set_categories()
+        for step in range(1, job.steps + 1):
+            for _ in range(few):
+                loop.run_micro_batch(step, load_batch)
+        loop.start(job.steps, Phase.END)
+    if few < micro_batches:
+        run = f"of the {micro_batches:,} micro-batches in each step, {few} are run"
+        notes = (*notes, f"{run}; the others repeat the last")
+    stage = config["zero_optimization"]["stage"]
+    return (f"DeepSpeed {_library().__version__}: ZeRO {stage}, by its own engine", *notes)
+
+
+def hidden_size_of(model: nn.Module) -> int | None:
+    """Return the hidden size by which transformers fills a configuration; None where there is none."""
+    configs = (getattr(one, "config", None) for one in model.modules())  # a step's model is within a module
+    config = next((one for one in configs if one is not None), None)
+    sizes = getattr(config, "hidden_sizes", None)
+    size = getattr(config, "hidden_size", None)
+    return size if isinstance(size, int) else max(sizes) if sizes else None
+
+
+def _library() -> Any:
+    return importlib.import_module("deepspeed")
+
+
+def _engine(model: nn.Module, job: Job, config: dict[str, Any]) -> Any:
+    """Return the engine of a model, with the job's optimizer where the configuration names none."""
+    parameters = [*model.parameters()]
+    optimizer = None if "optimizer" in config else optimizer_maker(model, job)(model, parameters)
+    engine, *_ = _library().initialize(
+        model=model, model_parameters=parameters, optimizer=optimizer, config=config
+    )
+    return engine
+
+
+@contextmanager
+def _checkpointed(model: nn.Module, job: Job) -> Iterator[tuple[str, ...]]:
+    if job.checkpoint is Checkpoint.NONE:
+        yield ()
+        return
+    with checkpointed_blocks(model, job) as notes:
+        yield notes
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """Silence DeepSpeed's log while open."""
+    logger = logging.getLogger("DeepSpeed")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+class _Loop:
+    """A loop over an engine, with the variables of a script, which keep their tensors alive."""
+
+    def __init__(self, job: Job, engine: Any, recorder: Recorder) -> None:
+        self._job = job
+        self._engine = engine
+        self._recorder = recorder
+        self._batch: Any = ((), {}, None)
+        self._output: Any = None
+        self._loss: Any = None
+
+    def start(self, step: int, phase: Phase) -> None:
+        """Start a phase."""
+        if step > 0 and phase is not Phase.INPUTS:
+            self.set_categories()
+        self._recorder.start_phase(step, phase)
+
+    def run_micro_batch(self, step: int, load_batch: Any) -> None:
+        """Run one micro-batch; the engine knows after which of them to update."""
+        job, engine = self._job, self._engine
+        self.start(step, Phase.INPUTS)
+        self._batch = ((), {}, None)
+        self._batch = load_batch()
+        self.start(step, Phase.FORWARD)
+        args, kwargs, target = self._batch
+        self._output = engine(*args, **kwargs)
+        assert isinstance(job.loss, Loss)
+        self._loss = loss_of(job.loss, self._output, target)
+        del args, kwargs, target
+        self.start(step, Phase.BACKWARD)
+        engine.backward(self._loss)
+        self.start(step, Phase.OPTIMIZER)
+        engine.step()
+
+    def set_categories(self) -> None:
+        """Set the categories of blocks that hold parameters, gradients and optimizer state by now."""
+        module = self._engine.module
+        held = [(one, Category.PARAMETER) for one in (*module.parameters(), *module.buffers())]
+        sharded = self._engine.optimizer
+        for name, category in _HELD.items():
+            value = getattr(sharded, name, None)
+            leaves = tree_leaves(dict(value) if isinstance(value, dict) else value)
+            held += [(one, category) for one in leaves if isinstance(one, Tensor)]
+        for bucket in getattr(sharded, "ipg_buckets", {}).values():
+            leaves = tree_leaves(bucket.buffer)  # a tensor in stage 3, several before
+            held += [(one, Category.GRADIENT) for one in leaves if isinstance(one, Tensor)]
+        held += [(one, Category.OPTIMIZER) for one in state_tensors(self._engine.basic_optimizer)]
+        for tensor, category in held:
+            if tensor.is_meta:
+                self._recorder.set_category(tensor, category)
 
 
 def _import(job: Job) -> None:
-    from planner.capture.distributed.deepspeed_process import import_deepspeed
-
     import_deepspeed()
 
 
 @contextmanager
 def _open_process(job: Job, placement: Placement, stages: Stages) -> Iterator[None]:
-    from planner.capture.distributed.deepspeed_process import deepspeed_process
-
     with deepspeed_process(job.world_size, placement):
         yield
 
 
 def _run(loop: CapturedLoop) -> Notes:
-    from planner.capture.distributed.zero import run_zero
-
     return run_zero(loop.job, loop.model, loop.batch, loop.recorder)
 
 

@@ -1,12 +1,163 @@
-"""Plan one rank of a script that sets up its process group and shards its model by itself."""
+"""Make a script that sets up its process group by itself one rank of the group that sends nothing.
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+Their `init_process_group` and `destroy_process_group` find the group open, meshes on `cuda` lie on meta, and
+the environment is that of a process which torchrun has started.
+"""
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import Any
+from unittest import mock
+
+from torch import Tensor, distributed
 
 from planner.capture.cuda.devices import Placement
+from planner.capture.cuda.names import Names, Replacement
+from planner.capture.distributed import data_parallel, point_to_point
 from planner.capture.distributed.pipeline import Stages
+from planner.capture.distributed.process_group import GPUS_OF_A_NODE, process_group
+from planner.capture.techniques import fsdp
 from planner.capture.techniques.technique import Technique
-from planner.jobs import Job
+from planner.errors import UsageError
+from planner.jobs import Job, split_model
+
+_OR_RUN = "or planner run emulates such a script"
+_FSDP1 = "FullyShardedDataParallel (FSDP1) is not planned; use fully_shard"
+_OFFLOAD = (
+    "fully_shard with CPUOffloadPolicy in a file is not planned; leave the policy away, give --fsdp N "
+    "--fsdp-arg offload=true for a model that the planner shards"
+)
+
+
+def _check(job: Job) -> None:
+    """Refuse ranks of a script that are not planned. Raises UsageError."""
+    where = f"{job.model}: --world-size {job.world_size}"
+    if split_model(job.model).source != "file":
+        raise UsageError(f"{where} is for a FILE.py that shards its model by itself; use --fsdp or --tp")
+    if job.world_size < 2 or job.rank >= job.world_size:
+        raise UsageError(f"{where} --rank {job.rank}: give two ranks or more, and one of them from 0")
+
+
+@contextmanager
+def _as_launched(ranks: int, rank: int, stages: Stages) -> Iterator[None]:
+    """Make user code find itself launched as a rank of so many, inside of `process_group`."""
+    node = min(ranks, GPUS_OF_A_NODE)
+    environment = {
+        "WORLD_SIZE": ranks,
+        "RANK": rank,
+        "LOCAL_WORLD_SIZE": node,
+        "LOCAL_RANK": rank % node,
+        "GROUP_RANK": rank // node,
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": 29500,
+    }
+    with ExitStack() as stack:
+        texts = {name: str(value) for name, value in environment.items()}
+        stack.enter_context(mock.patch.dict("os.environ", texts))
+        names = Names(
+            (
+                *_replacements(),
+                *point_to_point.replacements(),
+                *data_parallel.replacements(),
+                *stages.replacements(),
+            )
+        )
+        names.replace()
+        stack.callback(names.restore)
+        yield
+
+
+def _replacements() -> Iterator[Replacement]:
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp._fully_shard import _fully_shard
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+    def mesh_of_all(mesh_dim_names: tuple[str, ...] | None = None) -> DeviceMesh:
+        ranks = distributed.get_world_size()
+        return init_device_mesh("cuda", (ranks,), mesh_dim_names=mesh_dim_names)
+
+    for name in ("init_process_group", "destroy_process_group"):
+        yield distributed, name, _without_effect(getattr(distributed, name))
+    yield distributed, "new_group", _of_any_backend(distributed.new_group)
+    yield Tensor, "data_ptr", _address(Tensor.data_ptr)
+    yield FullyShardedDataParallel, "__init__", _refusing(_FSDP1)
+    yield FSDPParam, "__init__", _on_gpu(FSDPParam.__init__)
+    yield _fully_shard, "_init_default_mesh", mesh_of_all
+    yield DeviceMesh, "__init__", _on_meta(DeviceMesh.__init__)
+
+
+def _address(plain: Callable[[Tensor], int]) -> Callable[[Tensor], int]:
+    """Return `Tensor.data_ptr` that differs between tensors on meta where accelerate asks.
+
+    It knows an optimizer's parameters by it while it shards them (accelerate/accelerator.py).
+    """
+
+    @functools.wraps(plain)
+    def data_ptr(tensor: Tensor) -> int:
+        if not tensor.is_meta or not _is_of_accelerate(sys._getframe(1)):
+            return plain(tensor)
+        return int(tensor.untyped_storage()._cdata)
+
+    return data_ptr
+
+
+def _is_of_accelerate(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "accelerate"
+
+
+def _without_effect(plain: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(plain)
+    def do_nothing(*_: Any, **__: Any) -> None:
+        return None
+
+    return do_nothing
+
+
+def _refusing(what: str) -> Callable[..., None]:
+    """Return a constructor that refuses to make what allocates memory unseen, such as DDP's buckets."""
+
+    def refuse(_: Any, *__: Any, **___: Any) -> None:
+        raise UsageError(f"{what}, {_OR_RUN}")
+
+    return refuse
+
+
+def _on_gpu(plain: Callable[..., None]) -> Callable[..., None]:
+    """Return `FSDPParam.__init__` that refuses parameters whose shards lie on the host."""
+
+    @functools.wraps(plain)
+    def make(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = (*args, *kwargs.values())
+        if any(type(value).__name__ == "CPUOffloadPolicy" for value in given):
+            raise UsageError(f"{_OFFLOAD}, {_OR_RUN}")
+        plain(self, *args, **kwargs)
+
+    return make
+
+
+def _of_any_backend(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `new_group` that makes groups of the process group's own backend."""
+
+    @functools.wraps(plain)
+    def make(*args: Any, backend: Any = None, **kwargs: Any) -> Any:
+        kwargs.pop("device_id", None)
+        return plain(*args, **kwargs)
+
+    return make
+
+
+def _on_meta(plain: Callable[..., None]) -> Callable[..., None]:
+    """Return `DeviceMesh.__init__` that takes a mesh of GPUs as one on meta."""
+
+    @functools.wraps(plain)
+    def make(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        plain(self, "meta" if device_type == "cuda" else device_type, *args, **kwargs)
+
+    return make
 
 
 def _is_used(job: Job) -> bool:
@@ -14,21 +165,13 @@ def _is_used(job: Job) -> bool:
     return is_rank and not (job.fsdp or job.tp or job.fsdp_arg or job.deepspeed)
 
 
-def _check(job: Job) -> None:
-    from planner.capture.distributed.user_code import check_launched
-
-    check_launched(job)
-
-
 @contextmanager
 def _open_process(job: Job, placement: Placement, stages: Stages) -> Iterator[None]:
-    from planner.capture.distributed.process_group import process_group
-    from planner.capture.distributed.user_code import as_launched
-
     ranks, rank = job.world_size, job.rank
+    replacements = fsdp.replacements(lambda tensor: placement.on_resize(tensor))
     with (
-        process_group(ranks, placement.streams, lambda tensor: placement.on_resize(tensor), rank),
-        as_launched(ranks, rank, stages),
+        process_group(ranks, placement.streams, rank, replacements),
+        _as_launched(ranks, rank, stages),
     ):
         yield
 

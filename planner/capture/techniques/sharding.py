@@ -1,39 +1,125 @@
-"""Shard a model over the ranks of `--fsdp` and `--tp`."""
+"""Shard a model over ranks: split the tensors of its layers (`--tp`), then shard its blocks (`--fsdp`)."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
+from typing import Any
 
 from torch import nn
 
 from planner.capture.cuda.devices import Placement
 from planner.capture.distributed.pipeline import Stages
-from planner.capture.distributed.sharding import check_rank, rank_count, shard_model, with_last_synced
+from planner.capture.distributed.process_group import process_group
+from planner.capture.loop.runtime import Batch, BatchLoader
+from planner.capture.models.live import unwrapped
 from planner.capture.recorder.recorder import Recorder
+from planner.capture.techniques import fsdp
 from planner.capture.techniques.technique import Notes, Technique
+from planner.capture.techniques.tensor_parallel import split_tensors
 from planner.errors import UsageError
 from planner.jobs import Job
-from planner.program import Category
+from planner.program import EQUAL_PARTS_NOTE, Category
+
+
+def rank_count(job: Job) -> int:
+    """Return the number of ranks of a job."""
+    return (job.fsdp or 1) * (job.tp or 1)
 
 
 def _check(job: Job) -> None:
+    """Refuse ranks that do not exist, and ranks of a file beside ranks of options. Raises UsageError."""
     if not job.fsdp and job.fsdp_arg:
         raise UsageError("--fsdp-arg without --fsdp: give the number of ranks, such as --fsdp 8")
-    check_rank(job)
+    ranks = rank_count(job)
+    flag = "--fsdp" if job.fsdp else "--tp"
+    if job.world_size:
+        raise UsageError(
+            f"{job.model}: --world-size {job.world_size} with {flag}: the file shards its model by itself; "
+            f"remove {flag}"
+        )
+    if job.rank >= ranks:
+        raise UsageError(f"{job.model}: --rank {job.rank}: of {ranks} ranks give one from 0 to {ranks - 1}")
 
 
 @contextmanager
 def _open_process(job: Job, placement: Placement, stages: Stages) -> Iterator[None]:
-    from planner.capture.distributed.process_group import process_group
-
-    with process_group(
-        rank_count(job), placement.streams, lambda tensor: placement.on_resize(tensor), job.rank
-    ):
+    replacements = fsdp.replacements(lambda tensor: placement.on_resize(tensor))
+    with process_group(rank_count(job), placement.streams, job.rank, replacements):
         yield
 
 
 @contextmanager
 def _open_model(model: nn.Module, job: Job, recorder: Recorder) -> Iterator[Notes]:
-    yield shard_model(model, job, recorder)
+    yield _shard_model(model, job, recorder)
+
+
+def _shard_model(model: nn.Module, job: Job, recorder: Recorder) -> tuple[str, ...]:
+    """Split the tensors of a model's layers, shard its blocks, and return notes that name them.
+
+    accelerate moves a model from the CPU while it shards it, which `recorder` records.
+
+    Raises UsageError for a model without a plan, and for arguments of `--fsdp-arg` that are unknown or not
+    planned.
+    """
+    given = fsdp.fsdp_arguments(job)
+    mesh = _mesh(job, given)
+    notes = [split_tensors(model, job, mesh["tp"])] if job.tp else []
+    if job.fsdp:
+        names = tuple(name for name in mesh.mesh_dim_names if name != "tp")
+        notes.append(fsdp.shard_blocks(model, job, given, mesh[names], recorder))
+    return (*notes, *_note_on_parts(model))
+
+
+def _note_on_parts(model: nn.Module) -> Iterator[str]:
+    """Yield that ranks do not differ, where each parameter divides evenly over them."""
+    from torch.distributed.tensor import DTensor
+
+    if all(_is_even(one) for one in model.parameters() if isinstance(one, DTensor)):
+        yield f"the parameters divide evenly: {EQUAL_PARTS_NOTE}"
+
+
+def _is_even(parameter: Any) -> bool:
+    split = dict.fromkeys(range(parameter.dim()), 1)
+    for size, placement in zip(parameter.device_mesh.shape, parameter.placements, strict=True):
+        if not placement.is_replicate():
+            split[placement.dim] *= size
+    return all(parameter.shape[dim] % parts == 0 for dim, parts in split.items())
+
+
+def _mesh(job: Job, given: Mapping[str, Any]) -> Any:
+    """Return the mesh of all ranks: it replicates parameters, shards them, and splits them."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    ranks, replicas = job.fsdp, given.get("replicas", 1)
+    if not isinstance(replicas, int) or replicas < 1 or ranks % replicas:
+        raise UsageError(f"--fsdp-arg replicas={replicas}: {ranks} ranks do not divide into so many groups")
+    if replicas > 1 and replicas == ranks:
+        raise UsageError(f"--fsdp-arg replicas={replicas}: of {ranks} ranks each would hold all; use --ddp")
+    sizes = {
+        "replicate": replicas if replicas > 1 else 0,
+        "shard": ranks // replicas,
+        "tp": job.tp,
+    }
+    dims = {name: size for name, size in sizes.items() if size}
+    return init_device_mesh("meta", tuple(dims.values()), mesh_dim_names=tuple(dims))
+
+
+def _with_last_synced(load_batch: BatchLoader, model: nn.Module, job: Job) -> BatchLoader:
+    """Return a loader of batches before the last of which, in each step, gradients are not reduced.
+
+    They stay whole on each rank until then (`set_requires_gradient_sync`), where the job asks for it.
+    """
+    if job.accumulate < 2 or not job.fsdp or fsdp.fsdp_arguments(job).get("gradient_sync") != "last":
+        return load_batch
+    is_wrapped = fsdp.fsdp_arguments(job).get("by") == "accelerate"
+    sharded: Any = unwrapped(model) if is_wrapped else model
+    numbers = count(1)
+
+    def load() -> Batch:
+        sharded.set_requires_gradient_sync(next(numbers) % job.accumulate == 0)  # of all modules
+        return load_batch()
+
+    return load
 
 
 def _keep_parameters(parameters: Iterable[nn.Parameter], recorder: Recorder) -> None:
@@ -47,6 +133,6 @@ SHARDING = Technique(
     prepare=_check,
     open_process=_open_process,
     open_model=_open_model,
-    change_loader=with_last_synced,
+    change_loader=_with_last_synced,
     on_phase=_keep_parameters,
 )

@@ -1,14 +1,16 @@
 """The techniques that captures know, in the order in which they are opened."""
 
+from planner.capture.techniques.adapters import ADAPTERS
 from planner.capture.techniques.common import ACCELERATE, OPERATORS, PADDING, VALUES
 from planner.capture.techniques.compilation import COMPILED, EAGER
 from planner.capture.techniques.deepspeed import DEEPSPEED
 from planner.capture.techniques.launched_rank import LAUNCHED_RANK
+from planner.capture.techniques.liger import LIGER
 from planner.capture.techniques.own_step import OWN_STEP
+from planner.capture.techniques.quantization import QUANTIZATION
 from planner.capture.techniques.recipe import FREEZING, PRECISION, RECIPE
 from planner.capture.techniques.sharding import SHARDING
 from planner.capture.techniques.technique import Technique
-from planner.capture.techniques.weights import ADAPTERS, LIGER, QUANTIZATION
 from planner.jobs import Job
 
 TECHNIQUES = (

@@ -90,7 +90,7 @@ def test_models_without_a_plan_are_refused() -> None:
 def test_what_a_collective_reads_lives_until_it_is_waited_for() -> None:
     """The input of a reduction is freed by the wait, not where the last variable goes."""
     recorder = Recorder(torch.nn.Identity(), Target.for_capability(AMPERE))
-    with process_group(2, Streams(), lambda tensor: None):
+    with process_group(2, Streams()):
         mesh = init_device_mesh("meta", (2,))
         with recorder:
             recorder.start_phase(1, Phase.FORWARD)

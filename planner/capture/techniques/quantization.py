@@ -1,16 +1,11 @@
-"""Quantize the weights of a model, adapt it by peft, and apply Liger's kernels."""
+"""Quantize the weights of a model, and keep the kernels that torchao has on a GPU."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from torch import nn
-
 from planner.capture.cuda.torchao_kernels import torchao_kernels
-from planner.capture.models.adapters import attach_adapters
-from planner.capture.models.liger import liger_kernels
 from planner.capture.models.quantized import notes_on_quantized, quantize_linears, quantize_on_meta
 from planner.capture.models.torchao_weights import prepare_quantization
-from planner.capture.recorder.recorder import Recorder
 from planner.capture.techniques.technique import BuiltModel, CapturedLoop, Notes, Technique, is_always_used
 from planner.jobs import Job
 
@@ -27,18 +22,6 @@ def _open_kernels(loop: CapturedLoop) -> Iterator[Callable[[], Notes]]:
         yield lambda: notes_on_quantized(loop.job, loop.model)
 
 
-def _adapt(model: BuiltModel, job: Job) -> BuiltModel:
-    return BuiltModel(attach_adapters(model.module, job), model.loaded)
-
-
-@contextmanager
-def _open_liger(model: nn.Module, job: Job, recorder: Recorder) -> Iterator[Notes]:
-    with liger_kernels(model, job):
-        yield ()
-
-
 QUANTIZATION = Technique(
     is_always_used, prepare=prepare_quantization, change_model=_quantize, open_loop=_open_kernels
 )
-ADAPTERS = Technique(lambda job: bool(job.peft or job.peft_arg), change_model=_adapt)
-LIGER = Technique(lambda job: job.liger, open_model=_open_liger)

@@ -10,7 +10,7 @@ from planner.allocator import UNLIMITED, replay_trace
 from planner.capture.session import record
 from planner.jobs import Loss, Mode, Optimizer
 from planner.program.events import Alloc, Category, Trace, validate
-from tests.capture.distributed.test_sharding import WIDE, Net, meta_net
+from tests.capture.techniques.test_sharding import WIDE, Net, meta_net
 from tests.helpers.models import AMPERE, job_of
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not among the extras")

@@ -1,44 +1,28 @@
-"""Shard a model over the ranks of a group: its layers' tensors by a plan, then blocks with FSDP2."""
+"""Shard a model with FSDP2 (`fully_shard`) on meta, block by block.
 
-from collections.abc import Iterator, Mapping
+FSDP gathers the parameters of a block before it runs and frees them afterwards by resizing one storage in
+place, which no operator does: `replacements` has the recorder told. Each rank holds a part of each parameter.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import count
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from planner.capture.cuda.names import Replacement
 from planner.capture.distributed.accelerate_plugin import OF_PLUGIN, shard_by_accelerate
-from planner.capture.distributed.tensor_parallel import split_tensors
 from planner.capture.loop.checkpoint import count_blocks, find_blocks
-from planner.capture.loop.runtime import Batch, BatchLoader
 from planner.capture.models.live import unwrapped
 from planner.capture.recorder.recorder import Recorder
 from planner.errors import UsageError
 from planner.jobs import Job, parse_model_arg
-from planner.program import EQUAL_PARTS_NOTE, Category, Phase
+from planner.program import Category, Phase
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _OF_POLICY = ("param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs")
 _KEYS = ("reshard_after_forward", "replicas", "gradient_sync", "by", "offload", *_OF_POLICY)
-
-
-def rank_count(job: Job) -> int:
-    """Return the number of ranks of a job."""
-    return (job.fsdp or 1) * (job.tp or 1)
-
-
-def check_rank(job: Job) -> None:
-    """Refuse a rank that the job has not, and ranks of a file beside those of options. Raises UsageError."""
-    ranks = rank_count(job)
-    flag = "--fsdp" if job.fsdp else "--tp"
-    if job.world_size:
-        raise UsageError(
-            f"{job.model}: --world-size {job.world_size} with {flag}: the file shards its model by itself; "
-            f"leave {flag} away"
-        )
-    if job.rank >= ranks:
-        raise UsageError(f"{job.model}: --rank {job.rank}: of {ranks} ranks give one from 0 to {ranks - 1}")
 
 
 def fsdp_arguments(job: Job) -> dict[str, Any]:
@@ -57,58 +41,7 @@ def fsdp_arguments(job: Job) -> dict[str, Any]:
     return given
 
 
-def shard_model(model: nn.Module, job: Job, recorder: Recorder) -> tuple[str, ...]:
-    """Split the tensors of a model's layers, shard its blocks, and return notes that name them.
-
-    accelerate moves a model from the CPU while it shards it, which `recorder` records.
-
-    Raises UsageError for a model without a plan, and for arguments of `--fsdp-arg` that are unknown or not
-    planned.
-    """
-    given = fsdp_arguments(job)
-    mesh = _mesh(job, given)
-    notes = [split_tensors(model, job, mesh["tp"])] if job.tp else []
-    if job.fsdp:
-        names = tuple(name for name in mesh.mesh_dim_names if name != "tp")
-        notes.append(_shard_blocks(model, job, given, mesh[names], recorder))
-    return (*notes, *_note_on_parts(model))
-
-
-def _note_on_parts(model: nn.Module) -> Iterator[str]:
-    """Yield that ranks do not differ, where each parameter divides evenly over them."""
-    from torch.distributed.tensor import DTensor
-
-    if all(_is_even(one) for one in model.parameters() if isinstance(one, DTensor)):
-        yield f"the parameters divide evenly: {EQUAL_PARTS_NOTE}"
-
-
-def _is_even(parameter: Any) -> bool:
-    split = dict.fromkeys(range(parameter.dim()), 1)
-    for size, placement in zip(parameter.device_mesh.shape, parameter.placements, strict=True):
-        if not placement.is_replicate():
-            split[placement.dim] *= size
-    return all(parameter.shape[dim] % parts == 0 for dim, parts in split.items())
-
-
-def with_last_synced(load_batch: BatchLoader, model: nn.Module, job: Job) -> BatchLoader:
-    """Return a loader of batches before the last of which, in each step, gradients are not reduced.
-
-    They stay whole on each rank until then (`set_requires_gradient_sync`), where the job asks for it.
-    """
-    if job.accumulate < 2 or not job.fsdp or fsdp_arguments(job).get("gradient_sync") != "last":
-        return load_batch
-    is_wrapped = fsdp_arguments(job).get("by") == "accelerate"
-    sharded: Any = unwrapped(model) if is_wrapped else model
-    numbers = count(1)
-
-    def load() -> Batch:
-        sharded.set_requires_gradient_sync(next(numbers) % job.accumulate == 0)  # of all modules
-        return load_batch()
-
-    return load
-
-
-def _shard_blocks(model: nn.Module, job: Job, given: Mapping[str, Any], mesh: Any, recorder: Recorder) -> str:
+def shard_blocks(model: nn.Module, job: Job, given: Mapping[str, Any], mesh: Any, recorder: Recorder) -> str:
     """Shard the repeated blocks of a model, then what is left of it, and return a note that names them."""
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
@@ -185,27 +118,69 @@ def _moved_by_it(model: nn.Module, recorder: Recorder) -> Iterator[None]:
         recorder.set_category(tensor, Category.PARAMETER)
 
 
-def _mesh(job: Job, given: Mapping[str, Any]) -> Any:
-    """Return the mesh of all ranks: it replicates parameters, shards them, and splits them."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    ranks, replicas = job.fsdp, given.get("replicas", 1)
-    if not isinstance(replicas, int) or replicas < 1 or ranks % replicas:
-        raise UsageError(f"--fsdp-arg replicas={replicas}: {ranks} ranks do not divide into so many groups")
-    if replicas > 1 and replicas == ranks:
-        raise UsageError(f"--fsdp-arg replicas={replicas}: of {ranks} ranks each would hold all; use --ddp")
-    sizes = {
-        "replicate": replicas if replicas > 1 else 0,
-        "shard": ranks // replicas,
-        "tp": job.tp,
-    }
-    dims = {name: size for name, size in sizes.items() if size}
-    return init_device_mesh("meta", tuple(dims.values()), mesh_dim_names=tuple(dims))
-
-
 def _policy_value(key: str, value: Any) -> Any:
     if not key.endswith("_dtype"):
         return value
     if value not in _DTYPES:
         raise UsageError(f"--fsdp-arg {key}={value}: use one of {', '.join(_DTYPES)}")
     return _DTYPES[value]
+
+
+def replacements(on_resize: Callable[[Tensor], None]) -> Iterator[Replacement]:
+    """Yield replacements of FSDP's functions for parameters on meta.
+
+    `on_resize` is called with each tensor whose storage FSDP has allocated or freed in place: with the
+    gathered parameters of a block before and after it runs.
+    """
+    from torch.distributed.fsdp._fully_shard import _fsdp_init, _fsdp_param, _fsdp_param_group
+    from torch.distributed.tensor import DTensor
+
+    def resizing(resize: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+        def resized(tensor: Tensor) -> None:
+            resize(tensor)
+            on_resize(tensor)
+
+        return resized
+
+    move = _fsdp_init._move_states_to_device
+
+    def moving(params: list[Any], buffers: list[Any], device: Any) -> None:
+        for tensor in (*params, *buffers):
+            if tensor.is_meta and not isinstance(tensor, DTensor):
+                moved = tensor.to(device)  # a copy where it stands for a tensor of the CPU
+                if moved is not tensor:
+                    tensor.data = moved
+        move(params, buffers, device)
+
+    yield _fsdp_param.FSDPParam, "reset_sharded_param", _padding(_fsdp_param.FSDPParam.reset_sharded_param)
+    yield _fsdp_init, "_move_states_to_device", moving
+    for name in ("alloc_storage", "free_storage"):
+        yield _fsdp_param, name, resizing(getattr(_fsdp_param, name))
+    for name in ("_validate_no_meta_params", "_validate_cpu_offload_params"):
+        yield _fsdp_param_group.FSDPParamGroup, name, lambda self: None
+
+
+def _padding(reset: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return `FSDPParam.reset_sharded_param` that also pads parts on meta which are not those that FSDP made.
+
+    Of parameters that do not divide evenly, the part that `to_empty` allocates on a late rank is smaller than
+    those of the others. The first forward pass copies it into a block as large as theirs.
+    """
+
+    def run(self: Any) -> None:
+        part = getattr(self._module_info.module, self._module_info.param_name)._local_tensor
+        size = self.padded_sharded_param_size
+        if not part.is_meta or part.size() == size or _share_storage(part, self._sharded_param_data):
+            reset(self)
+            return
+        padded = part.new_zeros(size)
+        rows = part.size(0) if part.numel() else 0
+        padded.narrow(0, 0, rows).copy_(part)
+        self._sharded_param_data = padded.view(-1)
+        self.sharded_param._local_tensor = padded.narrow(0, 0, rows)
+
+    return run
+
+
+def _share_storage(one: Tensor, other: Tensor) -> bool:
+    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)

@@ -14,6 +14,8 @@ from torch import nn
 from planner.capture.cuda.triton_kernels import triton_importable
 from planner.capture.models.libraries import import_library, quiet
 from planner.capture.process_state import first_line_of
+from planner.capture.recorder.recorder import Recorder
+from planner.capture.techniques.technique import Notes, Technique
 from planner.errors import ModelError, PlannerError
 from planner.jobs import Job
 
@@ -21,14 +23,11 @@ _PATCHED = ("transformers.models.", "transformers.loss.")
 
 
 @contextmanager
-def liger_kernels(model: nn.Module, job: Job) -> Iterator[None]:
+def _liger_kernels(model: nn.Module, job: Job) -> Iterator[None]:
     """Apply Liger's kernels to the model, and keep those of transformers' functions while open.
 
     Raises ModelError for a model that Liger does not know.
     """
-    if not job.liger:
-        yield
-        return
     with quiet():
         patches = import_library("liger_kernel.transformers.monkey_patch", extra="liger")
     inner = _find_model(model, patches.MODEL_TYPE_TO_APPLY_LIGER_FN)
@@ -68,3 +67,12 @@ def _find_model(model: nn.Module, known: Any) -> nn.Module | None:
     kind: Any = import_library("transformers", extra="hf").PreTrainedModel
     found = (one for one in model.modules() if isinstance(one, kind) and one.config.model_type in known)
     return next(found, None)
+
+
+@contextmanager
+def _open_model(model: nn.Module, job: Job, recorder: Recorder) -> Iterator[Notes]:
+    with _liger_kernels(model, job):
+        yield ()
+
+
+LIGER = Technique(lambda job: job.liger, open_model=_open_model)

@@ -15,6 +15,7 @@ from torch import nn
 from planner.capture.models.libraries import import_library, quiet
 from planner.capture.models.meta_init import construct_on_meta
 from planner.capture.process_state import first_line_of
+from planner.capture.techniques.technique import BuiltModel, Technique
 from planner.errors import ModelError, PlannerError, UsageError
 from planner.jobs import Job, nearest, parse_model_arg, shown
 
@@ -102,3 +103,10 @@ def _plain(name: str, value: Any) -> Any:
     if name in _PLACES and is_names and value != "all-linear":
         return re.split(r"\s*,\s*", value)
     return value
+
+
+def _adapt(model: BuiltModel, job: Job) -> BuiltModel:
+    return BuiltModel(attach_adapters(model.module, job), model.loaded)
+
+
+ADAPTERS = Technique(lambda job: bool(job.peft or job.peft_arg), change_model=_adapt)

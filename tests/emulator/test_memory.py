@@ -15,6 +15,7 @@ from planner.errors import UsageError
 from planner.hardware.database import find_device
 from planner.hardware.device import MIB, generic_device
 
+THREADS = Path(__file__).parents[1] / "programs" / "core_threads.c"
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
 
 HEAD = """
@@ -246,3 +247,16 @@ def test_a_gpu_whose_limits_are_not_known_is_refused() -> None:
     """Capability 6.1 is older than what torch's CUDA builds run on."""
     with pytest.raises(UsageError, match=r"compute capability 6\.1 is not emulated; known are 7\.0"):
         describe_gpu(find_device("GTX 1080"))
+
+
+@pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
+def test_threads_share_the_core_without_a_race(sanitizer: str, tmp_path: Path) -> None:
+    """The sanitizers of gcc find nothing while threads use the core, which then holds the contexts alone."""
+    program = tmp_path / "threads"
+    sources = [str(SOURCES / name) for name in CORE_SOURCES]
+    command = ["gcc", "-g", "-O1", "-std=gnu2x", "-Wno-unknown-pragmas", f"-fsanitize={sanitizer}", *sources]
+    subprocess.run([*command, f"-I{SOURCES}", str(THREADS), "-o", str(program), "-lpthread"], check=True)
+    gpu = small_gpu(context_mib=100, count=2)
+    variables = {"PLANNER_EMULATED_GPU": gpu, "PLANNER_EMULATED_COPY_BYTES": "4096"}
+    done = subprocess.run([str(program)], env=variables, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -21,12 +21,14 @@ static piece *pieces; /* by rising address; none overlaps another */
 static size_t count, room;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
+static size_t limit;
+static void read_limit(void) {
+  const char *text = getenv("PLANNER_EMULATED_COPY_BYTES");
+  limit = text ? strtoull(text, NULL, 10) : 0;
+}
 static size_t copy_limit(void) {
-  static size_t limit = SIZE_MAX;
-  if (limit == SIZE_MAX) {
-    const char *text = getenv("PLANNER_EMULATED_COPY_BYTES");
-    limit = text ? strtoull(text, NULL, 10) : 0;
-  }
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, read_limit);
   return limit;
 }
 
@@ -43,9 +45,15 @@ static size_t first_above(uintptr_t at) {
 static void insert(size_t i, uintptr_t at, const char *bytes, size_t size) {
   char *copy = malloc(size);
   if (!copy) return;
+  piece *grown = emu_grown(pieces, &room, count, sizeof(piece));
+  if (!grown) {
+    free(copy);
+    return;
+  }
+  pieces = grown;
   memcpy(copy, bytes, size);
-  if (count == room) pieces = realloc(pieces, (room = room ? 2 * room : 256) * sizeof(piece));
-  memmove(pieces + i + 1, pieces + i, (count++ - i) * sizeof(piece));
+  memmove(pieces + i + 1, pieces + i, (count - i) * sizeof(piece));
+  count++;
   pieces[i] = (piece){at, size, copy, false};
 }
 static void cut(uintptr_t at, size_t size) {
@@ -54,7 +62,8 @@ static void cut(uintptr_t at, size_t size) {
   while (i < count && pieces[i].at < end) {
     piece old = pieces[i];
     uintptr_t old_end = old.at + old.size;
-    memmove(pieces + i, pieces + i + 1, (--count - i) * sizeof(piece));
+    count--;
+    memmove(pieces + i, pieces + i + 1, (count - i) * sizeof(piece));
     if (old_end > end) insert(i, end, old.bytes + (end - old.at), old_end - end);
     if (old.at < at) insert(i++, old.at, old.bytes, at - old.at);
     free(old.bytes);

@@ -4,8 +4,20 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 #define EMU_MAX_GPUS 64
+
+void *emu_new(size_t bytes); /* zeros; ends the process if the host has no memory */
+
+/* Returns an array with room for one more item of `size` bytes; NULL without memory, the array as it was. */
+static inline void *emu_grown(void *items, size_t *room, size_t count, size_t size) {
+  if (count < *room) return items;
+  size_t more = *room ? 2 * *room : 256;
+  void *grown = realloc(items, more * size);
+  if (grown) *room = more;
+  return grown;
+}
 
 /* ---- the GPU, as PLANNER_EMULATED_GPU describes it (planner/emulator/gpu.py writes that) */
 typedef struct {
@@ -51,7 +63,7 @@ bool emu_on_device(const void *address); /* an address of a device, whether memo
 /* ---- pinned host memory */
 void *emu_host_alloc(size_t bytes);
 bool emu_host_free(void *address);
-void emu_host_register(void *address, size_t bytes);
+bool emu_host_register(void *address, size_t bytes); /* false: the host has no memory */
 bool emu_host_unregister(void *address);
 bool emu_is_pinned(const void *address);
 size_t emu_pinned_bytes(void);

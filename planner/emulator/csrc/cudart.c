@@ -223,8 +223,7 @@ cudaError_t cudaFreeHost(void *p) {
   OK;
 }
 cudaError_t cudaHostRegister(void *p, size_t n, unsigned f) {
-  emu_host_register(p, n);
-  OK;
+  return emu_host_register(p, n) ? cudaSuccess : emu_fail(cudaErrorMemoryAllocation);
 }
 cudaError_t cudaHostUnregister(void *p) {
   return emu_host_unregister(p) ? cudaSuccess : emu_fail(cudaErrorHostMemoryNotRegistered);
@@ -393,7 +392,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t f, void *u) {
 cudaError_t cudaStreamAttachMemAsync(cudaStream_t s, void *p, size_t n, unsigned f) { OK; }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned f) {
   TOUCH_CONTEXT();
-  emu_event *v = calloc(1, sizeof *v);
+  emu_event *v = emu_new(sizeof *v);
   v->flags = f;
   *e = (cudaEvent_t)v;
   OK;

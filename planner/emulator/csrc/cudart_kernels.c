@@ -145,25 +145,27 @@ void __cudaUnregisterFatBinary(void **h) {}
 char __cudaInitModule(void **h) { return 1; }
 void __cudaRegisterFunction(void **h, const char *host, char *device, const char *name, int limit, void *tid,
                             void *bid, dim3 *b, dim3 *g, int *w) {}
-static struct {
+typedef struct {
   const void *host;
   size_t size;
   void *at[EMU_MAX_GPUS];
-} *vars;
-static size_t n_vars;
+} variable;
+static variable *vars;
+static size_t n_vars, var_room;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 void __cudaRegisterVar(void **h, char *host, char *device, const char *name, int ext, size_t size,
                        int constant, int global) {
   pthread_mutex_lock(&lock);
-  if (n_vars % 256 == 0) vars = realloc(vars, (n_vars + 256) * sizeof *vars);
-  memset(&vars[n_vars], 0, sizeof *vars);
-  vars[n_vars].host = host;
-  vars[n_vars++].size = size;
+  variable *grown = emu_grown(vars, &var_room, n_vars, sizeof(variable));
+  if (grown) {
+    vars = grown;
+    vars[n_vars++] = (variable){.host = host, .size = size};
+  }
   pthread_mutex_unlock(&lock);
 }
 void __cudaRegisterManagedVar(void **h, void **host, char *device, const char *name, int ext, size_t size,
                               int constant, int global) {
-  if (host && !*host) *host = calloc(1, size);
+  if (host && !*host) *host = emu_new(size);
 }
 cudaError_t cudaGetSymbolAddress(void **p, const void *symbol) {
   int d = emu_current_device();
@@ -173,7 +175,7 @@ cudaError_t cudaGetSymbolAddress(void **p, const void *symbol) {
     if (vars[i].host == symbol) {
       if (!vars[i].at[d]) {
         vars[i].at[d] = emu_reserve(vars[i].size);
-        emu_bind(vars[i].at[d], d);
+        if (vars[i].at[d]) emu_bind(vars[i].at[d], d);
       }
       *p = vars[i].at[d];
     }
@@ -182,15 +184,19 @@ cudaError_t cudaGetSymbolAddress(void **p, const void *symbol) {
 }
 cudaError_t cudaGetSymbolSize(size_t *n, const void *symbol) {
   *n = 0;
+  pthread_mutex_lock(&lock);
   for (size_t i = 0; i < n_vars; i++)
     if (vars[i].host == symbol) *n = vars[i].size;
+  pthread_mutex_unlock(&lock);
   OK;
 }
 
 /* ---- the driver's functions by name: those of our libcuda.so.1 */
+static void *library;
+static void open_driver(void) { library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL); }
 static void *driver(const char *name) {
-  static void *library;
-  if (!library) library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, open_driver);
   if (!library) return NULL;
   char text[256];
   void *symbol;

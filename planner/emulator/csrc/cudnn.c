@@ -44,7 +44,7 @@ static void note(void *d, int kind) {
     size_t was = room;
     typeof(table) old = table;
     room = was ? 2 * was : 1024;
-    table = calloc(room, sizeof *table);
+    table = emu_new(room * sizeof *table);
     held = 0;
     for (size_t i = 0; i < was; i++)
       if (old[i].at) {
@@ -162,7 +162,7 @@ typedef struct {
 } handle;
 cudnnStatus_t cudnnCreate(cudnnHandle_t *h) {
   LOG();
-  *h = (cudnnHandle_t)calloc(1, 4096);
+  *h = (cudnnHandle_t)emu_new(4096);
   OK;
 }
 cudnnStatus_t cudnnDestroy(cudnnHandle_t h) {

@@ -58,7 +58,7 @@ typedef struct {
   int rows, batch; /* all steps of all samples; the samples of the first step */
 } rnn_data;
 cudnnStatus_t cudnnCreateRNNDescriptor(cudnnRNNDescriptor_t *d) {
-  *d = (cudnnRNNDescriptor_t)calloc(1, sizeof(rnn));
+  *d = (cudnnRNNDescriptor_t)emu_new(sizeof(rnn));
   OK;
 }
 cudnnStatus_t cudnnDestroyRNNDescriptor(cudnnRNNDescriptor_t d) {
@@ -74,7 +74,7 @@ cudnnStatus_t cudnnSetRNNDescriptor_v8(cudnnRNNDescriptor_t d, cudnnRNNAlgo_t al
   OK;
 }
 cudnnStatus_t cudnnCreateRNNDataDescriptor(cudnnRNNDataDescriptor_t *d) {
-  *d = (cudnnRNNDataDescriptor_t)calloc(1, sizeof(rnn_data));
+  *d = (cudnnRNNDataDescriptor_t)emu_new(sizeof(rnn_data));
   OK;
 }
 cudnnStatus_t cudnnDestroyRNNDataDescriptor(cudnnRNNDataDescriptor_t d) {

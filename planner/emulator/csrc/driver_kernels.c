@@ -37,7 +37,7 @@ CUresult cuLaunchHostFunc(CUstream s, CUhostFn f, void *u) {
   OK;
 }
 CUresult cuEventCreate(CUevent *e, unsigned f) {
-  *e = calloc(1, sizeof(emu_event));
+  *e = emu_new(sizeof(emu_event));
   OK;
 }
 CUresult cuEventDestroy_v2(CUevent e) {

@@ -125,14 +125,19 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *h, size_t n, const CUmemAlloc
   if (emu_no_device(p->location.id)) return CUDA_ERROR_INVALID_DEVICE;
   if (!emu_take(p->location.id, n)) return CUDA_ERROR_OUT_OF_MEMORY;
   physical *m = malloc(sizeof *m);
+  if (!m) {
+    emu_give(p->location.id, n);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
   *m = (physical){n, p->location.id, 1};
   *h = (CUmemGenericAllocationHandle)m;
   OK;
 }
-static struct {
+typedef struct {
   CUdeviceptr at;
   physical *memory;
-} *mappings;
+} mapping;
+static mapping *mappings;
 static size_t mapping_count, mapping_room;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -162,13 +167,14 @@ CUresult cuMemMap(CUdeviceptr p, size_t n, size_t o, CUmemGenericAllocationHandl
   physical *m = (physical *)h;
   emu_bind((void *)p, m->device);
   pthread_mutex_lock(&lock);
-  m->refs++;
-  if (mapping_count == mapping_room)
-    mappings = realloc(mappings, (mapping_room = mapping_room ? 2 * mapping_room : 256) * sizeof *mappings);
-  mappings[mapping_count].at = p;
-  mappings[mapping_count++].memory = m;
+  mapping *grown = emu_grown(mappings, &mapping_room, mapping_count, sizeof(mapping));
+  if (grown) {
+    mappings = grown;
+    m->refs++;
+    mappings[mapping_count++] = (mapping){p, m};
+  }
   pthread_mutex_unlock(&lock);
-  OK;
+  return grown ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 CUresult cuMemUnmap(CUdeviceptr p, size_t n) {
   LOG();

@@ -9,16 +9,18 @@
 
 static emu_stream default_streams[EMU_MAX_GPUS];
 
+void *emu_new(size_t bytes) {
+  void *made = calloc(1, bytes);
+  if (made) return made;
+  fprintf(stderr, "emulated GPU: the host has no memory for %zu bytes\n", bytes);
+  _exit(2);
+}
 emu_stream *emu_stream_of(void *handle) {
-  if ((uintptr_t)handle > 2) return handle;
-  emu_stream *stream = &default_streams[emu_current_device()];
-  stream->device = emu_current_device();
-  stream->id = 1;
-  return stream;
+  return (uintptr_t)handle > 2 ? handle : &default_streams[emu_current_device()];
 }
 emu_stream *emu_new_stream(unsigned flags, int priority) {
   static uint64_t last_id = 1;
-  emu_stream *stream = calloc(1, sizeof *stream);
+  emu_stream *stream = emu_new(sizeof *stream);
   stream->device = emu_current_device();
   stream->priority = priority;
   stream->flags = flags;
@@ -36,7 +38,7 @@ void emu_record(emu_event *e) { e->kernels = __atomic_load_n(&kernels, __ATOMIC_
 float emu_elapsed(const emu_event *a, const emu_event *b) {
   return b->kernels > a->kernels ? b->kernels - a->kernels : 1;
 }
-void *emu_handle(void) { return calloc(1, 4096); }
+void *emu_handle(void) { return emu_new(4096); }
 
 /* ---- the log */
 #define MAX_NAMES 4096
@@ -63,6 +65,8 @@ void emu_log(const char *name) {
 __attribute__((constructor)) static void start(void) {
   const char *text = getenv("PLANNER_EMULATED_TRACE");
   emu_tracing = text ? atoi(text) : 0;
+  for (int device = 0; device < EMU_MAX_GPUS; device++)
+    default_streams[device] = (emu_stream){.device = device, .id = 1};
 }
 __attribute__((destructor)) static void print_calls(void) {
   if (emu_tracing != 1 || !count) return;

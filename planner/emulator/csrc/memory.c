@@ -41,10 +41,12 @@ static size_t pinned_bytes;
 static _Thread_local int current;
 
 /* ---- ranges of addresses */
-static void add(ranges *list, range one) {
-  if (list->count == list->room)
-    list->items = realloc(list->items, (list->room = list->room ? 2 * list->room : 64) * sizeof(range));
+static bool add(ranges *list, range one) {
+  range *items = emu_grown(list->items, &list->room, list->count, sizeof(range));
+  if (!items) return false;
+  list->items = items;
   list->items[list->count++] = one;
+  return true;
 }
 static range *find(ranges *list, uintptr_t at) {
   for (size_t i = 0; i < list->count; i++)
@@ -63,7 +65,12 @@ bool emu_set_device(int device) {
   current = device;
   return true;
 }
-bool emu_context_active(int device) { return active[device]; }
+bool emu_context_active(int device) {
+  pthread_mutex_lock(&lock);
+  bool is_active = active[device];
+  pthread_mutex_unlock(&lock);
+  return is_active;
+}
 static arena *arena_of(int device) {
   arena *a = &arenas[device];
   if (!a->base) {
@@ -78,7 +85,6 @@ static void count(arena *a, size_t bytes) {
 }
 static bool fits(const arena *a, size_t bytes) { return a->used + bytes <= emu_gpu()->usable_bytes; }
 void emu_touch_context(int device) {
-  if (active[device]) return;
   pthread_mutex_lock(&lock);
   if (!active[device]) {
     active[device] = true;
@@ -107,9 +113,11 @@ static void *place(arena *a, size_t size, size_t requested) {
     uintptr_t floor = i < a->count ? a->blocks[i].at + a->blocks[i].size : a->base;
     uintptr_t at = rising ? (floor + step - 1) & ~(step - 1) : (top - size) & ~(step - 1);
     if (top - floor < size || at < floor || at + size > top) continue;
-    if (a->count == a->room)
-      a->blocks = realloc(a->blocks, (a->room = a->room ? 2 * a->room : 256) * sizeof(block));
-    memmove(a->blocks + i + 1, a->blocks + i, (a->count++ - i) * sizeof(block));
+    block *blocks = emu_grown(a->blocks, &a->room, a->count, sizeof(block));
+    if (!blocks) return NULL;
+    a->blocks = blocks;
+    memmove(a->blocks + i + 1, a->blocks + i, (a->count - i) * sizeof(block));
+    a->count++;
     a->blocks[i] = (block){at, size, requested};
     return (void *)at;
   }
@@ -143,7 +151,8 @@ bool emu_free(void *address) {
     if (!b || b->at != (uintptr_t)address) continue;
     emu_forget((void *)b->at, b->size);
     a->used -= b->size;
-    memmove(b, b + 1, (a->blocks + a->count-- - b - 1) * sizeof(block));
+    a->count--;
+    memmove(b, b + 1, (a->blocks + a->count - b) * sizeof(block));
     done = true;
   }
   pthread_mutex_unlock(&lock);
@@ -169,8 +178,14 @@ void emu_memory_info(int device, size_t *free_bytes, size_t *usable_bytes) {
   *free_bytes = *usable_bytes - arena_of(device)->used;
   pthread_mutex_unlock(&lock);
 }
-size_t emu_used(int device) { return arenas[device].used; }
-size_t emu_peak(int device) { return arenas[device].peak; }
+static size_t read_locked(const size_t *number) {
+  pthread_mutex_lock(&lock);
+  size_t value = *number;
+  pthread_mutex_unlock(&lock);
+  return value;
+}
+size_t emu_used(int device) { return read_locked(&arenas[device].used); }
+size_t emu_peak(int device) { return read_locked(&arenas[device].peak); }
 void emu_reset_peak(int device) {
   pthread_mutex_lock(&lock);
   arenas[device].peak = arenas[device].used;
@@ -182,9 +197,10 @@ void *emu_reserve(size_t bytes) {
   void *at = map_addresses(bytes);
   if (!at) return NULL;
   pthread_mutex_lock(&lock);
-  add(&reserved, (range){(uintptr_t)at, bytes, -1});
+  bool done = add(&reserved, (range){(uintptr_t)at, bytes, -1});
   pthread_mutex_unlock(&lock);
-  return at;
+  if (!done) munmap(at, bytes);
+  return done ? at : NULL;
 }
 bool emu_unreserve(void *address) {
   pthread_mutex_lock(&lock);
@@ -244,14 +260,16 @@ void *emu_host_alloc(size_t bytes) {
   size_t size = ((bytes ? bytes : 1) + 4095) & ~(size_t)4095;
   void *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (at == MAP_FAILED) return NULL;
-  emu_host_register(at, size);
-  return at;
+  if (emu_host_register(at, size)) return at;
+  munmap(at, size);
+  return NULL;
 }
-void emu_host_register(void *address, size_t bytes) {
+bool emu_host_register(void *address, size_t bytes) {
   pthread_mutex_lock(&lock);
-  add(&pinned, (range){(uintptr_t)address, bytes, 0});
-  pinned_bytes += bytes;
+  bool done = add(&pinned, (range){(uintptr_t)address, bytes, 0});
+  if (done) pinned_bytes += bytes;
   pthread_mutex_unlock(&lock);
+  return done;
 }
 static bool unpin(void *address, bool unmap) {
   pthread_mutex_lock(&lock);
@@ -272,4 +290,4 @@ bool emu_is_pinned(const void *address) {
   pthread_mutex_unlock(&lock);
   return is_pinned;
 }
-size_t emu_pinned_bytes(void) { return pinned_bytes; }
+size_t emu_pinned_bytes(void) { return read_locked(&pinned_bytes); }

@@ -1,12 +1,9 @@
 """Programs and traces as files: compressed JSON, decoded strictly, never executed.
 
 `kind` is a string with one letter per event (a, f, m: allocation, free, start of a phase); `alloc`, `free`,
-`mark` and `sites` have one column for each field. Job and trace stand in one file, so that it plans by
-itself. Formats 9 and 10 hold programs: the tensor events of each in `traces`, its kernel calls and the
-variants of their workspaces in `loops`, with the convolutions for which a library answers. Format 10 is
-written where sizes are not affine in the batch size alone. Formats 4, 7 and 8 are earlier forms, without
-convolutions. Formats 1 to 3, 5 and 6 hold one trace, affine in the
-batch size or of one batch size alone.
+`mark` and `sites` have one column for each field. A file holds the job too, so that it plans by itself:
+`traces` has the tensor events of each program, `loops` its kernel calls and the variants of their workspaces,
+with the convolutions for which a library answers.
 """
 
 import zlib
@@ -22,7 +19,6 @@ from planner._support.atomic_write import save
 from planner._support.gzip_text import pack, read_packed
 from planner.errors import DataFileError
 from planner.program import (
-    LARGEST_BATCH,
     AffineAlloc,
     Capability,
     ConvolutionExpr,
@@ -59,13 +55,11 @@ from planner.store.layout import (
     ProvenanceColumns,
     SiteColumns,
     TargetObject,
-    TraceDocument,
     VariantArray,
 )
 
 LARGEST_FILE_BYTES = 2**26  # unpacked; a Llama of 70 B takes 2 * 10**6, and JSON in memory 20 times as much
-AFFINE_FORMAT, FORMAT = 9, 10
-TRACE_FORMATS, PROGRAM_FORMATS = (1, 2, 3, 5, 6), (4, 7, 8, AFFINE_FORMAT, FORMAT)
+FORMAT = 1
 # Of a program from a file, so that it specializes in seconds: events of its kernels, and nodes to evaluate.
 # BERT's three steps have some 10**4 of the first, and 500 of the second.
 MOST_KERNEL_EVENTS = 2**24
@@ -76,18 +70,14 @@ class EncodedProgram(Struct, frozen=True):
     """A program whose variants are decoded by compute capability, as they are needed."""
 
     program: Program
-    kernels: KernelsObject | None  # None: the file holds a trace
-    batches: tuple[int, ...]  # for which a trace holds: one, or more for any batch size
+    kernels: KernelsObject
 
     def load_target(self, capability: Capability) -> bool:
-        """Decode the variants for GPUs of a compute capability, for all of which a trace holds; false where
-        the file has none. Raises ValueError, LookupError or TypeError for broken variants.
+        """Decode the variants for GPUs of a compute capability; return False if the file has none.
+
+        Raises ValueError, LookupError or TypeError for broken variants.
         """
         if capability in self.program.targets:
-            return True
-        if self.kernels is None:
-            low, high = (self.batches[0],) * 2 if len(self.batches) == 1 else (1, LARGEST_BATCH)
-            self.program.targets[capability] = Variants(0, low, high, [])
             return True
         chip = self.kernels.chips.get(_name(capability))
         if chip is not None:
@@ -122,21 +112,18 @@ def load_programs(path: Path) -> ProgramFile:
 
 def _decode(content: bytes) -> ProgramFile:
     version = msgspec.json.decode(content, type=AnyDocument).format
-    if version in PROGRAM_FORMATS:
-        file = msgspec.json.decode(content, type=ProgramDocument)
-        pairs = zip(file.traces, file.loops, strict=True)
-        return ProgramFile(tuple(_encoded(events, kernels) for events, kernels in pairs), file.about)
-    if version in TRACE_FORMATS:
-        plain = msgspec.json.decode(content, type=TraceDocument)
-        return ProgramFile((_encoded(plain, None),), plain.about)
-    raise ValueError(f"its format is {version}, this version reads 1 to {FORMAT}")
+    if version != FORMAT:
+        raise ValueError(f"its format is {version}, this version reads {FORMAT}")
+    file = msgspec.json.decode(content, type=ProgramDocument)
+    pairs = zip(file.traces, file.loops, strict=True)
+    return ProgramFile(tuple(_encoded(events, kernels) for events, kernels in pairs), file.about)
 
 
-def _encoded(events: EventsObject, kernels: KernelsObject | None) -> EncodedProgram:
+def _encoded(events: EventsObject, kernels: KernelsObject) -> EncodedProgram:
     program = Program(
         tuple(_decode_events(events)),
         tuple(Site(*row) for row in _rows(events.sites)),
-        () if kernels is None else tuple(_decode_calls(kernels)),
+        tuple(_decode_calls(kernels)),
         unknown_ops=tuple(events.unknown_ops),
         notes=tuple(events.notes),
         provenance=tuple(TensorProvenance(*row) for row in _rows(events.details)),
@@ -146,7 +133,7 @@ def _encoded(events: EventsObject, kernels: KernelsObject | None) -> EncodedProg
         unit=events.unit,
     )
     validate_program(program, events.batches)
-    return EncodedProgram(program, kernels, tuple(events.batches))
+    return EncodedProgram(program, kernels)
 
 
 def _rows(columns: Struct | None) -> Iterator[tuple[Any, ...]]:
@@ -235,8 +222,7 @@ def _name(capability: Capability) -> str:
 
 def _document(programs: Sequence[Program], about: About) -> ProgramDocument:
     events = [_encode_events(program) for program in programs]
-    version = AFFINE_FORMAT if all(program.is_affine for program in programs) else FORMAT
-    return ProgramDocument(version, about, events, [_encode_kernels(program) for program in programs])
+    return ProgramDocument(FORMAT, about, events, [_encode_kernels(program) for program in programs])
 
 
 def _encode_events(program: Program) -> EventsObject:

@@ -55,7 +55,7 @@ class SavedJob:
     @property
     def has_queries(self) -> bool:
         """Return whether a library answers for the workspaces of its convolutions."""
-        return any(one.kernels is not None and one.kernels.convolutions for one in self.file.programs)
+        return any(one.kernels.convolutions for one in self.file.programs)
 
     def trace(self, batch: int, target: Target) -> Trace:
         """Return the trace at a batch size. Raises UsageError where the file does not cover it."""
@@ -140,11 +140,7 @@ class SavedJob:
         """Return the programs for such GPUs; those of the GPU that was planned for where there are none."""
         try:
             for capability in (target.capability, self.target.capability):
-                programs = [
-                    one.program
-                    for one in self.file.programs
-                    if (one.kernels or capability == self.target.capability) and one.load_target(capability)
-                ]
+                programs = [one.program for one in self.file.programs if one.load_target(capability)]
                 if programs:
                     return programs
         except BROKEN as error:

@@ -124,11 +124,6 @@ class KernelsObject(Struct, forbid_unknown_fields=True, omit_defaults=True):
     convolutions: dict[int, list[ConvolutionArray]] = {}  # of variants, by index into the pool
 
 
-class TraceDocument(EventsObject, kw_only=True):
-    format: int
-    about: About
-
-
 class ProgramDocument(Struct, forbid_unknown_fields=True):
     format: int
     about: About

@@ -17,7 +17,7 @@ from planner.program.events import Category, Free, Phase, PhaseStart, Site, Tens
 from planner.program.program import AffineAlloc, Program, ProgramEvent, validate_program
 from planner.store import codec as trace_file
 from planner.store.codec import load_programs, save_programs
-from tests.helpers.traces import GA102, program_of, programs
+from tests.helpers.traces import program_of, programs
 
 EVENTS: tuple[ProgramEvent, ...] = (
     PhaseStart(0, Phase.SETUP),
@@ -30,10 +30,8 @@ EVENTS: tuple[ProgramEvent, ...] = (
 SITES = (Site("", "to"), Site("conv1", "aten.convolution.default"))
 PROGRAM = program_of(EVENTS, SITES, ("aten.mystery.default",), ("traced with torch 2.13",))
 ABOUT = {"job": {"model": "resnet50", "steps": 3}, "batch": 128, "capability": [8, 6], "rate": 0.5}
-DOCUMENT: dict[str, Any] = {
-    "format": 1,
-    "about": ABOUT,
-    "batches": [2, 3, 128],
+TRACE: dict[str, Any] = {
+    "batches": [2, 3],
     "unknown_ops": ["aten.mystery.default"],
     "notes": ["traced with torch 2.13"],
     "sites": {"module": ["", "conv1"], "op": ["to", "aten.convolution.default"]},
@@ -44,15 +42,15 @@ DOCUMENT: dict[str, Any] = {
         "per_sample_bytes": [0, 802816],
         "role": ["parameters", "activations"],
         "site": [0, 1],
+        "optional": [False, False],
     },
     "free": {"block": [7]},
     "mark": {"step": [0, 1, 1], "phase": ["setup", "forward", "end"]},
 }
-
-NEW_DOCUMENT: dict[str, Any] = {
-    "format": 9,
+DOCUMENT: dict[str, Any] = {
+    "format": 1,
     "about": ABOUT,
-    "traces": [{name: DOCUMENT[name] for name in DOCUMENT if name not in ("format", "about")}],
+    "traces": [TRACE],
     "loops": [
         {
             "outputs": [],
@@ -62,7 +60,6 @@ NEW_DOCUMENT: dict[str, Any] = {
         }
     ],
 }
-NEW_DOCUMENT["traces"][0] |= {"batches": [2, 3], "alloc": DOCUMENT["alloc"] | {"optional": [False, False]}}
 
 Folder = pytest.TempPathFactory
 texts = st.text(max_size=10)
@@ -138,13 +135,12 @@ def test_round_trip(tmp_path_factory: Folder, program: Program, about: dict[str,
 def test_layout(tmp_path: Path) -> None:
     """A file is gzip around the JSON that the module describes."""
     save_programs([PROGRAM], tmp_path / "t", ABOUT)
-    assert json.loads(gzip.decompress((tmp_path / "t").read_bytes())) == NEW_DOCUMENT
+    assert json.loads(gzip.decompress((tmp_path / "t").read_bytes())) == DOCUMENT
 
 
 def test_reads_the_layout(tmp_path: Path) -> None:
-    """A file of that layout or an older one is read from any writer."""
+    """A file of that layout is read from any writer."""
     assert load(pack(DOCUMENT), tmp_path) == (PROGRAM, ABOUT)
-    assert load(pack(NEW_DOCUMENT), tmp_path) == (PROGRAM, ABOUT)
 
 
 def test_equal_bytes(tmp_path: Path) -> None:
@@ -273,8 +269,8 @@ WHOLE = pack(DOCUMENT)
         (pack({"format": True}), "Expected `int`, got `bool` - at `$.format`"),
         (pack({"format": 1.0}), "Expected `int`, got `float` - at `$.format`"),
         (pack({"format": "1\n2"}), "Expected `int`, got `str` - at `$.format`"),
-        (pack({"format": 9}), "Object missing required field `about`"),
-        (pack({"format": 1}), "Object missing required field `batches`"),
+        (pack({"format": 1}), "Object missing required field `about`"),
+        (pack({"format": 2}), "its format is 2, this version reads 1"),
     ],
 )
 def test_no_trace_file(tmp_path: Path, content: bytes, flaw: str) -> None:
@@ -285,8 +281,7 @@ def test_no_trace_file(tmp_path: Path, content: bytes, flaw: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "flaw"),
     [
-        ("surplus", 1, "Object contains unknown field `surplus`"),
-        ("about", [["batch", 8]], "Expected `object`, got `array` - at `$.about`"),
+        ("surplus", 1, "Object contains unknown field `surplus` - at `$`"),
         ("batches", 2, "Expected `array`, got `int` - at `$.batches`"),
         ("batches", [], "Expected `array` of length >= 1 - at `$.batches`"),
         ("batches", [0, 2], "batch sizes [0, 2]: not positive, or a block without bytes"),
@@ -315,7 +310,7 @@ def test_no_trace_file(tmp_path: Path, content: bytes, flaw: str) -> None:
         ("alloc.site", [0], "zip() argument 5 is shorter than arguments 1-4"),
         ("alloc.site", None, "Expected `array`, got `null` - at `$.alloc.site`"),
         ("alloc.extra", [0, 1], "Object contains unknown field `extra` - at `$.alloc`"),
-        ("alloc.fixed_bytes", [0, 1], "batch sizes [2, 3, 128]: not positive, or a block without bytes"),
+        ("alloc.fixed_bytes", [0, 1], "batch sizes [2, 3]: not positive, or a block without bytes"),
         (
             "alloc.fixed_bytes",
             [2**63, 1],
@@ -336,9 +331,9 @@ def test_no_trace_file(tmp_path: Path, content: bytes, flaw: str) -> None:
     ],
 )
 def test_broken_documents(tmp_path: Path, key: str, value: object, flaw: str | None) -> None:
-    """A document with one wrong value is refused in one line that names the place; None: it is read."""
+    """A trace with one wrong value is refused in one line that names the place; None: it is read."""
     document = deepcopy(DOCUMENT)
-    inner = document
+    inner = document["traces"][0]
     *path, last = key.split(".")
     for step in path:
         inner = inner[step]
@@ -346,41 +341,29 @@ def test_broken_documents(tmp_path: Path, key: str, value: object, flaw: str | N
     if flaw is None:
         load(pack(document), tmp_path)
     else:
-        assert refusal(pack(document), tmp_path) == broken(flaw)
+        assert refusal(pack(document), tmp_path) == broken(flaw.replace("`$", "`$.traces[0]"))
 
 
-@pytest.mark.parametrize("key", [*DOCUMENT, *(f"alloc.{name}" for name in DOCUMENT["alloc"])])
+@pytest.mark.parametrize("key", [*TRACE, *(f"alloc.{name}" for name in TRACE["alloc"] if name != "optional")])
 def test_missing_keys(tmp_path: Path, key: str) -> None:
-    """A document that lacks a key is refused with its name."""
+    """A trace that lacks a key is refused with its name."""
     document = deepcopy(DOCUMENT)
+    trace = document["traces"][0]
     outer, _, inner = key.partition(".")
-    del (document[outer] if inner else document)[inner or outer]
-    where = f" - at `$.{outer}`" if inner else ""
-    message = f"Object missing required field `{inner or outer}`{where}"
+    del (trace[outer] if inner else trace)[inner or outer]
+    where = f".{outer}" if inner else ""
+    message = f"Object missing required field `{inner or outer}` - at `$.traces[0]{where}`"
     assert refusal(pack(document), tmp_path) == broken(message)
 
 
-def test_formats_with_programs(tmp_path: Path) -> None:
-    """Formats 4 and 7 are read as format 8; formats 2, 3, 5 and 6 as format 1."""
-    own = NEW_DOCUMENT["traces"][0]
-    details = {name: [] for name in ("block", "shape", "dtype", "source", "code")}
-    growth = {name: [] for name in ("module", "op", "source", "code", "is_garbage")}
-    older = NEW_DOCUMENT | {"format": 4, "traces": [own | {"details": details}]}
-    assert load(pack(older), tmp_path) == (PROGRAM, ABOUT)
-    grown = NEW_DOCUMENT | {"format": 7, "traces": [own | {"details": details, "growth_sources": growth}]}
-    assert load(pack(grown), tmp_path) == (PROGRAM, ABOUT)
-    columns = DOCUMENT["alloc"] | {"optional": [False, True]}
-    plain, _ = load(pack(DOCUMENT | {"format": 3, "details": details, "alloc": columns}), tmp_path)
-    assert [event.may_fail for event in plain.events if isinstance(event, AffineAlloc)] == [False, True]
-    with_details = DOCUMENT | {
-        "format": 2,
-        "batches": [4],
-        "alloc": DOCUMENT["alloc"] | {"per_sample_bytes": [0, 0], "fixed_bytes": [1, 2]},
-        "details": {"block": [7], "shape": [[1, 2]], "dtype": ["float32"], "source": ["a:1"], "code": ["x"]},
-    }
-    program, _ = load(pack(with_details), tmp_path)
+def test_optional_columns(tmp_path: Path) -> None:
+    """Allocations that may fail, and the provenance of blocks, come back."""
+    details = {"block": [7], "shape": [[1, 2]], "dtype": ["float32"], "source": ["a:1"], "code": ["x"]}
+    alloc = TRACE["alloc"] | {"optional": [False, True]}
+    trace = TRACE | {"alloc": alloc, "details": details}
+    program, _ = load(pack(DOCUMENT | {"traces": [trace]}), tmp_path)
+    assert [event.may_fail for event in program.events if isinstance(event, AffineAlloc)] == [False, True]
     assert program.provenance == (TensorProvenance(7, (1, 2), "float32", "a:1", "x"),)
-    assert program.is_constant(GA102)
 
 
 @pytest.mark.parametrize(
@@ -397,14 +380,14 @@ def test_formats_with_programs(tmp_path: Path) -> None:
     ],
 )
 def test_broken_programs(tmp_path: Path, changes: dict[str, object], flaw: str) -> None:
-    """A document of programs is read as strictly as one of a trace."""
-    assert refusal(pack(NEW_DOCUMENT | changes), tmp_path) == broken(flaw)
+    """What surrounds the traces of a document is read as strictly as they are."""
+    assert refusal(pack(DOCUMENT | changes), tmp_path) == broken(flaw)
 
 
 def test_long_errors_are_cut(tmp_path: Path) -> None:
     """A long value out of the file does not fill the screen."""
     document = deepcopy(DOCUMENT)
-    document["alloc"]["role"] = ["parameters", "x\n" * 10**5]
+    document["traces"][0]["alloc"]["role"] = ["parameters", "x\n" * 10**5]
     assert len(refusal(pack(document), tmp_path)) < 260
 
 

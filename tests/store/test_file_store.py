@@ -249,7 +249,7 @@ LOOP: dict[str, Any] = {
 }
 ABOUT = {"job": JOB, "batch": 5, "capability": [8, 6]}
 LOOPS: dict[str, Any] = {
-    "format": 4,
+    "format": 1,
     "about": ABOUT | {"multiprocessors": 28},
     "traces": [
         OWN
@@ -272,19 +272,14 @@ def scratch(path: Path, batch: int, chip: Target) -> tuple[list[int], tuple[str,
     return taken, trace.notes
 
 
-def test_older_files_plan_as_before(tmp_path: Path) -> None:
-    """A file of format 1 is a line for all batch sizes, on every GPU, with a note on other ones."""
-    path = written(tmp_path, {"format": 1, "about": ABOUT} | OWN)
-    saved = open_saved(path)
-    assert (saved.batch, saved.target.capability, saved.is_any_batch) == (5, (8, 6), True)
-    assert scratch(path, 7, Target((8, 6), 28)) == ([4096, 7168], ())
-    note = "traced for compute capability 8.6; this GPU's kernels may take other memory"
-    assert scratch(path, 1, Target((9, 0), 132)) == ([4096, 1024], (note,))
-    single = OWN | {
-        "batches": [5],
-        "alloc": OWN["alloc"] | {"per_sample_bytes": [0, 0], "fixed_bytes": [1, 2]},
-    }
-    path = written(tmp_path, {"format": 1, "about": ABOUT} | single)
+def test_a_program_of_one_batch_size_holds_for_no_other(tmp_path: Path) -> None:
+    """A program whose sizes do not grow with the batch plans the batch size that it was captured at."""
+    alloc = OWN["alloc"] | {"per_sample_bytes": [0, 0], "fixed_bytes": [1, 2]}
+    chip = {"blas_bytes": 0, "first": 5, "last": 5, "cases": []}
+    loop = LOOP | {"kernels": {name: [] for name in LOOP["kernels"]}, "chips": {"8.6": chip}}
+    single = LOOPS | {"traces": [OWN | {"batches": [5], "alloc": alloc}], "loops": [loop]}
+    path = written(tmp_path, single)
+    assert not open_saved(path).is_any_batch
     assert scratch(path, 5, Target((8, 6), 28)) == ([1, 2], ())
     with pytest.raises(UsageError, match="this trace holds for batch 5 only; capture batch 6 again"):
         scratch(path, 6, Target((8, 6), 28))

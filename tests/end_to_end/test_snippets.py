@@ -18,7 +18,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-PAGES = [README, *(ROOT / "docs" / name for name in ("recipes.md", "devices.md", "catalogue.md"))]
+PAGES = [README, *(ROOT / "docs" / name for name in ("usage.md", "recipes.md", "devices.md", "catalogue.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# (\w+\.(?:py|yaml))\n")
 REMARK = re.compile(r"\s{3,}(#|[A-Za-z]).*")  # three spaces behind a command, or more

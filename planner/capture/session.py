@@ -124,7 +124,7 @@ class _Session(Struct, frozen=True):
                 stack.enter_context(technique.open_process(job, placement, self.stages))
             model, run = stack.enter_context(interpretation.open_model(lambda: self.build(job)))
             trace = self._record(job, batch, model, run, placement)
-        return replace(trace, notes=(*trace.notes, *interpretation.notes()))
+        return interpretation.describe(trace)
 
     def _record(self, job: Job, batch: int, model: nn.Module, run: Run, placement: Placement) -> Trace:
         """Change the model by the techniques of the job, and record its loop."""

@@ -25,7 +25,7 @@ from planner.hardware.residuals import (
     quantile,
 )
 from planner.jobs import INSTALLED, STORED, Job, Lengths, MemoryFormat, Mode, Precision, TensorSpec
-from planner.program import NEWEST_TORCH, Alloc, Category, ConvWorkspaceSource, Trace, torch_version_of
+from planner.program import NEWEST_TORCH, Alloc, Category, ConvWorkspaceSource, Fact, Trace, torch_version_of
 
 FEW_CONVOLUTIONS = 4  # up to so many cut an image into patches, and workspaces of cuDNN matter little
 LARGE_PARAMETERS = 10**9
@@ -166,7 +166,7 @@ def _is_large(job: Job, trace: Trace) -> bool:
 
 def _unlike(job: Job, trace: Trace, sites: Counter[str]) -> Iterator[str]:
     """Yield the job's features that no run shows, as ends of a sentence."""
-    if any(word in op for op in sites for word in _DETECTION) or trace.has_random_sizes:
+    if any(word in op for op in sites for word in _DETECTION) or Fact.RANDOM_SIZES in trace.facts:
         yield "has tensors whose sizes depend on values, as detectors do"
     if job.mode is Mode.GENERATE:
         yield "generates"

@@ -187,6 +187,7 @@ def _stitch(full: Trace, smaller: Trace, order: _Order) -> Trace | None:
         sites=tuple(sites),
         unknown_ops=tuple(sorted({*full.unknown_ops, *smaller.unknown_ops})),
         notes=tuple(dict.fromkeys((*full.notes, *smaller.notes))),
+        facts=full.facts | smaller.facts,
         provenance=tuple(provenance),
         conv_workspaces=tuple(conv_workspaces),
         convolutions=convolutions,

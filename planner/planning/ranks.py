@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from planner.jobs import Job
 from planner.planning.estimate import Estimate, RankFigures
-from planner.program import Outcome, Trace
+from planner.program import Fact, Outcome, Trace
 
 MOST_RANKS = 8  # all of which are planned where they may differ
 _ORDER = (Outcome.FITS, Outcome.FITS_WITH_RETRIES, Outcome.DOES_NOT_FIT)
@@ -27,7 +27,7 @@ def ranks_beside(job: Job, trace: Trace) -> tuple[int, ...]:
     model that the planner shards, the last, since parts become smaller from rank to rank.
     """
     count = count_ranks(job)
-    if trace.has_equal_parts:
+    if Fact.EQUAL_PARTS in trace.facts:
         return ()
     if count <= MOST_RANKS:
         return tuple(range(1, count))

@@ -16,8 +16,8 @@ from .diff import first_divergence as first_divergence
 from .events import (
     Alloc as Alloc, Category as Category, Event as Event, Free as Free, GRAPH_POOL as GRAPH_POOL,
     GrowthSource as GrowthSource,
-    Outcome as Outcome, Phase as Phase, PhaseStart as PhaseStart, RANDOM_COURSE_NOTE as RANDOM_COURSE_NOTE,
-    EQUAL_PARTS_NOTE as EQUAL_PARTS_NOTE, RANDOM_VALUES_NOTE as RANDOM_VALUES_NOTE, Site as Site,
+    Outcome as Outcome, Phase as Phase, PhaseStart as PhaseStart, Fact as Fact,
+    Site as Site,
     NextWorkspaces as NextWorkspaces, TensorProvenance as TensorProvenance,
     Trace as Trace,
 )

@@ -11,13 +11,6 @@ from msgspec import Struct
 
 from planner.program.convolution import Convolution, ConvWorkspace, ConvWorkspaceSource, Workspaces
 
-# Parts of the notes of traces in which chance decides conditions, and in which it decides sizes.
-RANDOM_COURSE_NOTE = "random numbers on the CPU"
-RANDOM_VALUES_NOTE = "values drawn at random"
-# Part of the note of a trace that is the same on all ranks.
-EQUAL_PARTS_NOTE = "all ranks hold equal parts"
-
-
 # In place of a stream: the private memory pool of CUDA graphs, all captured on one stream. Pools of graphs
 # that a user's code captures have the numbers after it.
 GRAPH_POOL = 2**20
@@ -44,6 +37,13 @@ class Phase(StrEnum):
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
     END = "end"  # the loop is over, its names still alive
+
+
+class Fact(StrEnum):
+    """A property of a trace by which a plan proceeds; the notes tell it to people."""
+
+    RANDOM_SIZES = "random_sizes"  # some sizes depend on values that were drawn at random
+    EQUAL_PARTS = "equal_parts"  # all ranks hold equal parts, so the trace is the same on each
 
 
 class Outcome(StrEnum):
@@ -133,25 +133,11 @@ class Trace(Struct, frozen=True):
     next_workspaces: NextWorkspaces | None = None  # after a refused one; None: they are not known
     pinned: tuple[int, ...] = ()  # bytes of each block of pinned host memory, when they were most
     workspaces_of: WorkspacesOf | None = None  # what answered for convolutions
+    facts: frozenset[Fact] = frozenset()
 
     def convolution_by_block(self) -> Mapping[int, Convolution]:
         """Return the convolutions whose workspaces blocks are, as far as they are known."""
         return self.convolutions or {row.block: row.convolution for row in self.conv_workspaces}
-
-    @property
-    def has_random_sizes(self) -> bool:
-        """Return whether some sizes depend on values that were drawn at random."""
-        return any(RANDOM_VALUES_NOTE in note for note in self.notes)
-
-    @property
-    def has_equal_parts(self) -> bool:
-        """Return whether the trace is that of any rank of its job."""
-        return any(EQUAL_PARTS_NOTE in note for note in self.notes)
-
-    @property
-    def is_random(self) -> bool:
-        """Return whether random values decide sizes or the model's course."""
-        return self.has_random_sizes or any(RANDOM_COURSE_NOTE in note for note in self.notes)
 
 
 def validate(trace: Trace) -> None:

@@ -221,7 +221,7 @@ def fit_traces(
     convolutions = sorted((replace(row, block=names[row.block]) for row in rows), key=lambda row: row.block)
     return Program(
         tuple(merged), sites, unknown_ops=unknown_ops, notes=notes, growth_sources=growth, pinned=pinned,
-        conv_workspaces=tuple(convolutions),
+        conv_workspaces=tuple(convolutions), facts=first.facts,
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from planner.program.events import (
     Alloc,
     Category,
     Event,
+    Fact,
     Free,
     GrowthSource,
     PhaseStart,
@@ -110,6 +111,7 @@ class Program:
     targets: dict[Capability, Variants] = field(default_factory=dict)
     unknown_ops: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    facts: frozenset[Fact] = frozenset()
     provenance: tuple[TensorProvenance, ...] = ()  # of programs for one batch size alone
     conv_workspaces: tuple[ConvWorkspace, ...] = ()  # likewise
     growth_sources: tuple[GrowthSource, ...] = ()
@@ -187,7 +189,7 @@ class Program:
         rows = self.provenance, self.conv_workspaces, self.growth_sources
         pinned = tuple(fixed + per_sample * units for fixed, per_sample in self.pinned)
         trace = Trace(events, self.sites, batch, self.unknown_ops, self.notes, *rows, pinned=pinned)
-        return replace(trace, convolutions=convolutions)
+        return replace(trace, convolutions=convolutions, facts=self.facts)
 
     def _splice(
         self, batch: int, workspaces: KernelWorkspaces, convolutions: dict[int, Convolution]
@@ -295,6 +297,7 @@ def constant_program(trace: Trace, target: Target) -> Program:
         targets={target.capability: Variants(0, trace.batch, trace.batch, [])},
         unknown_ops=trace.unknown_ops,
         notes=trace.notes,
+        facts=trace.facts,
         provenance=trace.provenance,
         conv_workspaces=trace.conv_workspaces,
         growth_sources=trace.growth_sources,

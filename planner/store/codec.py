@@ -126,6 +126,7 @@ def _encoded(events: EventsObject, kernels: KernelsObject) -> EncodedProgram:
         tuple(_decode_calls(kernels)),
         unknown_ops=tuple(events.unknown_ops),
         notes=tuple(events.notes),
+        facts=frozenset(events.facts),
         provenance=tuple(TensorProvenance(*row) for row in _rows(events.details)),
         conv_workspaces=tuple(ConvWorkspace(*row) for row in _rows(events.asked)),
         growth_sources=tuple(GrowthSource(*row) for row in _rows(events.growth_sources)),
@@ -245,6 +246,7 @@ def _encode_events(program: Program) -> EventsObject:
         growth_sources=_table(GrowthColumns, GrowthSource, program.growth_sources),
         pinned=[list(line) for line in program.pinned],
         unit=program.unit,
+        facts=sorted(program.facts),
     )
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from planner.program import Category, Direction, Phase
+from planner.program import Category, Direction, Fact, Phase
 
 LARGEST_NUMBER = 2**63 - 1  # what torch counts with
 
@@ -86,6 +86,7 @@ class EventsObject(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_on
     growth_sources: GrowthColumns | None = None
     pinned: list[list[Int]] = []  # bytes of a pinned block of the host, and bytes a sample
     unit: int = 1  # samples, of which batch sizes are multiples
+    facts: list[Fact] = []
 
 
 class CallColumns(Struct, forbid_unknown_fields=True, omit_defaults=True):

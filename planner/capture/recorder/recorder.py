@@ -30,7 +30,18 @@ from planner.capture.workspaces.ops import KernelOp, Ops, Outputs, answer_convol
 from planner.capture.workspaces.registry import is_unknown
 from planner.capture.workspaces.tensor.gemm import CublasWorkspaces, uses_cublas
 from planner.capture.wrapped import calls_operators_itself, is_wrapped, parts
-from planner.program import GRAPH_POOL, Alloc, Category, ConvWorkspace, OpKind, Phase, Site, Target, Trace
+from planner.program import (
+    GRAPH_POOL,
+    Alloc,
+    Category,
+    ConvWorkspace,
+    Fact,
+    OpKind,
+    Phase,
+    Site,
+    Target,
+    Trace,
+)
 
 aten = torch.ops.aten
 _META = torch.device("meta")
@@ -68,6 +79,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._calls = calls
         self._run = MetaRunner(target.capability).run if run is None else run
         self.unknown_ops: set[str] = set()
+        self.facts: set[Fact] = set()  # of the trace
         self.running: str | None = None  # the operator in flight, for error messages
         self.target = target
         self._log = AllocationLog(provenance)
@@ -198,7 +210,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         conv_workspaces = tuple(rows[block] for block in blocks if block in rows)
         unknown = tuple(sorted(self.unknown_ops))
         trace = Trace(events, self._log.sites(), batch, unknown, notes, provenance, conv_workspaces)
-        return replace(trace, pinned=self.host.most_pinned) if self.host.most_pinned else trace
+        return replace(trace, pinned=self.host.most_pinned, facts=frozenset(self.facts))
 
     # ---- called by torch
 

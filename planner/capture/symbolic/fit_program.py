@@ -12,6 +12,7 @@ from planner.program import (
     Alloc,
     Category,
     Event,
+    Fact,
     Free,
     KernelCall,
     NotAffineError,
@@ -38,7 +39,7 @@ def fit_program(runs: Sequence[RecordedRun], job: Job, unit: int = 1) -> Program
     Batch sizes are counted in units of so many samples. Raises NotAffineError.
     """
     traces = [replace(run.trace, batch=run.trace.batch // unit) for run in runs]
-    if any(trace.has_random_sizes for trace in traces):
+    if any(Fact.RANDOM_SIZES in trace.facts for trace in traces):
         raise NotAffineError("sizes depend on random values")
     first = traces[0]
     split = [_split_kernels(run) for run in runs]
@@ -54,6 +55,7 @@ def fit_program(runs: Sequence[RecordedRun], job: Job, unit: int = 1) -> Program
         tuple(calls),
         unknown_ops=first.unknown_ops,
         notes=first.notes,
+        facts=first.facts,
         growth_sources=first.growth_sources,
         pinned=fit_pinned(first, traces[1]),
         unit=unit,

@@ -281,6 +281,7 @@ def _program_at(family: _Family, size: Size, job: Job, target: Target) -> Progra
         calls,
         unknown_ops=base.unknown_ops,
         notes=base.notes,
+        facts=base.facts,
         growth_sources=base.growth_sources,
         torch=base.torch,
         rules=SignatureRules(job, signatures),

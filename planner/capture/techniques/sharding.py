@@ -18,7 +18,7 @@ from planner.capture.techniques.technique import Notes, Technique
 from planner.capture.techniques.tensor_parallel import split_tensors
 from planner.errors import UsageError
 from planner.jobs import Job
-from planner.program import EQUAL_PARTS_NOTE, Category
+from planner.program import Category, Fact
 
 
 def rank_count(job: Job) -> int:
@@ -67,15 +67,17 @@ def _shard_model(model: nn.Module, job: Job, recorder: Recorder) -> tuple[str, .
     if job.fsdp:
         names = tuple(name for name in mesh.mesh_dim_names if name != "tp")
         notes.append(fsdp.shard_blocks(model, job, given, mesh[names], recorder))
-    return (*notes, *_note_on_parts(model))
+    if not _has_equal_parts(model):
+        return tuple(notes)
+    recorder.facts.add(Fact.EQUAL_PARTS)
+    return (*notes, "the parameters divide evenly: all ranks hold equal parts")
 
 
-def _note_on_parts(model: nn.Module) -> Iterator[str]:
-    """Yield that ranks do not differ, where each parameter divides evenly over them."""
+def _has_equal_parts(model: nn.Module) -> bool:
+    """Return whether ranks do not differ, since each parameter divides evenly over them."""
     from torch.distributed.tensor import DTensor
 
-    if all(_is_even(one) for one in model.parameters() if isinstance(one, DTensor)):
-        yield f"the parameters divide evenly: {EQUAL_PARTS_NOTE}"
+    return all(_is_even(one) for one in model.parameters() if isinstance(one, DTensor))
 
 
 def _is_even(parameter: Any) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from msgspec.structs import replace
 from torch import nn
 
 from planner.capture.meta_kernels.run import MetaRunner
@@ -11,6 +12,7 @@ from planner.capture.recorder.recorder import Run
 from planner.capture.values.deterministic import construct_with_buffers, deterministic_values
 from planner.capture.values.interpreter import DataDependentError, ValueInterpreter
 from planner.capture.values.reads import ReadPolicy
+from planner.program import Fact, Trace
 
 
 class Interpretation(Protocol):
@@ -26,8 +28,8 @@ class Interpretation(Protocol):
         """Build a model, and yield it with the function that runs its operators."""
         ...
 
-    def notes(self) -> tuple[str, ...]:
-        """Return notes after the run."""
+    def describe(self, trace: Trace) -> Trace:
+        """Return the trace with notes and facts about the values of the run."""
         ...
 
 
@@ -45,9 +47,9 @@ class Shapes:
         """Build a model, and yield it with the function that runs its operators."""
         yield build(), MetaRunner(self._capability).run
 
-    def notes(self) -> tuple[str, ...]:
-        """Return no notes."""
-        return ()
+    def describe(self, trace: Trace) -> Trace:
+        """Return the trace as it is."""
+        return trace
 
 
 class Values:
@@ -72,6 +74,11 @@ class Values:
             buffers.clear()  # a tensor that the step replaces is freed
             yield model, self._interpreter.run
 
-    def notes(self) -> tuple[str, ...]:
-        """Return notes on the values that were computed or drawn."""
-        return () if self._interpreter is None else self._first_read.notes(self._interpreter)
+    def describe(self, trace: Trace) -> Trace:
+        """Return the trace with notes on the values that were computed or drawn."""
+        values = self._interpreter
+        assert values is not None
+        facts = {Fact.RANDOM_SIZES} if values.has_random_shapes else set()
+        return replace(
+            trace, notes=(*trace.notes, *self._first_read.notes(values)), facts=trace.facts | facts
+        )

@@ -41,7 +41,7 @@ from planner.capture.values.reads import (
     scaled_result,
 )
 from planner.errors import ModelError
-from planner.program import RANDOM_COURSE_NOTE, RANDOM_VALUES_NOTE, Capability, Phase
+from planner.program import Capability, Phase
 
 aten = torch.ops.aten
 
@@ -63,11 +63,13 @@ class DataDependentError(ModelError):
         """Return notes on the values that a second capture had at this place."""
         if values.has_random_shapes:
             how = (
-                f"shapes that depend on them come from {RANDOM_VALUES_NOTE} on the CPU, not from data and "
+                "shapes that depend on them come from values drawn at random on the CPU, not from data and "
                 "trained weights"
             )
         elif values.has_random_reads:
-            how = f"conditions on them are decided by {RANDOM_COURSE_NOTE}, not by data and trained weights"
+            how = (
+                "conditions on them are decided by random numbers on the CPU, not by data and trained weights"
+            )
         else:
             how = "they were computed on the CPU"
         return (*values.notes(), f"{self.place}, which reads values: {how}")

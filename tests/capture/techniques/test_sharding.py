@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from planner.capture.session import record
 from planner.errors import UsageError
 from planner.jobs import Job, Loss, Mode, Optimizer, TensorSpec, resolve_job
-from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Trace, validate
+from planner.program.events import Alloc, Category, Fact, Free, Phase, PhaseStart, Trace, validate
 from tests.helpers.models import AMPERE, job_of
 
 WIDE = 512
@@ -281,8 +281,9 @@ def test_the_last_rank_pads_its_parts_in_the_first_forward_pass() -> None:
 
 def test_only_parts_that_divide_evenly_are_alike_on_all_ranks() -> None:
     """The 11 rows of the head divide over 11 ranks and not over 2; 512 divide over 2 alone."""
-    assert not sharded(2).has_equal_parts
-    assert record(job_of(str(WIDE), fsdp=2, mode=Mode.TRAIN), 4, AMPERE, meta_block).has_equal_parts
+    assert Fact.EQUAL_PARTS not in sharded(2).facts
+    even = record(job_of(str(WIDE), fsdp=2, mode=Mode.TRAIN), 4, AMPERE, meta_block)
+    assert Fact.EQUAL_PARTS in even.facts
 
 
 def test_offloaded_parts_are_gathered_from_pinned_memory() -> None:

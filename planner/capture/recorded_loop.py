@@ -28,9 +28,9 @@ def record_loop(loop: CapturedLoop, capability: tuple[int, int]) -> Trace:
             cuda_semantics(capability, recorder.target.torch) as suspended,
             devices_shown(),
             _without_garbage_collection(),
-            _notes_of_run(dataclasses.replace(loop, suspended=suspended)) as notes,
+            ExitStack() as stack,
         ):
-            trace = recorder.finish(batch, notes)
+            trace = recorder.finish(batch, _run(dataclasses.replace(loop, suspended=suspended), stack))
             return replace(trace, growth_sources=growth_sources(trace, recorder))
     except BatchTooLargeError as error:
         where = f"{job.model}: {recorder.place()} at batch {batch}{source_line(error)}"
@@ -42,20 +42,18 @@ def record_loop(loop: CapturedLoop, capability: tuple[int, int]) -> Trace:
         raise explain(job, batch, recorder, error) from error
 
 
-@contextmanager
-def _notes_of_run(loop: CapturedLoop) -> Iterator[Notes]:
-    """Run the loop by the first technique that has one, and yield the notes of all, in their order.
+def _run(loop: CapturedLoop, stack: ExitStack) -> Notes:
+    """Run the loop by the first technique that has one, and return the notes of all, in their order.
 
-    What the techniques have opened for the loop stays open meanwhile.
+    The contexts that techniques open for the loop are entered on `stack`.
     """
-    with ExitStack() as stack:
-        readers = [stack.enter_context(one.open_loop(loop)) for one in loop.techniques]
-        run = next(one.run_loop for one in loop.techniques if one.run_loop is not None)
-        of_loop = run(loop)
-        notes: list[str] = []
-        for technique, read in zip(loop.techniques, readers, strict=True):
-            notes += (*read(), *(of_loop if technique.run_loop is run else ()))
-        yield tuple(notes)
+    readers = [stack.enter_context(one.open_loop(loop)) for one in loop.techniques]
+    run = next(one.run_loop for one in loop.techniques if one.run_loop is not None)
+    of_loop = run(loop)
+    notes: list[str] = []
+    for technique, read in zip(loop.techniques, readers, strict=True):
+        notes += (*read(), *(of_loop if technique.run_loop is run else ()))
+    return tuple(notes)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from planner.capture.techniques.technique import BuiltModel, CapturedLoop
 from planner.capture.values.interpretation import Interpretation, Shapes, Values
 from planner.capture.values.interpreter import DataDependentError
 from planner.capture.values.reads import ReadPolicy, run_with_reads
-from planner.jobs import Job, Mode
+from planner.jobs import Job, Mode, check_requirements
 from planner.program import ConvWorkspaceQuery, Target, Trace, has_convolutions, torch_version_of
 
 
@@ -99,6 +99,7 @@ class _Session(Struct, frozen=True):
     def _run(self, batch: int) -> Trace:
         """Capture with shapes alone, or with values if the model reads them."""
         with offline_library(self.job):
+            check_requirements(self.job)
             job = complete_by_library(self.job)
             for technique in techniques_of(job):
                 technique.prepare(job)

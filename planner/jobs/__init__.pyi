@@ -26,6 +26,7 @@ from .parse import (
     is_code as is_code, nearest as nearest, parse_model_arg as parse_model_arg,
     parse_tensor_spec as parse_tensor_spec, shown as shown, split_model as split_model,
 )
+from .conflicts import check_requirements as check_requirements
 from .resolve import (
     complete_job as complete_job, defaults_of_code as defaults_of_code,
     is_completed_by_library as is_completed_by_library, merge_job as merge_job,

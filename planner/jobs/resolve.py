@@ -9,20 +9,16 @@ from msgspec.structs import replace
 
 from planner._support.bounded_read import LARGEST_CODE_BYTES, read_text
 from planner.errors import UsageError
-from planner.jobs.deepspeed import precision_agrees
+from planner.jobs.conflicts import check_conflicts, check_requirements
 from planner.jobs.job import (
     CatalogueEntry,
-    Checkpoint,
     ClipGradients,
-    Compile,
     Job,
     Loss,
     Mode,
-    Offload,
     Optimizer,
     OptimizerImpl,
     Precision,
-    Quantize,
     TensorSpec,
     ZeroGrad,
 )
@@ -31,12 +27,7 @@ from planner.jobs.options import FIELD_OPTIONS
 from planner.jobs.own_code import CodeKind, check_code, kind_of_code
 from planner.jobs.parse import is_code, nearest, parse_tensor_spec, shown, split_model
 from planner.jobs.sample_inputs import find_sample
-from planner.jobs.sizes import size_ranges
-from planner.program import torch_version_of
 
-_RUN = "planner run emulates such a script"
-_COMPILED_TORCH = (2, 13)  # whose compiler planner.capture.inductor knows
-_SHARDED_TORCH = (2, 13)  # whose FSDP planner.capture.distributed knows
 # MONAI 1.6 sets CUBLAS_WORKSPACE_CONFIG to this at its import (monai/utils/misc.py); 1.5 did not yet.
 MONAI_CUBLAS_CONFIG = ":4096:8"
 _TORCHVISION_FAMILIES = (
@@ -188,10 +179,6 @@ def complete_job(job: Job) -> Job:
         raise UsageError(
             f"{job.model}: how many tokens to generate is unknown; give --new-tokens, such as 128"
         )
-    if job.mode is not Mode.GENERATE and job.new_tokens:
-        raise UsageError(
-            f"{job.model}: --new-tokens and --mode {job.mode}: leave it away, or give --mode generate"
-        )
     least = 3 if job.evaluate or job.mode is Mode.FORWARD else 2
     if job.dataset_size and job.steps < least:
         raise UsageError(
@@ -208,9 +195,8 @@ def complete_job(job: Job) -> Job:
         # Its batch, of which it makes its loss.
         job = replace(job, inputs=(*job.inputs, *_targets_of(job)), target=None, targets=())
     check_nesting(job)
-    _check_compiled(job)
-    _check_sharded(job)
-    _check_deepspeed(job)
+    check_requirements(job)
+    check_conflicts(job)
     if job.mode is Mode.STEP:
         return job
     if job.mode is not Mode.TRAIN or job.loss in (Loss.SUM, Loss.OUTPUT, Loss.TRAINING_STEP):
@@ -265,109 +251,6 @@ def _refuse_changed(job: Job, names: Sequence[str], what: str) -> None:
 
 
 _DEFAULTS = Job("")
-
-
-def _check_compiled(job: Job) -> None:
-    """Refuse jobs whose compiled form is not planned. Raises UsageError."""
-    if job.compile is Compile.NONE:
-        return
-    where = f"{job.model}: --compile {job.compile}"
-    if job.mode is Mode.GENERATE or job.ddp or job.checkpoint is not Checkpoint.NONE:
-        with_ = "--mode generate" if job.mode is Mode.GENERATE else "--ddp" if job.ddp else "--checkpoint"
-        raise UsageError(f"{where} with {with_} is not planned; leave one of the two away, or {_RUN}")
-    if job.offload is not Offload.NONE:
-        raise UsageError(
-            f"{where} with --offload is not planned: the compiler decides what its graphs save; leave one of "
-            f"the two away, or {_RUN}"
-        )
-    if job.dataset_size:
-        raise UsageError(
-            f"{where} with --dataset-size is not planned, since a smaller last batch is compiled anew; leave "
-            "one of the two away"
-        )
-    if job.eval_batch:
-        raise UsageError(
-            f"{where} with --eval-batch is not planned, since torch compiles anew, for any size, where "
-            f"batches of two sizes come; leave --eval-batch away, to evaluate at the training's, or {_RUN}"
-        )
-    if size_ranges(job):
-        raise UsageError(
-            f"{where} with sizes that vary is not planned, since torch compiles anew for them; give the "
-            "largest size alone"
-        )
-    if job.compile is Compile.REDUCE_OVERHEAD and (job.accumulate > 1 or job.keep_grads):
-        with_ = "--accumulate" if job.accumulate > 1 else "--keep-grads"
-        raise UsageError(
-            f"{where} with {with_} fails in torch: CUDA graphs overwrite gradients that are kept from one "
-            "forward pass to the next; use --compile default"
-        )
-    if torch_version_of(job.torch) != _COMPILED_TORCH:
-        raise UsageError(f"{where}: torch.compile is planned as in torch 2.13 alone; leave --torch away")
-
-
-def _check_sharded(job: Job) -> None:
-    """Refuse jobs that are not planned as one rank of several. Raises UsageError."""
-    ranks = {"--fsdp": job.fsdp, "--tp": job.tp}
-    given = [f"{option} {count}" for option, count in ranks.items() if count]
-    if not given:
-        return
-    where = f"{job.model}: {' '.join(given)}"
-    if 1 in ranks.values():
-        raise UsageError(f"{where}: a model is sharded over two ranks or more")
-    if job.mode is not Mode.TRAIN or job.loss is Loss.TRAINING_STEP:
-        raise UsageError(f"{where} shards a model in the planner's own training loop alone; {_RUN}")
-    others = {
-        "--ddp": job.ddp,
-        "--compile": job.compile is not Compile.NONE,
-        "--offload": job.offload is not Offload.NONE,
-        "--quantize": job.quantize is not Quantize.NONE,
-        "--ema": job.ema,
-        "--liger": job.liger,
-        "--peft": job.tp and job.peft,
-        f"--precision {job.precision}": job.tp and job.grad_scaler,
-        "--freeze or --train-only": job.tp and (job.freeze or job.train_only),
-    }
-    _refuse_beside(where, others)
-    if torch_version_of(job.torch) != _SHARDED_TORCH:
-        raise UsageError(f"{where}: several ranks are planned as in torch 2.13 alone; leave --torch away")
-
-
-def _refuse_beside(where: str, others: Mapping[str, object]) -> None:
-    """Raise UsageError for the first option of these that is given."""
-    other = next((flag for flag, is_given in others.items() if is_given), None)
-    if other:
-        raise UsageError(f"{where} with {other} is not planned; leave one of the two away, or {_RUN}")
-
-
-def _check_deepspeed(job: Job) -> None:
-    """Refuse jobs that are not planned with DeepSpeed. Raises UsageError."""
-    if not job.deepspeed:
-        return
-    where = f"{job.model}: --deepspeed"
-    if job.world_size < 2:
-        raise UsageError(f"{where}: give the number of ranks, two or more, such as --world-size 8")
-    if job.mode is not Mode.TRAIN or job.loss is Loss.TRAINING_STEP or is_code(job.loss):
-        raise UsageError(f"{where} trains in the planner's own loop with a named loss alone; {_RUN}")
-    others = {
-        "--fsdp": job.fsdp,
-        "--tp": job.tp,
-        "--rank": job.rank,
-        "--ddp": job.ddp,
-        "--compile": job.compile is not Compile.NONE,
-        "--offload": job.offload is not Offload.NONE,
-        "--quantize": job.quantize is not Quantize.NONE,
-        "--peft": job.peft,
-        "--ema": job.ema,
-        "--liger": job.liger,
-        "--evaluate": job.evaluate,
-        "--dataset-size": job.dataset_size,
-        f"--precision {job.precision}": not precision_agrees(job),
-        "--clip-gradients value": job.clip_gradients is ClipGradients.VALUE,
-        "--freeze or --train-only": job.freeze or job.train_only,
-    }
-    _refuse_beside(where, others)
-    if torch_version_of(job.torch) != _SHARDED_TORCH:
-        raise UsageError(f"{where}: DeepSpeed is planned with torch 2.13 alone; leave --torch away")
 
 
 def _unknown_model(model: str, catalogue: Iterable[str]) -> str:

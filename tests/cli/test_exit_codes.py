@@ -86,7 +86,7 @@ COUNT = "is refused; use a whole number"
         ),
         (
             "estimate --model gpt2 --new-tokens 64",
-            "gpt2: --new-tokens and --mode train: leave it away, or give --mode generate",
+            "gpt2: --new-tokens without --mode generate: leave it away, or give --mode generate",
         ),
         (
             "estimate --model cnn --cublas-workspace-config 4096:8",

@@ -124,8 +124,11 @@ def test_what_the_file_says_stands() -> None:
         ({"fsdp": 2}, "--deepspeed with --fsdp is not planned"),
         ({"precision": "amp-fp16"}, "--deepspeed with --precision amp-fp16 is not planned"),
         ({"precision": "bf16"}, "--deepspeed with --precision bf16 is not planned"),
-        ({"mode": "infer"}, "--deepspeed trains in the planner's own loop with a named loss alone"),
-        ({"torch": "2.12"}, "DeepSpeed is planned with torch 2.13 alone"),
+        ({"mode": "infer"}, "--deepspeed with --mode infer is not planned: DeepSpeed trains in the"),
+        (
+            {"torch": "2.12"},
+            "--deepspeed with --torch 2.12 is not planned: DeepSpeed is planned as in",
+        ),
     ],
 )
 def test_what_is_not_planned_with_deepspeed_is_refused(options: dict[str, Any], words: str) -> None:

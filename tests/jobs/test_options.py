@@ -23,6 +23,7 @@ from planner.jobs import (
 )
 from planner.jobs.catalogue import load_catalogue
 from planner.jobs.codec import job_from_json, job_to_json
+from planner.jobs.conflicts import CONFLICTS, REQUIREMENTS, SETTINGS
 from planner.jobs.yaml_fields import ANY_SOURCE
 
 BASE = Job("torchvision:resnet18", inputs=(TensorSpec((3, 8, 8)),), target=TensorSpec((), "int64"))
@@ -60,6 +61,15 @@ def value_of(option: JobOption) -> Any:
     return TEXTS[option.name]
 
 
+# Options without which others are refused.
+NEEDED = {
+    **{"new_tokens": "  mode: generate\n", "deepspeed": "  world_size: 2\n", "fsdp_arg": "  fsdp: 2\n"},
+    **{
+        "peft_arg": "  peft: lora\n",
+        "quantize_arg": "  quantize: nf4\n",
+        "prepare_kbit": "  quantize: nf4\n",
+    },
+}
 each_option = pytest.mark.parametrize("option", FIELD_OPTIONS.values(), ids=FIELD_OPTIONS)
 
 
@@ -82,8 +92,7 @@ def test_every_option_is_a_key_of_yaml(option: JobOption, tmp_path: Path) -> Non
     value = value_of(option)
     text = f"[{value[0]!r}]" if isinstance(value, list) else repr(value).replace("True", "true")
     entry = "net:\n  about: A test.\n  source: torchvision:resnet18\n  target: scalar:int64\n"
-    more = "  mode: generate\n" if option.name == "new_tokens" else ""
-    more += "  world_size: 2\n" if option.name == "deepspeed" else ""
+    more = NEEDED.get(option.name, "")
     more += "  new_tokens: 1\n" if value == "generate" else "  target: '10'\n" if value == "mse" else ""
     entry = entry.replace("  target: scalar:int64\n", "") if "target" in more else entry
     file = tmp_path / "models.yaml"
@@ -123,9 +132,15 @@ def test_reset_options() -> None:
         ({"fsdp": 2, "ddp": True}, "--fsdp 2 with --ddp is not planned"),
         ({"tp": 2, "precision": "amp-fp16"}, "--tp 2 with --precision amp-fp16 is not planned"),
         ({"tp": 2, "freeze": ["*"]}, "--tp 2 with --freeze or --train-only is not planned"),
-        ({"fsdp": 2, "compile": "default"}, "--fsdp 2 with --compile is not planned"),
-        ({"fsdp": 2, "mode": "infer"}, "--fsdp 2 shards a model in the planner's own training loop alone"),
-        ({"fsdp": 2, "torch": "2.12"}, "several ranks are planned as in torch 2.13 alone"),
+        ({"fsdp": 2, "compile": "default"}, "--fsdp 2 with --compile default is not planned"),
+        (
+            {"fsdp": 2, "mode": "infer"},
+            "--fsdp 2 with --mode infer is not planned: a model is sharded in",
+        ),
+        (
+            {"fsdp": 2, "torch": "2.12"},
+            "--fsdp 2 with --torch 2.12 is not planned: a rank is planned as in",
+        ),
         ({"tp": 1}, "--tp 1: a model is sharded over two ranks or more"),
         ({"fsdp": 2, "tp": 2, "ema": True}, "--fsdp 2 --tp 2 with --ema is not planned"),
     ],
@@ -134,3 +149,18 @@ def test_what_is_not_planned_with_fsdp_is_refused(options: dict[str, Any], words
     """One line names the option and what to do."""
     with pytest.raises(UsageError, match=re.escape(words)):
         resolve_job("torchvision:resnet18", {}, **{"inputs": [TensorSpec((3, 64, 64))], **options})
+
+
+def test_refused_combinations_are_documented() -> None:
+    """docs/limits.md has a row for each, with the reason and the remedy of its message."""
+    page = (Path(__file__).parents[2] / "docs" / "limits.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| `--")]
+    ends = [f"{one.reason}; {one.remedy}" for one in CONFLICTS] + [one.remedy for one in REQUIREMENTS]
+    assert [row.rsplit(" | ", 1)[1].removesuffix(" |") for row in rows] == ends
+
+
+def test_refused_combinations_name_settings() -> None:
+    """Each name in the tables is a setting of a job, and each setting is in a table."""
+    named = {name for one in CONFLICTS for name in (one.option, *one.others)}
+    named |= {name for one in REQUIREMENTS for name in (*one.options, one.needed)}
+    assert named == set(SETTINGS)

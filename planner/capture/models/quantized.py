@@ -36,9 +36,6 @@ def quantize_linears(model: nn.Module, job: Job) -> nn.Module:
     Raises UsageError for a value that BitsAndBytesConfig does not know, ModelError where nothing is replaced.
     """
     if job.quantize is Quantize.NONE:
-        given = "--prepare-kbit" if job.prepare_kbit else "--quantize-arg" if job.quantize_arg else ""
-        if given:
-            raise UsageError(f"{job.model}: {given} without --quantize; leave it away, or give nf4 or int8")
         return model
     try:
         with quiet():

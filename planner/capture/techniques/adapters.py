@@ -49,8 +49,6 @@ def attach_adapters(model: nn.Module, job: Job, run: Run = construct_on_meta) ->
     Raises UsageError for a method or value that peft does not know, ModelError where it refuses the model.
     """
     if not job.peft:
-        if job.peft_arg:
-            raise UsageError(f"{job.model}: --peft-arg without --peft; leave it away, or name a method")
         return model
     with quiet():  # it imports bitsandbytes, which advises on its own installation
         peft = import_library("peft", extra="peft")
@@ -109,4 +107,4 @@ def _adapt(model: BuiltModel, job: Job) -> BuiltModel:
     return BuiltModel(attach_adapters(model.module, job), model.loaded)
 
 
-ADAPTERS = Technique(lambda job: bool(job.peft or job.peft_arg), change_model=_adapt)
+ADAPTERS = Technique(lambda job: bool(job.peft), change_model=_adapt)

@@ -162,7 +162,7 @@ def _on_meta(plain: Callable[..., None]) -> Callable[..., None]:
 
 def _is_used(job: Job) -> bool:
     is_rank = bool(job.world_size or job.rank)
-    return is_rank and not (job.fsdp or job.tp or job.fsdp_arg or job.deepspeed)
+    return is_rank and not (job.fsdp or job.tp or job.deepspeed)
 
 
 @contextmanager

@@ -27,9 +27,7 @@ def rank_count(job: Job) -> int:
 
 
 def _check(job: Job) -> None:
-    """Refuse ranks that do not exist, and ranks of a file beside ranks of options. Raises UsageError."""
-    if not job.fsdp and job.fsdp_arg:
-        raise UsageError("--fsdp-arg without --fsdp: give the number of ranks, such as --fsdp 8")
+    """Raise UsageError for a rank that does not exist, and for ranks of a file."""
     ranks = rank_count(job)
     flag = "--fsdp" if job.fsdp else "--tp"
     if job.world_size:
@@ -131,7 +129,7 @@ def _keep_parameters(parameters: Iterable[nn.Parameter], recorder: Recorder) -> 
 
 
 SHARDING = Technique(
-    lambda job: bool(job.fsdp or job.tp or job.fsdp_arg),
+    lambda job: bool(job.fsdp or job.tp),
     prepare=_check,
     open_process=_open_process,
     open_model=_open_model,

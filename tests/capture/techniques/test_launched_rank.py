@@ -128,7 +128,7 @@ def test_compiled_code_waits_for_what_was_gathered(tmp_path: Path) -> None:
         ("torchvision:resnet18", {"world_size": 2}, "--world-size 2 is for a FILE.py"),
         ("f.py:Net", {"world_size": 2, "rank": 2}, "give two ranks or more, and one of them from 0"),
         ("f.py:Net", {"rank": 1}, "give two ranks or more, and one of them from 0"),
-        ("f.py:Net", {"world_size": 2, "tp": 2}, "the file shards its model by itself; leave --tp away"),
+        ("f.py:Net", {"world_size": 2, "tp": 2}, "the file shards its model by itself; remove --tp"),
     ],
 )
 def test_ranks_that_are_not_planned_are_refused(model: str, options: dict[str, int], words: str) -> None:

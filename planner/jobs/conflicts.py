@@ -1,0 +1,188 @@
+"""Combinations of options that are refused: one table, which docs/limits.md repeats."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from planner.errors import UsageError
+from planner.jobs.deepspeed import precision_agrees
+from planner.jobs.job import Checkpoint, ClipGradients, Compile, Job, Loss, Mode, Offload, Quantize
+from planner.jobs.parse import is_code
+from planner.jobs.sizes import size_ranges
+from planner.program import NEWEST_TORCH, torch_version_of
+
+RUN = "planner run emulates such a script"
+_ONE_OF_TWO = f"leave one of the two away, or {RUN}"
+_AS_IN = f"is planned as in torch {'.'.join(map(str, NEWEST_TORCH))} alone"
+
+
+class Conflict(NamedTuple):
+    """An option, and the options that are refused together with it."""
+
+    option: str  # names of `SETTINGS`
+    others: tuple[str, ...]
+    reason: str = "is not planned"
+    remedy: str = _ONE_OF_TWO
+
+
+class Requirement(NamedTuple):
+    """Options that have no meaning without another option."""
+
+    options: tuple[str, ...]
+    needed: str
+    remedy: str
+
+
+# The settings that the tables name, and whether a job has each.
+SETTINGS: Mapping[str, Callable[[Job], object]] = MappingProxyType(
+    {
+        "--accumulate": lambda job: job.accumulate > 1,
+        "--checkpoint": lambda job: job.checkpoint is not Checkpoint.NONE,
+        "--clip-gradients value": lambda job: job.clip_gradients is ClipGradients.VALUE,
+        "--compile": lambda job: job.compile is not Compile.NONE,
+        "--compile reduce-overhead": lambda job: job.compile is Compile.REDUCE_OVERHEAD,
+        "--dataset-size": lambda job: job.dataset_size,
+        "--ddp": lambda job: job.ddp,
+        "--deepspeed": lambda job: job.deepspeed,
+        "--ema": lambda job: job.ema,
+        "--eval-batch": lambda job: job.eval_batch,
+        "--evaluate": lambda job: job.evaluate,
+        "--freeze or --train-only": lambda job: job.freeze or job.train_only,
+        "--fsdp": lambda job: job.fsdp,
+        "--fsdp or --tp": lambda job: job.fsdp or job.tp,
+        "--fsdp-arg": lambda job: job.fsdp_arg,
+        "--keep-grads": lambda job: job.keep_grads,
+        "--liger": lambda job: job.liger,
+        "--loss FILE.py:NAME": lambda job: is_code(job.loss),
+        "--loss training_step": lambda job: job.loss is Loss.TRAINING_STEP,
+        "--mode generate": lambda job: job.mode is Mode.GENERATE,
+        "--mode other than train": lambda job: job.mode is not Mode.TRAIN,
+        "--new-tokens": lambda job: job.new_tokens,
+        "--offload": lambda job: job.offload is not Offload.NONE,
+        "--peft": lambda job: job.peft,
+        "--peft-arg": lambda job: job.peft_arg,
+        "--precision other than the file's": lambda job: not precision_agrees(job),
+        "--precision with a gradient scaler": lambda job: job.grad_scaler,
+        "--prepare-kbit": lambda job: job.prepare_kbit,
+        "--quantize": lambda job: job.quantize is not Quantize.NONE,
+        "--quantize-arg": lambda job: job.quantize_arg,
+        "--rank": lambda job: job.rank,
+        "--torch of another version": lambda job: torch_version_of(job.torch) != NEWEST_TORCH,
+        "--tp": lambda job: job.tp,
+        "samples of many sizes": size_ranges,
+    }
+)
+# The text of a setting in a message, if it differs from the name.
+_TEXTS: Mapping[str, Callable[[Job], str]] = MappingProxyType(
+    {
+        "--compile": lambda job: f"--compile {job.compile}",
+        "--fsdp or --tp": lambda job: " ".join(
+            f"{option} {ranks}" for option, ranks in (("--fsdp", job.fsdp), ("--tp", job.tp)) if ranks
+        ),
+        "--mode other than train": lambda job: f"--mode {job.mode}",
+        "--precision other than the file's": lambda job: f"--precision {job.precision}",
+        "--precision with a gradient scaler": lambda job: f"--precision {job.precision}",
+        "--torch of another version": lambda job: f"--torch {job.torch}",
+        "--tp": lambda job: f"--tp {job.tp}",
+    }
+)
+_OF_RANKS = ("--ddp", "--compile", "--offload", "--quantize", "--ema", "--liger")
+CONFLICTS = (
+    Conflict("--compile", ("--mode generate", "--ddp", "--checkpoint")),
+    Conflict("--compile", ("--offload",), "is not planned: the compiler decides what its graphs save"),
+    Conflict(
+        "--compile",
+        ("--dataset-size",),
+        "is not planned, since a smaller last batch is compiled anew",
+        "leave one of the two away",
+    ),
+    Conflict(
+        "--compile",
+        ("--eval-batch",),
+        "is not planned, since torch compiles anew, for any size, where batches of two sizes come",
+        f"leave --eval-batch away, to evaluate at the training's, or {RUN}",
+    ),
+    Conflict(
+        "--compile",
+        ("samples of many sizes",),
+        "is not planned, since torch compiles anew for them",
+        "give the largest size alone",
+    ),
+    Conflict(
+        "--compile reduce-overhead",
+        ("--accumulate", "--keep-grads"),
+        "fails in torch: CUDA graphs overwrite gradients that are kept from one forward pass to the next",
+        "use --compile default",
+    ),
+    Conflict(
+        "--compile",
+        ("--torch of another version",),
+        f"is not planned: compiled code {_AS_IN}",
+        "leave --torch away",
+    ),
+    Conflict(
+        "--fsdp or --tp",
+        ("--mode other than train", "--loss training_step"),
+        "is not planned: a model is sharded in the planner's own training loop alone",
+        RUN,
+    ),
+    Conflict("--fsdp or --tp", _OF_RANKS),
+    Conflict("--tp", ("--peft", "--precision with a gradient scaler", "--freeze or --train-only")),
+    Conflict(
+        "--fsdp or --tp",
+        ("--torch of another version",),
+        f"is not planned: a rank {_AS_IN}",
+        "leave --torch away",
+    ),
+    Conflict(
+        "--deepspeed",
+        ("--mode other than train", "--loss training_step", "--loss FILE.py:NAME"),
+        "is not planned: DeepSpeed trains in the planner's own loop with a named loss alone",
+        RUN,
+    ),
+    Conflict("--deepspeed", ("--fsdp", "--tp", "--rank", *_OF_RANKS, "--peft", "--evaluate")),
+    Conflict("--deepspeed", ("--dataset-size", "--precision other than the file's")),
+    Conflict("--deepspeed", ("--clip-gradients value", "--freeze or --train-only")),
+    Conflict(
+        "--deepspeed",
+        ("--torch of another version",),
+        f"is not planned: DeepSpeed {_AS_IN}",
+        "leave --torch away",
+    ),
+)
+REQUIREMENTS = (
+    Requirement(("--new-tokens",), "--mode generate", "leave it away, or give --mode generate"),
+    Requirement(("--fsdp-arg",), "--fsdp", "give the number of ranks, such as --fsdp 8"),
+    Requirement(("--peft-arg",), "--peft", "leave it away, or name a method"),
+    Requirement(("--prepare-kbit", "--quantize-arg"), "--quantize", "leave it away, or give nf4 or int8"),
+)
+
+
+def check_conflicts(job: Job) -> None:
+    """Raise UsageError for the first combination of options that is refused, and for too few ranks."""
+    if 1 in (job.fsdp, job.tp):
+        given = _text("--fsdp or --tp", job)
+        raise UsageError(f"{job.model}: {given}: a model is sharded over two ranks or more")
+    if job.deepspeed and job.world_size < 2:
+        raise UsageError(
+            f"{job.model}: --deepspeed: give the number of ranks, two or more, such as --world-size 8"
+        )
+    for conflict in CONFLICTS:
+        if not SETTINGS[conflict.option](job):
+            continue
+        other = next((name for name in conflict.others if SETTINGS[name](job)), None)
+        if other is not None:
+            both = f"{_text(conflict.option, job)} with {_text(other, job)}"
+            raise UsageError(f"{job.model}: {both} {conflict.reason}; {conflict.remedy}")
+
+
+def check_requirements(job: Job) -> None:
+    """Raise UsageError for the first option that has no meaning without another one."""
+    for requirement in REQUIREMENTS:
+        given = next((name for name in requirement.options if SETTINGS[name](job)), None)
+        if given is not None and not SETTINGS[requirement.needed](job):
+            raise UsageError(f"{job.model}: {given} without {requirement.needed}: {requirement.remedy}")
+
+
+def _text(name: str, job: Job) -> str:
+    return _TEXTS[name](job) if name in _TEXTS else name

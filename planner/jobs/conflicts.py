@@ -9,11 +9,11 @@ from planner.jobs.deepspeed import precision_agrees
 from planner.jobs.job import Checkpoint, ClipGradients, Compile, Job, Loss, Mode, Offload, Quantize
 from planner.jobs.parse import is_code
 from planner.jobs.sizes import size_ranges
-from planner.program import NEWEST_TORCH, torch_version_of
+from planner.program import NEWEST_TORCH, format_torch_version, torch_version_of
 
 RUN = "planner run emulates such a script"
 _ONE_OF_TWO = f"leave one of the two away, or {RUN}"
-_AS_IN = f"is planned as in torch {'.'.join(map(str, NEWEST_TORCH))} alone"
+_AS_IN = f"is planned as in torch {format_torch_version(NEWEST_TORCH)} alone"
 
 
 class Conflict(NamedTuple):

@@ -21,8 +21,9 @@ from planner.capture.cuda.device_queries import Handle, Stream
 from planner.capture.cuda.devices import Placement
 from planner.capture.cuda.host_tensors import Side
 from planner.capture.cuda.streams import DEFAULT_STREAM
-from planner.capture.distributed.process_group import GPUS_OF_A_NODE, process_group
+from planner.capture.distributed.process_group import process_group
 from planner.errors import UsageError
+from planner.hardware import GPUS_OF_A_NODE
 
 VERSION = "0.19"  # whose engines are known here
 _ENDLESS_BYTES = 2**50  # free on the GPU: parameters are flattened there

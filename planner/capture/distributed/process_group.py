@@ -19,9 +19,8 @@ from planner.capture.cuda.names import Replacement
 from planner.capture.cuda.streams import Streams
 from planner.capture.distributed.groups_aside import groups_aside
 from planner.errors import UsageError
-
-TORCH = (2, 13)  # whose FSDP and DTensor are known here
-GPUS_OF_A_NODE = 8  # which decides how DTensor prices its plans, and no memory of FSDP
+from planner.hardware import GPUS_OF_A_NODE
+from planner.program import NEWEST_TORCH, format_torch_version, torch_version_of
 
 
 class DeviceHandle:
@@ -49,7 +48,7 @@ class DeviceHandle:
         """Return no index, as the device of tensors on meta has none."""
 
     def device_count(self) -> int:
-        """Return the number of GPUs of a node."""
+        """Return the number of GPUs of a node, by which DTensor prices its plans."""
         return GPUS_OF_A_NODE
 
 
@@ -62,11 +61,9 @@ def process_group(
     Raises UsageError for a version of torch whose ranks are not known here. Groups of the process are put
     aside.
     """
-    installed = tuple(map(int, torch.__version__.split(".")[:2]))
-    if installed != TORCH:
-        raise UsageError(
-            f"torch {torch.__version__} is installed: several ranks are planned as in {TORCH[0]}.{TORCH[1]}"
-        )
+    if torch_version_of(torch.__version__) != NEWEST_TORCH:
+        newest = format_torch_version(NEWEST_TORCH)
+        raise UsageError(f"torch {torch.__version__} is installed: several ranks are planned as in {newest}")
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     with ExitStack() as stack:

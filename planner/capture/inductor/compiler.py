@@ -35,11 +35,10 @@ from planner.capture.inductor.wrapper import load_wrapper
 from planner.capture.models.libraries import quiet
 from planner.capture.recorder.recorder import Recorder
 from planner.errors import ModelError
-from planner.program import torch_version_of
+from planner.program import NEWEST_TORCH, format_torch_version, torch_version_of
 
 _Inductor = torch._TorchCompileInductorWrapper
 _IDENTITIES = ("ID_MATCH", "FUNCTION_MATCH", "BUILTIN_MATCH", "CLOSURE_MATCH")
-_TORCH = (2, 13)
 _TIMED = {"max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning"}
 _PLANNER = str(Path(__file__).parents[2])  # whose code runs beneath each operator
 _TRITON_SINCE = (7, 0)
@@ -53,9 +52,10 @@ class Compiler:
         """`suspended` opens a context in which nothing of torch is replaced. Raises ModelError for a torch
         or a GPU whose compiled code is not known.
         """
-        if torch_version_of(torch.__version__) != _TORCH:
+        if torch_version_of(torch.__version__) != NEWEST_TORCH:
+            installed, newest = torch.__version__, format_torch_version(NEWEST_TORCH)
             raise ModelError(
-                f"torch.compile is planned with torch 2.13, not with {torch.__version__}; install 2.13"
+                f"torch.compile is planned with torch {newest}, not {installed}; install {newest}"
             )
         if recorder.target.capability < _TRITON_SINCE:
             raise ModelError("torch.compile: Triton needs compute capability 7.0; plan without --compile")

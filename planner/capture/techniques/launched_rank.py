@@ -18,10 +18,11 @@ from planner.capture.cuda.devices import Placement
 from planner.capture.cuda.names import Names, Replacement
 from planner.capture.distributed import data_parallel, point_to_point
 from planner.capture.distributed.pipeline import Stages
-from planner.capture.distributed.process_group import GPUS_OF_A_NODE, process_group
+from planner.capture.distributed.process_group import process_group
 from planner.capture.techniques import fsdp
 from planner.capture.techniques.technique import Technique
 from planner.errors import UsageError
+from planner.hardware import GPUS_OF_A_NODE
 from planner.jobs import Job, split_model
 
 _OR_RUN = "or planner run emulates such a script"

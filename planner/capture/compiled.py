@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
+
+from planner.capture.patching import patched
 
 _MOST_NAMES = 4  # that a note lists
 
@@ -71,7 +72,7 @@ def _watch_dynamo(calls: CompiledCalls, stack: ExitStack) -> None:
                 calls.by_dynamo[_name_of(caller["fn"])] = None
         return decide(callback)
 
-    stack.enter_context(mock.patch.object(eval_frame, "_callback_from_stance", noting))
+    stack.enter_context(patched(eval_frame, "_callback_from_stance", noting))
     stack.enter_context(torch.compiler.set_stance("force_eager"))
     # Of the recorder's hooks on modules, which may well run once more.
     warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
@@ -86,12 +87,12 @@ def _watch_first_use(calls: CompiledCalls, stack: ExitStack) -> None:
         _watch_dynamo(calls, stack)
         return compile_(*args, **kwargs)
 
-    stack.enter_context(mock.patch.object(torch, "compile", compile_noting))
+    stack.enter_context(patched(torch, "compile", compile_noting))
 
 
 def _watch_torchscript(calls: CompiledCalls, stack: ExitStack) -> None:
     for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
-        stack.enter_context(mock.patch.object(kind, "__call__", _noting_call(kind.__call__, calls)))
+        stack.enter_context(patched(kind, "__call__", _noting_call(kind.__call__, calls)))
 
 
 def _noting_call(call: Callable[..., Any], calls: CompiledCalls) -> Callable[..., Any]:

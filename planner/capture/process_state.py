@@ -13,11 +13,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
-from unittest import mock
 
 import torch
 from torch.utils import _device as device_mode
 
+from planner.capture.patching import all_patched
 from planner.capture.settings import reapplied_settings, restored_settings
 
 _ONE_PLAN = threading.RLock()
@@ -79,7 +79,7 @@ def _process_kept() -> Iterator[None]:
 
         return replace
 
-    with mock.patch.multiple(os, _exit=leave, execv=execute("execv"), execve=execute("execve")):
+    with all_patched(os, {"_exit": leave, "execv": execute("execv"), "execve": execute("execve")}):
         yield
 
 

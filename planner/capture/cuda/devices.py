@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from types import FrameType
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +25,9 @@ from planner.capture.cuda.host_tensors import HostTensors, Side
 from planner.capture.cuda.names import Names, Replacement
 from planner.capture.cuda.placed import PlacedTensors
 from planner.capture.cuda.streams import Streams
-from planner.capture.cuda.threads import beside_other_threads, caller_frame
+from planner.capture.cuda.threads import caller_frame
 from planner.capture.cuda.triton_kernels import launches_skipped, triton_importable
+from planner.capture.patching import all_patched
 from planner.capture.wrapped import is_wrapped
 
 META = "meta"
@@ -145,7 +145,7 @@ def devices_shown() -> Iterator[None]:
     }
     _opened.append(replace(_opened[-1], is_running=True))
     try:
-        with mock.patch.multiple(Tensor, **_beside_threads(shown)), launches_skipped():
+        with all_patched(Tensor, shown), launches_skipped():
             yield
     finally:
         _opened.pop()
@@ -175,13 +175,8 @@ def placed_devices_shown() -> Iterator[None]:
         "is_cuda": shown(plain.is_cuda, True),
         "get_device": lambda tensor: 0 if is_put_on_gpu(tensor) else index(tensor),
     }
-    with mock.patch.multiple(Tensor, **_beside_threads(replaced)):
+    with all_patched(Tensor, replaced):
         yield
-
-
-def _beside_threads(replaced: dict[str, Any]) -> dict[str, Any]:
-    """Return attributes of tensors that threads beside the plan see as they are."""
-    return {name: beside_other_threads(new, getattr(Tensor, name)) for name, new in replaced.items()}
 
 
 def is_put_on_gpu(tensor: Tensor) -> bool:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from math import prod
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from planner.capture.cuda import torchao_optimizers
 from planner.capture.cuda.outside_memory import OutsideMemory
+from planner.capture.patching import patched
 from planner.errors import UsageError
 
 # bitsandbytes/backends/cuda/ops.py, `str2optimizer8bit_blockwise`
@@ -74,7 +74,7 @@ def _watch_bitsandbytes(outside: OutsideMemory, stack: ExitStack) -> None:
         ("fill", lambda *_, **__: None),
         ("prefetch_tensor", lambda *_, **__: None),
     ):
-        stack.enter_context(mock.patch.object(functional, name, replacement))
+        stack.enter_context(patched(functional, name, replacement))
     stack.enter_context(_overrides_kept(manager.GlobalOptimManager))
 
 

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -28,7 +27,7 @@ from planner.capture.cuda import (
     slicing,
 )
 from planner.capture.cuda.autocast import mode as autocast, rnn as autocast_rnn
-from planner.capture.cuda.threads import beside_other_threads
+from planner.capture.patching import patched
 from planner.program import NEWEST_TORCH, TorchVersion
 
 _OPEN = threading.Lock()
@@ -94,8 +93,7 @@ def _open(
     patches = (*_device_lists(), *indexing, *others)
     for target, replacement in patches:
         holder, _, name = target.rpartition(".")
-        plain = getattr(pkgutil.resolve_name(holder), name)
-        stack.enter_context(mock.patch(target, beside_other_threads(replacement, plain)))
+        stack.enter_context(patched(pkgutil.resolve_name(holder), name, replacement))
     stack.enter_context(autocast.included())
 
 

@@ -3,10 +3,11 @@
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from unittest import mock
 
 import torch
 from torch import Tensor
+
+from planner.capture.patching import patched
 
 _MIXED = "torchao.prototype.quantized_training.int8_mixed_precision"
 _PRODUCT = "torchao.kernel.intmm"
@@ -18,9 +19,9 @@ def torchao_kernels() -> Iterator[None]:
     """Multiply INT8 matrices as torchao does on a GPU while open."""
     with ExitStack() as stack:
         if _PRODUCT in sys.modules:  # out_dtype_dense of torch/_higher_order_ops/out_dtype.py
-            stack.enter_context(mock.patch.object(sys.modules[_PRODUCT], "out_dtype", _int_mm))
+            stack.enter_context(patched(sys.modules[_PRODUCT], "out_dtype", _int_mm))
         if _MIXED in sys.modules:
-            stack.enter_context(mock.patch.object(sys.modules[_MIXED], "scaled_int8_mm", _TimedProduct()))
+            stack.enter_context(patched(sys.modules[_MIXED], "scaled_int8_mm", _TimedProduct()))
         yield
 
 

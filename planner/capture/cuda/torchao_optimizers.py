@@ -15,7 +15,6 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from planner.capture.cuda.devices import pinned_like
 from planner.capture.cuda.outside_memory import OutsideMemory
+from planner.capture.patching import all_patched, patched
 from planner.errors import UsageError
 
 _GLOBAL_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
@@ -36,13 +36,11 @@ _FIRST_WITH_FP8 = (
 def watch(outside: OutsideMemory, stack: ExitStack, capability: tuple[int, int]) -> None:
     """Apply the rules of a GPU of this compute capability until the stack closes."""
     adam: Any = sys.modules["torchao.optim.adam"]
-    stack.enter_context(
-        mock.patch.object(adam, "single_param_adam", partial(_compiled_step, outside, capability))
-    )
-    stack.enter_context(mock.patch.object(adam, "torch", _TorchWithoutCompiler()))
+    stack.enter_context(patched(adam, "single_param_adam", partial(_compiled_step, outside, capability)))
+    stack.enter_context(patched(adam, "torch", _TorchWithoutCompiler()))
     offload: Any = sys.modules["torchao.optim.cpu_offload"].CPUOffloadOptimizer
     for name, replacement in _offloading(outside).items():
-        stack.enter_context(mock.patch.object(offload, name, replacement))
+        stack.enter_context(patched(offload, name, replacement))
 
 
 class _TorchWithoutCompiler:
@@ -110,7 +108,7 @@ def offload_constructed(code: str) -> Iterator[None]:
     offload: Any = import_module("torchao.optim.cpu_offload").CPUOffloadOptimizer
     with ExitStack() as stack:
         for name, replacement in _offloading(OutsideMemory()).items():
-            stack.enter_context(mock.patch.object(offload, name, replacement))
+            stack.enter_context(patched(offload, name, replacement))
         yield
 
 
@@ -183,7 +181,7 @@ def _state_bytes(parameter: Tensor, kind: Any, options: dict[str, Any]) -> int:
     with (
         _disable_current_modes(),
         torch.enable_grad(),
-        mock.patch.multiple(sys.modules["torch.optim.optimizer"], **hooks),
+        all_patched(sys.modules["torch.optim.optimizer"], hooks),
     ):
         copy = nn.Parameter(torch.empty_like(parameter, device="meta"))
         copy.grad = torch.empty_like(copy)

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
-from unittest import mock
+
+from planner.capture.patching import all_patched, patched
 
 _NAME = "triton"
 _ASKS = ("torch", "torchvision", "transformers", "accelerate", "peft", "bitsandbytes", "diffusers", "timm")
@@ -168,7 +169,7 @@ def launches_skipped() -> Iterator[None]:
             module = sys.modules.get(name)
             if module is not None and not isinstance(module, _Module):
                 runner = getattr(module, kind)
-                stack.enter_context(mock.patch.object(runner, "run", lambda *args, **kwargs: None))
+                stack.enter_context(patched(runner, "run", lambda *args, **kwargs: None))
         yield
 
 
@@ -177,5 +178,5 @@ def launching_nothing(module: ModuleType, kernels: Sequence[str]) -> Iterator[No
     """Give a module these kernels and the names of Triton beside them while open, where Triton is missing."""
     made: dict[str, Any] = {name: _Kernel(getattr(module, name)) for name in kernels}
     made["triton"] = SimpleNamespace(**_HOST)
-    with mock.patch.multiple(module, create=True, **made):
+    with all_patched(module, made, create=True):
         yield

@@ -22,6 +22,7 @@ from planner.capture.cuda.devices import Placement
 from planner.capture.cuda.host_tensors import Side
 from planner.capture.cuda.streams import DEFAULT_STREAM
 from planner.capture.distributed.process_group import process_group
+from planner.capture.patching import patched
 from planner.errors import UsageError
 from planner.hardware import GPUS_OF_A_NODE
 
@@ -45,17 +46,17 @@ def deepspeed_process(ranks: int, placement: Placement) -> Iterator[None]:
         stack.enter_context(mock.patch.dict("os.environ", of_rank))
         stack.enter_context(mock.patch.dict(sys.modules, _MUON))
         holder = importlib.import_module("deepspeed.accelerator.real_accelerator")
-        stack.enter_context(mock.patch.object(holder, "ds_accelerator", make_accelerator(placement)))
+        stack.enter_context(patched(holder, "ds_accelerator", make_accelerator(placement)))
         adam = importlib.import_module("deepspeed.ops.adam.fused_adam")
-        stack.enter_context(mock.patch.object(adam, "FusedAdamBuilder", _Operators))
+        stack.enter_context(patched(adam, "FusedAdamBuilder", _Operators))
         for name in _WITH_STATE:
             stack.enter_context(_state_kept(importlib.import_module(f"deepspeed.{name}")))
         coordinator = importlib.import_module("deepspeed.runtime.zero.partitioned_param_coordinator")
-        stack.enter_context(mock.patch.object(coordinator, "assert_ints_same_as_other_ranks", _compare))
+        stack.enter_context(patched(coordinator, "assert_ints_same_as_other_ranks", _compare))
         for name in _MAKING:
-            stack.enter_context(mock.patch.object(torch, name, _making(getattr(torch, name), placement)))
+            stack.enter_context(patched(torch, name, _making(getattr(torch, name), placement)))
         for name, read in _reads().items():
-            stack.enter_context(mock.patch.object(Tensor, name, read))
+            stack.enter_context(patched(Tensor, name, read))
         yield
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import distributed
@@ -18,6 +17,7 @@ from planner.capture.cuda.device_queries import Handle, Stream as PlannedStream
 from planner.capture.cuda.names import Replacement
 from planner.capture.cuda.streams import Streams
 from planner.capture.distributed.groups_aside import groups_aside
+from planner.capture.patching import patched
 from planner.errors import UsageError
 from planner.hardware import GPUS_OF_A_NODE
 from planner.program import NEWEST_TORCH, format_torch_version, torch_version_of
@@ -70,7 +70,7 @@ def process_group(
         stack.enter_context(_plans_of_rank(rank))
         stack.enter_context(groups_aside())
         for holder, name, value in (*_replacements(DeviceHandle(streams)), *replacements):
-            stack.enter_context(mock.patch.object(holder, name, value))
+            stack.enter_context(patched(holder, name, value))
         distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
         stack.callback(distributed.destroy_process_group)
         yield

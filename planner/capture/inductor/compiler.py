@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._dynamo import convert_frame
@@ -33,6 +32,7 @@ from planner.capture.inductor.memory import GpuMemory
 from planner.capture.inductor.padding import PaddingTimer
 from planner.capture.inductor.wrapper import load_wrapper
 from planner.capture.models.libraries import quiet
+from planner.capture.patching import patched
 from planner.capture.recorder.recorder import Recorder
 from planner.errors import ModelError
 from planner.program import NEWEST_TORCH, format_torch_version, torch_version_of
@@ -73,14 +73,10 @@ class Compiler:
         torch._dynamo.reset()
         try:
             with (
-                mock.patch.object(frames, "__call__", self._compiling(frames.__call__)),
-                mock.patch.object(
-                    convert_frame, "CheckFunctionManager", self._guarding(CheckFunctionManager)
-                ),
-                mock.patch.object(
-                    compile_fx, "compile_fx_backward", self._compiling(compile_fx.compile_fx_backward)
-                ),
-                mock.patch.object(_Inductor, "__call__", self._without_timed(_Inductor.__call__)),
+                patched(frames, "__call__", self._compiling(frames.__call__)),
+                patched(convert_frame, "CheckFunctionManager", self._guarding(CheckFunctionManager)),
+                patched(compile_fx, "compile_fx_backward", self._compiling(compile_fx.compile_fx_backward)),
+                patched(_Inductor, "__call__", self._without_timed(_Inductor.__call__)),
                 self._graphs.installed(),
             ):
                 yield
@@ -109,7 +105,7 @@ class Compiler:
             timed = {name for name, value in backend.config.items() if name in _TIMED and value}
             self._timed |= timed
             plainly = {name: value for name, value in backend.config.items() if name not in timed}
-            with mock.patch.object(backend, "config", plainly):
+            with patched(backend, "config", plainly):
                 return plain(backend, *args, **kwargs)
 
         return call
@@ -153,8 +149,8 @@ class Compiler:
                     attention_of(self._recorder.target),
                     self._padding.installed(),
                     self._waits_recorded(),
-                    mock.patch.object(partitioners, "functionalize_rng_ops", _random_as_is),
-                    mock.patch.object(GraphLowering, "compile_to_module", self._loading()),
+                    patched(partitioners, "functionalize_rng_ops", _random_as_is),
+                    patched(GraphLowering, "compile_to_module", self._loading()),
                     config.patch(force_disable_caches=True, compile_threads=1),
                 ):
                     warnings.simplefilter("ignore")  # of torch's, to users of a GPU
@@ -179,7 +175,7 @@ class Compiler:
             with self._recorder:
                 return plain(tensor)
 
-        with mock.patch.object(module.AsyncCollectiveTensor, "trigger_wait", trigger_wait):
+        with patched(module.AsyncCollectiveTensor, "trigger_wait", trigger_wait):
             yield
 
     def _loading(self) -> Callable[[GraphLowering], Any]:

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._inductor.fx_passes import joint_graph
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.experimental import proxy_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from planner.capture.patching import patched
 
 
 class _OnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -31,8 +32,8 @@ def constants_on_cpu() -> Iterator[None]:
     """Fold constants on the CPU while open."""
     folder = joint_graph.UniformValueConstantFolder
     with (
-        mock.patch.object(folder, "_deduce_value", _on_cpu(folder._deduce_value)),
-        mock.patch.object(proxy_tensor, "unset_fake_temporarily", _unfaked_on_cpu),
+        patched(folder, "_deduce_value", _on_cpu(folder._deduce_value)),
+        patched(proxy_tensor, "unset_fake_temporarily", _unfaked_on_cpu),
     ):
         yield
 

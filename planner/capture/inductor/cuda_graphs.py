@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, UntypedStorage
@@ -17,6 +16,7 @@ from torch._inductor import cudagraph_trees as trees
 from torch.utils._python_dispatch import _disable_current_modes
 
 from planner.capture.inductor.memory import GpuMemory
+from planner.capture.patching import patched
 from planner.errors import ModelError
 
 _POOL = (0, 1)  # handle of the private pool
@@ -62,8 +62,8 @@ class CudaGraphs:
         trees.reset_cudagraph_trees()
         try:
             with (
-                mock.patch.object(manager, "__init__", self._standing_in(manager.__init__)),
-                mock.patch.object(manager, "run", self._standing_in(manager.run)),
+                patched(manager, "__init__", self._standing_in(manager.__init__)),
+                patched(manager, "run", self._standing_in(manager.run)),
             ):
                 yield
                 with self._in_place_of_gpu():
@@ -88,7 +88,7 @@ class CudaGraphs:
     def _in_place_of_gpu(self) -> Iterator[None]:
         with ExitStack() as stack:
             for holder, name, value in self._replaced():
-                stack.enter_context(mock.patch.object(holder, name, value, create=True))
+                stack.enter_context(patched(holder, name, value, create=True))
             yield
 
     def _replaced(self) -> Iterator[tuple[Any, str, Any]]:

@@ -19,6 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
+from planner.capture.patching import patched
+
 GPU = torch.device("cuda", 0)
 META = torch.device("meta")
 _DEVICE, _DISPATCHES_DEVICE = 6, 10  # positions among the arguments of `_make_wrapper_subclass`
@@ -34,7 +36,7 @@ def fakes_on_gpu() -> Iterator[None]:
     with ExitStack() as stack:
         wrappers = _Wrappers(stack)
         for holder, name, new in _patches(wrappers):
-            stack.enter_context(mock.patch.object(holder, name, new, create=True))
+            stack.enter_context(patched(holder, name, new, create=True))
         handlers = {torch.ops.prim.device.default: lambda args: _in_c(args[0].fake_device)}
         stack.enter_context(mock.patch.dict(fake_tensor._DISPATCH_META_HANDLERS, handlers))
         stack.callback(_register_cuda_kernels()._destroy)
@@ -117,7 +119,7 @@ class _Wrappers:
             ("is_cuda", property(lambda tensor: True)),
             ("is_meta", property(lambda tensor: False)),
         ):
-            self._stack.enter_context(mock.patch.object(kind, name, new, create=True))
+            self._stack.enter_context(patched(kind, name, new, create=True))
 
 
 def _wrapping(plain: Callable[..., Tensor], wrappers: _Wrappers) -> Callable[..., Tensor]:

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
 import torch._dynamo.device_interface as interface
@@ -15,6 +14,7 @@ from torch._inductor.kernel import mm
 from torch._inductor.runtime import hints
 
 from planner.capture.inductor.convolutions import backend_memory_format
+from planner.capture.patching import patched
 from planner.hardware.cudnn import describe_for_cudnn
 from planner.program import Target
 
@@ -81,11 +81,9 @@ def gpu_of_inductor(target: Target) -> Iterator[None]:
         for holder, name, value in answers:
             answer = _always(value)
             method = staticmethod(answer) if isinstance(holder, type) else answer
-            stack.enter_context(mock.patch.object(holder, name, method))
-        stack.enter_context(mock.patch.object(torch._C, "_select_conv_backend", _always("cudnn")))
-        stack.enter_context(
-            mock.patch.object(torch._C, "_conv_determine_backend_memory_format", backend_memory_format)
-        )
+            stack.enter_context(patched(holder, name, method))
+        stack.enter_context(patched(torch._C, "_select_conv_backend", _always("cudnn")))
+        stack.enter_context(patched(torch._C, "_conv_determine_backend_memory_format", backend_memory_format))
         _clear_caches()
         stack.callback(_clear_caches)
         yield

@@ -9,13 +9,13 @@ import ast
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
 
 from msgspec import Struct
 from torch import Tensor
 from torch._inductor.runtime import hints, triton_heuristics
 
 from planner.capture.inductor.memory import GpuMemory
+from planner.capture.patching import patched
 
 
 class Tuning(Struct, frozen=True):
@@ -55,9 +55,9 @@ def tuning_of(source: str) -> Tuning:
         return lambda function: function
 
     with (
-        mock.patch.object(triton_heuristics, "cached_autotune", keep),
-        mock.patch.object(triton_heuristics, "Config", _Config),
-        mock.patch.object(triton_heuristics, "InductorConfig", _Config),
+        patched(triton_heuristics, "cached_autotune", keep),
+        patched(triton_heuristics, "Config", _Config),
+        patched(triton_heuristics, "InductorConfig", _Config),
     ):
         arguments = {str(keyword.arg): _value(keyword.value) for keyword in call.keywords}
         getattr(triton_heuristics, call.func.attr)(*map(_value, call.args), **arguments)

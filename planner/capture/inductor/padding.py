@@ -7,7 +7,6 @@ faster is not known here: products stay as they are, as on the emulated GPU, whe
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from torch._inductor.fx_passes import pad_mm
 from torch.utils._python_dispatch import _disable_current_modes
 
 from planner.capture.inductor.memory import GpuMemory
+from planner.capture.patching import patched
 
 
 class PaddingTimer:
@@ -30,11 +30,11 @@ class PaddingTimer:
         """Time products by this timer while open."""
         cache = pad_mm.get_pad_cache()
         with (
-            mock.patch.object(pad_mm, "get_do_bench", lambda: self._time),
-            mock.patch.object(pad_mm, "is_mm_compute_bound", _is_worth_timing),
-            mock.patch.object(pad_mm, "no_dispatch", self._on_gpu),
-            mock.patch.object(cache, "lookup", self._known.get),
-            mock.patch.object(cache, "set_value", self._keep),
+            patched(pad_mm, "get_do_bench", lambda: self._time),
+            patched(pad_mm, "is_mm_compute_bound", _is_worth_timing),
+            patched(pad_mm, "no_dispatch", self._on_gpu),
+            patched(cache, "lookup", self._known.get),
+            patched(cache, "set_value", self._keep),
         ):
             yield
 
@@ -55,9 +55,9 @@ class PaddingTimer:
         with (
             _disable_current_modes(),
             self._memory.recorder,
-            mock.patch.object(torch, "randn", make),
-            mock.patch.object(torch, "randn_like", torch.empty_like),
-            mock.patch.object(Tensor, "is_cuda", shown),
+            patched(torch, "randn", make),
+            patched(torch, "randn_like", torch.empty_like),
+            patched(Tensor, "is_cuda", shown),
         ):
             yield
 

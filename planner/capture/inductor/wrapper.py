@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
 from torch._inductor import async_compile
 
 from planner.capture.inductor.kernels import Kernels
+from planner.capture.patching import patched
 
 _ALIGNMENT_BYTES = 16
 
@@ -41,15 +41,15 @@ def load_wrapper(source: str, constants: Mapping[str, Any], kernels: Kernels) ->
     """Return a generated module: its function `call`, and the `runner` of the parts that CUDA graphs hold."""
     compiling = type("AsyncCompile", (_AsyncCompile,), {"kernels": kernels})
     scope: dict[str, Any] = {"__name__": "generated", **constants}
-    with mock.patch.object(async_compile, "AsyncCompile", compiling):
+    with patched(async_compile, "AsyncCompile", compiling):
         exec(compile(_without_gpu_imports(source), "<inductor>", "exec"), scope)
     scope |= _REPLACED
     call = scope["call"]
 
     def run(arguments: list[Any]) -> Any:
         with (
-            mock.patch.object(torch.cuda, "_DeviceGuard", lambda index: nullcontext()),
-            mock.patch.object(torch.cuda, "set_device", lambda device: None),
+            patched(torch.cuda, "_DeviceGuard", lambda index: nullcontext()),
+            patched(torch.cuda, "set_device", lambda device: None),
         ):
             return call(arguments)
 

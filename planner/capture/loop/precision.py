@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
 from msgspec.structs import replace
@@ -17,6 +16,7 @@ from torch import nn, optim
 from torch.amp import GradScaler
 
 from planner.capture.loop.runtime import LoopRuntime
+from planner.capture.patching import patched
 from planner.jobs import Job, MemoryFormat, Precision, TensorSpec
 
 _AUTOCAST = {Precision.AMP_FP16: torch.float16, Precision.AMP_BF16: torch.bfloat16}
@@ -89,7 +89,7 @@ def _take_step(
 @contextmanager
 def take_all_steps() -> Iterator[None]:
     """Let every `GradScaler` of the user's take its steps while open, whatever its gradients hold."""
-    with mock.patch.object(GradScaler, "_maybe_opt_step", _take_step):
+    with patched(GradScaler, "_maybe_opt_step", _take_step):
         yield
 
 

@@ -4,11 +4,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 from torch import nn
 
 from planner.capture.cuda.devices import innermost, is_put_on_gpu
+from planner.capture.patching import patched
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def adapters_like_weights() -> Iterator[None]:
         plain(self, adapter_name, *args, **kwargs)
         _give_type_of_weight(self, adapter_name)
 
-    with mock.patch.object(layer, "_move_adapter_to_device_of_base_layer", move):
+    with patched(layer, "_move_adapter_to_device_of_base_layer", move):
         yield
 
 

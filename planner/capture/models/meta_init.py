@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +22,7 @@ from planner.capture.cuda.devices import (
 )
 from planner.capture.cuda.placed import PlacedResults
 from planner.capture.models.adapter_types import adapters_like_weights
+from planner.capture.patching import patched
 from planner.capture.wrapped import is_wrapped, parts, with_parts
 
 Strategy = Callable[[], AbstractContextManager[object]]  # opened around the constructor
@@ -152,7 +152,7 @@ def parameters_on_meta() -> Iterator[None]:
             parameter = likes[parameter]
         register(module, name, parameter)
 
-    with mock.patch.object(nn.Module, "register_parameter", register_like):
+    with patched(nn.Module, "register_parameter", register_like):
         yield
 
 

@@ -8,9 +8,8 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
-from unittest import mock
 
-from planner.capture.cuda.threads import beside_other_threads
+from planner.capture.patching import all_patched, patched
 from planner.errors import UsageError
 from planner.jobs import SOURCES, Job, split_model
 
@@ -28,12 +27,8 @@ def offline_library(job: Job) -> Iterator[None]:
     if split_model(job.source or job.model).source not in SOURCES:
         yield
         return
-    plain = {name: getattr(socket.socket, name) for name in ("connect", "connect_ex")}
-    replaced: dict[str, Any] = {
-        name: beside_other_threads(_refusing(one), one) for name, one in plain.items()
-    }
-    resolve = beside_other_threads(_refuse, socket.getaddrinfo)
-    with mock.patch.multiple(socket.socket, **replaced), mock.patch.object(socket, "getaddrinfo", resolve):
+    connecting = {name: _refusing(getattr(socket.socket, name)) for name in ("connect", "connect_ex")}
+    with all_patched(socket.socket, connecting), patched(socket, "getaddrinfo", _refuse):
         yield
 
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
 
-from planner.capture.cuda.threads import beside_other_threads
 from planner.capture.models.meta_init import construct_with_values
+from planner.capture.patching import patched
 
 SEED = 0
 
@@ -27,7 +27,8 @@ def construct_with_buffers() -> Iterator[list[tuple[Tensor, Tensor]]]:
         buffers.extend(pairs)
         return model
 
-    with mock.patch("planner.capture.models.registry.construct_on_meta", build):
+    registry = import_module("planner.capture.models.registry")  # which imports this one
+    with patched(registry, "construct_on_meta", build):
         yield buffers
 
 
@@ -56,9 +57,7 @@ def deterministic_values() -> Iterator[None]:
 
     with torch.random.fork_rng(devices=[]), ExitStack() as stack:
         for owner, replacement in ((torch, tensor), (torch, as_tensor), (Tensor, new_tensor)):
-            name = replacement.__name__
-            patched = beside_other_threads(replacement, getattr(owner, name))
-            stack.enter_context(mock.patch.object(owner, name, patched))
+            stack.enter_context(patched(owner, replacement.__name__, replacement))
         torch.manual_seed(SEED)
         stack.callback(torch.set_num_threads, threads)
         torch.set_num_threads(1)

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
+
+from planner.capture.patching import patched
 
 NOTE = "lengths of packed sequences are values of the batch: each sample is assumed to have all {} steps"
 
@@ -25,5 +26,5 @@ def full_lengths() -> Iterator[dict[str, None]]:
             notes[NOTE.format(steps)] = None
         return pack(data, lengths, batch_first)
 
-    with mock.patch.object(torch._VF, "_pack_padded_sequence", pack_full):
+    with patched(torch._VF, "_pack_padded_sequence", pack_full):
         yield notes

@@ -8,11 +8,11 @@ import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 from torch import nn
 
 from planner.capture.models.libraries import import_library, unknown_name
+from planner.capture.patching import patched
 
 
 def find_torchvision(name: str) -> Callable[..., object]:
@@ -47,7 +47,7 @@ def _without_weights() -> Iterator[None]:
 
     weights = importlib.import_module("torchvision.models._api").WeightsEnum
     with (
-        mock.patch.object(weights, "get_state_dict", lambda self, *args, **options: _UnreadWeights()),
-        mock.patch.object(nn.Module, "load_state_dict", load_what_was_read),
+        patched(weights, "get_state_dict", lambda self, *args, **options: _UnreadWeights()),
+        patched(nn.Module, "load_state_dict", load_what_was_read),
     ):
         yield

@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from torch import nn
 
 from planner.capture.models.libraries import quiet, read_json
 from planner.capture.models.transformers.contents import OBJECTS, is_detector, takes_masks
+from planner.capture.patching import patched
 from planner.errors import ModelError, UsageError
 from planner.jobs import Job, Loss, Mode, nearest, shown, split_model
 
@@ -173,7 +173,7 @@ def build(transformers: Any, name: str, **arguments: Any) -> nn.Module:
 @contextmanager
 def offline() -> Iterator[None]:
     """Keep huggingface_hub from the network while open, as under HF_HUB_OFFLINE."""
-    with mock.patch("huggingface_hub.constants.HF_HUB_OFFLINE", True):
+    with patched(importlib.import_module("huggingface_hub.constants"), "HF_HUB_OFFLINE", True):
         yield
 
 

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
-from unittest import mock
+
+import torch
 
 from planner.capture.models.libraries import quiet
+from planner.capture.patching import patched
 
 _MASKS = "transformers.masking_utils"
 _RECURRENT = "create_recurrent_attention_mask"
@@ -24,10 +26,10 @@ def assume_padding(padded: bool) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(quiet())
         # `torch_compilable_check` of transformers: the inputs are assumed to be valid
-        stack.enter_context(mock.patch("torch._check_tensor_all_with", lambda *_: None))
+        stack.enter_context(patched(torch, "_check_tensor_all_with", lambda *_: None))
         masks = sys.modules.get(_MASKS)
         for module, name, replacement in _answers(masks, padded) if masks is not None else ():
-            stack.enter_context(mock.patch.object(module, name, replacement))
+            stack.enter_context(patched(module, name, replacement))
         yield
 
 

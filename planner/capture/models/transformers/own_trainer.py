@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
-from unittest import mock
 
 from torch import Tensor
 
@@ -22,6 +21,7 @@ from planner.capture.models.libraries import quiet
 from planner.capture.models.own_step import StepModule
 from planner.capture.models.transformers.trainer_batches import MOST_SAMPLES, Batches, longest_sample
 from planner.capture.models.transformers.trainer_evaluation import Evaluation, evaluates
+from planner.capture.patching import all_patched, patched
 from planner.errors import UsageError
 from planner.jobs import Job
 
@@ -58,15 +58,15 @@ def trainers_constructed() -> Iterator[None]:
         return
     answers: dict[str, Any] = {name: _yes for name in _ASKED if hasattr(module, name)}
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.multiple(module, **answers))
+        stack.enter_context(all_patched(module, answers))
         of_gpu = _on_gpu(module.TrainingArguments.__post_init__)
-        stack.enter_context(mock.patch.object(module.TrainingArguments, "__post_init__", of_gpu))
+        stack.enter_context(patched(module.TrainingArguments, "__post_init__", of_gpu))
         stack.enter_context(quiet())
         stack.enter_context(_without_progress())
         preferences: Any = sys.modules.get("trl.trainer.dpo_trainer")
         if preferences is not None:
-            stack.enter_context(mock.patch.object(preferences, "hash_module", lambda module: ""))
-            known = mock.patch.object(preferences.DPOTrainer, "_precompute_ref_logps", _known_logps)
+            stack.enter_context(patched(preferences, "hash_module", lambda module: ""))
+            known = patched(preferences.DPOTrainer, "_precompute_ref_logps", _known_logps)
             stack.enter_context(known)
         yield
 
@@ -206,8 +206,8 @@ class TrainerModule(StepModule):
             stack.enter_context(quiet())
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
-            stack.enter_context(mock.patch.object(trainer, "get_train_dataloader", lambda: batches))
-            stack.enter_context(mock.patch.object(trainer, "get_batch_samples", load_noted))
+            stack.enter_context(patched(trainer, "get_train_dataloader", lambda: batches))
+            stack.enter_context(patched(trainer, "get_batch_samples", load_noted))
             stack.enter_context(_kernels_of_triton())
             trainer.train()
         if few == loaded:
@@ -237,6 +237,6 @@ def _kernels_of_triton() -> Iterator[None]:
         return
     with (
         launching_nothing(module, ("_forward_kernel", "_backward_kernel")),
-        mock.patch.object(module, "_TRITON_AVAILABLE", True),
+        patched(module, "_TRITON_AVAILABLE", True),
     ):
         yield

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import ceil
 from typing import Any
-from unittest import mock
 
 from torch import Tensor
 
 from planner.capture.failure_reasons import reads_values, sentence_of
 from planner.capture.models.transformers.trainer_batches import Batches, longest_sample
+from planner.capture.patching import patched
 from planner.errors import PlannerError
 
 _RUN = 3  # batches; the last one finds what all others left
@@ -66,7 +66,7 @@ class Evaluation:
         gathered = min(count or _RUN, more or count or _RUN)
         run = min(count or _RUN, _RUN)
         batches = Batches(trainer, samples, batch, count or run, run)
-        with _gathering(gathered - _RUN), mock.patch.object(trainer, "compute_metrics", self._metrics()):
+        with _gathering(gathered - _RUN), patched(trainer, "compute_metrics", self._metrics()):
             only_loss = True if trainer.compute_metrics is None else None
             trainer.evaluation_loop(batches, "Evaluation", prediction_loss_only=only_loss)
         self.notes += (self._note(batch, count, gathered),)
@@ -111,7 +111,7 @@ def _gathering(more: int) -> Iterator[None]:
         def get_arrays(self) -> None:
             self.to_cpu_and_numpy()
 
-    with mock.patch.object(module, "EvalLoopContainer", Container):
+    with patched(module, "EvalLoopContainer", Container):
         yield
 
 

@@ -7,6 +7,7 @@ from planner.capture.cuda.backend_settings import notes_on_settings
 from planner.capture.cuda.devices import Placement
 from planner.capture.distributed.pipeline import Stages
 from planner.capture.models.accelerate_state import own_accelerate_state
+from planner.capture.models.library_versions import notes_on_versions
 from planner.capture.models.transformers.build import is_padded, notes_of
 from planner.capture.models.transformers.masks import assume_padding
 from planner.capture.techniques.technique import CapturedLoop, Notes, Technique, is_always_used
@@ -40,7 +41,8 @@ def _watch_operators(loop: CapturedLoop) -> Iterator[Callable[[], Notes]]:
     def notes() -> Notes:
         operators = loop.recorder.operators()
         settings = notes_on_settings(loop.job)
-        return (*notes_on_transforms(operators), *notes_on_factorizations(operators), *settings)
+        of_operators = (*notes_on_transforms(operators), *notes_on_factorizations(operators))
+        return (*of_operators, *settings, *notes_on_versions())
 
     yield notes
 

@@ -1,0 +1,34 @@
+"""The versions of libraries that plans are held to, since captures rely on their private parts.
+
+A new version may allocate otherwise, or rename what a capture replaces. tests/capture/models/
+test_library_versions.py fails by the name of the library whose pinned version is another.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from planner._support.versions import public_version
+
+# By module: the major and minor version, and the package that relies on it.
+HELD_VERSIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "accelerate": ("1.15", "planner/capture/distributed/accelerate_plugin.py"),
+        "bitsandbytes": ("0.50", "planner/capture/models/quantized.py"),
+        "deepspeed": ("0.19", "planner/capture/distributed/deepspeed_process.py"),
+        "diffusers": ("0.42", "planner/capture/models/diffusers"),
+        "lightning": ("2.6", "planner/capture/models/lightning_module.py"),
+        "peft": ("0.21", "planner/capture/techniques/adapters.py"),
+        "torchao": ("0.18", "planner/capture/cuda/torchao_optimizers.py"),
+        "transformers": ("5.23", "planner/capture/models/transformers"),
+        "trl": ("1.16", "planner/capture/models/transformers/own_trainer.py"),
+    }
+)
+
+
+def notes_on_versions() -> Iterator[str]:
+    """Yield a note for each imported library whose version is not the one that plans are held to."""
+    for name, (held, _) in HELD_VERSIONS.items():
+        version = public_version(getattr(sys.modules.get(name), "__version__", None))
+        if version is not None and ".".join(version.split(".")[:2]) != held:
+            yield f"{name} {version} is installed, plans are held to {held}: it may allocate otherwise"

@@ -1,7 +1,8 @@
-"""End all processes that a command or a worker left: its children, daemons and what they started.
+"""End all processes that a command or a worker left, and name the signal that ended one.
 
-Each is known by a mark in the environment with which it was started, or as a child of one that is. Only Linux
-tells that of other processes, in /proc; elsewhere none is found.
+The processes are children, daemons and what they started. Each is known by a mark in the environment with
+which it was started, or as a child of one that is. Only Linux tells that of other processes, in /proc;
+elsewhere none is found.
 """
 
 import os
@@ -12,6 +13,11 @@ from time import monotonic, sleep
 
 _PROCESSES = Path("/proc")
 _POLL_SECONDS = 0.05
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, or "" if no signal of that number has a name."""
+    return next((one.name for one in signal.Signals if one == number), "")
 
 
 def marked_processes(mark: str) -> frozenset[int]:

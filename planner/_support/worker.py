@@ -14,7 +14,7 @@ from threading import Lock, Timer
 from typing import IO, Any
 
 from planner import errors
-from planner._support.processes import end_processes, marked_processes
+from planner._support.processes import end_processes, marked_processes, signal_name
 from planner.errors import ModelError, PlannerError
 
 MAX_ANSWER_BYTES = 2**24
@@ -133,8 +133,7 @@ def _ending(returncode: int | None) -> str:
         return "gave no answer in time"
     if returncode >= 0:
         return f"ended with code {returncode}"
-    names = {number.value: number.name for number in signal.Signals}  # not of all real-time signals
-    return f"ended with {names.get(-returncode, f'signal {-returncode}')}"
+    return f"ended with {signal_name(-returncode) or f'signal {-returncode}'}"
 
 
 def _end(process: "subprocess.Popen[bytes]", mark: str) -> None:

@@ -5,7 +5,6 @@ import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from signal import Signals
 from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
@@ -83,20 +82,11 @@ def run_emulated(
     if not records:
         if code:
             used = "before its first optimizer step" if any_used else "before it used a GPU"
-            raise ModelError(f"{command[0]}: {_ending(code)} {used}")
+            raise ModelError(f"{command[0]}: {run.ending} {used}")
         raise ModelError(f"{command[0]}: it ended without using a GPU; check that it trains on cuda")
     if code and run.failure is None and not run.crash:
-        raise ModelError(f"{command[0]}: {_ending(code)}, and not for want of GPU memory")
+        raise ModelError(f"{command[0]}: {run.ending}, and not for want of GPU memory")
     return run
-
-
-def _ending(code: int) -> str:
-    """Return how a command ended, in words."""
-    return (
-        f"it was ended by {Signals(-code).name}"
-        if -code in set(Signals)
-        else f"it ended with exit code {code}"
-    )
 
 
 def _variables(options: RunOptions, folder: Path, cache: Path) -> dict[str, str]:

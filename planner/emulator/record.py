@@ -1,11 +1,11 @@
 """Records of a command that ran on emulated GPUs: one of each process, and their totals."""
 
 from pathlib import Path
-from signal import Signals
 
 import msgspec
 from msgspec import Struct
 
+from planner._support.processes import signal_name
 from planner.emulator.history import ProcessHistory
 from planner.errors import DataFileError
 from planner.program import Outcome
@@ -97,6 +97,22 @@ class EmulatedRun(Struct, frozen=True):
         return next((one for one in failed if one.was_raised), failed[0])
 
     @property
+    def signal(self) -> str:
+        """Return the name of the signal that ended the command, or "" if none did.
+
+        A shell reports a signal that ended its command as 128 and the signal's number.
+        """
+        return signal_name(-self.exit_code if self.exit_code < 0 else self.exit_code - 128)
+
+    @property
+    def ending(self) -> str:
+        """Return how the command ended, in words."""
+        if self.signal and self.exit_code < 0:
+            return f"it was ended by {self.signal}"
+        means = f", as a shell reports {self.signal}" if self.signal else ""
+        return f"it ended with exit code {self.exit_code}{means}"
+
+    @property
     def crash(self) -> str:
         """Return how the command died after its scripts had ended; "" if it did not.
 
@@ -105,10 +121,8 @@ class EmulatedRun(Struct, frozen=True):
         """
         if not self.records or not all(record.is_whole for record in self.records):
             return ""
-        number = -self.exit_code if self.exit_code < 0 else self.exit_code - 128
-        if number in set(Signals):
-            return Signals(number).name
-        return "exit code 1 of its launcher" if self.exit_code == 1 and len(self.records) > 1 else ""
+        is_of_launcher = self.exit_code == 1 and len(self.records) > 1
+        return "exit code 1 of its launcher" if is_of_launcher else self.signal
 
     @property
     def outcome(self) -> Outcome:

@@ -75,9 +75,25 @@ def test_a_killed_process_leaves_no_snapshot(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(UnsavedError, match="not written: process 7 left no history") as error:
         run_emulated(["train"], options, tmp_path, print)
     assert isinstance(error.value.result, EmulatedRun) and error.value.result.failure == RAISED
-    ended(monkeypatch, -9, replace(record(0), after_steps=None))
-    with pytest.raises(ModelError, match="train: it was ended by SIGKILL, and not for want of GPU memory"):
-        run_emulated(["train"], options, tmp_path, print)
+
+
+@pytest.mark.parametrize(
+    ("code", "ending"),
+    [
+        (-9, "it was ended by SIGKILL"),
+        (137, "it ended with exit code 137, as a shell reports SIGKILL"),
+        (7, "it ended with exit code 7"),
+        (250, "it ended with exit code 250"),
+    ],
+)
+def test_the_end_of_a_command_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, ending: str
+) -> None:
+    """A process that was killed has a signal; a shell adds 128 to its number."""
+    ended(monkeypatch, code, replace(record(0), after_steps=None))
+    with pytest.raises(ModelError) as error:
+        run_emulated(["train"], RunOptions(find_device("L4")), tmp_path, print)
+    assert str(error.value) == f"train: {ending}, and not for want of GPU memory"
 
 
 def test_a_crash_after_the_work_stands_beside_the_answer(

@@ -14,7 +14,8 @@ from types import ModuleType
 from typing import Any
 
 from .build import CORE, build, load_order
-from .installation import EmulatorError, find_installation
+from .installation import find_installation
+from .tools import EmulatorError
 
 _FIRST = ("torch", "triton", "pynvml")  # whichever of them is imported first needs the libraries
 USAGE_ERROR = 2

@@ -14,14 +14,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from .installation import EmulatorError, Installation, run_tool
+from .installation import Installation
 from .private import is_sealed, locked, open_private, seal
 from .prototypes import Library, generate
+from .tools import EmulatorError, run_tool
 
 SOURCES = Path(__file__).resolve().parent.parent / "csrc"
 CORE = "libplanner_emulated_gpu.so"
 CORE_SOURCES = ("gpu.c", "memory.c", "contents.c", "handles.c")
-_BUILDERS = ("build.py", "installation.py", "private.py", "prototypes.py")  # decide what is compiled
+_BUILDERS = (
+    "build.py",
+    "installation.py",
+    "private.py",
+    "prototypes.py",
+    "tools.py",
+)  # decide what is compiled
 _FLAGS = ("-D__CUDA_FP8_H__", "-O2", "-fPIC", "-std=gnu2x", "-w")
 
 
@@ -137,7 +144,8 @@ def _compiled(cache: Path, key: str, purpose: str, compile_into: Callable[[Path,
                 out.rename(folder)
     except OSError as error:
         raise EmulatorError(
-            f"{cache}: the compiled libraries cannot be cached there: {error.strerror}"
+            f"{cache}: the compiled libraries cannot be cached there: {error.strerror}; mend that, or set "
+            "XDG_CACHE_HOME to another folder"
         ) from error
     return folder
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from .tools import EmulatorError, run_tool
 
 # The libraries that have a stand-in, by the beginning of their file name.
 REPLACED = (
@@ -23,10 +24,6 @@ REPLACED = (
 
 
 FIRST_CUDNN = (9, 8)  # the first that takes a description of a GPU (cuDNN's release notes)
-
-
-class EmulatorError(Exception):
-    """The stand-in libraries cannot be built or loaded; the text is one line with what to do."""
 
 
 @dataclass(frozen=True)
@@ -126,23 +123,3 @@ def _sonames(library: Path) -> dict[str, str]:
     text = run_tool(["readelf", "-d", "-W", *map(str, askers)])
     needed = {name.split(".so")[0]: name for name in re.findall(r"\(NEEDED\).*\[([^\]]+)\]", text)}
     return {prefix: needed[prefix] for prefix in REPLACED if prefix in needed}
-
-
-def run_tool(command: list[str], text: str | None = None) -> str:
-    """Run a tool of the compiler's and return what it prints.
-
-    Raises EmulatorError where it is missing or fails.
-    """
-    try:
-        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        raise EmulatorError(
-            f"{command[0]} is missing; the stand-in libraries are compiled on first use: install gcc, "
-            "as with apt install gcc"
-        ) from None
-    if done.returncode:
-        line = next((row for row in done.stderr.splitlines() if "error" in row), done.stderr.strip()[:300])
-        raise EmulatorError(
-            f"{command[0]} fails on the stand-in libraries: {line}; report it with torch's version"
-        )
-    return done.stdout

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from .installation import EmulatorError
+from .tools import EmulatorError
 
 MANIFEST = "complete"  # the digests of a folder's files, written last
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH

@@ -14,6 +14,8 @@ _CACHING = _TORCH | {
     *("peft", "timm", "torchmetrics", "torchvision", "transformers", "triton"),
 }
 
+_PATHS = sysconfig.get_paths()
+_INSTALLED = (_PATHS["stdlib"], _PATHS["platstdlib"], str(Path(__file__).resolve().parents[2]))
 
 # Modules of these that query anew for each script, or make a stream.
 _OF_ONE_RUN = ("transformers.training_args", "transformers.cache_utils", "torch.cuda.graphs")
@@ -56,7 +58,5 @@ def modules_of_users() -> Iterator[ModuleType]:
 
 @cache
 def _is_of_user(file: str) -> bool:
-    paths = sysconfig.get_paths()
-    library = (paths["stdlib"], paths["platstdlib"], str(Path(__file__).resolve().parents[2]))
-    is_installed = file.startswith(library) or "site-packages" in file or "dist-packages" in file
+    is_installed = file.startswith(_INSTALLED) or "site-packages" in file or "dist-packages" in file
     return Path(file).is_absolute() and not is_installed

@@ -52,6 +52,7 @@ class HostTensors:
         self.destination: Side | None = None  # of what operators make; None: that of their arguments
         self.have_met = False  # an operator got tensors of both sides
         self._pinned: dict[int, int] = {}  # bytes of pinned storages that are alive, by identity
+        self._pinned_bytes = self._most_bytes = 0  # that torch pins for them, now and at most
         self.most_pinned: tuple[int, ...] = ()  # bytes of each when they were most
 
     def __bool__(self) -> bool:
@@ -74,10 +75,14 @@ class HostTensors:
         key = storage._cdata
         if key not in self._pinned and storage.nbytes():
             self._pinned[key] = storage.nbytes()
-            weakref.finalize(storage, self._pinned.pop, key, None).atexit = False
-            if pinned_bytes(self._pinned.values()) > pinned_bytes(self.most_pinned):
-                self.most_pinned = tuple(self._pinned.values())
+            self._pinned_bytes += pinned_bytes([storage.nbytes()])
+            weakref.finalize(storage, self._unpin, key).atexit = False
+            if self._pinned_bytes > self._most_bytes:
+                self._most_bytes, self.most_pinned = self._pinned_bytes, tuple(self._pinned.values())
         return tensor
+
+    def _unpin(self, key: int) -> None:
+        self._pinned_bytes -= pinned_bytes([self._pinned.pop(key)])
 
     def is_pinned(self, tensor: Tensor) -> bool:
         """Return whether a tensor lies in pinned memory."""

@@ -1,7 +1,8 @@
 """The largest size of samples, or patch of nnU-Net, that fits at one batch size."""
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
+from math import prod
 from time import perf_counter
 
 from msgspec import Struct
@@ -9,7 +10,7 @@ from msgspec.structs import replace
 
 from planner.errors import BatchTooLargeError, ModelError
 from planner.hardware import Budget, judge_budget
-from planner.jobs import Job, Size, SizeDistribution, size_ranges
+from planner.jobs import Job, Size, SizeDistribution, at_size, size_ranges
 from planner.planning.epoch import with_last_batch
 from planner.planning.estimate import Estimate, Seconds, estimate_batch
 from planner.planning.search import Search, largest, largest_by_extrapolation
@@ -85,7 +86,7 @@ def find_max_size(
     start, traced = perf_counter(), 0.0
 
     @cache
-    def at_size(size: Size) -> Estimate:
+    def estimate_at(size: Size) -> Estimate:
         nonlocal traced
         begun = perf_counter()
         own = job_at(size)
@@ -94,18 +95,18 @@ def find_max_size(
         traced += spent
         return estimate_batch(own, trace, judge_budget(budget, own, trace), spent)
 
-    limit_bytes, refusal = budget.limits.allocator_limit_bytes, ""
+    refusal = ""
     try:
-        search = _search(sizes, at_size, limit_bytes)
+        search = _search(sizes, estimate_at, partial(_elements, job))
     except ModelError as error:
-        if _is_taken(at_size, sizes[0]):
+        if _is_taken(estimate_at, sizes[0]):
             raise
         refusal = str(error).rpartition("; ")[0]  # without its remedy
-        sizes = sizes[_count_refused(sizes, at_size, error) :]
-        search = _search(sizes, at_size, limit_bytes)
+        sizes = sizes[_count_refused(sizes, estimate_at, error) :]
+        search = _search(sizes, estimate_at, partial(_elements, job))
 
     def side(number: int | None) -> Estimate | None:
-        own = _estimate_or_none(at_size, sizes[number - 1]) if number else None
+        own = _estimate_or_none(estimate_at, sizes[number - 1]) if number else None
         if own is None or not refusal:
             return own
         note = f"sizes are tried from {'x'.join(map(str, sizes[0]))} on: {refusal}"
@@ -119,41 +120,63 @@ def find_max_size(
     )  # fmt: skip
 
 
-def _search(sizes: Sequence[Size], at_size: Callable[[Size], Estimate], limit_bytes: int | None) -> Search:
+def _elements(job: Job, size: Size) -> int:
+    """Return the elements of a sample's largest input at a size, or those of a patch."""
+    if not size_ranges(job):
+        return prod(size)
+    return max(prod(spec.shape) for spec in at_size(job, size).inputs)
+
+
+def _search(
+    sizes: Sequence[Size], estimate_at: Callable[[Size], Estimate], elements: Callable[[Size], int]
+) -> Search:
     """Search the numbers of sizes, from 1. Raises the errors of a capture."""
 
     def outcome(number: int) -> Outcome:
         try:
-            return at_size(sizes[number - 1]).outcome
+            return estimate_at(sizes[number - 1]).outcome
         except BatchTooLargeError:
             return Outcome.DOES_NOT_FIT
 
     def need_bytes(number: int) -> int:
-        return at_size(sizes[number - 1]).run.peak_reserved_bytes
+        return estimate_at(sizes[number - 1]).run.peak_reserved_bytes
 
-    if len(sizes) <= FEW or limit_bytes is None:
+    if len(sizes) <= FEW:
         return largest(outcome, len(sizes))
     ends = max(1, len(sizes) // 16), max(2, len(sizes) // 8)
-    return largest_by_extrapolation(outcome, (need_bytes, need_bytes), limit_bytes, ends, len(sizes))
+    judged = estimate_at(sizes[ends[0] - 1]).budget  # with the margins of runs that the job is like
+    limit_bytes = judged.limits.allocator_limit_bytes
+    if limit_bytes is None:
+        return largest(outcome, len(sizes))
+    return largest_by_extrapolation(
+        outcome,
+        (need_bytes, need_bytes),
+        limit_bytes,
+        ends,
+        len(sizes),
+        lambda number: elements(sizes[number - 1]),
+    )
 
 
-def _count_refused(sizes: Sequence[Size], at_size: Callable[[Size], Estimate], refusal: ModelError) -> int:
+def _count_refused(
+    sizes: Sequence[Size], estimate_at: Callable[[Size], Estimate], refusal: ModelError
+) -> int:
     """Return how many sizes lie below the smallest that is taken. Raises the refusal if none is."""
     last = len(sizes) - 1
     low, high = 0, min(1, last)
-    while not _is_taken(at_size, sizes[high]):
+    while not _is_taken(estimate_at, sizes[high]):
         if high == last:
             raise refusal
         low, high = high, min(2 * high, last)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if _is_taken(at_size, sizes[middle]) else (middle, high)
+        low, high = (low, middle) if _is_taken(estimate_at, sizes[middle]) else (middle, high)
     return high
 
 
-def _is_taken(at_size: Callable[[Size], Estimate], size: Size) -> bool:
+def _is_taken(estimate_at: Callable[[Size], Estimate], size: Size) -> bool:
     try:
-        at_size(size)
+        estimate_at(size)
     except BatchTooLargeError:
         return True
     except ModelError:
@@ -161,8 +184,8 @@ def _is_taken(at_size: Callable[[Size], Estimate], size: Size) -> bool:
     return True
 
 
-def _estimate_or_none(at_size: Callable[[Size], Estimate], size: Size) -> Estimate | None:
+def _estimate_or_none(estimate_at: Callable[[Size], Estimate], size: Size) -> Estimate | None:
     try:
-        return at_size(size)
+        return estimate_at(size)
     except BatchTooLargeError:
         return None

@@ -45,6 +45,18 @@ def test_the_answer_fits_and_the_next_does_not() -> None:
     assert f"{size} at batch 4" in str(result)
 
 
+def test_few_sizes_are_traced() -> None:
+    """What images need is a line in their pixels, which leads to the largest of 249 sizes in five traces."""
+    lines: list[str] = []
+    job: dict[str, Any] = {"input": "3x64..2048x64..2048", "pad_to": 8, "gpu_mib": 1500, **JOB}
+    result = planner.max_size(net, 4, on_progress=lines.append, **job)
+    (size,) = result.max_size or (0,)
+    traced = [line for line in lines if line.startswith("tracing 3x")]
+    assert f"tracing 3x{size}x{size}" in traced
+    assert f"tracing 3x{size + 8}x{size + 8}" in traced
+    assert len(traced) <= 5
+
+
 def test_ranges_of_two_lengths_grow_together() -> None:
     """From 480 x 640 to 960 x 1280 the aspect stays, padded to multiples of 32."""
     sizes = sizes_between(job_of("3x480..960x640..1280", pad_to=32))

@@ -1,11 +1,13 @@
 """The smallest sets of changes that make a batch fit, each of them traced and replayed, none guessed.
 
 Sets are tried from small to large. Changes of one group exclude each other, a set that contains one which
-fits already is not minimal, and a set whose changes together save far too little by themselves is not tried.
+fits already is not minimal, and a set is not tried if what its changes save by themselves, each in its part
+of the memory, is far too little.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
+from math import prod
 from time import perf_counter
 
 from msgspec import Struct
@@ -13,7 +15,8 @@ from msgspec.structs import replace
 
 from planner.allocator import MemoryLimits, replay_trace
 from planner.errors import ModelError, UsageError
-from planner.hardware import Budget, with_config
+from planner.hardware import Budget, judge_budget, with_config
+from planner.jobs import Job
 from planner.planning.changes import Change, TrainingConfig, apply_all, changes_for
 from planner.planning.epoch import with_last_batch
 from planner.planning.estimate import Estimate, estimate_batch, unlimited
@@ -21,9 +24,8 @@ from planner.program import OnProgress, Outcome, Trace, TraceSource, ignore_prog
 
 LARGEST_SET = 3
 ENOUGH = 8  # sets that fit, after which no more are looked for
-# Savings do not add up: two changes may free the same memory, or make way for each other. Sets whose savings
-# sum up to less than this share of what is missing are left out.
-HOPEFUL_SHARE = 0.7
+HOPEFUL_SHARE = 0.95  # of what is missing, that a set has to promise to save
+SMALLER_BATCHES = "accumulation"  # the group that shrinks what other changes leave by the same share
 RESOLUTION_BYTES = 2**20
 MOST_EVENTS_OF_SLOW = 2_000  # of a recipe's trace: compiling ResNet-50, which has more, takes half a minute
 
@@ -43,6 +45,12 @@ class Attempt(Struct, frozen=True):
     def fits(self) -> bool:
         """Return whether the batch fits with them."""
         return self.estimate.outcome is not Outcome.DOES_NOT_FIT
+
+    @property
+    def parts(self) -> Mapping[str, int]:
+        """Return the bytes that are needed by category, and what the allocator needs between the blocks."""
+        between = max(0, self.needed_bytes - self.estimate.run.peak_allocated_bytes)
+        return {str(category): size for category, size in self.estimate.at_peak.items()} | {"": between}
 
     @property
     def cost(self) -> tuple[int, int, int]:
@@ -76,7 +84,12 @@ def advise(
         if any(set(refused) <= set(changes) for refused in failed):
             return None
         try:
-            return _try(training, changes, budget, open_tracer)
+            changed = apply_all(training, changes)
+            trace = with_last_batch(changed.job, changed.batch, open_tracer(changed))
+            own = with_config(budget, changed.config)
+            if len(changes) > 1 and not _lives(changed.job, trace, own):
+                return None
+            return _attempt(changes, changed, trace, own)
         except (ModelError, UsageError) as error:
             if not changes:
                 raise
@@ -123,44 +136,60 @@ def _minimal_sets(
     try_changes: Callable[[tuple[Change, ...]], Attempt | None],
 ) -> list[Attempt]:
     fitting = [attempt for attempt in singles if attempt.fits]
-    saved = {attempt.changes[0]: unchanged.needed_bytes - attempt.needed_bytes for attempt in singles}
-    missing = unchanged.needed_bytes - (budget.limits.allocator_limit_bytes or unchanged.needed_bytes)
-    useful = tuple(change for change, size in saved.items() if size > 0 and not change.is_slow)
+    capacity_bytes = budget.limits.allocator_limit_bytes or unchanged.needed_bytes
+    hopeful_bytes = capacity_bytes + (1 - HOPEFUL_SHARE) * (unchanged.needed_bytes - capacity_bytes)
+    useful = [
+        attempt
+        for attempt in singles
+        if attempt.needed_bytes < unchanged.needed_bytes and not attempt.changes[0].is_slow
+    ]
     for size in range(2, LARGEST_SET + 1):
-        for changes in _hopeful(useful, size, saved, missing):
+        for chosen in _combinations(useful, size):
+            changes = tuple(attempt.changes[0] for attempt in chosen)
             if len(fitting) >= ENOUGH:
                 return fitting
-            if not any(set(attempt.changes) <= set(changes) for attempt in fitting):
+            if any(set(attempt.changes) <= set(changes) for attempt in fitting):
+                continue
+            if _promised_bytes(unchanged, chosen) <= hopeful_bytes:
                 attempt = try_changes(changes)
                 if attempt is not None and attempt.fits:
                     fitting.append(attempt)
     return fitting
 
 
-def _hopeful(
-    changes: tuple[Change, ...], size: int, saved: Mapping[Change, int], missing: int
-) -> Iterator[tuple[Change, ...]]:
-    """Yield the sets of this size whose savings may do, the mildest first."""
-    for chosen in sorted(combinations(changes, size), key=lambda some: sum(change.rank for change in some)):
-        groups = {change.group for change in chosen}
-        if len(groups) == size and sum(saved[change] for change in chosen) >= HOPEFUL_SHARE * missing:
+def _combinations(singles: Sequence[Attempt], size: int) -> Iterator[tuple[Attempt, ...]]:
+    """Yield the sets of so many changes of different groups, the mildest first."""
+    every = combinations(singles, size)
+    for chosen in sorted(every, key=lambda some: sum(attempt.changes[0].rank for attempt in some)):
+        if len({attempt.changes[0].group for attempt in chosen}) == size:
             yield chosen
 
 
-def _try(
-    training: TrainingConfig, changes: tuple[Change, ...], budget: Budget, open_tracer: TracerFactory
-) -> Attempt:
-    changed = apply_all(training, changes)
-    trace = with_last_batch(changed.job, changed.batch, open_tracer(changed))
-    own = with_config(budget, changed.config)
-    estimate = estimate_batch(changed.job, trace, own)
-    return Attempt(
-        changes,
-        changed,
-        estimate,
-        len(trace.events),
-        _needed(trace, own.limits, estimate.run.peak_reserved_bytes),
-    )
+def _promised_bytes(unchanged: Attempt, chosen: Sequence[Attempt]) -> float:
+    """Return the least that changes together may need, by what each saves of the parts of the memory.
+
+    Two changes may free the same memory: of no part they save more than there is. Smaller batches shrink what
+    the others leave. New peaks that changes make are not counted.
+    """
+    total_bytes = 0.0
+    after = [(attempt.changes[0].group, attempt.parts) for attempt in chosen]
+    for part, size_bytes in unchanged.parts.items():
+        kept = [(group, min(1.0, parts[part] / size_bytes)) for group, parts in after if size_bytes]
+        left = max(0.0, 1 - sum(1 - share for group, share in kept if group != SMALLER_BATCHES))
+        total_bytes += size_bytes * left * prod(share for group, share in kept if group == SMALLER_BATCHES)
+    return total_bytes
+
+
+def _lives(job: Job, trace: Trace, budget: Budget) -> bool:
+    """Return whether a trace runs in the memory that there is with the confidence."""
+    run = replay_trace(trace, judge_budget(budget, job, trace).limits)
+    return run.outcome is not Outcome.DOES_NOT_FIT
+
+
+def _attempt(changes: tuple[Change, ...], changed: TrainingConfig, trace: Trace, budget: Budget) -> Attempt:
+    estimate = estimate_batch(changed.job, trace, budget)
+    needed_bytes = _needed(trace, budget.limits, estimate.run.peak_reserved_bytes)
+    return Attempt(changes, changed, estimate, len(trace.events), needed_bytes)
 
 
 def _needed(trace: Trace, limits: MemoryLimits, most_bytes: int) -> int:

@@ -49,19 +49,26 @@ def card(capacity_mib: int) -> Budget:
     return make_budget(device, 0.5, AllocatorConfig())
 
 
+def state_of(training: TrainingConfig) -> int:
+    """MiB of the toy's optimizer state: 40, or none with Adafactor."""
+    return 0 if training.job.optimizer is Optimizer.ADAFACTOR else 40
+
+
 def needs(training: TrainingConfig) -> int:
-    """MiB of the toy: 40 of optimizer state or none, and 20 a sample, halved by bf16 and by checkpoints."""
-    state = 0 if training.job.optimizer is Optimizer.ADAFACTOR else 40
+    """MiB of the toy: its state, and 20 a sample, halved by bf16 and by checkpoints."""
     sample = 20
     sample //= 2 if training.job.precision is not Precision.FP32 else 1
     sample //= 2 if training.job.checkpoint is Checkpoint.BLOCKS else 1
-    return state + sample * training.batch
+    return state_of(training) + sample * training.batch
 
 
 def toy(training: TrainingConfig) -> Iterator[Event]:
-    """One block of what the toy needs."""
+    """The blocks of what the toy needs."""
+    state = state_of(training)
     yield PhaseStart(1, Phase.FORWARD)
-    yield Alloc(0, needs(training) * MIB, Category.ACTIVATION, 0)
+    if state:
+        yield Alloc(1, state * MIB, Category.OPTIMIZER, 0)
+    yield Alloc(0, (needs(training) - state) * MIB, Category.ACTIVATION, 0)
     yield PhaseStart(1, Phase.END)
 
 
@@ -140,6 +147,23 @@ def test_pairs_are_minimal_and_fit() -> None:
     assert not any(one < other for one in made for other in made)
     groups = [[change.group for change in attempt.changes] for attempt in advice.sets]
     assert all(len(set(some)) == len(some) for some in groups)
+
+
+def test_sets_whose_parts_save_too_little_are_not_traced() -> None:
+    """Half of 160 MiB of activations and all of 40 of state leave 80, which do not fit 35 MiB; smaller batches
+    halve what checkpoints leave.
+    """
+    traced: list[tuple[int, Precision, Checkpoint, str]] = []
+
+    def watched(training: TrainingConfig) -> TracerFactory:
+        job = training.job
+        traced.append((training.batch, job.precision, job.checkpoint, str(job.optimizer)))
+        return tracer_of(training)
+
+    advice = advise(RECIPE, card(35), watched)  # type: ignore[arg-type]
+    assert (8, Precision.AMP_BF16, Checkpoint.NONE, "adafactor") not in traced
+    assert (2, Precision.FP32, Checkpoint.BLOCKS, "adafactor") in traced
+    assert ("--checkpoint blocks", "--accumulate 4 --batch 2", "--optimizer adafactor") in names(advice)
 
 
 def test_sets_are_sorted_by_size_then_mildness() -> None:

@@ -1,9 +1,10 @@
 """Evaluate a Trainer of transformers or TRL by its own loop, between two of its steps.
 
 The batches are copies of the longest sample of its evaluation data, as many samples each as
-`per_device_eval_batch_size` says. Three of them run. Losses, predictions and labels of the others are
-gathered as the loop gathers them, which keeps them on the GPU until `eval_accumulation_steps` or the end.
-Facts from transformers 5.23.
+`per_device_eval_batch_size` says. Losses, predictions and labels are gathered as the loop gathers them, which
+keeps them on the GPU until `eval_accumulation_steps` or the end. Each of the first batches
+runs, since it finds the memory between blocks that the growing results before it have left; of the others,
+the results alone are made and gathered, in between. Facts from transformers 5.23.
 """
 
 import sys
@@ -19,8 +20,8 @@ from planner.capture.models.transformers.trainer_batches import Batches, longest
 from planner.capture.patching import patched
 from planner.errors import PlannerError
 
-_RUN = 3  # batches; the last one finds what all others left
-_MOST_ADDED = 300  # times that results are added in place of the batches that are not run
+_RUN = 16  # batches at most
+_MOST_ADDED = 4000  # times that results of other batches are made and added
 _TRAINER = "transformers.trainer"
 
 
@@ -64,9 +65,9 @@ class Evaluation:
         count = ceil(len(dataset) / batch) if hasattr(dataset, "__len__") else None
         samples = longest_sample(trainer, dataset, "eval_dataset", self._name)
         gathered = min(count or _RUN, more or count or _RUN)
-        run = min(count or _RUN, _RUN)
+        run = min(gathered, _RUN)
         batches = Batches(trainer, samples, batch, count or run, run)
-        with _gathering(gathered - _RUN), patched(trainer, "compute_metrics", self._metrics()):
+        with _gathering(gathered - run), patched(trainer, "compute_metrics", self._metrics()):
             only_loss = True if trainer.compute_metrics is None else None
             trainer.evaluation_loop(batches, "Evaluation", prediction_loss_only=only_loss)
         self.notes += (self._note(batch, count, gathered),)
@@ -89,9 +90,14 @@ class Evaluation:
 
 @contextmanager
 def _gathering(more: int) -> Iterator[None]:
-    """Let an evaluation loop gather results of so many more batches than it runs while open."""
+    """Let an evaluation loop gather results of so many more batches than the `_RUN` that it runs while open.
+
+    They are added before the last of those that run.
+    """
     module: Any = sys.modules[_TRAINER]
     plain: Any = module.EvalLoopContainer
+    size = max(1, ceil(more / _MOST_ADDED))  # of very many batches, several are added at once
+    shares = [min(size, more - start) for start in range(0, more, size)]
 
     class Container(plain):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -100,10 +106,12 @@ def _gathering(more: int) -> Iterator[None]:
 
         def add(self, tensors: Any) -> None:
             super().add(tensors)
+            others = _RUN - 2  # of those that run, between the first and the last
+            if 0 < self._added <= others:
+                for share in shares[self._added - 1 :: others]:
+                    made = _repeated(tensors, share)
+                    super().add(made)
             self._added += 1
-            if self._added == _RUN - 1:
-                for size in _parts(more):
-                    super().add(_repeated(tensors, size))
 
         def to_cpu_and_numpy(self) -> None:
             self.tensors = None
@@ -115,18 +123,10 @@ def _gathering(more: int) -> Iterator[None]:
         yield
 
 
-def _parts(count: int) -> Iterator[int]:
-    """Yield the batches of each addition: one by one, or of very many several at once."""
-    size = max(1, ceil(count / _MOST_ADDED))
-    for start in range(0, max(0, count), size):
-        yield min(size, count - start)
-
-
 def _repeated(tensors: Any, count: int) -> Any:
-    if count == 1:
-        return tensors
+    """Return the results of so many batches more, in blocks of their own."""
     if isinstance(tensors, Tensor):
-        return tensors.repeat_interleave(count, 0)
+        return tensors.clone() if count == 1 else tensors.repeat_interleave(count, 0)
     if isinstance(tensors, Mapping):
         return {name: _repeated(one, count) for name, one in tensors.items()}
     return type(tensors)(_repeated(one, count) for one in tensors)

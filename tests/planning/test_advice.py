@@ -150,8 +150,8 @@ def test_pairs_are_minimal_and_fit() -> None:
 
 
 def test_sets_whose_parts_save_too_little_are_not_traced() -> None:
-    """Half of 160 MiB of activations and all of 40 of state leave 80, which do not fit 35 MiB; smaller batches
-    halve what checkpoints leave.
+    """Half of 160 MiB of activations and all of 40 of state leave 80, which do not fit 35 MiB; what
+    checkpoints leave, smaller batches halve.
     """
     traced: list[tuple[int, Precision, Checkpoint, str]] = []
 

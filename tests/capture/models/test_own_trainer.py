@@ -206,15 +206,23 @@ FILES = {
     "tuples": ((4, 20), 4),
     "preference": ((8, 6), 8),  # chosen and rejected, each with an end of text
     "reward": ((8, 5), 8),
+    "token_classes": ((4, 9), 8),
+    "answers": ((4, 48), 8),
+    "segmentation": ((4, 3, 64, 64), 4),
+    "choices": ((4, 4, 12), 8),
+    "grouped_rates": ((4, 20), 8),
+    "distillation": ((4, 20), 8),
+    "chat": ((4, 6), 8),  # with an end of text
 }
+_OF_TRL = ("preference", "reward", "chat")
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_files_as_people_write_them_are_planned_unchanged(name: str) -> None:
-    """Own collators, own datasets, streams, objects, images and nested labels: the longest sample is in each
-    batch, which the trainer's own loop trains on.
+    """Own collators, own datasets, streams, objects, images, nested labels, own optimizers, a second model,
+    callbacks that need scores: the longest sample is in each batch, which the trainer's own loop trains on.
     """
-    for library in ("datasets", "PIL", *(["trl", "peft"] if name in ("preference", "reward") else [])):
+    for library in ("datasets", "PIL", *(["trl", "peft"] if name in _OF_TRL else [])):
         pytest.importorskip(library)
     shape, width = FILES[name]
     job = resolve_job(f"{PROGRAMS / name}.py:make_trainer", {})

@@ -1,6 +1,6 @@
 """Train with evaluations by a Trainer of transformers: small models without weights, all samples of one size.
 
-    python evaluations.py '{"task": "tokens", "batch": 4, "eval_samples": 64, "eval_accumulation_steps": 2, ...}'
+    python evaluations.py '{"task": "tokens", "batch": 4, "eval_samples": 64, "bf16": true, ...}'
 
 Keywords beside those of `Job` are those of TrainingArguments. It evaluates after the second of three steps.
 """

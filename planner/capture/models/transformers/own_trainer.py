@@ -26,7 +26,11 @@ from planner.errors import UsageError
 from planner.jobs import Job
 
 _ASKED = ("is_torch_cuda_available", "is_torch_bf16_gpu_available", "is_torch_tf32_available")
-_TALKING = ("PrinterCallback", "ProgressCallback", "NotebookProgressCallback")
+# Callbacks that print, and those that need the scores of evaluations.
+_LEFT_AWAY = (
+    *("PrinterCallback", "ProgressCallback", "NotebookProgressCallback"),
+    "EarlyStoppingCallback",
+)
 _LIBRARIES = re.compile(r"^\s*(from|import) +(transformers|trl)\b", re.M)
 # Trainers of TRL whose batches are what a model generates meanwhile.
 _GENERATING = (
@@ -185,7 +189,7 @@ class TrainerModule(StepModule):
         arguments.eval_on_start = arguments.load_best_model_at_end = False
         trainer._train_batch_size = batch
         for callback in [*trainer.callback_handler.callbacks]:
-            if type(callback).__name__ in _TALKING:
+            if not {kind.__name__ for kind in type(callback).__mro__}.isdisjoint(_LEFT_AWAY):
                 trainer.remove_callback(callback)
         samples = longest_sample(trainer, trainer.train_dataset, "train_dataset", self._name)
         batches = Batches(trainer, samples, batch, steps * few, steps * loaded)

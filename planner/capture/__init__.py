@@ -1,4 +1,4 @@
-"""Capture of a training loop on meta tensors: the only room with torch."""
+"""Capture training loops as traces, by running them with torch on meta tensors."""
 
 from planner._support.lazy_exports import attach_stub
 

@@ -1,6 +1,6 @@
-"""Walk the arguments and results of operators: leaves, and tuples, lists and dictionaries of them.
+"""List and map the leaves of operators' arguments and results, nested in tuples, lists and dictionaries.
 
-torch's pytrees know any container, and take a quarter of a capture to look each one up.
+torch's pytrees support any container, but looking up each container would take a quarter of a capture.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ _CONTAINERS = (tuple, list, dict)
 
 
 def leaves_of(*values: Any) -> list[Any]:
-    """Return the leaves of nested containers in order; None is one."""
+    """Return the leaves of nested tuples, lists and dictionaries in order; None counts as a leaf."""
     found: list[Any] = []
     _collect(values, found)
     return found
@@ -25,7 +25,7 @@ def _collect(values: Any, found: list[Any]) -> None:
 
 
 def map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
-    """Return containers like these with each leaf changed; named tuples become tuples."""
+    """Return nested containers with `change` applied to each leaf; named tuples become plain tuples."""
     if not isinstance(value, _CONTAINERS):
         return change(value)
     if isinstance(value, dict):

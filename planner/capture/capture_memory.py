@@ -1,4 +1,4 @@
-"""What captures of one job at some batch sizes show for captures at other batch sizes."""
+"""Remember results of a job's earlier captures that its captures at other batch sizes reuse."""
 
 from dataclasses import dataclass, field
 
@@ -11,24 +11,24 @@ from planner.program import GrowthSource, Trace
 
 @dataclass(slots=True)
 class CaptureMemory:
-    """Reads of values in earlier captures of a job, and the lines behind its growing memory."""
+    """Tensor values read in earlier captures of a job, and the source lines where its memory grows."""
 
-    first_read: DataDependentError | None = None  # shapes alone do not do
-    logs: dict[int, ReadLog] = field(default_factory=dict)  # of small batch sizes
+    first_read: DataDependentError | None = None  # if the job cannot be captured from shapes alone
+    logs: dict[int, ReadLog] = field(default_factory=dict)  # by batch size, for small batch sizes
     growth_lines: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)  # by module, operator
 
     def knows_lines(self, trace: Trace) -> bool:
-        """Return whether the line of each source of growing memory is known."""
+        """Return whether the source line of each of the trace's growth sources is known."""
         return all((one.module, one.op) in self.growth_lines for one in trace.growth_sources)
 
     def add_lines(self, trace: Trace) -> None:
-        """Remember the lines of a trace that was captured with them."""
+        """Remember the source lines of the growth sources of a trace that was captured with source lines."""
         self.growth_lines.update(
             ((one.module, one.op), (one.source, one.code)) for one in trace.growth_sources
         )
 
     def with_lines(self, trace: Trace) -> Trace:
-        """Return the trace with the line of code of each source of growing memory."""
+        """Return the trace with the remembered source lines added to its growth sources."""
         return replace(trace, growth_sources=tuple(map(self._with_line, trace.growth_sources)))
 
     def _with_line(self, growth: GrowthSource) -> GrowthSource:

@@ -1,9 +1,9 @@
-"""Notice compiled code when it is called, and run it as eager code.
+"""Run compiled code as eager code, and record the names of the compiled functions and modules called.
 
-`torch.compile` in all its forms (a wrapped module, `Module.compile`, a decorated function) enters through the
-one function of dynamo that consults the stance (torch/_dynamo/eval_frame.py,
-`_callback_from_stance`); TorchScript's functions and methods, scripted or traced, through `__call__` of their
-two classes. Both entries are watched, wherever the model stores its compiled code.
+All forms of `torch.compile` (a wrapped module, `Module.compile`, a decorated function) pass through the
+one function of dynamo that consults the stance (torch/_dynamo/eval_frame.py, `_callback_from_stance`).
+TorchScript's functions and methods, scripted or traced, pass through `__call__` of their two classes. Both
+entry points are watched, wherever the model stores its compiled code.
 """
 
 import inspect
@@ -19,18 +19,18 @@ from torch import nn
 
 from planner.capture.patching import patched
 
-_MOST_NAMES = 4  # that a note lists
+_MOST_NAMES = 4  # listed in a note
 
 
 @dataclass(slots=True)
 class CompiledCalls:
-    """Names of compiled functions and modules, in the order of their first calls."""
+    """Names of the compiled functions and modules that were called, in the order of their first calls."""
 
     by_dynamo: dict[str, None] = field(default_factory=dict)
     by_torchscript: dict[str, None] = field(default_factory=dict)
 
     def notes(self) -> tuple[str, ...]:
-        """Return a sentence for each compiler that a GPU run would use and the trace does not."""
+        """Return a note for each compiler (dynamo, TorchScript) whose code the trace runs as eager code."""
         notes = []
         if self.by_dynamo:
             notes.append(
@@ -50,7 +50,10 @@ class CompiledCalls:
 
 @contextmanager
 def watch_compiled(calls: CompiledCalls) -> Iterator[None]:
-    """Run compiled code as eager code, since a compiler would see the recorder as well, and note it."""
+    """Run compiled code as eager code while open, and add the names of what is called to `calls`.
+
+    A compiler would trace the recorder as well.
+    """
     with ExitStack() as stack:
         _watch_torchscript(calls, stack)
         if "torch._dynamo" in sys.modules:
@@ -74,12 +77,12 @@ def _watch_dynamo(calls: CompiledCalls, stack: ExitStack) -> None:
 
     stack.enter_context(patched(eval_frame, "_callback_from_stance", noting))
     stack.enter_context(torch.compiler.set_stance("force_eager"))
-    # Of the recorder's hooks on modules, which may well run once more.
+    # The global hooks are the recorder's, which may safely run once more.
     warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
 
 
 def _watch_first_use(calls: CompiledCalls, stack: ExitStack) -> None:
-    """Watch dynamo from the first call of `torch.compile` on, which imports it."""
+    """Watch dynamo starting with the first call of `torch.compile`, which imports dynamo."""
     compile_ = torch.compile
 
     def compile_noting(*args: Any, **kwargs: Any) -> Any:
@@ -97,7 +100,7 @@ def _watch_torchscript(calls: CompiledCalls, stack: ExitStack) -> None:
 
 def _noting_call(call: Callable[..., Any], calls: CompiledCalls) -> Callable[..., Any]:
     def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
-        owner = getattr(self, "owner", None)  # of a method: the module
+        owner = getattr(self, "owner", None)  # the module, if `self` is a method
         name = self.name if owner is None else _plain_type(owner)
         calls.by_torchscript[name] = None
         return call(self, *args, **kwargs)
@@ -106,14 +109,14 @@ def _noting_call(call: Callable[..., Any], calls: CompiledCalls) -> Callable[...
 
 
 def _plain_type(script_module: Any) -> str:
-    """Return the class of a scripted module without the prefix that TorchScript puts before it."""
+    """Return the class name of a scripted module without TorchScript's prefix."""
     qualified = str(script_module._type().name() or "a module")
     return qualified.rpartition(".")[2]
 
 
 def _name_of(function: Any) -> str:
-    """Return the class of a compiled module, or the qualified name of a compiled function."""
-    if getattr(function, "__name__", "") == "inner":  # torch wraps modules of its own once more
+    """Return the class name of a compiled module, or the qualified name of a compiled function."""
+    if getattr(function, "__name__", "") == "inner":  # torch wraps its own modules once more
         function = inspect.getclosurevars(function).nonlocals.get("fn", function)
     function = inspect.unwrap(function)
     owner = getattr(function, "__self__", function)

@@ -1,7 +1,8 @@
-"""Explain a failed capture in one line: where it was raised, the sentence of whoever raised it, and a hint.
+"""Explain a failed capture in one line: where the exception was raised, its message, and a hint.
 
-A hint is given only where its cause is established: by the type of the exception, by who raised it, and by
-the sentence that torch has for that cause alone. A word in a message of a model's own establishes nothing.
+A hint is given only if its cause is established: by the type of the exception, by the code that raised it,
+and by a message that torch uses for that cause alone. A word in a message from the model's code establishes
+nothing.
 """
 
 import argparse
@@ -20,22 +21,22 @@ from planner.capture.values.interpreter import DataDependentError
 from planner.errors import ModelError
 from planner.jobs import Job
 
-MOST_LETTERS = 200  # of an exception's message
+MOST_LETTERS = 200  # shown of an exception's message
 SHAPES = "check --input and --target"
 ANY = "see the traceback with --debug"
 _HERE = str(Path(__file__).parents[1])
 _OF_OS = (os.__file__, "<frozen os>")
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 
-# Operators whose result, or its shape, depends on values that tensors on meta lack.
+# Operators whose result, or the result's shape, depends on values, which tensors on meta lack.
 _READS_VALUES = re.compile(
     r"_local_scalar_dense|nonzero|nms|unique|masked_select|\.equal|is_nonzero|bincount|repeat_interleave"
 )
-# torch's messages where values of a meta tensor are read.
+# torch's messages when values of a meta tensor are read.
 _IS_ABOUT_META = re.compile(
     r"meta tensor|on meta|'?meta'? (backend|device)|meta kernel|device=?'?meta|nonzero", re.I
 )
-# torch's sentences on operands whose shapes or types do not go together.
+# torch's messages about operands with mismatched shapes or types.
 _IS_ABOUT_SHAPES = re.compile(
     r"shapes? cannot be multiplied|is invalid for input of size|size of tensor a|izes of tensors must match"
     r"|to have \d+ channels|ernel size can't be greater|expected (scalar type|m1 and m2|.*dtype)"
@@ -47,19 +48,19 @@ _IS_ABOUT_SHAPES = re.compile(
     r"|not implemented for '|result type .* can't be cast|data type",
 )
 _IS_A_CALL = re.compile(
-    r"\(\) (missing|got|takes) .*(argument|keyword)"  # of the model itself, where no code of its own calls
+    r"\(\) (missing|got|takes) .*(argument|keyword)"  # about the model itself if no line of its code calls
 )
 _IS_OF_INDICES = re.compile(
     r"Expected dtype int32/int64 for index, but got torch\.float"
     r"|'indices' to have one of the following scalar"
 )
-# Sentences that torch adds to its own: what could be, lists of backends, and advice to report it.
+# Sentences that torch appends to its messages: possible causes, lists of backends, advice to report a bug.
 _ADDED = re.compile(
     r"\. This could be because.*| Set TORCHDYNAMO_VERBOSE.*| For more details about this.*"
     r"|,? ?please report (a|this) (bug|issue)( to PyTorch)?\.?|\(please [^)]*PyTorch\)",
     re.S,
 )
-# Unsupported constructs: torch's sentence, the problem and the remedy.
+# Unsupported constructs: a pattern of torch's message, the problem and the remedy.
 _NOT_PLANNED = (
     (
         r"SparseTensorImpl|Sparse(Csr)?(Meta|CPU|CUDA)|layout.*Sparse",
@@ -82,7 +83,10 @@ _NOT_PLANNED = (
 
 
 def explain(job: Job, batch: int, recorder: Recorder, error: BaseException) -> ModelError:
-    """Return the error that a user sees: DataDependentError where shapes alone do not do."""
+    """Return the error to show for a failed capture: DataDependentError if the model reads tensor values.
+
+    Any other failure gives a plain ModelError.
+    """
     place, running, line = recorder.place(), recorder.running or "", source_line(error)
     op = f" in {running}" if running else ""
     where = f"{job.model}: {place} fails at batch {batch}{op}{line}"
@@ -108,7 +112,10 @@ def explain(job: Job, batch: int, recorder: Recorder, error: BaseException) -> M
 
 
 def sentence_of(error: BaseException) -> str:
-    """Return what an exception says, in one line, without what torch adds to each of a kind."""
+    """Return an exception's message in one line, shortened, without the advice that torch appends.
+
+    An exception without a message gives the name of its class.
+    """
     message = " ".join(_ADDED.sub("", message_of(error)).split()) or type(error).__name__
     called, clash, rest = message.partition(" got multiple values for ")
     if clash and "(" in called and not called.endswith("()"):  # Python names an object by its repr
@@ -117,8 +124,9 @@ def sentence_of(error: BaseException) -> str:
 
 
 def reads_values(error: BaseException, running: str = "") -> bool:
-    """Return whether an exception comes from values that tensors on meta lack, itself or one that a model
-    caught before it.
+    """Return whether an exception, or any exception in its chain, comes from reading values of meta tensors.
+
+    `running` is the operator in which it was raised; operators that read values by nature suffice.
     """
     if _READS_VALUES.search(running):
         return True
@@ -128,10 +136,10 @@ def reads_values(error: BaseException, running: str = "") -> bool:
 
 
 def remedy_for(error: BaseException, otherwise: str = ANY, running: str | None = None) -> str:
-    """Return the remedy of an exception whose cause is established, else `otherwise`.
+    """Return the remedy for an exception if its cause is established, else `otherwise`.
 
-    `running` is the operator in which it was raised, "" outside of any; None if no batch had come yet, whose
-    shapes may be at fault.
+    `running` is the operator in which it was raised, or "" outside of any operator. It is None if no batch
+    had been passed yet, so that the shapes of a batch cannot be at fault.
     """
     if isinstance(error, ImportError):
         return _remedy_for_import(error)
@@ -175,7 +183,7 @@ def _remedy_for_import(error: ImportError) -> str:
 
 
 def _lacks_ranks(error: BaseException) -> bool:
-    """Return whether a process lacks what torchrun gives it: its environment, or a process group."""
+    """Return whether an error shows that torchrun's variables, or a process group, are missing."""
     if isinstance(error, KeyError):
         names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
         return error.args[:1] in [(name,) for name in names] and _files_of(error)[-1] in _OF_OS
@@ -184,7 +192,10 @@ def _lacks_ranks(error: BaseException) -> bool:
 
 
 def source_line(error: BaseException) -> str:
-    """Return the innermost line outside torch, torchvision and the planner; torchvision's models count."""
+    """Return the innermost traceback line outside torch, torchvision and the planner, or "" if there is none.
+
+    Its form is " (file:line: code)". Lines of torchvision's models are included.
+    """
     files = [Path(__file__), Path(torch.__file__)]  # torch's folder is also the beginning of torchvision's
     theirs = tuple(str(file.parent) for path in files for file in (path, path.resolve()))
     models = str(Path("torchvision", "models"))
@@ -195,8 +206,10 @@ def source_line(error: BaseException) -> str:
 
 
 def _is_raised_by_torch(error: BaseException) -> bool:
-    """Return whether torch raised an exception, or the planner in its place: its own code is innermost, or a
-    line that calls into C and raises nothing itself.
+    """Return whether an exception was raised by torch, or by the planner in its place.
+
+    It was if the innermost frame is in their code, or is a line that does not raise or assert itself and so
+    called into C.
     """
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
@@ -208,7 +221,7 @@ def _is_raised_by_torch(error: BaseException) -> bool:
 
 
 def _chain_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and those that it was raised for."""
+    """Yield an exception, then the chain of its causes and contexts."""
     seen: set[int] = set()
     one: BaseException | None = error
     while one is not None and id(one) not in seen:

@@ -1,4 +1,4 @@
-"""Tables of functions by operator of ATen."""
+"""Look up ATen operators by name, and build tables of functions keyed by operator."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -9,7 +9,7 @@ _Function = TypeVar("_Function")
 
 
 def overload(name: str) -> Any:
-    """Return an operator of ATen, its overload being named after a dot where it has a name.
+    """Return the ATen operator `name`; an overload is named after a dot, without a dot it is the default.
 
     >>> str(overload("mm")), str(overload("add.Tensor"))
     ('aten.mm.default', 'aten.add.Tensor')
@@ -19,5 +19,5 @@ def overload(name: str) -> Any:
 
 
 def operator_table(functions: Mapping[str, _Function]) -> dict[Any, _Function]:
-    """Return functions by operator; each key names one or several, separated by spaces."""
+    """Return functions keyed by operator; a key of `functions` names several operators with spaces."""
     return {overload(name): function for names, function in functions.items() for name in names.split()}

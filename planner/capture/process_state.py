@@ -1,9 +1,9 @@
-"""Preserve the state of the process while a model's code runs in it.
+"""Restore the state of the process after a model's code has run in it.
 
-That code may be anything: a file sets the default dtype, a constructor the environment, a forward pass leaves
-inference mode on. During a capture that holds as it would on a GPU; afterwards the planner and its caller go
-on as before. What Python cannot restore (patched modules, threads, a crash) needs a process of its own:
-`planner.capture.subprocess`.
+A model's code may set the default dtype or environment variables, or leave inference mode on. During a
+capture such changes hold, as they would on a GPU; afterwards the planner and its caller continue with the
+previous state. Changes that Python cannot undo (patched modules, threads, a crash) require a separate
+process: `planner.capture.subprocess`.
 """
 
 import errno
@@ -25,10 +25,10 @@ _ONE_PLAN = threading.RLock()
 
 @contextmanager
 def preserve_process_state() -> Iterator[Callable[[], Callable[[], None]]]:
-    """Restore on exit every setting that changed.
+    """Restore on exit every process setting and torch mode that changed while open.
 
-    Yields a function that notes the changes so far and returns one that makes them again. Plans of several
-    threads queue here, since what they replace in torch is that of the process.
+    Yields a function that notes the changes so far and returns a function that applies them again. Plans of
+    several threads wait for each other here, since they replace functions of torch for the whole process.
     """
     with _ONE_PLAN:
         yield from _preserved()
@@ -61,8 +61,10 @@ def _preserved() -> Iterator[Callable[[], Callable[[], None]]]:
 
 @contextmanager
 def _process_kept() -> Iterator[None]:
-    """Make functions that end or replace this process at once raise instead: an exit without an answer would
-    tell whoever started it what the model's code likes. Children of this process end as ever.
+    """Make `os._exit`, `os.execv` and `os.execve` raise while open, instead of ending this process.
+
+    Otherwise a model's code could choose the exit status that the caller sees. Children of this process end
+    as usual.
     """
     owner, plain = os.getpid(), {name: getattr(os, name) for name in ("_exit", "execv", "execve")}
 
@@ -84,12 +86,12 @@ def _process_kept() -> Iterator[None]:
 
 
 def is_launched() -> bool:
-    """Return whether torchrun or the like started the process as one rank of several."""
+    """Return whether torchrun or a similar launcher started this process as a rank."""
     return "WORLD_SIZE" in os.environ
 
 
 def message_of(error: BaseException) -> str:
-    """Return the message of an exception, which its author's code makes; "" where that fails."""
+    """Return the message of an exception, or "" if its `__str__` raises."""
     try:
         return str(error)
     except Exception:
@@ -97,7 +99,7 @@ def message_of(error: BaseException) -> str:
 
 
 def raise_interrupt(error: BaseException) -> None:
-    """Raise the interrupt that somebody's code caught and answered with this exception, if there is one."""
+    """Raise the KeyboardInterrupt behind an exception, if one is in its chain of causes and contexts."""
     behind = error.__cause__ or error.__context__
     while behind is not None:
         if isinstance(behind, KeyboardInterrupt):
@@ -106,7 +108,7 @@ def raise_interrupt(error: BaseException) -> None:
 
 
 def first_line_of(error: BaseException) -> str:
-    """Return the class of an exception and the first line of its message."""
+    """Return the class name of an exception and the first line of its message, if it has a message."""
     lines = message_of(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
@@ -115,13 +117,13 @@ def first_line_of(error: BaseException) -> str:
 
 
 def _note_modes() -> Callable[[], None]:
-    """Return a function that leaves the torch modes which this thread enters from now on."""
+    """Return a function that exits the torch modes which this thread has entered since this call."""
     inference, nesting = torch.is_inference_mode_enabled(), _autocast_nesting()
     functions, dispatch = _function_modes(), torch._C._len_torch_dispatch_stack()
     default, current = _default_device_context(), device_mode.CURRENT_DEVICE
 
     def restore() -> None:
-        """Leave them from the inside out."""
+        """Exit the modes entered since, innermost first."""
         while torch._C._len_torch_dispatch_stack() > dispatch:
             torch._C._pop_torch_dispatch_stack(None)
         if _function_modes() != functions:
@@ -129,13 +131,13 @@ def _note_modes() -> Callable[[], None]:
                 torch._C._pop_torch_function_stack()
             for mode in functions:
                 torch._C._push_on_torch_function_stack(mode)
-        # Leaving the context would restore the device within which it was entered: that of the planner.
+        # Exiting the context would restore the planner's device, within which it was entered.
         torch._GLOBAL_DEVICE_CONTEXT.device_context = default
         device_mode.CURRENT_DEVICE = current
         while _autocast_nesting() > nesting:
             torch.autocast_decrement_nesting()
         if torch.is_inference_mode_enabled() != inference:
-            # Whoever left it on may hold the guard that would turn it off; one of ours does it now.
+            # The model's code may hold the guard that would turn it off, so another guard sets it.
             torch._C._InferenceMode(inference).__enter__()  # type: ignore[no-untyped-call]
 
     return restore

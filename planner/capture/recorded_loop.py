@@ -1,4 +1,4 @@
-"""Run a training loop on `meta` as on the planned GPU, and return its trace."""
+"""Run a job's loop on `meta` as it would run on the planned GPU, and return its trace."""
 
 import dataclasses
 import gc
@@ -18,7 +18,7 @@ from planner.program import Trace
 
 
 def record_loop(loop: CapturedLoop, capability: tuple[int, int]) -> Trace:
-    """Return the trace of the loop; `capability` decides which kernels run.
+    """Run a loop on `meta` and return its trace, with the kernels of a GPU of this compute capability.
 
     Raises ModelError, DataDependentError or BatchTooLargeError with the place where the loop fails.
     """
@@ -43,9 +43,9 @@ def record_loop(loop: CapturedLoop, capability: tuple[int, int]) -> Trace:
 
 
 def _run(loop: CapturedLoop, stack: ExitStack) -> Notes:
-    """Run the loop by the first technique that has one, and return the notes of all, in their order.
+    """Run the loop of the first technique that defines a loop, and return the notes of all techniques.
 
-    The contexts that techniques open for the loop are entered on `stack`.
+    The notes are in the order of the techniques. Their contexts (`open_loop`) are entered on `stack`.
     """
     readers = [stack.enter_context(one.open_loop(loop)) for one in loop.techniques]
     run = next(one.run_loop for one in loop.techniques if one.run_loop is not None)
@@ -58,9 +58,10 @@ def _run(loop: CapturedLoop, stack: ExitStack) -> Notes:
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Disable the garbage collector while open: it frees cycles at times that differ between traces.
+    """Disable automatic garbage collection while open: it frees cycles at times that differ between traces.
 
-    A collection within, of what the loop made, does not look through torch's million objects.
+    Objects that exist already are frozen, so that an explicit collection within skips torch's million
+    objects.
     """
     was_enabled, freezes = gc.isenabled(), not gc.get_freeze_count()
     gc.disable()

@@ -1,7 +1,7 @@
-"""Process-wide settings that a model's code may change: one list, each with its name, reader and writer.
+"""List the process-wide settings that a model's code may change, each with its name, reader and writer.
 
-`process_state` saves and restores all of them. Those that decide a trace have a default; where the process
-has another value, it is part of a stored trace's key (`changed_settings`).
+`process_state` saves and restores all of them. Settings that influence a trace have a default; if the
+process has another value, the value is part of a stored trace's key (`changed_settings`).
 """
 
 import gc
@@ -29,16 +29,16 @@ _DEFAULT_PRECISIONS = ("none", "none", "tf32", "tf32", "none", "none", "none", "
 
 
 class Setting(NamedTuple):
-    """One value of the whole process or of the thread."""
+    """A setting of the process or of the current thread, with functions that read and write it."""
 
     name: str
     read: Callable[[], Any]
     write: Callable[[Any], object]
-    defaults: tuple[Any, ...] = ()  # of a setting that decides a trace: what a fresh process may have
+    defaults: tuple[Any, ...] = ()  # values in a fresh process, for settings that influence a trace
 
 
 def reapplied_settings() -> tuple[Setting, ...]:
-    """Return the settings that are set again for a model whose file changed them."""
+    """Return the settings that are set again for each capture if the model's file changed them."""
     cudnn = torch.backends.cudnn
     return (
         Setting("default dtype", torch.get_default_dtype, torch.set_default_dtype, (torch.float32,)),
@@ -74,7 +74,7 @@ def reapplied_settings() -> tuple[Setting, ...]:
 
 
 def restored_settings() -> tuple[Setting, ...]:
-    """Return the settings that are restored but never set again for a model whose file changed them."""
+    """Return the settings that are restored after a plan, but never set again for a capture."""
     return (
         *(_attribute(sys, name, "sys") for name in _OF_SYS if hasattr(sys, name)),
         _attribute(threading, "excepthook", "threading"),
@@ -95,7 +95,7 @@ def restored_settings() -> tuple[Setting, ...]:
 
 
 def changed_settings() -> dict[str, str]:
-    """Return the settings that decide traces and are not torch's defaults, as texts by name."""
+    """Return the settings that influence traces and differ from their defaults: value's repr by name."""
     values = {one.name: (one.read(), one.defaults) for one in reapplied_settings() if one.defaults}
     return {name: repr(value) for name, (value, defaults) in values.items() if value not in defaults}
 
@@ -105,7 +105,7 @@ _AUTOCAST_OFF = ((False, torch.float16), (False, torch.bfloat16), True)
 
 
 def _settings_of_torch() -> Iterator[Setting]:
-    """Yield the flags of torch's backends by their functions in C, as far as this torch has them."""
+    """Yield the flags of torch's backends that this version of torch has, by their C functions."""
     for name, stem, *defaults in (
         ("flash attention", "sdp_use_flash", True),
         ("memory-efficient attention", "sdp_use_mem_efficient", True),
@@ -136,7 +136,7 @@ _GETTERS = {
 
 
 def _enumerated(kind: str, *names: str) -> list[Any]:
-    """Return the values of an enumeration of torch by their names, as far as this torch has them."""
+    """Return the members `names` of the enumeration `torch._C.<kind>`, omitting members that torch lacks."""
     return [
         value for name in names if (value := getattr(getattr(torch._C, kind, None), name, None)) is not None
     ]
@@ -147,7 +147,7 @@ def _spread(write: Callable[..., object]) -> Callable[[Any], object]:
 
 
 def _settings_of_unix() -> Iterator[Setting]:
-    """Yield what only Unix has; handlers and timers are those of the main thread."""
+    """Yield the settings that only Unix has; signal handlers and timers only in the main thread."""
     if sys.platform == "win32":
         return
     yield Setting("signal mask", lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ()), _set_signal_mask)
@@ -172,9 +172,9 @@ def _attribute(holder: Any, name: str, of: str, defaults: tuple[Any, ...] = ()) 
 
 
 def _unless_mixed(setting: Setting) -> Setting:
-    """Return a setting that is None, and left alone, where torch refuses to read it.
+    """Return the setting changed to read as None, and to ignore writes of None, if torch refuses to read it.
 
-    It does where a program has set `fp32_precision`, which says the same in another way, for a part of torch.
+    torch refuses after a program has set `fp32_precision`, another form of the setting, for a part of torch.
     """
 
     def read_or_none() -> Any:
@@ -189,7 +189,7 @@ def _unless_mixed(setting: Setting) -> Setting:
 
 
 def _precisions() -> tuple[str, ...]:
-    """Return `fp32_precision` of each of torch's backends, which torch has since 2.9."""
+    """Return `fp32_precision` of each of torch's backends, or () before torch 2.9."""
     read = getattr(torch._C, "_get_fp32_precision_getter", None)
     return () if read is None else tuple(read(*place) for place in _PRECISIONS)
 
@@ -236,7 +236,10 @@ def _set_environment(values: Mapping[str, str]) -> None:
 
 
 def _activation_budget() -> float:
-    """Return the share of activations that compiled code keeps; 1.0, torch's, before it is imported."""
+    """Return `activation_memory_budget` of functorch, or its default 1.0 if functorch is not imported.
+
+    It is the share of activations that compiled code keeps.
+    """
     config: Any = sys.modules.get("torch._functorch.config")
     return 1.0 if config is None else config.activation_memory_budget
 
@@ -248,7 +251,7 @@ def _set_activation_budget(share: float) -> None:
 
 
 def _working_directory() -> Path | None:
-    with suppress(OSError):  # somebody removed it
+    with suppress(OSError):  # it was removed
         return Path.cwd()
     return None
 
@@ -264,7 +267,7 @@ def _set_rng_state(state: bytes) -> None:
 
 
 def _numpy_state() -> tuple[Any, ...] | None:
-    """Return the state of NumPy's global generator; None before it is imported."""
+    """Return the state of NumPy's global random generator, or None if NumPy is not imported."""
     generators: Any = sys.modules.get("numpy.random")
     if generators is None:
         return None
@@ -283,7 +286,7 @@ def _set_gc(state: tuple[bool, tuple[int, int, int]]) -> None:
 
 
 def _umask() -> int:
-    """Return the mask, which can only be read by setting another for a moment."""
+    """Return the process's umask, which can only be read by briefly setting another."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
@@ -314,7 +317,7 @@ def _signal_handlers() -> dict[int, Any]:
 def _set_signal_handlers(handlers: Mapping[int, Any]) -> None:
     for number, handler in handlers.items():
         if handler is not None and signal.getsignal(number) is not handler:
-            with suppress(OSError, ValueError):  # of the kernel's own, which nobody could have changed
+            with suppress(OSError, ValueError):  # signals of the kernel, which cannot be changed
                 signal.signal(number, handler)
 
 
@@ -328,7 +331,7 @@ def _armed_timers() -> frozenset[int]:
 
 
 def _disarm_timers(before: frozenset[int]) -> None:
-    """Stop the timers that were not armed before; one of the caller's goes on."""
+    """Stop the timers that were not armed before; the caller's own timers continue."""
     for one in _armed_timers() - before:
         signal.setitimer(one, 0)
 

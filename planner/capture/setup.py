@@ -1,7 +1,7 @@
-"""Record how a model comes onto the GPU, before its first step.
+"""Record the allocations that move a model to the GPU before its first step.
 
-`Module.to` moves it as a whole. A model with quantized weights is adapted once it is there: its weights are
-quantized one after another, what is not quantized may be cast, and adapters follow.
+`Module.to` moves the model as a whole. A model with quantized weights is adapted on the GPU: its weights are
+quantized one after another, the weights that are not quantized may be cast, and adapters are added last.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -21,8 +21,10 @@ from planner.program import Category
 
 
 def record_setup(model: nn.Module, job: Job, recorder: Recorder, loaded: dict[int, list[Tensor]]) -> None:
-    """Record the tensors of a model; `loaded` are those that quantized modules allocate, by the module's
-    identity, and is emptied as they are no longer needed.
+    """Record the allocations of a model's tensors as it is moved to the GPU, quantized and adapted.
+
+    `loaded` holds the tensors that each quantized module allocates, by the module's `id`; entries are removed
+    once recorded.
     """
     if loaded:
         _record_model(model, recorder, loaded, lambda tensor: not tensor.requires_grad)
@@ -38,10 +40,11 @@ def _record_model(
     loaded: dict[int, list[Tensor]],
     where: Callable[[Tensor], bool] = lambda tensor: True,
 ) -> None:
-    """Record the tensors of a model as it is moved to the GPU: those of its modules for which `where` holds.
+    """Record the move of a model's tensors for which `where` holds to the GPU.
 
-    What user code put there while it built the model comes first, in that order, with all that was freed
-    again. `loaded` are the tensors that quantized modules allocate meanwhile, by the module's identity.
+    Tensors that user code put on the GPU while it built the model are recorded first, in their order, also
+    the tensors that were freed again. `loaded` holds the tensors that each quantized module allocates during
+    the move, by the module's `id`.
     """
     log = Replayed(placed_tensors())
     moves: list[tuple[float, Callable[[], None]]] = [
@@ -76,7 +79,7 @@ def _record_loaded(loaded: dict[int, list[Tensor]], module: nn.Module, recorder:
 
 
 def _record_logged(log: Replayed, entry: Entry, recorder: Recorder) -> None:
-    """Record what happened on the GPU while the model was built."""
+    """Record one logged event on the GPU from the time when the model was built."""
     match entry:
         case Put():
             recorder.record_tensor(log.bytes_of(entry), Category.TEMPORARY, "to", "")
@@ -99,7 +102,7 @@ def _record_all(tensors: Iterable[Tensor], recorder: Recorder, op: str, module: 
 
 
 def _record_preparation(model: nn.Module, recorder: Recorder) -> None:
-    """Record what peft's `prepare_model_for_kbit_training` casts, and that it empties the cache."""
+    """Record the casts and the emptied cache of peft's `prepare_model_for_kbit_training`."""
     with recorder:
         cast_to_float32(model)
     for tensor in model.parameters():

@@ -1,7 +1,7 @@
-"""Tensors that consist of others: a DTensor, the result of a collective, and the weights of torchao.
+"""Handle wrapper tensors, which consist of other tensors: DTensors, collectives' results, torchao's weights.
 
-Such a class says what its instances consist of (`__tensor_flatten__`, torch/utils/_python_dispatch.py) and
-calls operators on those tensors itself. Only they have memory.
+The class of a wrapper names the inner tensors (`__tensor_flatten__`, torch/utils/_python_dispatch.py) and
+calls operators on them itself. Only the inner tensors have memory.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,17 +14,17 @@ _PLAIN = frozenset((Tensor, nn.Parameter))
 
 
 def is_wrapped(tensor: Any) -> bool:
-    """Return whether a tensor consists of others."""
+    """Return whether a tensor is a wrapper that consists of other tensors."""
     return type(tensor) not in _PLAIN and bool(is_traceable_wrapper_subclass(tensor))
 
 
 def calls_operators_itself(kind: type) -> bool:
-    """Return whether tensors of a class consist of others, on which the class calls operators."""
+    """Return whether a class is a tensor wrapper, which calls operators on its inner tensors itself."""
     return hasattr(kind, "__tensor_flatten__")
 
 
 def parts(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the tensors with memory that a tensor consists of: itself, if it does of none."""
+    """Yield the tensors with memory inside a wrapper, at any depth, or the tensor itself if it is none."""
     if not is_wrapped(tensor):
         yield tensor
         return
@@ -35,7 +35,7 @@ def parts(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def with_parts(tensor: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a tensor like one that consists of others, of which each is changed."""
+    """Return a wrapper tensor with `change` applied to each of its inner tensors with memory."""
     names, context = tensor.__tensor_flatten__()
     held = {name: getattr(tensor, name) for name in names}
     changed = {name: _changed(one, change) for name, one in held.items()}

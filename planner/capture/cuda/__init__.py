@@ -1,1 +1,1 @@
-"""Operators that take other paths on CUDA than on meta."""
+"""Make operators and torch.cuda behave on meta tensors as on a CUDA GPU."""

@@ -1,10 +1,9 @@
-"""Assignment of a number to a part of a tensor, as on CUDA.
+"""Assign a number to a part of a meta tensor with the allocations of CUDA.
 
-`x[1:2] = 3` makes a tensor of the number first: on the CPU where `x` is on CUDA, on the device of `x`
-elsewhere (THPVariable_setitem, torch/csrc/autograd/python_variable_indexing.cpp). On `meta` it would be a
-block of the GPU. By one mask, `x[x > 0] = 3` or `x[mask, :] = 3`, the number fills in place
-(`canDispatchToMaskedFill`, ATen/native/TensorAdvancedIndexing.cpp), which autograd sees as an assignment all
-the same.
+`x[1:2] = 3` makes a tensor of the number first: on the CPU if `x` is on CUDA, else on the device of `x`
+(THPVariable_setitem, torch/csrc/autograd/python_variable_indexing.cpp). On `meta` it would count as a block
+of the GPU. With a single mask, `x[x > 0] = 3` or `x[mask, :] = 3`, the number fills `x` in place
+(`canDispatchToMaskedFill`, ATen/native/TensorAdvancedIndexing.cpp); autograd still records an assignment.
 """
 
 from collections.abc import Iterator
@@ -19,12 +18,15 @@ _BASIC = (int, slice, EllipsisType, type(None), torch.SymInt)
 
 
 def patches() -> Iterator[tuple[str, object]]:
-    """Yield the method's name, and what takes its place."""
+    """Yield the name of `Tensor.__setitem__` and its replacement."""
     yield "torch.Tensor.__setitem__", _assign
 
 
 def _assign(x: Tensor, index: Any, value: Any) -> None:
-    """Assign as on CUDA; by tensors and lists, a number is copied to the GPU there, too."""
+    """Run `x[index] = value` with the allocations of CUDA.
+
+    A number assigned at indices in tensors or lists is copied to the GPU, on CUDA as well.
+    """
     places = index if isinstance(index, tuple) and index else (index,)
     is_number = x.device.type == "meta" and isinstance(value, bool | int | float | complex)
     mask = places[0] if _is_mask(places[0]) and all(_is_whole(place) for place in places[1:]) else None

@@ -1,8 +1,8 @@
-"""Run `scaled_dot_product_attention` as on CUDA: call the selected backend with its arguments.
+"""Run `scaled_dot_product_attention` on meta by the operators that CUDA's selected backend calls.
 
-The dispatch is ATen/native/transformers/attention.cpp (torch 2.13; its operators are those that the installed
-library runs on the CPU). The kernels keep the outputs of their operators for the backward pass:
-flash and cuDNN their sums of rows, B x H x rows floats; the efficient one in steps of 32 rows.
+The dispatch follows ATen/native/transformers/attention.cpp (torch 2.13, whose operators the installed
+library runs on the CPU). The kernels keep outputs of their operators for the backward pass: flash and cuDNN
+keep the sums of rows, B x H x rows floats; the efficient backend rounds the rows up to multiples of 32.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ _SAFE_SINCE: TorchVersion = (2, 5)
 
 
 def kernels(capability: tuple[int, int], version: TorchVersion) -> dict[str, Callable[..., Any]]:
-    """Return kernels by operator name, for a GPU of this compute capability and a version of torch."""
+    """Return the attention kernel by operator name, for a GPU's compute capability and a torch version."""
 
     def attend(
         query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
@@ -35,7 +35,10 @@ def kernels(capability: tuple[int, int], version: TorchVersion) -> dict[str, Cal
 
 
 def _flash(call: SdpaCall, scale: float | None) -> Tensor:
-    """Pad heads to a multiple of 8 outside the kernel, which saves the padded copies."""
+    """Run the flash backend, with head widths padded to a multiple of 8 before its kernel.
+
+    The kernel saves the padded copies for the backward pass.
+    """
     width = call.query.shape[-1]
     padded = [F.pad(t, [0, -width % 8]) if width % 8 else t for t in (call.query, call.key, call.value)]
     scale = width**-0.5 if scale is None else scale
@@ -63,9 +66,10 @@ def _cudnn(call: SdpaCall, scale: float | None) -> Any:
 
 
 def _additive(call: SdpaCall, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return a boolean mask as one of numbers to add, of its own shape (`convert_boolean_attn_mask`).
+    """Convert a boolean mask to numbers to add to the scores (`convert_boolean_attn_mask`).
 
-    Before torch 2.5 zeros are filled where the mask is not set.
+    The result has the mask's shape; a mask of numbers, or None, is returned unchanged. Before torch 2.5 the
+    result is made of zeros that are filled in place where the mask is not set.
     """
     if mask is None or mask.dtype is not torch.bool:
         return mask
@@ -76,9 +80,10 @@ def _additive(call: SdpaCall, mask: Tensor | None, dtype: torch.dtype) -> Tensor
 
 
 def _aligned(mask: Tensor) -> Tensor:
-    """Return a mask whose rows start at multiples of 8 elements, padded in a copy (`preprocess_mask`).
+    """Return the mask, copied with padding unless its rows start at multiples of 8 elements already.
 
-    The copy has the mask's own shape: it is made before the mask is expanded to batch and heads.
+    This is `preprocess_mask`. The copy has the mask's shape, since it is made before the mask is expanded to
+    batch and heads.
     """
     if mask.stride(-1) == 1 and all(stride % 8 == 0 for stride in mask.stride()[:-1]):
         return mask
@@ -89,9 +94,10 @@ def _aligned(mask: Tensor) -> Tensor:
 def _math(call: SdpaCall, scale: float | None) -> Tensor:
     """Run `_scaled_dot_product_attention_math`, which adds the mask in place for CUDA tensors.
 
-    Halves are computed in float32, unless torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp is on, and
-    the scores are rounded to halves as a second result, which is not read. Before torch 2.5 neither is done,
-    and the softmax is the plain one.
+    float16 and bfloat16 are computed in float32, unless
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp is on. The scores are also rounded to the inputs'
+    dtype as a second result, which is not read. Before torch 2.5 nothing is computed in float32, and the
+    softmax is the plain operator.
     """
     query, key, value = call.query, call.key, call.value
     dtype = query.dtype
@@ -101,7 +107,7 @@ def _math(call: SdpaCall, scale: float | None) -> Tensor:
         query, key, value = query.float(), key.float(), value.float()
     root = (scale if scale is not None else query.shape[-1] ** -0.5) ** 0.5
     scaled = query * root
-    if call.is_causal:  # made in the dtype of the scores; a given one was converted to that of the inputs
+    if call.is_causal:  # made in the scores' dtype, whereas a given mask was converted to the inputs' dtype
         mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
         mask = _additive(call, mask, scaled.dtype)
     keys, values = _ungrouped(call, key), _ungrouped(call, value)
@@ -111,11 +117,11 @@ def _math(call: SdpaCall, scale: float | None) -> Tensor:
     scores = aten._safe_softmax(scores, -1) if call.torch >= _SAFE_SINCE else torch.softmax(scores, -1)
     if call.dropout_p > 0:
         scores = torch.dropout(scores, call.dropout_p, True)
-    _rounded = scores.to(dtype)  # alive until the result is there
+    _rounded = scores.to(dtype)  # alive until the function returns
     return torch.matmul(scores, values).to(dtype)
 
 
 def _ungrouped(call: SdpaCall, tensor: Tensor) -> Tensor:
-    """Repeat keys or values for every head of the query that shares them."""
+    """Return keys or values repeated for each query head that shares them, with grouped-query attention."""
     groups = call.query.shape[-3] // tensor.shape[-3] if call.enable_gqa else 1
     return tensor.repeat_interleave(groups, -3) if groups > 1 else tensor

@@ -1,4 +1,4 @@
-"""Name settings of torch's backends, as code of the model makes them, with which memory is not as planned."""
+"""Note settings of torch's backends, made by a model's code, that change memory and are not planned."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ _OTHER = "which is not planned: convolutions may run with other workspaces"
 
 
 def notes_on_settings(job: Job) -> Iterator[str]:
-    """Yield a note on each setting that is neither torch's default nor the job's."""
+    """Yield a note for each backend setting that is neither torch's default nor set by the job."""
     cudnn = torch.backends.cudnn
     if cudnn.benchmark and not job.cudnn_benchmark:
         yield "torch.backends.cudnn.benchmark is set, which is planned with --cudnn-benchmark alone"
@@ -25,7 +25,7 @@ def notes_on_settings(job: Job) -> Iterator[str]:
 
 
 def _allows_tf32() -> bool:
-    """Return whether convolutions may run in TF32, also where both of torch's ways to say so are mixed."""
+    """Return whether convolutions may run in TF32, even if torch's two forms of the setting are mixed."""
     try:
         return bool(torch.backends.cudnn.allow_tf32)
     except RuntimeError:

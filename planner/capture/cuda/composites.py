@@ -1,4 +1,4 @@
-"""Composite operators of layers, composed as on CUDA rather than as on `meta`."""
+"""Kernels for composite operators of layers that run the same operators on `meta` as on CUDA."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,15 +16,15 @@ _MEAN = 1  # at::Reduction::Mean
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-    """Add the bias in place (ATen/native/Linear.cpp).
+    """Run `linear` with the bias added by addmm or in place, as on CUDA (ATen/native/Linear.cpp).
 
-    ATen adds it out of place for tensors on meta or under a dispatch mode (TensorSubclassLikeUtils.h), which
-    would cost a second output.
+    ATen adds the bias out of place for tensors on meta or under a dispatch mode (TensorSubclassLikeUtils.h),
+    which would cost a second output.
     """
     if bias is not None and weight.dim() == 2:
         if x.dim() == 2:
             return torch.addmm(bias, x, weight.t())
-        if x.is_contiguous():  # of any rank, 1 included, since torch 2.13 at the latest
+        if x.is_contiguous():  # of any rank, including 1, since torch 2.13 at the latest
             rows = x.reshape(-1, x.shape[-1])
             return torch.addmm(bias, rows, weight.t()).view(*x.shape[:-1], weight.shape[0])
     product = torch.matmul(x, weight.t())
@@ -32,7 +32,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
 
 
 def _dropout(x: Tensor, p: float, train: bool) -> Any:
-    """Run one fused kernel that saves a boolean mask (ATen/native/Dropout.cpp)."""
+    """Run `dropout` as one fused kernel that saves a boolean mask (ATen/native/Dropout.cpp)."""
     if not train or p == 0 or x.numel() == 0:
         return x
     if p == 1:
@@ -41,9 +41,10 @@ def _dropout(x: Tensor, p: float, train: bool) -> Any:
 
 
 def _softmax_by(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Convert float16 to float32 inside the kernel (ATen/native/SoftMax.cpp).
+    """Return a softmax that converts float16 to float32 inside `kernel`, as on CUDA.
 
-    On other devices, and from bfloat16 everywhere, the input is converted first, which costs a tensor.
+    The conversion follows ATen/native/SoftMax.cpp. On other devices, and for bfloat16 everywhere, the input
+    is converted first, which costs a tensor.
     """
 
     def softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
@@ -58,9 +59,10 @@ def _ctc_loss(
     log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int = 0,
     reduction: int = 1, zero_infinity: bool = False,
 ) -> Any:  # fmt: skip
-    """Read the lengths into lists (ATen/native/LossCTC.cpp); on meta, ATen keeps tensors and fails.
+    """Run `ctc_loss` with its lengths read into lists (ATen/native/LossCTC.cpp).
 
-    Lengths that only a GPU would know are those to which their tensors are padded.
+    On meta, ATen keeps the lengths as tensors and fails. If the values of lengths are unknown, the padded
+    length is assumed for each sample.
     """
     steps, samples = log_probs.shape[:2]
     inputs = [steps] * samples if input_lengths.is_meta else input_lengths.tolist()
@@ -69,14 +71,17 @@ def _ctc_loss(
 
 
 def _one_hot(classes: Tensor, num_classes: int = -1) -> Any:
-    """Scatter ones into zeros (ATen/native/Onehot.cpp); on meta, ATen compares with a range."""
+    """Run `one_hot` by scattering ones into zeros, as on CUDA (ATen/native/Onehot.cpp).
+
+    On meta, ATen compares the classes with a range.
+    """
     count = int(classes.max().item()) + 1 if num_classes < 0 else num_classes
     zeros = torch.zeros((*classes.shape, count), dtype=torch.int64, device=classes.device)
     return zeros.scatter_(-1, classes.unsqueeze(-1), 1)
 
 
 def _mish_backward(grad: Tensor, x: Tensor) -> Any:
-    """Run one kernel (`mish_backward` in ATen/native/native_functions.yaml); on meta, ATen composes it."""
+    """Run `mish_backward` as one kernel (ATen/native/native_functions.yaml); on meta, ATen composes it."""
     with torch._C._AutoDispatchBelowAutograd():
         return aten.mish_backward(grad, x)
 
@@ -85,7 +90,10 @@ def _mish_backward(grad: Tensor, x: Tensor) -> Any:
 
 
 class _RmsNorm(torch.autograd.Function):
-    """`_fused_rms_norm`, which has a composite kernel on meta that autograd would take apart."""
+    """Autograd function of `_fused_rms_norm` as a single node.
+
+    On meta the operator has a composite kernel, whose parts autograd would record one by one.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, normalized: list[int], weight: Tensor | None, eps: float | None) -> Any:
@@ -107,9 +115,9 @@ class _RmsNorm(torch.autograd.Function):
 def _rms_norm(
     x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Any:
-    """Run one kernel that saves the input and one number per row.
+    """Run `rms_norm` as one fused kernel that saves the input and one number per row.
 
-    Tensors in a channels-last format, and weights of another dtype than the input, take the composite path.
+    Inputs in a channels-last format, and weights of a dtype other than the input's, take the composite path.
     """
     mixed = weight is not None and weight.dtype is not x.dtype
     if mixed or (suggests_channels_last(x) and not x.is_contiguous()):
@@ -120,7 +128,7 @@ def _rms_norm(
 def _composed_rms_norm(
     x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Any:
-    """Run the operators of which it consists."""
+    """Run `rms_norm` as its composite operators, as torch did before it had the fused kernel."""
     return aten.rms_norm.default.decompose(x, normalized_shape, weight, eps)
 
 
@@ -128,10 +136,10 @@ def _composed_rms_norm(
 
 
 class BinaryCrossEntropyWithLogits(torch.autograd.Function):
-    """The loss with the gradient of its first input, computed in place.
+    """Binary cross entropy with logits, whose backward pass computes the input's gradient in place.
 
-    For tensors on meta (TensorSubclassLikeUtils.h) torch computes it out of place, which would cost two more
-    tensors of the input's size.
+    For tensors on meta (TensorSubclassLikeUtils.h) torch computes the gradient out of place, which would cost
+    two more tensors of the input's size.
     """
 
     @staticmethod
@@ -146,7 +154,10 @@ class BinaryCrossEntropyWithLogits(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Write into the storage of the sigmoid, or with `pos_weight` into that of its weighted term."""
+        """Return the gradient of the input, computed in place in the storage of an intermediate result.
+
+        The intermediate result is the sigmoid, or with `pos_weight` the weighted term.
+        """
         x, target, weight, pos_weight = ctx.saved_tensors
         if pos_weight is None:
             grad = _with_kernel_strides(x).sigmoid().sub_(target)
@@ -165,7 +176,7 @@ def _binary_cross_entropy_with_logits(
 ) -> Any:  # fmt: skip
     if not target.requires_grad:
         return BinaryCrossEntropyWithLogits.apply(x, target, weight, pos_weight, reduction)  # type: ignore[no-untyped-call]
-    # torch composes the loss of other operators where the target has a gradient
+    # torch composes the loss from other operators if the target requires a gradient
     positive = target * F.logsigmoid(x)
     loss = -(positive if pos_weight is None else positive * pos_weight) - (1 - target) * F.logsigmoid(-x)
     loss = loss if weight is None else loss * weight
@@ -173,10 +184,10 @@ def _binary_cross_entropy_with_logits(
 
 
 def _with_kernel_strides(x: Tensor) -> Tensor:
-    """Return a view with the strides that CUDA's kernels give their result.
+    """Return a view of `x` with the strides that CUDA's pointwise kernels would give their result.
 
-    They are contiguous for tensors with unusual strides in dimensions of size 1 alone
-    (ATen/TensorIterator.cpp, fast_set_up); torch's meta kernels keep such strides.
+    A contiguous tensor may have unusual strides in dimensions of size 1. CUDA's kernels then return
+    contiguous strides (ATen/TensorIterator.cpp, fast_set_up); torch's meta kernels keep the unusual strides.
     """
     return x.as_strided(x.shape, contiguous(x.shape)) if x.is_contiguous() else x
 
@@ -195,6 +206,6 @@ _KERNELS: Mapping[str, Callable[..., Any]] = {
 
 
 def kernels(version: TorchVersion) -> dict[str, Callable[..., Any]]:
-    """Return kernels by operator name, for a version of torch."""
+    """Return the kernels of this module by operator name, for a version of torch."""
     older = {} if version >= _FUSED_RMS_NORM_SINCE else {"rms_norm": _composed_rms_norm}
     return {**_KERNELS, **older}

@@ -1,7 +1,7 @@
-"""Answer queries of torch.cuda and torch.accelerator as on the planned GPU, for all code but torch's own.
+"""Replace queries of torch.cuda and torch.accelerator, so that user code gets the planned GPU's answers.
 
-Libraries cache whether there is a GPU at all: they get the true answer, since the process goes on after the
-capture.
+torch's own code gets the true answers. So do libraries that cache whether a GPU exists, since the process
+continues after the capture.
 """
 
 import functools
@@ -50,12 +50,12 @@ _MEMORY: dict[str, Any] = {
     "memory_stats": {},
     "memory_snapshot": {},
 }
-_CACHED = ("is_available", "device_count", "is_initialized")  # by libraries, beyond the trace
+_CACHED = ("is_available", "device_count", "is_initialized")  # cached by libraries for the whole process
 _PLAIN_GENERATOR = torch.Generator
 
 
 class Handle(AbstractContextManager[Any]):
-    """An event or a device of torch.cuda, where all work is done at once."""
+    """A stand-in for an event or a device of torch.cuda; all of its work is already done."""
 
     device_index = idx = 0
     device = torch.device("cuda", 0)
@@ -64,15 +64,15 @@ class Handle(AbstractContextManager[Any]):
         return None
 
     def query(self) -> bool:
-        """Return that all work is done."""
+        """Return True: all work is done."""
         return True
 
     def elapsed_time(self, _: object) -> float:
-        """Return no time."""
+        """Return 0.0 milliseconds."""
         return 0.0
 
     def record_event(self, event: Any = None) -> Any:
-        """Return an event that has happened."""
+        """Return the given event, or a new completed event if it is None."""
         return Handle() if event is None else event
 
     def record(self, *_: Any) -> None:
@@ -82,10 +82,10 @@ class Handle(AbstractContextManager[Any]):
 
 
 class Stream(Handle):
-    """A stream of torch.cuda, current while it is entered."""
+    """A stand-in for a stream of torch.cuda, which is the current stream while it is entered."""
 
     def __init__(self, streams: Streams, number: int) -> None:
-        """Take the streams of the process, and which of them it is."""
+        """Make the stream `number` of `streams`, the streams of the capture."""
         self.stream_id = self.cuda_stream = number
         self._streams = streams
 
@@ -109,8 +109,10 @@ def replacements(
     empty_cache: Callable[[], None],
     streams: Callable[[], Streams],
 ) -> Iterator[Replacement]:
-    """Yield replacements in torch.cuda and torch.accelerator; `remark` is called with doubtful queries, and
-    `empty_cache` where the cache is emptied.
+    """Yield replacements for names of torch, torch.cuda and torch.accelerator that query or use the GPU.
+
+    `remark` is called with a text for each query whose answer the trace must guess, `empty_cache` when user
+    code empties the cache.
     """
 
     def current() -> Stream:
@@ -204,7 +206,10 @@ def _for_users(
 
 
 def _type_for_users(plain: type, construct: Callable[..., Any]) -> type:
-    """Return a class that makes its instances for users by `construct`, and has those of `plain` too."""
+    """Return a class that replaces `plain` and makes instances for user code by `construct`.
+
+    Instances of `plain` are instances of it too. Code that caches answers gets instances of `plain`.
+    """
 
     class _Type(type):
         def __instancecheck__(cls, instance: object) -> bool:
@@ -223,10 +228,13 @@ class _AnyGenerator(type):
         return isinstance(instance, _PLAIN_GENERATOR)
 
     def __call__(cls, device: Any = "cpu") -> Any:
-        """Return a generator on the CPU, since random numbers of the planned GPU have no values."""
+        """Return a `torch.Generator`, on the CPU if the device is a GPU.
+
+        Random numbers of the planned GPU have no values.
+        """
         is_gpu = torch.device(device).type in ("cuda", "meta")
         return _PLAIN_GENERATOR("cpu" if is_gpu else device)
 
 
 class _Generator(metaclass=_AnyGenerator):
-    """`torch.Generator`, on the CPU for a GPU."""
+    """The replacement of `torch.Generator`, which makes generators on the CPU in place of a GPU."""

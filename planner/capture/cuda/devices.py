@@ -1,9 +1,9 @@
-"""Translate the device `cuda` in user code into that of the capture.
+"""Translate the device `cuda` in user code to the device of the capture.
 
 Most files name the GPU: `device="cuda"`, `.cuda()`, `x.device.type == "cuda"`. A `TorchFunctionMode` would
 see such calls, but a mode also disables torch's fast paths (`has_torch_function`), which changes memory.
-So Python names are replaced: those that make tensors, move them, or return their device.
-torch's own code and the planner's see the tensors as they are, on `meta`.
+Instead, Python functions that make tensors, move them, or return their device are replaced. torch's own code
+and the planner's code see the tensors' true device, `meta`.
 """
 
 import functools
@@ -40,25 +40,25 @@ _is_meta = torch._C.TensorBase.is_meta.__get__  # type: ignore[attr-defined]
 
 @dataclass(slots=True)
 class Placement:
-    """The device for `cuda` while a model is built or run, and notes on the code that names it."""
+    """The device that `cuda` means while a model is built or run, and the state of the planned GPU."""
 
     target: str = META  # of tensors that are not on meta yet
     capability: tuple[int, int] = (8, 0)
     placed: PlacedTensors = field(default_factory=PlacedTensors)  # on the GPU while a model is built
-    is_running: bool = False  # the loop runs, whose tensors are not noted
-    host: HostTensors = field(default_factory=HostTensors)  # on meta in place of the CPU
-    has_values: bool = False  # of tensors: a copy on the CPU is a real one
+    is_running: bool = False  # the loop runs; its tensors are not added to `placed`
+    host: HostTensors = field(default_factory=HostTensors)  # tensors on meta that stand for the CPU's
+    has_values: bool = False  # tensors have values, so a copy to the CPU is really made there
     streams: Streams = field(default_factory=Streams)
     graphs: cuda_graphs.Graphs = field(default_factory=cuda_graphs.Graphs)
-    on_empty_cache: Callable[[], None] = lambda: None  # of a recorder
-    on_resize: Callable[[Tensor], None] = lambda tensor: None  # likewise, where a storage is resized
+    on_empty_cache: Callable[[], None] = lambda: None  # or a recorder's method
+    on_resize: Callable[[Tensor], None] = lambda tensor: None  # likewise, for resized storages
     remarks: dict[str, str] = field(default_factory=dict)  # remark -> the first line that causes it
     names: Names | None = None  # replaced while any placement is open
     put_off: list[tuple[Tensor, Callable[[], None]]] = field(default_factory=list)  # work of the set-up
 
     @property
     def stands_for_host(self) -> bool:
-        """Return whether new tensors of the CPU are on meta too."""
+        """Return whether new tensors of the CPU are made on meta, as stand-ins."""
         return self.is_running and not self.has_values
 
     @property
@@ -67,36 +67,36 @@ class Placement:
         return tuple(f"{line} {text}" for text, line in self.remarks.items())
 
     def watch(self, recorder: Any) -> None:
-        """Have the recorder of a running loop told of emptied caches, resized storages and graphs."""
+        """Report emptied caches, resized storages and CUDA graphs to the recorder of the running loop."""
         self.on_empty_cache = recorder.record_empty_cache
         self.on_resize = recorder.record_resize
         self.graphs.open_pool = recorder.graph_pool
 
     def empty_cache(self) -> None:
-        """Note that user code empties the cache."""
+        """Record that user code empties the cache, or log it while the model is built."""
         if self.is_running:
             self.on_empty_cache()
         else:
             self.placed.add_empty_cache()
 
     def put(self, tensor: Any) -> Any:
-        """Note a tensor that user code puts on the GPU; returns it."""
+        """Log a tensor that user code puts on the GPU, unless the loop runs; returns the tensor."""
         if isinstance(tensor, Tensor) and not self.is_running:
             self.placed.add(tensor)
         return tensor
 
 
-_opened: list[Placement] = []  # the innermost last; several while a model is built within a capture
+_opened: list[Placement] = []  # innermost last; several while a model is built within a capture
 
 
 @contextmanager
 def planned_device(
     target: str = META, capability: tuple[int, int] | None = None, has_values: bool = False
 ) -> Iterator[Placement]:
-    """Make `cuda` in user code mean `target`, and torch.cuda answer as on the planned GPU, while open.
+    """Make `cuda` in user code mean the device `target` while open, and torch.cuda answer as the planned GPU.
 
-    Nested placements share the tensors that are put on the GPU. `has_values` tells that a capture gives
-    tensors their values.
+    Nested placements share the tensors that are put on the GPU. `has_values` means that tensors of the
+    capture have values.
     """
     outer = _opened[-1] if _opened else None
     enclosing = Placement() if outer is None else outer
@@ -124,7 +124,7 @@ def planned_device(
 
 @contextmanager
 def names_of_torch() -> Iterator[None]:
-    """Restore torch's own names while open, inside a placement."""
+    """Restore torch's own functions while open, inside a placement."""
     names = _opened[-1].names
     assert names is not None
     names.restore()
@@ -136,7 +136,7 @@ def names_of_torch() -> Iterator[None]:
 
 @contextmanager
 def devices_shown() -> Iterator[None]:
-    """Show tensors on meta to user code as on the GPU while open."""
+    """Make tensors on meta report the GPU, or the CPU for stand-ins, as their device to user code."""
     index = Tensor.get_device
     shown: dict[str, Any] = {
         "device": _shown(torch._C.TensorBase.device, _GPU, _CPU),
@@ -153,10 +153,10 @@ def devices_shown() -> Iterator[None]:
 
 @contextmanager
 def placed_devices_shown() -> Iterator[None]:
-    """Show tensors that user code put on the GPU to it as there while open, and others as they are."""
+    """Make only tensors that user code put on the GPU report it as their device to user code while open."""
     plain, index = torch._C.TensorBase, Tensor.get_device
 
-    asking: list[None] = []  # the code that names the parts of a tensor may ask for its device
+    asking: list[None] = []  # not empty while a wrapper lists its parts, which may query its device
 
     def shown(read: Any, on_gpu: object) -> property:
         def answer(tensor: Tensor) -> Any:
@@ -185,9 +185,10 @@ def is_put_on_gpu(tensor: Tensor) -> bool:
 
 
 def put_off_until_recorded(work: Callable[[], None]) -> bool:
-    """Have work of a constructor run while the set-up is recorded; return whether it is put off.
+    """Postpone work of a constructor until the set-up is recorded; return False if the loop runs already.
 
-    It comes after what was put on the GPU so far. Work of a running loop is not put off.
+    The work then runs after the tensors that were put on the GPU so far are recorded. If the loop runs, or no
+    placement is open, the caller must run the work itself.
     """
     if not _opened or _opened[-1].is_running:
         return False
@@ -198,7 +199,7 @@ def put_off_until_recorded(work: Callable[[], None]) -> bool:
 
 
 def work_put_off() -> list[tuple[float, Callable[[], None]]]:
-    """Return the work that was put off, with its order among what was put on the GPU, once."""
+    """Return and clear the postponed work, each with its order among the tensors put on the GPU."""
     taken = [(put_order(marker), work) for marker, work in _opened[-1].put_off] if _opened else []
     if taken:
         _opened[-1].put_off.clear()
@@ -216,8 +217,9 @@ def innermost() -> Placement:
 
 
 def put_order(tensor: Tensor) -> float:
-    """Return the number of a tensor among those that user code put on the GPU while the model was built;
-    infinity for another.
+    """Return a tensor's number in the order in which user code put tensors on the GPU, or infinity.
+
+    It is infinity for tensors that user code did not put on the GPU while the model was built.
     """
     return _opened[-1].placed.number_of(tensor) if _opened else inf
 
@@ -238,7 +240,7 @@ def _index_of(tensor: Tensor) -> int:
 
 
 def names_gpu(device: object) -> bool:
-    """Return whether a device argument means a GPU: a name, a device or an index."""
+    """Return whether a device argument (a name, `torch.device` or index) means a GPU."""
     if isinstance(device, str):
         return device.partition(":")[0] == "cuda"
     if isinstance(device, torch.device):
@@ -247,14 +249,14 @@ def names_gpu(device: object) -> bool:
 
 
 def _target(device: object) -> str:
-    """Return the device for tensors on this GPU, and remark on another GPU than the first."""
+    """Return the device that stands for this GPU, and remark if it is not the first GPU."""
     index = device if isinstance(device, int) else torch.device(device).index  # type: ignore[call-overload]
     if index:
         _remark(f"uses cuda:{index}: each GPU stands for the planned one")
     return _opened[-1].target
 
 
-# ---- what is replaced
+# ---- replaced names
 
 
 def _replacements() -> Iterator[Replacement]:
@@ -295,7 +297,7 @@ def _remark(text: str) -> None:
 
 
 def _defaulting(plain: Callable[..., None]) -> Callable[..., None]:
-    """Return `DeviceContext.__init__` with its device translated."""
+    """Return `DeviceContext.__init__` that translates a GPU to the device of the capture."""
 
     def start(self: Any, device: object) -> None:
         is_gpu = names_gpu(device)
@@ -306,7 +308,7 @@ def _defaulting(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def _putting_defaults(plain: Callable[..., Any], constructors: Container[Any]) -> Callable[..., Any]:
-    """Return `DeviceContext.__torch_function__` that notes tensors which it puts on the GPU by default."""
+    """Return `DeviceContext.__torch_function__` that logs the tensors it makes on the GPU by default."""
 
     def run(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         is_default = func in constructors and (kwargs or {}).get("device") is None  # which `plain` sets
@@ -319,9 +321,10 @@ def _putting_defaults(plain: Callable[..., Any], constructors: Container[Any]) -
 
 
 def keep_default_device() -> None:
-    """Make the GPU the default device again, where a constructor did so inside another region.
+    """Keep the GPU as the default device, if a constructor made it the default in a `with torch.device(...)`.
 
-    The end of a `with torch.device(...)` around it removes whichever device is the default by then.
+    The end of that region would otherwise remove the current default device. The new default is `meta`, which
+    stands for the GPU.
     """
     chosen = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     if getattr(chosen, "planner_is_gpu", False):
@@ -330,7 +333,7 @@ def keep_default_device() -> None:
 
 
 def _making(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the factory with its device translated, and without pinned memory, which is the CPU's."""
+    """Return a tensor factory that translates the device `cuda` and makes stand-ins for pinned tensors."""
 
     @functools.wraps(plain)
     def make(*args: Any, **kwargs: Any) -> Any:
@@ -362,28 +365,31 @@ def _making(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_numbers(data: Any) -> Any:
-    """Return nested lists with the numbers that tensors on meta hold: torch would read them below Python."""
+    """Return nested lists in which scalar tensors on meta are replaced by their numbers.
+
+    torch would read the numbers below Python.
+    """
     if isinstance(data, list | tuple):
         return [_with_numbers(one) for one in data]
     return data.item() if isinstance(data, Tensor) and _is_meta(data) and data.dim() == 0 else data
 
 
 def _is_layout_alone(device: object, caller: FrameType) -> bool:
-    """Return whether a running loop makes a tensor on `meta` by that name, which takes memory nowhere.
+    """Return whether user code of a running loop names `meta` itself, for a tensor without memory anywhere.
 
-    torch's own code gets the name from tensors of the GPU.
+    torch's own code gets the name `meta` from tensors of the GPU.
     """
     is_named = device in (META, _META_DEVICE)
     return is_named and _opened[-1].is_running and not is_of_torch(caller)
 
 
 def _is_of_save_on_cpu() -> bool:
-    """Return whether torch's `save_on_cpu` calls, which pins where torch itself finds a GPU."""
+    """Return whether the caller is torch's `save_on_cpu`, which pins memory only if torch finds a GPU."""
     return caller_frame(2).f_globals.get("__name__") == "torch.autograd.graph"
 
 
 def _moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return `Tensor.to` that takes tensors on meta as on the GPU, unless they stand for the CPU's."""
+    """Return `Tensor.to` that treats tensors on meta as GPU tensors, or CPU tensors if they are stand-ins."""
 
     plain = _by_class(plain)
 
@@ -432,16 +438,16 @@ def _moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _is_window(tensor: Tensor) -> bool:
-    """Return whether a tensor is a view of a part of a storage, as `hann_window` gives one."""
+    """Return whether a tensor is a view of a part of its storage, such as the result of `hann_window`."""
     if is_wrapped(tensor) or not _is_meta(tensor) or tensor.layout is not torch.strided:
         return False
     return tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
 
 
 def _by_class(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a method of tensors that hands those that consist of others to their class, as torch does.
+    """Return a method of tensors that calls `__torch_function__` of a wrapper tensor's class, as torch does.
 
-    The class knows torch's own method by its identity (`__torch_function__`).
+    The class recognizes torch's own method by its identity.
     """
 
     @functools.wraps(plain)
@@ -455,7 +461,7 @@ def _by_class(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _wrapping(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return `Tensor._make_wrapper_subclass`, whose tensors lie where those that they consist of do."""
+    """Return `Tensor._make_wrapper_subclass` that translates the device `cuda`."""
 
     @functools.wraps(plain)
     def make(*args: Any, **kwargs: Any) -> Tensor:
@@ -475,9 +481,9 @@ def _device_given(*args: Any, **kwargs: Any) -> object:
 def _moving_module(
     plain: Callable[..., nn.Module], device_of: Callable[..., object]
 ) -> Callable[..., nn.Module]:
-    """Return `Module.to` or `Module.cuda` that notes what it puts on the GPU.
+    """Return `Module.to` or `Module.cuda` that logs the tensors that it puts on the GPU.
 
-    Where the type changes too, a parameter gets other data and stays the object by which it is known later.
+    If the dtype changes too, a parameter gets new data but remains the object by which it is found later.
     """
 
     @functools.wraps(plain)
@@ -492,7 +498,7 @@ def _moving_module(
 
 
 def _in_order_of_apply(module: nn.Module) -> Iterator[Tensor]:
-    """Yield parameters and buffers in the order in which `Module.to` moves them: children's first."""
+    """Yield parameters and buffers in the order in which `Module.to` moves them: children first."""
     for child in module.children():
         yield from _in_order_of_apply(child)
     held = (*module._parameters.values(), *module._buffers.values())
@@ -502,14 +508,14 @@ def _in_order_of_apply(module: nn.Module) -> Iterator[Tensor]:
 def _with_device(
     device: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of `Tensor.to` with another device in the place of theirs."""
+    """Return the arguments of `Tensor.to` with their device replaced."""
     if "device" in kwargs:
         return args, {**kwargs, "device": device}
     return (device, *args[1:]), kwargs
 
 
 def _pin(self: Tensor, device: Any = None) -> Tensor:
-    """Return a copy in pinned memory, of a tensor on meta that stands for the CPU's."""
+    """Return a pinned copy of a stand-in for a CPU tensor; any other tensor is returned unchanged."""
     host = _opened[-1].host if _opened else None
     if host is None or self not in host or host.is_pinned(self):
         return self
@@ -518,12 +524,12 @@ def _pin(self: Tensor, device: Any = None) -> Tensor:
 
 
 def _record_stream(self: Tensor, stream: Any) -> None:
-    """Remark that work of another stream uses a tensor, whose memory comes back only when that is done."""
+    """Remark that another stream's work uses a tensor, whose memory is reusable only after that work."""
     _remark("calls Tensor.record_stream: that stream's work is planned as done when memory is next asked for")
 
 
 def pinned_like(tensor: Tensor) -> Tensor:
-    """Return a tensor on meta that stands for one in pinned memory; no recorder sees it."""
+    """Return a stand-in on meta for a pinned tensor like the given tensor, without recording it."""
     host = _opened[-1].host
     with _disable_current_modes(), host.moving_to(Side.HOST):
         return host.pin(torch.empty_like(tensor, device=META, requires_grad=False))

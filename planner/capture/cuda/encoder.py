@@ -1,7 +1,7 @@
-"""Run the fast paths of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` in inference, op by op.
+"""Run CUDA's inference fast paths of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer`, op by op.
 
-ATen/native/transformers/cuda/attention.cu, attention.cpp and transformer.cpp. Variables hold
-tensors as long as there, so that the trace frees when a GPU does.
+The functions follow ATen/native/transformers/cuda/attention.cu, attention.cpp and transformer.cpp. Local
+variables hold tensors as long as in that source, so that the trace frees memory when a GPU does.
 """
 
 from collections.abc import Callable
@@ -18,16 +18,17 @@ Kernels = dict[str, Callable[..., Any]]
 
 
 def kernels(capability: tuple[int, int], version: TorchVersion) -> Kernels:
-    """Return kernels by operator name, for a GPU of this compute capability and a version of torch."""
+    """Return the fast-path kernels by operator name, for a GPU's compute capability and a torch version."""
 
     def attend(
         query: Tensor, key: Tensor, value: Tensor, embed_dim: int, num_head: int, qkv_weight: Tensor,
         qkv_bias: Tensor, proj_weight: Tensor, proj_bias: Tensor, mask: Tensor | None = None,
         need_weights: bool = True, average_attn_weights: bool = True, mask_type: int | None = None,
     ) -> Any:  # fmt: skip
-        """Run fused kernels without a mask and without weights to return.
+        """Run `_native_multi_head_attention`, fused if there is no mask and no weights are returned.
 
-        Before torch 2.2, a head's width had to be a multiple of 8 as well (inferred from the source).
+        The selected attention backend must not be the math backend either. Before torch 2.2, the width of a
+        head had to be a multiple of 8 as well (inferred from the source).
         """
         heads = query.view(query.shape[0], -1, num_head, embed_dim // num_head).transpose(1, 2)
         kernel = select(SdpaCall(heads, heads, heads, torch=version), capability)
@@ -48,9 +49,10 @@ def kernels(capability: tuple[int, int], version: TorchVersion) -> Kernels:
 
 
 def _is_left_aligned(x: Tensor, mask: Tensor) -> bool:
-    """Return that nn.TransformerEncoder may not pack its input, which depends on the padding mask's values.
+    """Return False, so that nn.TransformerEncoder does not pack its input into a nested tensor.
 
-    This never plans too little: nothing is packed, as for a batch without padding.
+    The true answer depends on the padding mask's values. False never plans too little memory, since nothing
+    is packed, as for a batch without padding.
     """
     return False
 
@@ -67,7 +69,7 @@ def _fused(
 def _unfused(
     query: Tensor, heads: int, qkv_weight: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the context, in the place of the queries, and the softmax of the scores."""
+    """Return the context tensor, in the memory of the queries, and the softmax of the scores."""
     batch, rows, width = query.shape
     qkv = torch.matmul(query, qkv_weight.t())
     # _transform_bias_rescale_qkv: one buffer for all three, then the projection is freed
@@ -80,7 +82,10 @@ def _unfused(
 
 
 def _project(context: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Project a copy with its heads beside each other (`transform0213_gemm_nt_bias`)."""
+    """Apply the output projection to a copy of the context with its heads merged.
+
+    This is `transform0213_gemm_nt_bias`.
+    """
     batch, heads, rows, width = context.shape
     return F.linear(context.permute(0, 2, 1, 3).reshape(batch, rows, heads * width), weight, bias)
 
@@ -108,7 +113,7 @@ def _encode(
     before = x
     if norm_first:
         x = norm_2(x)
-    # _addmm_activation: relu or gelu is the epilogue of the product, without memory of its own
+    # _addmm_activation: relu or gelu is the epilogue of the product and takes no additional memory
     hidden = torch.addmm(ffn_bias_1, x.view(-1, embed_dim), ffn_weight_1.t())
     out = torch.addmm(ffn_bias_2, hidden, ffn_weight_2.t()).view(src.shape)
     del hidden

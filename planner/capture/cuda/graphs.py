@@ -1,6 +1,6 @@
-"""CUDA graphs that a step of the user's own captures: what it runs meanwhile allocates in a private pool.
+"""Plan CUDA graphs that a user's step captures: operators during a capture allocate in a private pool.
 
-A graph keeps its pool, so that its replay allocates nothing. `make_graphed_callables` runs as torch has it
+A graph keeps its pool, so that its replay allocates nothing. `make_graphed_callables` runs unchanged
 (torch/cuda/graphs.py).
 """
 
@@ -18,7 +18,7 @@ from planner.capture.cuda.streams import DEFAULT_STREAM, Streams
 from planner.errors import ModelError
 from planner.program import GRAPH_POOL
 
-Handle = tuple[int, int]  # of a private pool
+Handle = tuple[int, int]  # identifies a private pool
 
 
 def _refuse(pool: int) -> AbstractContextManager[None]:
@@ -29,21 +29,21 @@ def _refuse(pool: int) -> AbstractContextManager[None]:
 
 
 class Graphs:
-    """The CUDA graphs of one capture of the planner."""
+    """The state of CUDA graphs during one capture of the planner: pools, and whether a graph is captured."""
 
     def __init__(self) -> None:
-        self.open_pool: Callable[[int], AbstractContextManager[None]] = _refuse  # of a recorder
+        self.open_pool: Callable[[int], AbstractContextManager[None]] = _refuse  # or a recorder's method
         self.is_capturing = False
         self._default_stream: Stream | None = None
         self._pools = 0
 
     def new_pool(self) -> Handle:
-        """Return the handle of another private pool."""
+        """Return the handle of a new private pool."""
         self._pools += 1
         return 0, self._pools
 
     def default_stream(self, streams: Streams) -> Stream:
-        """Return the stream on which graphs are captured where none is given."""
+        """Return the stream on which graphs are captured if user code gives no stream."""
         if self._default_stream is None:
             self._default_stream = Stream(streams, streams.make())
         return self._default_stream
@@ -52,11 +52,13 @@ class Graphs:
 def replacements(
     graphs: Callable[[], Graphs], streams: Callable[[], Streams], empty_cache: Callable[[], None]
 ) -> Iterator[Replacement]:
-    """Yield the names of torch that capture CUDA graphs, and those that plan them."""
+    """Yield replacements for names of torch that capture CUDA graphs, so that graphs are planned."""
 
     class CUDAGraph:
-        """A graph, which keeps the state of its random numbers on the GPU, allocated on the default stream
-        (CUDAGeneratorState::init_capture_state, ATen/cuda/CUDAGeneratorImpl.cpp).
+        """The replacement of `torch.cuda.CUDAGraph`, which holds a private pool and random number state.
+
+        The state is allocated on the default stream (CUDAGeneratorState::init_capture_state,
+        ATen/cuda/CUDAGeneratorImpl.cpp).
         """
 
         def __init__(self, keep_graph: bool = False) -> None:
@@ -82,7 +84,7 @@ def replacements(
             return self._pool
 
         def replay(self) -> None:
-            """Do nothing: its memory is allocated already."""
+            """Do nothing: a graph's memory is already allocated."""
 
         instantiate = reset = enable_debug_mode = replay
 
@@ -90,10 +92,10 @@ def replacements(
             """Do nothing."""
 
         def register_generator_state(self, generator: Any) -> None:
-            """Do nothing more than `capture_begin`."""
+            """Do nothing: `capture_begin` allocates the state."""
 
     class Capture:
-        """`torch.cuda.graph`, which empties the cache and captures on a stream of its own."""
+        """The replacement of `torch.cuda.graph`: empties the cache and captures on a separate stream."""
 
         def __init__(
             self, cuda_graph: CUDAGraph, pool: Handle | None = None, stream: Any = None, *_: Any, **__: Any

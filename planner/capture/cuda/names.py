@@ -1,4 +1,4 @@
-"""Replace names of torch for a while: in torch itself and where users' modules imported them."""
+"""Replace names of torch temporarily, in torch itself and in users' modules that imported them."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -10,11 +10,11 @@ from planner.capture.cuda.callers import modules_of_users
 from planner.capture.cuda.threads import beside_other_threads
 
 Replacement = tuple[Any, str, Any]  # a module or class, a name of it, and the new value
-_INHERITED = object()  # the name was defined in a base class
+_INHERITED = object()  # marks a name that was defined in a base class
 
 
 class Names:
-    """Replacements that are set and restored together."""
+    """A set of replacements for names of torch that are set and restored together."""
 
     def __init__(self, replacements: Iterable[Replacement]) -> None:
         shared: dict[tuple[int, int], Any] = {}  # torch compares some functions by identity
@@ -38,7 +38,7 @@ class Names:
             setattr(holder, name, new)
 
     def restore(self) -> None:
-        """Set the values from before."""
+        """Restore the values from before `replace`."""
         for (holder, name, new), before in reversed([*zip(self._replacements, self._before, strict=True)]):
             if before is not _INHERITED:
                 setattr(holder, name, before)
@@ -46,7 +46,10 @@ class Names:
                 delattr(holder, name)
 
     def _scripting(self, script: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `torch.jit.script` that sees torch's own functions, which it knows by identity."""
+        """Return `torch.jit.script` with torch's names restored during its calls.
+
+        It recognizes torch's functions by identity.
+        """
 
         @functools.wraps(script)
         def compile_with_own_names(*args: Any, **kwargs: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Optimizers whose memory lies outside the caching allocator, or whose kernels are not Python.
+"""Plan optimizers of bitsandbytes and torchao, which use memory outside the caching allocator.
 
-bitsandbytes keeps paged state in CUDA managed memory, and reads overrides of single parameters from a manager
-that is global to the process; torchao keeps parameters, gradients and state on the host, and compiles its
-steps (`torchao_optimizers`).
+bitsandbytes keeps paged state in CUDA managed memory, and reads overrides for single parameters from a
+manager that is global to the process. torchao keeps parameters, gradients and state on the host, and
+compiles its steps (`torchao_optimizers`).
 """
 
 import sys
@@ -26,9 +26,10 @@ _BLOCKWISE = frozenset(("adam", "momentum", "rmsprop", "lion", "adagrad", "adema
 
 @contextmanager
 def optimizer_libraries(capability: tuple[int, int]) -> Iterator[OutsideMemory]:
-    """Apply the rules of those libraries that are imported, on a GPU of this compute capability, while open.
+    """Replace functions of bitsandbytes' and torchao's optimizers while open, if the libraries are imported.
 
-    Yields what their optimizers keep outside of the allocator.
+    Yields the memory that their optimizers keep outside of the allocator, on a GPU of this compute
+    capability.
     """
     outside = OutsideMemory()
     with ExitStack() as stack:
@@ -40,7 +41,10 @@ def optimizer_libraries(capability: tuple[int, int]) -> Iterator[OutsideMemory]:
 
 
 def _watch_bitsandbytes(outside: OutsideMemory, stack: ExitStack) -> None:
-    """Count paged state in place of allocating it (bitsandbytes/functional.py, `get_paged`)."""
+    """Replace bitsandbytes' functions until the stack closes, so that paged state is counted in `outside`.
+
+    Paged state is not recorded as allocated (bitsandbytes/functional.py, `get_paged`).
+    """
     functional, manager = sys.modules["bitsandbytes.functional"], sys.modules["bitsandbytes.optim.optimizer"]
 
     def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Tensor:
@@ -55,7 +59,10 @@ def _watch_bitsandbytes(outside: OutsideMemory, stack: ExitStack) -> None:
     def update_with_norm(
         name: str, g: Tensor, p: Tensor, *args: Any, max_unorm: float = 0.0, **rest: Any
     ) -> None:
-        """Make the norm of a parameter, which the kernel gets as a number."""
+        """Run the 32-bit update; with `max_unorm`, allocate the parameter's norm first, as on a GPU.
+
+        The kernel gets the norm as a number.
+        """
         norm = torch.norm(p.data.float()) if max_unorm > 0.0 else None
         update_32bit(name, g, p, *args, **rest)
         del norm
@@ -80,7 +87,10 @@ def _watch_bitsandbytes(outside: OutsideMemory, stack: ExitStack) -> None:
 
 @contextmanager
 def _overrides_kept(manager: Any) -> Iterator[None]:
-    """Restore the overrides on exit: `check_overrides` adds to them under the numbers of parameters."""
+    """Restore the overrides of bitsandbytes' global manager on exit.
+
+    Its `check_overrides` adds entries under the `id` of parameters.
+    """
     one = manager._instance
     names = ("pid2config", "index2config", "module_weight_config_triple")
     before = {} if one is None else {name: getattr(one, name).copy() for name in names}

@@ -1,9 +1,9 @@
-"""Make optimizers and gradient clipping on meta choose what they choose on CUDA.
+"""Make optimizers and gradient clipping choose the same implementations on meta as on CUDA.
 
-Multi-tensor kernels get addresses and sizes as arguments of the kernel, not in device memory
-(ATen/native/cuda/MultiTensorApply.cuh), and the fused optimizers take nothing besides
-(ATen/native/cuda/FusedAdamKernel.cu, FusedSgdKernel.cu, FusedAdagradKernel.cu). So only the choice of the
-implementation in Python is left, and the one kernel with a workspace, the norm.
+Multi-tensor kernels get addresses and sizes as kernel arguments, not in device memory
+(ATen/native/cuda/MultiTensorApply.cuh), and the fused optimizers allocate nothing
+(ATen/native/cuda/FusedAdamKernel.cu, FusedSgdKernel.cu, FusedAdagradKernel.cu). So only two things are
+replaced: the choice of the implementation in Python, and the norm, the one kernel with a workspace.
 """
 
 import sys
@@ -23,12 +23,12 @@ _HALVES = (torch.float16, torch.bfloat16)  # accumulated in float32 (ATen/OpMath
 
 
 def patches() -> Iterator[tuple[str, object]]:
-    """Yield names of functions that decide by the device, or whose tensors no mode sees, and replacements."""
+    """Yield functions of torch that choose by device, or make tensors that no mode sees, and replacements."""
     yield "torch.as_tensor", _recorded(torch.as_tensor)
     yield "torch.tensor", _recorded(torch.tensor)
-    # torch/optim/optimizer.py takes foreach by default where all parameters lie on such a device,
+    # torch/optim/optimizer.py takes foreach by default if all parameters are on such a device,
     # torch/nn/utils/clip_grad.py by `_has_foreach_support` of `_foreach_utils`, and AveragedModel of
-    # `swa_utils` without an averaging function of the user's.
+    # `swa_utils` if the user gives no averaging function.
     for module in ("torch.optim.optimizer", "torch.utils._foreach_utils", "torch.optim.swa_utils"):
         yield f"{module}._get_foreach_kernels_supported_devices", lambda: ["cuda", "meta"]
     yield "torch.optim.optimizer._get_fused_kernels_supported_devices", lambda: ["cuda", "meta"]
@@ -38,9 +38,10 @@ def patches() -> Iterator[tuple[str, object]]:
 
 
 def _recorded(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a function whose tensors a mode sees where optimizers of torch or torchao make them of numbers.
+    """Return `torch.tensor` or `torch.as_tensor` with tensors that optimizers make visible to dispatch modes.
 
-    A number becomes a tensor on the CPU and is copied to CUDA; on meta it is made at once, beneath all modes
+    This holds for optimizers of torch and torchao that make a tensor from a number. On CUDA the tensor is
+    made on the CPU and copied to the GPU; on meta it is made directly, beneath all modes
     (`internal_new_from_data`, torch/csrc/utils/tensor_new.cpp).
     """
 
@@ -57,10 +58,10 @@ def _recorded(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def _foreach_norm(
     tensors: Sequence[Tensor], ord: float = 2, dtype: torch.dtype | None = None
 ) -> list[Tensor]:
-    """Return the norm of each tensor (ATen/native/cuda/ForeachReduceOp.cu).
+    """Return the norm of each tensor, with the workspace of CUDA (ATen/native/cuda/ForeachReduceOp.cu).
 
-    Partial results of each chunk are allocated first, as many for each tensor as the largest one needs, and
-    freed after the norms are made, which are tensors of their own.
+    Partial results of each chunk are allocated first, for each tensor as many as the largest tensor needs.
+    They are freed after the norms are made, each a separate tensor.
     """
     first = tensors[0]
     if not _is_fast(tensors, ord):
@@ -75,7 +76,10 @@ def _foreach_norm(
 
 
 def _is_fast(tensors: Sequence[Tensor], ord: float) -> bool:
-    """Return whether one kernel handles all tensors (ATen/native/ForeachUtils.h, can_use_fast_route)."""
+    """Return whether one kernel computes the norms of all tensors.
+
+    This is `can_use_fast_route` (ATen/native/ForeachUtils.h).
+    """
     first = tensors[0]
     alike = all(tensor.dtype == first.dtype and tensor.device == first.device for tensor in tensors)
     dense = all(is_dense(tensor.shape, tensor.stride()) for tensor in tensors)

@@ -1,4 +1,4 @@
-"""Memory that an optimizer has outside of CUDA's caching allocator."""
+"""Count the memory of an optimizer outside of CUDA's caching allocator."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ _MIB = 2**20
 
 @dataclass(slots=True)
 class OutsideMemory:
-    """Bytes of an optimizer's state that no replay of the caching allocator counts."""
+    """The optimizer state outside of the caching allocator, in bytes, and whether the optimizer compiles."""
 
     paged_bytes: int = 0  # CUDA managed memory, which the driver moves between GPU and host
-    host_state_bytes: int = 0  # of the host, in ordinary memory
-    compiles: bool = False  # its step, whose kernels a first run times
+    host_state_bytes: int = 0  # in ordinary memory of the host
+    compiles: bool = False  # the optimizer compiles its step, and a first run times the kernels
 
     def notes(self) -> tuple[str, ...]:
-        """Return a sentence for each kind."""
+        """Return a note for each kind of memory that the trace does not count."""
         notes = []
         if self.paged_bytes:
             notes.append(

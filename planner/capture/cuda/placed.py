@@ -1,7 +1,7 @@
-"""Log what user code puts on the GPU while a model is built, what it makes of that, and what is freed again.
+"""Log the tensors that user code puts on the GPU while a model is built, their results, and their frees.
 
-A model is built without a recorder. The log names each block in its order, so that `planner.capture.setup`
-can record all of them, also those that no longer live when the model is there.
+A model is built without a recorder. The log lists all blocks in their order, so that `planner.capture.setup`
+can record them later, also the blocks that are freed before the model is complete.
 """
 
 import weakref
@@ -23,7 +23,7 @@ from planner.capture.wrapped import calls_operators_itself, parts
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """A tensor came onto the GPU."""
+    """Log entry: a tensor was put on the GPU."""
 
     number: int
     size_bytes: int
@@ -31,7 +31,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """An operator ran on tensors of the GPU; each tensor is a `Layout`."""
+    """Log entry: an operator ran on tensors of the GPU; each tensor is given as a `Layout`."""
 
     func: Any
     args: tuple[Any, ...]
@@ -41,19 +41,19 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """The memory of a tensor on the GPU was freed."""
+    """Log entry: the memory of a tensor on the GPU was freed."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEmptied:
-    """`torch.cuda.empty_cache()` was called."""
+    """Log entry: `torch.cuda.empty_cache()` was called."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The part of a tensor that the rules of kernels look at, with the number of its storage on the GPU."""
+    """The layout and dtype of a logged tensor, with the number of its storage if it is on the GPU."""
 
     number: int | None
     size_bytes: int  # of the storage
@@ -67,7 +67,7 @@ Entry = Put | Called | Freed | CacheEmptied
 
 
 class PlacedTensors:
-    """The tensors on the GPU, by their storages, numbered in the order in which they come there."""
+    """The storages that user code put on the GPU, numbered in that order, with the log of events on them."""
 
     def __init__(self) -> None:
         self._numbers = WeakIdKeyDictionary()
@@ -83,7 +83,7 @@ class PlacedTensors:
         return bool(self) and self.number_of(tensor) < inf
 
     def add(self, tensor: Tensor) -> None:
-        """Number a tensor, unless it or one that it is a view of has a number."""
+        """Number the storage of a tensor and log it as put on the GPU, unless it has a number already."""
         for one in parts(tensor):
             storage = _storage_of(one)
             if storage is not None and storage not in self._numbers:
@@ -91,7 +91,7 @@ class PlacedTensors:
                 self._entries.append((number, Put(number, storage.nbytes())))
 
     def add_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Log a call of an operator, and number the tensors that it made."""
+        """Log a call of an operator, and number the storages of its new tensors."""
         at = next(self._next)
         for one in _tensors_in(out if isinstance(out, tuple | list) else (out,)):
             storage = _storage_of(one)
@@ -101,35 +101,35 @@ class PlacedTensors:
         self._entries.append((at, Called(func, *laid)))
 
     def add_empty_cache(self) -> None:
-        """Log that the cache is emptied."""
+        """Log that the cache is emptied, if any tensor is on the GPU."""
         if self:
             self._entries.append((next(self._next), CacheEmptied()))
 
     def number_of(self, tensor: Tensor) -> float:
-        """Return the number of a tensor; infinity for one that is not on the GPU."""
+        """Return the number of a tensor, or infinity if the tensor is not on the GPU."""
         storages = [_storage_of(one) for one in parts(tensor)]
         return min((float(self._numbers[one]) for one in storages if one in self._numbers), default=inf)
 
     def replace(self, old: Any, new: Tensor) -> None:
-        """Give the number of a tensor's storage to another tensor."""
+        """Transfer the number of the storage `old`, if it has any, to the storage of the tensor `new`."""
         if old in self._numbers:
             number = self._numbers[old]
             del self._numbers[old]
             self._watch(number, new.untyped_storage())
 
     def living(self, number: int) -> UntypedStorage | None:
-        """Return the storage of this number while it lives."""
+        """Return the storage of this number, or None if it was freed."""
         ref = self._alive.get(number)
         return None if ref is None else ref()
 
     def take_entries(self) -> list[tuple[int, Entry]]:
-        """Return what was logged, each with its number in one order, and forget it."""
+        """Return the log entries, each with its number in the common order, and clear the log."""
         entries, self._entries = self._entries, []
         return entries
 
     @contextmanager
     def forgotten_on_error(self) -> Iterator[None]:
-        """Forget what is logged meanwhile where an error ends it."""
+        """Remove the entries that were logged while open if an exception leaves the context."""
         start = len(self._entries)
         try:
             yield
@@ -142,7 +142,7 @@ class PlacedTensors:
 
     @contextmanager
     def copying_to_cpu(self) -> Iterator[None]:
-        """Log no results of operators while open."""
+        """Do not log results of operators while open, since they are on the CPU."""
         self._is_copying = True
         try:
             yield
@@ -151,7 +151,7 @@ class PlacedTensors:
 
     @property
     def follows(self) -> bool:
-        """Return whether there are tensors whose results are on the GPU too."""
+        """Return whether results are logged: if any tensor is on the GPU and no copy to the CPU runs."""
         return bool(self) and not self._is_copying
 
     def _start(self, storage: UntypedStorage) -> int:
@@ -178,7 +178,7 @@ class PlacedTensors:
 
 
 class PlacedResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Put what operators make of tensors on the GPU there too, while it is the active mode."""
+    """A dispatch mode that logs the results of operators on GPU tensors as placed on the GPU too."""
 
     def __init__(self, placed: PlacedTensors) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -186,7 +186,7 @@ class PlacedResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False, as the recorder does: nothing is compiled here."""
+        """Return False, as for the recorder: nothing is compiled while the mode is active."""
         return False
 
     def __torch_dispatch__(
@@ -206,7 +206,7 @@ class PlacedResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Replayed:
-    """The tensors of a log on meta: those that live, and others in place of those that do not."""
+    """The tensors of a log as tensors on meta, with stand-ins for tensors that were freed meanwhile."""
 
     def __init__(self, placed: PlacedTensors) -> None:
         self._placed = placed
@@ -214,22 +214,22 @@ class Replayed:
         self._met: set[int] = set()  # numbers
 
     def tensors(self, value: Any) -> Any:
-        """Return arguments or results with a tensor on meta for each layout."""
+        """Return logged arguments or results with each `Layout` replaced by a tensor on meta."""
         return tree_map(lambda one: self._tensor(one) if isinstance(one, Layout) else one, value)
 
     def bytes_of(self, put: Put) -> Tensor:
-        """Return the tensor that came onto the GPU, as bytes."""
+        """Return the storage of a `Put` entry as a tensor of bytes."""
         return self._tensor(Layout(put.number, put.size_bytes, (put.size_bytes,), (1,), 0, torch.uint8))
 
     def living(self) -> Iterator[Tensor]:
-        """Yield a tensor for each storage of the log that lives."""
+        """Yield a tensor of bytes for each storage used so far that is still alive."""
         for number in sorted(self._met):
             storage = self._placed.living(number)
             if storage is not None and storage.device.type == "meta":
                 yield _bytes_of(storage)
 
     def free(self, number: int) -> None:
-        """Let go of a tensor that does not live."""
+        """Release the stand-in for a freed tensor."""
         self._dead.pop(number, None)
 
     def _tensor(self, laid: Layout) -> Tensor:
@@ -250,13 +250,13 @@ def _bytes_of(storage: Any) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device="meta").set_(storage)
 
 
-# Composites whose schema says that they return a view, though most copy (ATen/native/TensorConversions.cpp).
+# Composites that are declared to return a view, though most copy (ATen/native/TensorConversions.cpp).
 _TO = torch.ops.aten.to
 CONVERSIONS: tuple[Callable[..., Any], ...] = (_TO.dtype, _TO.dtype_layout, _TO.device, _TO.other)
 
 
 def _tensors_in(values: Any) -> list[Tensor]:
-    """Return the tensors among values, and among the lists in them."""
+    """Return the tensors among the values, and in the lists and tuples among them."""
     flat = [one for value in values for one in (value if isinstance(value, list | tuple) else (value,))]
     return [one for one in flat if isinstance(one, Tensor)]
 

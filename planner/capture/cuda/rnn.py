@@ -1,8 +1,8 @@
-"""Run recurrent layers as on CUDA: one operator of cuDNN for all layers, directions and steps.
+"""Run recurrent layers as on CUDA, by one operator of cuDNN for all layers, directions and time steps.
 
-On meta, `lstm` and its relatives unroll into cells. ATen/native/RNN.cpp passes CUDA tensors to cuDNN;
-cudnn/RNN.cpp, followed here, calls it. `nn.LSTM` keeps its weights as views of one buffer once
-it is on the GPU (`flatten_parameters`).
+On meta, `lstm`, `gru` and `rnn` unroll into cells. ATen/native/RNN.cpp passes CUDA tensors to cuDNN;
+cudnn/RNN.cpp, which this module follows, calls cuDNN. Once `nn.LSTM` is on the GPU, its weights are views of
+one buffer (`flatten_parameters`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +21,8 @@ aten = torch.ops.aten
 def flatten_weights(layer: nn.Module) -> Iterator[Tensor]:
     """Move the weights of a recurrent layer into one buffer, as `flatten_parameters` does on a GPU.
 
-    Yields the buffer once it is made; the weights' own storages are released when the caller goes on.
-    Other modules stay as they are.
+    Yields the buffer once it is made; the weights' previous storages are released when the caller resumes.
+    Other modules are left unchanged.
     """
     if not isinstance(layer, nn.RNNBase) or layer.mode not in MODE_NUMBERS or not _is_whole(layer):
         return
@@ -41,7 +41,10 @@ def flatten_weights(layer: nn.Module) -> Iterator[Tensor]:
 
 
 def _is_whole(layer: nn.RNNBase) -> bool:
-    """Return whether weights are distinct and of one type that `RNNBase.flatten_parameters` takes."""
+    """Return whether `RNNBase.flatten_parameters` would flatten the layer's weights.
+
+    It does if the weights are on meta, contiguous, in distinct storages and of one dtype that cuDNN supports.
+    """
     weights = layer._flat_weights
     if not all(isinstance(w, Tensor) and w.is_meta and w.is_contiguous() for w in weights):
         return False
@@ -51,15 +54,14 @@ def _is_whole(layer: nn.RNNBase) -> bool:
 
 
 def kernels(capability: tuple[int, int]) -> dict[str, Callable[..., Any]]:
-    """Return kernels by operator name, for a GPU of this compute capability."""
+    """Return the kernels of recurrent layers and cells by operator name, for a GPU's compute capability."""
 
     ranks = chain([FIRST_DROPOUT_DIM], repeat(1))
 
     def dropout_state() -> Tensor:
-        """Return a stand-in for the state of cuDNN's dropout, which all layers share for good.
+        """Return a tensor without memory that stands for cuDNN's dropout state, shared by all layers.
 
-        It takes no memory: the rule of the operator makes the state where the rank says that this use is the
-        first.
+        Its rank tells whether this use is the first; the operator's workspace rule then allocates the state.
         """
         return torch.empty((0,) * next(ranks), dtype=torch.uint8, device="meta")
 
@@ -73,7 +75,10 @@ def kernels(capability: tuple[int, int]) -> dict[str, Callable[..., Any]]:
 def _kernel(
     mode: int, name: str, dropout_state: Callable[[], Tensor], capability: tuple[int, int]
 ) -> Callable[..., Any]:
-    """Return the kernel of a layer: `NAME.input` takes samples of one length, `NAME.data` packed ones."""
+    """Return the kernel of a recurrent layer's operator `name`, whose kind has the number `mode` in cuDNN.
+
+    `NAME.input` takes samples of one length, `NAME.data` packed samples.
+    """
     decompose = overload(name).decompose
 
     def run(x: Tensor, *args: Any) -> Any:
@@ -81,7 +86,7 @@ def _kernel(
             return decompose(x, *args)
         sizes: list[int] = []
         if name.endswith(".data"):
-            sizes = args[0].tolist()  # on the CPU, and real
+            sizes = args[0].tolist()  # on the CPU, with values
             args = (*args[1:], False)
         hidden, weights, biases, layers, p, train, bidirectional, batch_first = args
         dropout = dropout_state() if train and p > 0 else None
@@ -92,7 +97,10 @@ def _kernel(
 
 
 def _is_cudnn(x: Tensor, capability: tuple[int, int]) -> bool:
-    """Return `use_cudnn` of RNN.cpp; bfloat16 needs cuDNN 9.13 and capability 8.0 (detail/CUDAHooks.cpp)."""
+    """Return whether cuDNN runs the layer, as `use_cudnn` of RNN.cpp.
+
+    bfloat16 needs cuDNN 9.13, which is assumed, and capability 8.0 (detail/CUDAHooks.cpp).
+    """
     if x.numel() == 0:
         return False
     return x.dtype is not torch.bfloat16 or capability >= (8, 0)
@@ -101,7 +109,7 @@ def _is_cudnn(x: Tensor, capability: tuple[int, int]) -> bool:
 def _run(
     mode: int, x: Tensor, hidden: Any, weights: Sequence[Tensor], biases: bool, options: tuple[Any, ...]
 ) -> Any:
-    """Call the operator, with the weight buffer where the weights still lie in one (`_cudnn_impl`)."""
+    """Call cuDNN's operator, passing the weight buffer if the weights are views of one (`_cudnn_impl`)."""
     hx, cx = hidden if isinstance(hidden, (tuple, list)) else (hidden, None)
     width, projected = hx.shape[2], 0
     if cx is not None and cx.shape[2] != hx.shape[2]:
@@ -115,7 +123,10 @@ def _run(
 
 
 def _shared_buffer(weights: Sequence[Tensor]) -> Tensor | None:
-    """Return the buffer of `flatten_weights`; None for separate weights, which are copied at every call."""
+    """Return the buffer of which the weights are views, or None if they are separate.
+
+    Separate weights are copied into a buffer at each call.
+    """
     storages = {w.untyped_storage()._cdata for w in weights}
     if len(storages) > 1 or len(weights) == 1:
         return None
@@ -148,19 +159,19 @@ def gru_cell(
     input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, b_ih: Tensor | None = None,
     b_hh: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the new state, and what the backward pass needs (native/cuda/RNN.cu)."""
+    """Return the new state and the workspace that is saved for the backward pass (native/cuda/RNN.cu)."""
     return hx.new_empty(hx.shape), hx.new_empty((hx.shape[0], 5 * hx.shape[1]))
 
 
 def gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
-    """Return gradients of the gates and of the state (native/cuda/RNN.cu)."""
+    """Return the gradients of the input gates, the hidden gates and the state (native/cuda/RNN.cu)."""
     width = 3 * (workspace.shape[1] // 5)
     gates = [workspace.new_empty((workspace.shape[0], width)) for _ in range(2)]
     return *gates, grad_hy.new_empty(grad_hy.shape), None, None
 
 
 def _gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
-    """Sum the gradients of the gates, where they have biases, by calls of `sum`."""
+    """Run the backward pass of a GRU cell, with the biases' gradients computed by `sum` if it has biases."""
     with torch._C._AutoDispatchBelowAutograd():
         of_input, of_hidden, grad_hx, *none = aten._thnn_fused_gru_cell_backward(grad_hy, workspace, False)
         biases = [of_input.sum(0), of_hidden.sum(0)] if has_bias else none
@@ -182,7 +193,7 @@ def cudnn_rnn(
     cx: Tensor | None, mode: int, hidden: int, projected: int, layers: int, batch_first: bool, p: float,
     train: bool, bidirectional: bool, batch_sizes: Sequence[int], dropout: Tensor | None,
 ) -> Any:  # fmt: skip
-    """Return output, last states, reserve space and the weight buffer, which is new where none was given."""
+    """Return output, last states, reserve space and weight buffer, which is new if none was given."""
     sizes = RnnSizes(mode, x.shape[-1], hidden, projected, layers, bidirectional)
     width, states = sizes.width * sizes.directions, layers * sizes.directions
     if batch_sizes:
@@ -208,7 +219,7 @@ def cudnn_rnn_backward(
     hidden: int, projected: int, layers: int, batch_first: bool, p: float, train: bool, bidirectional: bool,
     batch_sizes: Sequence[int], dropout: Tensor | None, reserve: Tensor, mask: Sequence[bool],
 ) -> Any:  # fmt: skip
-    """Return gradients of the input and of the states, and of the weights as views of one buffer."""
+    """Return the gradients of the input, the states, and the weights, these as views of one buffer."""
     if grad_output is None and grad_hy is None and grad_cy is None:
         return None, None, None, [None] * len(weight)
     if batch_first and not batch_sizes:

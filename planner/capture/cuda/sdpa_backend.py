@@ -1,8 +1,8 @@
-"""Select the backend of CUDA's `scaled_dot_product_attention`.
+"""Select the backend that CUDA's `scaled_dot_product_attention` runs.
 
-The selector is ATen/native/transformers/cuda/sdp_utils.cpp with sdp_utils_cpp.h, as in torch 2.13: the
-header is the installed one; the source was read in a version a little older and one a little newer, and a
-comment notes where they differ. Nested tensors are not covered.
+The selector follows ATen/native/transformers/cuda/sdp_utils.cpp and sdp_utils_cpp.h of torch 2.13. The header
+was read as installed; the source was read in a slightly older and a slightly newer version, and a comment
+notes each difference between them. Nested tensors are not covered.
 """
 
 from dataclasses import dataclass
@@ -40,15 +40,15 @@ class SdpaCall:
 
     @property
     def needs_grad(self) -> bool:
-        """Return whether a backward pass may follow."""
+        """Return whether a backward pass may follow: gradients are recorded and an input requires one."""
         return torch.is_grad_enabled() and any(t.requires_grad for t in (self.query, self.key, self.value))
 
 
 def select(call: SdpaCall, capability: Capability) -> SDPBackend:
-    """Return the backend that a GPU of this compute capability runs.
+    """Return the attention backend that a GPU of this compute capability runs for a call.
 
-    Follows torch.nn.attention.sdpa_kernel and torch.backends.cuda.enable_*_sdp where the process set them.
-    Raises RuntimeError where every backend that would accept the call is disabled.
+    Settings by torch.nn.attention.sdpa_kernel and torch.backends.cuda.enable_*_sdp are respected. Raises
+    RuntimeError if every backend that would accept the call is disabled.
     """
     accepts = {FLASH: _flash_accepts, EFFICIENT: _efficient_accepts, CUDNN: _cudnn_accepts}
     enabled = _cur_sdpa_kernel_backends()
@@ -61,11 +61,12 @@ def select(call: SdpaCall, capability: Capability) -> SDPBackend:
 
 
 def _order(capability: Capability, version: TorchVersion) -> tuple[SDPBackend, ...]:
-    """Return the backends by priority: cuDNN first on compute capability 9.0 and 10.x, else last, after math.
+    """Return the backends by priority: cuDNN first on compute capability 9.0, 10.0 and 10.3, else last.
 
-    By version: torch 2.5.0 preferred it on 9.0, 2.5.1 took that back (pytorch/pytorch#138522), 2.9 preferred
-    it again; since 2.9.1 it takes cuDNN newer than 9.15.0, which the default wheels have since 2.11. Default
-    wheels of the last patch are taken here. TORCH_CUDNN_SDPA_DEPRIORITIZED is not read.
+    An order that the process has changed is kept. torch 2.5.0 preferred cuDNN on 9.0, 2.5.1 reverted that
+    (pytorch/pytorch#138522), and 2.9 preferred it again. Since 2.9.1 this requires a cuDNN newer than 9.15.0,
+    which the default wheels have since 2.11; the last patch release's default wheels are assumed here.
+    TORCH_CUDNN_SDPA_DEPRIORITIZED is not read.
     """
     backends = map(SDPBackend, torch._C._get_sdp_priority_order())
     order = tuple(backend for backend in backends if backend in _DEFAULT_ORDER)
@@ -97,7 +98,10 @@ def _flash_accepts(call: SdpaCall, capability: Capability) -> bool:
 
 
 def _flash_can_go_back(call: SdpaCall, capability: Capability) -> bool:
-    """Return whether flash has a backward pass: with 99 KiB of shared memory, not for some wide heads."""
+    """Return whether flash can run the call's backward pass, if the call needs one.
+
+    GPUs with 99 KiB of shared memory have no backward pass for some wide heads.
+    """
     small = (8, 6) <= capability <= (8, 9) or (12, 0) <= capability <= (12, 1)
     if not small or not call.needs_grad:
         return True
@@ -136,21 +140,27 @@ def _cudnn_accepts(call: SdpaCall, capability: Capability) -> bool:
 
 
 def _cudnn_width(widths: tuple[int, int], capability: Capability) -> int:
-    """Return the widest head. Versions after 2.13 need a newer cuDNN on 9.0 and accept 256 on 10.x too."""
+    """Return the largest width of heads that cuDNN accepts.
+
+    Versions after 2.13 need a newer cuDNN for 256 on 9.0, and accept 256 on 10.x too.
+    """
     if capability == (9, 0):
         return 256
     return 192 if capability[0] == 10 and widths == (192, 128) else 128
 
 
 def gemm_alignment(dtype: torch.dtype, capability: Capability) -> int:
-    """Return `minimum_gemm_alignment`, of which widths of heads are multiples: 16 bytes for tensor cores."""
+    """Return the number of elements of which widths of heads must be multiples: 16 bytes for tensor cores.
+
+    This is `minimum_gemm_alignment`; without tensor cores it is 1.
+    """
     half = dtype in _HALVES
     if capability >= (8, 0) or (capability >= (7, 0) and half):
         return 8 if half else 4
     return 1
 
 
-# ---- what they share
+# ---- conditions that backends share
 
 
 def _is_rank_4(call: SdpaCall) -> bool:
@@ -172,7 +182,10 @@ def _is_unit_stride(call: SdpaCall) -> bool:
 
 
 def _heads_match(call: SdpaCall, *, grouped: bool) -> bool:
-    """Return whether batches and heads are equal, or with grouped queries divide the query's heads."""
+    """Return whether the batch sizes are equal, and the numbers of heads equal or allowed by grouping.
+
+    With grouped queries, the number of keys' and values' heads must divide the number of the query's heads.
+    """
     query, key, value = call.query, call.key, call.value
     if not query.shape[0] == key.shape[0] == value.shape[0]:
         return False
@@ -183,7 +196,10 @@ def _heads_match(call: SdpaCall, *, grouped: bool) -> bool:
 
 
 def _mask_broadcasts(call: SdpaCall) -> bool:
-    """Return `check_attn_mask_shape`: cuDNN accepts masks of 2 or 4 dimensions without a gradient."""
+    """Return whether cuDNN accepts the call's mask, as `check_attn_mask_shape`.
+
+    It accepts no mask, or a mask of 2 or 4 dimensions without a gradient that broadcasts to the scores.
+    """
     mask = call.mask
     if mask is None:
         return True

@@ -1,8 +1,9 @@
-"""Number the nodes of second-order graphs as on CUDA, where they decide the order of the next backward pass.
+"""Renumber the autograd nodes of second-order graphs as on CUDA, where numbers decide the execution order.
 
-Autograd's engine runs what is ready with the highest number first, and each thread counts for itself
-(ATen/SequenceNumber.cpp). A backward pass with `create_graph` makes its nodes on the engine's thread of the
-GPU, whose numbers are low. On meta it makes them on the caller's thread, after all others.
+Autograd's engine runs the ready node with the highest sequence number first, and each thread counts
+separately (ATen/SequenceNumber.cpp). On CUDA, a backward pass with `create_graph` makes its nodes on the
+engine's thread for the GPU, whose numbers are low. On meta it makes them on the caller's thread, with numbers
+above all others.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +17,7 @@ _OF_LEAVES = 2**63  # AccumulateGrad has the highest number (torch/csrc/autograd
 
 
 def patches() -> Iterator[tuple[str, object]]:
-    """Yield torch's function that runs the engine, and its replacement."""
+    """Yield the name of torch's function that runs the autograd engine, and its replacement."""
     yield "torch.autograd._engine_run_backward", _renumbering(graph._engine_run_backward)
 
 
@@ -32,7 +33,7 @@ def _renumbering(plain: Callable[..., Any]) -> Callable[..., Any]:
         results = plain(outputs, gradients, retain_graph, create_graph, *args, **kw)
         if create_graph:
             made = [one for one in results or () if isinstance(one, Tensor)] or _gradients_of_leaves(outputs)
-            # The caller's numbers went on by as many as the engine's thread has made.
+            # The caller's numbers have advanced by as many as the engine's thread has made.
             for node in _nodes_since(made, before):
                 node._set_sequence_nr(first + 2 * count + node._sequence_nr() - before)
             count += _get_sequence_nr() - before
@@ -42,7 +43,7 @@ def _renumbering(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _nodes_since(tensors: Iterable[Tensor], first: int) -> list[Any]:
-    """Return the nodes behind tensors that have this number or a higher one."""
+    """Return the autograd nodes behind tensors whose sequence number is `first` or higher, without leaves."""
     waiting = [one.grad_fn for one in tensors]
     found: dict[Any, None] = {}
     while waiting:
@@ -54,7 +55,7 @@ def _nodes_since(tensors: Iterable[Tensor], first: int) -> list[Any]:
 
 
 def _gradients_of_leaves(outputs: Iterable[Tensor]) -> list[Tensor]:
-    """Return the gradients of the leaves behind a backward pass's outputs."""
+    """Return the gradients of the leaf tensors from which a backward pass's outputs were computed."""
     waiting: list[Any] = [one.grad_fn for one in outputs]
     seen: set[Any] = set()
     gradients = []

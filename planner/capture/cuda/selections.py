@@ -1,9 +1,9 @@
-"""Gradients of selections, composed as on CUDA: values go into zeros in place.
+"""Compute gradients of selecting operators as on CUDA, by scattering values into zeros in place.
 
-Of `gather`, `index_select`, `masked_select`, `sort`, `topk`, `max` over a dimension and their like. For
-tensors on meta or under a dispatch mode (TensorSubclassLikeUtils.h) ATen scatters out of place, which would
-cost a second tensor of the input's size (ATen/native: TensorAdvancedIndexing.cpp, ReduceOps.cpp,
-TriangularOps.cpp).
+These are `gather`, `index_select`, `masked_select`, `sort`, `topk`, `max` over a dimension and similar
+operators. For tensors on meta or under a dispatch mode (TensorSubclassLikeUtils.h) ATen scatters out of
+place, which would cost a second tensor of the input's size (ATen/native: TensorAdvancedIndexing.cpp,
+ReduceOps.cpp, TriangularOps.cpp).
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,8 +1,9 @@
-"""CUDA's semantics on the `meta` device.
+"""Make operators on the `meta` device follow the code paths of CUDA.
 
-Composite operators inspect the device of their inputs and take another path on CUDA than on meta. Kernels
-registered from Python at the `AutogradMeta` key take CUDA's; they are global to the process, so they are
-registered only while `cuda_semantics` is open. So are the kernels of CUDA's autocast, at a key of its own.
+Composite operators inspect the device of their inputs and take different paths on CUDA and on meta. Kernels
+that this module registers from Python at the `AutogradMeta` key take CUDA's path. They are global to the
+process, so they are registered only while `cuda_semantics` is open. The same holds for the kernels of CUDA's
+autocast, registered at the key `AutocastCUDA`.
 """
 
 import pkgutil
@@ -38,11 +39,10 @@ Suspended = Callable[[], AbstractContextManager[object]]
 
 @contextmanager
 def cuda_semantics(capability: tuple[int, int], version: TorchVersion = NEWEST_TORCH) -> Iterator[Suspended]:
-    """Make operators on `meta` take the paths of a CUDA GPU of this compute capability while open, in a
-    version of torch.
+    """Make operators on `meta` take the paths of a CUDA GPU of this compute capability while open.
 
-    Yields a function that opens a context in which torch is as it was before, save for autocast. Raises
-    RuntimeError where it is open already, in this thread or another.
+    `version` is the version of torch on the GPU. Yields a function that opens a context in which torch is
+    unchanged, except for autocast. Raises RuntimeError if it is already open in this or another thread.
     """
     if not _OPEN.acquire(blocking=False):
         raise RuntimeError("another trace is running in this process; traces run one at a time")
@@ -81,7 +81,7 @@ def _autocast_kernels(casts: autocast.CastCache) -> Iterator[None]:
 def _open(
     stack: ExitStack, capability: tuple[int, int], version: TorchVersion, casts: autocast.CastCache
 ) -> None:
-    """Register the kernels and set the names, which closing the stack undoes."""
+    """Register CUDA's kernels and replace torch's functions until the stack closes."""
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     stack.callback(library._destroy)
     with warnings.catch_warnings():
@@ -104,13 +104,13 @@ def _kernels(capability: tuple[int, int], version: TorchVersion) -> dict[str, Ca
 
 
 def _device_lists() -> Iterator[tuple[str, object]]:
-    """Yield Python functions that inspect the device or compiled extensions, and replacements for `meta`."""
+    """Yield Python functions that check for a device or a compiled extension, and replacements for `meta`."""
     # nn.MultiheadAttention takes its fast path in inference on cuda, but not on meta
     yield "torch.nn.modules.activation._check_arg_device", lambda tensor: True
-    # nn.TransformerEncoderLayer names the devices inline, with that of an out-of-tree backend as a variable
+    # nn.TransformerEncoderLayer names devices inline; only the out-of-tree backend's name is a variable
     yield "torch.utils.backend_registration._privateuse1_backend_name", "meta"
     yield from optimizers.patches()
-    # torchvision's operators check for the extension before they are called; on a GPU it is there
+    # torchvision's operators check for the extension before they are called; on a GPU it is installed
     for name, module in sys.modules.copy().items():
         if name.startswith("torchvision.ops.") and hasattr(module, "_assert_has_ops"):
             yield f"{name}._assert_has_ops", lambda: None

@@ -1,7 +1,7 @@
-"""Indexing with a full slice, `x[:, 0]`, as torch before 2.9 records it.
+"""Index with full slices, as in `x[:, 0]`, with the operators of torch before 2.9.
 
-There `:` is an operator, whose gradient is a tensor of zeros with a copy in it; since 2.9 a slice of all is
-none (applySlice, ATen/TensorIndexing.h; pytorch/pytorch#157944).
+Before 2.9, `:` runs a slice operator, whose gradient is a tensor of zeros into which the gradient is copied.
+Since 2.9 a full slice runs no operator (applySlice, ATen/TensorIndexing.h; pytorch/pytorch#157944).
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,13 +19,13 @@ _get_item = Tensor.__getitem__
 
 
 def patches(version: TorchVersion) -> Iterator[tuple[str, object]]:
-    """Yield the method's name, and what takes its place in such versions."""
+    """Yield the name of `Tensor.__getitem__` and its replacement, if the version is before 2.9."""
     if version < _SKIPPED_SINCE:
         yield "torch.Tensor.__getitem__", _index
 
 
 def _index(x: Tensor, index: Any) -> Any:
-    """Slice along each `:` as an operator, in the order of dimensions, and index the rest as torch does."""
+    """Run `x[index]` with a slice operator for each full slice, in the order of dimensions."""
     places = index if isinstance(index, tuple) else (index,)
     if x.device.type != "meta" or not any(isinstance(place, slice) for place in places):
         return _get_item(x, index)
@@ -48,7 +48,7 @@ def _index(x: Tensor, index: Any) -> Any:
 
 
 def _sliced_at_once(x: Tensor, places: Sequence[Any]) -> Tensor:
-    """Return the tensor sliced along each `:` before an index that is a tensor or a list."""
+    """Return `x` with a slice operator run for each full slice, to be indexed by tensors or lists later."""
     dim = 0
     for position, place in enumerate(places):
         if isinstance(place, EllipsisType):
@@ -60,19 +60,22 @@ def _sliced_at_once(x: Tensor, places: Sequence[Any]) -> Tensor:
 
 
 def _dimensions(place: Any) -> int:
-    """Return the number of dimensions that an index takes away or slices."""
+    """Return the number of the tensor's dimensions that one part of an index consumes."""
     if place is None or isinstance(place, bool | EllipsisType):
         return 0
     return place.dim() if isinstance(place, Tensor) and place.dtype in (torch.bool, torch.uint8) else 1
 
 
 def _is_full(place: Any, x: Tensor, dim: int) -> bool:
-    """Return whether an index is a slice of all that older versions slice: its end is not the size itself."""
+    """Return whether an index is a full slice for which versions before 2.9 run a slice operator.
+
+    They run none if the slice's end equals the size of the dimension.
+    """
     if not isinstance(place, slice) or not (_is_number(place.start, 0) and _is_number(place.step, 1)):
         return False
     return place.stop is None or (isinstance(place.stop, int) and place.stop > x.shape[dim])
 
 
 def _is_number(value: Any, default: int) -> bool:
-    """Return whether a part of a slice is left away or its default; a tensor is neither."""
+    """Return whether a slice's start or step is omitted or equal to its default; False for tensors."""
     return value is None or (isinstance(value, int) and value == default)

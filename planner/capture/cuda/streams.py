@@ -1,4 +1,4 @@
-"""The streams of a captured process: on which of them an operator's work, and so its memory, is."""
+"""Track the CUDA streams of a captured process, to tell on which stream an operator's memory is allocated."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -9,14 +9,14 @@ import torch
 from planner.program import STREAM_POOL
 
 DEFAULT_STREAM = 0
-_LEAF_NODE = 2**63  # sequence numbers of nodes that add to leaves are above all others
+_LEAF_NODE = 2**63  # sequence numbers of nodes that accumulate into leaves are above it
 
 
 class Streams:
-    """The stream that is current, for Python code and for the nodes of a backward pass.
+    """The current stream of a process, for Python code and for the nodes of a backward pass.
 
-    autograd runs a node on the stream of its forward operator (autograd/engine.cpp), except for what Python
-    code in it puts on a stream of its own.
+    Autograd runs a node on the stream of its forward operator (autograd/engine.cpp), unless Python code in
+    the node enters another stream.
     """
 
     def __init__(self) -> None:
@@ -25,28 +25,28 @@ class Streams:
         self._changes: list[tuple[int, int]] = [(0, DEFAULT_STREAM)]  # first sequence number of nodes
 
     def make(self, priority: int = 0) -> int:
-        """Return a stream of the pool of a priority."""
+        """Return the number of the next stream in the pool for a priority."""
         self._made[priority] += 1
         return 1 + (self._made[priority] - 1) % STREAM_POOL + STREAM_POOL * -priority
 
     def enter(self, stream: int) -> None:
-        """Make a stream the current one until `leave`."""
+        """Make a stream current until `leave` is called."""
         self._entered.append((stream, _running_node()))
         self._note_change(stream)
 
     def leave(self) -> None:
-        """Make the stream before the current one current again."""
+        """Make the previously entered stream current again."""
         self._entered.pop()
         self._note_change(self._entered[-1][0])
 
     def set(self, stream: int) -> None:
-        """Make a stream the current one in place of that which is."""
+        """Replace the current stream, without a matching `leave`."""
         self._entered[-1] = stream, _running_node()
         self._note_change(stream)
 
     @property
     def current(self) -> int:
-        """Return the stream on which work is queued now."""
+        """Return the number of the stream on which the running code or autograd node queues work."""
         if not self._made:
             return DEFAULT_STREAM
         stream, entered_in = self._entered[-1]
@@ -58,7 +58,7 @@ class Streams:
         return self._changes[bisect_right(self._changes, node, key=itemgetter(0)) - 1][1]
 
     def _note_change(self, stream: int) -> None:
-        """Note that nodes which are made from now on belong to a stream."""
+        """Note that autograd nodes made from now on belong to a stream."""
         number = torch._C._autograd._get_sequence_nr()
         while self._changes and self._changes[-1][0] >= number:
             self._changes.pop()
@@ -66,6 +66,6 @@ class Streams:
 
 
 def _running_node() -> int | None:
-    """Return the sequence number of the node whose backward pass runs."""
+    """Return the sequence number of the autograd node that runs, or None if none runs."""
     node = torch._C._current_autograd_node()
     return None if node is None else node._sequence_nr()

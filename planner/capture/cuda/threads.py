@@ -1,4 +1,4 @@
-"""Replace functions of torch for a plan alone: threads that ran before it, such as a training, see theirs."""
+"""Replace functions of torch for a plan only: threads that ran before it still see the original functions."""
 
 import functools
 import sys
@@ -9,10 +9,10 @@ from typing import Any
 
 
 def beside_other_threads(new: Any, plain: Any) -> Any:
-    """Return the replacement `new`, which is `plain` in threads that run already, if there are any.
+    """Return a form of `new` that behaves as `plain` in other threads that are already running.
 
-    Threads that a model starts belong to the plan. Values, classes and other things that cannot answer
-    differently stay as they are.
+    Threads that a model starts later belong to the plan and see `new`. If no other thread runs, or if `new`
+    is a class or a plain value, `new` itself is returned.
     """
     bystanders = frozenset(one.ident for one in all_threads()) - {get_ident()}
     if not bystanders:
@@ -27,11 +27,11 @@ def beside_other_threads(new: Any, plain: Any) -> Any:
 
 
 def do_nothing(*_: Any) -> None:
-    """Do nothing, in place of a hook."""
+    """Do nothing; the counterpart of a hook in other threads."""
 
 
 def caller_frame(depth: int = 1) -> FrameType:
-    """Return the frame of the caller, as `sys._getframe` does; the choice between threads is no caller."""
+    """Return the frame of the caller, as `sys._getframe(depth)` does, skipping the frames of this module."""
     frame = sys._getframe(depth + 1)
     while frame.f_globals.get("__name__") == __name__ and frame.f_back is not None:
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""Kernels of torchao that it has only where Triton finds a GPU."""
+"""Replace kernels that torchao has only if Triton finds a GPU."""
 
 import sys
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _CACHE_BYTES = 256 * 2**20  # which Triton empties between two runs (backends/nv
 
 @contextmanager
 def torchao_kernels() -> Iterator[None]:
-    """Multiply INT8 matrices as torchao does on a GPU while open."""
+    """Make torchao multiply INT8 matrices as on a GPU while open, if its modules are imported."""
     with ExitStack() as stack:
         if _PRODUCT in sys.modules:  # out_dtype_dense of torch/_higher_order_ops/out_dtype.py
             stack.enter_context(patched(sys.modules[_PRODUCT], "out_dtype", _int_mm))
@@ -30,13 +30,16 @@ def _int_mm(operator: object, dtype: object, first: Tensor, second: Tensor) -> T
 
 
 class _TimedProduct:
-    """torchao's product with scales of rows and columns (prototype/quantized_training/int8_mm.py)."""
+    """The stand-in for torchao's INT8 product with row and column scales, which Triton's autotuner times.
+
+    The product is in prototype/quantized_training/int8_mm.py.
+    """
 
     def __init__(self) -> None:
         self._timed: set[tuple[object, ...]] = set()
 
     def __call__(self, first: Tensor, second: Tensor, row_scale: Tensor, col_scale: Tensor) -> Tensor:
-        """Make the product, and for new sizes what Triton's autotuner holds while it times the kernel."""
+        """Return the product; for new sizes, also allocate and free the buffer that the autotuner holds."""
         product = row_scale.new_empty(first.shape[0], second.shape[1])
         key = (*first.shape, second.shape[1], first.stride(1), second.stride(0))
         if key not in self._timed:

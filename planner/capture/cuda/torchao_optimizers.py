@@ -1,8 +1,8 @@
-"""Steps of torchao's optimizers as CUDA runs them.
+"""Run the steps of torchao's optimizers with the allocations that they make on CUDA.
 
-torchao compiles the step of each parameter by itself (torchao/optim/adam.py). With state in 8 or 4 bits
-inductor writes several kernels with buffers between them, with any other state one kernel without: the sizes
-and the order are those of the code that inductor of torch 2.13 writes; of large parameters it fuses more.
+torchao compiles the step of each parameter separately (torchao/optim/adam.py). For state in 8 or 4 bits
+inductor generates several kernels with buffers between them, for any other state one kernel without buffers.
+Sizes and order follow the code that inductor of torch 2.13 generates; for large parameters it fuses more.
 `CPUOffloadOptimizer` keeps large parameters, their gradients and state on the host
 (torchao/optim/cpu_offload.py).
 """
@@ -34,7 +34,10 @@ _FIRST_WITH_FP8 = (
 
 
 def watch(outside: OutsideMemory, stack: ExitStack, capability: tuple[int, int]) -> None:
-    """Apply the rules of a GPU of this compute capability until the stack closes."""
+    """Replace torchao's steps and `CPUOffloadOptimizer` until the stack closes.
+
+    The steps allocate as on a GPU of this compute capability; memory of the host is counted in `outside`.
+    """
     adam: Any = sys.modules["torchao.optim.adam"]
     stack.enter_context(patched(adam, "single_param_adam", partial(_compiled_step, outside, capability)))
     stack.enter_context(patched(adam, "torch", _TorchWithoutCompiler()))
@@ -44,7 +47,10 @@ def watch(outside: OutsideMemory, stack: ExitStack, capability: tuple[int, int])
 
 
 class _TorchWithoutCompiler:
-    """torch whose `compile` returns the function: what it would compile is replaced."""
+    """The module torch with a `compile` that returns the function unchanged.
+
+    The functions that torchao would compile are replaced.
+    """
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
@@ -57,7 +63,7 @@ class _TorchWithoutCompiler:
 def _compiled_step(
     outside: OutsideMemory, capability: tuple[int, int], p: Tensor, grad: Tensor, step: Tensor, *rest: Any
 ) -> None:
-    """Allocate what the compiled step of one parameter does, in its order."""
+    """Make the allocations of the compiled step of one parameter, in its order."""
     states = [state for state in rest[:3] if isinstance(state, Tensor)]
     rounds_randomly = rest[-1]
     kind = type(states[0]).__name__
@@ -101,7 +107,10 @@ def _free_in_order(tensors: list[Tensor], *held: list[Tensor]) -> None:
 
 @contextmanager
 def offload_constructed(code: str) -> Iterator[None]:
-    """Let a file with this code make `CPUOffloadOptimizer` while open, which has copies on the host."""
+    """Let a file with this code construct torchao's `CPUOffloadOptimizer` while open.
+
+    Does nothing if the code does not name it, or torchao is not installed.
+    """
     if "CPUOffloadOptimizer" not in code or find_spec("torchao") is None:
         yield
         return
@@ -113,7 +122,10 @@ def offload_constructed(code: str) -> Iterator[None]:
 
 
 def _offloading(outside: OutsideMemory) -> dict[str, Any]:
-    """Return methods of an optimizer that has its small parameters on the GPU, and pins the others."""
+    """Return replacements for methods of `CPUOffloadOptimizer`, by name.
+
+    They optimize small parameters on the GPU, and pin host copies of the other parameters.
+    """
 
     def init(
         self: Any,
@@ -176,8 +188,8 @@ def _drop_gradient(parameter: Tensor) -> None:
 
 
 def _state_bytes(parameter: Tensor, kind: Any, options: dict[str, Any]) -> int:
-    """Return the bytes of state that an optimizer makes for one parameter, beneath the recorder."""
-    hooks: Any = {name: OrderedDict() for name in _GLOBAL_HOOKS}  # which see steps of the user's
+    """Return the size in bytes of the state that an optimizer makes for one parameter, without recording."""
+    hooks: Any = {name: OrderedDict() for name in _GLOBAL_HOOKS}  # the user's hooks must not see this step
     with (
         _disable_current_modes(),
         torch.enable_grad(),

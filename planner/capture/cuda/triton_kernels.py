@@ -1,8 +1,8 @@
-"""Launches of Triton's kernels, which do nothing in a capture: they allocate no memory.
+"""Skip the launches of Triton kernels in a capture, since kernels allocate no memory.
 
-The Python code around a kernel makes its outputs and temporaries, and runs as it is. Where Triton is not
-installed, its modules are replaced while user code is imported and runs, so that libraries of kernels import.
-torch and libraries that ask whether Triton is there see that it is not.
+The Python code around a kernel allocates its outputs and temporaries, and runs unchanged. If Triton is not
+installed, stand-ins for its modules let user code and libraries of kernels import it. torch, and libraries
+that check whether Triton is installed, find that it is not.
 """
 
 import importlib.abc
@@ -22,7 +22,7 @@ _RUNNERS = (("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", 
 
 
 class _Kernel:
-    """A function that Triton would compile; `kernel[grid](...)` launches nothing."""
+    """The stand-in for a kernel that Triton would compile; `kernel[grid](...)` launches nothing."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.fn = self.__wrapped__ = function
@@ -32,11 +32,11 @@ class _Kernel:
         return lambda *args, **kwargs: None
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        """Return nothing, as a device function called by no kernel."""
+        """Do nothing, as for a device function, which only kernels call."""
 
 
 class _Name:
-    """A name of Triton that only kernels use: types, functions, decorators of values."""
+    """The stand-in for any name of Triton that only kernels use, such as a type, function or decorator."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return args[0] if args else self
@@ -56,7 +56,7 @@ class _Name:
 
 
 class _Constant(_Name):
-    """A constant of kernels, `tl.constexpr`."""
+    """The stand-in for `tl.constexpr`, a constant of kernels."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -69,19 +69,19 @@ class _Constant(_Name):
 
 
 class _Config:
-    """A configuration of a kernel, `triton.Config`."""
+    """The stand-in for `triton.Config`, a configuration of a kernel."""
 
     def __init__(self, kwargs: dict[str, Any], **options: Any) -> None:
         self.kwargs = kwargs
         vars(self).update(options)
 
     def all_kwargs(self) -> dict[str, Any]:
-        """Return all that the kernel is compiled with."""
+        """Return all options with which the kernel would be compiled."""
         return {**self.kwargs, **{name: value for name, value in vars(self).items() if name != "kwargs"}}
 
 
 class _Module(ModuleType):
-    """A module of Triton."""
+    """The stand-in for a module of Triton, which has any name that is asked for."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -94,7 +94,7 @@ def _jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
 
 
 def _passing(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
-    """Return a decorator that changes nothing, in place of one that tunes."""
+    """Return a decorator that returns the kernel unchanged, in place of an autotuning decorator."""
     return lambda kernel: kernel
 
 
@@ -102,7 +102,7 @@ def _next_power_of_2(number: int) -> int:
     return 1 << (number - 1).bit_length() if number > 1 else 1
 
 
-_HOST = {  # what is called beside kernels
+_HOST = {  # names that code of the host calls
     "__version__": "3.7.0",
     "Config": _Config,
     "jit": _jit,
@@ -114,7 +114,7 @@ _HOST = {  # what is called beside kernels
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds modules of Triton for all but those that only ask whether it is there."""
+    """An import finder that gives stand-ins for Triton's modules to all code but the libraries in `_ASKS`."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -132,7 +132,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _asks() -> bool:
-    """Return whether the import comes from a library that has another way without Triton."""
+    """Return whether the importing code belongs to a library in `_ASKS`, which works without Triton."""
     frame: Any = sys._getframe(2)
     while frame is not None:
         name = frame.f_globals.get("__name__", "").partition(".")[0]
@@ -144,13 +144,13 @@ def _asks() -> bool:
 
 @contextmanager
 def triton_importable() -> Iterator[None]:
-    """Let user code import Triton while open, where it is not installed."""
+    """Let user code import stand-ins for Triton while open, if Triton is not installed."""
     if _NAME in sys.modules or importlib.util.find_spec(_NAME) is not None:
         yield
         return
     from torch.utils._triton import has_triton_package
 
-    has_triton_package()  # which remembers that there is none
+    has_triton_package()  # caches that Triton is not installed
     finder = _Finder()
     sys.meta_path.append(finder)
     try:
@@ -163,7 +163,7 @@ def triton_importable() -> Iterator[None]:
 
 @contextmanager
 def launches_skipped() -> Iterator[None]:
-    """Launch no kernel of an installed Triton while open."""
+    """Skip the launches of an installed Triton's kernels while open."""
     with ExitStack() as stack:
         for name, kind in _RUNNERS:
             module = sys.modules.get(name)
@@ -175,7 +175,7 @@ def launches_skipped() -> Iterator[None]:
 
 @contextmanager
 def launching_nothing(module: ModuleType, kernels: Sequence[str]) -> Iterator[None]:
-    """Give a module these kernels and the names of Triton beside them while open, where Triton is missing."""
+    """Replace a module's `triton` and these kernels by stand-ins that launch nothing while open."""
     made: dict[str, Any] = {name: _Kernel(getattr(module, name)) for name in kernels}
     made["triton"] = SimpleNamespace(**_HOST)
     with all_patched(module, made, create=True):

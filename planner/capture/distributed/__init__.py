@@ -1,1 +1,1 @@
-"""One rank of a distributed job: torch's own code for it, with collectives that send nothing."""
+"""Run one rank of a distributed job by torch's own code, with collectives that send nothing."""

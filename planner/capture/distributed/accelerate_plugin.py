@@ -1,6 +1,6 @@
-"""Shard a model as accelerate does where its FullyShardedDataParallelPlugin asks for FSDP2.
+"""Shard a model as accelerate does if its FullyShardedDataParallelPlugin selects FSDP2.
 
-accelerate's own functions run: which modules are sharded together, and that the model is on the CPU before.
+accelerate's own functions run: they decide which modules are sharded together, and shard a model on the CPU.
 Facts from accelerate 1.15 (utils/fsdp_utils.py).
 """
 
@@ -24,15 +24,15 @@ OF_PLUGIN = (
     "activation_checkpointing",
 )
 _WRAPPING = "TRANSFORMER_BASED_WRAP"  # transformers' default (training_args.py)
-_OF_LAUNCHER = "FSDP_"  # of the environment, which fills what a plugin is not given
+_OF_LAUNCHER = "FSDP_"  # prefix of variables from which a plugin fills options that it is not given
 
 
 def shard_by_accelerate(
     model: nn.Module, given: Mapping[str, Any], options: Mapping[str, Any], mesh: Any
 ) -> str:
-    """Shard a model in place by keywords of accelerate's plugin, and return a note.
+    """Shard a model in place as accelerate's plugin with the keywords `given` would, and return a note.
 
-    `options` are those of `fully_shard`. Raises UsageError where accelerate is missing or refuses.
+    `options` are keywords of `fully_shard`. Raises UsageError if accelerate is not installed or refuses.
     """
     try:
         library = importlib.import_module("accelerate.utils")
@@ -60,7 +60,7 @@ def shard_by_accelerate(
                 state=SimpleNamespace(fsdp_plugin=plugin),
                 torch_device_mesh=mesh,
                 parallelism_config=SimpleNamespace(fsdp_dim_names=mesh.mesh_dim_names),
-                mixed_precision="bf16" if casts else "no",  # then weights are float32, whatever they were
+                mixed_precision="bf16" if casts else "no",  # with "bf16", all weights become float32
                 is_main_process=False,
             )
             if plugin.activation_checkpointing:
@@ -74,7 +74,7 @@ def shard_by_accelerate(
 
 @contextmanager
 def _environment_kept() -> Iterator[None]:
-    """Hide settings of accelerate's launcher while open, and what a plugin sets for others."""
+    """Hide the variables of accelerate's launcher while open, and restore the environment on exit."""
     with mock.patch.dict("os.environ") as environment:
         for name in [name for name in environment if name.startswith(_OF_LAUNCHER)]:
             del environment[name]
@@ -82,7 +82,7 @@ def _environment_kept() -> Iterator[None]:
 
 
 def _units(model: nn.Module) -> str:
-    """Return how many modules of each class are sharded by themselves, in words."""
+    """Return text that counts the separately sharded modules of each class, such as "12 GPT2Block"."""
     from torch.distributed.fsdp import FSDPModule
 
     kinds = [type(module).__name__ for module in model.modules() if isinstance(module, FSDPModule)]

@@ -1,9 +1,9 @@
-"""DistributedDataParallel in users' code: torch's own, on a process group that sends nothing.
+"""Make DistributedDataParallel in users' code run on meta, on a process group that sends nothing.
 
-Its reducer makes the buckets, follows `static_graph` and `find_unused_parameters`, and rebuilds the buckets
-for the second step; it is C++ that runs on meta as elsewhere. What differs: ranks agree on shapes
-and on the order of gradients without asking each other, and what is reduced is there at once. NCCL's process
-group holds what a collective works on until the next one (pytorch/pytorch#148590).
+torch's own reducer makes the buckets, follows `static_graph` and `find_unused_parameters`, and rebuilds the
+buckets for the second step; its C++ code runs on meta unchanged. There are two differences: ranks agree on
+shapes and on the order of gradients without communication, and a reduction is done at once. NCCL's process
+group holds the tensors of a collective until the next collective (pytorch/pytorch#148590).
 """
 
 import functools
@@ -23,29 +23,29 @@ _REFUSED = ("mixed_precision", "delay_all_reduce_named_params")
 
 
 class Reduction:
-    """An all-reduce that is done at once: the work of a process group."""
+    """The work object of an all-reduce that is already done."""
 
     def __init__(self, tensor: Tensor) -> None:
-        """Take what was reduced in place."""
+        """Take the tensor that was reduced in place."""
         self._tensor = tensor
 
     def wait(self, timeout: Any = None) -> bool:
-        """Return that the work is done."""
+        """Return True: the work is done."""
         return True
 
     synchronize = is_completed = is_success = wait
 
     def get_future(self) -> Any:
-        """Return a future that holds the tensor."""
+        """Return a completed future that holds a list of the tensor."""
         return _done([self._tensor])
 
     def result(self) -> list[Tensor]:
-        """Return the tensor that was reduced."""
+        """Return a list of the tensor that was reduced."""
         return [self._tensor]
 
 
 class _Reducing:
-    """The all-reduces of a process, the last of which holds its tensor."""
+    """The all-reduces of a process, which keep the last asynchronously reduced tensor alive."""
 
     def __init__(self) -> None:
         self._plain = c10d.all_reduce
@@ -54,7 +54,10 @@ class _Reducing:
     def all_reduce(
         self, tensor: Tensor, op: Any = c10d.ReduceOp.SUM, group: Any = None, async_op: bool = False
     ) -> Reduction | None:
-        """Reduce a tensor, which lives until the next is reduced beside the process's own work."""
+        """Reduce a tensor; with `async_op`, hold it until the next asynchronous reduction.
+
+        Returns None if the reduction is synchronous, or if the rank is not in the group.
+        """
         if not async_op:
             self._plain(tensor, op, group)
             return None
@@ -64,14 +67,14 @@ class _Reducing:
         return Reduction(tensor)
 
     def reduce_bucket(self, group: Any, bucket: Any) -> Any:
-        """Reduce a bucket: the hook of a model that has none."""
+        """Reduce a bucket of gradients; the communication hook that each model gets."""
         buffer = bucket.buffer()
         self.all_reduce(buffer, group=group, async_op=True)
         return _done(buffer)
 
 
 def replacements() -> Iterator[Replacement]:
-    """Yield what torch does otherwise: holder, name, and what replaces it."""
+    """Yield replacements for functions of torch.distributed and methods of DistributedDataParallel."""
     reducing = _Reducing()
 
     @functools.wraps(c10d.all_reduce)
@@ -89,9 +92,10 @@ def replacements() -> Iterator[Replacement]:
 
 
 def _on_meta(plain: Callable[..., None]) -> Callable[..., None]:
-    """Return the constructor that takes a module of one GPU as one on meta, which has no index.
+    """Return DDP's constructor that ignores `device_ids`, since devices on meta have no index.
 
-    What it allocates is recorded with the set-up; until then it has the module alone.
+    The original constructor is postponed until the set-up is recorded, which records its allocations. Until
+    then the object only holds the module. Raises UsageError for options that are not planned.
     """
 
     @functools.wraps(plain)
@@ -120,7 +124,7 @@ def _on_meta(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def _with_hook(plain: Callable[..., Any], reducing: _Reducing) -> Callable[..., Any]:
-    """Return the start of a forward pass, before the first of which a model gets the hook that reduces."""
+    """Return DDP's `_pre_forward` that registers the reducing hook before a model's first forward pass."""
 
     @functools.wraps(plain)
     def before(self: Any, *inputs: Any, **kwargs: Any) -> Any:

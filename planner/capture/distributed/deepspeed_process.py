@@ -1,7 +1,7 @@
-"""Make the process one rank of DeepSpeed on meta: an accelerator of its own, and a group that sends nothing.
+"""Make the process a rank of DeepSpeed on meta, with a replaced accelerator and a group that sends nothing.
 
-DeepSpeed asks its accelerator for devices, streams and compiled operators, so its engines run as they are.
-What they make on the CPU is on meta too and takes no memory of the GPU.
+DeepSpeed gets devices, streams and compiled operators from its accelerator, so its engines run unchanged.
+Tensors that they make on the CPU are on meta too and take no memory of the GPU.
 """
 
 import functools
@@ -26,11 +26,11 @@ from planner.capture.patching import patched
 from planner.errors import UsageError
 from planner.hardware import GPUS_OF_A_NODE
 
-VERSION = "0.19"  # whose engines are known here
-_ENDLESS_BYTES = 2**50  # free on the GPU: parameters are flattened there
+VERSION = "0.19"  # the only version whose engines are known here
+_ENDLESS_BYTES = 2**50  # free memory reported, so that parameters are flattened on the GPU
 _MAKING = ("empty", "zeros", "ones", "full", "empty_like", "zeros_like", "ones_like")
 _WITH_STATE = ("comm.comm", "utils.groups", "runtime.zero.partition_parameters")
-# It is compiled at its import, which each engine tries.
+# Stand-ins for modules that compile at import, which each engine tries.
 _MUON = {
     "deepspeed.runtime.zero.muon.muon_optimizer": SimpleNamespace(MuonWithAuxAdam=type("Muon", (), {})),
     "deepspeed.runtime.zero.muon.original_muon": SimpleNamespace(muon_update=None),
@@ -39,7 +39,7 @@ _MUON = {
 
 @contextmanager
 def deepspeed_process(ranks: int, placement: Placement) -> Iterator[None]:
-    """Make the process the first of so many ranks of DeepSpeed, which is imported, while open."""
+    """Make the process the first of `ranks` ranks of DeepSpeed, already imported, while open."""
     with ExitStack() as stack:
         stack.enter_context(process_group(ranks, placement.streams))
         of_rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_SIZE": str(ranks)}
@@ -61,7 +61,10 @@ def deepspeed_process(ranks: int, placement: Placement) -> Iterator[None]:
 
 
 def import_deepspeed() -> None:
-    """Import DeepSpeed, before names of torch are replaced. Raises UsageError."""
+    """Import DeepSpeed before functions of torch are replaced.
+
+    Raises UsageError if it does not import, or if its version is not planned.
+    """
     try:
         import deepspeed
     except ImportError as error:
@@ -82,7 +85,7 @@ def _is_of_deepspeed(frame: FrameType) -> bool:
 
 
 def _making(plain: Callable[..., Tensor], placement: Placement) -> Callable[..., Tensor]:
-    """Return the factory with what DeepSpeed makes on the CPU, or on meta, beside the GPU's memory."""
+    """Return a tensor factory that makes DeepSpeed's tensors on the CPU or meta without memory of the GPU."""
 
     @functools.wraps(plain)
     def make(*args: Any, **kwargs: Any) -> Tensor:
@@ -100,7 +103,10 @@ def _making(plain: Callable[..., Tensor], placement: Placement) -> Callable[...,
 
 
 def _reads() -> dict[str, Callable[[Tensor], Any]]:
-    """Return reads that answer DeepSpeed as of gradients of zero: their norms, and whether one overflows."""
+    """Return replacements of `Tensor.item`, `bool` and `float` that read 0 or False for DeepSpeed on meta.
+
+    DeepSpeed reads the norms of gradients, and whether a gradient overflows.
+    """
 
     def answering(plain: Callable[[Tensor], Any], answer: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
         def read(tensor: Tensor) -> Any:
@@ -117,14 +123,14 @@ def _reads() -> dict[str, Callable[[Tensor], Any]]:
 
 
 def _compare(ints: list[int]) -> None:
-    """Allocate what a comparison of lists among all ranks does (runtime/zero/utils.py)."""
+    """Make the allocations of DeepSpeed's comparison of integers among ranks (runtime/zero/utils.py)."""
     torch.empty((), dtype=torch.int64, device="meta")
     torch.empty(len(ints), dtype=torch.int64, device="meta")
 
 
 @contextmanager
 def _state_kept(module: ModuleType) -> Iterator[None]:
-    """Restore what a module keeps of a process in its globals at the end."""
+    """Restore a module's global variables on exit."""
     before = {
         name: copy(value) if isinstance(value, dict | list) else value for name, value in vars(module).items()
     }
@@ -135,13 +141,13 @@ def _state_kept(module: ModuleType) -> Iterator[None]:
 
 
 class _Operators:
-    """A builder of compiled operators, whose kernels work in place and take no memory."""
+    """The stand-in for a builder of compiled operators, whose kernels work in place and allocate nothing."""
 
     def __init__(self, name: str = "") -> None:
         self.name = self.NAME = name
 
     def load(self, *_: Any, **__: Any) -> Any:
-        """Return the operators that engines on a GPU call."""
+        """Return stand-ins for the operators that DeepSpeed's engines call on a GPU."""
         return SimpleNamespace(
             flatten=torch._utils._flatten_dense_tensors,
             unflatten=torch._utils._unflatten_dense_tensors,
@@ -159,7 +165,7 @@ def make_accelerator(placement: Placement) -> Any:
         self._name, self._communication_backend_name, self._compile_backend = "cuda", "fake", "inductor"
 
     def operators(self: Any, name: str) -> _Operators | None:
-        return None if name == "ShareMemCommBuilder" else _Operators(name)  # of the CPU
+        return None if name == "ShareMemCommBuilder" else _Operators(name)  # the first is for CPUs
 
     answers: dict[str, Any] = {
         **dict.fromkeys(("is_available", "is_bf16_supported", "is_fp16_supported"), True),

@@ -1,6 +1,6 @@
-"""Put the process's own process groups aside, so that a plan in a process of torchrun has another one.
+"""Hide the process's process groups during a plan, so that a plan under torchrun can make another group.
 
-Nothing is sent and no group is destroyed: torch's tables of groups are emptied and filled again
+Nothing is sent and no group is destroyed: torch's tables of groups are emptied and refilled
 (torch/distributed/distributed_c10d.py).
 """
 
@@ -14,7 +14,7 @@ from torch.distributed import distributed_c10d
 
 @contextmanager
 def groups_aside() -> Iterator[None]:
-    """Make the process one without process groups while open."""
+    """Hide all process groups of the process from torch while open."""
     if not distributed.is_initialized():
         yield
         return

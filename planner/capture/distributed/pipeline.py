@@ -1,8 +1,8 @@
-"""Stages of pipelines (`torch.distributed.pipelining`) of which only those of one rank run.
+"""Run the pipeline stages (`torch.distributed.pipelining`) of one rank without the other ranks.
 
-Before its first step a stage learns from the one before it what it will receive, and from the one after it
-what gradients come back. Here the rank of the stage before is traced first, until it sends its answer.
-Gradients have the shapes of what was sent.
+Before its first step a stage receives from the previous stage the metadata of its inputs, and from the next
+stage the metadata of the gradients that come back. Here the rank of the previous stage is traced first, until
+it sends its metadata. Gradients have the shapes of the tensors that were sent.
 """
 
 import functools
@@ -19,7 +19,7 @@ _Result = TypeVar("_Result")
 
 
 class _StageNeededError(PlannerError):
-    """A stage waits for what the one before it sends."""
+    """A stage needs metadata that the previous stage has not sent yet."""
 
     def __init__(self, stage: int, rank: int) -> None:
         super().__init__(f"stage {stage} of rank {rank} sends nothing")
@@ -27,19 +27,19 @@ class _StageNeededError(PlannerError):
 
 
 class _StageKnownError(PlannerError):
-    """The stage that another one waits for has sent its answer."""
+    """The stage that is being traced for its metadata has sent it."""
 
 
 class Stages:
-    """What the stages of a pipeline send before their first step."""
+    """The metadata that the stages of a pipeline send before their first step, known so far."""
 
     def __init__(self) -> None:
-        """Know nothing."""
+        """Start without metadata of any stage."""
         self._sent: dict[int, Any] = {}  # by stage
         self._wanted: int | None = None
 
     def trace(self, rank: int, run: Callable[[int], _Result]) -> _Result:
-        """Return what `run` gives for a rank, after it has run those whose answers the rank needs."""
+        """Return `run(rank)`, after running other ranks as far as needed to learn their stages' metadata."""
         while True:
             try:
                 return run(rank)
@@ -47,7 +47,10 @@ class Stages:
                 self._learn(needed, run)
 
     def _learn(self, needed: _StageNeededError, run: Callable[[int], Any]) -> None:
-        """Run the rank of a stage until it sends."""
+        """Run the rank of a needed stage until the stage sends its metadata.
+
+        Raises UsageError if stages wait for each other, or if the stage sends nothing.
+        """
         while needed.stage not in self._sent:
             self._wanted = needed.stage
             try:
@@ -64,7 +67,7 @@ class Stages:
                 self._wanted = None
 
     def replacements(self) -> Iterator[Replacement]:
-        """Yield what a stage does otherwise: holder, name, and what replaces it."""
+        """Yield replacements for functions of stages and schedules that communicate or need a GPU."""
         from torch.distributed.pipelining import schedules, stage as stages
 
         yield stages._PipelineStageBase, "__init__", _on_meta(stages._PipelineStageBase.__init__)
@@ -101,14 +104,14 @@ class Stages:
 
 
 def _message(stage: Any, meta: Any) -> None:
-    """Allocate what an object takes that is sent or received: its size, and its bytes."""
+    """Make the allocations of sending or receiving an object: a number for its size, and its bytes."""
     size = torch.empty(1, dtype=torch.int64, device=stage.device)
     content = torch.empty(len(pickle.dumps(meta)), dtype=torch.uint8, device=stage.device)
     del size, content
 
 
 def _on_meta(plain: Callable[..., None]) -> Callable[..., None]:
-    """Return the constructor of a stage that takes a GPU as `meta`."""
+    """Return the constructor of a stage that replaces a GPU as its device by `meta`."""
 
     @functools.wraps(plain)
     def make(
@@ -129,7 +132,7 @@ def _on_meta(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def _vote(plain: Callable[..., None]) -> Callable[..., None]:
-    """Return the warm-up of transfers, where all stages vote as those of this rank do."""
+    """Return the warm-up of transfers in which only this rank's stages vote on the inference mode."""
 
     @functools.wraps(plain)
     def vote(self: Any, stages: list[Any], has_backward: bool, p2p_done: bool) -> None:
@@ -152,7 +155,7 @@ def _vote(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def _of_cpu(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `fork_rng` that leaves the generator of tensors on meta, which has no state, alone."""
+    """Return `fork_rng` that ignores the generator of meta, which has no state."""
 
     @functools.wraps(plain)
     def fork(devices: Any = None, *args: Any, **kwargs: Any) -> Any:

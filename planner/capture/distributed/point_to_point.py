@@ -1,8 +1,8 @@
-"""Sends to other ranks and receives from them, which hold their tensors as NCCL's process group does.
+"""Replace sends and receives between ranks, so that they hold tensors as long as NCCL's process group does.
 
-A tensor lives until the current stream waits for the transfer; that of a transfer on its own lives as long
-as its work too, as the work's output (`pointToPoint` of ProcessGroupNCCL.cpp in 2.13), while a batch of
-transfers is one work without outputs.
+A transfer's tensor lives until the current stream waits for the transfer. The tensor of a single transfer is
+also an output of its work object and lives as long as the object (`pointToPoint` of ProcessGroupNCCL.cpp in
+2.13). A batch of transfers is one work object without outputs.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,40 +15,43 @@ from planner.capture.cuda.names import Replacement
 
 
 class Transfer:
-    """A transfer that is done at once: the work of a process group."""
+    """The work object of a transfer that is already done, which keeps the transfer's tensors alive."""
 
     def __init__(self, held: tuple[Tensor, ...], outputs: tuple[Tensor, ...] = ()) -> None:
-        """Take what lives until the transfer is waited for, and what lives as long as the work."""
+        """Keep the tensors `held` until `wait` is called, and `outputs` as long as the object lives."""
         self._held = held
         self._outputs = outputs
 
     def wait(self, timeout: Any = None) -> bool:
-        """Release what is held."""
+        """Release the held tensors, and return True."""
         self._held = ()
         return True
 
     synchronize = wait
 
     def is_completed(self) -> bool:
-        """Return that all work is done."""
+        """Return True: the transfer is done."""
         return True
 
     is_success = is_completed
 
     def result(self) -> list[Tensor]:
-        """Return the tensors of a transfer on its own."""
+        """Return the tensor of a single transfer; a batch of transfers has none."""
         return list(self._outputs)
 
 
 def replacements() -> Iterator[Replacement]:
-    """Yield what torch.distributed does otherwise: holder, name, and what replaces it."""
+    """Yield replacements for the functions of torch.distributed that start transfers."""
     for name in ("isend", "irecv"):
         yield from _in_both(name, _start)
     yield from _in_both("batch_isend_irecv", _start_batch)
 
 
 def _in_both(name: str, new: Callable[..., Any]) -> Iterator[Replacement]:
-    """Yield a replacement in the module of a function, and in the package that shows it."""
+    """Yield replacements of a function in its module and in the package that re-exports it.
+
+    `new` is called with the original function before the arguments.
+    """
     plain = getattr(c10d, name)
 
     def start(*args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
-"""A process group of which only one rank runs, on meta.
+"""Open a process group on meta of which only one rank runs.
 
-torch's `fake` backend takes part in all collectives and sends nothing. Meshes of the group lie on meta, and
-their streams are those that the recorder knows, so torch's own code for a rank runs as it is.
+torch's `fake` backend takes part in all collectives and sends nothing. Meshes of the group are on meta and
+use the streams that the recorder tracks, so torch's own code for a rank runs unchanged.
 """
 
 import sys
@@ -24,28 +24,28 @@ from planner.program import NEWEST_TORCH, format_torch_version, torch_version_of
 
 
 class DeviceHandle:
-    """The module that stands for `torch.cuda` where torch.distributed asks for that of a mesh on meta."""
+    """The stand-in for the module `torch.cuda` that torch.distributed uses for meshes on meta."""
 
     Event = Handle
 
     def __init__(self, streams: Streams) -> None:
-        """Take the streams of the process."""
+        """Use `streams`, which the recorder tracks."""
         self._streams = streams
 
     def Stream(self, device: Any = None, priority: int = 0) -> "PlannedStream":  # noqa: N802  # torch's name
-        """Return a stream of the pool."""
+        """Return the next stream of the pool for a priority."""
         return PlannedStream(self._streams, self._streams.make(priority))
 
     def stream(self, stream: "PlannedStream") -> "PlannedStream":
-        """Return what makes a stream the current one."""
+        """Return the stream, which is a context in which it is current."""
         return stream
 
     def current_stream(self) -> "PlannedStream":
-        """Return the stream on which work is queued."""
+        """Return the current stream."""
         return PlannedStream(self._streams, self._streams.current)
 
     def current_device(self) -> None:
-        """Return no index, as the device of tensors on meta has none."""
+        """Return None, since the device of tensors on meta has no index."""
 
     def device_count(self) -> int:
         """Return the number of GPUs of a node, by which DTensor prices its plans."""
@@ -56,10 +56,10 @@ class DeviceHandle:
 def process_group(
     ranks: int, streams: Streams, rank: int = 0, replacements: Iterable[Replacement] = ()
 ) -> Iterator[None]:
-    """Make the process one rank of a group while open, with further replacements of names of torch.
+    """Make the process a rank of a process group of `ranks` ranks while open.
 
-    Raises UsageError for a version of torch whose ranks are not known here. Groups of the process are put
-    aside.
+    Other process groups are hidden meanwhile, and `replacements` in torch are made as well. Raises UsageError
+    if the version of torch is not one whose distributed code is known here.
     """
     if torch_version_of(torch.__version__) != NEWEST_TORCH:
         newest = format_torch_version(NEWEST_TORCH)
@@ -78,9 +78,11 @@ def process_group(
 
 @contextmanager
 def _plans_of_rank(rank: int) -> Iterator[None]:
-    """Keep the first rank's plans of DTensor's operators from others while open.
+    """Clear DTensor's cache of operator plans on entry and on exit.
 
-    torch finds them by meshes, which are equal on all ranks, while the groups in them are a rank's own.
+    It is kept for the first rank if no process group is open.
+
+    torch finds a plan by its mesh. Meshes of different ranks are equal, but the groups in them differ.
     """
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
@@ -95,7 +97,7 @@ def _plans_of_rank(rank: int) -> Iterator[None]:
 
 
 def _replacements(handle: DeviceHandle) -> Iterator[Replacement]:
-    """Yield replacements of functions of torch.distributed that fail or record too much on meta."""
+    """Yield replacements for functions of torch.distributed that fail, or are recorded wrongly, on meta."""
     from torch.distributed import _meta_registrations, device_mesh
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
     from torch.utils._python_dispatch import _disable_current_modes
@@ -107,7 +109,7 @@ def _replacements(handle: DeviceHandle) -> Iterator[Replacement]:
 
     def unseen(propagate: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
-            with _disable_current_modes():  # it runs operators on tensors that stand for whole ones
+            with _disable_current_modes():  # it runs operators on stand-ins for unsharded tensors
                 return propagate(*args)
 
         return run
@@ -116,9 +118,9 @@ def _replacements(handle: DeviceHandle) -> Iterator[Replacement]:
     for name, module in list(sys.modules.items()):  # most import the function by name
         if name.startswith("torch.distributed") and vars(module).get("_get_device_handle") is handle_of_torch:
             yield module, "_get_device_handle", handle_of
-    # FSDP asks it for the stream that waits for a gather which nothing used.
+    # FSDP uses it to get the stream that waits for a gather whose result is unused.
     yield torch.accelerator, "current_stream", lambda device=None: handle.current_stream()
     for name in ("propagate_op_sharding_non_cached", "_propagate_tensor_meta_non_cached"):
         yield ShardingPropagator, name, unseen(getattr(ShardingPropagator, name))
-    # torch names collectives on meta by random numbers, which would count as the model's.
+    # torch names collectives on meta by random numbers, whose use would be attributed to the model.
     yield _meta_registrations, "generate_unique_id", lambda: next(numbers)

@@ -1,1 +1,1 @@
-"""torch.compile's own pipeline on tensors on `meta`, for the planned GPU."""
+"""Run torch.compile's own pipeline on `meta` tensors, for the planned GPU."""

@@ -1,6 +1,6 @@
-"""Let the compiler's fake tensors take the attention kernels of the planned GPU.
+"""Make attention on the compiler's fake tensors select the backend of the planned GPU.
 
-`scaled_dot_product_attention` asks CUDA's code for a backend, which other builds of torch lack
+`scaled_dot_product_attention` selects its backend by CUDA code, which builds of torch without CUDA lack
 (`_fused_sdp_choice`, ATen/native/transformers/attention.cpp).
 """
 
@@ -16,11 +16,11 @@ from planner.program import Target
 
 @contextmanager
 def attention_of(target: Target) -> Iterator[None]:
-    """Select the backend as on this GPU while open."""
+    """Register kernels for fake CUDA tensors while open that select the attention backend of this GPU."""
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a kernel is overridden
+            warnings.simplefilter("ignore")  # about overridden kernels
             for name, kernel in attention.kernels(target.capability, target.torch).items():
                 library.impl(name, kernel, "AutogradCUDA")  # type: ignore[no-untyped-call]
         yield

@@ -1,6 +1,6 @@
-"""Run torch.compile in a capture: dynamo, AOTAutograd and inductor as they are, their result on `meta`.
+"""Run torch.compile in a capture: dynamo, AOTAutograd and inductor run unchanged, their result on `meta`.
 
-What is private to torch here is that of version 2.13, and other versions are refused.
+The private functions of torch that are used here are those of version 2.13; other versions are refused.
 """
 
 import sys
@@ -40,17 +40,19 @@ from planner.program import NEWEST_TORCH, format_torch_version, torch_version_of
 _Inductor = torch._TorchCompileInductorWrapper
 _IDENTITIES = ("ID_MATCH", "FUNCTION_MATCH", "BUILTIN_MATCH", "CLOSURE_MATCH")
 _TIMED = {"max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning"}
-_PLANNER = str(Path(__file__).parents[2])  # whose code runs beneath each operator
+_PLANNER = str(Path(__file__).parents[2])  # code in this folder runs beneath each operator
 _TRITON_SINCE = (7, 0)
 Suspended = Callable[[], AbstractContextManager[object]]
 
 
 class Compiler:
-    """Compiles for the GPU of one capture."""
+    """Runs torch.compile in one capture, for its planned GPU."""
 
     def __init__(self, recorder: Recorder, suspended: Suspended) -> None:
-        """`suspended` opens a context in which nothing of torch is replaced. Raises ModelError for a torch
-        or a GPU whose compiled code is not known.
+        """Prepare to compile for the recorder's GPU.
+
+        `suspended` opens a context in which nothing of torch is replaced. Raises ModelError if the version of
+        torch is not 2.13, or if Triton does not support the GPU.
         """
         if torch_version_of(torch.__version__) != NEWEST_TORCH:
             installed, newest = torch.__version__, format_torch_version(NEWEST_TORCH)
@@ -64,7 +66,7 @@ class Compiler:
         self._suspended = suspended
         self._kernels, self._padding, self._graphs = Kernels(memory), PaddingTimer(memory), CudaGraphs(memory)
         self._is_compiling = False
-        self._timed: set[str] = set()  # options that user code asks for, which are not planned
+        self._timed: set[str] = set()  # options set by user code that are not planned
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -84,7 +86,7 @@ class Compiler:
             torch._dynamo.reset()
 
     def notes(self) -> tuple[str, ...]:
-        """Return sentences on what is not planned, and on what a GPU decides while it compiles."""
+        """Return notes on options that are not planned, and on products that a GPU might pad."""
         notes = []
         if self._timed:
             notes.append(
@@ -99,7 +101,7 @@ class Compiler:
         return tuple(notes)
 
     def _without_timed(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the call of inductor's backend, without options that choose templates by their times."""
+        """Return `__call__` of inductor's backend without options that choose kernels by timing them."""
 
         def call(backend: Any, *args: Any, **kwargs: Any) -> Any:
             timed = {name for name, value in backend.config.items() if name in _TIMED and value}
@@ -111,9 +113,10 @@ class Compiler:
         return call
 
     def _guarding(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what makes the guards of a frame: to a tensor's dispatch keys, which they compare, belong
-        those of the thread, so guards are made as they will be checked. Functions of torch, which have other
-        names then, are not compared.
+        """Return dynamo's maker of guards, run under the same dispatch keys as the guards' later checks.
+
+        Guards compare a tensor's dispatch keys, which include the thread's. Guards on the identity of torch's
+        functions are dropped, since those functions are replaced when the guards are checked.
         """
 
         def make_guards(
@@ -129,12 +132,15 @@ class Compiler:
         return make_guards
 
     def _compiling(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what compiles a frame or a backward pass, run as on the GPU."""
+        """Return a function of torch that compiles a frame or a backward pass, run as on the planned GPU.
+
+        Frames of the planner's own code are not compiled.
+        """
 
         def compile_for_gpu(*args: Any, **kwargs: Any) -> Any:
             if self._is_compiling:
                 return plain(*args, **kwargs)
-            if any(map(_is_of_planner, args[1:2])):  # the frame, where an operator runs outside of a graph
+            if any(map(_is_of_planner, args[1:2])):  # the frame, if an operator runs outside of a graph
                 return ConvertFrameReturn()
             self._is_compiling = True
             try:
@@ -153,7 +159,7 @@ class Compiler:
                     patched(GraphLowering, "compile_to_module", self._loading()),
                     config.patch(force_disable_caches=True, compile_threads=1),
                 ):
-                    warnings.simplefilter("ignore")  # of torch's, to users of a GPU
+                    warnings.simplefilter("ignore")  # torch's warnings to users of a GPU
                     return plain(*args, **kwargs)
             finally:
                 self._is_compiling = False
@@ -162,7 +168,7 @@ class Compiler:
 
     @contextmanager
     def _waits_recorded(self) -> Iterator[None]:
-        """Record that AOTAutograd waits for collectives whose results are inputs of what it compiles."""
+        """Record AOTAutograd's waits for collectives whose results are inputs of graphs, while open."""
         module = sys.modules.get("torch.distributed._functional_collectives")
         if module is None:
             yield
@@ -188,7 +194,10 @@ class Compiler:
 
 
 def _random_as_is(joint: Any, forward: Any, backward: Any, saved_sizes: int) -> tuple[Any, Any]:
-    """Return both graphs with their random operators, which generators repeat that take no memory."""
+    """Return both graphs unchanged, with their random operators.
+
+    On a GPU, generators that take no memory repeat the random numbers in the backward pass.
+    """
     return forward, backward
 
 
@@ -198,12 +207,12 @@ def _is_of_planner(frame: Any) -> bool:
 
 
 def learn_names_of_torch() -> None:
-    """Let dynamo fill its table of torch's functions, which it does once in each process, by identity."""
+    """Make dynamo fill its table of torch's functions, which it does once per process, by identity."""
     get_torch_obj_rule_map()
 
 
 def _is_of_torch(guard: GuardFilterEntry) -> bool:
     """Return whether a guard compares the identity of a function of torch."""
     is_function = callable(guard.value) and not isinstance(guard.value, type | torch.nn.Module)
-    module = str(getattr(guard.value, "__module__", None) or "torch")  # builtin ones name none
+    module = str(getattr(guard.value, "__module__", None) or "torch")  # builtins have no module
     return guard.guard_type in _IDENTITIES and is_function and module.partition(".")[0] == "torch"

@@ -1,4 +1,4 @@
-"""Compute on the CPU what inductor computes on the GPU while it compiles: single numbers that it folds."""
+"""Compute constants on the CPU that inductor computes on the GPU while it compiles."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from planner.capture.patching import patched
 
 
 class _OnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Makes tensors on the CPU that are asked for on the GPU."""
+    """A dispatch mode that makes tensors on the CPU if they are requested on the GPU."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -29,7 +29,7 @@ class _OnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def constants_on_cpu() -> Iterator[None]:
-    """Fold constants on the CPU while open."""
+    """Make inductor fold constants on the CPU, instead of the GPU, while open."""
     folder = joint_graph.UniformValueConstantFolder
     with (
         patched(folder, "_deduce_value", _on_cpu(folder._deduce_value)),
@@ -40,7 +40,10 @@ def constants_on_cpu() -> Iterator[None]:
 
 @contextmanager
 def _unfaked_on_cpu() -> Iterator[Any]:
-    """Compute with the values of `torch.tensor([...])` on the CPU, as `proxy_call` does in tracing."""
+    """Unset fake tensors while open, with tensors requested on the GPU made on the CPU.
+
+    `proxy_call` uses it in tracing to compute with the values of `torch.tensor([...])`.
+    """
     with unset_fake_temporarily() as mode, _OnCpu():  # type: ignore[no-untyped-call]
         yield mode
 

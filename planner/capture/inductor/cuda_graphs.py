@@ -1,8 +1,8 @@
 """Run inductor's trees of CUDA graphs on `meta`: their warm-ups and recordings allocate in a private pool.
 
-`CUDAGraphTreeManager` and its nodes (torch/_inductor/cudagraph_trees.py) run as they are: which function is
-warmed up, recorded or replayed, and what of its inputs is copied, is their decision. They tell tensors by
-their addresses, so storages get some; a graph holds nothing, and its replay does nothing.
+`CUDAGraphTreeManager` and its nodes (torch/_inductor/cudagraph_trees.py) run unchanged: they decide which
+function is warmed up, recorded or replayed, and which of its inputs are copied. They identify tensors by
+addresses, so storages get made-up addresses. A graph holds nothing, and its replay does nothing.
 """
 
 import weakref
@@ -21,19 +21,19 @@ from planner.errors import ModelError
 
 _POOL = (0, 1)  # handle of the private pool
 _FIRST_ADDRESS, _PAGE = 2**40, 512
-_GENERATOR_BYTES = 8  # of the seed and of the offset of a graph's random numbers
+_GENERATOR_BYTES = 8  # size of a graph's random seed, and of its offset
 _OP = "CUDA graph"
 
 
 class _Addresses:
-    """Addresses of storages on `meta`, by identity; a replay's outputs have those of its recording."""
+    """The made-up addresses of storages on `meta`; a replay's outputs have the addresses of its recording."""
 
     def __init__(self) -> None:
         self._by_storage: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._next = _FIRST_ADDRESS
 
     def of(self, storage: UntypedStorage) -> int:
-        """Return the address of a storage; 0 of an empty one."""
+        """Return the address of a storage, or 0 if the storage is empty."""
         if not storage.nbytes():
             return 0
         if storage._cdata not in self._by_storage:
@@ -42,13 +42,13 @@ class _Addresses:
         return self._by_storage[storage._cdata][0]
 
     def set(self, storage: UntypedStorage, address: int) -> None:
-        """Give a storage an address."""
+        """Assign an address to a storage."""
         key, table = storage._cdata, self._by_storage
         table[key] = address, weakref.ref(storage, lambda _: table.pop(key, None))
 
 
 class CudaGraphs:
-    """The CUDA graphs of one capture."""
+    """The replacements that make inductor's CUDA graphs work on `meta` during one capture."""
 
     def __init__(self, memory: GpuMemory) -> None:
         self._memory = memory
@@ -57,7 +57,7 @@ class CudaGraphs:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Let torch's trees of graphs work on `meta` while open."""
+        """Make inductor's trees of CUDA graphs work on `meta` while open."""
         manager = trees.CUDAGraphTreeManager
         trees.reset_cudagraph_trees()
         try:
@@ -128,7 +128,7 @@ class CudaGraphs:
 
     @contextmanager
     def _capture(self, graph: "_Graph", **_: Any) -> Iterator[None]:
-        """Capture as `torch.cuda.graph`, which empties the cache before."""
+        """Capture a graph as `torch.cuda.graph` does: empty the cache, then allocate in the private pool."""
         self._memory.recorder.record_empty_cache()
         graph.begin()
         with self._memory.recorder.graph_pool():
@@ -139,7 +139,7 @@ class CudaGraphs:
         return start + int(tensor.storage_offset()) * tensor.element_size()
 
     def _storage_at(self, address: int, device: torch.device, size_bytes: int) -> UntypedStorage:
-        """Return a storage that holds no memory of its own."""
+        """Return a storage on meta for an address, which no recorder sees as allocated."""
         with _disable_current_modes():
             storage = UntypedStorage(size_bytes, device="meta")  # type: ignore[no-untyped-call]
         self._addresses.set(storage, address)
@@ -152,12 +152,13 @@ class CudaGraphs:
 
 class _Stream:
     def wait_stream(self, stream: Any) -> None:
-        """Do nothing: one stream records, and waits for no other."""
+        """Do nothing: everything runs on one stream."""
 
 
 class _Graph:
-    """A graph, which keeps the state of its random numbers on the GPU (CUDAGeneratorState::register_graph,
-    ATen/cuda/CUDAGeneratorImpl.cpp).
+    """The stand-in for `torch.cuda.CUDAGraph`, which holds random number state on the GPU.
+
+    The state is allocated as by CUDAGeneratorState::register_graph (ATen/cuda/CUDAGeneratorImpl.cpp).
     """
 
     def __init__(self, memory: GpuMemory) -> None:
@@ -165,14 +166,14 @@ class _Graph:
         self._state: list[Tensor] = []
 
     def begin(self) -> None:
-        """Begin to capture."""
+        """Begin to capture: allocate the random number state."""
         self._state = [self._memory.allocate(_GENERATOR_BYTES, _OP) for _ in range(2)]
 
     def replay(self) -> None:
-        """Do nothing: its memory is allocated already."""
+        """Do nothing: a graph's memory is already allocated."""
 
     def register_generator_state(self, generator: Any) -> None:
-        """Do nothing more than `begin`."""
+        """Do nothing: `begin` allocates the state."""
 
 
 def _returning(value: Any) -> Any:

@@ -1,9 +1,9 @@
-"""Show torch's compiler the capture's tensors on `meta` as tensors on `cuda:0`.
+"""Show the capture's tensors on `meta` to torch's compiler as tensors on `cuda:0`.
 
 Dynamo, AOTAutograd and inductor work on fake tensors, whose device is a label in Python: here `cuda:0` for
-whatever is on `meta`. They have the dispatch keys of CUDA, but name `meta` to C++ as their device: autograd
-asks for the stream of a tensor's device, which a build of torch without CUDA refuses (InputMetadata,
-torch/csrc/autograd/input_metadata.cpp). Tensors that C++ makes beside them on `meta` are labelled again.
+all tensors on `meta`. Fake tensors have the dispatch keys of CUDA, but report `meta` as their device to C++:
+autograd gets the stream of a tensor's device, which a build of torch without CUDA refuses (InputMetadata,
+torch/csrc/autograd/input_metadata.cpp). Tensors that C++ then makes on `meta` are labelled `cuda:0` again.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from planner.capture.patching import patched
 GPU = torch.device("cuda", 0)
 META = torch.device("meta")
 _DEVICE, _DISPATCHES_DEVICE = 6, 10  # positions among the arguments of `_make_wrapper_subclass`
-# Operators with a composite kernel for all devices and one of their own for CUDA, which a build of torch
+# Operators with a composite kernel for all devices and a separate kernel for CUDA, which a build of torch
 # without CUDA lacks: benchmarks/fits/composite_operators.py finds them in a build with CUDA (2.13).
 COMPOSITE_WITH_CUDA_KERNEL = ("_fused_rms_norm", "mish_backward", "silu_backward")
 _Patch = tuple[Any, str, Any]
@@ -32,7 +32,7 @@ _Patch = tuple[Any, str, Any]
 
 @contextmanager
 def fakes_on_gpu() -> Iterator[None]:
-    """Label fake tensors of tensors on `meta` as on `cuda:0` while open."""
+    """Label the fake counterparts of tensors on `meta` as tensors on `cuda:0` while open."""
     with ExitStack() as stack:
         wrappers = _Wrappers(stack)
         for holder, name, new in _patches(wrappers):
@@ -44,11 +44,11 @@ def fakes_on_gpu() -> Iterator[None]:
 
 
 def _register_cuda_kernels() -> torch.library.Library:
-    """Register kernels for CUDA that never run, so that autograd keeps whole what it keeps whole on CUDA.
+    """Register kernels for CUDA that never run, so that autograd does not decompose these operators.
 
-    Where a device has no kernel of its own, the dispatcher gives its autograd key the composite one
-    (ATen/core/dispatch/OperatorEntry.cpp, computeDispatchTableEntryWithDebug), and AOTAutograd asks it
-    likewise (torch/utils/_python_dispatch.py, autograd_would_have_decomposed).
+    If a device has no kernel for an operator, the dispatcher uses the composite kernel at its autograd key
+    (ATen/core/dispatch/OperatorEntry.cpp, computeDispatchTableEntryWithDebug). AOTAutograd queries the
+    dispatcher for the same reason (torch/utils/_python_dispatch.py, autograd_would_have_decomposed).
     """
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     for name in COMPOSITE_WITH_CUDA_KERNEL:
@@ -72,7 +72,7 @@ def _patches(wrappers: "_Wrappers") -> Iterator[_Patch]:
     functional = FunctionalTensor.__torch_dispatch__
     yield FunctionalTensor, "__torch_dispatch__", _answering(functional)
     yield FakeTensorMode, "dispatch", _relabelling(FakeTensorMode.dispatch)
-    # Tensors of Python numbers are made on the CPU and moved, though CUDA says that it is available.
+    # Tensors of Python numbers are made on the CPU and moved, although CUDA is reported as available.
     yield FakeTensorMode, "avoid_device_init", property(lambda mode: True)
     for mode in (FunctionalTensorMode, ProxyTorchDispatchMode):
         yield mode, "__torch_dispatch__", _relabelling(mode.__torch_dispatch__)
@@ -100,15 +100,15 @@ def _describing(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Wrappers:
-    """Classes of tensors that hold others, such as those of float8 weights, labelled as what they hold."""
+    """The classes of wrapper tensors, such as float8 weights, whose instances are labelled as on `cuda:0`."""
 
     def __init__(self, stack: ExitStack) -> None:
-        """`stack` takes the labels off again."""
+        """Take the stack that removes the labels when it closes."""
         self._stack = stack
         self._labelled: set[type[Tensor]] = set()
 
     def label(self, kind: type[Tensor]) -> None:
-        """Make tensors of a class name `cuda:0` to Python and `meta` to C++ as their device."""
+        """Make tensors of a class report `cuda:0` as their device to Python, and `meta` to C++."""
         if kind in self._labelled:
             return
         self._labelled.add(kind)
@@ -127,7 +127,7 @@ def _wrapping(plain: Callable[..., Tensor], wrappers: _Wrappers) -> Callable[...
         given = list(args)
         if issubclass(cls, FunctionalTensor):
             given[_DISPATCHES_DEVICE] = True
-            if given[_DEVICE].type == "meta":  # as C++ names it
+            if given[_DEVICE].type == "meta":  # as reported by C++
                 given[_DEVICE] = GPU
             return plain(cls, *given, **options)
         device = options.get("device")

@@ -1,4 +1,4 @@
-"""Answer inductor's queries of the GPU and of Triton, as on the planned GPU with Triton installed."""
+"""Answer inductor's queries about GPU and Triton as on the planned GPU with Triton installed."""
 
 import sys
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from planner.capture.patching import patched
 from planner.hardware.cudnn import describe_for_cudnn
 from planner.program import Target
 
-_CACHES = (  # of inductor, whose values are those of the GPU that asked first
+_CACHES = (  # of inductor, with values of the GPU for which they were first computed
     hints.DeviceProperties.create.__func__,  # type: ignore[attr-defined]
     utils.is_big_gpu,
     utils.get_max_num_sms,
@@ -27,12 +27,12 @@ _CACHES = (  # of inductor, whose values are those of the GPU that asked first
     utils.get_gpu_dram_gbps,
     mm._is_sm7x_or_older_gpu,
 )
-_BACKEND_HASH = "planner"  # of Triton, in the names of cached kernels
+_BACKEND_HASH = "planner"  # in place of Triton's, which is part of the names of cached kernels
 _NO_TRITON = utils.TritonAttrsDescriptorVersion.V0_NO_TRITON
 
 
 def gpu_properties(target: Target) -> SimpleNamespace:
-    """Return the properties of the planned GPU as torch.cuda names them, with the emulated GPU's values."""
+    """Return the properties of the planned GPU under torch.cuda's names, with the emulated GPU's values."""
     described = describe_for_cudnn(target.capability, target.sm_count)
     major, minor = target.capability
     return SimpleNamespace(
@@ -56,17 +56,17 @@ def gpu_properties(target: Target) -> SimpleNamespace:
 
 @contextmanager
 def gpu_of_inductor(target: Target) -> Iterator[None]:
-    """Answer as on this GPU while open."""
+    """Answer the queries of torch.cuda, dynamo and inductor as on this GPU with Triton while open."""
     properties = gpu_properties(target)
     major, minor = target.capability
     answers: list[tuple[Any, str, Any]] = [
         (torch.cuda, "get_device_properties", properties),
         (torch.cuda, "get_device_capability", (major, minor)),
         (torch.utils._triton, "triton_hash_with_backend", _BACKEND_HASH),
-        (torch.cuda, "is_bf16_supported", True),  # emulated where it is not
+        (torch.cuda, "is_bf16_supported", True),  # GPUs without bfloat16 emulate it
         (torch.cuda.amp.common, "amp_definitely_not_available", False),
         *_where_imported("has_triton", True),
-        # a stand-in for Triton, which files that import its kernels get, is none to write code for
+        # Stand-ins for Triton, which user files may import, must not affect the generated code.
         *_where_imported("get_triton_attrs_descriptor_version", _NO_TRITON),
     ]
     for holder in (interface.CudaInterface, interface.CudaInterface.Worker):
@@ -99,7 +99,7 @@ def _always(value: Any) -> Any:
 
 
 def _where_imported(name: str, value: Any) -> Iterator[tuple[Any, str, Any]]:
-    """Yield the modules of inductor that imported a function by name."""
+    """Yield (module, name, value) for each module of inductor that has imported the function `name`."""
     for path, module in sys.modules.copy().items():
         if path.startswith("torch._inductor") and callable(vars(module).get(name)):
             yield module, name, value

@@ -1,8 +1,8 @@
-"""Triton kernels that compute nothing, and what their first launch allocates to choose a configuration.
+"""Replace inductor's Triton kernels by objects that only allocate the memory of autotuning.
 
 `CachingAutotuner` (torch/_inductor/runtime/triton_heuristics.py) times the configurations of a kernel at its
-first launch, where there are several. Each launch gets clones of the arguments that the kernel changes; in
-inference and in backward passes those that would raise the peak are copied to the CPU instead.
+first launch, if there are several. Each timed launch gets clones of the arguments that the kernel changes. In
+inference and in backward passes, arguments whose clones would raise the peak are copied to the CPU instead.
 """
 
 import ast
@@ -19,16 +19,16 @@ from planner.capture.patching import patched
 
 
 class Tuning(Struct, frozen=True):
-    """Properties of a kernel that decide the allocations of its first launch."""
+    """The properties of a kernel that decide the allocations of its first launch."""
 
     arguments: tuple[str, ...]  # names, in order
     changed: frozenset[str]  # names of arguments that the kernel changes
     is_timed: bool  # there are several configurations
-    spares_memory: bool
+    spares_memory: bool  # no clones are made that would raise the peak
 
 
 class _Config:
-    """A configuration of a kernel, as `triton.Config` is."""
+    """The stand-in for `triton.Config`, a configuration of a kernel."""
 
     def __init__(self, kwargs: dict[str, Any], num_warps: int = 4, num_stages: int = 3, **more: Any) -> None:
         self.kwargs, self.num_warps, self.num_stages = kwargs, num_warps, num_stages
@@ -36,7 +36,7 @@ class _Config:
 
 
 def tuning_of(source: str) -> Tuning:
-    """Return the tuning of a kernel from its source, by inductor's own heuristics."""
+    """Return the tuning properties of a kernel, by running inductor's own heuristics on its source."""
     function, call = _function_of(ast.parse(source))
     names = tuple(argument.arg for argument in function.args.args)
     assert isinstance(call.func, ast.Attribute)
@@ -65,7 +65,10 @@ def tuning_of(source: str) -> Tuning:
 
 
 def _function_of(tree: ast.Module) -> tuple[ast.FunctionDef, ast.Call]:
-    """Return the kernel's function and its heuristic, which functions that combine values of a scan lack."""
+    """Return the kernel's function and the decorator call that names its heuristic.
+
+    Helper functions in the source, which combine values of a scan, have no such decorator.
+    """
     return next(
         (node, decorator)
         for node in tree.body
@@ -82,14 +85,14 @@ def _value(node: ast.expr) -> Any:
 
 @dataclass(slots=True)
 class Kernel:
-    """A kernel in generated code."""
+    """A kernel of generated code, which computes nothing."""
 
     tuning: Tuning
     memory: GpuMemory
     _was_launched: bool = False
 
     def run(self, *arguments: Any, stream: Any = None, **_: Any) -> None:
-        """Allocate what the first launch takes."""
+        """Launch the kernel: at the first launch, allocate the memory of timing its configurations."""
         if self._was_launched:
             return
         self._was_launched = True
@@ -119,13 +122,13 @@ def _storage_length(tensor: Tensor) -> int:
 
 @dataclass(slots=True)
 class Kernels:
-    """The kernels of a process: equal sources are one kernel."""
+    """The kernels of a process by source; equal sources share a kernel."""
 
     memory: GpuMemory
     _by_source: dict[str, Kernel] = field(default_factory=dict)
 
     def get(self, source: str) -> Kernel:
-        """Return the kernel of a source."""
+        """Return the kernel of a source, made at the first request."""
         if source not in self._by_source:
             self._by_source[source] = Kernel(tuning_of(source), self.memory)
         return self._by_source[source]

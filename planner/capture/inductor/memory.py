@@ -1,4 +1,4 @@
-"""Memory of the planned GPU that torch's compiler itself takes: while it times kernels."""
+"""Record memory of the planned GPU that torch's compiler allocates while it times kernels."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,22 +13,24 @@ _OP = "inductor's benchmark"
 
 
 class GpuMemory:
-    """Allocates on the planned GPU, as recorded."""
+    """The memory of the planned GPU, in which allocations are recorded as workspaces."""
 
     def __init__(self, recorder: Recorder, l2_bytes: int) -> None:
         self.recorder = recorder
         self._l2_bytes = l2_bytes
 
     def allocate(self, size_bytes: int, op: str = _OP) -> Tensor:
-        """Return a tensor of as many bytes, which is recorded."""
+        """Return a new tensor of this many bytes, recorded as a workspace of `op`."""
         with torch.utils._python_dispatch._disable_current_modes():
             tensor = torch.empty(size_bytes, dtype=torch.uint8, device="meta")
         self.recorder.record_tensor(tensor, Category.WORKSPACE, op)
         return tensor
 
     def time(self, call: Callable[[], Any]) -> None:
-        """Allocate what a timed call takes: it runs alone, then many times beside a buffer that flushes the
-        L2 cache (InductorBenchmarker.benchmark_gpu, torch/_inductor/runtime/benchmarking.py).
+        """Run a call twice, as inductor times it: alone, then with a buffer that flushes the L2 cache.
+
+        On a GPU the call runs many times with the buffer (InductorBenchmarker.benchmark_gpu,
+        torch/_inductor/runtime/benchmarking.py).
         """
         call()
         buffer = self.allocate(self._l2_bytes)
@@ -36,6 +38,6 @@ class GpuMemory:
         del buffer
 
     def bytes_below_peak(self) -> int:
-        """Return by how much allocated memory may grow before it is higher than it ever was."""
+        """Return how many bytes may be allocated now without exceeding the peak so far."""
         allocated, peak = self.recorder.allocated_bytes()
         return peak - allocated

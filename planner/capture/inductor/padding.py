@@ -1,7 +1,7 @@
-"""Record what inductor allocates while it times matrix products with and without padded operands.
+"""Record the memory that inductor allocates while it times matrix products with and without padding.
 
-`pad_mm` (torch/_inductor/fx_passes/pad_mm.py) makes operands of the real sizes on the GPU. Which way is
-faster is not known here: products stay as they are, as on the emulated GPU, where nothing takes time.
+`pad_mm` (torch/_inductor/fx_passes/pad_mm.py) makes operands of the real sizes on the GPU. Which variant is
+faster is not known here, so products are not padded, as on the emulated GPU, where nothing takes time.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,16 +18,16 @@ from planner.capture.patching import patched
 
 
 class PaddingTimer:
-    """Runs the timed products on `meta`, under the recorder."""
+    """The replacement for inductor's timing of products, which runs them on `meta` under the recorder."""
 
     def __init__(self, memory: GpuMemory) -> None:
         self._memory = memory
         self._known: dict[str, object] = {}  # times and decisions, as in inductor's cache on disk
-        self.count = 0  # of products that are timed
+        self.count = 0  # number of timed calls
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Time products by this timer while open."""
+        """Make inductor time products by this timer while open."""
         cache = pad_mm.get_pad_cache()
         with (
             patched(pad_mm, "get_do_bench", lambda: self._time),
@@ -63,5 +63,5 @@ class PaddingTimer:
 
 
 def _is_worth_timing(*_: Any) -> bool:
-    """Return True, as where nvidia-smi does not tell the clock rates."""
+    """Return True, as inductor assumes if nvidia-smi does not report the clock rates."""
     return True

@@ -1,7 +1,8 @@
-"""Run the Python code that inductor generates for a graph, on `meta`.
+"""Run the Python code that inductor generates for a graph on `meta`.
 
-That code allocates, calls kernels and external operators, and drops variables, all in the order of a GPU run.
-The recorder records it, once the names in it that need a GPU mean what they do on `meta`.
+The generated code allocates, calls kernels and external operators, and deletes variables, in the order of a
+GPU run. Names in it that need a GPU are replaced by counterparts for `meta`, so that the recorder can record
+it.
 """
 
 import ast
@@ -21,16 +22,16 @@ _ALIGNMENT_BYTES = 16
 
 
 class _AsyncCompile:
-    """Stands for inductor's compilation of kernels in generated code."""
+    """The stand-in for inductor's `AsyncCompile`, through which generated code compiles its kernels."""
 
     kernels: Kernels
 
     def triton(self, name: str, source: str, device_str: str = "cuda") -> Any:
-        """Return the kernel of a source."""
+        """Return the Triton kernel of a source, which is not compiled."""
         return self.kernels.get(source)
 
     def cpp_pybinding(self, argtypes: list[str], source: str, **options: Any) -> Any:
-        """Return a kernel for tensors on the CPU, which takes no memory of the GPU and computes nothing."""
+        """Return a kernel for tensors on the CPU that does nothing."""
         return lambda *arguments: None
 
     def wait(self, scope: dict[str, Any]) -> None:
@@ -38,7 +39,10 @@ class _AsyncCompile:
 
 
 def load_wrapper(source: str, constants: Mapping[str, Any], kernels: Kernels) -> SimpleNamespace:
-    """Return a generated module: its function `call`, and the `runner` of the parts that CUDA graphs hold."""
+    """Run a generated module's source, and return its functions `call` and `runner`.
+
+    `runner` runs the parts that CUDA graphs hold; it is None if the source has none.
+    """
     compiling = type("AsyncCompile", (_AsyncCompile,), {"kernels": kernels})
     scope: dict[str, Any] = {"__name__": "generated", **constants}
     with patched(async_compile, "AsyncCompile", compiling):
@@ -57,7 +61,7 @@ def load_wrapper(source: str, constants: Mapping[str, Any], kernels: Kernels) ->
 
 
 def _without_gpu_imports(source: str) -> ast.Module:
-    """Return the module without imports of Triton and of the GPU's streams, which it has no use for here."""
+    """Return the syntax tree of a generated module without its imports of Triton and of GPU streams."""
     module = ast.parse(source)
     module.body = [statement for statement in module.body if not _imports_gpu(statement)]
     return module
@@ -75,7 +79,7 @@ def _empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> Tensor:
 
 
 def _copy_if_misaligned(tensor: Tensor) -> Tensor:
-    """Copy a view that does not begin at a multiple of 16 bytes (torch/csrc/dynamo/guards.cpp)."""
+    """Return a tensor, copied if it is not aligned to 16 bytes (torch/csrc/dynamo/guards.cpp)."""
     if tensor.storage_offset() * tensor.element_size() % _ALIGNMENT_BYTES == 0:
         return tensor
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")

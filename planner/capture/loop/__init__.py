@@ -1,1 +1,1 @@
-"""The training loop that is captured."""
+"""Run the training, inference or generation loop that is captured."""

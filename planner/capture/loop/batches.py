@@ -1,4 +1,4 @@
-"""Uninitialised batches of a job; for torchvision's detectors, lists of images and a target for each."""
+"""Make uninitialised batches of a job, or lists of images and targets for torchvision's detectors."""
 
 import sys
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from planner.capture.loop.runtime import Batch, BatchLoader
 from planner.capture.models.transformers.contents import known_contents
 from planner.jobs import Job, Mode, TensorSpec, batch_of_specs
 
-OBJECTS = 8  # per image; COCO has 7.7 in the mean (Lin et al., Microsoft COCO, 2014)
+OBJECTS = 8  # per image; COCO has 7.7 on average (Lin et al., Microsoft COCO, 2014)
 _DETECTORS = (
     ("generalized_rcnn", "GeneralizedRCNN"),
     ("retinanet", "RetinaNet"),
@@ -24,7 +24,7 @@ _DETECTORS = (
 
 
 def batch_loader(model: nn.Module, job: Job, batch: int) -> BatchLoader:
-    """Return a loader of batches of this size on meta."""
+    """Return a function that makes batches of this size on meta."""
     if _is_detector(model):
         return lambda: detection_batch(model, job, batch, "meta")
     known = known_contents(model, job, batch)
@@ -32,7 +32,10 @@ def batch_loader(model: nn.Module, job: Job, batch: int) -> BatchLoader:
 
 
 def empty_batch(job: Job, batch: int, device: str, known: Mapping[str, Any] = MappingProxyType({})) -> Batch:
-    """Return uninitialised inputs and target of this batch size on the device; `known` ones hold values."""
+    """Return uninitialised inputs and a target of this batch size on the device.
+
+    `known` are values of keyword inputs, which are copied to the device instead.
+    """
 
     def empty(spec: TensorSpec) -> Tensor:
         if spec.keyword is not None and spec.keyword in known:
@@ -48,9 +51,10 @@ def empty_batch(job: Job, batch: int, device: str, known: Mapping[str, Any] = Ma
 
 
 def detection_batch(model: nn.Module, job: Job, batch: int, device: str) -> Batch:
-    """Return `batch` images of the job's first input and their targets, each copied to the device by itself.
+    """Return a list of `batch` images of the job's first input, with a list of targets unless it infers.
 
-    Boxes are of many sizes all over the image; masks and points come with the models that need them.
+    Each tensor is copied to the device separately. Boxes are of many sizes all over the image; masks and
+    keypoints are included for models that need them.
     """
     shape = job.inputs[0].shape
     height, width = shape[-2:]
@@ -81,7 +85,7 @@ def _target(model: nn.Module, height: int, width: int, device: str) -> dict[str,
 
 
 def _boxes(height: int, width: int) -> Tensor:
-    """Return boxes from a sixteenth of the image to half of it, their centres on a diagonal."""
+    """Return `OBJECTS` boxes centred on the image's diagonal, an eighth to a half of it in width."""
     step = torch.arange(1, OBJECTS + 1) / (OBJECTS + 1)
     middle = torch.stack((step * width, step * height), 1)
     half = middle.new_tensor([width, height]) * (1 + torch.arange(OBJECTS) % 4)[:, None] / 16
@@ -90,7 +94,7 @@ def _boxes(height: int, width: int) -> Tensor:
 
 
 def _points(height: int, width: int, points: int) -> Tensor:
-    """Return each object's points at the middle of its box, all of them visible."""
+    """Return the keypoints of each object: all of them visible, in the middle of the object's box."""
     boxes = _boxes(height, width)
     middle = (boxes[:, None, :2] + boxes[:, None, 2:]) / 2
     return torch.cat((middle, torch.ones(OBJECTS, 1, 1)), 2).repeat(1, points, 1)

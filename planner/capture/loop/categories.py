@@ -1,4 +1,4 @@
-"""Set the categories of blocks that hold gradients and optimizer state."""
+"""Set the categories of recorded blocks that hold gradients and optimizer state."""
 
 from collections.abc import Iterable
 
@@ -10,14 +10,14 @@ from planner.program import Category
 
 
 def set_categories(recorder: Recorder, parameters: Iterable[nn.Parameter], optimizer: AnyOptimizer) -> None:
-    """Set the categories of blocks that hold gradients and optimizer state by now."""
+    """Set the categories of the blocks that currently hold gradients and optimizer state."""
     set_gradients(recorder, parameters)
     for tensor in state_tensors(optimizer):
         recorder.set_category(tensor, Category.OPTIMIZER)
 
 
 def set_gradients(recorder: Recorder, parameters: Iterable[nn.Parameter]) -> None:
-    """Set the category of blocks that hold gradients by now."""
+    """Set the category of the blocks that currently hold gradients."""
     for parameter in parameters:
         if parameter.grad is not None:
             recorder.set_category(parameter.grad, Category.GRADIENT)

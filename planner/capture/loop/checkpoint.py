@@ -1,7 +1,7 @@
 """Checkpoint the repeated blocks of a model (`--checkpoint blocks`): run them again in the backward pass.
 
-A model's own switch is used where it has one; else `torch.utils.checkpoint` wraps each block. Models that
-checkpoint by themselves need nothing from here.
+If the model has a switch for checkpointing, it is used; else `torch.utils.checkpoint` wraps each block.
+Models that checkpoint by themselves do not need this module.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,9 +21,9 @@ _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 @contextmanager
 def checkpointed_blocks(model: nn.Module, job: Job) -> Iterator[tuple[str, ...]]:
-    """Checkpoint the model's blocks while open; yields a note that names them.
+    """Checkpoint the model's blocks while open; yields a note that names the blocks or the model's switch.
 
-    Raises ModelError where the model has neither a switch nor repeated blocks.
+    Raises ModelError if the model has neither a switch nor repeated blocks.
     """
     switch = _use_own_switch(model)
     if switch is not None:
@@ -45,15 +45,16 @@ def checkpointed_blocks(model: nn.Module, job: Job) -> Iterator[tuple[str, ...]]
 
 
 def _use_own_switch(model: nn.Module) -> str | None:
-    """Turn on gradient checkpointing of timm, transformers or diffusers; returns the switch's name.
+    """Turn on a model's own gradient checkpointing, and return the switch's name, or None if it has none.
 
-    A model that has the switch and refuses it (timm asserts, the others raise ValueError) has none.
+    The switches are methods of timm, transformers and diffusers. A model that refuses its switch has none:
+    timm asserts, the others raise ValueError.
     """
     without_reentrance = {"use_reentrant": False}  # the default since transformers 5
     for name, *arguments in (
         ("set_grad_checkpointing", True),
         ("activation_checkpointing_enable", without_reentrance),
-        ("gradient_checkpointing_enable", without_reentrance),  # its older name
+        ("gradient_checkpointing_enable", without_reentrance),  # the older name of the one above
         ("enable_gradient_checkpointing",),
     ):
         switch = getattr(model, name, None)
@@ -67,27 +68,27 @@ def _use_own_switch(model: nn.Module) -> str | None:
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the outermost repeated blocks of a model, in its order.
+    """Return the outermost repeated blocks of a model, in the order of its modules.
 
-    In each list of modules, the class that holds most of the parameters makes the blocks, if the list has
-    several of it and it is made of modules itself. Plain lists, and classes that are lists of blocks, are
-    looked into instead, such as the stages of a ResNet. A class that makes blocks somewhere makes them
-    everywhere, and one that occurs inside the blocks of another makes none.
+    In each list of modules, the blocks are the modules of the class that holds most of the parameters, if the
+    list has several of them and they contain modules. Plain lists, and classes that are lists of blocks, such
+    as the stages of a ResNet, are searched instead. A class of blocks counts as blocks everywhere in the
+    model, unless it occurs inside blocks of another class.
     """
     kinds = {kind for module in model.modules() if isinstance(module, _LISTS) for kind in _repeated(module)}
     for inner in [kind for kind in kinds if _occurs_inside(kind, kinds - {kind}, model)]:
         kinds.discard(inner)
-    return list(dict.fromkeys(_outermost(model, kinds)))  # a shared one once
+    return list(dict.fromkeys(_outermost(model, kinds)))  # shared blocks once
 
 
 def count_blocks(blocks: list[nn.Module]) -> str:
-    """Return how many blocks there are of each class, in words; FSDP prefixes the names of classes."""
+    """Return text that counts the blocks of each class, such as "12 GPT2Block", without FSDP's prefix."""
     counted = {kind: sum(type(block) is kind for block in blocks) for kind in map(type, blocks)}
     return ", ".join(f"{count} {kind.__name__.removeprefix('FSDP')}" for kind, count in counted.items())
 
 
 def _repeated(modules: nn.Module) -> set[type[nn.Module]]:
-    """Return the class of a list's blocks, if it has any."""
+    """Return a set of the class of a list's repeated blocks, or an empty set if the list has none."""
     elements: dict[type[nn.Module], int] = {}
     for child in modules.children():
         elements[type(child)] = elements.get(type(child), 0) + sum(p.numel() for p in child.parameters())
@@ -107,7 +108,7 @@ def _occurs_inside(kind: type[nn.Module], others: set[type[nn.Module]], model: n
 
 
 def _outermost(module: nn.Module, kinds: set[type[nn.Module]]) -> Iterator[nn.Module]:
-    """Yield modules of these classes that lie in no other such module."""
+    """Yield the modules of these classes that are not inside another module of these classes."""
     if type(module) in kinds:
         yield module
         return
@@ -116,9 +117,9 @@ def _outermost(module: nn.Module, kinds: set[type[nn.Module]]) -> Iterator[nn.Mo
 
 
 def _run_again(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the forward method under a checkpoint, which does nothing where no gradients are recorded.
+    """Return the forward method wrapped in a checkpoint, which has no effect if no gradients are recorded.
 
-    Lists among the arguments are copied: DenseNet hands its layers one list and appends to it afterwards,
+    Lists among the arguments are copied: DenseNet passes its layers a list and appends to it afterwards,
     which the second run must not see.
     """
 

@@ -1,4 +1,4 @@
-"""Build the user's own loss: FILE.py:NAME, a callable of an output and optionally a target."""
+"""Build a user's loss (FILE.py:NAME), a callable of the output and optionally a target."""
 
 import inspect
 from collections.abc import Callable
@@ -16,15 +16,15 @@ from planner.jobs import Job, Mode, is_code
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """A loss that is ready to be called."""
+    """A user's loss that is ready to be called."""
 
     call: Callable[..., Any]
     name: str  # FILE.py:NAME
     takes_target: bool
-    is_without_target: bool  # the job has a target, which the loss does not take
+    is_without_target: bool  # the job has a target, but the loss does not take it
 
     def __call__(self, output: Any, target: Any) -> Tensor:
-        """Return the loss. Raises ModelError where the callable gives something else."""
+        """Return the loss of an output. Raises ModelError if the callable does not return a tensor."""
         loss = self.call(output, target) if self.takes_target else self.call(output)
         if not isinstance(loss, Tensor):
             raise ModelError(f"loss {self.name}: gives a {type(loss).__name__}; return the loss as a tensor")
@@ -32,11 +32,11 @@ class Criterion:
 
     @property
     def module(self) -> nn.Module | None:
-        """Return the criterion if it is a module, whose buffers and parameters take memory."""
+        """Return the loss if it is a module, whose buffers and parameters take memory, else None."""
         return self.call if isinstance(self.call, nn.Module) else None
 
     def notes(self) -> tuple[str, ...]:
-        """Return notes on the loss."""
+        """Return notes on an unused target, and on trained parameters of the loss."""
         notes = []
         if self.is_without_target:
             notes.append(f"the loss {self.name} takes the output alone: no target is copied to the GPU")
@@ -46,10 +46,10 @@ class Criterion:
 
 
 def build_criterion(job: Job) -> Criterion | None:
-    """Return the job's own loss, its tensors on meta; None where the job names one that the planner knows.
+    """Return the user's loss with its tensors on meta, or None if the job names no code or does not train.
 
-    A class, or a function that needs no argument, is called once and gives the loss. Raises UsageError where
-    the file or a target is missing, ModelError where the code fails.
+    A class, or a function that needs no argument, is called once and gives the loss. Raises UsageError if the
+    file or a target is missing, ModelError if the code fails.
     """
     if not is_code(job.loss) or job.mode is not Mode.TRAIN:
         return None
@@ -86,15 +86,15 @@ def _checked(made: Callable[..., Any], name: str, job: Job) -> Criterion:
     return Criterion(made, name, has_target and most > 1, has_target and most < 2)
 
 
-_ANY = 2**31  # arguments of *args
+_ANY = 2**31  # number of arguments that *args takes
 
 
 def _positional(made: Any) -> tuple[int, int]:
-    """Return how many arguments without a name a callable needs, and how many it takes."""
+    """Return the least and the largest number of positional arguments of a callable."""
     is_module = isinstance(made, nn.Module)
     try:
         parameters = inspect.signature(made.forward if is_module else made).parameters.values()
-    except (TypeError, ValueError):  # of a builtin
+    except (TypeError, ValueError):  # for a builtin
         return 1, 2
     plain = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     has_any = any(one.kind is one.VAR_POSITIONAL for one in parameters)

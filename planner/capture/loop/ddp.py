@@ -1,10 +1,11 @@
 """Model DistributedDataParallel's memory in one process: buckets of gradients, and copies for broadcasts.
 
 There is no process group: buckets are real tensors on the device, filled by hooks as gradients arrive, and
-nothing is sent. What is modelled is the default: `find_unused_parameters=False`, no communication hook, every
-backward pass synchronises. Facts from torch/nn/parallel/distributed.py (2.13) and reducer.cpp and comm.cpp of
-torch/csrc/distributed/c10d (read in 1.10 and a version of 2.x); a test holds them against the real ones. Left
-out are some tensors of a few hundred bytes, in which ranks agree on shapes and on the order of gradients.
+nothing is sent. The defaults are modelled: `find_unused_parameters=False`, no communication hook, and each
+backward pass synchronises. Facts from torch/nn/parallel/distributed.py (2.13), and from reducer.cpp and
+comm.cpp of torch/csrc/distributed/c10d (read in 1.10 and a version of 2.x); a test compares them with the
+real implementation. Some tensors of a few hundred bytes, by which ranks agree on shapes and on the order of
+gradients, are left out.
 """
 
 import sys
@@ -23,18 +24,17 @@ FIRST_BUCKET_BYTES = 2**20  # reducer.hpp: kDefaultFirstBucketBytes
 BUCKET_BYTES = 25 * 2**20  # reducer.hpp: kDefaultBucketBytesCap
 BROADCAST_BYTES = 250 * 2**20  # distributed.py: broadcast_bucket_size
 BROADCASTS_IN_FLIGHT = 2  # comm.cpp: broadcast_coalesced
-# ProcessGroupNCCL holds what a collective works on until the next one, unless it is waited for by
-# `Work.wait`, which DDP's reducer does not do (pytorch/pytorch#148590).
+# ProcessGroupNCCL holds a collective's tensors until the next collective, unless `Work.wait` is called, which
+# DDP's reducer does not do (pytorch/pytorch#148590).
 _INPUTS_HELD_SINCE = (2, 8)
 
 
 class Buckets:
-    """The gradient buckets of a model's trained parameters.
+    """The buckets in which DistributedDataParallel keeps the gradients of a model's trained parameters.
 
-    The first assignment puts all gradients of one dtype into one bucket. Before the second forward pass with
-    gradients the buckets are made anew, in the order in which the first backward pass brought the gradients;
-    since torch 2.8 the old one lives until the next reduction.
-    `set_category` is called with each bucket.
+    At first, all gradients of one dtype share a bucket. Before the second forward pass with gradients the
+    buckets are rebuilt in the order in which the first backward pass computed the gradients. Since torch 2.8
+    the old bucket lives until the next reduction. `set_category` is called with each bucket.
     """
 
     def __init__(self, model: nn.Module, job: Job, set_category: CategoryHook) -> None:
@@ -42,12 +42,12 @@ class Buckets:
         self._model = model
         self._are_views = job.ddp_bucket_view
         self._set_category = set_category
-        self._arrived: list[int] | None = []  # until the buckets are made anew: indices of parameters
+        self._arrived: list[int] | None = []  # indices of parameters, until the buckets are rebuilt
         self._views: dict[int, Tensor] = {}  # index of a parameter -> its place in a bucket
         self._buckets: list[Tensor] = []
         self._holds_inputs = torch_version_of(job.torch) >= _INPUTS_HELD_SINCE
         self._held: list[Tensor] = []  # buckets that were reduced last, until the next collective
-        self._awaited: set[int] = set()  # parameters of the bucket whose reduction that is
+        self._awaited: set[int] = set()  # parameters of the bucket that the next collective reduces
         # distributed.py: _sync_module_states
         broadcast([*model.parameters(), *model.buffers()])
         self._fill(list(reversed(_by_first_tensor(assign_buckets(self._parameters, (sys.maxsize,))))))
@@ -57,10 +57,13 @@ class Buckets:
         ]
 
     def before_forward(self) -> None:
-        """Do what `DistributedDataParallel.forward` does before the model's own, in training."""
+        """Rebuild the buckets before the second forward pass, and broadcast the model's buffers.
+
+        `DistributedDataParallel.forward` does so in training before the model's own forward pass.
+        """
         if self._arrived:
             arrived, self._arrived = self._arrived, None
-            # With parameters that got no gradient DDP raises here; they are put last.
+            # DDP raises here if a parameter got no gradient; such parameters are put last.
             arrived += sorted(set(range(len(self._parameters))) - set(arrived))
             ordered = [self._parameters[index] for index in arrived]
             places = assign_buckets(ordered, (FIRST_BUCKET_BYTES, BUCKET_BYTES))
@@ -71,7 +74,7 @@ class Buckets:
         broadcast(list(self._model.buffers()))
 
     def close(self) -> None:
-        """Release the model."""
+        """Remove the hooks from the model and release the buckets."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -79,7 +82,10 @@ class Buckets:
         self._buckets, self._held = [], []
 
     def _fill(self, buckets: Sequence[Sequence[int]]) -> None:
-        """Allocate buckets after the old ones are released (Reducer::initialize_buckets)."""
+        """Release the old buckets and allocate new buckets (Reducer::initialize_buckets).
+
+        `buckets` gives the indices of the parameters in each.
+        """
         self._views.clear()
         self._buckets = []
         for bucket in buckets:
@@ -100,9 +106,10 @@ class Buckets:
                     parameter.grad = view
 
     def _on_gradient(self, index: int, parameter: Tensor) -> None:
-        """Copy the gradient into its bucket and make it a view of it (Reducer::mark_variable_ready_dense).
+        """Copy a gradient into its bucket; with `ddp_bucket_view`, replace it by a view of the bucket.
 
-        Without views it is copied back after the reduction, which takes no memory and is left out.
+        Source: Reducer::mark_variable_ready_dense. Without views the gradient is copied back after the
+        reduction, which takes no memory and is left out.
         """
         if self._arrived is not None and index not in self._arrived:
             self._arrived.append(index)
@@ -117,11 +124,11 @@ class Buckets:
 
 
 def assign_buckets(tensors: Sequence[Tensor], limits_bytes: Sequence[int]) -> list[list[int]]:
-    """Return the tensors of each bucket by their index; each bucket is of one dtype.
+    """Return the indices of the tensors in each bucket; each bucket holds tensors of one dtype.
 
-    A bucket is full as soon as it reaches its limit; the last limit holds for all further ones. Full buckets
-    come first, in order. Source: reducer.cpp, compute_bucket_assignment_by_size, which
-    leaves the order of the latter open.
+    A bucket is full as soon as it reaches its limit; the last limit holds for all further buckets of its
+    dtype. Full buckets come first, in order. Source: reducer.cpp, compute_bucket_assignment_by_size, which
+    leaves the order of the other buckets open.
     """
     full: list[list[int]] = []
     filling: dict[torch.dtype, list[int]] = {}
@@ -144,7 +151,7 @@ def _by_first_tensor(buckets: Iterable[list[int]]) -> list[list[int]]:
 
 
 def broadcast(tensors: Sequence[Tensor]) -> None:
-    """Allocate and free the flat copies through which tensors are broadcast (comm.cpp)."""
+    """Allocate and free the flat copies by which tensors are broadcast (comm.cpp)."""
     in_flight: deque[Tensor] = deque()
     with torch.no_grad():
         for bucket in _by_first_tensor(assign_buckets(tensors, (BROADCAST_BYTES,))):

@@ -1,8 +1,7 @@
 """Generate text with a causal language model of transformers, token by token (`--mode generate`).
 
-The loop is that of `GenerationMixin._sample` (transformers/generation/utils.py, 5.23) with greedy search, no
-a `DynamicCache`; its variables live as they do there. No value is read: every sequence runs to its last
-token.
+The loop follows `GenerationMixin._sample` (transformers/generation/utils.py, 5.23) with greedy search and a
+`DynamicCache`; its variables live as long as there. No value is read: all sequences run to the last token.
 """
 
 import inspect
@@ -19,14 +18,14 @@ from planner.errors import ModelError
 from planner.jobs import Job
 from planner.program import Phase
 
-WHOLE_TOKENS = 4  # at either end: run through the model; of those between, only the cache grows
-MOST_GROWTHS = 256  # where more tokens lie between, the cache grows by several at a time
+WHOLE_TOKENS = 4  # at either end that run through the model; for tokens between, only the cache grows
+MOST_GROWTHS = 256  # if more tokens are between, the cache grows by several tokens at a time
 
 
 def run_generation(
     model: nn.Module, job: Job, load_batch: BatchLoader, on_phase: PhaseHook, runtime: LoopRuntime
 ) -> tuple[str, ...]:
-    """Generate `job.new_tokens` tokens after the prompt, `job.steps` times; returns notes on those left out.
+    """Generate `job.new_tokens` tokens from a prompt, `job.steps` times, and return notes on skipped tokens.
 
     The prompt is the job's `input_ids`, or its first input. Raises ModelError for a model that does not
     generate as transformers' decoders do.
@@ -39,7 +38,7 @@ def run_generation(
     with torch.no_grad():
         for step in range(1, job.steps + 1):
             on_phase(step, Phase.INPUTS)
-            args, kwargs = (), {}  # the last prompt goes before the next is copied
+            args, kwargs = (), {}  # the last prompt is released before the next is copied
             args, kwargs, _ = load_batch()
             on_phase(step, Phase.FORWARD)
             with runtime.autocast():
@@ -61,7 +60,10 @@ def _left_out(new_tokens: int) -> tuple[str, ...]:
 
 
 def _growths(new_tokens: int) -> list[int]:
-    """Return by how many tokens the cache grows at a time, between those that run through the model."""
+    """Return the numbers of tokens by which the cache grows between the first and last tokens.
+
+    The first and last `WHOLE_TOKENS` tokens run through the model.
+    """
     between = max(new_tokens - 2 * WHOLE_TOKENS, 0)
     stride = -(-between // MOST_GROWTHS)
     return [min(stride, between - start) for start in range(0, between, stride)] if between else []
@@ -82,21 +84,21 @@ def _refuse_others(model: nn.Module, job: Job) -> None:
 
 @dataclass(slots=True)
 class _Text:
-    """The text in three tensors of batch x length, or None where the model takes none."""
+    """The text so far as tensors of batch x length; positions and mask are None if the model takes none."""
 
     tokens: Tensor
     positions: Tensor | None
     mask: Tensor | None
 
     def inputs(self, last: int) -> dict[str, Any]:
-        """Return the model's inputs for the last tokens; the mask is always that of the whole text."""
+        """Return the model's inputs for the last `last` tokens, with the mask of the whole text."""
         inputs = {"input_ids": self.tokens[:, -last:].clone(), "attention_mask": self.mask}
         if self.positions is not None:
             inputs["position_ids"] = self.positions[:, -last:].clone()
         return {name: tensor for name, tensor in inputs.items() if tensor is not None}
 
     def make_room(self, more: int) -> None:
-        """Lengthen positions and mask by this many tokens."""
+        """Lengthen positions and mask by `more` tokens."""
         if self.positions is not None:
             following = torch.arange(more, device=self.positions.device) + self.positions[:, -1:] + 1
             self.positions = torch.cat([self.positions, following], dim=-1)
@@ -105,7 +107,10 @@ class _Text:
 
 
 def _prepare(model: Any, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], job: Job) -> _Text:
-    """Return the prompt with its positions, and with its mask if that masks anything."""
+    """Return the prompt with its positions and its mask; each is None if the model does not take it.
+
+    The mask is None as well if the job does not pad.
+    """
     taken = inspect.signature(model.forward).parameters
     prompt = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
     mask = kwargs["attention_mask"] if "attention_mask" in kwargs else torch.ones_like(prompt)
@@ -114,7 +119,7 @@ def _prepare(model: Any, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], jo
 
 
 def _generate(model: Any, text: _Text, job: Job) -> Tensor:
-    """Return prompt and new tokens, batch x length."""
+    """Generate `job.new_tokens` tokens, and return prompt and new tokens, batch x length."""
     from transformers import DynamicCache  # slow to import, and only needed here
 
     cache = DynamicCache(config=model.config)
@@ -130,7 +135,7 @@ def _generate(model: Any, text: _Text, job: Job) -> Tensor:
             with _decoding(model) if number else nullcontext():
                 output = model(**text.inputs(1 if number else text.tokens.shape[1]), **keywords)
             text.make_room(1)
-            scores = output.logits[:, -1].to(copy=True, dtype=torch.float32)  # lives until the next token's
+            scores = output.logits[:, -1].to(copy=True, dtype=torch.float32)  # lives until the next scores
             chosen = scores.argmax(-1)[:, None]
             del output
         text.tokens = torch.cat([text.tokens, chosen.expand(-1, growth or 1)], dim=-1)
@@ -138,20 +143,20 @@ def _generate(model: Any, text: _Text, job: Job) -> Tensor:
 
 
 def _decoding(model: Any) -> AbstractContextManager[object]:
-    """Open the mode in which transformers runs mixtures of experts while it decodes."""
+    """Return a context in which transformers runs mixtures of experts in their mode for decoding."""
     optimized = getattr(model, "_optimize_model_for_decode", None)
     return nullcontext() if optimized is None else optimized()
 
 
 def _grow(cache: Any, tokens: int) -> None:
-    """Add tokens to each layer's keys and values, as a forward pass does."""
+    """Append tokens to each layer's cached keys and values, as a forward pass does."""
     for number, layer in enumerate(cache.layers):
         if getattr(layer, "keys", None) is not None and getattr(layer, "values", None) is not None:
-            # No variable may hold the old keys and values, which go as soon as the longer ones are made.
+            # No variable may hold the old keys and values, which are freed once the longer tensors are made.
             cache.update(_new_states(layer.keys, tokens), _new_states(layer.values, tokens), number)
 
 
 def _new_states(cached: Tensor, tokens: int) -> Tensor:
-    """Return keys or values of further tokens; batch x heads x tokens x width."""
+    """Return uninitialised keys or values for new tokens, batch x heads x tokens x width."""
     batch, heads, _, width = cached.shape
     return cached.new_empty(batch, heads, tokens, width)

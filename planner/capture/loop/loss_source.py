@@ -1,4 +1,4 @@
-"""Name the outputs of a model that the loss uses, where it returns more than one tensor."""
+"""Note which outputs of a model the loss uses, if the model does not return a single tensor."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,11 +8,14 @@ from torch.utils._pytree import tree_leaves
 
 from planner.jobs import Loss, is_code
 
-MOST_NAMED = 6  # entries of an output
+MOST_NAMED = 6  # entries of an output that a note names
 
 
 def notes_on_loss(kind: Loss | str, output: Any) -> tuple[str, ...]:
-    """Return a note on the entries that `loss_of` used; none where the output is one tensor."""
+    """Return a note on the entries of an output that `loss_of` used, or no note if the output is a tensor.
+
+    There is no note for a loss of user code either.
+    """
     if isinstance(output, Tensor) or is_code(kind):
         return ()
     if kind is Loss.OUTPUT:
@@ -34,7 +37,7 @@ def _has_loss(output: Any) -> bool:
 
 
 def _entries(output: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of an output on its first level, with names for users."""
+    """Yield the entries of an output on its first level, with names for users."""
     if isinstance(output, Mapping):
         yield from ((repr(name), value) for name, value in output.items())
     elif hasattr(output, "_fields"):  # a named tuple
@@ -46,5 +49,5 @@ def _entries(output: Any) -> Iterator[tuple[str, Any]]:
 
 
 def floating_leaves(value: Any) -> list[Tensor]:
-    """Return the tensors of an output that have losses."""
+    """Return the floating-point tensors among an output's leaves, of which losses are computed."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point()]

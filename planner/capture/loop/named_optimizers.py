@@ -1,7 +1,7 @@
-"""Make the optimizer that a job names: a short name, a class of a library, or the user's FILE.py:NAME.
+"""Make the optimizer that a job names: a short name, a class of a library, or a user's FILE.py:NAME.
 
-A class is called with the trained parameters, as a script calls it on CUDA; a function of a file may take the
-model in their place, and may return several optimizers, which the loop steps one after the other.
+A class is called with the trained parameters, as a script calls it on CUDA. A function of a file may take the
+model instead, and may return several optimizers, which the loop steps in turn.
 """
 
 import importlib
@@ -25,28 +25,28 @@ from planner.errors import ModelError, PlannerError, UsageError
 from planner.jobs import Job, Mode, Optimizer, OptimizerImpl, is_optimizer_file
 
 _MODEL_NAMES = ("model", "module", "net", "network")  # of a function's first argument
-_DISTRIBUTIONS = {"lion_pytorch": "lion-pytorch"}  # where `pip install` takes another name
+_DISTRIBUTIONS = {"lion_pytorch": "lion-pytorch"}  # packages that `pip install` knows by another name
 _SEVERAL = "name a function of several optimizers, FILE.py:NAME"
 
 
 class OptimizerList:
-    """Several optimizers that a loop steps one after the other."""
+    """Several optimizers that a loop steps in turn, as if they were one optimizer."""
 
     def __init__(self, members: Iterable[optim.Optimizer]) -> None:
         self.members = tuple(members)
 
     @property
     def state(self) -> Mapping[Any, Any]:
-        """Return the states of all of them."""
+        """Return the merged states of all members."""
         return dict(chain.from_iterable(member.state.items() for member in self.members))
 
     def step(self) -> None:
-        """Step each."""
+        """Step each member."""
         for member in self.members:
             member.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of each."""
+        """Clear the gradients of each member's parameters."""
         for member in self.members:
             member.zero_grad(set_to_none=set_to_none)
 
@@ -57,22 +57,22 @@ _Make = Callable[[Job, nn.Module, list[nn.Parameter], dict[str, Any]], Any]
 
 
 def members_of(optimizer: AnyOptimizer) -> tuple[optim.Optimizer, ...]:
-    """Return the optimizers that a loop steps."""
+    """Return the members of an optimizer list, or a single optimizer itself, as a tuple."""
     return optimizer.members if isinstance(optimizer, OptimizerList) else (optimizer,)
 
 
 def build_named(job: Job, model: nn.Module, parameters: Iterable[nn.Parameter]) -> AnyOptimizer:
-    """Return the job's optimizer over these parameters; several as an `OptimizerList`.
+    """Return the job's optimizer over these parameters, or an `OptimizerList` if the job has several.
 
-    Raises UsageError or ModelError where it cannot be found or made, or needs a closure.
+    Raises UsageError or ModelError if it cannot be found or made, or if its step needs a closure.
     """
     return find_optimizer(job)(model, parameters)
 
 
 def find_optimizer(job: Job) -> MakeOptimizer:
-    """Return a function of a model and its parameters that makes the job's optimizer, whose code is imported.
+    """Import the job's optimizer, and return a function that makes it from a model and its parameters.
 
-    Raises UsageError or ModelError.
+    Raises UsageError or ModelError if the optimizer cannot be found.
     """
     arguments = dict(job.optimizer_args)
     make: _Make = _make_by_short_name
@@ -97,9 +97,9 @@ def _make_by_short_name(
 
 
 def prepare_optimizer(job: Job) -> None:
-    """Import the library of a job's optimizer, before a capture replaces names that it would bind.
+    """Import the library of a job's optimizer before a capture replaces names that the library would bind.
 
-    What fails is said where the optimizer is made, which a model may bring with it.
+    Errors are ignored here: they are raised when the optimizer is made, if the model does not bring its own.
     """
     is_named = not isinstance(job.optimizer, Optimizer) and not is_optimizer_file(job.optimizer)
     if job.mode is Mode.TRAIN and is_named:
@@ -108,7 +108,10 @@ def prepare_optimizer(job: Job) -> None:
 
 
 def load_optimizer(name: str) -> Callable[..., Any]:
-    """Return the class or function of a dotted name. Raises UsageError or ModelError."""
+    """Return the optimizer class or function that a dotted name means.
+
+    Raises UsageError or ModelError if it cannot be imported, or is a class that is no optimizer.
+    """
     module, _, attribute = name.rpartition(".")
     package = name.partition(".")[0]
     try:
@@ -135,7 +138,7 @@ def load_optimizer(name: str) -> Callable[..., Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence what libraries log of kernels that this machine has no GPU for."""
+    """Silence libraries' warnings and logs while open, such as that this machine has no GPU for kernels."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -147,7 +150,7 @@ def _quiet() -> Iterator[None]:
 
 
 def is_optimizer_class(value: object) -> bool:
-    """Return whether a value is a class of optimizers."""
+    """Return whether a value is a subclass of torch's Optimizer."""
     return isinstance(value, type) and issubclass(value, optim.Optimizer)
 
 
@@ -180,7 +183,7 @@ def _of_file(job: Job) -> _Make:
 
 
 def _takes_model(function: Callable[..., Any]) -> bool:
-    """Return whether the first argument of a function is the model, by its name or annotation."""
+    """Return whether a function's first parameter is the model, by its name or annotation."""
     first = next(iter(inspect.signature(function).parameters.values()), None)
     if first is None:
         return False
@@ -190,7 +193,7 @@ def _takes_model(function: Callable[..., Any]) -> bool:
 
 
 def _call(kind: Callable[..., Any], trained: list[nn.Parameter], job: Job, arguments: dict[str, Any]) -> Any:
-    """Call a class with the parameters, its keywords and the implementation that the job names."""
+    """Construct an optimizer class with the trained parameters, the job's keywords and implementation."""
     parameters = inspect.signature(kind).parameters
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     options = {"lr": 1e-3} if "lr" in parameters and parameters["lr"].default is inspect._empty else {}
@@ -206,7 +209,7 @@ def _call(kind: Callable[..., Any], trained: list[nn.Parameter], job: Job, argum
 
 @contextmanager
 def _problems_of(job: Job) -> Iterator[None]:
-    """Turn what the construction of a job's optimizer raises into one line."""
+    """Turn exceptions of the construction of a job's optimizer into a UsageError of one line."""
     try:
         yield
     except (PlannerError, KeyboardInterrupt):
@@ -219,7 +222,10 @@ def _problems_of(job: Job) -> Iterator[None]:
 
 
 def _checked(made: Any, job: Job) -> AnyOptimizer:
-    """Return one optimizer or several. Raises UsageError for anything else, and where a closure is needed."""
+    """Return the optimizer in `made`, or an `OptimizerList` if it has several.
+
+    Raises UsageError if it has none, or if a step needs a closure.
+    """
     found = tuple(_optimizers_in(made, job))
     if not found:
         raise UsageError(
@@ -235,7 +241,10 @@ def _checked(made: Any, job: Job) -> AnyOptimizer:
 
 
 def _optimizers_in(made: Any, job: Job) -> Iterator[optim.Optimizer]:
-    """Yield the optimizers of a result, which may have schedulers of learning rates beside them."""
+    """Yield the optimizers in a result of user code, which may also contain learning-rate schedulers.
+
+    Raises UsageError for any other object.
+    """
     if isinstance(made, optim.Optimizer):
         yield made
     elif isinstance(made, Mapping):
@@ -251,13 +260,13 @@ def _optimizers_in(made: Any, job: Job) -> Iterator[optim.Optimizer]:
 
 
 def needs_closure(optimizer: optim.Optimizer) -> bool:
-    """Return whether an optimizer's step calls the loss by itself."""
+    """Return whether an optimizer's step requires a closure that computes the loss."""
     closure = inspect.signature(inspect.unwrap(type(optimizer).step)).parameters.get("closure")
     return closure is not None and closure.default is inspect._empty
 
 
 def state_tensors(optimizer: AnyOptimizer) -> Iterator[torch.Tensor]:
-    """Yield the tensors of an optimizer's state, those within lists and tensor subclasses too."""
+    """Yield the tensors of an optimizer's state, also inside lists, mappings and tensor subclasses."""
     for value in optimizer.state.values():
         yield from _tensors_in(value)
 

@@ -1,4 +1,4 @@
-"""Optimizers with the defaults that they have on CUDA, gradient clipping, and averages of the weights."""
+"""Make torch's optimizers with their defaults on CUDA, clip gradients, and average weights."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -32,12 +32,13 @@ def build_optimizer(
     parameters: Iterable[nn.Parameter],
     arguments: Mapping[str, Any] = MappingProxyType({}),
 ) -> optim.Optimizer:
-    """Return the optimizer over these parameters, in this implementation and with these keywords.
+    """Return the torch optimizer of a kind over these parameters, in the given implementation.
 
-    By default torch chooses `foreach` on CUDA (torch/optim/optimizer.py, `_default_to_fused_or_foreach`), for
-    Adafactor and weights of torchao the loop; on a CPU always the loop. So the implementation is always
-    passed. All parameters form one group, or those of each mesh one (transformers'
-    `Trainer.create_optimizer`). Raises UsageError where torch has no fused implementation of the optimizer.
+    By default torch chooses `foreach` on CUDA (torch/optim/optimizer.py, `_default_to_fused_or_foreach`), but
+    the loop over parameters for Adafactor and weights of torchao; on a CPU always the loop. So the
+    implementation is always passed. All parameters form one group, or one group for each device mesh
+    (transformers' `Trainer.create_optimizer`). `arguments` are further keywords. Raises UsageError if torch
+    has no fused implementation of the optimizer.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     is_taken = all(type(one) in _foreach_supported_types for one in trained)
@@ -56,10 +57,9 @@ def build_optimizer(
 
 
 def clip(kind: ClipGradients, parameters: Iterable[nn.Parameter]) -> None:
-    """Clip the gradients in place, as scripts do between the backward pass and the optimizer's step.
+    """Clip the gradients in place by value or by norm, before the optimizer's step.
 
-    On CUDA both ways run over all gradients at once (torch/nn/utils/clip_grad.py); the norm's result is
-    released.
+    On CUDA both run over all gradients at once (torch/nn/utils/clip_grad.py). The norm is released.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     groups = _by_mesh(trained)
@@ -73,7 +73,10 @@ def clip(kind: ClipGradients, parameters: Iterable[nn.Parameter]) -> None:
 
 
 def _clip_groups(groups: Sequence[Sequence[nn.Parameter]]) -> None:
-    """Clip the norm of gradients on several meshes (transformers' `Trainer._mixed_mesh_grad_norm`)."""
+    """Clip gradients on several meshes by their total norm.
+
+    This is transformers' `Trainer._mixed_mesh_grad_norm`.
+    """
     norms = [get_total_norm([one.grad for one in group if one.grad is not None]) for group in groups]
     whole = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
     total = torch.linalg.vector_norm(torch.stack(whole))
@@ -82,7 +85,7 @@ def _clip_groups(groups: Sequence[Sequence[nn.Parameter]]) -> None:
 
 
 def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Return the parameters of each device mesh, whose tensors no kernel takes together."""
+    """Return the parameters grouped by device mesh, since no kernel takes tensors of different meshes."""
     groups: dict[Any, list[nn.Parameter]] = {}
     for parameter in parameters:
         groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
@@ -90,11 +93,11 @@ def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def make_ema(model: nn.Module) -> AveragedModel:
-    """Return a moving average of the model on its device: a copy of all parameters and buffers.
+    """Return an exponential moving average of the model: a copy of all parameters and buffers on its device.
 
-    `update_parameters(model)` after each step of the optimizer brings it up to date: the first time it
-    copies, later it averages the parameters over one list, and it copies the buffers each time
-    (torch/optim/swa_utils.py). Its counter stays on the CPU.
+    `update_parameters(model)` updates it after each step of the optimizer. The first call copies, later calls
+    average all parameters as one list; buffers are copied each time (torch/optim/swa_utils.py). The counter
+    stays on the CPU.
     """
     average = get_ema_multi_avg_fn(0.999)  # type: ignore[no-untyped-call]
     return AveragedModel(model, multi_avg_fn=average)

@@ -1,7 +1,8 @@
-"""Run a training step of the user's own, and mark its phases: backward passes and optimizer steps.
+"""Run a user's own training step, and mark its phases: backward passes and optimizer steps.
 
-The loop is `for batch in loader: result = step(batch)`. The batch lies on the CPU, as a loader gives it, and
-the step moves it; a step that leaves it there gets it on the GPU, as from a loader that moves batches.
+The loop is `for batch in loader: result = step(batch)`. The batch is on the CPU, as from a data loader, and
+the step moves it. If a step does not move its batch, it gets the batch on the GPU, as from a loader that
+moves batches.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,8 +28,11 @@ from planner.program import Phase
 def run_own_steps(
     model: StepModule, job: Job, load_batch: BatchLoader, on_phase: PhaseHook
 ) -> tuple[str, ...]:
-    """Run `job.steps` steps and return notes on them; the last result still lives in the phase `END`."""
-    result = None  # as the variable of a script, which keeps a loss alive
+    """Run `job.steps` calls of the user's step and return notes on them.
+
+    The last result is still alive in the phase `END`.
+    """
+    result = None  # like a variable of a script, which keeps a loss alive
     phases = _Phases(on_phase, model.optimizers)
     with torch.enable_grad(), phases.watching(), take_all_steps():
         for step in range(1, job.steps + 1):
@@ -43,7 +47,7 @@ def run_own_steps(
 
 
 def run_trainer(model: TrainerModule, job: Job, batch: int, on_phase: PhaseHook) -> tuple[str, ...]:
-    """Run `job.steps` steps of a trainer and return notes on them."""
+    """Run `job.steps` steps of a user's trainer, which holds the loop itself, and return notes on them."""
     phases = _Phases(on_phase, model.optimizers)
     steps = count(1)
     with torch.enable_grad(), phases.watching(), take_all_steps():
@@ -60,14 +64,14 @@ def run_trainer(model: TrainerModule, job: Job, batch: int, on_phase: PhaseHook)
 
 
 class _Phases:
-    """The phase of a step that runs: what lies between backward passes and optimizer steps is forward."""
+    """The phase of a user's step that runs; code outside backward passes and optimizer steps is forward."""
 
     def __init__(self, on_phase: PhaseHook, optimizers: list[optim.Optimizer]) -> None:
         self._on_phase = on_phase
         self._optimizers = optimizers
         self._step = 0
         self._running: list[Phase] = []
-        self._stepped: dict[str, None] = {}  # the optimizers' classes
+        self._stepped: dict[str, None] = {}  # names of the classes of optimizers that stepped
         self._updates = 0
 
     def start(self, step: int, phase: Phase) -> None:
@@ -79,7 +83,7 @@ class _Phases:
         self.start(self._step, phase)
 
     def notes(self, job: Job) -> tuple[str, ...]:
-        """Return notes on what the steps did."""
+        """Return a note on the optimizers that stepped, and how often, or that none did."""
         if not self._updates:
             return (
                 f"no optimizer of torch.optim stepped in {job.steps} calls of the step; if it does so every "
@@ -90,7 +94,7 @@ class _Phases:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch backward passes and optimizer steps while open."""
+        """Mark backward passes and optimizer steps as phases while open."""
         names = Names(
             (torch.autograd, name, self._as_backward(getattr(torch.autograd, name)))
             for name in ("backward", "grad")

@@ -1,8 +1,7 @@
-"""Precision and memory format of a job: of its model, its batches and the runtime of its loop.
+"""Apply the precision and memory format of a job to its model, its batches and its loop's runtime.
 
-Batches come in the dtype and layout of the model, as a loader or a collate function prepares them, so that
-each is one copy to the device. Dtypes that a job names are unchanged: only float32, the default, follows the
-model.
+Batches have the dtype and layout of the model, as if a loader or a collate function prepared them, so that
+each tensor is copied to the device once. Other dtypes than float32, the default, are kept.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,11 +23,11 @@ _CONVERTED = {Precision.FP16: "float16", Precision.BF16: "bfloat16"}  # the mode
 
 
 def convert_model(model: nn.Module, job: Job) -> nn.Module:
-    """Convert the model in place to the job's precision and memory format, on whatever device it is.
+    """Convert the model in place to the job's precision and memory format, on the device where it is.
 
     Equals `model.half()` or `model.bfloat16()`, and `model.to(memory_format=torch.channels_last)`, which
-    concerns weights of 4 dimensions; weights of 5 get `channels_last_3d`, for which `Module.to` has no one
-    call.
+    applies to weights of 4 dimensions. Weights of 5 dimensions get `channels_last_3d` as well, which
+    `Module.to` cannot do in the same call.
     """
     if job.precision in _CONVERTED:
         model = model.to(getattr(torch, _CONVERTED[job.precision]))
@@ -40,7 +39,7 @@ def convert_model(model: nn.Module, job: Job) -> nn.Module:
 
 
 def convert_inputs(job: Job) -> Job:
-    """Return the job with its float32 inputs and targets in the dtype of a model of half precision."""
+    """Return the job with float32 inputs and targets in the model's dtype, if that is a half type."""
     if job.precision not in _CONVERTED:
         return job
 
@@ -53,10 +52,10 @@ def convert_inputs(job: Job) -> Job:
 
 
 def format_of(job: Job, shape: Sequence[int], dtype: torch.dtype) -> torch.memory_format:
-    """Return the memory format of a tensor of this shape, which includes the batch dimension.
+    """Return the memory format of a tensor of a batch with this shape, batch dimension included.
 
-    Channels last is for floating-point tensors of images (4 dimensions) and volumes (5); torch has none for
-    others.
+    If the job asks for channels last, it applies to floating-point tensors of images (4 dimensions) and
+    volumes (5 dimensions). All other tensors are contiguous.
     """
     is_last = job.memory_format is MemoryFormat.CHANNELS_LAST and dtype.is_floating_point
     formats = {4: torch.channels_last, 5: torch.channels_last_3d} if is_last else {}
@@ -64,10 +63,10 @@ def format_of(job: Job, shape: Sequence[int], dtype: torch.dtype) -> torch.memor
 
 
 class MetaScaler(GradScaler):
-    """`torch.amp.GradScaler` on meta, which takes every step: no gradient is ever found infinite.
+    """A `torch.amp.GradScaler` on meta that takes each optimizer step, as if no gradient were infinite.
 
-    Its tensors are torch's: the scale and the growth tracker from the first step on, and the inverse of the
-    scale and the flag of each step (torch/amp/grad_scaler.py).
+    Its tensors are torch's: the scale and the growth tracker from the first step on, and in each step the
+    inverse of the scale and the flag for infinite gradients (torch/amp/grad_scaler.py).
     """
 
     def __init__(self) -> None:
@@ -88,18 +87,18 @@ def _take_step(
 
 @contextmanager
 def take_all_steps() -> Iterator[None]:
-    """Let every `GradScaler` of the user's take its steps while open, whatever its gradients hold."""
+    """Make each `GradScaler` of user code take its optimizer steps while open, without reading gradients."""
     with patched(GradScaler, "_maybe_opt_step", _take_step):
         yield
 
 
 def meta_runtime(job: Job) -> LoopRuntime:
-    """Return the runtime of a capture; autocast regions count while `cuda_semantics` is open."""
+    """Return the runtime of a job's loop in a capture; its autocast needs an open `cuda_semantics`."""
     return _runtime(job, MetaScaler() if job.grad_scaler else None)
 
 
 def cuda_runtime(job: Job) -> LoopRuntime:
-    """Return the runtime of a run on a GPU."""
+    """Return the runtime of a job's loop on a real GPU."""
     return _runtime(job, GradScaler("cuda") if job.grad_scaler else None)
 
 

@@ -1,4 +1,4 @@
-"""Dependencies of the training loop: batch loader, phase hook, autocast and gradient scaler."""
+"""Define the objects that a loop depends on: batch loader, hooks, autocast and gradient scaler."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -17,9 +17,9 @@ CategoryHook = Callable[[Tensor, Category], None]  # called with each tensor tha
 
 
 class LoopRuntime(Struct, frozen=True):
-    """Autocast, gradient scaling and hooks, which differ between `meta` and a GPU."""
+    """The autocast, gradient scaler, loss and hook of a loop, which differ between `meta` and a GPU."""
 
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext  # opens a new region
     scaler: GradScaler | None = None
-    criterion: Callable[[Any, Any], Tensor] | None = None  # the job's own loss
-    set_category: CategoryHook = lambda tensor, category: None  # of tensors that outlive a step
+    criterion: Callable[[Any, Any], Tensor] | None = None  # a loss of user code
+    set_category: CategoryHook = lambda tensor, category: None  # for tensors that outlive a step

@@ -1,9 +1,9 @@
-"""The loop of a training or inference process, which is captured on `meta` and measured on a GPU.
+"""Run the loop of a training or inference process, which is captured on `meta` and measured on a GPU.
 
 The loop's variables decide lifetimes. As in `for x, y in loader: x = x.to(device)`, the last batch on the
-device is released before the next one is copied; the output and the loss live until their variables are
-assigned again. An evaluation between the steps runs while the variables of the step before are still
-assigned, and has variables of its own, which stay assigned likewise.
+device is released before the next batch is copied; the output and the loss live until their variables are
+assigned again. An evaluation between the steps has separate variables, which also stay assigned; it runs
+while the variables of the previous step are still assigned.
 """
 
 from collections.abc import Callable
@@ -29,8 +29,8 @@ from planner.errors import ModelError
 from planner.jobs import Checkpoint, ClipGradients, Compile, Job, Loss, Mode, Offload, ZeroGrad, is_code
 from planner.program import Category, Phase
 
-MOST_MICRO_BATCHES = 4  # of a step that are run; all but the first of them allocate the same
-EVALUATED_BATCHES = 2  # in the second, the variables of the first are still assigned
+MOST_MICRO_BATCHES = 4  # run in each step; all but the first allocate the same
+EVALUATED_BATCHES = 2  # in the second batch, the variables of the first are still assigned
 
 _CRITERIA: dict[Loss, Callable[[Tensor, Any], Tensor]] = {
     Loss.CROSS_ENTROPY: F.cross_entropy,
@@ -41,7 +41,7 @@ _CRITERIA: dict[Loss, Callable[[Tensor, Any], Tensor]] = {
 
 @dataclass(slots=True)
 class _LoopVariables:
-    """Variables of a script, which keep their tensors alive."""
+    """The variables of a training script that keep their tensors alive."""
 
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class _LoopVariables:
     loss: Tensor | None = None
 
     def load(self, load_batch: BatchLoader) -> None:
-        """Release the last batch, then copy the next."""
+        """Release the last batch, then load the next."""
         self.args, self.kwargs, self.target = (), {}, None
         self.args, self.kwargs, self.target = load_batch()
 
@@ -64,10 +64,11 @@ def run_loop(
     runtime: LoopRuntime,
     load_evaluated: BatchLoader | None = None,
 ) -> tuple[str, ...]:
-    """Run `job.steps` steps and return notes on them; all variables still live in the phase `END`.
+    """Run `job.steps` steps of training, inference or generation, and return notes on them.
 
-    `load_evaluated` loads batches of the evaluation where they have another size. `optimizer` is None in the
-    modes that have none. Raises ModelError for a model that has no blocks to checkpoint or does not generate.
+    All variables are still alive in the phase `END`. `load_evaluated` loads the batches of the evaluation if
+    they have another size. `optimizer` is None in modes without an optimizer. Raises ModelError for a model
+    that has no blocks to checkpoint or does not generate.
     """
     if is_code(job.loss) and runtime.criterion is None and job.mode is Mode.TRAIN:
         raise ModelError(
@@ -98,10 +99,10 @@ def run_loop(
 
 
 def with_few_micro_batches(job: Job) -> tuple[Job, tuple[str, ...]]:
-    """Return the job with as many micro-batches as are worth running, and a note on those left out.
+    """Return the job with at most `MOST_MICRO_BATCHES` micro-batches, and a note if some are left out.
 
-    From the second one on, each finds the gradients of those before and adds to them in place, so that all
-    allocate the same blocks in the same order.
+    From the second micro-batch on, each adds to existing gradients in place, so that all allocate the same
+    blocks in the same order.
     """
     if job.accumulate <= MOST_MICRO_BATCHES:
         return job, ()
@@ -113,7 +114,7 @@ def with_few_micro_batches(job: Job) -> tuple[Job, tuple[str, ...]]:
 
 
 def compiled(model: nn.Module, job: Job) -> Callable[..., Any]:
-    """Return what the job calls for its model: the model, or its form compiled by torch.compile."""
+    """Return the model, or its form compiled by torch.compile if the job compiles."""
     if job.compile is Compile.NONE:
         return model
     called: Callable[..., Any] = torch.compile(model, mode=job.compile)
@@ -136,7 +137,7 @@ def _run_forward(
 
 @dataclass(frozen=True, slots=True)
 class _TrainingLoop:
-    """A loop that trains, with all that it keeps between steps."""
+    """A training loop with the objects that it keeps between steps."""
 
     model: nn.Module
     called: Callable[..., Any]  # the model, or its compiled form
@@ -167,7 +168,10 @@ class _TrainingLoop:
             self.on_phase(job.steps, Phase.END)
 
     def _forward_and_backward(self, step: int, micro_batch: int) -> None:
-        """Run one micro-batch: `loss / N` and its backward pass, which adds to the gradients."""
+        """Run the forward and backward passes of one micro-batch, which add to the gradients.
+
+        The loss is divided by the number of micro-batches.
+        """
         job, variables = self.job, self.variables
         self.on_phase(step, Phase.INPUTS)
         variables.load(self.load_batch)
@@ -197,7 +201,7 @@ class _TrainingLoop:
             variables.loss = loss_of(self.job.loss, variables.output, variables.target)
 
     def _saving(self) -> AbstractContextManager[None]:
-        """Return the context that decides where autograd keeps what it saves."""
+        """Return the context that decides whether autograd keeps saved tensors on the GPU or the CPU."""
         if self.job.offload is Offload.NONE:
             return nullcontext()
         return save_on_cpu(pin_memory=True)
@@ -239,7 +243,7 @@ class _TrainingLoop:
     def _evaluate(self, step: int) -> None:
         """Run forward passes and losses in eval mode without gradients, as between two epochs.
 
-        It comes before the last step, so that of the usual three the first two show training without it.
+        It runs before the last step, so that the first two of the usual three steps show training without it.
         """
         self.model.eval()
         with torch.no_grad():
@@ -253,7 +257,10 @@ class _TrainingLoop:
 
 
 def loss_of(kind: Loss, output: Any, target: Tensor | None) -> Tensor:
-    """Return the scalar to differentiate: for several outputs the sum of their losses."""
+    """Return the scalar loss to differentiate; for several outputs, the sum of their losses.
+
+    For `Loss.OUTPUT` and `Loss.TRAINING_STEP` it is the loss that the model returned.
+    """
     if kind in (Loss.OUTPUT, Loss.TRAINING_STEP):
         loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
         if loss is None:

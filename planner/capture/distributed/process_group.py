@@ -59,7 +59,7 @@ def process_group(
     """Make the process a rank of a process group of `ranks` ranks while open.
 
     Other process groups are hidden meanwhile, and `replacements` in torch are made as well. Raises UsageError
-    if the version of torch is not one whose distributed code is known here.
+    if the installed torch is not `NEWEST_TORCH`, whose distributed code this module follows.
     """
     if torch_version_of(torch.__version__) != NEWEST_TORCH:
         newest = format_torch_version(NEWEST_TORCH)

@@ -51,8 +51,8 @@ class Compiler:
     def __init__(self, recorder: Recorder, suspended: Suspended) -> None:
         """Prepare to compile for the recorder's GPU.
 
-        `suspended` opens a context in which nothing of torch is replaced. Raises ModelError if the version of
-        torch is not 2.13, or if Triton does not support the GPU.
+        `suspended` opens a context in which nothing of torch is replaced. Raises ModelError if the installed
+        torch is not `NEWEST_TORCH`, or if Triton does not support the GPU.
         """
         if torch_version_of(torch.__version__) != NEWEST_TORCH:
             installed, newest = torch.__version__, format_torch_version(NEWEST_TORCH)

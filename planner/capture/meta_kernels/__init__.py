@@ -1,1 +1,1 @@
-"""Outputs of frequent operators, fast and laid out as CUDA's kernels do."""
+"""Run operators on `meta` quickly, with outputs laid out as by CUDA's kernels."""

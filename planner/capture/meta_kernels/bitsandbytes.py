@@ -1,4 +1,4 @@
-"""Outputs of bitsandbytes' operators whose registration for `meta` needs sizes that depend on values."""
+"""Kernels on `meta` for bitsandbytes' operators whose own meta kernels need sizes that depend on values."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def kernels() -> Mapping[Any, Callable[..., Any]]:
-    """Return kernels by operator; none where bitsandbytes is not imported."""
+    """Return the kernels by operator, or an empty dictionary if bitsandbytes is not imported."""
     if "bitsandbytes" not in sys.modules:
         return {}
     ops = torch.ops.bitsandbytes
@@ -20,12 +20,12 @@ def kernels() -> Mapping[Any, Callable[..., Any]]:
 
 
 def _int8_vectorwise_quant(A: Tensor, threshold: float = 0.0) -> tuple[Tensor, Tensor, Tensor | None]:  # noqa: N803
-    """Quantize rows; no column has an outlier."""
+    """Return quantized rows, one scale per row, and no outlier columns (None if `threshold` is 0)."""
     rows = A.new_empty(A.numel() // A.shape[-1], dtype=torch.float32)
     outliers = A.new_empty(0, dtype=torch.int64) if threshold > 0.0 else None
     return A.new_empty(A.shape, dtype=torch.int8), rows, outliers
 
 
 def _int8_mixed_scaled_mm(A: Tensor, CA: Tensor, CB: Tensor, *others: Any) -> tuple[Tensor, Tensor]:  # noqa: N803
-    """Multiply without outliers."""
+    """Return the product and an empty tensor, as without outlier columns."""
     return A.new_empty((*CA.shape[:-1], CB.shape[0])), A.new_empty(0)

@@ -1,4 +1,4 @@
-"""Outputs of functional collectives, whose registrations for `meta` are those of a compiled graph."""
+"""Kernels on `meta` for functional collectives, since torch's meta kernels are made for compiled graphs."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ _DISPATCH = (
 
 
 def kernels() -> Mapping[Any, Callable[..., Any]]:
-    """Return kernels by operator; none where torch.distributed has no functional collectives yet."""
+    """Return the kernels by operator, or an empty dictionary if functional collectives are not imported."""
     module = sys.modules.get("torch.distributed._functional_collectives")
     if module is None:
         return {}
@@ -31,10 +31,11 @@ def kernels() -> Mapping[Any, Callable[..., Any]]:
 
 
 def _copy(self: Tensor, source: Tensor, *_: Any) -> Any:
-    """Return the numbers that DistributedDataParallel's reducer had written before it asked other ranks.
+    """Skip a copy from meta to the CPU by DistributedDataParallel's reducer, which keeps its own numbers.
 
-    It is C++ and copies what the ranks agreed on back to the CPU: the order of gradients, before a forward
-    pass, and which parameters got one, at the end of a backward pass (reducer.cpp of 2.13).
+    The C++ reducer copies the numbers on which ranks agreed back to the CPU: before a forward pass the order
+    of gradients, after a backward pass the parameters that got a gradient (reducer.cpp of 2.13). For other
+    copies this returns NotImplemented.
     """
     if self.is_meta or not source.is_meta or not _is_of_reducer(sys._getframe(1)):
         return NotImplemented
@@ -42,12 +43,12 @@ def _copy(self: Tensor, source: Tensor, *_: Any) -> Any:
 
 
 def _is_of_reducer(frame: FrameType | None) -> bool:
-    """Return whether the innermost code that is not the planner's, or torch's dispatch, calls a reducer."""
+    """Return whether the innermost function outside the planner and torch's dispatch calls DDP's reducer."""
     while frame is not None and str(frame.f_globals.get("__name__", "")).startswith(_DISPATCH):
         frame = frame.f_back
     return frame is not None and frame.f_code.co_name in ("_pre_forward", "_engine_run_backward")
 
 
 def _all_reduce(input: Tensor, *_: Any) -> Tensor:
-    """Return a contiguous copy (`c10d::all_reduce` of torch/csrc/distributed/c10d/Functional.cpp)."""
+    """Return a new contiguous tensor (`c10d::all_reduce` of torch/csrc/distributed/c10d/Functional.cpp)."""
     return torch.empty(input.shape, dtype=input.dtype, device=input.device)

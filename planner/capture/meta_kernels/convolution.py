@@ -1,4 +1,7 @@
-"""Outputs of convolutions on `meta` in cuDNN's memory format: ATen/native/Convolution.cpp and ConvUtils.h."""
+"""Kernels on `meta` for convolutions, with outputs in cuDNN's memory format.
+
+Sources: ATen/native/Convolution.cpp and ConvUtils.h.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -24,7 +27,10 @@ def _convolution(
     padding: Sequence[int], dilation: Sequence[int], transposed: bool, output_padding: Sequence[int],
     groups: int,
 ) -> Any:  # fmt: skip
-    """Return an output in cuDNN's format, where it runs; that of torch's meta kernel is always contiguous."""
+    """Return the output of a convolution in the memory format of cuDNN, or of the native kernel if that runs.
+
+    torch's meta kernel always returns a contiguous output. For unusual arguments it returns NotImplemented.
+    """
     spatial = x.dim() - 2
     if spatial < 1 or weight.dim() != x.dim() or 0 in x.shape or not is_floating_meta(x, weight, bias):
         return NotImplemented
@@ -50,8 +56,8 @@ def _convolution(
         return NotImplemented
     is_resized = transposed and spatial == 3 and groups == 1 and _is_native(capability, x)
     if is_resized and prod(shape) < x.numel():
-        # It has the input's size before it is resized, and keeps its storage: slow_conv_transpose3d_cuda,
-        # ATen/native/cuda/NaiveConvolutionTranspose3d.cu.
+        # The output has the input's size before it is resized, and keeps that storage:
+        # slow_conv_transpose3d_cuda, ATen/native/cuda/NaiveConvolutionTranspose3d.cu.
         return empty(x.shape, x.dtype).resize_(shape)
     return empty_strided(shape, _strides(capability, x, weight, shape), x.dtype)
 
@@ -61,7 +67,10 @@ def _convolution_backward(
     stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any, groups: int,
     mask: Sequence[bool],
 ) -> Any:  # fmt: skip
-    """Return both gradients in the format of the forward pass."""
+    """Return the gradients of input and weight in the forward pass's memory format, and of the bias.
+
+    Gradients that `mask` does not ask for are None. For unusual arguments it returns NotImplemented.
+    """
     if weight.dim() != x.dim() or 0 in x.shape or 0 in weight.shape or not is_floating_meta(grad, x, weight):
         return NotImplemented
     if mask[2] and bias_sizes is None:
@@ -77,8 +86,10 @@ def _convolution_backward(
 
 
 def _strides(capability: Capability, x: Tensor, weight: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return strides by `cudnn_conv_suggest_memory_format`: channels last as soon as the input or the weight
-    is, but never in double precision, nor in bfloat16 below compute capability 8.0, where cuDNN is not used.
+    """Return channels-last strides if the input or the weight is channels last, else contiguous strides.
+
+    This is `cudnn_conv_suggest_memory_format`. Strides are always contiguous in double precision, and in
+    bfloat16 below compute capability 8.0, for which cuDNN is not used.
     """
     if x.dtype is torch.float64 or not (suggests_channels_last(x) or suggests_channels_last(weight)):
         return contiguous(shape)
@@ -86,12 +97,12 @@ def _strides(capability: Capability, x: Tensor, weight: Tensor, shape: Sequence[
 
 
 def _is_native(capability: Capability, x: Tensor) -> bool:
-    """Return whether cuDNN is not used."""
+    """Return whether the native kernel runs, since cuDNN is not used for the input's dtype on this GPU."""
     return x.dtype is torch.bfloat16 and capability < (8, 0)
 
 
 def kernels(capability: Capability) -> Mapping[str, Callable[..., Any]]:
-    """Return the kernels on a GPU of this compute capability."""
+    """Return the kernels by operator name, for a GPU of this compute capability."""
     return {
         "convolution": partial(_convolution, capability),
         "convolution_backward": partial(_convolution_backward, capability),

@@ -1,8 +1,8 @@
-"""Outputs on `meta` whose strides or sizes differ between CUDA's kernels and torch's meta kernels.
+"""Kernels on `meta` for operators whose outputs have other strides or sizes on CUDA than on `meta`.
 
-Strides decide memory: an input that is not contiguous is copied by the kernels that need it so, and `linear`
-and `reshape` copy it for good. For contiguous inputs these kernels agree with torch's, unless a function says
-otherwise.
+Strides decide memory: kernels that need a contiguous input copy any other input, and `linear` and `reshape`
+keep the copy. For contiguous inputs these kernels agree with torch's, unless a function says otherwise.
+Each returns NotImplemented for arguments that are left to torch's kernel.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,7 @@ def _statistics_dtype(dtype: torch.dtype) -> torch.dtype:
 def _native_layer_norm(
     x: Tensor, normalized: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Any:
-    """Return contiguous outputs: the kernel copies an input that is not."""
+    """Return contiguous outputs of layer norm, whose kernel copies an input that is not contiguous."""
     if not _fits_layer_norm(x, normalized, weight, bias):
         return NotImplemented
     out, mean = _fused_rms_norm(x, normalized, weight, eps)
@@ -46,7 +46,10 @@ def _native_layer_norm_backward(
     grad: Tensor, x: Tensor, normalized: Sequence[int], mean: Tensor, rstd: Tensor, weight: Tensor | None,
     bias: Tensor | None, mask: Sequence[bool],
 ) -> Any:  # fmt: skip
-    """Return contiguous gradients; torch's meta kernel follows the inputs where both are transposed."""
+    """Return contiguous gradients of layer norm.
+
+    torch's meta kernel follows the strides of gradient and input if both are transposed.
+    """
     if not _fits_layer_norm(x, normalized, weight, bias) or grad.shape != x.shape:
         return NotImplemented
     if (mask[1] and weight is None) or (mask[2] and bias is None):
@@ -55,7 +58,7 @@ def _native_layer_norm_backward(
 
 
 def _gradients(tensors: Sequence[Tensor | None], mask: Sequence[bool]) -> tuple[Tensor | None, ...]:
-    """Return a contiguous tensor like each that is there and needed."""
+    """Return a contiguous gradient for each tensor that is given and selected by `mask`, else None."""
     pairs = zip(tensors, mask, strict=True)
     return tuple(empty(t.shape, t.dtype) if is_needed and t is not None else None for t, is_needed in pairs)
 
@@ -72,7 +75,7 @@ def _fits_layer_norm(
 
 
 def _fused_rms_norm(x: Tensor, normalized: Sequence[int], weight: Tensor | None, eps: float | None) -> Any:
-    """Return contiguous outputs with one number per row; torch has no meta kernel."""
+    """Return the contiguous output of RMS norm and one number per row; torch has no meta kernel for it."""
     lead = x.dim() - len(normalized)
     rows = (*x.shape[:lead], *[1] * len(normalized))
     return empty(x.shape, x.dtype), empty(rows, _statistics_dtype(x.dtype))
@@ -92,8 +95,9 @@ def _native_batch_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None,
     training: bool, momentum: float, eps: float,
 ) -> Any:  # fmt: skip
-    """Return no statistics from cuDNN in evaluation, where torch's meta kernel makes two copies.
+    """Return the output of batch norm in the input's memory format, and the saved statistics.
 
+    In evaluation cuDNN saves no statistics, so they are empty, whereas torch's meta kernel makes two copies.
     The native kernel always saves them.
     """
     if not _fits_batch_norm(x, weight) or (not training and (mean is None or var is None)):
@@ -107,9 +111,9 @@ def _native_batch_norm_backward(
     grad: Tensor, x: Tensor, weight: Tensor | None, mean: Any, var: Any, save_mean: Any, save_invstd: Any,
     train: bool, eps: float, mask: Sequence[bool],
 ) -> Any:  # fmt: skip
-    """Return all three gradients from cuDNN, which ignores the mask.
+    """Return the three gradients of batch norm in training: all of them if cuDNN runs, which ignores `mask`.
 
-    torch's meta kernel follows the mask for two of them, the native kernel for all.
+    The native kernel follows the mask for all three; torch's meta kernel follows it for two of them.
     """
     if not _fits_batch_norm(x, weight) or grad.shape != x.shape or weight is None or not train:
         return NotImplemented
@@ -119,7 +123,10 @@ def _native_batch_norm_backward(
 
 
 def _fits_batch_norm(x: Tensor, weight: Tensor | None) -> bool:
-    """Return whether the input is dense, its parameters of the same or, for half, of single precision."""
+    """Return whether these kernels handle a batch norm: a dense input, and parameters of a fitting dtype.
+
+    The parameters have the input's dtype, or float32 for an input in half precision.
+    """
     if x.dim() < 2 or 0 in x.shape or not x.is_meta or not x.dtype.is_floating_point:
         return False
     dense = x.is_contiguous() or suggests_channels_last(x)
@@ -140,10 +147,10 @@ def _grouped_mm(
     a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Any:  # fmt: skip
-    """Return rows of a multiple of 16 bytes.
+    """Return the output of a grouped matrix product, with rows padded to a multiple of 16 bytes.
 
-    Groups lie along the dimension that one factor lacks, or both; their bounds are values. torch's meta
-    kernel refuses single precision, which CUDA multiplies group by group.
+    Groups are along a dimension that one factor or both lack; their bounds are values. torch's meta kernel
+    refuses single precision, which CUDA multiplies group by group.
     """
     kind = out_dtype or a.dtype
     ranks = a.dim(), b.dim()
@@ -162,14 +169,17 @@ def _grouped_mm(
 
 
 def _binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1) -> Any:
-    """Return the mean in the storage of the unreduced loss (ATen/native/cuda/Loss.cu)."""
+    """Return the reduced loss as a scalar in the storage of the unreduced loss (ATen/native/cuda/Loss.cu)."""
     if reduction == 0 or not is_floating_meta(x, target, weight) or x.shape != target.shape or 0 in x.shape:
         return NotImplemented
     return empty(x.shape, x.dtype).as_strided((), ())
 
 
 def _squared_error(x: Tensor, target: Tensor, reduction: int = 1, beta: float = 1.0) -> Any:
-    """Return the mean in the storage of the unreduced loss, which is resized (ATen/native/Loss.cpp)."""
+    """Return the reduced loss as a scalar in the storage of the unreduced loss (ATen/native/Loss.cpp).
+
+    On CUDA the unreduced loss is resized.
+    """
     shape = broadcast([x.shape, target.shape])
     if reduction == 0 or not is_floating_meta(x, target) or not shape or 0 in shape:
         return NotImplemented
@@ -180,10 +190,13 @@ def _ctc_loss(
     scores: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0,
     zero_infinity: bool = False,
 ) -> Any:  # fmt: skip
-    """Return the loss and the forward variables (ATen/native/cuda/LossCTC.cu); torch has no meta kernel."""
+    """Return the CTC loss and its forward variables (ATen/native/cuda/LossCTC.cu).
+
+    torch has no meta kernel for it.
+    """
     steps, samples = scores.shape[:2]
     if isinstance(target_lengths, Tensor) and target_lengths.is_meta:
-        longest = targets.shape[-1]  # to which they are padded
+        longest = targets.shape[-1]  # the length to which targets are padded
     else:
         longest = max(int(length) for length in target_lengths)
     return empty((samples,), scores.dtype), empty((samples, steps, 2 * longest + 1), scores.dtype)
@@ -197,7 +210,7 @@ def _ctc_loss_backward(grad: Tensor, scores: Tensor, *_: Any) -> Any:
 
 
 def _roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
-    """Return a contiguous tensor, whatever the input (ATen/native/cuda/TensorTransformations.cu)."""
+    """Return a contiguous output for any strides of the input (ATen/native/cuda/TensorTransformations.cu)."""
     rank = x.dim()
     if not x.is_meta or 0 in x.shape or rank < 1 or len(shifts) != len(dims) or not shifts:
         return NotImplemented
@@ -207,7 +220,7 @@ def _roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
 
 
 def _softmax_backward(grad: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Any:
-    """Return a contiguous tensor, whatever the gradient (ATen/native/SoftMax.cpp)."""
+    """Return a contiguous output for any strides of the gradient (ATen/native/SoftMax.cpp)."""
     if grad.shape != output.shape or 0 in grad.shape or not is_floating_meta(grad, output):
         return NotImplemented
     if dtype is not grad.dtype or not -grad.dim() <= dim < grad.dim():
@@ -225,7 +238,10 @@ def _masked_fill(x: Tensor, mask: Tensor, value: Any) -> Any:
 
 
 def _index(x: Tensor, indices: Sequence[Tensor | None]) -> Any:
-    """Return as many elements as a mask on the CPU selects, of which torch would list the places."""
+    """Return a tensor with as many elements as a mask on the CPU selects.
+
+    For such a mask, torch would make a list of the selected indices.
+    """
     if len(indices) != 1 or (mask := indices[0]) is None:
         return NotImplemented
     if mask.is_meta or mask.dtype is not torch.bool or not x.is_meta or mask.shape != x.shape:
@@ -234,8 +250,9 @@ def _index(x: Tensor, indices: Sequence[Tensor | None]) -> Any:
 
 
 def _resized_input(func: Any, x: Tensor, *args: Any) -> Any:
-    """Return what is made like the input and resized, so that its storage is no smaller (ATen/native/cuda:
-    Im2Col.cu, Col2Im.cu).
+    """Return an output that is made in the input's size and then resized, as im2col and col2im do on CUDA.
+
+    Its storage is therefore no smaller than the input's (ATen/native/cuda: Im2Col.cu, Col2Im.cu).
     """
     if not is_floating_meta(x) or 0 in x.shape:
         return NotImplemented
@@ -245,7 +262,7 @@ def _resized_input(func: Any, x: Tensor, *args: Any) -> Any:
 def _weight_int4pack_mm(
     activations: Tensor, packed: Tensor, group_size: int, scales_and_zeros: Tensor
 ) -> Tensor:
-    """Multiply by weights of 4 bits in tiles of 8 rows (ATen/native/cuda/int4mm.cu)."""
+    """Return the product with weights of 4 bits, packed in tiles of 8 rows (ATen/native/cuda/int4mm.cu)."""
     return activations.new_empty(activations.shape[0], 8 * packed.shape[0])
 
 

@@ -1,4 +1,7 @@
-"""Outputs of pointwise operators on `meta`, laid out as by ATen/TensorIterator.cpp."""
+"""Kernels on `meta` for pointwise operators, with outputs laid out as by ATen/TensorIterator.cpp.
+
+Each returns NotImplemented for arguments that are left to torch's kernel.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -17,9 +20,9 @@ from planner.capture.meta_kernels.strides import (
 
 
 def pointwise_output(*operands: Any, dtype: torch.dtype | None = None, **_: Any) -> Any:
-    """Return one output over all operands: floating-point tensors, broadcast or not.
+    """Return the output of a pointwise operator over floating-point tensors and numbers, with broadcasting.
 
-    `dtype` is that of the output where it is not what the operands promote to.
+    `dtype` is the output's dtype if it differs from the dtype to which the operands promote.
     """
     tensors = []
     has_number = False
@@ -41,14 +44,17 @@ def pointwise_output(*operands: Any, dtype: torch.dtype | None = None, **_: Any)
 
 
 def _alone(x: Any, *numbers: Any, **options: Any) -> Any:
-    """Return an output over one tensor and numbers that are no operands."""
+    """Return the output of a pointwise operator over one tensor, whose numbers are no operands."""
     if any(isinstance(number, complex) for number in numbers):
         return NotImplemented
     return pointwise_output(x, **options)
 
 
 def _laid_over(tensors: Sequence[Tensor], kind: torch.dtype, dtype: torch.dtype, numbers: int = 0) -> Any:
-    """Return an output of this dtype over these operands, which promote to `kind`, and so many numbers."""
+    """Return an output of this dtype laid out by its operands: tensors that promote to `kind`, and numbers.
+
+    `numbers` is the count of numbers among the operands.
+    """
     shape: Sequence[int] = tensors[0].shape
     is_broadcast = False
     for t in tensors:
@@ -63,7 +69,7 @@ def _laid_over(tensors: Sequence[Tensor], kind: torch.dtype, dtype: torch.dtype,
     if 0 in shape:
         return NotImplemented
     strides = [_over(shape, t) for t in tensors]
-    # The CPU converts to the common dtype, which puts what is expanded or of size 1 in order.
+    # The CPU converts to the common dtype, which changes strides of expanded dimensions or of size 1.
     for t in tensors:
         is_converted = t.dtype is not kind and t.dtype is not torch.bool
         if is_converted and (0 in t.stride() or 1 in t.shape) and not is_contiguous_meta(t):
@@ -91,28 +97,35 @@ def _clamp(x: Tensor, low: Any = None, high: Any = None) -> Any:
 
 
 def _hardtanh(x: Tensor, *numbers: Any) -> Any:
-    """Leave tensors of unusual strides to torch: it clamps into an empty tensor, which is laid out later."""
+    """Return the output of hardtanh; tensors of unusual strides are left to torch.
+
+    torch clamps into an empty tensor, which is laid out later.
+    """
     output = _alone(x, *numbers)
     return output if isinstance(output, Tensor) and output.stride() == x.stride() else NotImplemented
 
 
 def _power(x: Tensor, exponent: Any) -> Any:
-    """Leave an exponent of one to torch: a copy, laid out in another way than the other powers."""
+    """Return the output of a power; an exponent of 1 is left to torch for tensors that are not contiguous.
+
+    torch then makes a copy, which is laid out differently from other powers.
+    """
     if isinstance(exponent, Tensor) or (exponent == 1 and not is_contiguous_meta(x)):
         return NotImplemented
     return _alone(x, exponent)
 
 
 def _derivative(grad: Tensor, x: Tensor, *numbers: Any, **options: Any) -> Any:
-    """Return one output over the gradient and the input, in this order (ATen/native/Activation.cpp).
+    """Return the gradient of an activation, laid out by the incoming gradient first, then by the input.
 
-    torch's meta kernels compose several, which end in another layout where the two differ in theirs.
+    Source: ATen/native/Activation.cpp. torch's meta kernels compose several operators, whose result has
+    another layout if the layouts of gradient and input differ.
     """
     return pointwise_output(grad, x) if grad.shape == x.shape and grad.dtype is x.dtype else NotImplemented
 
 
 def _input_first(grad: Tensor, x: Tensor, *numbers: Any) -> Any:
-    """Return one output over the input and the gradient, in this order."""
+    """Return the gradient of an activation, laid out by the input first, then by the incoming gradient."""
     return _derivative(x, grad)
 
 

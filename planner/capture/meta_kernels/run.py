@@ -1,9 +1,9 @@
 """Run operators on `meta`, with outputs laid out as by CUDA's kernels.
 
-torch's meta kernels are mostly decompositions in Python: a multiplication takes a tenth of a millisecond
-there, batch norm a whole one. A training loop calls each operator many times with the same sizes, so the
-layout of its outputs is computed once. Kernels of our own stand for the most frequent operators (`pointwise`)
-and for those whose outputs CUDA lays out otherwise (`cuda_layouts`, `convolution`).
+torch's meta kernels are mostly decompositions in Python: a multiplication takes a tenth of a millisecond,
+batch norm a whole millisecond. A training loop calls each operator many times with the same sizes, so the
+layout of its outputs is computed once. The planner has kernels for the most frequent operators (`pointwise`)
+and for operators whose outputs CUDA lays out differently (`cuda_layouts`, `convolution`).
 """
 
 import gc
@@ -27,7 +27,7 @@ aten = torch.ops.aten
 
 
 def _scaled_mm_out(*operands: Any, out: Tensor, **_: Any) -> Tensor:
-    """Return `out`, which torch has no kernel on `meta` to write."""
+    """Return `out` unchanged, since torch has no meta kernel for `_scaled_mm` with an output argument."""
     return out
 
 
@@ -39,7 +39,7 @@ _Layout = tuple[Sequence[int], Sequence[int], torch.dtype]  # shape and strides
 
 
 def meta_kernels(capability: Capability) -> Mapping[Any, Callable[..., Any]]:
-    """Return our kernels by operator, as they are on a GPU of this compute capability."""
+    """Return the planner's kernels by operator, for a GPU of this compute capability."""
     return {
         **_KERNELS,
         **operator_table(convolution.kernels(capability)),
@@ -49,25 +49,25 @@ def meta_kernels(capability: Capability) -> Mapping[Any, Callable[..., Any]]:
 
 
 class _Operator(Struct, frozen=True):
-    """What decides how an operator runs, which torch answers slowly at each call."""
+    """The properties of an operator that decide how it is run, kept since torch looks them up slowly."""
 
-    func: Any  # held, so that its identity stays its own
-    kernel: Callable[..., Any] | None  # of our own
+    func: Any  # held, so that its `id` stays unique
+    kernel: Callable[..., Any] | None  # the planner's, if it has any
     changes_lists: bool
     changes_elements: bool
 
 
 class MetaRunner:
-    """Runs the operators of one capture."""
+    """A runner of one capture's operators on `meta`, which remembers the layouts of outputs."""
 
     def __init__(self, capability: Capability) -> None:
         self._kernels = meta_kernels(capability)
-        self._operators: dict[int, _Operator] = {}  # by identity: their own hash is slow
+        self._operators: dict[int, _Operator] = {}  # by `id`, since hashing an operator is slow
         self._layouts: dict[Any, tuple[type, list[_Layout | None]]] = {}  # of outputs, with their container
         self._in_place: set[Any] = set()  # calls that return their first argument
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], phase: Phase) -> Any:
-        """Return the result of an operator in this phase of the loop."""
+        """Run an operator on `meta` in a phase of the loop, and return its result."""
         op = self._operators.get(id(func)) or self._inspect(func)
         if op.kernel is not None:
             out = op.kernel(*args, **kwargs)
@@ -101,7 +101,7 @@ class MetaRunner:
         return op
 
     def _remember(self, key: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Store the layout of outputs that are new tensors, or that an argument was changed in place."""
+        """Remember the layouts of a call's outputs if they are new, or that it returns its first argument."""
         if args and out is args[0] and torch.Tag.inplace_view not in func.tags:
             self._in_place.add(key)
         returns = func._schema.returns
@@ -124,10 +124,10 @@ class MetaRunner:
 
 
 def release_importing_frames() -> None:
-    """Release the frames that importing dynamo keeps, with the tensors of all functions that were running.
+    """Release the stack frames that the import of dynamo kept alive, with the tensors in them.
 
-    The first decomposition of a process imports it (torch/_compile.py), and `torch.fx.wrap`, called there,
-    keeps its own frame in a variable, a cycle that lasts while nothing collects garbage.
+    The first decomposition in a process imports dynamo (torch/_compile.py), which calls `torch.fx.wrap`. That
+    function keeps its own frame in a variable, a cycle that lasts until garbage is collected.
     """
     wrap = torch.fx._symbolic_trace.wrap.__code__
     for one in gc.get_objects():
@@ -142,21 +142,19 @@ def _changes_lists(func: Any) -> bool:
 
 
 def _changes_elements(func: Any) -> bool:
-    """Return whether an operator changes the elements of its first tensor in place, and only them."""
+    """Return whether an operator changes only the elements of its first tensor, in place."""
     name = func._schema.name
     return name.endswith("_") and "resize" not in name and torch.Tag.inplace_view not in func.tags
 
 
 def _is_only_tensor(args: tuple[Any, ...]) -> bool:
-    """Return whether the first argument is a contiguous tensor of floating-point numbers, and no other one is
-    a tensor.
-    """
+    """Return whether the only tensor is the first argument, contiguous, floating-point and on meta."""
     is_alone = is_contiguous_meta(args[0]) and not any(isinstance(one, Tensor) for one in args[1:])
     return is_alone and bool(args[0].dtype.is_floating_point)
 
 
 def _key_of(value: Any) -> Any:
-    """Return a key that determines the layout of a call's outputs; None where values may decide it."""
+    """Return a key that determines the layout of a call's outputs, or None if tensor values may decide it."""
     if isinstance(value, Tensor):
         return (value.shape, value.stride(), value.dtype) if value.is_meta else None
     if isinstance(value, _SEQUENCES):

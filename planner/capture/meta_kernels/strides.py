@@ -1,6 +1,6 @@
-"""Strides of new tensors on `meta`: torch's memory formats and the rules of ATen/TensorIterator.cpp.
+"""Compute strides of new tensors by torch's memory formats and the rules of ATen/TensorIterator.cpp.
 
-Strides count elements, not bytes. Shapes with a 0 in them are left to the callers.
+Strides count elements, not bytes. Callers must handle shapes that contain 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,12 @@ _empty, _empty_strided = torch.empty, torch.empty_strided
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return a contiguous tensor on meta."""
+    """Return an uninitialised contiguous tensor on meta."""
     return _empty(shape, dtype=dtype, device="meta")
 
 
 def empty_strided(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return a tensor with these strides on meta."""
+    """Return an uninitialised tensor with these strides on meta."""
     return _empty_strided(shape, strides, dtype=dtype, device="meta")
 
 
@@ -46,7 +46,7 @@ def channels_last(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _strides_in_order(shape: Sequence[int], outermost_first: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a dense tensor whose dimensions lie in memory in this order."""
+    """Return the strides of a dense tensor whose dimensions have this order in memory."""
     strides = [0] * len(shape)
     step = 1
     for dimension in reversed(outermost_first):
@@ -56,24 +56,27 @@ def _strides_in_order(shape: Sequence[int], outermost_first: Sequence[int]) -> t
 
 
 def is_contiguous_meta(t: Any) -> bool:
-    """Return whether this is a tensor on meta, not empty, with the strides of a new contiguous one."""
+    """Return whether a value is a non-empty tensor on meta with the strides of a new contiguous tensor."""
     return isinstance(t, Tensor) and t.is_meta and 0 not in t.shape and t.stride() == contiguous(t.shape)
 
 
 def is_floating_meta(*tensors: Tensor | None) -> bool:
-    """Return whether tensors are on meta and of one floating-point dtype."""
+    """Return whether all tensors that are not None are on meta, with a common floating-point dtype."""
     kinds = {t.dtype if t.is_meta else None for t in tensors if t is not None}
     kind = kinds.pop()
     return not kinds and kind is not None and kind.is_floating_point
 
 
 def suggests_channels_last(t: Tensor) -> bool:
-    """Return whether `Tensor::suggest_memory_format` gives a channels-last format."""
+    """Return whether `Tensor::suggest_memory_format` returns a channels-last format for a tensor."""
     return strides_suggest_channels_last(t.shape, t.stride())
 
 
 def strides_suggest_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return `is_channels_last_strides_2d` or `_3d` (c10/core/MemoryFormat.h) of sizes and strides."""
+    """Return whether sizes and strides suggest the channels-last format of their rank.
+
+    This is `is_channels_last_strides_2d` or `_3d` (c10/core/MemoryFormat.h).
+    """
     if len(shape) not in CHANNELS_LAST or strides[1] == 0:
         return False
     least = 0
@@ -87,7 +90,7 @@ def strides_suggest_channels_last(shape: Sequence[int], strides: Sequence[int]) 
 
 
 def is_in_format(shape: Sequence[int], strides: Sequence[int], is_last: bool) -> bool:
-    """Return `is_contiguous` in the channels-last format of the rank, or in the contiguous one.
+    """Return whether strides are exactly channels last for the rank if `is_last`, else contiguous.
 
     Dimensions of size 1 may have any stride (c10/core/Contiguity.h).
 
@@ -105,7 +108,7 @@ def is_in_format(shape: Sequence[int], strides: Sequence[int], is_last: bool) ->
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether a tensor has neither gaps nor overlaps, its dimensions being in any order."""
+    """Return whether a tensor has neither gaps nor overlaps in memory, with its dimensions in any order."""
     step = 1
     for stride, size in sorted(pair for pair in zip(strides, shape, strict=True) if pair[1] > 1):
         if stride != step:
@@ -115,7 +118,7 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def broadcast(shapes: Sequence[Sequence[int]]) -> Sequence[int] | None:
-    """Return the common shape, or None where there is none."""
+    """Return the shape to which all shapes broadcast, or None if they do not broadcast."""
     sizes = []
     for place in range(-max(map(len, shapes)), 0):
         common = 1
@@ -129,7 +132,9 @@ def broadcast(shapes: Sequence[Sequence[int]]) -> Sequence[int] | None:
 
 
 def pointwise_strides(shape: Sequence[int], operands: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the strides of the output over operands that all have its shape, numbers with strides of 0.
+    """Return the output's strides in a pointwise operator, from the operands' strides in the output's shape.
+
+    Numbers, and broadcast dimensions, have strides of 0.
 
     >>> pointwise_strides((1, 8, 2, 2), [(8, 1, 16, 8)])  # channels last, whatever the stride of size 1
     (32, 1, 16, 8)
@@ -147,9 +152,9 @@ def pointwise_strides(shape: Sequence[int], operands: Sequence[tuple[int, ...]])
 
 
 def _innermost_first(shape: Sequence[int], operands: Sequence[tuple[int, ...]]) -> list[int]:
-    """Return the dimensions from the smallest stride to the largest.
+    """Return the dimensions from the smallest stride to the largest, by an insertion sort.
 
-    An insertion sort, which leaves a pair as it is where every operand is broadcast along one of the two.
+    A pair of dimensions keeps its order if each operand is broadcast along one of them.
     """
 
     def belongs_later(inner: int, outer: int) -> int:

@@ -1,7 +1,7 @@
-"""Adapt a model by a method of peft: its adapters are trained, the rest is frozen.
+"""Add a peft method's adapters to a model: the adapters are trained, all other weights are frozen.
 
-The model is that of the job's precision, as `from_pretrained` returns it; peft makes adapters in float32
-beside weights of half precision (`autocast_adapter_dtype`).
+The model has the job's precision, as `from_pretrained` returns it; with weights of half precision, peft makes
+adapters in float32 (`autocast_adapter_dtype`).
 """
 
 import inspect
@@ -19,12 +19,12 @@ from planner.capture.techniques.technique import BuiltModel, Technique
 from planner.errors import ModelError, PlannerError, UsageError
 from planner.jobs import Job, nearest, parse_model_arg, shown
 
-# Methods that are known by a name of their own, with what their configuration is.
+# Variants of methods with separate names: the method, and the configuration that selects the variant.
 _VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "dora": ("lora", {"use_dora": True}),
     "rslora": ("lora", {"use_rslora": True}),
 }
-_HEADS = {  # parts of the names of transformers' classes, and peft's task types
+_HEADS = {  # parts of the names of transformers' classes -> peft's task types
     "ForCausalLM": "CAUSAL_LM",
     "LMHeadModel": "CAUSAL_LM",
     "ForConditionalGeneration": "SEQ_2_SEQ_LM",
@@ -40,13 +40,14 @@ _PLACES = (
     "feedforward_modules",
 )
 Run = Callable[[Callable[[], object]], object]
-_OWN = ("autocast_adapter_dtype",)  # of `get_peft_model`, not of the configuration
+_OWN = ("autocast_adapter_dtype",)  # keywords of `get_peft_model`, not of the configuration
 
 
 def attach_adapters(model: nn.Module, job: Job, run: Run = construct_on_meta) -> nn.Module:
-    """Return the model with the adapters of the job's method, made by `run`; without one, the model as it is.
+    """Return the model with the adapters of the job's peft method, or the model itself if the job has none.
 
-    Raises UsageError for a method or value that peft does not know, ModelError where it refuses the model.
+    `run` calls the function that makes the adapters. Raises UsageError for a method or value that peft does
+    not know, ModelError if peft refuses the model.
     """
     if not job.peft:
         return model
@@ -61,7 +62,7 @@ def attach_adapters(model: nn.Module, job: Job, run: Run = construct_on_meta) ->
             adapted = run(lambda: peft.get_peft_model(model, config, **own))
     except (PlannerError, KeyboardInterrupt):
         raise
-    except BaseException as error:  # peft checks a configuration against the model where it is applied
+    except BaseException as error:  # peft checks a configuration against the model when applying it
         problem = f"{job.model}: --peft {job.peft} fails: {first_line_of(error)}"
         raise ModelError(f"{problem}; check --peft-arg, or see the traceback with --debug") from error
     assert isinstance(adapted, nn.Module)
@@ -69,9 +70,10 @@ def attach_adapters(model: nn.Module, job: Job, run: Run = construct_on_meta) ->
 
 
 def _configure(peft: Any, model: nn.Module, job: Job, given: dict[str, Any]) -> Any:
-    """Return the configuration of the method, with the task of transformers' class.
+    """Return peft's configuration for the job's method, with the task of the model's class in transformers.
 
-    peft's classes for tasks call the model with `input_ids`; a model of speech or images has no task.
+    Models of speech or images get no task, since peft's classes for tasks call the model with `input_ids`.
+    Raises UsageError for a method or a value that peft does not know.
     """
     method, preset = _VARIANTS.get(job.peft, (job.peft, {}))
     methods = {str(kind.value).lower(): config for kind, config in peft.PEFT_TYPE_TO_CONFIG_MAPPING.items()}
@@ -94,7 +96,10 @@ def _configure(peft: Any, model: nn.Module, job: Job, given: dict[str, Any]) -> 
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Return lists for tuples, and names of modules as a list where they are no regular expression."""
+    """Return a value with a tuple made a list, and comma-separated names of modules split into a list.
+
+    A regular expression of names is kept.
+    """
     if isinstance(value, tuple):
         return list(value)
     is_names = isinstance(value, str) and re.fullmatch(r"[\w.]+(\s*,\s*[\w.]+)*", value)

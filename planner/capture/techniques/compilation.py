@@ -1,4 +1,4 @@
-"""Call the model through torch.compile, or track the modules that eager code runs."""
+"""Techniques that run the model by torch.compile, or as eager code whose modules are tracked."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,14 +22,14 @@ def _track_modules(loop: CapturedLoop) -> Iterator[Callable[[], Notes]]:
 
 @contextmanager
 def _compile(loop: CapturedLoop) -> Iterator[Callable[[], Notes]]:
-    """Install the compiler; no module is tracked, since compiled code runs none."""
+    """Make torch.compile work on meta while open; modules are not tracked, since compiled code runs none."""
 
     @contextmanager
     def suspended() -> Iterator[None]:
         with loop.suspended(), names_of_torch():
             yield
 
-    with suspended():  # dynamo and inductor note torch's functions as they find them
+    with suspended():  # dynamo and inductor remember torch's functions by identity
         from planner.capture.inductor.compiler import Compiler, learn_names_of_torch  # takes seconds
 
         learn_names_of_torch()

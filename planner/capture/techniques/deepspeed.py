@@ -1,6 +1,7 @@
-"""Train with DeepSpeed's own engine on meta, on the first of several ranks: ZeRO 1, 2 and 3.
+"""Train on meta by DeepSpeed's own engine, as the first of several ranks: ZeRO 1, 2 and 3.
 
-The model is made on the CPU, and `deepspeed.initialize` converts, moves and shards it, as in its guides.
+The model counts as made on the CPU, and `deepspeed.initialize` converts, moves and shards it, as in
+DeepSpeed's guides.
 """
 
 import importlib
@@ -26,7 +27,7 @@ from planner.capture.techniques.technique import CapturedLoop, Notes, Technique
 from planner.jobs import Checkpoint, Job, Loss, fill_deepspeed
 from planner.program import Category, Phase
 
-# Attributes of ZeRO's optimizers, with what they hold (runtime/zero/stage_1_and_2.py, stage3.py).
+# Attributes of ZeRO's optimizers -> categories of their tensors (runtime/zero/stage_1_and_2.py, stage3.py).
 _HELD = {
     "single_partition_of_fp32_groups": Category.OPTIMIZER,
     "fp32_partitioned_groups_flat": Category.OPTIMIZER,
@@ -38,7 +39,7 @@ _HELD = {
 
 
 def run_zero(job: Job, model: nn.Module, batch: int, recorder: Recorder) -> tuple[str, ...]:
-    """Train for `job.steps` steps of the optimizer, and return notes on them."""
+    """Train by DeepSpeed's engine for `job.steps` steps of the optimizer, and return notes on them."""
     config = fill_deepspeed(job, batch, hidden_size_of(model))
     micro_batches = config["gradient_accumulation_steps"]
     few = config["gradient_accumulation_steps"] = min(micro_batches, MOST_MICRO_BATCHES)
@@ -62,8 +63,8 @@ def run_zero(job: Job, model: nn.Module, batch: int, recorder: Recorder) -> tupl
 
 
 def hidden_size_of(model: nn.Module) -> int | None:
-    """Return the hidden size by which transformers fills a configuration; None where there is none."""
-    configs = (getattr(one, "config", None) for one in model.modules())  # a step's model is within a module
+    """Return the hidden size with which transformers fills a DeepSpeed configuration, or None if unknown."""
+    configs = (getattr(one, "config", None) for one in model.modules())  # a step's model is inside a module
     config = next((one for one in configs if one is not None), None)
     sizes = getattr(config, "hidden_sizes", None)
     size = getattr(config, "hidden_size", None)
@@ -75,7 +76,7 @@ def _library() -> Any:
 
 
 def _engine(model: nn.Module, job: Job, config: dict[str, Any]) -> Any:
-    """Return the engine of a model, with the job's optimizer where the configuration names none."""
+    """Return DeepSpeed's engine for a model, with the job's optimizer if the configuration names none."""
     parameters = [*model.parameters()]
     optimizer = None if "optimizer" in config else optimizer_maker(model, job)(model, parameters)
     engine, *_ = _library().initialize(
@@ -106,7 +107,7 @@ def _silenced() -> Iterator[None]:
 
 
 class _Loop:
-    """A loop over an engine, with the variables of a script, which keep their tensors alive."""
+    """A training loop over DeepSpeed's engine, with a script's variables that keep tensors alive."""
 
     def __init__(self, job: Job, engine: Any, recorder: Recorder) -> None:
         self._job = job
@@ -117,13 +118,13 @@ class _Loop:
         self._loss: Any = None
 
     def start(self, step: int, phase: Phase) -> None:
-        """Start a phase."""
+        """Start a phase of a step, and set the categories of blocks unless the step begins."""
         if step > 0 and phase is not Phase.INPUTS:
             self.set_categories()
         self._recorder.start_phase(step, phase)
 
     def run_micro_batch(self, step: int, load_batch: Any) -> None:
-        """Run one micro-batch; the engine knows after which of them to update."""
+        """Run one micro-batch; the engine itself decides whether to update the weights after it."""
         job, engine = self._job, self._engine
         self.start(step, Phase.INPUTS)
         self._batch = ((), {}, None)
@@ -140,7 +141,7 @@ class _Loop:
         engine.step()
 
     def set_categories(self) -> None:
-        """Set the categories of blocks that hold parameters, gradients and optimizer state by now."""
+        """Set the categories of the blocks that currently hold parameters, gradients and optimizer state."""
         module = self._engine.module
         held = [(one, Category.PARAMETER) for one in (*module.parameters(), *module.buffers())]
         sharded = self._engine.optimizer
@@ -149,7 +150,7 @@ class _Loop:
             leaves = tree_leaves(dict(value) if isinstance(value, dict) else value)
             held += [(one, category) for one in leaves if isinstance(one, Tensor)]
         for bucket in getattr(sharded, "ipg_buckets", {}).values():
-            leaves = tree_leaves(bucket.buffer)  # a tensor in stage 3, several before
+            leaves = tree_leaves(bucket.buffer)  # one tensor in stage 3, several in lower stages
             held += [(one, Category.GRADIENT) for one in leaves if isinstance(one, Tensor)]
         held += [(one, Category.OPTIMIZER) for one in state_tensors(self._engine.basic_optimizer)]
         for tensor, category in held:

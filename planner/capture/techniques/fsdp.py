@@ -1,7 +1,8 @@
 """Shard a model with FSDP2 (`fully_shard`) on meta, block by block.
 
-FSDP gathers the parameters of a block before it runs and frees them afterwards by resizing one storage in
-place, which no operator does: `replacements` has the recorder told. Each rank holds a part of each parameter.
+Each rank holds a part of each parameter. FSDP gathers the parameters of a block before it runs, and frees
+them afterwards by resizing a storage in place. No operator runs then, so `replacements` reports the resizing
+to the recorder.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +27,7 @@ _KEYS = ("reshard_after_forward", "replicas", "gradient_sync", "by", "offload", 
 
 
 def fsdp_arguments(job: Job) -> dict[str, Any]:
-    """Return the values of `--fsdp-arg`. Raises UsageError for one that is not planned."""
+    """Return the values of `--fsdp-arg` by name. Raises UsageError if a name or value is not planned."""
     given = dict(parse_model_arg(text, "--fsdp-arg") for text in job.fsdp_arg)
     keys = (*_KEYS, *(OF_PLUGIN if given.get("by") == "accelerate" else ()))
     for key in given:
@@ -42,7 +43,10 @@ def fsdp_arguments(job: Job) -> dict[str, Any]:
 
 
 def shard_blocks(model: nn.Module, job: Job, given: Mapping[str, Any], mesh: Any, recorder: Recorder) -> str:
-    """Shard the repeated blocks of a model, then what is left of it, and return a note that names them."""
+    """Shard the repeated blocks of a model, then its remaining parameters, and return a note on them.
+
+    With `by=accelerate`, accelerate shards the model. Raises UsageError if `fully_shard` refuses.
+    """
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
     of_policy = {key: _policy_value(key, given[key]) for key in _OF_POLICY if key in given}
@@ -76,7 +80,7 @@ def shard_blocks(model: nn.Module, job: Job, given: Mapping[str, Any], mesh: Any
 
 
 def _allocate_parts(model: nn.Module) -> None:
-    """Give parts that FSDP has padded blocks of their own size, as `to_empty` does on the GPU."""
+    """Replace each padded part of a parameter by a tensor without padding, as `to_empty` makes on the GPU."""
     for parameter in model.parameters():
         part = cast("Any", parameter)._local_tensor
         if part.untyped_storage().nbytes() != part.numel() * part.element_size():
@@ -84,18 +88,19 @@ def _allocate_parts(model: nn.Module) -> None:
 
 
 def _keep_on_host(model: nn.Module, recorder: Recorder) -> None:
-    """Take the parts of all parameters as pinned memory of the CPU; buffers stay on the GPU.
+    """Mark the parts of all parameters as pinned memory of the CPU; buffers remain on the GPU.
 
-    FSDP2 itself moves and pins parts that are not on meta (`reset_sharded_param` of _fsdp_param.py).
+    FSDP2 itself moves and pins parts only if they are not on meta (`reset_sharded_param` of _fsdp_param.py).
     """
     for parameter in model.parameters():
         recorder.host.pin(cast("Any", parameter)._local_tensor)
 
 
 def _ends_of(model: Any) -> tuple[tuple[nn.Module, ...], tuple[nn.Module, ...]]:
-    """Return what torchtitan shards before and after the blocks: embeddings; the last norm and the head.
+    """Return the modules that torchtitan shards before and after the blocks: embeddings; last norm and head.
 
-    As in torchtitan/models/llama3/infra/parallelize.py, `apply_fsdp`. Raises UsageError for other models.
+    Source: torchtitan/models/llama3/infra/parallelize.py, `apply_fsdp`. Raises UsageError for a model without
+    these modules or with tied weights.
     """
     embeddings = getattr(model, "get_input_embeddings", lambda: None)()
     head = getattr(model, "get_output_embeddings", lambda: None)()
@@ -108,7 +113,7 @@ def _ends_of(model: Any) -> tuple[tuple[nn.Module, ...], tuple[nn.Module, ...]]:
 
 @contextmanager
 def _moved_by_it(model: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Take a model as one on the CPU, and record what is done with it while open."""
+    """Treat a model as one on the CPU, and record its move to the GPU while open."""
     recorder.start_phase(0, Phase.SETUP)
     for tensor in (*model.parameters(), *model.buffers()):
         recorder.host.add(tensor)
@@ -127,10 +132,10 @@ def _policy_value(key: str, value: Any) -> Any:
 
 
 def replacements(on_resize: Callable[[Tensor], None]) -> Iterator[Replacement]:
-    """Yield replacements of FSDP's functions for parameters on meta.
+    """Yield replacements for functions of FSDP that make it work with parameters on meta.
 
-    `on_resize` is called with each tensor whose storage FSDP has allocated or freed in place: with the
-    gathered parameters of a block before and after it runs.
+    `on_resize` is called with each tensor whose storage FSDP has allocated or freed in place: the gathered
+    parameters of a block, before and after the block runs.
     """
     from torch.distributed.fsdp._fully_shard import _fsdp_init, _fsdp_param, _fsdp_param_group
     from torch.distributed.tensor import DTensor
@@ -147,7 +152,7 @@ def replacements(on_resize: Callable[[Tensor], None]) -> Iterator[Replacement]:
     def moving(params: list[Any], buffers: list[Any], device: Any) -> None:
         for tensor in (*params, *buffers):
             if tensor.is_meta and not isinstance(tensor, DTensor):
-                moved = tensor.to(device)  # a copy where it stands for a tensor of the CPU
+                moved = tensor.to(device)  # a copy if it stands for a tensor of the CPU
                 if moved is not tensor:
                     tensor.data = moved
         move(params, buffers, device)
@@ -161,10 +166,10 @@ def replacements(on_resize: Callable[[Tensor], None]) -> Iterator[Replacement]:
 
 
 def _padding(reset: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return `FSDPParam.reset_sharded_param` that also pads parts on meta which are not those that FSDP made.
+    """Return `FSDPParam.reset_sharded_param` that also pads parts on meta that FSDP did not make itself.
 
-    Of parameters that do not divide evenly, the part that `to_empty` allocates on a late rank is smaller than
-    those of the others. The first forward pass copies it into a block as large as theirs.
+    If a parameter does not divide evenly, the part that `to_empty` allocates on a late rank is smaller than
+    on other ranks. The first forward pass copies it into a block of the padded size.
     """
 
     def run(self: Any) -> None:

@@ -1,7 +1,7 @@
-"""Make a script that sets up its process group by itself one rank of the group that sends nothing.
+"""Run a script that sets up its own process group as one rank of a group that sends nothing.
 
-Their `init_process_group` and `destroy_process_group` find the group open, meshes on `cuda` lie on meta, and
-the environment is that of a process which torchrun has started.
+The script's `init_process_group` and `destroy_process_group` have no effect, since the group is already open.
+Meshes on `cuda` are on meta, and the environment is as in a process that torchrun has started.
 """
 
 import functools
@@ -34,7 +34,7 @@ _OFFLOAD = (
 
 
 def _check(job: Job) -> None:
-    """Refuse ranks of a script that are not planned. Raises UsageError."""
+    """Raise UsageError if the job's ranks are not planned, or if its model is not a file."""
     where = f"{job.model}: --world-size {job.world_size}"
     if split_model(job.model).source != "file":
         raise UsageError(f"{where} is for a FILE.py that shards its model by itself; use --fsdp or --tp")
@@ -44,7 +44,10 @@ def _check(job: Job) -> None:
 
 @contextmanager
 def _as_launched(ranks: int, rank: int, stages: Stages) -> Iterator[None]:
-    """Make user code find itself launched as a rank of so many, inside of `process_group`."""
+    """Set torchrun's environment variables and replace functions of torch for a rank of `ranks` while open.
+
+    It must be opened inside `process_group`.
+    """
     node = min(ranks, GPUS_OF_A_NODE)
     environment = {
         "WORLD_SIZE": ranks,
@@ -92,9 +95,10 @@ def _replacements() -> Iterator[Replacement]:
 
 
 def _address(plain: Callable[[Tensor], int]) -> Callable[[Tensor], int]:
-    """Return `Tensor.data_ptr` that differs between tensors on meta where accelerate asks.
+    """Return `Tensor.data_ptr` that gives accelerate distinct addresses for storages on meta.
 
-    It knows an optimizer's parameters by it while it shards them (accelerate/accelerator.py).
+    accelerate identifies an optimizer's parameters by address while it shards them
+    (accelerate/accelerator.py).
     """
 
     @functools.wraps(plain)
@@ -119,7 +123,7 @@ def _without_effect(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def _refusing(what: str) -> Callable[..., None]:
-    """Return a constructor that refuses to make what allocates memory unseen, such as DDP's buckets."""
+    """Return a constructor that raises UsageError, for a class that is not planned."""
 
     def refuse(_: Any, *__: Any, **___: Any) -> None:
         raise UsageError(f"{what}, {_OR_RUN}")
@@ -128,7 +132,7 @@ def _refusing(what: str) -> Callable[..., None]:
 
 
 def _on_gpu(plain: Callable[..., None]) -> Callable[..., None]:
-    """Return `FSDPParam.__init__` that refuses parameters whose shards lie on the host."""
+    """Return `FSDPParam.__init__` that raises UsageError for parameters whose shards are on the CPU."""
 
     @functools.wraps(plain)
     def make(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -141,7 +145,7 @@ def _on_gpu(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def _of_any_backend(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `new_group` that makes groups of the process group's own backend."""
+    """Return `new_group` that ignores the backend it is given, and uses the process group's backend."""
 
     @functools.wraps(plain)
     def make(*args: Any, backend: Any = None, **kwargs: Any) -> Any:
@@ -152,7 +156,7 @@ def _of_any_backend(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _on_meta(plain: Callable[..., None]) -> Callable[..., None]:
-    """Return `DeviceMesh.__init__` that takes a mesh of GPUs as one on meta."""
+    """Return `DeviceMesh.__init__` that makes a mesh on meta in place of a mesh of GPUs."""
 
     @functools.wraps(plain)
     def make(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:

@@ -1,7 +1,7 @@
-"""Replace layers and the loss of a model of transformers by Liger's kernels (`--liger`).
+"""Replace layers and the loss of a transformers model by Liger's kernels (`--liger`).
 
-The model's own modules are patched as `TrainingArguments(use_liger_kernel=True)` does it. Liger also replaces
-functions of transformers' modules, which is undone.
+The model's modules are patched as by `TrainingArguments(use_liger_kernel=True)`. Liger also replaces
+functions in modules of transformers, which is undone afterwards.
 """
 
 import sys
@@ -24,9 +24,9 @@ _PATCHED = ("transformers.models.", "transformers.loss.")
 
 @contextmanager
 def _liger_kernels(model: nn.Module, job: Job) -> Iterator[None]:
-    """Apply Liger's kernels to the model, and keep those of transformers' functions while open.
+    """Apply Liger's kernels to the model; functions of transformers are replaced only while open.
 
-    Raises ModelError for a model that Liger does not know.
+    Raises ModelError if Liger has no kernels for the model, or fails.
     """
     with quiet():
         patches = import_library("liger_kernel.transformers.monkey_patch", extra="liger")
@@ -51,19 +51,19 @@ def _liger_kernels(model: nn.Module, job: Job) -> Iterator[None]:
 
 
 def has_liger_kernels(model: nn.Module) -> bool:
-    """Return whether Liger has kernels for a model. Raises ModelError where it is not installed."""
+    """Return whether Liger has kernels for a model. Raises ModelError if Liger is not installed."""
     with quiet(), triton_importable():
         patches = import_library("liger_kernel.transformers.monkey_patch", extra="liger")
     return _find_model(model, patches.MODEL_TYPE_TO_APPLY_LIGER_FN) is not None
 
 
 def _is_patched(name: str) -> bool:
-    """Return whether this is a module of transformers' models or losses."""
+    """Return whether a module's name belongs to a model or a loss of transformers, which Liger may patch."""
     return name.startswith(_PATCHED) and ("modeling" in name or "loss" in name)
 
 
 def _find_model(model: nn.Module, known: Any) -> nn.Module | None:
-    """Return the outermost model of transformers of a type that Liger knows, also within one of peft."""
+    """Return the outermost transformers model whose type Liger knows, also inside a peft model, or None."""
     kind: Any = import_library("transformers", extra="hf").PreTrainedModel
     found = (one for one in model.modules() if isinstance(one, kind) and one.config.model_type in known)
     return next(found, None)

@@ -1,4 +1,4 @@
-"""Run a training step of the user's own, or a trainer that holds the loop itself, and record it."""
+"""Record a user's own training step, or a trainer that holds the loop itself."""
 
 from torch import Tensor
 
@@ -24,11 +24,14 @@ BATCH_ON_GPU_NOTE = (
 
 
 class BatchOnHostError(PlannerError):
-    """A step of the user's own used its batch without moving it to the GPU."""
+    """A user's step used its batch without moving it to the GPU."""
 
 
 def _refuse_changes(model: BuiltModel, job: Job) -> BuiltModel:
-    """Refuse options that change a model, which the step holds by itself."""
+    """Return the model unchanged, or raise UsageError if an option would change it.
+
+    The step holds its model itself.
+    """
     tuned = {"--peft": job.peft, "--quantize": job.quantize is not Quantize.NONE, "--liger": job.liger}
     given = next((option for option, is_given in tuned.items() if is_given), "")
     if given:
@@ -37,9 +40,9 @@ def _refuse_changes(model: BuiltModel, job: Job) -> BuiltModel:
 
 
 def run_steps(loop: CapturedLoop) -> Notes:
-    """Run the steps and return notes on them.
+    """Record the set-up and the steps of a user's step or trainer, and return notes on them.
 
-    Raises BatchOnHostError if a step uses its batch on the CPU beside tensors of the GPU.
+    Raises BatchOnHostError if a step uses its batch on the CPU together with tensors of the GPU.
     """
     job, model, recorder = loop.job, loop.model, loop.recorder
     assert isinstance(model, StepModule)
@@ -47,7 +50,7 @@ def run_steps(loop: CapturedLoop) -> Notes:
     _record_held(model, job, recorder, loop.loaded)
 
     def on_phase(step: int, phase: Phase) -> None:
-        set_gradients(recorder, model.parameters())  # an optimizer need not know all of them
+        set_gradients(recorder, model.parameters())  # an optimizer may not have all parameters
         for optimizer in model.optimizers:
             held = [one for group in optimizer.param_groups for one in group["params"]]
             set_categories(recorder, held, optimizer)
@@ -71,17 +74,17 @@ def run_steps(loop: CapturedLoop) -> Notes:
 
 
 def _record_held(model: StepModule, job: Job, recorder: Recorder, loaded: dict[int, list[Tensor]]) -> None:
-    """Record the tensors that a step holds before its first call.
+    """Record the tensors that a user's step holds before its first call.
 
-    No variable of a function that goes on may name one of these tensors: the step may replace it by another,
-    which frees it.
+    No variable of a function that is still running may refer to these tensors: the step may replace any of
+    them, which must free it.
     """
     if isinstance(model, TrainerModule):
         for tensor in model.tensors_on_host():
             recorder.host.add(tensor)
     record_setup(model, job, recorder, loaded)
     model.held_tensors.clear()
-    for optimizer in model.optimizers:  # some make their state at once
+    for optimizer in model.optimizers:  # some make their state when constructed
         for tensor in state_tensors(optimizer):
             recorder.record_tensor(tensor, Category.OPTIMIZER, "state")
 

@@ -1,4 +1,4 @@
-"""Quantize the weights of a model, and keep the kernels that torchao has on a GPU."""
+"""Quantize the weights of a model, and run torchao's INT8 kernels as on a GPU."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from planner.jobs import Job
 
 
 def _quantize(model: BuiltModel, job: Job) -> BuiltModel:
-    """Quantize linear layers if the job does; a model may hold quantized ones of its own."""
+    """Quantize linear layers if the job asks for it, and prepare quantized layers of the model for meta."""
     module = quantize_linears(model.module, job)
     return BuiltModel(module, quantize_on_meta(module))
 

@@ -1,4 +1,4 @@
-"""Run the training loop that a job's options describe, and record it."""
+"""Record the training loop that a job's options describe."""
 
 from collections.abc import Iterator
 
@@ -34,7 +34,7 @@ def _freeze(model: BuiltModel, job: Job) -> BuiltModel:
 
 
 def run_recipe(loop: CapturedLoop) -> Notes:
-    """Run the job's steps with its loss and its optimizer, and return notes on them."""
+    """Record the set-up and the steps of a job with its loss and optimizer, and return notes on them."""
     job, model, recorder = loop.job, loop.model, loop.recorder
     recorder.start_phase(0, Phase.SETUP)
     record_setup(model, job, recorder, loop.loaded)
@@ -67,7 +67,7 @@ def run_recipe(loop: CapturedLoop) -> Notes:
 
 
 def _record_criterion(criterion: Criterion | None, recorder: Recorder) -> Iterator[nn.Parameter]:
-    """Record the tensors of the job's own loss, and yield its parameters."""
+    """Record the tensors of a user's loss if it is a module, and yield its parameters."""
     module = None if criterion is None else criterion.module
     if module is not None:
         name = type(module).__name__

@@ -1,4 +1,4 @@
-"""Shard a model over ranks: split the tensors of its layers (`--tp`), then shard its blocks (`--fsdp`)."""
+"""Shard a model over ranks: split the weights of its layers (`--tp`), then shard its blocks (`--fsdp`)."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ from planner.program import Category, Fact
 
 
 def rank_count(job: Job) -> int:
-    """Return the number of ranks of a job."""
+    """Return the number of ranks of a job: its FSDP ranks times its tensor-parallel ranks."""
     return (job.fsdp or 1) * (job.tp or 1)
 
 
@@ -52,12 +52,13 @@ def _open_model(model: nn.Module, job: Job, recorder: Recorder) -> Iterator[Note
 
 
 def _shard_model(model: nn.Module, job: Job, recorder: Recorder) -> tuple[str, ...]:
-    """Split the tensors of a model's layers, shard its blocks, and return notes that name them.
+    """Split the weights of a model's layers and shard its blocks, as the job asks, and return notes on both.
 
-    accelerate moves a model from the CPU while it shards it, which `recorder` records.
+    accelerate moves a model from the CPU while it shards the model, which `recorder` records. If all ranks
+    hold equal parts, that is added to the recorder's facts.
 
-    Raises UsageError for a model without a plan, and for arguments of `--fsdp-arg` that are unknown or not
-    planned.
+    Raises UsageError for a model without a tensor-parallel plan, and for arguments of `--fsdp-arg` that are
+    unknown or not planned.
     """
     given = fsdp.fsdp_arguments(job)
     mesh = _mesh(job, given)
@@ -72,7 +73,7 @@ def _shard_model(model: nn.Module, job: Job, recorder: Recorder) -> tuple[str, .
 
 
 def _has_equal_parts(model: nn.Module) -> bool:
-    """Return whether ranks do not differ, since each parameter divides evenly over them."""
+    """Return whether all ranks hold equal parts, since each parameter divides evenly over them."""
     from torch.distributed.tensor import DTensor
 
     return all(_is_even(one) for one in model.parameters() if isinstance(one, DTensor))
@@ -87,7 +88,10 @@ def _is_even(parameter: Any) -> bool:
 
 
 def _mesh(job: Job, given: Mapping[str, Any]) -> Any:
-    """Return the mesh of all ranks: it replicates parameters, shards them, and splits them."""
+    """Return the mesh of all ranks, with dimensions that replicate, shard and split parameters as needed.
+
+    Raises UsageError if the ranks do not divide into the given number of replicas.
+    """
     from torch.distributed.device_mesh import init_device_mesh
 
     ranks, replicas = job.fsdp, given.get("replicas", 1)
@@ -105,9 +109,10 @@ def _mesh(job: Job, given: Mapping[str, Any]) -> Any:
 
 
 def _with_last_synced(load_batch: BatchLoader, model: nn.Module, job: Job) -> BatchLoader:
-    """Return a loader of batches before the last of which, in each step, gradients are not reduced.
+    """Return a loader that makes FSDP reduce gradients in each step's last micro-batch only, if the job does.
 
-    They stay whole on each rank until then (`set_requires_gradient_sync`), where the job asks for it.
+    In the micro-batches before, gradients stay unsharded on each rank (`set_requires_gradient_sync`). For any
+    other job the loader itself is returned.
     """
     if job.accumulate < 2 or not job.fsdp or fsdp.fsdp_arguments(job).get("gradient_sync") != "last":
         return load_batch
@@ -123,7 +128,7 @@ def _with_last_synced(load_batch: BatchLoader, model: nn.Module, job: Job) -> Ba
 
 
 def _keep_parameters(parameters: Iterable[nn.Parameter], recorder: Recorder) -> None:
-    """Set the category of parameters, whose parts FSDP may have copied."""
+    """Set the category of all parameters again, since FSDP may have copied their parts."""
     for parameter in parameters:
         recorder.set_category(parameter, Category.PARAMETER)
 

@@ -1,4 +1,4 @@
-"""The techniques that captures know, in the order in which they are opened."""
+"""The table of all techniques, in the order in which a capture calls and opens them."""
 
 from planner.capture.techniques.adapters import ADAPTERS
 from planner.capture.techniques.common import ACCELERATE, OPERATORS, PADDING, VALUES
@@ -34,5 +34,5 @@ TECHNIQUES = (
 
 
 def techniques_of(job: Job) -> tuple[Technique, ...]:
-    """Return the techniques that a job uses."""
+    """Return the techniques that a job uses, in the order of the table."""
     return tuple(technique for technique in TECHNIQUES if technique.is_used(job))

@@ -1,4 +1,4 @@
-"""The contract between a capture and the techniques of a job, such as sharding or compilation."""
+"""Define the interface between a capture and a job's techniques, such as sharding or compilation."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,21 +21,21 @@ class BuiltModel(Struct, frozen=True):
     """A model on meta, with the tensors that its quantized modules allocate as they are moved to the GPU."""
 
     module: nn.Module
-    loaded: dict[int, list[Tensor]] = {}  # by the identity of the quantized module, in order
+    loaded: dict[int, list[Tensor]] = {}  # by the `id` of the quantized module, in order
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedLoop:
-    """A training loop that is about to run on meta while its recorder watches."""
+    """A loop that is about to run on meta, with its job, model and recorder."""
 
     job: Job  # its inputs have the precision of the model
     model: nn.Module
     batch: int
     recorder: Recorder
     loaded: dict[int, list[Tensor]]  # of the built model; emptied as the set-up is recorded
-    loads_to_gpu: bool  # batches of a step of the user's own come on the GPU, not on the CPU
+    loads_to_gpu: bool  # batches of a user's step are loaded on the GPU, not on the CPU
     techniques: "tuple[Technique, ...]"
-    suspended: Suspended = nullcontext  # opens a context in which torch has its own operators
+    suspended: Suspended = nullcontext  # opens a context in which torch's operators are not replaced
 
 
 @contextmanager
@@ -64,24 +64,24 @@ class Technique(Struct, frozen=True):
     """
 
     is_used: Callable[[Job], bool]
-    # Imports libraries before names of torch are replaced, and refuses what is not planned (UsageError).
+    # Imports libraries before functions of torch are replaced, and raises UsageError for unplanned options.
     prepare: Callable[[Job], None] = lambda job: None
-    # Opens what the process needs before the model is built, such as a process group.
+    # Opens contexts that the process needs before the model is built, such as a process group.
     open_process: Callable[[Job, Placement, Stages], AbstractContextManager[None]] = open_nothing
     # Changes a model before it is on the GPU; nothing is recorded.
     change_model: Callable[[BuiltModel, Job], BuiltModel] = lambda model, job: model
     # Changes a model while it is open, and yields notes.
     open_model: Callable[[nn.Module, Job, Recorder], AbstractContextManager[Notes]] = without_notes
-    # Opens what the loop needs, and yields a function that returns notes after the loop.
+    # Opens contexts that the loop needs, and yields a function that returns notes after the loop.
     open_loop: Callable[[CapturedLoop], AbstractContextManager[Callable[[], Notes]]] = watch_nothing
-    # Runs the loop and returns notes; the first technique of the table that has one runs it.
+    # Runs the loop and returns notes; only the first technique with this function runs its loop.
     run_loop: Callable[[CapturedLoop], Notes] | None = None
-    # Changes the loader of a loop of options, for the job with the micro-batches that are run.
+    # Changes the batch loader of a loop described by options; the job has only the micro-batches that run.
     change_loader: Callable[[BatchLoader, nn.Module, Job], BatchLoader] = lambda load, model, job: load
-    # Sets categories of blocks as a phase of a loop of options starts.
+    # Sets categories of blocks when a phase of a loop described by options starts.
     on_phase: Callable[[Iterable[nn.Parameter], Recorder], None] = lambda parameters, recorder: None
 
 
 def is_always_used(_: Job) -> bool:
-    """Return True: a technique that takes part in every capture."""
+    """Return True, for a technique that takes part in every capture."""
     return True

@@ -1,4 +1,4 @@
-"""Split the tensors of a model's layers over the ranks of a mesh, by the plan that it has in transformers."""
+"""Split the weights of a model's layers over the ranks of a mesh, by the model's plan in transformers."""
 
 from collections import Counter
 from typing import Any
@@ -11,9 +11,9 @@ from planner.jobs import Job
 
 
 def split_tensors(model: Any, job: Job, mesh: Any) -> str:
-    """Do what transformers does with a model of `from_pretrained(tp_plan="auto")`, and return a note.
+    """Split a model's weights in place, as `from_pretrained(tp_plan="auto")` does, and return a note.
 
-    Raises UsageError for a model without a plan, and where the plan does not divide it.
+    Raises UsageError for a model without a plan, and if its weights do not divide by the plan.
     """
     where = f"{job.model}: --tp {job.tp}"
     if not getattr(model, "tp_plan", None):
@@ -36,7 +36,10 @@ def split_tensors(model: Any, job: Job, mesh: Any) -> str:
 
 
 def _untie(model: Any) -> None:
-    """Part tied parameters, as they are while transformers loads a model (`no_tie_weights`)."""
+    """Replace tied parameters by separate parameters, as transformers does while it loads a model.
+
+    There it is `no_tie_weights`.
+    """
     for name in model.all_tied_weights_keys:
         module, _, parameter = name.rpartition(".")
         parted = nn.Parameter(torch.empty_like(model.get_parameter(name)))

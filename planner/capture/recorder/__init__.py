@@ -1,1 +1,1 @@
-"""The record of allocations, by operator and module."""
+"""Record the allocations of a loop, by operator and module."""

@@ -1,4 +1,4 @@
-"""Allocations and frees in their order, and sums of gradients that allocate nothing."""
+"""Log allocations and frees in their order, and drop the allocations of gradient sums that run in place."""
 
 import weakref
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _BLOCK_BYTES = 512  # kMinBlockSize of the caching allocator
 
 @dataclass(slots=True)
 class Block:
-    """A block while it is recorded: its category is known only later."""
+    """A block of the log, whose category may still change."""
 
     number: int
     size_bytes: int
@@ -25,7 +25,7 @@ class Block:
 
 
 class StorageRef(weakref.ref[Any]):
-    """A reference to a living storage with its block; a sum may take over its operand's block."""
+    """A weak reference to a storage, with the storage's block; an in-place sum takes its operand's block."""
 
     __slots__ = ("block", "key")
 
@@ -34,7 +34,7 @@ class StorageRef(weakref.ref[Any]):
 
 
 class AllocationLog:
-    """The log of one run: `records` are allocated blocks, frees, and starts of phases."""
+    """The log of one run, whose `records` are allocated blocks, frees, and starts of phases."""
 
     def __init__(self, provenance: ProvenanceCollector | None) -> None:
         self.records: list[Block | Free | PhaseStart] = []
@@ -42,7 +42,7 @@ class AllocationLog:
         self._alive: dict[int, Block] = {}
         self._blocks = 0
         self._sites: dict[tuple[str, str], int] = {}
-        self._sum: tuple[Block, StorageRef] | None = None  # an addition that may turn out to be in place
+        self._sum: tuple[Block, StorageRef] | None = None  # operand and sum that may prove to be in place
         self._closed = False
 
     def start_phase(self, step: int, phase: Phase) -> None:
@@ -52,13 +52,13 @@ class AllocationLog:
         self._closed = phase is Phase.END
 
     def keep_for_backward(self) -> None:
-        """Make activations of the temporaries that are alive."""
+        """Change the category of all living temporaries to activations."""
         for block in self._alive.values():
             if block.category is Category.TEMPORARY:
                 block.category = Category.ACTIVATION
 
     def alloc(self, size_bytes: int, category: Category, op: str, module: str, stream: int = 0) -> Block:
-        """Record a new block, allocated by an operator in a module for work on a stream."""
+        """Record and return a new block, allocated by an operator in a module for work on a stream."""
         self._sum = None
         sites, number = self._sites, self._blocks
         block = Block(number, size_bytes, category, sites.setdefault((module, op), len(sites)), stream)
@@ -70,19 +70,26 @@ class AllocationLog:
         return block
 
     def set_module(self, block: Block, module: str) -> None:
-        """Set the module that a block is allocated in."""
+        """Change the module in which a block counts as allocated."""
         op = [*self._sites][block.site][1]
         block.site = self._sites.setdefault((module, op), len(self._sites))
 
     def free(self, block: Block, *, empties_cache: bool = False) -> None:
-        """Record that a block is freed, unless a sum lives on in it; see `Free.empties_cache`."""
+        """Record that a block is freed, unless a gradient sum proves to be in place and keeps the block.
+
+        After the start of `END` nothing is recorded. See `Free.empties_cache` for the flag.
+        """
         if self._closed or (self._sum is not None and self._sum_was_in_place(block)):
             return
         del self._alive[block.number]
         self.records.append(Free(block.number, empties_cache))
 
     def empty_cache(self, since: int) -> bool:
-        """Let the last free, if it comes after `since` records and nothing after it, empty the cache too."""
+        """Mark the last record as a free that also empties the cache, and return whether it was marked.
+
+        It is not marked if it is no free, or is among the first `since` records. Starts of phases after it
+        are skipped.
+        """
         last = len(self.records) - 1
         while last >= since and isinstance(self.records[last], PhaseStart):
             last -= 1
@@ -93,7 +100,7 @@ class AllocationLog:
         return True
 
     def expect_inplace_accumulation(self, operand: Block, out: StorageRef) -> None:
-        """Note that a sum of gradients was just allocated: it was in place if its operand is freed next."""
+        """Note that a sum of gradients was just allocated; it is in place if `operand` is freed next."""
         if self.records[-1] is out.block and operand.size_bytes == out.block.size_bytes:
             self._sum = (operand, out)
 
@@ -103,13 +110,13 @@ class AllocationLog:
         self._sum = None
         if freed is not operand:
             return False
-        self.records.pop()  # the allocation of the sum, which lives on in its operand's block
+        self.records.pop()  # the allocation of the sum, which keeps its operand's block
         del self._alive[out.block.number]
         out.block = operand
         return True
 
     def allocated_bytes(self) -> tuple[int, int]:
-        """Return the bytes of the living blocks, and the most that there were, in blocks of 512."""
+        """Return the allocated bytes now and at the peak, with each block rounded up to 512 bytes."""
         sizes: dict[int, int] = {}
         allocated = most = 0
         for record in self.records:

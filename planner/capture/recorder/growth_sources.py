@@ -1,7 +1,7 @@
-"""Find the code behind memory that grows from step to step, and whether only reference cycles hold it.
+"""Find the code that makes memory grow from step to step, and whether only reference cycles hold the memory.
 
-A capture runs without Python's garbage collector, so that cycles look like anything else that stays alive.
-After the loop a collection shows the difference: blocks that it frees were held by cycles alone.
+A capture runs without Python's garbage collector, so that blocks in cycles stay alive like other blocks. A
+collection after the loop shows the difference: blocks that it frees were held by cycles only.
 """
 
 import gc
@@ -11,7 +11,10 @@ from planner.program import GrowthSource, Trace, find_growth, growing_blocks
 
 
 def growth_sources(trace: Trace, recorder: Recorder) -> tuple[GrowthSource, ...]:
-    """Return the sites whose blocks become more in a trace that just ended, with their lines, if any."""
+    """Return the sites whose number of blocks grows in a trace that just ended, with source lines if known.
+
+    The garbage collector runs once, to tell which of the blocks only reference cycles hold.
+    """
     growth = find_growth(trace)
     if growth is None:
         return ()

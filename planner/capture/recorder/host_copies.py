@@ -1,8 +1,8 @@
-"""Staging copies between GPU and CPU: blocks of the GPU that a copy takes for a moment.
+"""Compute the temporary blocks of the GPU that a copy between GPU and CPU allocates.
 
-A copy is one transfer where both sides have one type and one dense layout. Else ATen/native/cuda/Copy.cu
-(`copy_requires_temporaries`) makes contiguous copies first, and converts the type on the CPU, or on the GPU
-where the copy does not block.
+A copy is a single transfer if both tensors have the same dtype and the same dense layout. Otherwise
+ATen/native/cuda/Copy.cu (`copy_requires_temporaries`) makes contiguous copies first, and converts the dtype
+on the CPU, or on the GPU if the copy is non-blocking.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ _aten = torch.ops.aten
 
 
 def staging_copies(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, host: Any) -> Ops:
-    """Return the blocks of the GPU that a copy between it and the CPU takes; none for other operators.
+    """Return the temporary blocks of a copy between GPU and CPU, or () if the operator is no such copy.
 
-    `host` contains the tensors of the CPU, among them the result of a conversion that lies there.
+    `host` contains the tensors of the CPU, including the result `out` of a conversion if it is on the CPU.
     """
     if func is _aten.copy_.default:
         given, source = args[0], args[1]
@@ -67,5 +67,5 @@ def _have_one_layout(given: Tensor, source: Tensor) -> bool:
 
 
 def _strides_that_count(tensor: Tensor) -> Sequence[int]:
-    """Return the strides of dimensions with more than one element."""
+    """Return a tensor's strides, without the dimensions of size 1."""
     return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]

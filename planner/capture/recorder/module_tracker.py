@@ -1,4 +1,4 @@
-"""Track which module runs: for the sites of blocks, and to describe where a model failed."""
+"""Track which module runs, for the sites of blocks and to describe where a model failed."""
 
 import sys
 from bisect import bisect_right
@@ -16,13 +16,13 @@ from planner.program import Phase
 
 
 class ModuleTracker:
-    """Tracks the modules of one model while it runs."""
+    """A tracker of the running modules of one model."""
 
     def __init__(self, model: nn.Module) -> None:
         self._names = {id(module): name for name, module in model.named_modules()}
         self._root = getattr(type(model), "words_for_root", "the model's own forward")
-        self._stack: list[tuple[int, str]] = [(0, "")]  # running modules, by identity and name
-        # From this autograd sequence number on, nodes were made by this module.
+        self._stack: list[tuple[int, str]] = [(0, "")]  # running modules, by `id` and name
+        # Autograd sequence numbers, and the module that made the nodes from each number on.
         self._graph: tuple[list[int], list[str]] = ([0], [""])
 
     @contextmanager
@@ -38,7 +38,10 @@ class ModuleTracker:
             after.remove()
 
     def name_in(self, phase: Phase) -> str:
-        """Return the module that runs; in the backward pass, that whose forward made the running node."""
+        """Return the name of the module that runs, or "" outside of modules.
+
+        In the backward pass it is the module whose forward pass made the running autograd node.
+        """
         if phase is not Phase.BACKWARD or len(self._stack) > 1:
             return self._stack[-1][1]
         node = torch._C._current_autograd_node()
@@ -48,7 +51,7 @@ class ModuleTracker:
         return names[bisect_right(numbers, node._sequence_nr()) - 1]
 
     def place_in(self, phase: Phase) -> str:
-        """Return words for the innermost module that runs, or for the phase outside of modules."""
+        """Return text that names the innermost running module, or the phase outside of modules."""
         if len(self._stack) > 1:
             name = self._stack[-1][1]
             return f"module '{name}'" if name else self._root
@@ -63,9 +66,9 @@ class ModuleTracker:
     def _leave(self, module: nn.Module, _args: Any, out: Any) -> None:
         error = sys.exception() if out is None else None
         if error is not None and not isinstance(error, _StopRecomputationError):
-            return  # the module raised, and an error message names the place; a checkpoint only stops early
+            return  # the module raised and stays, for the error message; a checkpoint only stops early
         while self._stack.pop()[0] != id(module):
-            pass  # a module inside this one raised, and this one went on
+            pass  # a module inside this module raised, and this module continued
         self._mark_graph()
 
     def _mark_graph(self) -> None:

@@ -1,4 +1,4 @@
-"""Operators as the recorder sees them: what becomes of their outputs, and which workspace rule they have."""
+"""Classify operators for the recorder: the kind of their outputs, their workspace rule, and similar facts."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -15,17 +15,17 @@ from planner.program import TorchVersion
 
 
 class OutputKind(Enum):
-    """The kind of the outputs of an operator."""
+    """The kind of an operator's outputs: new tensors, views, changed arguments or resized arguments."""
 
     NEW = auto()
     VIEWS = auto()  # of arguments
-    ARGUMENTS = auto()  # changed in place, or nothing
-    RESIZED = auto()  # an argument whose storage may be another one
+    ARGUMENTS = auto()  # arguments changed in place, or no outputs
+    RESIZED = auto()  # an argument, possibly with another storage
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """An operator with all that the recorder needs to know of it at each call."""
+    """An operator with the facts that the recorder needs at each of its calls."""
 
     func: Any
     name: str
@@ -33,7 +33,7 @@ class Operator:
     rule: Rule | None
     uses_blas: bool
     cpu_outputs: tuple[int, ...]  # positions of results that a CUDA kernel keeps on the CPU
-    is_collective: bool = False  # a functional one, or a wait for it
+    is_collective: bool = False  # a functional collective, or a wait for one
 
     def new_tensors(self, out: Any) -> list[Tensor]:
         """Return the tensors of a result in order, without those that a CUDA kernel keeps on the CPU."""
@@ -46,7 +46,7 @@ class Operator:
 
 
 def inspect_operator(func: Any, version: TorchVersion) -> Operator:
-    """Return what the recorder needs to know of an operator in a version of torch."""
+    """Return the facts that the recorder needs about an operator in a version of torch."""
     on_cpu = cpu_outputs(func, version)
     rule, uses_blas = rule_of(func), func in BLAS_OPS
     return Operator(func, str(func), _outputs_of(func), rule, uses_blas, on_cpu, is_collective(func))

@@ -1,8 +1,8 @@
-"""Tensors of collectives that are not waited for yet, which their process group holds.
+"""Hold the tensors of collectives until they are waited for, as their process group does.
 
-A functional collective runs on a stream of NCCL's. What it reads and writes lives until the current stream
-waits for it (`WorkNCCL::synchronize`, torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp of 2.13), which is
-when its result is first used.
+A functional collective runs on a stream of NCCL. The tensors that it reads and writes live until the current
+stream waits for it (`WorkNCCL::synchronize`, torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp of 2.13), which
+happens when its result is first used.
 """
 
 from typing import Any
@@ -12,23 +12,23 @@ from torch.utils._pytree import tree_leaves
 
 _NAMESPACE = "_c10d_functional::"
 _WAIT = f"{_NAMESPACE}wait_tensor"
-_WRAP = f"{_NAMESPACE}_wrap_tensor_autograd"  # of a result that is waited for later
+_WRAP = f"{_NAMESPACE}_wrap_tensor_autograd"  # wraps a result that is waited for later
 
 
 def is_collective(func: Any) -> bool:
-    """Return whether an operator starts a functional collective, or waits for one."""
+    """Return whether an operator starts a functional collective or waits for one."""
     name = func._schema.name
     return bool(name.startswith(_NAMESPACE) and name != _WRAP)
 
 
 class PendingCollectives:
-    """The collectives of a process that it has not waited for, by the storages of their results."""
+    """The tensors of collectives that a process has not waited for yet, by the storages of the results."""
 
     def __init__(self) -> None:
         self._held: dict[int, Any] = {}
 
     def note(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
-        """Hold what a collective works on, or release it where `func` waits for it."""
+        """Hold the arguments and results of the collective `func`, or release them if `func` waits for it."""
         if func._schema.name == _WAIT:
             self._held.pop(args[0].untyped_storage()._cdata, None)
             return

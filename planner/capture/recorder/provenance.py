@@ -1,8 +1,8 @@
-"""Collect the provenance of blocks: shape, dtype, line of the model's code.
+"""Collect the provenance of blocks: shape, dtype and line of the model's code.
 
-This takes time, since it walks Python's stack for each block. In the backward pass there
-is no line of the model on the stack; the node of autograd that runs was made by one, and nodes are numbered
-in the order in which they are made.
+This takes time, since it walks Python's stack for each operator. In the backward pass no line of the model is
+on the stack, but a line of the model made the running autograd node. Nodes are numbered in the order in which
+they are made, which gives that line.
 """
 
 import linecache
@@ -20,10 +20,10 @@ from planner.program import TensorProvenance
 
 _MOST_CODE = 100  # characters of a source line
 _OWN = str(Path(__file__).resolve().parents[2]) + os.sep  # the planner
-_TORCH = str(Path(torch.__file__).resolve().parent) + os.sep  # torchvision lies beside it
+_TORCH = str(Path(torch.__file__).resolve().parent) + os.sep  # with the separator, excludes torchvision
 _STOP = str(
     Path(__file__).resolve().parents[1] / "session.py"
-)  # the entry of a capture: below it is its caller
+)  # the entry of a capture; frames further out are its caller's
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ _NO_LINE = _Line("", "")
 
 @dataclass(slots=True)
 class ProvenanceCollector:
-    """Collects the provenance of one trace's blocks from a recorder's calls."""
+    """A collector of the provenance of one trace's blocks, which a recorder calls."""
 
     _lines: dict[int, _Line] = field(default_factory=dict)  # by block
     _tensors: dict[int, tuple[tuple[int, ...], str]] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class ProvenanceCollector:
     _running: _Line = _NO_LINE
 
     def on_operator(self) -> None:
-        """Note the line that runs before an operator does."""
+        """Note the line of code that calls an operator, before the operator runs."""
         line = self._line_on_stack()
         number = torch._C._autograd._get_sequence_nr()
         if line is not _NO_LINE:
@@ -63,7 +63,7 @@ class ProvenanceCollector:
         self._running = line
 
     def on_alloc(self, block: int) -> None:
-        """Note that the operator that runs allocates a block."""
+        """Note that the running operator allocates a block."""
         self._lines[block] = self._running
 
     def on_tensor(self, block: int, tensor: Tensor) -> None:
@@ -71,7 +71,7 @@ class ProvenanceCollector:
         self._tensors[block] = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
 
     def provenance_of(self, blocks: list[int]) -> tuple[TensorProvenance, ...]:
-        """Return the provenance of those blocks that have any."""
+        """Return the provenance of the given blocks, omitting blocks whose provenance is unknown."""
         rows = []
         for block in blocks:
             line = self._lines.get(block, _NO_LINE)
@@ -81,12 +81,15 @@ class ProvenanceCollector:
         return tuple(rows)
 
     def _line_behind(self, sequence_number: int) -> _Line:
-        """Return the line that made the autograd node of this number: that of the first operator after it."""
+        """Return the line that made the autograd node of this number, or `_NO_LINE` if it is unknown.
+
+        It is the line of the first operator that runs after the node was numbered.
+        """
         place = bisect_left(self._numbers, sequence_number + 1)
         return self._made_by[place] if place < len(self._numbers) else _NO_LINE
 
     def _line_on_stack(self) -> _Line:
-        """Return the innermost captured line of code that is neither torch's nor the planner's."""
+        """Return the innermost line on the stack that is neither torch's nor the planner's, or `_NO_LINE`."""
         frame = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
@@ -116,7 +119,10 @@ def _kind_of(filename: str) -> str:
 
 
 def short_path(filename: str) -> str:
-    """Return a path relative to the folder from which Python imports it, or to the working directory."""
+    """Return a path relative to the innermost folder of `sys.path` that contains it, or only the file's name.
+
+    The working directory counts as a folder of `sys.path`.
+    """
     path = Path(filename).resolve()
     roots = [Path(entry).resolve() for entry in sys.path if entry] + [Path.cwd()]
     inside = [root for root in roots if path.is_relative_to(root)]

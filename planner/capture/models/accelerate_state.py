@@ -1,4 +1,7 @@
-"""Keep the shared state of accelerate apart: an `Accelerator` of a captured step has the planned GPU."""
+"""Keep accelerate's shared state of a capture separate from the state of the process.
+
+An `Accelerator` that a captured step makes has the planned GPU as its device.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -10,9 +13,7 @@ _CLASSES = ("PartialState", "AcceleratorState", "GradientState")  # accelerate/s
 
 @contextmanager
 def own_accelerate_state(starts_anew: bool) -> Iterator[None]:
-    """Restore the state that accelerate shares among its objects; a capture that `starts_anew` has none at
-    first, as a new process.
-    """
+    """Restore accelerate's shared state on exit; with `starts_anew`, also clear it on entry."""
     before = [dict(shared) for shared in _shared_states()]
     if starts_anew:
         _restore([])

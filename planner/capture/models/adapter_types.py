@@ -1,4 +1,4 @@
-"""Types of peft's adapters on meta, which peft gives to those of a GPU alone."""
+"""Give peft's adapters on meta the data type that peft gives to adapters on a GPU only."""
 
 import sys
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ from planner.capture.patching import patched
 
 @contextmanager
 def adapters_like_weights() -> Iterator[None]:
-    """Give adapters the type of the weights beside them, and put them on the GPU with them, while open.
+    """Give each new adapter on meta its layer's data type, and its place on the GPU, while open.
 
-    peft does so where it moves them to the weights' device, and leaves out those on meta
+    peft does so when it moves adapters to the device of the layer's weights, but skips weights on meta
     (`_move_adapter_to_device_of_base_layer`, peft/tuners/tuners_utils.py).
     """
     tuners = sys.modules.get("peft.tuners.tuners_utils")

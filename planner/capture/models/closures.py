@@ -1,7 +1,7 @@
-"""Let functions that a copied object holds call the copies, where their closures name the originals.
+"""Rebind functions that a deep copy holds, so that their closures refer to copies instead of originals.
 
-`copy.deepcopy` takes a function as it is: one that is set on a module, such as a `forward` that calls the one
-before it, would go on with the module that was copied.
+`copy.deepcopy` does not copy functions: a function set on a module, such as a `forward` that calls the
+previous `forward`, would still use the original module.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,10 @@ from typing import Any
 
 
 def rebind_closures(holder: object, memo: Mapping[int, Any]) -> None:
-    """Replace functions in attributes of a copy, and in dicts of them, by ones over the copies of `memo`."""
+    """Replace functions in a copy's attributes by functions whose closures hold the copies of `memo`.
+
+    Functions in dicts among these attributes are replaced too. `memo` is the memo of `copy.deepcopy`.
+    """
     held = vars(holder)
     for values in (held, *[one for one in held.values() if isinstance(one, dict)]):
         for name, value in values.items():

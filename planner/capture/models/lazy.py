@@ -1,4 +1,4 @@
-"""Initialise lazy modules, which get their shapes from the first batch."""
+"""Initialise lazy modules, whose parameters get their shapes from the first batch."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from planner.program import Phase
 
 
 class _Running(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs operators as a capture does, without recording."""
+    """A dispatch mode that runs operators on meta as a capture does, without recording them."""
 
     def __init__(self, run: Run) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -32,9 +32,9 @@ class _Running(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def initialise_lazy_modules(model: nn.Module, job: Job, batch: int, run: Run) -> None:
-    """Call a model with lazy modules once, as a script does before it makes the optimizer.
+    """Call a model once if it has lazy modules, as a script does before it makes the optimizer.
 
-    Raises ModelError where that fails.
+    Raises ModelError if the call fails.
     """
     if not any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
         return

@@ -1,4 +1,4 @@
-"""Import libraries of models, and find models in their namespaces."""
+"""Import model libraries, read their JSON files and find models in their namespaces."""
 
 import importlib
 import inspect
@@ -21,9 +21,10 @@ from planner.jobs import nearest, shown
 
 
 def read_json(path: Path, instead: str) -> Any:
-    """Read a JSON file of a library; the error for a missing one says to name `instead`.
+    """Return the contents of a JSON file of a library.
 
-    Raises UsageError for a missing file, ModelError for a broken one.
+    Raises UsageError for a missing file, with the advice to name `instead`; ModelError for a file that cannot
+    be read or parsed.
     """
     try:
         return json.loads(read_text(path, LARGEST_CODE_BYTES))
@@ -35,7 +36,10 @@ def read_json(path: Path, instead: str) -> Any:
 
 
 def import_library(module: str, extra: str) -> ModuleType:
-    """Import a library of models; `extra` is the extra of this distribution that installs it."""
+    """Import and return a module of a model library. Raises ModelError if it is missing or does not import.
+
+    `extra` is the extra of this distribution that installs the library; "" if none does.
+    """
     library = module.partition(".")[0]
     prepare_torchvision()  # each of these libraries imports torchvision
     try:
@@ -66,7 +70,7 @@ _TALKATIVE = (
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence advice of libraries of models and kernels while open."""
+    """Silence log messages below errors of model and kernel libraries while open."""
     loggers = [logging.getLogger(name) for name in _TALKATIVE]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -79,7 +83,10 @@ def quiet() -> Iterator[None]:
 
 
 def find_in_namespace(source: str, name: str, namespace: ModuleType) -> Callable[..., object]:
-    """Return the function or module class of a namespace, without downloads."""
+    """Return the function or module class of this name in a namespace, with downloads turned off.
+
+    Raises UsageError for an unknown name.
+    """
     builders = {
         key: value
         for key, value in vars(namespace).items()
@@ -88,13 +95,13 @@ def find_in_namespace(source: str, name: str, namespace: ModuleType) -> Callable
     }
     if name not in builders:
         raise unknown_name(source, name, list(builders))
-    # smp's argument for weights to download is None unless a caller names others.
+    # smp would download weights by default: its argument for them is None unless a caller sets it.
     arguments = inspect.signature(builders[name]).parameters
     return partial(builders[name], **dict.fromkeys(arguments.keys() & {"encoder_weights"}))
 
 
 def unknown_name(source: str, name: str, names: list[str], what: str = "model") -> UsageError:
-    """Return the error for a name that a source lacks, with the nearest names that it has."""
+    """Return the error for a name that a source lacks; it lists the source's nearest names."""
     near = nearest(name, names)
     hint = f"the nearest: {near}" if near else f"it has {', '.join(names[:8])}" + " ..." * (len(names) > 8)
     return UsageError(f"{source} has no {what} {shown(name)}; {hint}")

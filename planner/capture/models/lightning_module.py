@@ -1,7 +1,7 @@
-"""Train a LightningModule as it is, by its `training_step` and `configure_optimizers`.
+"""Train a LightningModule by its own `training_step` and `configure_optimizers`.
 
-A trainer of the module's own Lightning stands behind it, without loggers, callbacks and loops, so that code
-which reads the trainer or steps its optimizers by hand runs as ever. Facts from lightning 2.6.
+The module is attached to a `Trainer` of its own Lightning package, without loggers, callbacks and loops, so
+that code which reads the trainer or steps optimizers by hand works unchanged. Facts from lightning 2.6.
 """
 
 import importlib
@@ -24,13 +24,15 @@ _LOGGERS = ("lightning.pytorch.utilities.rank_zero", "pytorch_lightning.utilitie
 
 
 def is_lightning_module(module: object) -> bool:
-    """Return whether this is a LightningModule, of either package."""
+    """Return whether an object is a LightningModule, of `lightning.pytorch` or `pytorch_lightning`."""
     return _package_of(module) is not None
 
 
 def train_by_lightning(module: object, job: Job) -> nn.Module:
-    """Return the module whose forward pass is the LightningModule's `training_step`, or for optimization by
-    hand its whole step. Raises ModelError.
+    """Return a module whose forward pass is the LightningModule's `training_step`.
+
+    In mode `step` that pass is a whole step, with the optimization that the module does by hand. Raises
+    ModelError for other objects, and for manual optimization in other modes.
     """
     package = _package_of(module)
     if package is None or not isinstance(module, nn.Module):
@@ -53,12 +55,12 @@ def train_by_lightning(module: object, job: Job) -> nn.Module:
 
 
 def uses_lightning(job: Job) -> bool:
-    """Return whether the job is that of a LightningModule with automatic optimization."""
+    """Return whether the job trains a LightningModule with automatic optimization."""
     return job.loss is Loss.TRAINING_STEP and job.mode is Mode.TRAIN
 
 
 class _TrainingStep(nn.Module):
-    """A LightningModule whose forward pass is its `training_step` on a batch of a loader."""
+    """A wrapper of a LightningModule whose forward pass is `training_step` on a batch of a data loader."""
 
     def __init__(self, module: Any, package: str, name: str) -> None:
         super().__init__()
@@ -66,11 +68,14 @@ class _TrainingStep(nn.Module):
         self._package, self._name = package, name
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the loss, or the mapping that has it."""
+        """Return the result of `training_step`: the loss, or a mapping that contains it."""
         return _run_training_step(self.module, kwargs or (args[0] if len(args) == 1 else list(args)))
 
     def make_own_optimizer(self) -> optim.Optimizer:
-        """Return the one optimizer that `configure_optimizers` makes. Raises ModelError."""
+        """Return the optimizer that `configure_optimizers` makes.
+
+        Raises ModelError unless it makes just one.
+        """
         made = importlib.import_module(f"{self._package}.core.optimizer")
         with _silent():
             optimizers, _ = made._init_optimizers_and_lr_schedulers(self.module)
@@ -99,7 +104,7 @@ def _run_training_step(module: Any, batch: Any) -> Any:
 
 
 def _package_of(module: object) -> str | None:
-    """Return the package of the LightningModule that a class comes from; None for another class."""
+    """Return the package of the LightningModule class among an object's base classes, or None if none is."""
     for kind in type(module).__mro__:
         package = kind.__module__.rpartition(".core.")[0]
         if kind.__name__ == "LightningModule" and package in _PACKAGES:
@@ -109,7 +114,7 @@ def _package_of(module: object) -> str | None:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Silence what Lightning says of a trainer without a GPU, data and loggers."""
+    """Silence Lightning's warnings about a trainer without a GPU, data and loggers while open."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [one.level for one in loggers]
     for one in loggers:

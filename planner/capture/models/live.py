@@ -1,7 +1,7 @@
-"""Make a job from a module in use and a batch of its data, as training frameworks have them.
+"""Make a job from a live module and a batch of its data, as training frameworks hold them.
 
-The module is copied without its weights, which costs no memory; the loop calls it through a step that the
-framework names, such as a LightningModule's `training_step`, whose result is the loss.
+The module is copied without its weights, which costs no memory. The planned loop calls it through a step that
+the framework names, such as a LightningModule's `training_step`, whose result is the loss.
 """
 
 import copy
@@ -21,24 +21,30 @@ from planner.errors import UsageError
 from planner.jobs import Job, Loss, Mode, TensorSpec
 
 Step = Callable[[nn.Module, Any], Any]  # the module and a batch -> the loss, or a mapping with "loss"
-StandIn = tuple[object, object]  # an object that is not copied, and its replacement in the copy
+StandIn = tuple[object, object]  # an object that is not copied, and the object that replaces it in the copy
 Prepare = Callable[[nn.Module], object]  # changes a copy as the framework changes the model before training
 
 
 @dataclass(frozen=True, slots=True)
 class LiveEvaluation:
-    """An evaluation between the training steps of a module in use, with data of its own."""
+    """An evaluation of a live module between training steps, with a separate data loader."""
 
-    sample: Any  # a batch as its data loader gives it
+    sample: Any  # a batch as its data loader yields it
     step: Step
-    batch: int = 0  # samples in each of its batches; 0: as many as in those of the training
+    batch: int = 0  # samples in each of its batches; 0: the batch size of the training
 
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """Return the tensors of its batch, one sample each. Raises UsageError as `read_live_model`."""
+        """Return the shape and type of each tensor of an evaluation batch, without the batch dimension.
+
+        Raises UsageError for a batch without tensors or with several batch sizes.
+        """
         return _specs_of(_tensors_of(self.sample))
 
     def load(self, batch: int) -> tuple[Tensor, ...]:
-        """Return an uninitialised batch on meta, beside one of so many samples of the training."""
+        """Return the tensors of an evaluation batch, uninitialised on meta.
+
+        `batch` is the batch size of the training, which the evaluation has too unless `self.batch` is set.
+        """
         size = self.batch or batch
         return tuple(
             torch.empty((size, *one.shape), dtype=getattr(torch, one.dtype), device="meta")
@@ -46,7 +52,10 @@ class LiveEvaluation:
         )
 
     def run(self, module: nn.Module, tensors: Iterable[Tensor]) -> Any:
-        """Run its step on the tensors of a batch; returns what lives until the next batch, as a loss."""
+        """Run the evaluation step on a batch; return its result, with a tensor of it as the "loss".
+
+        A captured loop keeps the result alive until the next batch.
+        """
         result = self.step(module, _rebuilt(self.sample, tensors))
         kept = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         return {"loss": kept[0] if kept else torch.empty((), device="meta"), "result": result}
@@ -54,11 +63,11 @@ class LiveEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class LiveModel:
-    """A module in use, as far as a plan needs it."""
+    """A live module as a plan needs it: inputs, batch size, and a function that copies it without weights."""
 
-    inputs: tuple[TensorSpec, ...]  # the tensors of the batch, one sample each
-    batch: int  # the batch size that they were seen with
-    build: Callable[[], nn.Module]  # a copy without weights, whose forward pass is the step
+    inputs: tuple[TensorSpec, ...]  # the tensors of the batch, without the batch dimension
+    batch: int  # the batch size of the sample batch
+    build: Callable[[], nn.Module]  # makes a copy without weights, whose forward pass is the step
 
 
 class _StepModule(nn.Module):
@@ -78,26 +87,29 @@ class _StepModule(nn.Module):
         self._evaluation = evaluation
 
     def forward(self, *tensors: Tensor) -> Any:
-        """Run the step; tensors after those of the batch are only there to take memory."""
+        """Run the step on the batch, or in eval mode the evaluation's step if there is one.
+
+        A last tensor that is not part of the batch only takes memory (`held_bytes` of `read_live_model`).
+        """
         if self._evaluation is not None and not self.training:
             return self._evaluation.run(self.module, tensors)
         return self._step(self.module, self._rebuild(tensors))
 
     @property
     def make_own_optimizer(self) -> Callable[[], optim.Optimizer] | None:
-        """Return what makes the module's own optimizer over this copy; None where it is not known."""
+        """Return a function that makes the live module's optimizer over this copy, or None without one."""
         optimizer = self._optimizer
         return None if optimizer is None else lambda: optimizer.over(self.module)
 
 
 def evaluated_loader(model: nn.Module, batch: int) -> Callable[[], Any] | None:
-    """Return a loader of batches of a module's own evaluation; None of a model that has none."""
+    """Return a function that makes batches of a live module's evaluation, or None if the model has none."""
     evaluation = model._evaluation if isinstance(model, _StepModule) else None
     return None if evaluation is None else lambda: (evaluation.load(batch), {}, None)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the copy of a module in use that a step calls; any other model as it is."""
+    """Return the live module's copy inside of a step module; return any other model unchanged."""
     return model.module if isinstance(model, _StepModule) else model
 
 
@@ -111,12 +123,12 @@ def read_live_model(
     held_bytes: int = 0,
     evaluation: LiveEvaluation | None = None,
 ) -> LiveModel:
-    """Return the module with a batch of its data, ready to be built without weights.
+    """Return the description of a live module and its batch from which copies without weights are built.
 
-    `sample` is a batch as the data loader gives it: tensors in tuples, lists and mappings, the batch size
-    being the first dimension of each. What has one of the `stand_ins`, such as a trainer, is not copied.
-    `optimizer` is used in place of the job's, `prepare` changes each copy. `held_bytes` a sample are on
-    the device beside the batch, as one more input. `evaluation` is what the loop runs in eval mode. Raises
+    `sample` is a batch as the data loader yields it: tensors in tuples, lists and mappings, the batch size
+    being the first dimension of each. An object that has one of the `stand_ins`, such as a trainer, is not
+    copied. `optimizer` replaces the job's optimizer, `prepare` changes each copy. `held_bytes` are allocated
+    per sample in addition to the batch, as one more input. `evaluation` is run in eval mode. Raises
     UsageError for a batch without tensors or with several batch sizes.
     """
     tensors = _tensors_of(sample)
@@ -164,7 +176,7 @@ def _rebuilt(sample: object, given: Iterable[Tensor]) -> Any:
 
 
 def copy_weightless(module: nn.Module, stand_ins: Iterable[StandIn] = ()) -> nn.Module:
-    """Return a deep copy with all parameters and buffers on meta, and stand-ins in place of their objects."""
+    """Return a deep copy of a module with its tensors on meta. Each original in `stand_ins` is replaced."""
     memo: dict[int, Any] = {id(original): replacement for original, replacement in stand_ins}
     weightless_memo([module], memo)
     copied = copy.deepcopy(module, memo)
@@ -173,11 +185,14 @@ def copy_weightless(module: nn.Module, stand_ins: Iterable[StandIn] = ()) -> nn.
 
 
 def weightless_memo(modules: Iterable[nn.Module], memo: dict[int, Any]) -> None:
-    """Let a deep copy with this memo have the parameters and buffers of modules on meta."""
+    """Add the modules' tensors to a memo of `copy.deepcopy`, so that a copy has them on meta.
+
+    Copies have no gradients, and LightningModules among them the planned GPU as their device.
+    """
     gpu = torch.device("cuda", 0)
     for module in modules:
         for one in module.modules():
-            device = vars(one).get("_device")  # of a LightningModule: the CPU until a training starts
+            device = vars(one).get("_device")  # a LightningModule's: the CPU until training starts
             if isinstance(device, torch.device):
                 memo[id(device)] = gpu
         for tensor in (*module.parameters(), *module.buffers()):
@@ -188,8 +203,9 @@ def weightless_memo(modules: Iterable[nn.Module], memo: dict[int, Any]) -> None:
 
 
 def complete_copy(module: nn.Module, copied: nn.Module, memo: dict[int, Any]) -> None:
-    """Let functions of a copy call copies, and compile what is compiled, which a copy forgets
-    (torch/nn/modules/module.py, `__getstate__`).
+    """Rebind a copy's functions to its own modules, and compile the modules that the original has compiled.
+
+    A copied module is not compiled (torch/nn/modules/module.py, `__getstate__`).
     """
     compiled = {name for name, one in module.named_modules() if one._compiled_call_impl is not None}
     for name, one in copied.named_modules():
@@ -199,15 +215,15 @@ def complete_copy(module: nn.Module, copied: nn.Module, memo: dict[int, Any]) ->
 
 
 def live_job(name: str, model: LiveModel, mode: Mode = Mode.TRAIN) -> Job:
-    """Return the job of a live model, whose result is the loss."""
+    """Return the job of a live model; its output is the loss."""
     return Job(name, inputs=model.inputs, mode=mode, loss=Loss.OUTPUT)
 
 
 def fields_of_process() -> dict[str, Any]:
-    """Return the fields of a job that are settings of this process."""
+    """Return the fields of a job that follow from settings of torch in this process."""
     return {"cudnn_benchmark": torch.backends.cudnn.benchmark}
 
 
 def is_deterministic() -> bool:
-    """Return whether torch takes deterministic algorithms alone in this process."""
+    """Return whether torch uses only deterministic algorithms in this process."""
     return torch.are_deterministic_algorithms_enabled()

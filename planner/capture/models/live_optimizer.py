@@ -1,7 +1,7 @@
-"""Rebuild the optimizer of a module in use over the parameters of a copy without weights.
+"""Rebuild the optimizer of a live module over the parameters of a copy without weights.
 
-Its groups, weight decay and options such as `amsgrad` decide how many states and temporaries there are, so
-that it is built with all of them, not as the default of its class.
+The optimizer's groups, weight decay and options such as `amsgrad` decide how many states and temporaries
+there are, so it is rebuilt with all of them, not with the defaults of its class.
 """
 
 import copy
@@ -19,23 +19,23 @@ from planner.capture.loop.optimizers import CONSTRUCTORS
 from planner.errors import UsageError
 from planner.jobs import Job, Optimizer, OptimizerImpl
 
-# Attributes of an optimizer that belong to it alone: hooks, and methods that a scheduler has wrapped.
+# Attributes that a copied optimizer does not get: state, groups, and methods that a scheduler has wrapped.
 _OWN = ("step", "zero_grad", "state", "param_groups")
-_DECIDE_MEMORY = ("amsgrad", "maximize", "centered", "weight_decay")  # and are no name of an optimizer here
-_CHOSEN_BY_TORCH = ("foreach", "fused")  # None stands for what torch takes on the device
+_DECIDE_MEMORY = ("amsgrad", "maximize", "centered", "weight_decay")  # options that an optimizer's name omits
+_CHOSEN_BY_TORCH = ("foreach", "fused")  # None: torch chooses by the device
 
 
 @dataclass(frozen=True, slots=True)
 class LiveOptimizer:
-    """A torch optimizer without its state; parameters go by their names in the module."""
+    """An optimizer's class, parameter groups and options, without state; parameters are given by name."""
 
     kind: type[optim.Optimizer]
     groups: tuple[tuple[tuple[str, ...], Mapping[str, Any]], ...]  # names of parameters -> options
-    keywords: Mapping[str, Any] = field(default_factory=dict)  # of a class that is not torch's
-    prepare: Callable[[nn.Module], None] | None = None  # is called with the copy, as a framework does
+    keywords: Mapping[str, Any] = field(default_factory=dict)  # arguments of a class outside of torch
+    prepare: Callable[[nn.Module], None] | None = None  # called with the copy once the optimizer is made
 
     def over(self, module: nn.Module) -> optim.Optimizer:
-        """Build the optimizer over a copy of the module, in the implementation that CUDA would have."""
+        """Return the optimizer over a copy of the module, implemented as torch does on CUDA."""
         parameters = _parameters_of(module)
         groups = [
             {**_on_cuda(self.kind, options), "params": [parameters[name] for name in names]}
@@ -49,25 +49,25 @@ class LiveOptimizer:
 
 
 def _parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return parameters by their names, without those of torch's wrappers of checkpoints."""
+    """Return parameters by name, with the prefixes of torch's checkpoint wrappers removed from the names."""
     return {name.replace(_CHECKPOINT_PREFIX, ""): one for name, one in module.named_parameters()}
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedOptimizer:
-    """An optimizer of a class of any library, whose attributes are copied beside its groups."""
+    """An optimizer of any library's class, rebuilt by copying its attributes and groups without state."""
 
     original: optim.Optimizer
     groups: tuple[tuple[tuple[str, ...], Mapping[str, Any]], ...]
-    overrides: Mapping[str, Any]  # of bitsandbytes, by names of parameters
+    overrides: Mapping[str, Any]  # bitsandbytes' settings of single parameters, by parameter name
 
     @property
     def kind(self) -> type[optim.Optimizer]:
-        """Return its class."""
+        """Return the optimizer's class."""
         return type(self.original)
 
     def over(self, module: nn.Module) -> optim.Optimizer:
-        """Build the optimizer over a copy of the module, without the state that it has."""
+        """Return a copy of the optimizer over a copy of the module, without state and hooks."""
         parameters = _parameters_of(module)
         made = self.kind.__new__(self.kind)
         for name, value in vars(self.original).items():
@@ -89,8 +89,8 @@ class CopiedOptimizer:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy; what is shared by the process stays shared."""
-    is_shared = hasattr(type(value), "get_instance")  # as managers of bitsandbytes are
+    """Return a deep copy of a value, but classes and singletons themselves."""
+    is_shared = hasattr(type(value), "get_instance")  # a singleton, such as bitsandbytes' manager
     return value if is_shared or isinstance(value, type) else copy.deepcopy(value)
 
 
@@ -98,7 +98,10 @@ AnyLiveOptimizer = LiveOptimizer | CopiedOptimizer
 
 
 def read_optimizer(optimizer: optim.Optimizer, module: nn.Module) -> AnyLiveOptimizer:
-    """Return the optimizer's class and groups. Raises UsageError for parameters that are not the module's."""
+    """Return an optimizer's class, groups and options, with parameters by their names in the module.
+
+    Raises UsageError for parameters that are not the module's, and for optimizers that need a closure.
+    """
     if needs_closure(optimizer):
         raise UsageError(
             f"optimizer {type(optimizer).__name__} calls the loss several times in a step, as often as "
@@ -122,12 +125,15 @@ def read_optimizer(optimizer: optim.Optimizer, module: nn.Module) -> AnyLiveOpti
 
 
 def is_torch_class(kind: type) -> bool:
-    """Return whether a class is torch's own, which is built anew with its options."""
+    """Return whether an optimizer class is defined in torch.optim."""
     return kind.__module__.startswith("torch.optim.")
 
 
 def _overrides(optimizer: optim.Optimizer, module: nn.Module) -> dict[str, Any]:
-    """Return bitsandbytes' overrides by names of parameters: those of parameters, and of modules' weights."""
+    """Return bitsandbytes' settings of single parameters, by parameter name; {} for other libraries.
+
+    They are set for parameters, or for attributes of modules.
+    """
     manager = getattr(optimizer, "mng", None)
     if manager is None:
         return {}
@@ -140,7 +146,7 @@ def _overrides(optimizer: optim.Optimizer, module: nn.Module) -> dict[str, Any]:
 
 
 def settings_of(optimizer: optim.Optimizer) -> optim.Optimizer:
-    """Return an optimizer with the same learning rates and other numbers, and no parameters."""
+    """Return an optimizer with each group's options, such as learning rates, but no parameters or state."""
     bare = optim.Optimizer.__new__(optim.Optimizer)
     groups = [{**group, "params": []} for group in optimizer.param_groups]
     bare.__dict__.update(param_groups=groups, defaults=dict(optimizer.defaults), state={})
@@ -148,7 +154,7 @@ def settings_of(optimizer: optim.Optimizer) -> optim.Optimizer:
 
 
 def notes_of_optimizer(optimizer: AnyLiveOptimizer) -> tuple[str, ...]:
-    """Return notes on options that differ from the class's defaults."""
+    """Return a note that lists the options that decide memory and differ from the class's defaults."""
     parameters = inspect.signature(optimizer.kind).parameters
     defaults = {name: one.default for name, one in parameters.items()}
     changed: dict[str, Any] = {}
@@ -164,13 +170,13 @@ def notes_of_optimizer(optimizer: AnyLiveOptimizer) -> tuple[str, ...]:
 
 
 def optimizer_maker(model: nn.Module, job: Job) -> MakeOptimizer:
-    """Return what makes the optimizer that the model brings with it, or else the job's."""
+    """Return the function that makes the optimizer: the model's own if it has one, else the job's."""
     own = getattr(model, "make_own_optimizer", None)
     return (lambda *_: own()) if callable(own) else find_optimizer(job)
 
 
 def _on_cuda(kind: type[optim.Optimizer], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with torch's defaults on CUDA (torch/optim/optimizer.py)."""
+    """Return the options with `foreach` set as torch chooses it on CUDA (torch/optim/optimizer.py)."""
     resolved = dict(options)
     if not resolved.get("fused") and resolved.get("foreach") is None and "foreach" in resolved:
         resolved["foreach"] = kind is not optim.Adafactor
@@ -178,7 +184,7 @@ def _on_cuda(kind: type[optim.Optimizer], options: Mapping[str, Any]) -> dict[st
 
 
 def _plain(value: Any) -> Any:
-    """Return a learning rate, or another option that may be a tensor, as a number."""
+    """Return an option with tensors replaced by example numbers; memory does not depend on their values."""
     if isinstance(value, Tensor):
         return 1e-3
     if isinstance(value, tuple):
@@ -188,12 +194,15 @@ def _plain(value: Any) -> Any:
 
 # ---- kind and implementation as fields of a job
 
-# A class that makes several of a job's optimizers stands for the first of them.
+# A class that makes several of a job's optimizers is mapped to the first of these.
 _OPTIMIZERS = {make.func: kind for kind, make in reversed(CONSTRUCTORS.items())}
 
 
 def fields_of_optimizer(optimizer: Any) -> dict[str, Any]:
-    """Return name and implementation of an optimizer. Raises UsageError for one that is not planned."""
+    """Return a job's fields `optimizer` and `optimizer_impl` for an optimizer.
+
+    Raises UsageError for `differentiable=True`, which is not planned.
+    """
     options = optimizer.param_groups[0]
     kind = name_of_optimizer(type(optimizer), options)
     if any(group.get("differentiable") for group in optimizer.param_groups):
@@ -209,7 +218,7 @@ def fields_of_optimizer(optimizer: Any) -> dict[str, Any]:
 
 
 def name_of_optimizer(kind: type, options: Any) -> Optimizer | str:
-    """Return the name of an optimizer's class in a job: a short one, or the dotted name of the class."""
+    """Return the name that a job has for an optimizer's class: a short name, or the class's dotted name."""
     if kind is optim.SGD and options.get("momentum"):
         return Optimizer.NESTEROV if options.get("nesterov") else Optimizer.MOMENTUM
     if kind in _OPTIMIZERS:

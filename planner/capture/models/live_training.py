@@ -1,8 +1,8 @@
-"""Read an ordinary training loop's objects: a model on a GPU, its optimizer, a batch, the loss function.
+"""Derive a job from the objects of a training loop: a model on a GPU, its optimizer, a batch and a loss.
 
-What they tell (precision, memory format, DistributedDataParallel, autocast) becomes fields of a job; what no
-plan follows is refused by name. The step is what such a loop runs: the model on the inputs of the batch, then
-the loss, with the output alive until the next one is there.
+Precision, memory format, DistributedDataParallel and autocast become fields of a job; wrappers that no plan
+follows are refused by name. The planned step is the usual loop: it calls the model on the inputs of the
+batch, then the loss, and keeps the output alive until the next output exists.
 """
 
 import inspect
@@ -31,23 +31,23 @@ _LOSSES: Mapping[str, LossFunction] = {
 }
 _AUTOCAST = {torch.float16: Precision.AMP_FP16, torch.bfloat16: Precision.AMP_BF16}
 _HALF = {torch.float16: Precision.FP16, torch.bfloat16: Precision.BF16}
-_BLOCK_BYTES = 512  # to whose multiples the caching allocator rounds
+_BLOCK_BYTES = 512  # the caching allocator rounds sizes up to multiples of it
 
 
 class LiveTraining(Struct, frozen=True):
-    """A training loop as its objects tell of it."""
+    """A training loop as derived from its objects: the module, the fields of a job and the step."""
 
     module: nn.Module  # without wrappers
     name: str  # its class
     fields: Mapping[str, Any]  # of `planner.Job`
     step: Step
-    notes: tuple[str, ...]  # what is assumed of the loss
+    notes: tuple[str, ...]  # assumptions about the loss
     is_compiled: bool
-    expected: tuple[tuple[int, ...], ...] | None  # shapes that the model is called with; None: not known
+    expected: tuple[tuple[int, ...], ...] | None  # shapes with which the model is called; None: not known
 
 
 def cuda_index_of(model: nn.Module) -> int | None:
-    """Return the GPU that holds a model; None where it is on the CPU or another device.
+    """Return the index of the GPU that holds a model, or None if no GPU does.
 
     Raises UsageError for a model on several GPUs.
     """
@@ -61,9 +61,10 @@ def cuda_index_of(model: nn.Module) -> int | None:
 def read_training(
     model: nn.Module, batch: object, loss: str | LossFunction | None, step: Step | None
 ) -> LiveTraining:
-    """Return what a loop's objects tell. `loss` and `step` are those of `planner.guard`.
+    """Return the training loop that a model, a batch and a loss or step describe.
 
-    Raises UsageError for a model that is split over GPUs, and for a loss that has no meaning here.
+    `loss` and `step` are the arguments of `planner.guard`. Raises UsageError for a model that is sharded or
+    wrapped in an unsupported way, for an unknown loss, and if both a loss and a step are given.
     """
     module, fields, is_compiled = _unwrapped(model)
     fields |= _precision_of(module) | _memory_format_of(module)
@@ -108,7 +109,10 @@ def _unwrapped(model: Any) -> tuple[nn.Module, dict[str, Any], bool]:
 
 
 def _precision_of(module: nn.Module) -> dict[str, Any]:
-    """Return the precision of an autocast region around, or of weights that are all of half precision."""
+    """Return a job's field `precision`: of the enclosing autocast region, or else of half-precision weights.
+
+    Empty if neither applies: weights count only if all have the same half-precision type.
+    """
     if torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
         return {"precision": _AUTOCAST[dtype]} if dtype in _AUTOCAST else {}
@@ -139,14 +143,17 @@ def _loss_function(loss: str | LossFunction | None) -> LossFunction | None:
 
 
 def _parts(batch: object) -> tuple[tuple[Any, ...], Any]:
-    """Return the inputs of a batch and its target: the last of several, None of a tensor alone."""
+    """Return the inputs of a batch and its target: the last of several parts, or None if it has one part."""
     if not isinstance(batch, list | tuple):
         return (batch,), None
     return (tuple(batch), None) if len(batch) == 1 else (tuple(batch[:-1]), batch[-1])
 
 
 def _step_of(batch: object, loss: LossFunction | None) -> Step:
-    """Return the step of a loop over such batches; the output lives as long as the loop's names do."""
+    """Return a step that calls the model on a batch and then the loss, and that also returns the output.
+
+    A plan keeps what a step returns alive until the next step, as the variables of a loop do.
+    """
 
     def on_mapping(module: nn.Module, given: Any) -> Any:
         output = module(**given)
@@ -178,7 +185,7 @@ def _shapes(values: object) -> tuple[tuple[int, ...], ...]:
 
 @contextmanager
 def apart_from_training() -> Iterator[None]:
-    """Run a plan outside of an autocast region around, and unseen by hooks on the steps of all optimizers."""
+    """Disable the enclosing autocast region and the global hooks of optimizer steps while open."""
     from torch.optim import optimizer as of_all
 
     hooks: list[Any] = [of_all._global_optimizer_pre_hooks, of_all._global_optimizer_post_hooks]
@@ -197,7 +204,7 @@ def apart_from_training() -> Iterator[None]:
 
 
 def bytes_beside(model: nn.Module, optimizer: optim.Optimizer, batch: object, index: int) -> int:
-    """Return the bytes that torch has allocated on a GPU for nothing of the model, its optimizer or batch."""
+    """Return the bytes that torch has allocated on a GPU besides the model, its optimizer and the batch."""
     state = tree_leaves([list(values.values()) for values in optimizer.state.values()])
     grads = [one.grad for one in model.parameters()]
     storages = {}
@@ -209,7 +216,7 @@ def bytes_beside(model: nn.Module, optimizer: optim.Optimizer, batch: object, in
 
 
 def hold_beside(module: nn.Module, size_bytes: int) -> None:
-    """Let a copy without weights hold so many bytes more, as what else is on the GPU does."""
+    """Register a buffer of `size_bytes` on a copy without weights, for other memory in use on the GPU."""
     module.register_buffer("held_beside", torch.empty(size_bytes, dtype=torch.uint8, device="meta"))
 
 
@@ -217,9 +224,10 @@ def hold_beside(module: nn.Module, size_bytes: int) -> None:
 
 
 def digest_of(training: LiveTraining, optimizer: optim.Optimizer, *functions: object) -> str:
-    """Return a digest of what decides a loop's memory: classes, weights, options, code of forward passes.
+    """Return a digest of a loop's classes, tensor shapes, optimizer options and code of forward passes.
 
-    Two models of one name are told apart by it; nothing of the code can be read from it.
+    These decide the loop's memory. The digest tells two models of the same name apart; the code cannot be
+    recovered from it.
     """
     return sha256("\n".join(_lines(training.module, optimizer, functions)).encode()).hexdigest()[:16]
 
@@ -249,5 +257,5 @@ def _plain_function(one: object) -> Any:
 def _source(function: Any) -> str:
     try:
         return inspect.getsource(function)
-    except (OSError, TypeError):  # the name of a loss, a function of C, or of an interactive session
+    except (OSError, TypeError):  # a loss's name, a C function, or a function of an interactive session
         return str(getattr(function, "__qualname__", function))

@@ -31,17 +31,18 @@ Strategy = Callable[[], AbstractContextManager[object]]  # opened around the con
 def construct_on_meta(construct: Callable[[], object]) -> object:
     """Return the result of `construct`; if it is a module, all its parameters and buffers are on meta.
 
-    Of three strategies the cheapest that works is used: everything is made on meta; if the constructor reads
-    values, only the parameters are; if it reads those too, the model is built on the CPU and moved. Raises
-    the constructor's error, after which no other strategy is tried unless it concerns values.
+    The cheapest of three strategies that works is used. First everything is made on meta. If the constructor
+    reads values, only parameters are made on meta. If it reads values of parameters too, the model is built
+    on the CPU and moved. Raises the constructor's error; the next strategy is tried only for errors about
+    values.
     """
     return _try_strategies(construct, (_everything_on_meta, *_WITH_VALUES))[0]
 
 
 def construct_with_values(construct: Callable[[], object]) -> tuple[object, list[tuple[Tensor, Tensor]]]:
-    """Return the result of `construct`, and pairs of a tensor with values and its like on meta.
+    """Return the result of `construct`, and pairs of a tensor with values and its counterpart on meta.
 
-    Values have all buffers, and parameters that come from elsewhere than a constructor. Raises the
+    All buffers have values, and so do parameters that no constructor of a module made. Raises the
     constructor's error.
     """
     return _try_strategies(construct, _WITH_VALUES)
@@ -60,17 +61,18 @@ def _try_strategies(
 
 
 def _is_about_meta(error: Exception) -> bool:
-    """Return whether torch refused to read values of a meta tensor: "Cannot copy out of meta tensor",
-    "Tensor.item() cannot be called on meta tensors", "... attempted to run ... with Meta tensors". Or to put
-    values into a parameter that lies there: "variable and tensor have incompatible tensor type". Or to share
-    its memory with other processes, as streamed datasets do: "_share_fd_: only available on CPU".
+    """Return whether an error says that torch cannot read, set or share the values of a meta tensor.
+
+    Reading: "Cannot copy out of meta tensor", "Tensor.item() cannot be called on meta tensors", "...
+    attempted to run ... with Meta tensors". Setting a parameter: "variable and tensor have incompatible
+    tensor type". Sharing with other processes, as streamed datasets do: "_share_fd_: only available on CPU".
     """
     message = str(error).lower()
     return any(words in message for words in ("meta", "incompatible tensor type", "only available on cpu"))
 
 
 def _build(construct: Callable[[], object], strategy: Strategy) -> tuple[object, list[tuple[Tensor, Tensor]]]:
-    gpu = META if strategy is _everything_on_meta else "cpu"  # stands for `cuda` meanwhile
+    gpu = META if strategy is _everything_on_meta else "cpu"  # the device used for `cuda` meanwhile
     with planned_device(gpu) as placement, placement.placed.forgotten_on_error():
         with warnings.catch_warnings(), strategy(), gpu_followed(placement):
             warnings.simplefilter("ignore")  # advice on the initial weights, which do not exist
@@ -86,9 +88,10 @@ def _build(construct: Callable[[], object], strategy: Strategy) -> tuple[object,
 
 @contextmanager
 def gpu_followed(placement: Placement) -> Iterator[None]:
-    """Follow what user code puts on the GPU, and what becomes of it there, while open.
+    """Track the tensors that user code puts on the GPU, and results computed from them, while open.
 
-    The garbage collector, which frees cycles at times that differ between runs, frees them at the end.
+    The garbage collector is off meanwhile, since it frees cycles at times that differ between runs; if
+    something is on the GPU, cycles are collected at the end.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -103,9 +106,10 @@ def gpu_followed(placement: Placement) -> Iterator[None]:
 
 
 def _plain_tensors(model: nn.Module) -> Iterator[tuple[Any, Any, Tensor]]:
-    """Yield tensors that modules hold as attributes, or in lists and dicts: holder, key, tensor.
+    """Yield (holder, key, tensor) for tensors in plain attributes of modules, and in lists and dicts there.
 
-    Parameters and buffers that a list names too, as scripts do for an optimizer, are those of their modules.
+    Registered parameters and buffers are left out, even if a list holds them too, as scripts do for an
+    optimizer.
     """
     registered = {id(one) for one in (*model.parameters(), *model.buffers())}
     for module in model.modules():
@@ -121,14 +125,20 @@ def _plain_tensors(model: nn.Module) -> Iterator[tuple[Any, Any, Tensor]]:
 
 
 def _note_those_on_cpu(model: nn.Module, placement: Placement) -> None:
-    """Note plain attributes that were not put on the GPU: `Module.to` leaves them on the CPU."""
+    """Mark tensors in plain attributes as on the CPU unless user code put them on the GPU.
+
+    `Module.to` leaves such tensors on the CPU.
+    """
     for _, _, tensor in _plain_tensors(model):
         if tensor.is_meta and tensor not in placement.placed:
             placement.host.add(tensor)
 
 
 def _move_placed(model: nn.Module, placement: Placement) -> list[tuple[Tensor, Tensor]]:
-    """Put plain attributes that user code put on the GPU on meta; returns pairs as `move_to_meta`."""
+    """Move to meta the tensors in plain attributes that user code put on the GPU.
+
+    Returns the same pairs as `move_to_meta`.
+    """
     moved = []
     for holder, key, tensor in _plain_tensors(model):
         if tensor in placement.placed and not tensor.is_meta:
@@ -138,7 +148,7 @@ def _move_placed(model: nn.Module, placement: Placement) -> list[tuple[Tensor, T
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Replace every parameter that a module registers by its like on meta while open.
+    """Replace every parameter that a module registers by its counterpart on meta while open.
 
     A parameter that several modules share stays shared. Changes `nn.Module` for all threads.
     """
@@ -161,12 +171,12 @@ _WITH_VALUES: tuple[Strategy, ...] = (parameters_on_meta, nullcontext)
 
 
 def move_to_meta(model: nn.Module, placement: Placement) -> list[tuple[Tensor, Tensor]]:
-    """Put what is not on meta there; unlike `Module.to`, this keeps shared tensors shared.
+    """Move a model's parameters and buffers to meta; unlike `Module.to`, keep shared tensors shared.
 
-    Returns each tensor that was elsewhere with its like on meta.
+    Returns each moved tensor with its counterpart on meta.
     """
     likes: dict[int, Tensor] = {}
-    moved: list[tuple[Tensor, Tensor]] = []  # also keeps the ids in `likes` from being used again
+    moved: list[tuple[Tensor, Tensor]] = []  # also keeps Python from reusing the ids in `likes`
     for module in model.modules():
         registries: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
         for held in registries:
@@ -184,10 +194,10 @@ def move_to_meta(model: nn.Module, placement: Placement) -> list[tuple[Tensor, T
 
 
 def _move(holder: Any, key: Any, tensor: Tensor, placement: Placement) -> tuple[Tensor, Tensor]:
-    """Put a tensor on meta; returns one with its values, and the one on meta.
+    """Move a tensor to meta; return a tensor with its values and a tensor on meta.
 
-    The tensor itself goes there, since optimizers and closures may hold it too. That fails where a graph or a
-    weak reference needs it; then its holder gets another.
+    The tensor object itself is moved, since optimizers and closures may hold it too. If a graph or a weak
+    reference prevents this, the holder gets a new tensor on meta instead.
     """
     storages = [one.untyped_storage() for one in parts(tensor)]
     like = like_on_meta(tensor)
@@ -204,7 +214,7 @@ def _move(holder: Any, key: Any, tensor: Tensor, placement: Placement) -> tuple[
 
 
 def like_on_meta(tensor: Tensor) -> Tensor:
-    """Return a tensor or parameter with the same shape and strides on meta."""
+    """Return a tensor or parameter on meta with the shape, strides and type of the given one."""
     if is_wrapped(tensor):
         like = with_parts(tensor, like_on_meta)
         return nn.Parameter(like, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else like

@@ -1,11 +1,10 @@
-"""nnU-Net's plans: the network, deep supervision and loss of a configuration of nnUNetPlans.json.
+"""Build the network and loss of a configuration in nnU-Net's plans, nnUNetPlans.json.
 
-`nnunet:PLANS.json` with `--model-arg configuration=3d_fullres`. The network is that of
-dynamic-network-architectures which the plans name; `patch_size` may be another than the plans', and with
-`replan` the network is the one that nnU-Net's planner gives to that patch. The module
-returns the loss of nnUNetTrainer: soft Dice of the foreground and cross entropy, at every scale but the
-smallest. Channels and classes come from dataset.json beside the plans, or from `input_channels` and
-`num_classes`.
+The model is named `nnunet:PLANS.json` with `--model-arg configuration=3d_fullres`. The plans name a network
+of dynamic-network-architectures. `patch_size` may differ from the plans' patch, and with `replan` the network
+is the one that nnU-Net's planner chooses for that patch. The module returns the loss of nnUNetTrainer with
+deep supervision: soft Dice of the foreground and cross entropy, at every scale except the smallest. Channels
+and classes come from the dataset.json in the folder of the plans, or from `input_channels` and `num_classes`.
 """
 
 import importlib
@@ -35,10 +34,14 @@ _ARGUMENTS = ("configuration", "patch_size", "replan", "input_channels", "num_cl
 
 
 class Configuration:
-    """A configuration of the plans: network, patch, channels and classes."""
+    """A configuration of nnU-Net's plans: network, patch, channels and classes."""
 
     def __init__(self, file: str, arguments: Mapping[str, Any]) -> None:
-        """Read the file. Raises UsageError or ModelError for what is not there."""
+        """Read the plans file, and the dataset.json in its folder if there is one.
+
+        Raises UsageError for an unknown argument, file or configuration; ModelError for plans without an
+        architecture.
+        """
         for key in arguments:
             if key not in _ARGUMENTS:
                 raise UsageError(f"--model-arg {key}: plans take {', '.join(_ARGUMENTS)}")
@@ -69,11 +72,11 @@ class Configuration:
         self.batch_dice = bool(arguments.get("batch_dice", values.get("batch_dice", False)))
 
     def spacing(self) -> tuple[float, ...]:
-        """Return the spacing of the images. Raises ModelError where the plans have none."""
+        """Return the spacing of the images. Raises ModelError if the plans have none."""
         return self._numbers("spacing")
 
     def topologies(self) -> Iterator[Topology]:
-        """Yield the patches that nnU-Net's planner would try, each with its network, from the largest."""
+        """Yield the networks and patches that nnU-Net's planner would try, from the largest patch down."""
         return planned_topologies(self.spacing(), self._numbers("median_image_size_in_voxels"))
 
     def _numbers(self, key: str) -> tuple[float, ...]:
@@ -86,7 +89,7 @@ class Configuration:
         return tuple(given[:axes])
 
     def target_sizes(self) -> list[tuple[int, ...]]:
-        """Return the sizes of the target at each scale of deep supervision, the patch first."""
+        """Return the target's size at each scale of deep supervision, from the patch size down."""
         strides = self.network["arch_kwargs"]["strides"]
         sizes, size = [], self.patch
         for stride in strides[:-1]:
@@ -97,13 +100,13 @@ class Configuration:
 
 
 def find_nnunet(file: str) -> Callable[..., nn.Module]:
-    """Return the constructor of the trained module of a plans file."""
+    """Return the constructor for a plans file, which makes its network with the loss (`build`)."""
     import_library(_LIBRARY, extra="")
     return partial(build, file)
 
 
 def build(file: str, **arguments: Any) -> nn.Module:
-    """Return the network of a configuration with its loss."""
+    """Return a module with the network of a configuration and nnU-Net's loss."""
     configuration = Configuration(file, arguments)
     architecture = configuration.network
     given = dict(architecture["arch_kwargs"])
@@ -120,7 +123,10 @@ def build(file: str, **arguments: Any) -> nn.Module:
 
 
 def complete_nnunet(job: Job, file: str, arguments: Mapping[str, Any]) -> Job:
-    """Return the job with a patch, and in training with its segmentation at every scale."""
+    """Return the job with a patch as its input, and in training also its segmentation at every scale.
+
+    Raises UsageError if the job is compiled, or names other inputs.
+    """
     if job.compile is not Compile.NONE:
         raise UsageError(
             f"{job.model}: --compile: nnU-Net compiles its network without the loss, which is not planned; "
@@ -139,10 +145,10 @@ def complete_nnunet(job: Job, file: str, arguments: Mapping[str, Any]) -> Job:
 
 
 def planned_patches(job: Job) -> tuple[tuple[int, ...], ...]:
-    """Return the patches that nnU-Net's planner would try for a job's configuration, rising.
+    """Return the patches that nnU-Net's planner would try for a job's configuration, in rising order.
 
-    Those of fewer than two stages are left out: they have no network. Raises ModelError for plans that do
-    not tell what the planner went by.
+    Patches with fewer than two stages are left out, since they have no network. Raises ModelError for plans
+    without the spacing or the median shape of the images.
     """
     _, file = split_model(job.source or job.model)
     topologies = Configuration(file, dict(job.model_args)).topologies()
@@ -151,7 +157,7 @@ def planned_patches(job: Job) -> tuple[tuple[int, ...], ...]:
 
 
 class Trained(nn.Module):
-    """A network with the loss of nnUNetTrainer; without targets it returns the segmentation."""
+    """A network with the loss of nnUNetTrainer; without targets it returns the network's output."""
 
     def __init__(self, network: nn.Module, batch_dice: bool) -> None:
         super().__init__()
@@ -159,7 +165,10 @@ class Trained(nn.Module):
         self.batch_dice = batch_dice
 
     def forward(self, data: Tensor, target: Sequence[Tensor] = ()) -> Any:
-        """Return the loss over all scales but the smallest, weighted by halves."""
+        """Return the loss over all scales except the smallest, or the network's output without targets.
+
+        The weight halves from each scale to the next.
+        """
         decoder = getattr(self.network, "decoder", None)
         if not self.training and decoder is not None:
             decoder.deep_supervision = bool(target)  # off for inference (nnUNetPredictor)
@@ -173,7 +182,7 @@ class Trained(nn.Module):
         )
 
     def _loss(self, scores: Tensor, truth: Tensor) -> Tensor:
-        """Return soft Dice and cross entropy (nnunetv2/training/loss/compound_losses.py, dice.py)."""
+        """Return soft Dice plus cross entropy (nnunetv2/training/loss/compound_losses.py, dice.py)."""
         dice = self._dice(scores, truth)
         return dice + F.cross_entropy(scores, truth[:, 0].long())
 
@@ -201,14 +210,17 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _inherited(configurations: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a configuration over the one that it inherits from."""
+    """Return a configuration's values, merged over the values of the configuration that it inherits from."""
     values = dict(configurations[name])
     parent = values.get("inherits_from")
     return values if parent is None else _inherited(configurations, parent) | values
 
 
 def _imported(file: str, name: str, package: str) -> Any:
-    """Return what a dotted name stands for. Raises ModelError for one outside of the package."""
+    """Return the object with a dotted name.
+
+    Raises ModelError for a name outside of the package, or unknown.
+    """
     module, _, attribute = name.rpartition(".")
     if not f"{module}.".startswith(f"{package}."):
         raise ModelError(f"{file}: {name} is not of {package}, and code from elsewhere is not run")

@@ -1,4 +1,4 @@
-"""The patches that nnU-Net's planner tries, and the network that it gives to each.
+"""Compute the patch sizes that nnU-Net's planner tries, and the network that it chooses for each.
 
 The rules are those of nnunetv2/experiment_planning/experiment_planners: network_topology.py,
 get_pool_and_conv_props, for the strides and kernels of a patch, and default_experiment_planner.py,
@@ -20,20 +20,20 @@ Sizes = tuple[int, ...]
 
 
 class Topology(Struct, frozen=True):
-    """Strides and kernels of a network for a patch; the first stage does not stride."""
+    """Strides and kernels of a network for a patch; the first stage has stride 1."""
 
-    patch: Sizes  # padded to what the strides divide
+    patch: Sizes  # padded to multiples of `divisors`
     strides: tuple[Sizes, ...]
     kernels: tuple[Sizes, ...]
 
     @property
     def divisors(self) -> Sizes:
-        """Return what each axis of the patch has to be a multiple of."""
+        """Return each axis's product of strides, of which the patch's size must be a multiple."""
         return tuple(map(prod, zip(*self.strides, strict=True)))
 
 
 def plan_topology(spacing: Sequence[float], patch: Sizes) -> Topology:
-    """Return the network for a patch: axes are halved while they are long and finely spaced enough."""
+    """Return the network for a patch, whose axes are halved while they are long and finely spaced enough."""
     spaces, sizes = list(spacing), list(patch)
     kernel = [1] * len(sizes)
     strides: list[Sizes] = [(1,) * len(sizes)]
@@ -60,10 +60,11 @@ def plan_topology(spacing: Sequence[float], patch: Sizes) -> Topology:
 
 
 def planned_topologies(spacing: Sequence[float], median: Sequence[float]) -> Iterator[Topology]:
-    """Yield networks with their patches from the largest down, as the planner reduces them.
+    """Yield the networks and patches that nnU-Net's planner tries, from the largest patch down.
 
-    The first has the aspect of the spacing within the median shape of the images. Of each, the axis that is
-    longest for the median shape is shortened by the least that keeps it a multiple of what strides divide.
+    The first patch has the aspect of the spacing, cut to the median shape of the images. Each next patch is
+    shorter in the axis that is longest relative to the median shape, by the least that keeps the axis a
+    multiple of its divisor.
     """
     axes = len(spacing)
     scale = (MOST_VOXELS[axes] * prod(spacing)) ** (1 / axes)
@@ -85,9 +86,10 @@ def planned_topologies(spacing: Sequence[float], median: Sequence[float]) -> Ite
 
 
 def with_topology(network: Mapping[str, Any], topology: Topology) -> dict[str, Any]:
-    """Return the architecture of plans with another network, its stages as wide and deep as theirs.
+    """Return the architecture of nnU-Net's plans with the strides and kernels of another topology.
 
-    Features double from stage to stage up to a limit; a deeper network repeats the last stage's blocks.
+    Features double from stage to stage up to a limit. Each stage has as many blocks as in the plans; further
+    stages have as many as the last.
     """
     arguments = dict(network["arch_kwargs"])
     stages, axes = len(topology.strides), len(topology.patch)

@@ -1,7 +1,8 @@
-"""No connection while the model of a library is planned: no byte of its weights decides memory.
+"""Refuse network connections while a library's model is planned.
 
-A name in a file that somebody sent must not reach out to an address; nor need a name on the command line.
-Code of the user's own, FILE.py, is trusted and may.
+Values of weights do not decide memory, so none need be fetched.
+A model name in a file from somebody else must not cause a connection to an address; a name on the command
+line needs none either. The user's own code, FILE.py, is trusted and may connect.
 """
 
 import socket
@@ -23,7 +24,7 @@ _MAY_FETCH = ("timm", "smp", "monai", "hf", "diffusers")  # torchvision's weight
 
 @contextmanager
 def offline_library(job: Job) -> Iterator[None]:
-    """Open no connection while open, if the job's model is a library's."""
+    """Refuse new connections except Unix sockets while open, if the job's model comes from a library."""
     if split_model(job.source or job.model).source not in SOURCES:
         yield
         return
@@ -33,7 +34,7 @@ def offline_library(job: Job) -> Iterator[None]:
 
 
 def check_fetching(job: Job, arguments: Mapping[str, object]) -> None:
-    """Raise UsageError for an argument with which the constructor of a library's model fetches something."""
+    """Raise UsageError if an argument makes a library's constructor fetch weights or code of a hub."""
     source = split_model(job.source or job.model).source
     if source not in _MAY_FETCH:
         return

@@ -1,8 +1,9 @@
-"""Make a module of a user's own training step: FILE.py:NAME that makes models, optimizers and `step(batch)`.
+"""Wrap a training step that a user wrote (FILE.py:NAME) in a module that holds the step's models.
 
-NAME is a class or a function that gives an object with a method `step`, or a function; or it is the step
-itself, whose models and optimizers are globals of its file. What such a step holds is found by following its
-attributes, containers, closures and globals, so that parameters are recorded with their modules' names.
+NAME is a class or a function that returns an object with a method `step`, or returns a function; or NAME is
+the step itself, whose models and optimizers are globals of its file. Models and optimizers of a step are
+found by following its attributes, containers, closures and globals, so that parameters are recorded with
+their modules' names.
 """
 
 import ast
@@ -21,17 +22,20 @@ from planner.capture.cuda.callers import modules_of_users
 from planner.errors import ModelError, UsageError
 
 _STANDARD = sysconfig.get_paths()["stdlib"]
-_MOST_VALUES = 20_000  # that are looked into
+_MOST_VALUES = 20_000  # the search looks into at most this many values
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType)
 
 
 class StepModule(nn.Module):
-    """A training step with the modules, tensors and optimizers that it holds; a call runs it on a batch."""
+    """A module that holds the models and optimizers of a training step; a call runs the step on a batch."""
 
-    words_for_root = "its step"  # in messages, where none of its modules runs
+    words_for_root = "its step"  # its name in messages about operators outside of all its modules
 
     def __init__(self, step: Callable[..., Any], root: object, name: str) -> None:
-        """`root` is what holds modules and optimizers: the object of the step, or the step itself."""
+        """Find the modules and optimizers that `root` holds: the object with the step, or the step itself.
+
+        Raises ModelError if no module is found.
+        """
         super().__init__()
         self._step = step
         self._name = name
@@ -49,14 +53,15 @@ class StepModule(nn.Module):
         self.optimizers = found.optimizers
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> Any:
-        """Run the step on a batch of a loader."""
+        """Call the step on a batch of a data loader, and return its result."""
         return self._step(*self._arguments(args, kwargs, target))
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> list[Any]:
-        """Return the arguments of the step, as scripts call it.
+        """Return the positional arguments with which a script would call the step on this batch.
 
-        A step of one argument gets the batch: a tensor, or a list of them, as `default_collate` makes it, or
-        with names a dict. One of several arguments gets them in order, or by their names. Raises UsageError.
+        A step of one argument gets the whole batch: a tensor, a list of tensors as `default_collate` makes
+        it, or a dict if the tensors have names. A step of several arguments gets the tensors in order, or by
+        their names. Raises UsageError if the tensors do not match the step's arguments.
         """
         values = [*args, *([] if target is None else [target])]
         names = _argument_names(self._step)
@@ -83,7 +88,10 @@ class StepModule(nn.Module):
 
 
 def make_step(made: object, name: str) -> nn.Module:
-    """Return the module of a step that a user's code made. Raises ModelError where there is none."""
+    """Return a `StepModule` for an object with `step`, or for a function.
+
+    Raises ModelError for other values.
+    """
     if isinstance(made, StepModule):
         return made
     step = getattr(made, "step", None)
@@ -98,14 +106,14 @@ def make_step(made: object, name: str) -> nn.Module:
 
 
 def modules_held_by(value: object) -> list[nn.Module]:
-    """Return the modules that a value holds, without those inside of others."""
+    """Return the outermost modules that a value holds; modules inside of these are left out."""
     found = _Holdings()
     found.follow(value, "")
     return [*found.outermost().values()]
 
 
 def needs_arguments(function: object, given: dict[str, Any]) -> bool:
-    """Return whether a function needs more arguments than those given, as a step needs its batch."""
+    """Return whether a function has required arguments that are not in `given`, as a step has its batch."""
     if not inspect.isfunction(function):
         return False
     parameters = inspect.signature(function).parameters.values()
@@ -116,12 +124,13 @@ def needs_arguments(function: object, given: dict[str, Any]) -> bool:
 
 
 def unpacks_one(step: Callable[..., Any], name: str) -> bool:
-    """Return whether a step's code takes one tensor out of its argument, as a loader over a `TensorDataset`
-    of one tensor yields it: `(images,) = batch`, or `[images] = batch`.
+    """Return whether a step's code unpacks the argument `name` into one variable, as in `(images,) = batch`.
+
+    A loader over a `TensorDataset` of one tensor yields such batches. False if the source is not available.
     """
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(step)))
-    except (OSError, TypeError, SyntaxError):  # made while it runs, or no function
+    except (OSError, TypeError, SyntaxError):  # the function was made at run time, or is no Python function
         return False
     return any(
         isinstance(node, ast.Assign)
@@ -140,22 +149,22 @@ def _argument_names(step: Callable[..., Any]) -> list[str]:
 
 
 class _Holdings:
-    """Modules, tensors and optimizers that a value holds, in the order in which they are found."""
+    """A search for the modules, tensors and optimizers that values hold, kept in the order found."""
 
     def __init__(self) -> None:
         self.modules: dict[str, nn.Module] = {}
         self.tensors: list[Tensor] = []
         self.optimizers: list[optim.Optimizer] = []
-        self._seen: dict[int, object] = {}  # keeps what is seen, so that no identity is used again
+        self._seen: dict[int, object] = {}  # keeps values alive, so that Python does not reuse their ids
         self._own = {id(vars(module)): module for module in modules_of_users()}
 
     def outermost(self) -> dict[str, nn.Module]:
-        """Return the modules that are not inside of others, by their names."""
+        """Return the modules that are not inside of other found modules, by their names."""
         inner = {id(one) for module in self.modules.values() for one in [*module.modules()][1:]}
         return {key: module for key, module in self.modules.items() if id(module) not in inner}
 
     def follow(self, value: Any, name: str) -> None:
-        """Look into a value and all that it holds."""
+        """Add the modules, tensors and optimizers that a value is or holds, named after `name`."""
         if isinstance(value, _PLAIN) or id(value) in self._seen or len(self._seen) > _MOST_VALUES:
             return
         self._seen[id(value)] = value
@@ -205,7 +214,10 @@ class _Holdings:
                     yield key, inner
 
     def _held_by_function(self, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-        """Yield what a function's code names: variables around it, and globals of a user's file."""
+        """Yield the closure variables of a function and the globals that its code names, with their names.
+
+        Globals are followed only if they are those of a user's file. A wrapped function comes first.
+        """
         yield "", getattr(function, "__wrapped__", None)
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         for key, cell in cells:
@@ -220,7 +232,7 @@ class _Holdings:
 
 
 def _methods_of(value: object) -> Iterator[tuple[str, Any]]:
-    """Yield the functions of a user's class, whose code names globals of its file."""
+    """Yield the methods that a value has from classes of users, since their code may name globals."""
     for kind in type(value).__mro__:
         if not _is_of_library(kind):
             for held in vars(kind).values():
@@ -237,13 +249,13 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
 
 
 def _is_of_tensors(value: object) -> bool:
-    """Return whether a value is a list or dict of tensors, as averages of parameters are."""
+    """Return whether a value is a non-empty list or dict of tensors, such as averages of parameters."""
     if isinstance(value, dict):
         return _is_of_tensors(list(value.values()))
     return isinstance(value, list) and bool(value) and all(isinstance(one, Tensor) for one in value)
 
 
 def _is_of_library(kind: type) -> bool:
-    """Return whether an installed package or Python itself defines the class."""
+    """Return whether an installed package or Python itself defines the class, rather than a user's file."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
     return not file or file.startswith(_STANDARD) or "site-packages" in file or "dist-packages" in file

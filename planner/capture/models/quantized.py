@@ -1,8 +1,9 @@
-"""Hold the weights of linear layers in 4 or 8 bits, as bitsandbytes does, or torchao.
+"""Quantize the weights of linear layers to 4 or 8 bits by bitsandbytes, or quantize them by torchao.
 
-The layers are those that the quantizer of the model's library replaces: of transformers all `nn.Linear` but
-the output embeddings and the last module, of diffusers all. A weight is quantized on the GPU before the next
-one comes, so its copy in the model's type is allocated and freed (bitsandbytes/nn/modules.py, `_quantize`).
+The quantizer of the model's library chooses the layers: in transformers all `nn.Linear` except the output
+embeddings and the last module, in diffusers all. Each weight is quantized on the GPU before the next weight
+is moved there, so its copy in the model's type is allocated and freed (bitsandbytes/nn/modules.py,
+`_quantize`).
 """
 
 import copy
@@ -31,9 +32,11 @@ _MIB = 2**20
 
 
 def quantize_linears(model: nn.Module, job: Job) -> nn.Module:
-    """Replace the model's linear layers by those of bitsandbytes, which quantize when they are moved.
+    """Quantize the model's linear layers as the job says, in place, and return the model.
 
-    Raises UsageError for a value that BitsAndBytesConfig does not know, ModelError where nothing is replaced.
+    Layers of bitsandbytes replace the model's layers, and quantize when they are moved to the GPU; torchao
+    quantizes at once. Without `--quantize` the model is unchanged. Raises UsageError for an unknown or
+    unsuitable option, ModelError if nothing is replaced or a library fails.
     """
     if job.quantize is Quantize.NONE:
         return model
@@ -86,7 +89,7 @@ def _replace_by_library(model: nn.Module, kept: list[str], config: Any) -> None:
         return
     from transformers.integrations.bitsandbytes import replace_with_bnb_linear
 
-    if not hasattr(model, "all_tied_weights_keys"):  # to transformers a name is also an ending of others
+    if not hasattr(model, "all_tied_weights_keys"):  # transformers matches a name also as the end of others
         kept = [f"^{re.escape(name)}$" for name in kept] if config.llm_int8_skip_modules is None else kept
     replace_with_bnb_linear(model, kept, config)
 
@@ -110,18 +113,18 @@ def _configure(job: Job) -> Any:
 
 
 def quantized_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules whose weight is one of bitsandbytes, with their names."""
+    """Yield names and modules of the model whose weight has a parameter class of bitsandbytes."""
     for name, module in model.named_modules():
-        parameters = module._parameters  # of TorchScript, no dict
+        parameters = module._parameters  # no dict in a TorchScript module
         if "weight" in parameters and type(parameters["weight"]).__name__ in _CLASSES:
             yield name, module
 
 
 def quantized_on_meta(weight: Any, memo: dict[int, Any]) -> nn.Parameter | None:
-    """Return the like on meta of a weight that is quantized already; None of any other.
+    """Return the meta counterpart of a weight that is quantized already, or None for any other weight.
 
-    `memo` gets the likes of the tensors and states that belong to it, by identity, as `copy.deepcopy` takes
-    them: modules hold them too.
+    The counterparts of the tensors and states that belong to the weight are added to `memo`, the memo of a
+    `copy.deepcopy`, since modules hold them too.
     """
     if type(weight).__name__ not in _CLASSES or not _is_quantized(weight):
         return None
@@ -132,7 +135,7 @@ def quantized_on_meta(weight: Any, memo: dict[int, Any]) -> nn.Parameter | None:
 
 
 def _held_on_meta(value: Any, memo: dict[int, Any]) -> Any:
-    """Return a tensor or the state of a quantization on meta, anything else as it is."""
+    """Return the meta counterpart of a tensor or `QuantState`, also added to `memo`; or the value itself."""
     if isinstance(value, Tensor):
         memo[id(value)] = torch.empty_like(value, device="meta")
     elif type(value).__name__ == "QuantState":
@@ -144,10 +147,10 @@ def _held_on_meta(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def quantize_on_meta(model: nn.Module) -> dict[int, list[Tensor]]:
-    """Quantize the weights of a model on meta, as moving it to the GPU does.
+    """Quantize a model's weights on meta, and return the tensors that each quantized module allocates for it.
 
-    Returns the tensors that each quantized module allocates, in their order, by its identity. Of weights that
-    are quantized already those are the ones that they consist of.
+    The result maps a module's id to its tensors in the order of allocation, as moving the module to the GPU
+    allocates them. For a weight that is quantized already, they are the tensors that it consists of.
     """
     every = [module for _, module in quantized_modules(model)]
     modules = [module for module in every if not _is_quantized(module.weight)]
@@ -165,7 +168,10 @@ def quantize_on_meta(model: nn.Module) -> dict[int, list[Tensor]]:
 
 
 def _parts(module: Any) -> list[Tensor]:
-    """Return the tensors of a quantized weight; those of 8 bits may be the module's since its first call."""
+    """Return the tensors of a module's quantized weight.
+
+    The scales of an 8-bit weight may be in the module's state, where its first call moves them.
+    """
     weight = module.weight
     if type(weight).__name__ == "Int8Params":
         scales = weight.SCB if weight.SCB is not None else module.state.SCB
@@ -201,10 +207,11 @@ def _quantize(weight: Any, table: Tensor) -> list[Tensor]:
 
 
 def adapters_as_made(model: nn.Module) -> Iterator[tuple[nn.Parameter, Tensor]]:
-    """Yield the adapters of quantized layers with what they are at first, in the order of their making.
+    """Yield each trained adapter parameter that peft casts, with a tensor of its size in its first type.
 
-    peft moves each to the GPU in the type in which the layer computes, and casts all of them afterwards
-    (`_move_adapter_to_device_of_base_layer`, peft/tuners/tuners_utils.py).
+    The order is the order of creation. peft moves each adapter of a quantized layer to the GPU in the type in
+    which the layer computes, and casts all of them afterwards (`_move_adapter_to_device_of_base_layer`,
+    peft/tuners/tuners_utils.py).
     """
     for module in model.modules():
         dtype = getattr(getattr(module, "base_layer", None), "compute_dtype", None)
@@ -214,13 +221,16 @@ def adapters_as_made(model: nn.Module) -> Iterator[tuple[nn.Parameter, Tensor]]:
 
 
 def prepare_for_kbit_training(model: nn.Module) -> None:
-    """Do with a model on a GPU as `--prepare-kbit` plans."""
+    """Prepare a quantized model on a GPU as `--prepare-kbit` plans: cast frozen weights, empty the cache."""
     cast_to_float32(model)
     torch.cuda.empty_cache()
 
 
 def cast_to_float32(model: nn.Module) -> None:
-    """Cast the frozen weights that are not quantized to float32, as `prepare_model_for_kbit_training`."""
+    """Cast frozen half-precision weights that are not quantized to float32.
+
+    peft's `prepare_model_for_kbit_training` does the same.
+    """
     for parameter in model.parameters():
         is_half = parameter.dtype in (torch.float16, torch.bfloat16)
         if is_half and not parameter.requires_grad and type(parameter).__name__ not in _CLASSES:
@@ -228,7 +238,7 @@ def cast_to_float32(model: nn.Module) -> None:
 
 
 def notes_on_quantized(job: Job, model: nn.Module) -> tuple[str, ...]:
-    """Return what a plan with quantized weights leaves out."""
+    """Return notes on the memory that a plan with quantized weights leaves out."""
     if job.quantize is Quantize.NONE or job.quantize.is_trained:
         return ()
     notes = [
@@ -243,9 +253,9 @@ def notes_on_quantized(job: Job, model: nn.Module) -> tuple[str, ...]:
 
 
 def _notes_on_unquantized(model: nn.Module) -> list[str]:
-    """Return a note on the weights that stay as they are, if they take more than the quantized ones.
+    """Return a note if the weights that are not quantized take more memory than the quantized weights.
 
-    Only linear layers are replaced: the experts of a mixture are often parameters of one module of their own.
+    Only linear layers are quantized; the experts of a mixture are often parameters of a single other module.
     """
     sizes: dict[str, int] = {}
     quantized_bytes = 0

@@ -1,4 +1,4 @@
-"""Find and build the model of a job: one finder for each source of models."""
+"""Find and build the model of a job, with one finder for each source of models."""
 
 import importlib
 import inspect
@@ -36,15 +36,18 @@ Constructor = Callable[..., object]
 
 
 def build_model(job: Job) -> nn.Module:
-    """Return the job's model as its constructor makes it, its parameters and buffers on the meta device.
+    """Return the job's model as its constructor makes it, with parameters and buffers on the meta device.
 
-    Raises `UsageError` for a name that the source does not know, `ModelError` where building it fails.
+    Raises `UsageError` for a name that the source does not know, `ModelError` if building the model fails.
     """
     return construct_model(job, find_constructor(job))
 
 
 def find_constructor(job: Job) -> Constructor:
-    """Return the constructor of the job's model; importing its library is most of the work."""
+    """Return the constructor of the job's model.
+
+    Importing the model's library takes most of the time. Raises UsageError for an unknown source or name.
+    """
     source, name = split_model(job.source or job.model)
     if source not in FINDERS:
         raise UsageError(f"model {shown(job.model)}: no source is named; write SOURCE:NAME or FILE.py:NAME")
@@ -57,8 +60,11 @@ def find_constructor(job: Job) -> Constructor:
 def construct_model(
     job: Job, constructor: Constructor, run: Callable[[Callable[[], object]], object] | None = None
 ) -> nn.Module:
-    """Return the model of constructor and job, made by `run`, or else on meta; for a training step of the
-    user's own, the module of what it holds. Raises ModelError.
+    """Return the model that a constructor makes with the job's arguments.
+
+    `run` calls the constructor; by default it is `construct_on_meta`. In mode `step` the result is a module
+    that holds the models of the user's training step. Raises ModelError if the constructor fails or returns
+    no module.
     """
     arguments = {key: _as_lists(value) for key, value in job.model_args}
     check_fetching(job, arguments)
@@ -95,10 +101,10 @@ def construct_model(
 
 
 def complete_by_library(job: Job) -> Job:
-    """Return the job with inputs from the model's library; jobs of other sources stay as they are.
+    """Return the job with the inputs that the model's library implies; jobs of other sources are unchanged.
 
-    Raises UsageError for inputs that the model does not take, ModelError where the library is missing or
-    refuses the model's configuration.
+    Raises UsageError for inputs that the model does not take, ModelError if the library is missing or refuses
+    the model's configuration.
     """
     source, name = split_model(job.source or job.model)
     arguments = {key: _as_lists(value) for key, value in job.model_args}
@@ -127,12 +133,15 @@ def _completed(job: Job, source: str, name: str, arguments: dict[str, Any]) -> J
 
 
 def import_transformers() -> ModuleType:
-    """Import transformers, which imports most of itself only when it is used."""
+    """Import and return transformers, which imports most of its modules only when they are used."""
     return import_library("transformers", extra="hf")
 
 
 def depth_argument(job: Job) -> tuple[str, int] | None:
-    """Return the argument that sets how many blocks a model repeats, and their number; None without one."""
+    """Return the name and value of the argument that sets a model's number of blocks, or None without one.
+
+    Only models of transformers have one here.
+    """
     source, name = split_model(job.source or job.model)
     return (
         hf.depth_argument(import_transformers(), name, dict(job.model_args)) if source == hf.SOURCE else None
@@ -140,23 +149,23 @@ def depth_argument(job: Job) -> tuple[str, int] | None:
 
 
 def find_hf(name: str) -> Constructor:
-    """Return the constructor of a model type or class of transformers, or of a folder with config.json."""
+    """Return the constructor for a model type or class of transformers, or for a folder with config.json."""
     return partial(hf.build, import_transformers(), name)
 
 
 def find_diffusers(name: str) -> Constructor:
-    """Return the constructor of a class of diffusers, or of a folder with config.json."""
+    """Return the constructor for a class of diffusers, or for a folder with config.json."""
     import_library("diffusers.models", extra=diffusion.SOURCE)
     return partial(diffusion.build, name)
 
 
 def find_in_library(source: str, module: str, name: str) -> Constructor:
-    """Return the constructor of a library whose source is called as its extra."""
+    """Return the constructor named `name` in a module of a library; `source` is also the library's extra."""
     return find_in_namespace(source, name, import_library(module, extra=source))
 
 
 def find_zoo(name: str) -> Constructor:
-    """Return a model of the seed documents."""
+    """Return the constructor of a model of the seed documents (planner/capture/models/zoo.py)."""
     return find_in_namespace("zoo", name, importlib.import_module("planner.capture.models.zoo"))
 
 
@@ -174,5 +183,5 @@ FINDERS: Mapping[str, Callable[[str], Constructor]] = {
 
 
 def _as_lists(value: Any) -> Any:
-    """Return tuples of a `Job` as the lists that constructors expect."""
+    """Return a value with tuples, as a `Job` holds them, converted to lists, as constructors expect them."""
     return [_as_lists(item) for item in value] if isinstance(value, tuple) else value

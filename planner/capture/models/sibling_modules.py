@@ -1,8 +1,8 @@
-"""Import the modules that stand beside a user's file, as if the file were run.
+"""Import the modules in a user's file's folder, as Python does when the file is run as a script.
 
-A script finds `utils.py` of its own folder. Two files of two folders may each have one of that name, or one
-may name an installed package so, and a process has one module a name: the modules of one folder are set aside
-while those of another are imported.
+A script can import a `utils.py` of its own folder. Two folders may each have a `utils.py`, or its name may be
+that of an installed package, but a process has only one module of a name. So modules from one folder are
+removed from `sys.modules` while modules of another folder are imported.
 """
 
 import sys
@@ -11,12 +11,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
-_imported: dict[Path, dict[str, ModuleType]] = {}  # by the files of each folder, from this folder
+_imported: dict[Path, dict[str, ModuleType]] = {}  # folder -> the modules imported from it, by name
 
 
 @contextmanager
 def importing_beside(path: Path) -> Iterator[None]:
-    """Make the modules beside a file importable, and take away those beside files of other folders."""
+    """Make the modules in a file's folder importable while open.
+
+    Modules imported from the folders of other files are removed.
+    """
     folder = path.parent
     _exchange(folder)
     before = set(sys.modules)
@@ -42,7 +45,7 @@ def _exchange(folder: Path) -> None:
 
 
 def _folder_of(module: ModuleType) -> Path | None:
-    """Return the folder in which a top-level module or package stands."""
+    """Return the folder that contains a top-level module or package, or None for a built-in module."""
     packages = list(getattr(module, "__path__", ()))
     place = packages[0] if packages else getattr(module, "__file__", None)
     return Path(place).parent if place else None

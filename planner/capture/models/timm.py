@@ -1,4 +1,4 @@
-"""Find models of timm, and complete their jobs from the configuration of their weights."""
+"""Find models of timm, and complete their jobs from the configuration of timm's pretrained weights."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,15 +15,18 @@ _USUAL = (3, 224, 224)
 
 
 def find_timm(name: str) -> Callable[..., object]:
-    """Return the constructor of any name that timm lists, with or without the tag of its weights."""
+    """Return the constructor of a timm model, named with or without the tag of its weights.
+
+    Raises UsageError for a name that timm does not list.
+    """
     return partial(_import_timm(name).create_model, name, pretrained=False)
 
 
 def complete_timm(job: Job, name: str, arguments: dict[str, Any]) -> Job:
-    """Return the job with the image that the model was trained on, unless it names its inputs.
+    """Return the job with the image size that the model was trained on as input, unless the job has inputs.
 
-    The constructor's `arguments` may change the image. A model without a head returns features, whose sum is
-    the loss.
+    The constructor's `arguments` may change the image size. A model without a head returns features, and the
+    loss is their sum.
     """
     config = _import_timm(name).get_pretrained_cfg(name)
     headless = config is not None and config.num_classes == 0 and not arguments.get("num_classes")
@@ -39,7 +42,7 @@ def complete_timm(job: Job, name: str, arguments: dict[str, Any]) -> Job:
 
 
 def _import_timm(name: str) -> ModuleType:
-    """Import timm, and check that it has a model of this name."""
+    """Import and return timm. Raises UsageError if it has no model of this name."""
     timm = import_library("timm", extra="timm")
     if not timm.is_model(name):
         raise unknown_name("timm", name, timm.list_models())

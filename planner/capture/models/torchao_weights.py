@@ -1,4 +1,4 @@
-"""Weights of torchao, which consist of several tensors."""
+"""Quantize linear layers by torchao, whose weights consist of several tensors."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -18,7 +18,7 @@ from planner.jobs import Job, Mode, Quantize, nearest, parse_model_arg
 
 _TRAINING = "torchao.prototype.quantized_training"
 _NF4 = "torchao.quantization.quantize_.workflows.nf4.nf4_tensor"
-# Modules, classes of configurations, and the values without which torch alone has no kernels.
+# Module and class of each configuration, and the values that it needs to run on kernels of torch alone.
 _CONFIGS: Mapping[Quantize, tuple[str, str, Mapping[str, Any]]] = {
     Quantize.INT8_WEIGHT_ONLY: ("torchao.quantization", "Int8WeightOnlyConfig", {}),
     Quantize.INT4_WEIGHT_ONLY: (
@@ -33,7 +33,7 @@ _BOUND = ("torchao.quantization", _NF4)  # modules that register functions of to
 
 
 def prepare_torchao(path: Path) -> None:
-    """Import torchao where a file names it, before names are replaced that it would bind."""
+    """Import torchao if a file mentions it, before a capture replaces functions that torchao binds."""
     if find_spec("torchao") is None:
         return
     with suppress(OSError):
@@ -42,13 +42,13 @@ def prepare_torchao(path: Path) -> None:
 
 
 def prepare_quantization(job: Job) -> None:
-    """Import torchao for a job whose weights it holds, likewise."""
+    """Import torchao for a job that quantizes by it, before a capture replaces functions that it binds."""
     if job.quantize.is_of_torchao:
         import_torchao()
 
 
 def import_torchao() -> None:
-    """Import the modules of torchao that remember functions of torch."""
+    """Import the modules of torchao that bind functions of torch on import; missing modules are skipped."""
     with quiet():
         for module in _BOUND:
             with suppress(ImportError):
@@ -56,11 +56,11 @@ def import_torchao() -> None:
 
 
 def kept_modules(model: nn.Module, skipped: list[str] | None) -> list[str]:
-    """Return the modules that stay as they are, by the rule of the model's library.
+    """Return the names of the modules that are not quantized, by the rule of the model's library.
 
-    `skipped` are those that the job names. transformers keeps the output layer and what it holds in float32,
-    diffusers the latter alone (`_process_model_before_weight_loading` of its quantizers). A module of the
-    user's own keeps its last linear layer, as transformers would.
+    `skipped` are the modules that the job names. transformers keeps the output layer and the modules that it
+    holds in float32; diffusers keeps only the latter (`_process_model_before_weight_loading` of its
+    quantizers). In a user's own module the last linear layer is kept, as transformers would.
     """
     in_float32: Any = getattr(model, "_keep_in_fp32_modules", None)
     if is_of_diffusers(model):
@@ -77,14 +77,14 @@ def kept_modules(model: nn.Module, skipped: list[str] | None) -> list[str]:
 
 
 def is_of_diffusers(model: nn.Module) -> bool:
-    """Return whether a model is one of diffusers, which quantizes by rules of its own."""
+    """Return whether a model's class, or a base of it, is defined in diffusers."""
     return any(kind.__module__.startswith("diffusers.") for kind in type(model).__mro__)
 
 
 def quantize_by_torchao(model: nn.Module, job: Job) -> nn.Module:
-    """Let torchao quantize the model's linear layers, each on the GPU as it is moved there.
+    """Quantize the model's linear layers by torchao, each as it is moved to the GPU; return the model.
 
-    Raises UsageError for a value that torchao's configuration does not know, ModelError where that fails.
+    Raises UsageError for an unknown or unsuitable option, ModelError if the model has no linear layer.
     """
     if job.prepare_kbit:
         raise UsageError(f"{job.model}: --prepare-kbit prepares weights of bitsandbytes; leave it away")
@@ -120,7 +120,10 @@ def _config_of(job: Job) -> Any:
 
 
 def _configured(job: Job, make: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-    """Return a configuration of torchao with the values that the job gives. Raises UsageError."""
+    """Return torchao's configuration, made by `make` with the job's values over those of `given`.
+
+    Raises UsageError for a value that `make` does not take.
+    """
     known = [name for name in signature(make).parameters if name != "version"]
     values = dict(parse_model_arg(text, "--quantize-arg") for text in job.quantize_arg)
     for name in values:

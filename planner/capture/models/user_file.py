@@ -1,4 +1,4 @@
-"""Run a user's file: FILE.py:NAME."""
+"""Run a user's file (FILE.py:NAME), and return the constructor, step or other value that NAME refers to."""
 
 import importlib.util
 import inspect
@@ -31,7 +31,7 @@ from planner.jobs import shown, split_model
 
 
 def find_in_file(name: str) -> Callable[..., object]:
-    """Return a constructor from FILE.py:NAME: a class, a function that returns a model, or a model."""
+    """Return a constructor for FILE.py:NAME: a class, a function that returns a model, or a model."""
     model, call = open_file(name, "model")
 
     def construct(**arguments: Any) -> object:
@@ -45,10 +45,9 @@ def find_in_file(name: str) -> Callable[..., object]:
 
 
 def find_step_in_file(name: str) -> Callable[..., object]:
-    """Return a constructor of a training step from FILE.py:NAME.
+    """Return a constructor for the training step FILE.py:NAME, which runs the file again at each call.
 
-    It runs the file anew each time: models and optimizers may be its globals, and a capture starts with new
-    ones.
+    Models and optimizers may be globals of the file, and each capture starts with new models and optimizers.
     """
 
     prepare_torchao(Path(name.rpartition(":")[0]))
@@ -57,7 +56,7 @@ def find_step_in_file(name: str) -> Callable[..., object]:
         code = read_text(_path_of(name, "step"), LARGEST_CODE_BYTES, errors="replace")
         import_trainers(code)
         with offload_constructed(code):
-            with trainers_constructed():  # some are made at a file's top
+            with trainers_constructed():  # a file may make its trainer at its top level
                 value, call = open_file(name, "step")
             owner, method = _owner_of_method(name, value)
             if owner is not None:
@@ -72,8 +71,9 @@ def find_step_in_file(name: str) -> Callable[..., object]:
 
 
 def _owner_of_method(name: str, value: object) -> tuple[type | None, str]:
-    """Return the class of FILE.py:CLASS.METHOD and the method's name; None where the value is no method of
-    a class's objects.
+    """Return the class and the method's name of FILE.py:CLASS.METHOD; no class if `value` is no such method.
+
+    Only methods of a class's objects count, not static methods and class methods.
     """
     owner, _, method = name.rpartition(":")[2].rpartition(".")
     scope = getattr(value, "__globals__", {})
@@ -83,16 +83,18 @@ def _owner_of_method(name: str, value: object) -> tuple[type | None, str]:
 
 
 def open_file(name: str, what: str) -> tuple[Any, Callable[..., object]]:
-    """Run the file of FILE.py:NAME; returns the value of NAME, and a function that calls the file's code.
+    """Run a file given as FILE.py:NAME; return the value of NAME and a function that calls the file's code.
 
-    `what` the value should be is for messages. Raises UsageError or ModelError.
+    That function takes a callable and its arguments, and applies the changes that the file made to the
+    process. Messages call the value a `what`. Raises UsageError if the file or NAME does not exist,
+    ModelError if the file fails.
     """
     path = _path_of(name, what)
     prepare_torchvision()
     module, change_process = _run_file(path)
 
     def call(function: Callable[..., object], **arguments: Any) -> object:
-        change_process()  # the file may have set a dtype or a path that its code counts on
+        change_process()  # the file may have set a dtype or a path that its code relies on
         with importing_beside(path), adapters_like_weights():  # the file may have imported peft
             return function(**arguments)
 
@@ -100,8 +102,9 @@ def open_file(name: str, what: str) -> tuple[Any, Callable[..., object]]:
 
 
 def open_beside_model(name: str, what: str, model: str) -> tuple[Any, Callable[..., object]]:
-    """Return what `open_file` does; a file that is the built model's own is not run a second time, since its
-    classes would be others than those of the model.
+    """Return the same as `open_file`, without running the file again if it is the file of the built model.
+
+    A second run would define new classes, which differ from the classes of the model.
     """
     path = _path_of(name, what)
     module = sys.modules.get(_module_name(path))
@@ -140,10 +143,11 @@ def _module_name(path: Path) -> str:
 
 
 def _run_file(path: Path) -> tuple[ModuleType, Callable[[], None]]:
-    """Import a file under a module name of its own, with its folder importable as if it were run.
+    """Import a file under a unique module name; return it and a function that repeats its side effects.
 
-    Its command line has no arguments. The process state is restored; also returns a function that makes the
-    changes of the file to it again.
+    The file's folder is importable, and its command line has no arguments. The process state is restored
+    afterwards; the returned function makes the file's changes to the process state again. Raises ModelError
+    if the file fails.
     """
     prepare_torchao(path)
     name = _module_name(path)
@@ -154,7 +158,7 @@ def _run_file(path: Path) -> tuple[ModuleType, Callable[[], None]]:
     sys.modules[name] = module  # dataclasses and pickle look a class's module up there
     try:
         with preserve_process_state() as note_changes:
-            sys.argv[:] = [str(path)]  # some files parse it at their top
+            sys.argv[:] = [str(path)]  # some files parse it at their top level
             with planned_device(), importing_beside(path), quiet():
                 spec.loader.exec_module(module)
             return module, note_changes()

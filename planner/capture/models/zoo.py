@@ -1,4 +1,4 @@
-"""Models of the seed documents that no library ships.
+"""Define the models of the seed documents that no library ships.
 
 Python variables in `forward` decide when memory is freed, so every `forward` here holds exactly the tensors
 that the original held.
@@ -39,7 +39,7 @@ class ConvPair(nn.Module):
 
 
 class _DoubleConv(nn.Module):
-    """Twice a 3x3 convolution, batch norm and ReLU, at one resolution."""
+    """Two blocks of 3x3 convolution, batch norm and ReLU, at the same resolution."""
 
     def __init__(self, in_channels: int, out_channels: int, *, inplace_relu: bool) -> None:
         super().__init__()
@@ -57,12 +57,12 @@ class _DoubleConv(nn.Module):
 
 
 def _downsample(in_channels: int, out_channels: int, *, inplace_relu: bool) -> nn.Sequential:
-    """Halve the resolution by max pooling, then convolve twice."""
+    """Return layers that halve the resolution by max pooling and then apply a `_DoubleConv`."""
     return nn.Sequential(nn.MaxPool2d(2), _DoubleConv(in_channels, out_channels, inplace_relu=inplace_relu))
 
 
 class _Upsample(nn.Module):
-    """Double the resolution, join with the features of the way down, then convolve twice."""
+    """A block that doubles the resolution, joins the encoder's features and applies a `_DoubleConv`."""
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
@@ -71,14 +71,14 @@ class _Upsample(nn.Module):
     def forward(self, deep: Tensor, skipped: Tensor) -> Tensor:
         deep = functional.interpolate(deep, scale_factor=2, mode="nearest")
         rows, columns = skipped.size(2) - deep.size(2), skipped.size(3) - deep.size(3)
-        # Padding by nothing copies, as in the original.
+        # Padding by zero elements still copies the tensor, as in the original.
         deep = functional.pad(deep, [columns // 2, columns - columns // 2, rows // 2, rows - rows // 2])
         joined = cat([skipped, deep], dim=1)
         return self.conv(joined)  # type: ignore[no-any-return]
 
 
 class BasicEncoder(nn.Module):
-    """The U-Net's way down, with in-place ReLU; gives the features of all four resolutions."""
+    """The U-Net's encoder, with in-place ReLU; it returns the features of all four resolutions."""
 
     inplace_relu = True
 
@@ -115,7 +115,7 @@ class BasicUNet(BasicEncoder):
         return self.sigmoid(self.final_layer(self.features(x)))
 
     def features(self, x: Tensor) -> Any:
-        """Return 64 channels at the input's resolution."""
+        """Return the last features before the output layer: 64 channels at the input's resolution."""
         full, half, quarter, eighth = super().forward(x)
         x = self.up2(eighth, quarter)
         x = self.up3(x, half)

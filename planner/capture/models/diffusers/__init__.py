@@ -1,1 +1,1 @@
-"""Models of diffusers: networks, autoencoders and ControlNets, from their configurations alone."""
+"""Build networks, autoencoders and ControlNets of diffusers from their configurations alone."""

@@ -1,4 +1,4 @@
-"""Build models of diffusers from a class or from a folder, never from a hub.
+"""Build models of diffusers from a class or from a local folder, never from a hub.
 
 `diffusers:UNet2DConditionModel` is a class with its default configuration, which `--model-arg` changes;
 `diffusers:FOLDER` is a folder with a config.json that names its class.
@@ -27,12 +27,12 @@ class Choice:
     """A class of diffusers with the arguments of its constructor."""
 
     model_class: Any  # a subclass of diffusers.ModelMixin
-    arguments: Mapping[str, Any]  # those given; the others have the constructor's defaults
+    arguments: Mapping[str, Any]  # the given arguments; others have the constructor's defaults
     switches: tuple[str, ...] = ()  # methods without arguments that are called on the model
 
     @property
     def config(self) -> dict[str, Any]:
-        """Return all values of the configuration."""
+        """Return all values of the configuration: given arguments, and defaults of the others."""
         return {
             name: self.arguments.get(name, None if one.default is one.empty else one.default)
             for name, one in _parameters(self.model_class.__init__).items()
@@ -40,12 +40,15 @@ class Choice:
 
     @property
     def inputs(self) -> Mapping[str, inspect.Parameter]:
-        """Return the arguments of the forward method."""
+        """Return the parameters of the model's forward method by name."""
         return _parameters(self.model_class.forward)
 
 
 def choose(name: str, arguments: Mapping[str, Any]) -> Choice:
-    """Return the class of `diffusers:NAME`. Raises UsageError for a name or argument that does not exist."""
+    """Return the model class that `diffusers:NAME` names, with the arguments of its constructor.
+
+    Raises UsageError for a name or argument that does not exist, ModelError for a broken config.json.
+    """
     diffusers = import_library("diffusers.models", extra=SOURCE)
     if Path(name).is_dir():
         model_class, read = _read_folder(diffusers, Path(name))
@@ -63,7 +66,7 @@ def choose(name: str, arguments: Mapping[str, Any]) -> Choice:
 
 
 def build(name: str, **arguments: Any) -> nn.Module:
-    """Return the model in fp32, with its attention by `scaled_dot_product_attention` as diffusers has it."""
+    """Return the model in fp32, with diffusers' default attention, `scaled_dot_product_attention`."""
     choice = choose(name, arguments)
     model: nn.Module = choice.model_class(**choice.arguments)
     for switch in choice.switches:
@@ -92,7 +95,7 @@ def _class_of(diffusers: ModuleType, name: str) -> Any:
 
 
 def _read_folder(diffusers: ModuleType, folder: Path) -> tuple[Any, dict[str, Any]]:
-    """Return the class that a folder's config.json names, and the values that its constructor takes."""
+    """Return the class that a folder's config.json names, and the values for its constructor from there."""
     path = folder / "config.json"
     values = read_json(path, "a folder with a config.json")
     name = values.get("_class_name") if isinstance(values, dict) else None

@@ -1,7 +1,7 @@
-"""Arguments that training scripts make on the GPU for each call, and that have no batch dimension.
+"""Add arguments without a batch dimension that training scripts make on the GPU for each call.
 
-Flux and its kind take the positions of image and text tokens in rows of three numbers
-(`FluxPipeline._prepare_latent_image_ids`), Qwen-Image the heights and widths of the images.
+Flux and similar models take the positions of image and text tokens as rows of three numbers
+(`FluxPipeline._prepare_latent_image_ids`), Qwen-Image takes the heights and widths of the images.
 """
 
 import inspect
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 def add_ids(model: nn.Module) -> None:
-    """Make a model pass positions to its forward method where the caller gives none."""
+    """Give a model's forward method defaults for `img_ids` and `txt_ids`, or for `img_shapes`."""
     parameters = inspect.signature(model.forward).parameters
     forward = model.forward
     if "img_ids" in parameters and "txt_ids" in parameters:
@@ -38,5 +38,5 @@ def add_ids(model: nn.Module) -> None:
 
 
 def _positions(tokens: Tensor) -> Tensor:
-    """Return positions for batch x tokens x width."""
+    """Return positions, tokens x 3, for hidden states of batch x tokens x width."""
     return torch.zeros(tokens.shape[1], 3, device=tokens.device, dtype=tokens.dtype)

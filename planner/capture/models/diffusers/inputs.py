@@ -1,7 +1,7 @@
-"""Inputs and targets of diffusers' models: latents, timesteps, texts and what conditions them besides.
+"""Complete the inputs and targets of diffusers' models: latents, timesteps, texts and other conditions.
 
-Sizes follow from the configuration, and else from the pipelines of each model: images of 512 pixels for
-Stable Diffusion, of 1024 for later ones; a text has the tokens to which the pipeline pads it.
+Sizes follow from the configuration, or else from the pipeline of each model: images of 512 pixels for Stable
+Diffusion, of 1024 for later models. A text has the number of tokens to which the pipeline pads it.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,16 +21,16 @@ MAIN = ("sample", "hidden_states", "x")
 
 
 class Sample(NamedTuple):
-    """Inputs of one sample, the main one first, and the axis of the main one that holds the channels."""
+    """Inputs of one sample, the main input first, and the main input's axis of channels."""
 
     inputs: Shapes
-    channel_axis: int | None = 0  # None: the output is not shaped as the main input, and its sum is the loss
+    channel_axis: int | None = 0  # None: the output's shape is another one, and its sum is the loss
 
 
 def complete_diffusers(job: Job, name: str, arguments: Mapping[str, Any]) -> Job:
-    """Return the job with all inputs by keyword and the target of its loss.
+    """Return the job with all inputs of the model by keyword, and with the target of its loss.
 
-    Raises UsageError for inputs that the model does not take, or whose defaults are unknown.
+    Raises UsageError for inputs that the model does not take, and if the model's default inputs are unknown.
     """
     choice = choose(name, arguments)
     made = _sample_of(choice)
@@ -67,7 +67,7 @@ def _by_keyword(job: Job, choice: Choice) -> Shapes:
 
 
 def _resized(made: Shapes, given: Shapes, choice: Choice) -> Shapes:
-    """Return the inputs with those given; an image that conditions latents grows with them."""
+    """Return the default inputs updated by the given inputs; a conditioning image grows with the latents."""
     latents, image = given.get("sample"), made.get("controlnet_cond")
     if latents is not None and image is not None and "controlnet_cond" not in given:
         given = given | {"controlnet_cond": _conditioning_image(choice.config, latents.shape)}
@@ -75,7 +75,7 @@ def _resized(made: Shapes, given: Shapes, choice: Choice) -> Shapes:
 
 
 def _target(main: TensorSpec, channel_axis: int, config: Config) -> TensorSpec:
-    """Return the target: shaped as the output, which has channels of its own."""
+    """Return the target, which has the main input's shape but the output's number of channels."""
     channels = config.get("out_channels") or config.get("in_channels") or main.shape[channel_axis]
     patch = config.get("patch_size")
     if _is_packed(config, main) and "out_channels" in config and isinstance(patch, int):
@@ -121,7 +121,7 @@ def _latents(config: Config, default: int) -> TensorSpec:
 
 
 def _first(value: Any) -> int:
-    """Return a width that may be named for each block."""
+    """Return a width; of a list with a width for each block, return the first."""
     while isinstance(value, list | tuple):
         value = value[0]
     return int(value)
@@ -150,7 +150,10 @@ def _conditional_unet(config: Config) -> Sample:
 
 
 def _conditioning_image(config: Config, latents: tuple[int, ...]) -> TensorSpec:
-    """Return the image at full resolution, which the ControlNet halves between its embedding's widths."""
+    """Return a ControlNet's conditioning image at full resolution, given the shape of the latents.
+
+    The network's embedding halves the image between each of its widths and the next.
+    """
     halvings = len(config.get("conditioning_embedding_out_channels") or (16, 32, 96, 256)) - 1
     channels = config.get("conditioning_channels") or 3
     return _floats(channels, *(size << halvings for size in latents[-2:]))
@@ -221,7 +224,7 @@ def _sd3_controlnet(config: Config) -> Sample:
 
 
 def _flux(config: Config) -> Sample:
-    """Return latents of 1024 pixels in patches of 16, and T5's 512 tokens."""
+    """Return Flux's inputs: latents of 1024 x 1024 pixels in patches of 16, and 512 text tokens of T5."""
     inputs = {
         "hidden_states": _floats(4096, config["in_channels"]),
         "encoder_hidden_states": _floats(512, config["joint_attention_dim"]),
@@ -249,7 +252,10 @@ def _qwen_image(config: Config) -> Sample:
 
 
 def _captioned(tokens: int, width_of: str, latents: int) -> Callable[[Config], Sample]:
-    """Return the function for a transformer of latents with one text."""
+    """Return a function that makes the inputs of a transformer of latents with one text of `tokens`.
+
+    `width_of` names the configuration's width of the text; `latents` is the default size of the latents.
+    """
 
     def sample(config: Config) -> Sample:
         text = _floats(tokens, config[width_of])
@@ -271,7 +277,7 @@ def _masked(sample: Callable[[Config], Sample]) -> Callable[[Config], Sample]:
 
 
 def _cogvideox(config: Config) -> Sample:
-    """Return latents of 49 frames, four of which make one."""
+    """Return CogVideoX's inputs: a text, and latents in which four of the configured frames (49) make one."""
     ratio = config.get("temporal_compression_ratio") or 4
     frames = (config["sample_frames"] - 1) // ratio + 1
     inputs = {
@@ -285,7 +291,7 @@ def _cogvideox(config: Config) -> Sample:
 
 
 def _wan(config: Config) -> Sample:
-    """Return latents of 81 frames of 480 x 832 pixels."""
+    """Return Wan's inputs: latents of 81 frames of 480 x 832 pixels, and 512 text tokens."""
     inputs = {
         "hidden_states": _floats(config["in_channels"], 21, 60, 104),
         "timestep": STEP,
@@ -304,7 +310,7 @@ def _video_autoencoder(config: Config) -> Sample:
 
 
 def _quantizing_autoencoder(config: Config) -> Sample:
-    """Return an image; the loss is a sum, since the model returns the codes' own loss beside its output."""
+    """Return an image as input; the loss is a sum, since the model also returns a loss of its codes."""
     return Sample(_autoencoder(config).inputs, None)
 
 

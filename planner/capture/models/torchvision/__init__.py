@@ -1,1 +1,1 @@
-"""torchvision without its compiled operators and weights."""
+"""Find models of torchvision, without its compiled operators and without reading weights."""

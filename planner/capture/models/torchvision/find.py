@@ -1,7 +1,7 @@
-"""Find models of torchvision, whose weights are named but never read.
+"""Find models of torchvision; their builders may be given weights, which are never read.
 
-A detector whose backbone comes with weights, which is the default, freezes its batch norms and first stages
-(torchvision/models/detection/faster_rcnn.py and its neighbours, `is_trained`).
+Named weights matter for a detector: if its backbone comes with weights, the default, its batch norms and
+first stages are frozen (`is_trained` in torchvision/models/detection/faster_rcnn.py and other files there).
 """
 
 import importlib
@@ -16,8 +16,10 @@ from planner.capture.patching import patched
 
 
 def find_torchvision(name: str) -> Callable[..., object]:
-    """Return the builder of any name that torchvision lists, such as `resnet50`, or of one in a module, such
-    as `segmentation.fcn_resnet50`. It accepts weights, and leaves its model without them.
+    """Return the builder of a torchvision model, such as `resnet50` or `segmentation.fcn_resnet50`.
+
+    The builder accepts weights, but does not load them. Raises UsageError for a name that torchvision does
+    not list.
     """
     models = import_library("torchvision.models", extra="")
     group, _, plain = name.rpartition(".")
@@ -35,7 +37,7 @@ def find_torchvision(name: str) -> Callable[..., object]:
 
 
 class _UnreadWeights(dict[str, Any]):
-    """Weights that are not fetched."""
+    """An empty state dict in place of weights that are not downloaded."""
 
 
 @contextmanager

@@ -1,12 +1,12 @@
-"""Make torchvision importable beside a torch that its compiled extension was not built for.
+"""Make torchvision importable with a torch for which its compiled extension was not built.
 
-torchvision's wheels are built for CUDA. Beside a CPU-only torch its extension does not load, and
-torchvision goes on without it, but registers fake kernels for two operators that only the extension defines
-(torchvision/_meta_registrations.py). So their schemas must be there before torchvision is imported, and only
-then: where the extension does load, a second definition of the same schemas would abort the process. The
-other operators here are defined with them. Schemas, shapes and what autograd keeps are those of torchvision
-0.28: csrc/ops/roi_align.cpp, nms.cpp and csrc/ops/autograd/roi_align_kernel.cpp, which saves the regions and
-the size of the input, not the input.
+torchvision's wheels are built for CUDA. With a CPU-only torch the extension does not load; torchvision
+continues without it, but registers fake kernels for two operators that only the extension defines
+(torchvision/_meta_registrations.py). So the schemas must be defined before torchvision is imported, but only
+if the extension does not load: otherwise a second definition of the same schemas would abort the process. The
+other operators here are defined at the same time. Schemas, shapes and the tensors that autograd saves follow
+torchvision 0.28: csrc/ops/roi_align.cpp, nms.cpp and csrc/ops/autograd/roi_align_kernel.cpp, which saves the
+regions and the size of the input, not the input.
 """
 
 import importlib.machinery
@@ -32,7 +32,7 @@ _SCHEMAS = {
 
 
 def prepare_torchvision() -> None:
-    """Make sure that a later `import torchvision` succeeds, without importing it; may be called twice."""
+    """Make a later `import torchvision` succeed even if its extension does not load; may be called twice."""
     spec = None if "torchvision" in sys.modules else importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None or _loads_extension(Path(spec.origin).parent):
         return
@@ -40,10 +40,11 @@ def prepare_torchvision() -> None:
 
 
 def _loads_extension(package: Path) -> bool:
-    """Load the extension as torchvision/extension.py will; a library loaded twice stays the same.
+    """Return whether torchvision's extension loads, by loading it as torchvision/extension.py will.
 
-    Its name is `_C` up to torchvision 0.28 and `_C_stable` from 0.29 on. Beside a CUDA torch it is not
-    tried: in a broken installation, a second definition would abort the process.
+    A library loaded twice stays the same. The extension's name is `_C` up to torchvision 0.28 and `_C_stable`
+    from 0.29 on. With a CUDA torch the result is True without trying: in a broken installation, a second
+    definition would abort the process.
     """
     if torch.version.cuda is not None:
         return True
@@ -58,10 +59,10 @@ def _loads_extension(package: Path) -> bool:
 
 
 def _define_missing() -> None:
-    """Define the operators that are missing, for the life of the process."""
+    """Define the operators of `_SCHEMAS` that are missing, for the life of the process."""
     missing = [name for name in _SCHEMAS if not hasattr(torch.ops.torchvision, name)]
     for name in missing:
-        # `define` without a library of its own keeps the definition for the life of the process.
+        # `define` without a `Library` keeps the definition for the life of the process.
         torch.library.define(f"torchvision::{name}", _SCHEMAS[name])
     if "roi_align" in missing:
         torch.library.impl("torchvision::roi_align", "Meta", _roi_align)

@@ -1,1 +1,1 @@
-"""Models of transformers from their configurations."""
+"""Build models of transformers from their configurations, and read and train by its Trainers."""

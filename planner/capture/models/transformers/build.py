@@ -1,10 +1,10 @@
-"""Build models of transformers from its configurations and classes or from a folder, never from a hub.
+"""Build models of transformers from its configurations and classes, or from a folder, never from a hub.
 
 `hf:bert` is a model type with its default configuration and the head of its task, `hf:LlamaForCausalLM` a
 class with its default configuration, `hf:FOLDER` a folder with a config.json. Arguments of the job go to the
-configuration (`a__b` to `b` of the sub-configuration `a`), except three: `task` selects the head of a model
-type or a folder, `padded` is whether the attention mask masks anything, and `attn_implementation` is that of
-transformers.
+configuration (`a__b` to `b` of the sub-configuration `a`), with three exceptions: `task` selects the head of
+a model type or a folder, `padded` says whether the attention mask masks anything, and `attn_implementation`
+is transformers' argument of that name.
 """
 
 import copy
@@ -26,7 +26,7 @@ from planner.jobs import Job, Loss, Mode, nearest, shown, split_model
 
 SOURCE = "hf"
 
-# Without a task a model type gets the first of these that it has a class for.
+# Without a task, a model type gets the first of these tasks for which it has a class.
 TASKS = (
     *("zero-shot-image-classification", "seq2seq-lm", "speech-seq2seq", "masked-lm", "causal-lm"),
     *("image-classification", "audio-classification", "video-classification", "sequence-classification"),
@@ -47,7 +47,7 @@ class Choice:
 
     @property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
-        """Return the arguments of its forward method."""
+        """Return the parameters of the model class's forward method by name."""
         return inspect.signature(self.model_class.forward).parameters
 
 
@@ -57,12 +57,12 @@ def is_of_transformers(job: Job) -> bool:
 
 
 def is_padded(job: Job) -> bool:
-    """Return whether the attention mask of the job's batches masks anything, as it does by default."""
+    """Return whether the attention mask of the job's batches masks anything: not if `padded` is false."""
     return not (is_of_transformers(job) and dict(job.model_args).get("padded", True) is False)
 
 
 def notes_of(job: Job, model: object) -> tuple[str, ...]:
-    """Return notes on the inputs of a model of transformers."""
+    """Return notes on assumptions about the inputs of a transformers model; () for other models."""
     if not is_of_transformers(job):
         return ()
     keywords = {spec.keyword for spec in job.inputs}
@@ -98,7 +98,10 @@ def notes_of(job: Job, model: object) -> tuple[str, ...]:
 
 
 def choose_class(transformers: Any, name: str, arguments: Mapping[str, Any]) -> Choice:
-    """Return the class of `hf:NAME` with its configuration. Raises UsageError for what is unknown."""
+    """Return the model class that `hf:NAME` names, with its configuration completed by the job's arguments.
+
+    Raises UsageError for an unknown name, task or argument.
+    """
     task = arguments.get("task")
     if task is not None and task not in TASKS:
         raise UsageError(f"--model-arg task={task}: unknown task; use one of {', '.join(TASKS)}")
@@ -131,10 +134,10 @@ def _choose(transformers: Any, name: str, task: str | None, given: Mapping[str, 
 
 
 def _complete_config(config: Any, model_class: Any, given: Mapping[str, Any]) -> None:
-    """Set values that training needs and default configurations leave open; none of them decides memory.
+    """Set values that training needs but default configurations leave open; none of them decides memory.
 
-    Random regularization is disabled by default: SpecAugment masks its number of frames in any case, and a
-    plan is for the steps in which LayerDrop skips no layer.
+    Random regularization is disabled unless `given` sets it: SpecAugment masks the same number of frames in
+    any case, and a plan is made for steps in which LayerDrop skips no layer.
     """
     if "ForSequenceClassification" in model_class.__name__ and getattr(config, "pad_token_id", 0) is None:
         config.pad_token_id = 0  # decoders refuse batches above 1 without one
@@ -142,15 +145,16 @@ def _complete_config(config: Any, model_class: Any, given: Mapping[str, Any]) ->
     if getattr(config, "is_encoder_decoder", False) and start is None:
         config.decoder_start_token_id = 0  # labels are shifted behind it
     if getattr(config, "image_token_index", 0) is None:
-        config.image_token_index = config.get_text_config().vocab_size - 1  # any, as long as it is one
+        config.image_token_index = config.get_text_config().vocab_size - 1  # any token will do
     for name in _RANDOM:
         if getattr(config, name, 0) and name not in given:
             setattr(config, name, type(getattr(config, name))())
 
 
 def depth_argument(transformers: Any, name: str, arguments: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Return the argument that sets how many blocks a model repeats, and their number; None where blocks
-    differ, or where they are counted elsewhere. Raises UsageError.
+    """Return the name and value of the argument that sets a model's number of blocks.
+
+    None if blocks differ, or if another argument counts them. Raises UsageError as `choose_class`.
     """
     config = choose_class(transformers, name, arguments).config
     blocks = getattr(config, _DEPTH, None)
@@ -161,7 +165,7 @@ def depth_argument(transformers: Any, name: str, arguments: Mapping[str, Any]) -
 
 
 def build(transformers: Any, name: str, **arguments: Any) -> nn.Module:
-    """Return the model in fp32, whatever dtype its configuration names; the job's precision converts it."""
+    """Return the model in fp32, whatever dtype its configuration names; the job's precision comes later."""
     choice = choose_class(transformers, name, arguments)
     with offline(), quiet():
         model: nn.Module = choice.model_class(choice.config)
@@ -178,7 +182,7 @@ def offline() -> Iterator[None]:
 
 
 def _return_loss(model: nn.Module) -> None:
-    """Make a model of image and text return its loss in training, which it does on demand alone."""
+    """Make an image-text model return its loss in training, which it does only with `return_loss=True`."""
     forward = model.forward
 
     def forward_with_loss(*args: Any, **kwargs: Any) -> Any:
@@ -206,7 +210,10 @@ def _config_class(transformers: Any, file_config: Mapping[str, Any], folder: Pat
 
 
 def _class_of_folder(transformers: Any, config: Any, file_config: Mapping[str, Any], task: str | None) -> Any:
-    """Return the task's class; without a task the first of `architectures`, or the type's default head."""
+    """Return the model class of a folder: the task's class, or else the first class in `architectures`.
+
+    With neither, it is the model type's default class.
+    """
     architectures = file_config.get("architectures") or []
     if task is None and architectures:
         model_class = getattr(transformers, str(architectures[0]), None)
@@ -220,7 +227,7 @@ def _class_of_folder(transformers: Any, config: Any, file_config: Mapping[str, A
 
 
 def _table_of(task: str) -> str:
-    """Return the name of transformers' table of the classes for a task (models/auto/modeling_auto.py)."""
+    """Return the name of transformers' table that holds a task's classes (models/auto/modeling_auto.py)."""
     if task == "features":
         return "MODEL_MAPPING_NAMES"
     words = {"seq2seq-lm": "seq_to_seq_causal_lm", "speech-seq2seq": "speech_seq_2_seq"}
@@ -239,12 +246,12 @@ def _class_of_type(transformers: Any, kind: str, task: str | None) -> Any:
 
 
 def _configure(config_class: Any, file_config: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
-    """Return the configuration of a file, or the default one, with the given values.
+    """Return a configuration with a file's values, or default values, and the given values set.
 
-    Raises UsageError for a key that it does not have, which transformers would ignore.
+    Raises UsageError for a key that the configuration lacks, which transformers would ignore.
     """
     whole = copy.deepcopy(dict(file_config))
-    if "num_labels" in given:  # a file spells out the names of its labels, and their number wins
+    if "num_labels" in given:  # otherwise the number of label names in the file would win
         whole.pop("id2label", None)
         whole.pop("label2id", None)
     config = config_class.from_dict(copy.deepcopy(whole))
@@ -263,7 +270,7 @@ def _configure(config_class: Any, file_config: Mapping[str, Any], given: Mapping
 
 
 def _set_values(part: Any) -> dict[str, Any]:
-    """Return the values that a model sets in a part of its configuration, beside that part's own defaults."""
+    """Return the values of a sub-configuration that differ from its class's defaults, and its model type."""
     if not hasattr(part, "to_dict"):
         return {}
     defaults = type(part)().to_dict()

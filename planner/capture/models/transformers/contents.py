@@ -1,7 +1,7 @@
-"""Inputs of transformers' models that must hold certain values: image tokens in texts, objects in images.
+"""Make inputs of transformers' models that need certain values: image tokens in texts, objects in images.
 
-Sizes do not show them: a text with too few image tokens is refused, and a detector compares its boxes with
-lists of labels.
+A model refuses a text with too few image tokens, and a detector compares its boxes with lists of labels, so
+sizes alone are not enough.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,14 +13,14 @@ from torch import Tensor
 
 from planner.jobs import Job, Loss, Mode, TensorSpec
 
-OBJECTS = 8  # per image; COCO has 7.7 in the mean (Lin et al., Microsoft COCO, 2014)
+OBJECTS = 8  # per image; COCO has 7.7 on average (Lin et al., Microsoft COCO, 2014)
 _TEXT, _IMAGE, _MASK = "input_ids", "pixel_values", "attention_mask"
 _DETECTOR = "ForObjectDetection"
 _SEGMENTERS = ("ForUniversalSegmentation", "ForInstanceSegmentation")
 
 
 def known_contents(model: object, job: Job, batch: int) -> dict[str, Any]:
-    """Return the inputs of a batch whose values matter, by keyword, on the CPU; of others nothing."""
+    """Return by keyword the inputs of a batch whose values matter, with values on the CPU; {} if none do."""
     config = getattr(model, "config", None)
     specs = {spec.keyword: spec for spec in job.inputs}
     contents: dict[str, Any] = {}
@@ -47,8 +47,10 @@ def known_contents(model: object, job: Job, batch: int) -> dict[str, Any]:
 
 
 def _patches_and_types(config: Any, specs: Mapping[str | None, TensorSpec], batch: int) -> dict[str, Any]:
-    """Return what the processor of Qwen2-VL makes of one image a sample: the patches of all images in one
-    list, how many of them lie beneath and beside each other, and which tokens stand for images.
+    """Return the inputs that Qwen2-VL's processor makes for one image a sample.
+
+    These are the patches of all images in one list, each image's rows and columns of patches, the type of
+    each token (1 for an image's), and the attention mask if the job has one.
     """
     image, text = specs[_IMAGE], specs[_TEXT]
     rows, columns = _grid(config, image)
@@ -61,7 +63,7 @@ def _patches_and_types(config: Any, specs: Mapping[str | None, TensorSpec], batc
 
 
 def _grid(config: Any, image: TensorSpec) -> tuple[int, int]:
-    """Return the rows and columns of an image's patches; of a list of patches those nearest to a square."""
+    """Return the rows and columns of an image's patches; a list of patches is taken as near to a square."""
     merged = config.vision_config.spatial_merge_size
     if len(image.shape) == 3:
         of_tokens = merged * config.vision_config.patch_size
@@ -85,22 +87,22 @@ def is_list_of_patches(config: Any, image: TensorSpec) -> bool:
 
 
 def takes_patches(config: Any) -> bool:
-    """Return whether images are lists of patches with their grids, as of Qwen2-VL and its kind."""
+    """Return whether a model takes images as lists of patches with their grids, as the Qwen-VL models do."""
     return getattr(config, "model_type", "") in _OF_PATCHES
 
 
 def is_detector(name: str) -> bool:
-    """Return whether a class takes a list of labels, a dict for each image."""
+    """Return whether this is the name of a detector's class, whose labels are a dict for each image."""
     return name.endswith(_DETECTOR)
 
 
 def takes_masks(name: str) -> bool:
-    """Return whether a class takes the masks and classes of the objects of each image, in two lists."""
+    """Return whether a class of this name is trained on two lists: each image's masks and its classes."""
     return name.endswith(_SEGMENTERS)
 
 
 def _objects() -> dict[str, Tensor]:
-    """Return classes and boxes of one image: centres and sizes in parts of the image."""
+    """Return a detector's labels for one image: classes, and boxes with relative centres and sizes."""
     place = torch.arange(1, OBJECTS + 1) / (OBJECTS + 1)
     size = (1 + torch.arange(OBJECTS) % 4) / 16
     return {
@@ -110,7 +112,7 @@ def _objects() -> dict[str, Tensor]:
 
 
 def image_token(config: Any) -> int | None:
-    """Return the number that stands for a part of an image in a text."""
+    """Return the token id that represents a part of an image in a text, or None if there is none."""
     for name in ("image_token_id", "image_token_index"):
         value = getattr(config, name, None)
         if isinstance(value, int):
@@ -119,7 +121,7 @@ def image_token(config: Any) -> int | None:
 
 
 def image_tokens(config: Any, image: TensorSpec) -> int | None:
-    """Return how many tokens stand for the images of a sample; None where that is unknown."""
+    """Return how many tokens of a text represent the images of a sample, or None if that is unknown."""
     count = _TOKENS.get(getattr(config, "model_type", ""))
     if count is None or takes_patches(config):
         return None if count is None else count(config, image)
@@ -154,9 +156,9 @@ _TOKENS: Mapping[str, Callable[[Any, TensorSpec], int]] = {
     "smolvlm": lambda config, image: _patches(config, image) // config.scale_factor**2,
     "aya_vision": lambda config, image: _patches(config, image) // config.downsample_factor**2,
 }
-SEVERAL_IMAGES = ("idefics3", "smolvlm")  # whose samples hold a list of images
+SEVERAL_IMAGES = ("idefics3", "smolvlm")  # models whose samples hold a list of images
 
 
 def takes_images_in_text(config: Any) -> bool:
-    """Return whether the sizes of image and text of a vision-language model are known here."""
+    """Return whether this is a vision-language model whose number of image tokens is known here."""
     return getattr(config, "model_type", "") in _TOKENS

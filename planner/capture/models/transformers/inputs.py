@@ -1,7 +1,7 @@
-"""Complete the inputs of a model of transformers from the names of its forward method's arguments.
+"""Complete the inputs of a transformers model from the names of its forward method's arguments.
 
-Inputs of the job are unchanged; the others follow: the mask and the labels follow the length
-of the text, the labels' shape follows the class.
+Inputs that the job names are unchanged. The mask and the labels follow the length of the text, and the
+labels' shape follows the model's class.
 """
 
 from collections.abc import Mapping
@@ -24,14 +24,14 @@ from planner.jobs import Job, Loss, Mode, TensorSpec, nearest, shown
 
 TEXT_TOKENS = 128
 _DETECTED = (800, 1066)  # COCO's most frequent size, resized as DetrImageProcessor does
-_SQUARE = (640, 640)  # as RTDetrImageProcessor does
-_OF_PATCHES = 448  # pixels a side: 256 tokens of Qwen2-VL, whose images have any size
+_SQUARE = (640, 640)  # the size to which RTDetrImageProcessor resizes
+_OF_PATCHES = 448  # pixels a side, or 256 tokens, for Qwen2-VL, which takes images of any size
 _BESIDE_TEXT = (
     "blip",
     "git",
     "grounding-dino",
     "mm-grounding-dino",
-)  # models that attend from a text to an image beside it
+)  # models that attend from a text to a separate image
 _OF_SQUARES = ("rt_detr", "d_fine", "deim")
 AUDIO_SAMPLES = 160_000  # 10 s at 16 kHz
 _TEXT, _IMAGE, _SOUND, _SPECTROGRAM = "input_ids", "pixel_values", "input_values", "input_features"
@@ -54,7 +54,7 @@ _PER_SAMPLE = (
 
 
 def complete_inputs(job: Job, choice: Choice) -> Job:
-    """Return the job with all inputs by keyword, and with the loss `sum` where the model has none.
+    """Return the job with all inputs by keyword, and with the loss `sum` if the model returns no loss.
 
     Raises UsageError for inputs that the model does not take.
     """
@@ -76,7 +76,7 @@ def complete_inputs(job: Job, choice: Choice) -> Job:
 
 
 def _check_required(choice: Choice, inputs: Mapping[str, TensorSpec]) -> None:
-    """Raise UsageError for an argument of the forward method that is required and has no input."""
+    """Raise UsageError if a required argument of the forward method has no input."""
     for name, parameter in choice.parameters.items():
         plain = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         if plain and parameter.default is parameter.empty and name not in ("self", *inputs):
@@ -87,7 +87,10 @@ def _check_required(choice: Choice, inputs: Mapping[str, TensorSpec]) -> None:
 
 
 def _by_keyword(job: Job, choice: Choice) -> dict[str, TensorSpec]:
-    """Return the job's inputs by keyword; one without a keyword is the main one."""
+    """Return the job's inputs by keyword; an input without a keyword is taken as the main input.
+
+    Raises UsageError for a keyword that the model does not take, or that is given twice.
+    """
     names = [name for name in choice.parameters if name not in ("self", "kwargs", "args")]
     given: dict[str, TensorSpec] = {}
     for spec in job.inputs:
@@ -103,7 +106,7 @@ def _by_keyword(job: Job, choice: Choice) -> dict[str, TensorSpec]:
 
 
 def _mains(choice: Choice) -> list[str]:
-    """Return the inputs that the model requires."""
+    """Return the names of the main inputs that a sample has: text, image or sound, or both text and image."""
     mains = [name for name in _MAIN if name in choice.parameters]
     if {_TEXT, _IMAGE} <= set(mains) and _takes_both(choice):
         return [_TEXT, _IMAGE]
@@ -112,13 +115,16 @@ def _mains(choice: Choice) -> list[str]:
 
 
 def _takes_both(choice: Choice) -> bool:
-    """Return whether a sample is an image with a text: to compare them, or the image within the text."""
+    """Return whether a sample has both an image and a text, to compare them or with the image in the text."""
     is_known = choice.config.model_type in _BESIDE_TEXT or takes_images_in_text(choice.config)
     return "return_loss" in choice.parameters or is_known
 
 
 def _main_of(choice: Choice, spec: TensorSpec) -> str:
-    """Return the main input of a sample without a keyword: texts are whole numbers."""
+    """Return the name of the main input that a tensor without a keyword is: the text if it has integers.
+
+    Raises UsageError if the model takes no such input.
+    """
     mains = _mains(choice)
     is_text = "int" in spec.dtype
     fitting = [name for name in mains if (name == _TEXT) == is_text]
@@ -146,7 +152,10 @@ def _main_inputs(choice: Choice, given: Mapping[str, TensorSpec]) -> dict[str, T
 
 
 def _image_in_text(choice: Choice, given: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """Return an image, and a text with the tokens that stand for it before its own."""
+    """Return an image and a text that starts with the image's tokens, unless the job gives them.
+
+    Raises UsageError for an image of a wrong shape, or a text that is too short for the image's tokens.
+    """
     image = given.get(_IMAGE) or _image(choice)
     if takes_patches(choice.config) and not (
         len(image.shape) == 3 or is_list_of_patches(choice.config, image)
@@ -171,7 +180,7 @@ def _image_in_text(choice: Choice, given: Mapping[str, TensorSpec]) -> dict[str,
 
 
 def _value(config: Any, *names: str, default: Any = None) -> Any:
-    """Return the first of these values that the configuration, or one of its parts, has."""
+    """Return the first of the named values that a configuration or one of its parts has, else the default."""
     parts = [getattr(config, part, None) for part in _PARTS]
     for owner in (config, *parts):
         for name in names:
@@ -211,14 +220,14 @@ def _sound(choice: Choice) -> TensorSpec:
 
 
 def _spectrogram(choice: Choice) -> TensorSpec:
-    """Return Whisper's 30 seconds: two frames for each position of the encoder."""
+    """Return a spectrogram of the length that the encoder takes, 30 s for Whisper: two frames a position."""
     bins = _value(choice.config, "num_mel_bins", "feature_size", default=80)
     positions = _value(choice.config, "max_source_positions", default=1500)
     return TensorSpec((bins, 2 * positions))
 
 
 def _prompts(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """Return what comes with an image: the mask of a padded one, one box to segment."""
+    """Return the inputs that accompany an image: a detector's pixel mask, or one box to segment."""
     name, image = choice.model_class.__name__, inputs.get(_IMAGE)
     if image is None:
         return {}
@@ -231,7 +240,7 @@ def _prompts(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, Tens
 
 
 def _mask(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """Return a tokenizer's mask: 64-bit whole numbers, shaped as the text."""
+    """Return a tokenizer's attention mask, int64 of the text's shape; {} if none is needed or it is given."""
     text = inputs.get(_TEXT)
     if text is None or "attention_mask" not in choice.parameters or "attention_mask" in inputs:
         return {}
@@ -239,7 +248,7 @@ def _mask(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorS
 
 
 def _labels(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """Return the labels with which the class returns a loss; none where it returns none."""
+    """Return the labels with which the model's class returns a loss, or {} if none are known."""
     name, text = choice.model_class.__name__, inputs.get(_TEXT)
     one = TensorSpec((), "int64")
     if name.endswith("ForQuestionAnswering"):
@@ -257,19 +266,19 @@ def _labels(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, Tenso
 
 
 def _shaped_as(text: TensorSpec | None) -> TensorSpec:
-    """Return whole numbers, one for each token of the text."""
+    """Return an int64 input of the text's shape, or of the default length if there is no text."""
     if text is None:
         return TensorSpec((TEXT_TOKENS,), "int64")
     return replace(text, keyword=None, dtype="int64")
 
 
 def _last_two(image: TensorSpec) -> TensorSpec:
-    """Return whole numbers, one for each pixel."""
+    """Return an int64 input of the image's height and width."""
     return TensorSpec(image.shape[-2:], "int64", smallest=image.smallest[-2:])
 
 
 def _decoder_inputs(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """Return a decoder's tokens, unless they are made by shifting the labels."""
+    """Return the tokens of a decoder; {} if the model makes them from the labels, or takes none."""
     own = ("labels", "decoder_input_ids", "decoder_inputs_embeds")
     if "decoder_input_ids" not in choice.parameters or any(name in inputs for name in own):
         return {}

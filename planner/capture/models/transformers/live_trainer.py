@@ -1,8 +1,8 @@
-"""Copy a Trainer of transformers, or one of TRL, that exists already, to be trained in a capture.
+"""Copy an existing Trainer of transformers or TRL, so that the copy is trained in a capture.
 
-The copy has models without weights, an accelerator of its own that finds the planned GPU, and none of the
-callbacks that report or save. Data, tokenizers and settings are those of the original, which stays as it is.
-Facts from transformers 5.23 and TRL 1.16.
+The copy has models without weights, a new accelerator that finds the planned GPU, and no callbacks that
+report or save. It shares data and tokenizers with the original and copies its settings; the original is not
+changed. Facts from transformers 5.23 and TRL 1.16.
 """
 
 import copy
@@ -23,13 +23,13 @@ from planner.jobs import Job, Mode
 
 _SHARED = ("train_dataset", "eval_dataset", "processing_class", "_memory_tracker", "model_init")
 _MADE_ANEW = ("args", "accelerator", "gather_function", "callback_handler", "optimizer", "lr_scheduler")
-_OF_DEVICE = ("_setup_devices", "distributed_state")  # what arguments remember of the machine
+_OF_DEVICE = ("_setup_devices", "distributed_state")  # attributes in which arguments cache the device
 _RUN = ("DefaultFlowCallback", "SyncRefModelCallback")  # callbacks that decide the steps, or compute
-_PREPARED = "_original_forward"  # of a module that accelerate's prepare_model gave another forward
+_PREPARED = "_original_forward"  # attribute of a module whose forward accelerate's prepare_model replaced
 
 
 def check_trainer(trainer: object) -> None:
-    """Raise UsageError for an object that is no Trainer."""
+    """Raise UsageError if an object is no Trainer of transformers or TRL."""
     if not is_trainer(trainer):
         raise UsageError(
             f"expected a Trainer of transformers or TRL, got a {type(trainer).__name__}; for a loop of your "
@@ -38,7 +38,11 @@ def check_trainer(trainer: object) -> None:
 
 
 def trainer_job(trainer: Any) -> Job:
-    """Return the job of a trainer's own `train()`. Raises UsageError for one that is not planned as it is."""
+    """Return the job that runs a trainer's own `train()`.
+
+    Raises UsageError for a trainer that is prepared already, runs in several processes, or splits its model
+    over GPUs.
+    """
     check_trainer(trainer)
     name = type(trainer).__name__
     if _PREPARED in vars(trainer.model) or trainer.model_wrapped is not trainer.model:
@@ -63,7 +67,7 @@ def left_out(trainer: Any) -> tuple[str, ...]:
 
 
 def trainer_maker(trainer: Any, micro_batches: int, evaluates: bool = True) -> Callable[[], Any]:
-    """Return a function that copies a trainer, to be called in a capture, with so many in each step.
+    """Return a function that copies a trainer, with `micro_batches` in each step, when called in a capture.
 
     With `evaluates=False` the copy does not evaluate.
     """
@@ -80,13 +84,13 @@ def trainer_maker(trainer: Any, micro_batches: int, evaluates: bool = True) -> C
 
 
 def set_batch(trainer: Any, batch: int, micro_batches: int) -> None:
-    """Let a trainer train with another batch size, in so many micro-batches."""
+    """Set a trainer's batch size per device, and its number of micro-batches in a step."""
     trainer.args.per_device_train_batch_size = trainer._train_batch_size = batch
     trainer.args.gradient_accumulation_steps = micro_batches
 
 
 def bytes_of_longest_sample(trainer: Any) -> int:
-    """Return the bytes of one more sample in a batch of the longest."""
+    """Return the bytes that a batch grows by for one more copy of the longest sample."""
     with preserve_process_state():  # samples and collators may draw random numbers
         one, two = longest_sample(trainer, trainer.train_dataset, "train_dataset", type(trainer).__name__)
     return _bytes_of(two) - _bytes_of(one)
@@ -103,7 +107,7 @@ def _copied(trainer: Any) -> Any:
     modules = modules_held_by(trainer)
     weightless_memo(modules, memo)
     copied.args = memo[id(trainer.args)] = _arguments(trainer.args)
-    copied.model, copied.deepspeed = trainer.model, None  # which the next line reads
+    copied.model, copied.deepspeed = trainer.model, None  # the next line reads both
     copied.create_accelerator_and_postprocess()
     memo[id(trainer.accelerator)] = copied.accelerator
     memo.update({id(one): None for one in (trainer.optimizer, trainer.lr_scheduler) if one is not None})
@@ -114,7 +118,7 @@ def _copied(trainer: Any) -> Any:
     for module in modules:
         complete_copy(module, memo[id(module)], memo)
     rebind_closures(copied, memo)
-    copied.model_init = None  # it made the model
+    copied.model_init = None  # it has made the model already
     copied.optimizer = copied.lr_scheduler = None
     if trainer.optimizer is not None:
         copied.optimizer = read_optimizer(trainer.optimizer, trainer.model).over(copied.model)
@@ -143,19 +147,22 @@ def _copy_of(value: Any, memo: dict[int, Any], trainer: Any, name: str) -> Any:
 
 
 def _arguments(arguments: Any) -> Any:
-    """Return a copy of the arguments that has found the planned GPU."""
+    """Return a copy of the training arguments whose device is the planned GPU."""
     bare = copy.copy(arguments)
     for name in _OF_DEVICE:
         vars(bare).pop(name, None)
     copied = copy.deepcopy(bare)
     copied.use_cpu = copied.auto_find_batch_size = False
     copied.report_to = []
-    assert copied.device.type != "cpu"  # finds it, before an accelerator is made
+    assert copied.device.type != "cpu"  # reading `device` finds the GPU, before an accelerator is made
     return copied
 
 
 def _place(trainer: Any, modules: list[nn.Module]) -> None:
-    """Move the models to the GPU, as the constructor does (transformers/trainer.py; TRL's for references)."""
+    """Move a copied trainer's models to the GPU, as the trainers' constructors do.
+
+    Source: transformers/trainer.py, and TRL's trainers for reference models.
+    """
     device = trainer.args.device
     if trainer.place_model_on_device and getattr(trainer.model, "quantization_method", None) is None:
         trainer.model.to(device)

@@ -1,8 +1,8 @@
-"""Answer reads of attention masks in transformers' code without values.
+"""Decide without values whether transformers' code takes attention masks as padded.
 
-Its masks depend on whether the attention mask masks anything (masking_utils.py): if not, no mask is made and
-attention runs with `is_causal` or without any; if so, a boolean mask of batch x 1 x rows x columns is. The
-job's `padded` decides. Packed sequences are not looked for, and checks of inputs pass.
+transformers reads whether the attention mask masks anything (masking_utils.py). If not, it makes no mask, and
+attention runs with `is_causal` or without a mask; if so, it makes a boolean mask of batch x 1 x rows x
+columns. Here the job's `padded` decides. Packed sequences are not looked for, and checks of inputs pass.
 """
 
 import sys
@@ -22,7 +22,7 @@ _RECURRENT = "create_recurrent_attention_mask"
 
 @contextmanager
 def assume_padding(padded: bool) -> Iterator[None]:
-    """Make transformers take attention masks as padded, or as full, without reading them, while open."""
+    """Make transformers treat attention masks as padded, or as full, without reading them, while open."""
     with ExitStack() as stack:
         stack.enter_context(quiet())
         # `torch_compilable_check` of transformers: the inputs are assumed to be valid
@@ -34,14 +34,14 @@ def assume_padding(padded: bool) -> Iterator[None]:
 
 
 def _answers(masks: Any, padded: bool) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-    """Yield functions of masking_utils and their replacements, by their names in transformers 5."""
+    """Yield (module, name, replacement) for the functions of transformers 5 that read attention masks."""
     find_packed = masks.find_packed_sequence_indices
 
     def find_no_packed(position_ids: Any) -> None:
         find_packed(position_ids)  # for its temporaries; positions that simply count up end without a mask
 
     yield masks, "find_packed_sequence_indices", find_no_packed
-    # Where transformers believes to be traced, it reads no mask and therefore makes it.
+    # If transformers takes its code to be traced, it does not read the mask, and always makes one.
     yield masks, "is_tracing", lambda tensor=None: True
     if padded:
         return
@@ -54,5 +54,5 @@ def _answers(masks: Any, padded: bool) -> Iterator[tuple[Any, str, Callable[...,
 
 
 def _decide_without(decide: Callable[..., bool], padding_mask: Any, *args: Any, **kwargs: Any) -> bool:
-    """Return the function's decision for no padding mask."""
+    """Return the decision of a function of masking_utils as if there were no padding mask."""
     return decide(None, *args, **kwargs)

@@ -1,8 +1,8 @@
-"""Train by a Trainer of transformers that a user's file makes, or by one of TRL.
+"""Train by a Trainer of transformers or TRL that a user's file makes.
 
-Its own `train()` runs, with its loss, optimizer, accumulation, clipping and precision. Batches are copies of
-the longest of the first samples of its data, put together by its own collator and moved to the GPU by its
-loader. Its evaluation runs between two steps. Checkpoints and logs are left away. Facts from transformers
+The Trainer's own `train()` runs, with its loss, optimizer, accumulation, clipping and precision. Batches are
+copies of the longest of the first samples of its data, made by its own collator and moved to the GPU as its
+loader does. Its evaluation runs between two steps. Checkpoints and logs are omitted. Facts from transformers
 5.23 and TRL 1.16.
 """
 
@@ -32,13 +32,13 @@ _LEFT_AWAY = (
     "EarlyStoppingCallback",
 )
 _LIBRARIES = re.compile(r"^\s*(from|import) +(transformers|trl)\b", re.M)
-# Trainers of TRL whose batches are what a model generates meanwhile.
+# Trainers of TRL that train on texts which a model generates during training.
 _GENERATING = (
     *("GRPOTrainer", "RLOOTrainer", "OnlineDPOTrainer", "NashMDTrainer", "XPOTrainer", "PPOTrainer"),
     *("AsyncGRPOTrainer", "DistillationTrainer", "AsyncDistillationTrainer", "GKDTrainer", "GOLDTrainer"),
     *("SDPOTrainer", "SDFTTrainer", "IWOPDTrainer", "A2POTrainer", "MiniLLMTrainer"),
 )
-_KERNELS = "trl.kernels.chunked_logprob"  # which are Triton's where a GPU and Triton are
+_KERNELS = "trl.kernels.chunked_logprob"  # its kernels are Triton's if a GPU and Triton are available
 
 
 def is_trainer(made: object) -> bool:
@@ -51,10 +51,10 @@ def is_trainer(made: object) -> bool:
 
 @contextmanager
 def trainers_constructed() -> Iterator[None]:
-    """Let a file make a Trainer while open: it finds the planned GPU, and computes nothing beforehand.
+    """Let a file make a Trainer while open: it finds the planned GPU, and its constructor computes nothing.
 
-    transformers asks once in each process whether there is a GPU; these answers stay as they are. Arguments
-    with `use_cpu=True`, as people try a script without a GPU, find it too.
+    transformers asks only once in each process whether there is a GPU, so here the functions that ask are
+    replaced. `use_cpu=True`, with which people try a script without a GPU, is ignored.
     """
     module: Any = sys.modules.get("transformers.training_args")
     if module is None:
@@ -76,7 +76,7 @@ def trainers_constructed() -> Iterator[None]:
 
 
 def import_trainers(code: str) -> None:
-    """Import the Trainer's arguments if a file's code names a library of Trainers, before that file does."""
+    """Import the module of `TrainingArguments` if a file's code imports transformers or TRL."""
     if _LIBRARIES.search(code):
         with suppress(Exception), quiet():  # if it fails, the file's own import says why
             importlib.import_module("transformers.training_args")
@@ -95,7 +95,7 @@ def _on_gpu(post_init: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def _known_logps(trainer: Any, dataset: Any, name: str, batch_size: int) -> Any:
-    """Return the data with columns for what `precompute_ref_log_probs` computes of each sample."""
+    """Return a dataset with zeros in the columns that `precompute_ref_log_probs` would compute."""
     for column in ("ref_chosen_logps", "ref_rejected_logps"):
         dataset = dataset.add_column(column, [0.0] * len(dataset))
     return dataset
@@ -103,7 +103,7 @@ def _known_logps(trainer: Any, dataset: Any, name: str, batch_size: int) -> Any:
 
 @contextmanager
 def _without_progress() -> Iterator[None]:
-    """Show no progress of what is done with the samples of datasets while open."""
+    """Disable the progress bars of the library `datasets` while open."""
     datasets: Any = sys.modules.get("datasets")
     if datasets is None or datasets.are_progress_bars_disabled():
         yield
@@ -116,20 +116,20 @@ def _without_progress() -> Iterator[None]:
 
 
 class TrainerModule(StepModule):
-    """The models that a Trainer holds; `train` runs its steps."""
+    """A module with the models that a Trainer holds; `run` trains by the Trainer's own `train()`."""
 
     def __init__(self, trainer: Any, job: Job) -> None:
-        """Raises UsageError for settings that are not planned."""
+        """Find the Trainer's models. Raises UsageError for settings that are not planned."""
         super().__init__(trainer.train, trainer, job.model)
         self.trainer = trainer
-        self._waiting: list[Any] = []  # batches on the GPU that are not run
+        self._waiting: list[Any] = []  # batches of a step that are on the GPU but not run
         self._evaluation = Evaluation(trainer, job.model)
         if job.inputs or job.target is not None:
             raise UsageError(f"{job.model}: its trainer has data of its own; leave --input and --target away")
         self._check(trainer.args, job.model)
 
     def tensors_on_host(self) -> Iterator[Tensor]:
-        """Yield the tensors that `train()` finds on the CPU: those of a model that FSDP shards."""
+        """Yield the tensors that are on the CPU before `train()`: the model's if FSDP shards it."""
         if self.trainer.args.fsdp:
             yield from self.trainer.model.parameters()
             yield from self.trainer.model.buffers()
@@ -158,7 +158,7 @@ class TrainerModule(StepModule):
                 )
 
     def _notes(self) -> tuple[str, ...]:
-        """Return notes on what a plan leaves away."""
+        """Return notes on the data that is trained on, and on parts of the training that are not planned."""
         arguments = self.trainer.args
         notes = [
             f"its {type(self.trainer).__name__} trains on copies of the longest of the first "
@@ -176,14 +176,16 @@ class TrainerModule(StepModule):
         on_step: Callable[[], None],
         on_loaded: Callable[[], None],
     ) -> tuple[str, ...]:
-        """Run so many steps of the optimizer and return notes; `on_step` and `on_loaded` surround the loading
-        of batches. All micro-batches of a step lie on the GPU at once; the first `most_micro_batches` run.
+        """Train for `steps` optimizer steps with batches of `batch` samples, and return notes.
+
+        `on_step` is called before the batches of a step are loaded, `on_loaded` after it. All micro-batches
+        of a step are on the GPU at once, but only the first `most_micro_batches` are run.
         """
         trainer = self.trainer
         arguments = trainer.args
         loaded = arguments.gradient_accumulation_steps
         few = arguments.gradient_accumulation_steps = min(loaded, most_micro_batches)
-        remaining = steps if evaluates(arguments) else 0  # before the last one it evaluates
+        remaining = steps if evaluates(arguments) else 0  # it evaluates before the last step
         arguments.max_steps, arguments.per_device_train_batch_size = steps, batch
         arguments.save_strategy = arguments.eval_strategy = "no"
         arguments.eval_on_start = arguments.load_best_model_at_end = False
@@ -221,7 +223,7 @@ class TrainerModule(StepModule):
 
 
 def _of_fsdp(arguments: Any) -> dict[str, Any]:
-    """Return what is refused of FSDP, where the arguments ask for it, by its name."""
+    """Return the settings of FSDP that are refused, by name with a true value if set; {} without FSDP."""
     if not arguments.fsdp:
         return {}
     given = arguments.fsdp_plugin_args or {}
@@ -234,7 +236,7 @@ def _of_fsdp(arguments: Any) -> dict[str, Any]:
 
 @contextmanager
 def _kernels_of_triton() -> Iterator[None]:
-    """Let TRL take its kernels of Triton while open, as on a GPU; they launch nothing."""
+    """Make TRL use its Triton kernels while open, as on a GPU; they launch nothing."""
     module = sys.modules.get(_KERNELS)
     if module is None:
         yield

@@ -1,4 +1,4 @@
-"""Sizes of a causal language model that decide what serving it takes: weights, widths, keys and values."""
+"""Read the sizes of a causal language model that decide the memory of serving it."""
 
 from typing import Any
 
@@ -16,29 +16,32 @@ from planner.jobs import Job, Precision
 
 
 class ServedModel(Struct, frozen=True):
-    """A model as a server holds it."""
+    """The sizes of a causal language model that decide the memory of serving it."""
 
     name: str
     weight_bytes: int
-    item_bytes: int  # of a weight and an activation
-    layers: int  # with keys and values
+    item_bytes: int  # size of one number of weights and activations
+    layers: int  # number of layers with keys and values
     cached_numbers: int  # keys and values of one token in one layer
     hidden: int
     queries: int  # width of all heads' queries
     keys: int  # width of all heads' keys and values together
-    intermediate: int  # of the MLP, or of the experts that one token goes to
+    intermediate: int  # width of the MLP, or of the experts that one token goes to
     vocabulary: int
     positions: int  # the longest text; 0: the configuration names none
     key_heads: int = 1  # heads of keys and values
-    sliding_layers: int = 0  # of those with keys and values, that keep a window alone
-    window: int = 0  # tokens of it
-    state_layers: int = 0  # that keep a state of fixed size for a sequence
-    state_bytes: int = 0  # of one layer and sequence
+    sliding_layers: int = 0  # layers whose keys and values cover only a window
+    window: int = 0  # tokens of the window
+    state_layers: int = 0  # layers that keep a state of fixed size for a sequence
+    state_bytes: int = 0  # size of that state for one layer and sequence
     notes: tuple[str, ...] = ()
 
 
 def served_model(job: Job) -> ServedModel:
-    """Return the sizes of a model in half precision. Raises ModelError for one without such a cache."""
+    """Return the sizes of a job's model in half precision.
+
+    Raises ModelError if it is no decoder of transformers, or if its configuration lacks needed values.
+    """
     model: Any = build_model(job)
     config = getattr(model, "config", None)
     if (
@@ -89,7 +92,7 @@ def served_model(job: Job) -> ServedModel:
 
 
 def _intermediate(text: Any) -> int:
-    """Return the width between the two products of a layer, over the experts that a token goes to."""
+    """Return the intermediate width of a layer's MLP, summed over the experts that a token goes to."""
     dense = getattr(text, "intermediate_size", None) or getattr(text, "ffn_dim", None) or 4 * text.hidden_size
     dense = max(dense, state_width(text))
     chosen = getattr(text, "num_experts_per_tok", None)

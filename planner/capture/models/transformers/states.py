@@ -1,21 +1,21 @@
-"""States of fixed size that layers of Mamba and its kind keep for a sequence, in place of keys and values.
+"""Compute the fixed-size states that Mamba-like layers keep for a sequence in place of keys and values.
 
-Shapes are those of vllm/model_executor/layers/mamba/mamba_utils.py: the last inputs of a convolution, and
-what a scan or a delta rule carries on. Both have the type of the model unless its configuration names
-another one.
+A state consists of the last inputs of a convolution, and the numbers that a scan or a delta rule carries on;
+shapes follow vllm/model_executor/layers/mamba/mamba_utils.py. Both have the type of the model unless its
+configuration names another type for the latter.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 _LINEAR = ("linear", "mamba", "conv", "recurrent", "hybrid")  # kinds of layers with a state
-_BOTH = ("falcon_h1", "zamba2")  # each layer has a state, some beside keys and values
+_BOTH = ("falcon_h1", "zamba2")  # each layer has a state, and some also keys and values
 _ALL = ("mamba", "mamba2", "falcon_mamba")  # no layer has keys and values
 _WIDE = {"float32": 4}
 
 
 def kinds_of_layers(text: Any) -> list[str]:
-    """Return the kind of each layer, as the configuration of a decoder names them."""
+    """Return the kind of each of a decoder's layers by its configuration, such as "mamba"."""
     if text.model_type in _ALL:
         return ["mamba"] * int(text.num_hidden_layers)
     kinds = getattr(text, "layers_block_type", None) or getattr(text, "layer_types", None)
@@ -24,12 +24,12 @@ def kinds_of_layers(text: Any) -> list[str]:
 
 
 def keeps_keys(kind: str) -> bool:
-    """Return whether a layer keeps keys and values; one of Zamba2's hybrid ones does beside its state."""
+    """Return whether a layer of this kind keeps keys and values; Zamba2's hybrid layers also keep a state."""
     return kind == "hybrid" or not any(word in kind for word in _LINEAR)
 
 
 def states_of(text: Any, item_bytes: int) -> tuple[int, int]:
-    """Return the layers with a state, and the bytes of one layer's state for a sequence: 0 if not known."""
+    """Return the number of layers with a state, and the bytes of one layer's state: 0 if not known."""
     kinds = kinds_of_layers(text)
     is_each = text.model_type in (*_BOTH, *_ALL)
     layers = len(kinds) if is_each else sum(not keeps_keys(one) for one in kinds)
@@ -42,7 +42,7 @@ def states_of(text: Any, item_bytes: int) -> tuple[int, int]:
 
 
 def state_width(text: Any) -> int:
-    """Return the width of the layers with a state; 0 where that is unknown."""
+    """Return the width of the layers with a state, or 0 if it is unknown."""
     for name in ("mamba_d_ssm", "intermediate_size" if text.model_type in ("mamba", "falcon_mamba") else ""):
         if name and getattr(text, name, None):
             return int(getattr(text, name))
@@ -51,20 +51,26 @@ def state_width(text: Any) -> int:
 
 
 def _scan(text: Any, state: str, kernel: str) -> tuple[int, int]:
-    """Return the numbers of Mamba's state: each channel of the convolution carries `state` on."""
+    """Return how many numbers Mamba's state has: past inputs of the convolution, and carried numbers.
+
+    `state` and `kernel` name the attributes of the state's size and the convolution's width.
+    """
     width = state_width(text)
     return (getattr(text, kernel) - 1) * width, width * getattr(text, state)
 
 
 def _heads(text: Any, groups: str, heads: str, head: str, state: str, kernel: str) -> tuple[int, int]:
-    """Return the numbers of Mamba 2's state, whose convolution also takes what the groups of heads share."""
+    """Return how many numbers Mamba 2's state has: past inputs of the convolution, and carried numbers.
+
+    The convolution also takes the inputs that groups of heads share. Arguments name configuration attributes.
+    """
     numbers = [getattr(text, name) for name in (groups, heads, head, state, kernel)]
     shared, count, size, carried, taps = numbers
     return (taps - 1) * (state_width(text) + 2 * shared * carried), count * size * carried
 
 
 def _delta(text: Any) -> tuple[int, int]:
-    """Return the numbers of a gated delta net's state."""
+    """Return how many numbers a gated delta net's state has: past convolution inputs, and carried numbers."""
     keys = text.linear_num_key_heads * text.linear_key_head_dim
     values = text.linear_num_value_heads * text.linear_value_head_dim
     return (text.linear_conv_kernel_dim - 1) * (2 * keys + values), values * text.linear_key_head_dim

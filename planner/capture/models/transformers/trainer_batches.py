@@ -1,4 +1,4 @@
-"""Batches for a Trainer of transformers or TRL: copies of the longest of its samples, by its own collator."""
+"""Make batches for a Trainer of transformers or TRL: copies of its longest sample, by its own collator."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
@@ -10,14 +10,15 @@ from torch.utils.data import IterableDataset
 
 from planner.errors import ModelError
 
-MOST_SAMPLES = 1000  # in which the longest is sought
-_DEEPEST = 4  # lists in lists that are measured
+MOST_SAMPLES = 1000  # the longest sample is sought among this many
+_DEEPEST = 4  # nested lists are measured to this depth
 
 
 def longest_sample(trainer: Any, dataset: Any, what: str, name: str) -> tuple[Any, Any]:
-    """Return the longest of a dataset's samples, put together once and twice by the trainer's collator.
+    """Return two batches that the trainer's collator makes: of a dataset's longest sample, once and twice.
 
-    `what` is the dataset's attribute and `name` the job's, for messages. Raises ModelError without a sample.
+    `what` is the dataset's attribute and `name` is the job's name, for messages. Raises ModelError if there
+    is no sample.
     """
     if dataset is None:
         raise ModelError(f"{name}: its trainer has no {what}; give it one with a sample")
@@ -29,7 +30,7 @@ def longest_sample(trainer: Any, dataset: Any, what: str, name: str) -> tuple[An
 
 
 def first_samples(dataset: Any) -> Iterator[Any]:
-    """Yield the first samples of a dataset as torch's DataLoader reads it: by index, or streamed."""
+    """Yield a dataset's first `MOST_SAMPLES` samples as DataLoader reads them: by index, or streamed."""
     has_index = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     if isinstance(dataset, IterableDataset) or not has_index:
         return islice(iter(dataset), MOST_SAMPLES)
@@ -37,7 +38,7 @@ def first_samples(dataset: Any) -> Iterator[Any]:
 
 
 def _length(sample: Any) -> tuple[int, int]:
-    """Return how many numbers and how many letters a sample has; texts count among equals alone."""
+    """Return a sample's count of numbers and its count of letters, which decides between equal counts."""
     return _count(sample, _numbers), _count(sample, lambda leaf: len(leaf) if isinstance(leaf, str) else 0)
 
 
@@ -53,8 +54,8 @@ def _count(value: Any, measure: Callable[[Any], int], depth: int = 0) -> int:
 
 
 def _numbers(value: Any) -> int:
-    """Return the number of elements of a tensor, an array or an image; 1 of a number, 0 of anything else."""
-    for name in ("shape", "size"):  # of tensors and arrays; of PIL's images
+    """Return the number of elements of a tensor, array or image; 1 for a number, 0 for any other value."""
+    for name in ("shape", "size"):  # `shape` of tensors and arrays, `size` of PIL's images
         dims = getattr(value, name, None)
         if isinstance(dims, tuple) and all(isinstance(one, int) for one in dims):
             return prod(dims)
@@ -62,7 +63,7 @@ def _numbers(value: Any) -> int:
 
 
 def tensors_of(batch: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a batch."""
+    """Yield the tensors in a batch of nested mappings, lists and tuples."""
     if isinstance(batch, Tensor):
         yield batch
     elif isinstance(batch, Mapping | list | tuple):
@@ -71,10 +72,13 @@ def tensors_of(batch: Any) -> Iterator[Tensor]:
 
 
 class Batches:
-    """Batches of copies of one sample, as a loader of accelerate yields them: on the GPU."""
+    """A data loader of batches of copies of one sample, on the GPU as accelerate's loader yields them."""
 
     def __init__(self, trainer: Any, samples: tuple[Any, Any], batch: int, length: int, count: int) -> None:
-        """`length` is what the trainer is told, `count` how many batches there are."""
+        """Make a loader that yields `count` batches but reports `length`.
+
+        `samples` are the two batches of `longest_sample`.
+        """
         self.dataset = range(batch * length)
         self.batch_size = batch
         self._trainer, self._samples = trainer, samples
@@ -91,10 +95,10 @@ class Batches:
 
 
 def _repeated(one: Any, two: Any, batch: int) -> Any:
-    """Return the collator's result for `batch` samples, from its results for one and for two.
+    """Return the collator's result for `batch` equal samples, extended from its results for one and for two.
 
-    A dimension of a tensor, or a list, that grows by so much a sample has rows of the first sample, or of
-    halves as TRL's: chosen texts, then rejected ones.
+    Dimensions of tensors, and lists, that differ between the two results grow with the batch: their rows are
+    repeated, each in its place, since TRL's batches have halves: chosen texts, then rejected texts.
     """
     if isinstance(two, Mapping):
         return {name: _repeated(one[name], value, batch) for name, value in two.items()}

@@ -1,6 +1,6 @@
-"""Apply transformers' Trainer to a model, a loss and an optimizer, by its own functions.
+"""Derive the optimizer, the changes to the model and the loss that transformers' Trainer would use.
 
-Everything is read from `TrainingArguments`; the version that is installed decides what they mean.
+All settings are read from `TrainingArguments`, and the installed version's functions apply them.
 """
 
 import sys
@@ -20,10 +20,10 @@ Step = Callable[[nn.Module, Mapping[str, Any]], Any]
 
 
 def optimizer_of(arguments: Any, model: nn.Module) -> LiveOptimizer:
-    """Return the optimizer that the Trainer would make. Raises UsageError for one that is not planned.
+    """Return the optimizer that the Trainer would make. Raises UsageError if it is not planned.
 
-    As in `Trainer.create_optimizer`: biases and norms form a group of their own without weight decay, and
-    bitsandbytes keeps 32 bits of state for embeddings.
+    As in `Trainer.create_optimizer`, biases and norms form a separate group without weight decay, and an
+    8-bit optimizer of bitsandbytes keeps 32-bit states for embeddings.
     """
     from transformers import Trainer
 
@@ -48,18 +48,21 @@ def optimizer_of(arguments: Any, model: nn.Module) -> LiveOptimizer:
 
 
 def optimizer_name_of(arguments: Any) -> Optimizer | str:
-    """Return the name of the optimizer that the Trainer would make, as a job has it."""
+    """Return a job's name for the optimizer that the Trainer would make."""
     return name_of_optimizer(*_class_of(arguments, None))
 
 
 def _class_of(arguments: Any, model: nn.Module | None) -> tuple[type[optim.Optimizer], dict[str, Any]]:
-    """Return the Trainer's class of optimizer and its keywords. Raises UsageError."""
+    """Return the class of the Trainer's optimizer and its keyword arguments.
+
+    Raises UsageError for an optimizer that is not installed or not planned.
+    """
     from transformers import Trainer
 
     name = getattr(arguments.optim, "value", arguments.optim)
     try:
         kind, given = Trainer.get_optimizer_cls_and_kwargs(arguments, model)
-    except Exception as error:  # of a library that is not there, or of a model that it needs
+    except Exception as error:  # its library is missing, or it needs a model
         raise UsageError(f"optim {name} is not planned: {first_line_of(error)[:160]}") from error
     if not is_optimizer_class(kind) or {"params", "model", "optimizer_dict"} & given.keys():
         raise UsageError(
@@ -77,7 +80,7 @@ def _keep_embeddings_in_32_bits(model: nn.Module) -> None:
 
 
 def prepare_for_training(arguments: Any, model: nn.Module) -> None:
-    """Change a model as `Trainer.train` does: caches, checkpointing, noise on embeddings."""
+    """Change a model as `Trainer.train` does: set `use_cache`, activation checkpointing and NEFTune noise."""
     if getattr(model, "config", None) is not None and hasattr(model.config, "use_cache"):
         model.config.use_cache = getattr(arguments, "use_cache", False)
     checkpoints = getattr(arguments, "activation_checkpointing", None) or arguments.gradient_checkpointing
@@ -104,8 +107,8 @@ def _checkpoint(arguments: Any, model: Any) -> None:
 
 
 def loss_step(arguments: Any) -> Step:
-    """Return a step that computes the loss as `Trainer.compute_loss`; the model's output ends with it."""
-    shards = arguments.deepspeed or arguments.fsdp  # its engine, or FSDP2's policy, casts
+    """Return a step that computes the loss as `Trainer.compute_loss` and drops the model's output."""
+    shards = arguments.deepspeed or arguments.fsdp  # DeepSpeed's engine or FSDP2's policy casts instead
     autocasts = bool(arguments.fp16 or arguments.bf16) and not shards
     if arguments.label_smoothing_factor:
         from transformers.trainer_pt_utils import LabelSmoother
@@ -127,7 +130,7 @@ def loss_step(arguments: Any) -> Step:
 
 
 def in_float32(outputs: Any) -> Any:
-    """Return a model's outputs as accelerate converts them where it autocasts the forward pass."""
+    """Return a model's outputs in float32, as accelerate converts them if it autocasts the forward pass."""
     from accelerate.utils import convert_to_fp32
 
     return convert_to_fp32(outputs)

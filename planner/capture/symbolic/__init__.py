@@ -1,1 +1,1 @@
-"""Symbolic integers and tensors: programs for any batch size."""
+"""Build programs that hold for any batch size, by symbolic integers and tensors."""

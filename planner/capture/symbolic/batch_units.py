@@ -1,8 +1,8 @@
-"""Find batch sizes that a job takes, and whose memory is a polynomial, where any two do not do.
+"""Find units of samples in which a job's memory is a polynomial in the batch size, if the usual fit fails.
 
-A step that splits its batch into four parts fails at batch 2; at others it has a part more, for what is left.
-One that picks ten samples of a batch fails below ten. In units of as many samples as the split has parts,
-such a job is like any other.
+A step that splits its batch into four parts fails at batch 2; at some other sizes it has a further part for
+the remainder. A step that picks ten samples of a batch fails below ten. If the unit has as many samples as
+the split has parts, such a job is like any other job.
 """
 
 from collections.abc import Callable
@@ -14,16 +14,16 @@ from planner.jobs import Job
 from planner.program import FIT_BATCHES, NotAffineError, Program
 
 UNITS = (2, 4, 8, 16, 3, 6, 12, 24, 48)  # samples; people split by powers of two, sometimes by three
-_COMMON = 48  # a multiple of all of them: a job that refuses such batches is taken to refuse any
+_COMMON = 48  # a multiple of all units: a job that refuses multiples of it is assumed to refuse any batch
 
 
 def fit_in_units(
     run: Callable[[int], RecordedRun], agrees: Callable[[Program, RecordedRun], bool], job: Job
 ) -> tuple[Program, int]:
-    """Return the program of a job in the smallest units that fit, and the least batch size that it is of.
+    """Return a job's program in the smallest unit of samples that fits, and its smallest batch size.
 
-    `run` captures a batch size, and `agrees` compares a program with a run. Raises ModelError where the job
-    takes no common multiple of the units either, and NotAffineError where no units fit.
+    `run` captures a batch size, and `agrees` compares a program with a run. Raises ModelError if the job
+    refuses a common multiple of the units too, and NotAffineError if no unit fits.
     """
     known: dict[int, RecordedRun | ModelError] = {}
 

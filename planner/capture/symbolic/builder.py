@@ -1,10 +1,10 @@
-"""Programs of one job for any GPU, from as few runs of its model as that takes.
+"""Build the programs of one job for any GPU, from as few runs of its model as possible.
 
-Two runs are fitted to a program, which a third one validates; where sizes grow with the square of the batch
-size, three. Where a job refuses such small batches, or goes another way from one to the next, units of more
-samples are tried (`batch_units`). A program holds for every GPU on which the model takes
-the same code path. A run records the comparisons with its compute capability as guards; where those do not
-hold for another capability, one more run shows whether the path is the same.
+Two runs are fitted to a program, or three if sizes grow with the square of the batch size; a further run
+validates it. If a job refuses such small batches, or takes another path from one batch to the next, units of
+several samples are tried (`batch_units`). A program holds for every GPU on which the model takes the same
+code path. A run records the comparisons with its compute capability as guards. If the guards do not hold for
+another capability, one more run shows whether the path is the same.
 """
 
 from collections.abc import Callable
@@ -47,33 +47,34 @@ from planner.program import (
 
 @dataclass(slots=True)
 class _Path:
-    """The program that GPUs run for which the guards hold."""
+    """A code path of a job: guards on the compute capability, and the program of GPUs for which they hold."""
 
     guards: GuardedCapability
-    program: Program | None  # None: `reason` holds why there is none
+    program: Program | None  # None: runs did not fit (`reason`), or the model refused them (`refusal`)
     reason: str = ""
-    refusal: ModelError | None = None  # of a batch size that programs are fitted to
-    least: int = FIT_BATCHES[0]  # batch size of the program
-    max_batch: int | None = None  # validated; None: not yet, 0: the program is wrong
+    refusal: ModelError | None = None  # the model's error at a batch size to which programs are fitted
+    least: int = FIT_BATCHES[0]  # smallest batch size of the program
+    max_batch: int | None = None  # largest validated batch size; None: not yet, 0: the program is wrong
 
 
 @dataclass(slots=True)
 class ProgramBuilder:
-    """Captures the programs of a job; see `planner.program.ProgramBuilder`."""
+    """A builder that captures the programs of a job; implements `planner.program.ProgramBuilder`."""
 
     job: Job
     build: Callable[[Job], nn.Module]
     on_progress: OnProgress
-    runs: int = 0  # of the model so far
+    runs: int = 0  # number of runs of the model so far
     _paths: list[_Path] = field(default_factory=list)
     _memory: CaptureMemory = field(default_factory=CaptureMemory)
     _runs: dict[int, list[tuple[GuardedCapability, Program]]] = field(default_factory=dict)  # by batch size
 
     def programs(self, target: Target) -> tuple[Program, ...]:
-        """Return the program for such GPUs, and a large job's run at batch 1, since small GPUs need it.
+        """Return the validated program for GPUs like the target; for a large job also the run at batch 1.
 
-        None where two runs do not fit to a program, or a third one contradicts it. Raises the errors of a
-        capture, save that a model may refuse batch 1, as batch norm does for single values.
+        () if runs do not fit to a program, if a further run contradicts it, or if the job is compiled. Small
+        GPUs need the run at batch 1. Raises the errors of a capture, except at batch 1, which a model may
+        refuse, as batch norm does for single values.
         """
         if self.job.compile is not Compile.NONE:
             return ()  # inductor decides by sizes and by the number of multiprocessors
@@ -92,9 +93,9 @@ class ProgramBuilder:
         return tuple(programs)
 
     def fit(self, target: Target) -> Program | None:
-        """Return the program for such GPUs before its range is validated; None where two runs fit to none.
+        """Return the program for GPUs like the target before its range is validated.
 
-        Raises the errors of a capture.
+        None if runs do not fit to a program that is affine in the batch size. Raises the errors of a capture.
         """
         path = self._path(_without_answers(target))
         if path.refusal is not None:
@@ -104,10 +105,11 @@ class ProgramBuilder:
         return with_target(path.program, target, *FIT_BATCHES)
 
     def run(self, batch: int, target: Target) -> Program:
-        """Return the program of one run, which holds for its batch size. Raises the errors of a capture.
+        """Return a program for one batch size, from one run. Raises the errors of a capture.
 
-        One run serves all GPUs for which its guards hold, if its kernels can be separated from the rest. One
-        beyond the range of the job's program that agrees with it widens the range.
+        A run serves all GPUs for which its guards hold, if its kernels can be separated from the rest. A run
+        beyond the range of the job's program widens that range if it agrees with the program, which is
+        returned then.
         """
         for guards, program in self._runs.get(batch, []):
             if program.rules is not None and guards.guards_hold(target.capability):
@@ -123,7 +125,7 @@ class ProgramBuilder:
         return self._keep_run(run, guards, target)
 
     def enumerate_variants(self, program: Program, target: Target) -> None:
-        """Evaluate the workspace rules at sample batch sizes and numbers of SMs."""
+        """Evaluate a program's workspace rules at sample batch sizes and numbers of multiprocessors."""
         if isinstance(program.rules, SignatureRules):
             program.rules.enumerate(program, target)
 
@@ -160,7 +162,7 @@ class ProgramBuilder:
         return path
 
     def _fit(self, path: _Path, runs: list[RecordedRun], target: Target) -> None:
-        """Fit runs to a program, and a third one where sizes ask for it."""
+        """Fit two runs to a path's program, or three if two do not suffice; keep the runs if none fits."""
         try:
             try:
                 path.program = fit_program(runs, self.job)
@@ -171,7 +173,7 @@ class ProgramBuilder:
                     raise
                 path.program = fit_program(runs, self.job)
         except NotAffineError as error:
-            path.reason = str(error)  # which the notes of the runs cite
+            path.reason = str(error)  # the notes of the runs cite it
             for run in runs:
                 self._keep_run(run, path.guards, target)
 
@@ -194,7 +196,10 @@ class ProgramBuilder:
         )
 
     def _fit_in_units(self, path: _Path, target: Target) -> None:
-        """Fit runs in units of more samples than one. Raises the errors of a capture at the usual sizes."""
+        """Fit runs to a path's program in units of several samples, and validate it.
+
+        If that fails, raises the error with which the model refused the usual batch sizes, if it did.
+        """
 
         def run(batch: int) -> RecordedRun:
             return self._run(self.job, batch, target, path.guards)
@@ -213,8 +218,9 @@ class ProgramBuilder:
         self._validate(path, target)
 
     def _same_path(self, target: Target, guards: GuardedCapability) -> _Path | None:
-        """Return a path with the program of other GPUs that this one runs too. Where steps are alike, one
-        suffices.
+        """Return a path for the target with the program of other GPUs, if one run agrees with it; else None.
+
+        In training without evaluation, a run of one step is enough, since steps are alike.
         """
         paths = list({id(path.program): path for path in self._paths if path.program}.values())
         if not paths:
@@ -234,13 +240,13 @@ class ProgramBuilder:
         return None
 
     def divergence(self, program: Program, batch: int, target: Target) -> str:
-        """Return where a run differs from its program; "" where it does not."""
+        """Return the place where a run at a batch size differs from a program, or "" if it does not."""
         target = _without_answers(target)
         run = self._run(self.job, batch, target, GuardedCapability(target.capability))
         return _divergence(program, run, target)
 
     def _agrees(self, program: Program, run: RecordedRun, target: Target) -> bool:
-        """Return whether a run is as a program has it, whose range stays as it is."""
+        """Return whether a run agrees with a program, without changing the program's range."""
         before = program.targets.get(target.capability)
         least, most = (0, 0) if before is None else (before.min_batch, before.max_batch)
         try:
@@ -276,12 +282,12 @@ def _note_on_units(unit: int, least: int, refusal: ModelError | None) -> str:
 
 
 def _without_answers(target: Target) -> Target:
-    """Return the target without what answers for convolutions: programs hold the convolutions themselves."""
+    """Return the target without its query of convolution workspaces, since programs hold the convolutions."""
     return replace(target, conv_workspace_query=None)
 
 
 def with_target(program: Program, target: Target, min_batch: int, max_batch: int) -> Program:
-    """Add GPUs of a compute capability to a program, or change the batch sizes for which it holds there."""
+    """Set the batch sizes for which a program holds on a target's compute capability; return the program."""
     variants = program.targets.get(target.capability)
     if variants is None:
         rules = program.rules
@@ -310,7 +316,7 @@ def _single_run(run: RecordedRun, job: Job, target: Target) -> Program:
 def open_builder(
     job: Job, on_progress: OnProgress, constructor: Callable[..., object] | None = None
 ) -> ProgramBuilder:
-    """Return the builder of a job, or of the model that `constructor` makes for it.
+    """Return the builder of a job's programs; `constructor` makes the model, by default the job's own.
 
     Imports the library of the job's model. Raises UsageError or ModelError.
     """

@@ -1,15 +1,16 @@
-"""A compute capability that records every comparison made with it as a guard. Another capability for which
-all guards hold takes the same code path.
+"""Record every comparison that code makes with a compute capability as a guard.
+
+Another capability for which all guards hold takes the same code path.
 """
 
 from typing import Any
 
 Capability = tuple[int, int]
-Comparison = tuple[str, Any]  # a comparison and its operand, or "item" and an index
+Comparison = tuple[str, Any]  # the name of a method of tuples, and its operand
 
 
 def _guarded(comparison: str) -> Any:
-    """Return the method of tuples of this name, which records its answer as a guard."""
+    """Return a method that calls the tuple's method of this name and records its answer as a guard."""
 
     def method(self: "GuardedCapability", operand: Any) -> Any:
         answer = self.guards[comparison, operand] = getattr(tuple, comparison)(self, operand)
@@ -19,7 +20,7 @@ def _guarded(comparison: str) -> Any:
 
 
 class GuardedCapability(tuple[int, int]):
-    """Equal to the capability that it is made from; `guards` fills while it is used."""
+    """A compute capability that equals the given one and records comparisons with it in `guards`."""
 
     guards: dict[Comparison, Any]
 
@@ -32,17 +33,17 @@ class GuardedCapability(tuple[int, int]):
     __lt__, __le__, __gt__, __ge__ = map(_guarded, ("__lt__", "__le__", "__gt__", "__ge__"))
 
     def __hash__(self) -> int:
-        """Return the hash; a hash lookup depends on the exact value."""
+        """Return the hash, and record it as a guard since a hash lookup depends on the exact value."""
         value = self.guards["__hash__", None] = tuple.__hash__(self)
         return value
 
     def __iter__(self) -> Any:
-        """Iterate; unpacking depends on the exact value as well."""
+        """Iterate, and record the hash as a guard since unpacking depends on the exact value."""
         hash(self)
         return tuple.__iter__(self)
 
     def guards_hold(self, other: Capability) -> bool:
-        """Return whether all comparisons come out the same for another capability."""
+        """Return whether all recorded comparisons have the same answers for another capability."""
         for (comparison, operand), answer in self.guards.items():
             arguments = () if comparison == "__hash__" else (operand,)
             if getattr(tuple, comparison)(other, *arguments) != answer:

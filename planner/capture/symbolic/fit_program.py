@@ -1,4 +1,4 @@
-"""Fit recorded runs at different batch sizes to a program: two, or three where sizes grow with the square."""
+"""Fit recorded runs at different batch sizes to a program: two runs, or three if sizes grow quadratically."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from planner.program import (
 
 
 class _Place(NamedTuple):
-    """The place of a call among the tensor events, and what it allocates."""
+    """The position of a kernel call among the tensor events, and the outputs that it allocates."""
 
     position: int  # index of the tensor event before which it runs
     outputs: tuple[bool, ...]  # for each output, whether the next tensor event is its allocation
@@ -34,9 +34,9 @@ class _Place(NamedTuple):
 
 
 def fit_program(runs: Sequence[RecordedRun], job: Job, unit: int = 1) -> Program:
-    """Return the program of two runs at different batch sizes on one GPU, or of three that follow each other.
+    """Return the program fitted to two runs at different batch sizes on one GPU, or to three successive ones.
 
-    Batch sizes are counted in units of so many samples. Raises NotAffineError.
+    Batch sizes are counted in units of `unit` samples. Raises NotAffineError if the runs do not fit.
     """
     traces = [replace(run.trace, batch=run.trace.batch // unit) for run in runs]
     if any(Fact.RANDOM_SIZES in trace.facts for trace in traces):
@@ -69,7 +69,10 @@ def _fit_calls(
     batches: Sequence[int],
     sites: dict[Site, int],
 ) -> tuple[list[KernelCall], list[KernelSignature]]:
-    """Return the calls of kernels and their distinct signatures; adds their sites."""
+    """Return the kernel calls that runs have in common and their distinct signatures; add the calls' sites.
+
+    Raises NotAffineError if the runs call different kernels.
+    """
     for others in places[1:]:
         if len(others) != len(places[0]):
             raise NotAffineError(
@@ -97,7 +100,10 @@ def _fit_calls(
 
 
 def _split_kernels(run: RecordedRun) -> tuple[list[Event], list[_Place]]:
-    """Return the tensor events, and the place of each call among them."""
+    """Return a run's events without its calls' workspaces, and the place of each call among them.
+
+    Raises NotAffineError if a call returns a tensor that it does not allocate.
+    """
     events: list[Event] = []
     places = []
     done = 0

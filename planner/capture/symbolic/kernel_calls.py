@@ -1,7 +1,7 @@
-"""Calls of operators that have rules, as a run met them, and what is passed to them at any batch size.
+"""Represent calls of operators that have workspace rules, and fit their arguments to the batch size.
 
-Runs at different batch sizes pass numbers that lie on straight lines, or on parabolas where pairs of samples
-are compared; the rules need no more of a tensor than its shape.
+Numbers in the arguments are affine in the batch size, or quadratic if pairs of samples are compared. The
+rules need only shape, strides and type of a tensor.
 """
 
 from collections.abc import Sequence
@@ -17,21 +17,21 @@ from planner.program import Affine, NotAffineError, Quadratic, Site, Trace, poly
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """An operator that has a rule, as a run met it; its events are those from `start` to `end`."""
+    """A recorded call of an operator that has a rule; `start` and `end` delimit its events in the trace."""
 
     start: int
     end: int
     site: Site
     func: Any
-    args: Any  # with each tensor as its `TensorMeta`
+    args: Any  # with a `TensorMeta` in place of each tensor
     out: Any
-    outputs: tuple[bool, ...]  # which of the tensors that its rule makes take memory
+    outputs: tuple[bool, ...]  # for each tensor that its rule makes, whether it takes memory
     stream: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TensorMeta:
-    """The part of a tensor on meta that rules look at."""
+    """Sizes, strides and type of a tensor: the part that workspace rules use."""
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -39,18 +39,18 @@ class TensorMeta:
 
 
 class RecordedRun(Struct, frozen=True):
-    """One run of the loop: its trace, and the calls in it."""
+    """One captured run of the loop: its trace, and the calls of operators that have rules."""
 
     trace: Trace
     calls: tuple[RecordedCall, ...]
 
 
-# Operator, arguments and result of calls that are alike at every batch size.
+# Operator, arguments and result of a call, with polynomials for numbers that depend on the batch size.
 KernelSignature = tuple[Any, Any, Any]
 
 
 def to_meta(value: Any) -> Any:
-    """Return arguments or results with each tensor as its `TensorMeta`, lists as tuples."""
+    """Return arguments or results with tensors replaced by `TensorMeta` and lists by tuples."""
     if isinstance(value, Tensor):
         return TensorMeta(tuple(value.shape), tuple(value.stride()), value.dtype)
     if isinstance(value, (list, tuple)):
@@ -59,9 +59,10 @@ def to_meta(value: Any) -> Any:
 
 
 def fit_arguments(values: Sequence[Any], batches: Sequence[int]) -> Any:
-    """Fit the arguments that runs passed to one call, with a polynomial for each number that differs.
+    """Merge the arguments of one call in several runs, with a polynomial for each number that differs.
 
-    Raises NotAffineError.
+    `values` has the arguments of each run, `batches` its batch size. Raises NotAffineError if other values
+    differ, or if no polynomial fits.
     """
     first = values[0]
     if all(isinstance(value, TensorMeta) for value in values):
@@ -82,7 +83,7 @@ def fit_arguments(values: Sequence[Any], batches: Sequence[int]) -> Any:
 
 
 def from_meta(value: Any, batch: int) -> Any:
-    """Return the arguments at this batch size, with tensors on meta."""
+    """Return fitted arguments evaluated at a batch size, with tensors on meta in place of `TensorMeta`."""
     if isinstance(value, Affine):
         return value.fixed + value.slope * batch
     if isinstance(value, Quadratic):

@@ -1,4 +1,4 @@
-"""Evaluation of workspace rules for the signatures of a program."""
+"""Evaluate workspace rules for the kernel signatures of a program."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,28 +27,29 @@ from planner.program import (
     workspace_bytes,
 )
 
-MOST_VARIANTS = 128  # of one signature; with more of them, batch sizes in between are captured
-# Of GPUs from the smallest to the largest, about; one in between mostly takes the same branches.
+MOST_VARIANTS = 128  # of one signature; if it needs more, batch sizes in between are captured
+# Numbers of multiprocessors from small to large GPUs; a number in between mostly takes the same branches.
 SM_COUNTS = (14, 20, 24, 28, 34, 40, 46, 58, 68, 72, 80, 84, 108, 128, 132, 142, 148, 170, 188)
 _ALWAYS = GuardedOps(1, LARGEST_BATCH, (), (), ())
 
 
 @dataclass(frozen=True, slots=True)
 class SignatureRules:
-    """The rules of a program's signatures; see `planner.program.WorkspaceRules`."""
+    """The workspace rules of a program's kernel signatures; implements `planner.program.WorkspaceRules`."""
 
     job: Job
     signatures: tuple[KernelSignature, ...]
 
     def variants(self, target: Target, min_batch: int, max_batch: int) -> Variants:
-        """Return a program's workspaces on GPUs of a compute capability, before any variant is known."""
+        """Return an empty set of variants for GPUs of a compute capability and a range of batch sizes."""
         config, torch = self.job.cublas_workspace_config, torch_version_of(self.job.torch)
         cublas_bytes = workspace_bytes(target.capability, config, torch)
         return Variants(cublas_bytes, min_batch, max_batch, [[] for _ in self.signatures])
 
     def evaluate(self, signature: int, batch: int, target: Target) -> GuardedOps:
-        """Return a variant for a batch size in the program's units: for others too where symbolic integers
-        follow the rule.
+        """Return the variant of a signature's workspaces for a batch size, in the program's units.
+
+        If symbolic integers can follow the rule, the variant holds for other batch sizes too.
         """
         with suppress(UnsupportedSymTensorOpError):
             return self._trace(signature, batch, target)
@@ -60,9 +61,9 @@ class SignatureRules:
         return constant_ops(tuple(map(kind_and_size, ops)), batch, target.sm_count)
 
     def enumerate(self, program: Program, target: Target) -> None:
-        """Add the variants of sample batch sizes and numbers of SMs.
+        """Add to a program the variants for sample batch sizes and numbers of multiprocessors.
 
-        A rule that symbolic integers cannot follow gets none, so that the program covers no batch size by it.
+        A rule that symbolic integers cannot follow gets no variants.
         """
         known = program.targets[target.capability]
         least, most = known.min_batch // program.unit, known.max_batch // program.unit
@@ -91,12 +92,12 @@ class SignatureRules:
         return trace_rule(rule, _symbolic(args, env), _symbolic(out, env), self._of_job(target), env)
 
     def _of_job(self, target: Target) -> Target:
-        """Return the target with the version of torch that the job stands for."""
+        """Return the target with the version of torch that the job names."""
         return replace(target, torch=torch_version_of(self.job.torch))
 
 
 def _symbolic(value: Any, env: ShapeEnv) -> Any:
-    """Return arguments with symbolic integers in place of affine ones."""
+    """Return arguments with symbolic integers and tensors in place of polynomials and `TensorMeta`."""
     if isinstance(value, Affine):
         return SymInt(env, value.fixed + value.slope * env.batch, (value.fixed, value.slope))
     if isinstance(value, Quadratic):

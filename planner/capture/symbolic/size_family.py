@@ -1,11 +1,11 @@
-"""Programs of one job at many sizes of its samples, from runs at few of them.
+"""Make programs of one job at many sizes of its samples from runs at a few of these sizes.
 
-Programs at some sizes are fitted to formulas in the size, as two runs are to lines in the batch size. Only
-programs of the same events and kernels have formulas. Which they are mostly depends on what powers of two
-divide the size: attention pads rows that are not aligned. So two sizes of each such order are captured,
-and the other sizes of the order are taken to be like them where the two are alike; where they are not, or no
-formula holds, the size itself is captured. Two further runs, at sizes and batch sizes that no formula
-has seen, validate the formulas.
+Programs at some sizes are fitted to formulas in the size, as two runs are fitted to lines in the batch size.
+Only programs with the same events and kernels have common formulas. Events and kernels mostly depend on the
+power of two that divides the size (its order), since attention pads rows that are not aligned. So two sizes
+of each order are captured. If their programs have the same structure, other sizes of the order are assumed to
+have it too; otherwise, or if no formula holds, the size itself is captured. Two further runs for each
+dimension of the size, at sizes and a batch size to which no formula was fitted, validate the formulas.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -32,42 +32,42 @@ from planner.program import (
     Target,
 )
 
-FEW_SIZES = 10  # up to so many are captured each
-HIGHEST_ORDER = 6  # sizes that 64 divides are of one order
-HIGHEST_OF_TWO = 4  # likewise that 16 divides, where two sizes differ
-POINTS = 5  # of each family at least: formulas have up to three terms
-MOST_POINTS = 16  # of each size that differs
-MOST_CAPTURED = 100  # of samples with several sizes
+FEW_SIZES = 10  # up to this many sizes are all captured
+HIGHEST_ORDER = 6  # all sizes that 64 divides have this order
+HIGHEST_OF_TWO = 4  # the same for 16, if samples have two or more sizes
+POINTS = 5  # a family is fitted to at least this many sizes: formulas have up to three terms
+MOST_POINTS = 16  # a family captures up to this many sizes for each dimension of the size
+MOST_CAPTURED = 100  # most captured sizes if samples have several sizes
 VALIDATED_BATCH = 7
 
 
 class _Family(Struct, frozen=True):
-    """Programs of the same events and kernels, as formulas."""
+    """Programs with the same events and kernels at different sizes, as formulas in the size."""
 
-    program: Program  # at the largest size: its structure is that of all
+    program: Program  # the program at the largest size: all have its structure
     events: tuple[tuple[Formula, Formula] | None, ...]  # bytes of its allocations; None: no allocation
-    signatures: tuple[KernelSignature, ...]  # with formulas
-    of_call: tuple[int, ...]  # the signature of each call
+    signatures: tuple[KernelSignature, ...]  # with formulas in place of numbers
+    of_call: tuple[int, ...]  # index of each call's signature
 
 
 @dataclass(slots=True)
 class SizeFamily:
-    """The programs of a job at any of the sizes that are needed, on GPUs of one compute capability."""
+    """The programs of a job at all needed sizes of its samples, on GPUs of one compute capability."""
 
     open_builder: Callable[[Size], ProgramBuilder]
-    sizes: tuple[Size, ...]  # that are needed, rising; of several ranges some of them, with the largest
+    sizes: tuple[Size, ...]  # needed sizes, rising; with several ranges a selection that has the largest
     target: Target
-    only_batch: int = 0  # programs for this batch size alone, since others are not like it; 0: for any
+    only_batch: int = 0  # programs are made for this batch size alone; 0: for any
     builders: dict[Size, ProgramBuilder] = field(default_factory=dict)
     captured: dict[Size, Program | None] = field(default_factory=dict)
-    _formed: dict[Size, Program] = field(default_factory=dict)  # by formulas
-    _structures: dict[Size, Hashable] = field(default_factory=dict)  # of the captured sizes
+    _formed: dict[Size, Program] = field(default_factory=dict)  # programs from formulas
+    _structures: dict[Size, Hashable] = field(default_factory=dict)  # structures of captured programs
     _families: dict[Hashable, _Family | None] = field(default_factory=dict)
-    _max_batch: int = 0  # validated, at the largest size
+    _max_batch: int = 0  # largest validated batch size at the largest size
     _is_open: bool = False
 
     def program(self, size: Size) -> Program | None:
-        """Return the program at a size; None where a run of the model answers for each batch size.
+        """Return the program at a size, or None if each batch size needs a run of the model.
 
         Raises the errors of a capture.
         """
@@ -86,7 +86,7 @@ class SizeFamily:
         return program
 
     def builder(self, size: Size) -> ProgramBuilder:
-        """Return the builder of runs at a size."""
+        """Return the builder of programs at a size, which is opened at the first call."""
         if size not in self.builders:
             self.builders[size] = self.open_builder(size)
         return self.builders[size]
@@ -109,13 +109,16 @@ class SizeFamily:
         for order, sizes in by_order.items():
             self._capture(sizes[-1])
             number = sum(place * power for place, power in enumerate(order, 1))
-            self._capture(sizes[len(sizes) * (2 * number % 7) // 7])  # which spreads those of all orders
+            self._capture(sizes[len(sizes) * (2 * number % 7) // 7])  # at other places in other orders
         for key, alike in self._alike().items():
             self._families[key] = self._fit(alike)
         self._validate()
 
     def _programs(self, size: Size) -> tuple[Program, ...]:
-        """Return the program at a size with its validated range; none where two runs fit to none."""
+        """Return the builder's programs at a size, validated; () if runs do not fit to a program.
+
+        With `only_batch`, return the program of one run at that batch size.
+        """
         if self.only_batch:
             return (self.builder(size).run(self.only_batch, self.target),)
         return self.builder(size).programs(self.target)
@@ -137,7 +140,7 @@ class SizeFamily:
         self._structures[size] = hash(_structure(program)) if program and can_be_fitted else None
 
     def _alike(self) -> dict[Hashable, list[Size]]:
-        """Return the captured sizes whose programs have the same structure."""
+        """Return the captured sizes in groups whose programs have the same structure, by structure."""
         found: dict[Hashable, list[Size]] = {}
         for size, structure in sorted(self._structures.items()):
             if structure is not None:
@@ -145,7 +148,7 @@ class SizeFamily:
         return found
 
     def _fitted(self, size: Size) -> Program | None:
-        """Return the program that formulas give at a size; None where it has to be captured."""
+        """Return the program that formulas give at a size, or None if the size must be captured."""
         order = _order(size)
         found = {structure for known, structure in self._structures.items() if _order(known) == order}
         family = self._families.get(found.pop()) if len(found) == 1 else None
@@ -154,7 +157,10 @@ class SizeFamily:
         return _program_at(family, size, self.builder(size).job, self.target)
 
     def _fit(self, alike: Sequence[Size]) -> _Family | None:
-        """Return formulas through the programs of alike sizes, and more of them until none is in doubt."""
+        """Return formulas fitted to the programs of sizes of one structure, or None if there are none.
+
+        Further sizes are captured until the remaining sizes are not in doubt.
+        """
         orders, known = {_order(size) for size in alike}, list(alike)
         while True:
             others = [size for size in self.sizes if _order(size) in orders and size not in self.captured]
@@ -176,7 +182,7 @@ class SizeFamily:
             known.append(doubtful)
 
     def _validate(self) -> None:
-        """Drop all formulas where runs at sizes that they have not seen differ from them."""
+        """Drop all formulas if a run at a size to which they were not fitted differs from them."""
         unseen = [size for size in self.sizes if size not in self.captured]
         for size in _spread(unseen, 2 * len(self.sizes[-1])):
             program = self._fitted(size)
@@ -187,13 +193,13 @@ class SizeFamily:
 
 
 def _order(size: Size) -> Size:
-    """Return the powers of two that divide a size."""
+    """Return the order of a size: for each dimension, how often two divides it, up to a limit."""
     highest = HIGHEST_ORDER if len(size) == 1 else HIGHEST_OF_TWO
     return tuple(min(highest, (one & -one).bit_length() - 1) for one in size)
 
 
 def _spread(sizes: Sequence[Size], count: int) -> Iterable[Size]:
-    """Return so many of the sizes, evenly spread."""
+    """Return `count` of the sizes, evenly spread, or all if there are no more."""
     if len(sizes) <= count:
         return sizes
     return [sizes[(2 * number + 1) * len(sizes) // (2 * count)] for number in range(count)]
@@ -203,7 +209,10 @@ def _spread(sizes: Sequence[Size], count: int) -> Iterable[Size]:
 
 
 def _structure(program: Program) -> Hashable:
-    """Return what programs at different sizes share, blocks named by their order."""
+    """Return the structure of a program, independent of sizes: events and kernel calls.
+
+    Blocks are numbered in the order of their allocation.
+    """
     blocks: dict[int, int] = {}
     events: list[Hashable] = []
     for event in program.events:
@@ -224,7 +233,10 @@ def _structure(program: Program) -> Hashable:
 
 
 def _fit(fit: FormulaFit, programs: Sequence[Program]) -> _Family:
-    """Return formulas through programs of one structure. Raises NotAffineError."""
+    """Return formulas fitted to programs of one structure.
+
+    Raises NotAffineError if a number has no formula.
+    """
     events: list[tuple[Formula, Formula] | None] = []
     for of_each in zip(*(program.events for program in programs), strict=True):
         allocs = [event for event in of_each if isinstance(event, AffineAlloc)]
@@ -297,9 +309,10 @@ def open_size_family(
     constructor: Callable[..., object] | None = None,
     only_batch: int = 0,
 ) -> SizeFamily:
-    """Return the programs at sizes of the samples, of jobs that `job_at` gives; `only_batch`: for it alone.
+    """Return the family of a job's programs at several sizes of its samples.
 
-    Imports the library of the job's model. Raises UsageError or ModelError.
+    `job_at` makes the job for a size. With `only_batch`, programs are made for that batch size alone. Imports
+    the library of the job's model when a size is first captured. Raises UsageError or ModelError then.
     """
 
     def open_at(size: Size) -> ProgramBuilder:

@@ -1,9 +1,9 @@
-"""Formulas in the sizes of samples through the numbers that programs at several sizes have.
+"""Fit formulas in the sizes of samples to the numbers that programs have at several sizes.
 
-A number is a polynomial of a size, of a part of the size rounded up (padded rows, strided convolutions),
-or of both; where two sizes differ, also of the product of their parts (pixels of images, scores of one text
-for another).
-A formula counts only if it gives every known number and has one to spare.
+A number is a polynomial of a size, of a fraction of the size rounded up (padded rows, strided convolutions),
+or of both. If samples have two sizes, it may also be a polynomial of products of their fractions (pixels of
+images, attention scores between two texts). A formula is accepted only if it gives every known number, and
+there are more numbers than terms.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,8 +18,8 @@ from planner.program import Affine, NotAffineError
 MULTIPLES = (2, 4, 8, 16, 32, 64, 128, 256)
 MOST_OF_TWO = 64  # the largest multiple of a size that formulas in two sizes have
 Size = tuple[int, ...]
-_Term = tuple[tuple[int, int, int], ...]  # factors: the place of a size, the multiple, the power of the part
-_Powers = tuple[tuple[int, int], ...]  # of each term: of the size, and of its part
+_Term = tuple[tuple[int, int, int], ...]  # factors: index of a size, its divisor, power of the quotient
+_Powers = tuple[tuple[int, int], ...]  # for each term, the powers of the size and of its fraction
 _IN_SIZE: tuple[_Powers, ...] = (((0, 0),), ((0, 0), (1, 0)), ((0, 0), (1, 0), (2, 0)))
 _IN_PARTS: tuple[_Powers, ...] = (
     ((0, 0), (0, 1)),
@@ -28,7 +28,7 @@ _IN_PARTS: tuple[_Powers, ...] = (
     ((0, 0), (0, 1), (1, 1)),
     ((0, 0), (1, 0), (1, 1)),
 )
-# Of a part of one size and one of another: the powers of both in each term.
+# For each term, the powers of a fraction of one size and of a fraction of the other.
 _IN_BOTH: tuple[_Powers, ...] = (
     ((0, 0), (1, 1)),
     ((0, 0), (1, 0), (0, 1)),
@@ -40,7 +40,7 @@ _IN_BOTH: tuple[_Powers, ...] = (
 
 
 def _candidates(sizes: Sequence[Size]) -> list[tuple[_Term, ...]]:
-    """Return the terms that formulas may have, those of few terms first."""
+    """Return the combinations of terms that formulas may have, from few terms to many."""
     found = dict.fromkeys(_of_one(0))
     for place in range(1, len(sizes[0])):
         found |= dict.fromkeys(_of_one(place))
@@ -56,7 +56,10 @@ def _of_one(place: int) -> Iterator[tuple[_Term, ...]]:
 
 
 def _of_two(sizes: Sequence[Size]) -> Iterator[tuple[_Term, ...]]:
-    """Yield terms of parts of two sizes; where a multiple divides all sizes, smaller ones say the same."""
+    """Yield combinations of terms with fractions of two sizes.
+
+    If a divisor divides all sizes, smaller divisors would give the same formulas, and are left out.
+    """
     parts = []
     for column in zip(*sizes, strict=True):
         known = [m for m in (1, *MULTIPLES) if m <= MOST_OF_TWO]
@@ -72,13 +75,13 @@ def _term(*factors: tuple[int, int, int]) -> _Term:
 
 
 class Formula(Struct, frozen=True):
-    """A sum of terms, each a factor times powers of sizes divided by multiples, rounded up."""
+    """A sum of terms: a factor times powers of sizes, each divided by a number and rounded up."""
 
     terms: tuple[_Term, ...]
     factors: tuple[int, ...]
 
     def at(self, size: Size) -> int:
-        """Return the number at a size."""
+        """Return the value of the formula at a size."""
         return sum(f * t for f, t in zip(self.factors, _values(self.terms, size), strict=True))
 
 
@@ -93,16 +96,16 @@ def _values(terms: tuple[_Term, ...], size: Size) -> list[int]:
 
 
 class _Solver(Struct, frozen=True):
-    """The inverse of the terms of a candidate at as many sizes as it has terms."""
+    """A solver for the factors of a combination of terms, from numbers at as many sizes as it has terms."""
 
     terms: tuple[_Term, ...]
-    rows: list[list[int]]  # terms at all sizes
+    rows: list[list[int]]  # values of the terms at all sizes
     chosen: tuple[int, ...]  # indices of the sizes
     adjugate: list[list[int]]
     determinant: int
 
     def solve(self, numbers: Sequence[int]) -> Formula | None:
-        """Return the formula with whole factors through the numbers at all sizes; None: there is none."""
+        """Return the formula with integer factors that gives all numbers at all sizes, or None."""
         known = [numbers[index] for index in self.chosen]
         factors = []
         for row in self.adjugate:
@@ -117,9 +120,9 @@ class _Solver(Struct, frozen=True):
 
 
 class FormulaFit:
-    """Fits formulas to numbers at the same sizes, those for equal numbers once.
+    """A fit of formulas to numbers at fixed sizes, cached by the numbers.
 
-    A formula has whole factors, gives every number, and has as few terms as any that does.
+    A formula has integer factors, gives every number, and has the fewest terms of all such formulas.
     """
 
     def __init__(self, sizes: Sequence[Size]) -> None:
@@ -130,7 +133,10 @@ class FormulaFit:
         ]
 
     def fit(self, numbers: tuple[int, ...]) -> Formula:
-        """Return a simplest formula through numbers at the sizes. Raises NotAffineError."""
+        """Return a simplest formula that gives these numbers at the sizes.
+
+        Raises NotAffineError without one.
+        """
         if numbers not in self.formulas:
             self.formulas[numbers] = self._simplest(numbers)
         if not self.formulas[numbers]:
@@ -138,7 +144,7 @@ class FormulaFit:
         return self.formulas[numbers][0]
 
     def most_doubtful(self, sizes: Iterable[Size]) -> Size | None:
-        """Return the size at which most numbers have several equally simple formulas that differ."""
+        """Return the size at which the most numbers have equally simple formulas that differ, or None."""
         doubtful = [formulas for formulas in self.formulas.values() if len(formulas) > 1]
         counts = {
             size: sum(len({formula.at(size) for formula in formulas}) > 1 for formulas in doubtful)
@@ -158,9 +164,10 @@ class FormulaFit:
         return found
 
     def fit_values(self, values: Sequence[Any]) -> Any:
-        """Return arguments of a call with a formula, or two of a line, for each number that differs.
+        """Return a call's arguments at all sizes as one, with formulas in place of numbers that differ.
 
-        Raises NotAffineError.
+        `values` has the arguments at each size. A number that is affine in the batch size gets two formulas.
+        Raises NotAffineError if a number has no formula, or if other values differ.
         """
         first = values[0]
         if all(type(value) is type(first) and value == first for value in values):
@@ -182,14 +189,14 @@ class FormulaFit:
 
 
 class _Line(Struct, frozen=True):
-    """An affine integer in the batch size, as formulas."""
+    """An integer that is affine in the batch size, with formulas for its two coefficients."""
 
     fixed: Formula
     slope: Formula
 
 
 def values_at(value: Any, size: Size) -> Any:
-    """Return arguments of a call at a size."""
+    """Return a call's arguments at a size, with formulas evaluated."""
     if isinstance(value, _Line):
         line = Affine(value.fixed.at(size), value.slope.at(size))
         return line if line.slope else line.fixed
@@ -201,7 +208,7 @@ def values_at(value: Any, size: Size) -> Any:
 
 
 def _solver(terms: tuple[_Term, ...], sizes: Sequence[Size]) -> _Solver | None:
-    """Return the solver of a candidate; None where the sizes do not determine its factors."""
+    """Return the solver for a combination of terms, or None if the sizes do not determine its factors."""
     rows = [_values(terms, size) for size in sizes]
     for chosen in combinations(range(len(sizes)), len(terms)):
         matrix = [rows[index] for index in chosen]

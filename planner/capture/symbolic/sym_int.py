@@ -1,8 +1,8 @@
-"""Symbolic integers: run a workspace rule once and record its result as an expression, with its guards.
+"""Run a workspace rule once on symbolic integers, and record its result as an expression with guards.
 
-A `SymInt` has a value, which decides every comparison, and an expression in the batch size and the SM count.
-What cannot be followed (a conversion to a plain number, a square root, a hash) specializes the integer
-to its value: the variant then holds only where the expression has this value.
+A `SymInt` has a value, which decides every comparison, and an expression in the batch size and the number of
+multiprocessors. An operation that cannot be followed (conversion to a plain number, square root, hash)
+specializes the integer to its value: the variant then holds only if the expression has this value.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,9 @@ ENDLESS = 2**62
 
 @dataclass(slots=True)
 class ShapeEnv:
-    """The nodes and guards that one call of a rule has recorded so far."""
+    """The nodes and guards that one call of a rule has recorded so far, and the batch sizes they hold for."""
 
-    batch: int  # that the numbers have their values for
+    batch: int  # the batch size for which symbolic integers have their values
     min_batch: int = 1
     max_batch: int = ENDLESS
     nodes: list[Node] = field(default_factory=list)
@@ -26,7 +26,7 @@ class ShapeEnv:
     _places: dict[Node, int] = field(default_factory=dict)
 
     def place(self, node: Node) -> int:
-        """Return its node; lines are written down when they are needed."""
+        """Return the index of a node, which is added if it is new."""
         if node not in self._places:
             self._places[node] = len(self.nodes)
             self.nodes.append(node)
@@ -34,7 +34,7 @@ class ShapeEnv:
 
 
 def _arithmetic(letter: str, *, is_reflected: bool = False) -> Callable[["SymInt", Any], Any]:
-    """Return the method of an operation; the reflected one has its operands exchanged."""
+    """Return the method for an arithmetic operation; a reflected method has its operands exchanged."""
 
     def method(self: "SymInt", other: Any) -> Any:
         if not isinstance(other, int | SymInt):
@@ -47,7 +47,7 @@ def _arithmetic(letter: str, *, is_reflected: bool = False) -> Callable[["SymInt
 def _comparison(
     letter: str, *, is_reflected: bool = False, is_negated: bool = False
 ) -> Callable[["SymInt", object], bool]:
-    """Return the method of a comparison; with None or a string nothing is equal."""
+    """Return the method for a comparison; a symbolic integer never equals None or a string."""
 
     def method(self: "SymInt", other: object) -> bool:
         if not isinstance(other, int | SymInt):
@@ -58,7 +58,7 @@ def _comparison(
 
 
 class SymInt:
-    """A whole number; `line` is (fixed, slope) where it is a straight line in the batch size."""
+    """A symbolic integer; `line` is (fixed, slope) if it is affine in the batch size, else None."""
 
     __slots__ = ("_place", "line", "env", "value")
 
@@ -66,7 +66,7 @@ class SymInt:
         self.env, self.value, self.line, self._place = env, value, line, place
 
     def place(self) -> int:
-        """Return its node; lines are written down when they are needed."""
+        """Return the index of the integer's node; nodes of an affine integer are added when first needed."""
         if self._place < 0:
             assert self.line is not None
             fixed, slope = self.line
@@ -93,16 +93,16 @@ class SymInt:
         return 0 - self
 
     def bit_length(self) -> Any:
-        """Return the bits of the value, as a plain number does."""
+        """Return the number of bits that represent the value, as `int.bit_length`."""
         return _result(self.env, "n", self, self)
 
     def __bool__(self) -> bool:
         return self != 0
 
-    # ---- what cannot be followed
+    # ---- operations that cannot be followed
 
     def specialize_to_hint(self) -> int:
-        """Return the value, which the term has to have from now on."""
+        """Return the value, and record the guard that the expression has this value."""
         _holds(self.env, "=", self, self.value)
         return self.value
 
@@ -125,12 +125,12 @@ class SymInt:
 
 
 def as_sym_int(env: ShapeEnv, value: Any) -> SymInt:
-    """Return the number itself, or a plain one as a line without slope."""
+    """Return a symbolic integer itself, or a plain number as a symbolic constant."""
     return value if isinstance(value, SymInt) else SymInt(env, int(value), (int(value), 0))
 
 
 def _result(env: ShapeEnv, letter: str, left: Any, right: Any) -> Any:
-    """Return the result of an operation: a plain number where it does not depend on the batch size."""
+    """Return the result of an operation: a symbolic integer, or a plain number if it is a constant."""
     a, b = as_sym_int(env, left), as_sym_int(env, right)
     value, line = OPERATIONS[letter](a.value, b.value), _line(letter, a.line, b.line)
     if line is None:
@@ -151,7 +151,7 @@ def _holds(env: ShapeEnv, letter: str, left: Any, right: Any) -> bool:
 
 
 def _line(letter: str, a: tuple[int, int] | None, b: tuple[int, int] | None) -> tuple[int, int] | None:
-    """Return the line that comes of two, where it is one."""
+    """Return the (fixed, slope) of an operation's result, or None if it is not known to be affine."""
     if a is None or b is None:
         return None
     if letter in "+-":
@@ -169,7 +169,7 @@ def _line(letter: str, a: tuple[int, int] | None, b: tuple[int, int] | None) -> 
 
 
 def _refine_range(env: ShapeEnv, comparison: str, difference: tuple[int, int], holds: bool) -> None:
-    """Keep the batch sizes for which `fixed + slope * batch` compares with 0 as it did here."""
+    """Narrow the range of batch sizes to where `fixed + slope * batch` compares with 0 as `holds` says."""
     fixed, slope = difference
     if slope == 0:
         return
@@ -185,7 +185,7 @@ def _refine_range(env: ShapeEnv, comparison: str, difference: tuple[int, int], h
     if not holds:  # not d < 0 is -d <= 0; not d <= 0 is -d < 0
         fixed, slope, comparison = -fixed, -slope, "L" if comparison == "<" else "<"
     if comparison == "<":
-        fixed += 1  # of whole numbers
+        fixed += 1  # for integers, d < 0 is d + 1 <= 0
     if slope > 0:
         env.max_batch = min(env.max_batch, -fixed // slope)
     else:

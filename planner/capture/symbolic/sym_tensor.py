@@ -1,4 +1,4 @@
-"""Tensors with symbolic sizes, and the tracing of a workspace rule with them."""
+"""Trace workspace rules with tensors whose sizes are symbolic."""
 
 from collections.abc import Iterable
 from math import prod
@@ -17,14 +17,14 @@ _LEAVES = (BATCH, CONSTANT, SM_COUNT)
 
 
 class UnsupportedSymTensorOpError(Exception):
-    """A rule uses an operation that symbolic tensors do not support."""
+    """Raised if a rule uses an operation that symbolic tensors do not support."""
 
 
 class SymSize(tuple[Any, ...]):
-    """The part of torch.Size that rules use."""
+    """A tuple of symbolic sizes with the part of torch.Size that rules use."""
 
     def numel(self) -> Any:
-        """Return the product."""
+        """Return the product of the sizes."""
         return prod(self)
 
     def __getitem__(self, index: Any) -> Any:
@@ -33,7 +33,7 @@ class SymSize(tuple[Any, ...]):
 
 
 class SymTensor:
-    """The part of a tensor on meta that rules look at, with symbolic sizes."""
+    """A tensor with symbolic sizes and strides that has the part of Tensor that rules use."""
 
     is_meta = True
     __class__ = Tensor  # type: ignore[assignment]  # rules distinguish tensors from None by it
@@ -42,11 +42,11 @@ class SymTensor:
         self.shape, self._strides, self.dtype = SymSize(sizes), tuple(strides), dtype
 
     def stride(self, dim: int | None = None) -> Any:
-        """Return all strides, or that of one dimension."""
+        """Return all strides, or the stride of one dimension."""
         return self._strides if dim is None else self._strides[dim]
 
     def dim(self) -> int:
-        """Return the rank."""
+        """Return the number of dimensions."""
         return len(self.shape)
 
     def numel(self) -> Any:
@@ -54,15 +54,15 @@ class SymTensor:
         return self.shape.numel()
 
     def element_size(self) -> int:
-        """Return bytes of an element."""
+        """Return the bytes of an element."""
         return self.dtype.itemsize
 
     def is_contiguous(self) -> bool:
-        """Return whether it is empty or its elements lie side by side in their order."""
+        """Return whether the tensor is empty, or has the strides of a contiguous tensor."""
         return bool(self.numel() == 0) or is_in_format(self.shape, self._strides, is_last=False)
 
     def transpose(self, a: int, b: int) -> "SymTensor":
-        """Return the same memory with two dimensions exchanged."""
+        """Return a view of the tensor with two dimensions exchanged."""
         order = list(range(self.dim()))
         order[a], order[b] = order[b], order[a]
         return SymTensor([self.shape[d] for d in order], [self._strides[d] for d in order], self.dtype)
@@ -72,20 +72,24 @@ class SymTensor:
         return self.transpose(0, 1)
 
     def reshape(self, *sizes: int) -> "SymTensor":
-        """Return all in a row, as only rules of sorting need it."""
+        """Return a one-dimensional tensor with all elements; raise for sizes other than -1.
+
+        Only the rules of sorting reshape.
+        """
         if sizes != (-1,):
             raise UnsupportedSymTensorOpError(f"reshape{sizes}")
         return SymTensor([self.numel()], [1], self.dtype)
 
     def __getattr__(self, name: str) -> Any:
-        """Called for what is not above."""
+        """Raise UnsupportedSymTensorOpError for attributes that are not defined here."""
         raise UnsupportedSymTensorOpError(name)
 
 
 def trace_rule(rule: Rule, args: Any, out: Any, target: Target, env: ShapeEnv) -> GuardedOps:
-    """Return the operations of a rule for arguments with symbolic integers of this environment.
+    """Return a rule's operations as expressions, with the guards for which they hold.
 
-    Raises UnsupportedSymTensorOpError where symbolic integers cannot follow the rule.
+    Arguments and result have symbolic integers of `env`. Raises UnsupportedSymTensorOpError if symbolic
+    tensors cannot follow the rule.
     """
     sm_count = SymInt(env, target.sm_count, None, env.place((SM_COUNT, 0, 0)))
     steps = rule(args, out, Target(target.capability, sm_count, torch=target.torch))  # type: ignore[arg-type]

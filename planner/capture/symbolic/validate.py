@@ -1,4 +1,4 @@
-"""The range of batch sizes for which a program is validated against runs."""
+"""Find the range of batch sizes for which a program agrees with captured runs."""
 
 from bisect import bisect_right
 from collections.abc import Callable
@@ -16,18 +16,18 @@ from planner.program import (
     live_bytes_bound,
 )
 
-# A batch that takes so much beside the model is run to validate a program: about as much as the largest
-# servers' eight GPUs have together, or, where torch itself cannot count so far or takes other ways for so
-# many, some GPUs, or smaller ones down to one of some years ago.
+# To validate a program, a batch that takes this many bytes in addition to the model is run. The first is
+# about the memory of all eight GPUs of the largest servers. If torch cannot index such sizes, or takes
+# another path for them, a smaller amount is tried, down to the memory of one older GPU.
 VALIDATION_BYTES = (2**41, 2**39, 2**36, 2**35, 2**34, 2**33)
-# Steps of users make noise, or matrices of all pairs, on the CPU, which has to hold them: their range begins
-# with these, and grows with runs beyond it.
+# Steps of users may make noise, or matrices of all pairs, on the CPU, whose memory must hold them. So these
+# programs are validated to smaller sizes first, and their range grows with runs beyond it.
 STEP_VALIDATION_BYTES = VALIDATION_BYTES[2:]
 PAIR_VALIDATION_BYTES = (2**33, 2**32, 2**31)
-BISECT_RESOLUTION = 32  # the end of the valid range is found to one part in so many
+BISECT_RESOLUTION = 32  # the end of the valid range is found to 1/32 of the batch size
 BATCH_ONE_BYTES = 2**30
 
-Divergence = Callable[[int], str]  # where a run at a batch size diverges from the program; "": nowhere
+Divergence = Callable[[int], str]  # batch size -> the place where a run diverges from the program; "" if none
 
 
 def find_valid_range(
@@ -36,10 +36,10 @@ def find_valid_range(
     least: int = FIT_BATCHES[0],
     tried_bytes: tuple[int, ...] = VALIDATION_BYTES,
 ) -> int:
-    """Return the largest batch size tried at which a run agrees with the program; 0 where it is wrong.
+    """Return the largest tried batch size at which a run agrees with the program, or 0 if no run agrees.
 
-    `least` is the smallest of the program. Where one run disagrees and the next smaller one agrees, the end
-    of the valid range is bisected.
+    `least` is the program's smallest batch size. If a run disagrees and the next smaller run agrees, the end
+    of the valid range is bisected between them.
     """
     other = 0  # a batch size at which a run disagrees
     for most_bytes in tried_bytes:
@@ -62,7 +62,7 @@ def _bisect_valid_range(divergence: Divergence, batch: int, other: int, unit: in
 
 
 def batch_with_peak(program: Program, most_bytes: int) -> int:
-    """Return a batch size at which what grows with it takes so much at once, or more."""
+    """Return a batch size at which the growing part of live memory reaches `most_bytes`."""
     growing = [
         replace(event, fixed_bytes=0) if isinstance(event, AffineAlloc) else event for event in program.events
     ]
@@ -72,7 +72,7 @@ def batch_with_peak(program: Program, most_bytes: int) -> int:
 
 
 def needs_batch_one(program: Program) -> bool:
-    """Return whether parameters or two samples take so much that one sample alone may be planned."""
+    """Return whether a plan may need batch 1, since parameters or two samples take over `BATCH_ONE_BYTES`."""
     allocs = (event for event in program.events if isinstance(event, AffineAlloc))
     fixed_bytes = sum(event.fixed_bytes for event in allocs if event.category is Category.PARAMETER)
     return fixed_bytes > BATCH_ONE_BYTES or batch_with_peak(program, BATCH_ONE_BYTES) <= FIT_BATCHES[0] + 2

@@ -1,1 +1,1 @@
-"""Interpretation with values, for models whose course depends on them."""
+"""Interpret operators with values on the CPU, for models whose control flow depends on values."""

@@ -16,9 +16,9 @@ SEED = 0
 
 @contextmanager
 def construct_with_buffers() -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Construct models with their parameters on meta, but buffers with their values, while open.
+    """Make model constructors keep the values of buffers while open, though the models are on meta.
 
-    The list fills with pairs of a buffer and its like on meta.
+    Yields a list to which pairs of a buffer with values and its counterpart on meta are added.
     """
     buffers: list[tuple[Tensor, Tensor]] = []
 
@@ -34,8 +34,9 @@ def construct_with_buffers() -> Iterator[list[tuple[Tensor, Tensor]]]:
 
 @contextmanager
 def deterministic_values() -> Iterator[None]:
-    """Keep values of tensors made from Python's numbers on the way to meta, and seed the generator, while
-    open. One thread runs, since most tensors are small.
+    """Seed torch's generator, and make tensors from Python numbers on the CPU before meta, while open.
+
+    So a capture sees the values of such tensors. torch runs one thread, since most tensors are small.
     """
     threads = torch.get_num_threads()
     plain, new = torch.as_tensor, Tensor.new_tensor

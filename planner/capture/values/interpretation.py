@@ -1,4 +1,4 @@
-"""The two ways to run operators on meta: by shapes alone, or with values computed on the CPU."""
+"""Define the two ways to run a capture's operators on meta: by shapes alone, or with values on the CPU."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,11 +16,11 @@ from planner.program import Fact, Trace
 
 
 class Interpretation(Protocol):
-    """A way to run the operators of a capture."""
+    """The protocol of a way to run the operators of a capture."""
 
     @property
     def has_values(self) -> bool:
-        """Return whether tensors have values."""
+        """Return whether tensors on meta have values that a model can read."""
         ...
 
     @contextmanager
@@ -34,7 +34,7 @@ class Interpretation(Protocol):
 
 
 class Shapes:
-    """Run operators by shapes alone. A read of a value raises DataDependentError."""
+    """An interpretation that runs operators by shapes alone; a read of a value fails."""
 
     has_values = False
 
@@ -48,25 +48,25 @@ class Shapes:
         yield build(), MetaRunner(self._capability).run
 
     def describe(self, trace: Trace) -> Trace:
-        """Return the trace as it is."""
+        """Return the trace unchanged."""
         return trace
 
 
 class Values:
-    """Compute the values that a model reads on the CPU."""
+    """An interpretation that computes on the CPU the values that a model reads."""
 
     has_values = True
 
     def __init__(
         self, capability: tuple[int, int], first_read: DataDependentError, policy: ReadPolicy
     ) -> None:
-        """`first_read` is the read that made values necessary."""
+        """`first_read` is the error of the read that made values necessary; `policy` limits reads."""
         self._capability, self._first_read, self._policy = capability, first_read, policy
         self._interpreter: ValueInterpreter | None = None
 
     @contextmanager
     def open_model(self, build: Callable[[], nn.Module]) -> Iterator[tuple[nn.Module, Run]]:
-        """Build a model with the values of its buffers, and yield it as `Interpretation` says."""
+        """Build a model whose buffers have values, and yield it with the function that runs its operators."""
         with deterministic_values():
             with construct_with_buffers() as buffers:
                 model = build()
@@ -75,7 +75,7 @@ class Values:
             yield model, self._interpreter.run
 
     def describe(self, trace: Trace) -> Trace:
-        """Return the trace with notes on the values that were computed or drawn."""
+        """Return the trace with notes, and a fact, on the values that were computed or drawn at random."""
         values = self._interpreter
         assert values is not None
         facts = {Fact.RANDOM_SIZES} if values.has_random_shapes else set()

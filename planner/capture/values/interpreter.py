@@ -1,11 +1,11 @@
 """Interpret operators with values on the CPU, for models whose control flow depends on values.
 
-A capture with shapes alone stops where a model reads a value: a detector that keeps as many boxes as pass a
-threshold, a mixture that sends each token to an expert. Here tensors stay on meta as well, so that operators,
-autograd and the record are those of any capture, but each storage has a deferred value. It is computed on the
-CPU when the model reads it, and only then. Results of products, convolutions and attention are random
-instead, as random weights would give them; so no weights are needed, and a batch costs little more than its
-shapes do. The generator starts from the same seed each time.
+A capture by shapes alone stops when a model reads a value: for example a detector that keeps the boxes above
+a threshold, or a mixture that sends each token to an expert. Here tensors are on meta too, so that operators,
+autograd and recording work as in any capture, but each storage has a deferred value. The value is computed on
+the CPU when the model reads it, and only then. Results of products, convolutions and attention are random, as
+with random weights. So no weights are needed, and a batch costs little more than by shapes alone. The
+generator starts from the same seed each time.
 """
 
 import weakref
@@ -46,11 +46,11 @@ from planner.program import Capability, Phase
 aten = torch.ops.aten
 
 _CPU = torch.device("cpu")
-MOST_LINES = 3  # that are named
+MOST_LINES = 3  # at most this many lines are named in a note
 
 
 class DataDependentError(ModelError):
-    """A capture with shapes alone came to a place that reads values."""
+    """Raised if a capture by shapes alone reaches a place that reads values of tensors."""
 
     def __init__(self, model: str, place: str) -> None:
         super().__init__(
@@ -60,7 +60,7 @@ class DataDependentError(ModelError):
         self.place = place
 
     def notes(self, values: "ValueInterpreter") -> tuple[str, ...]:
-        """Return notes on the values that a second capture had at this place."""
+        """Return notes on the values that a second capture, with values, read at this place."""
         if values.has_random_shapes:
             how = (
                 "shapes that depend on them come from values drawn at random on the CPU, not from data and "
@@ -76,7 +76,7 @@ class DataDependentError(ModelError):
 
 
 class ValueInterpreter:
-    """Runs operators of one capture on meta and defers the computation of their values."""
+    """An interpreter that runs one capture's operators on meta and computes values when they are read."""
 
     def __init__(
         self,
@@ -84,12 +84,12 @@ class ValueInterpreter:
         known: Sequence[tuple[Tensor, Tensor]] = (),
         policy: ReadPolicy | None = None,
     ) -> None:
-        """`known` are pairs of a tensor with values and its like on meta."""
+        """`known` are pairs of a tensor with values and its counterpart on meta."""
         self.has_random_reads = False
         self.has_random_shapes = False  # random values decided the shape of a result
         self._policy = ReadPolicy() if policy is None else policy
         self._run_meta = MetaRunner(capability).run
-        self._lines: dict[str, None] = {}  # that read
+        self._lines: dict[str, None] = {}  # source lines that read values
         self._reused_results = self._guessed = False
         self._values: dict[int, StorageValue] = {}  # by identity of the storage
         self._storages: dict[int, weakref.ref[Any]] = {}
@@ -99,9 +99,9 @@ class ValueInterpreter:
             self._set_value(like, StorageValue(storage.nbytes(), real.dtype, None, storage))
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], phase: Phase) -> Any:
-        """Run an operator on meta, or where that fails for want of values at once on the CPU.
+        """Run an operator on meta and defer its value; if that fails for lack of values, run it on the CPU.
 
-        Values of gradients and of the optimizer's work are not followed: parameters keep theirs.
+        Values of gradients and of the optimizer's steps are not followed, so parameters keep their values.
         """
         if not any(map(_is_on_meta, leaves_of(args, kwargs))):
             return func(*args, **kwargs)
@@ -114,14 +114,14 @@ class ValueInterpreter:
                 return self._run_on_cpu(op, args, kwargs, error)
             out = self._run_meta(func, (args[0], self._without_masks(args[1])), {}, phase)
         in_backward = phase is Phase.BACKWARD and not torch.is_grad_enabled()
-        # After `set_` a tensor has the storage of another, which has its value.
+        # After `set_` a tensor shares the storage, and the value, of another tensor.
         is_empty = func._schema.name.startswith(("aten::empty", "aten::new_empty", "aten::set_"))
         if not (in_backward or is_empty or phase is Phase.OPTIMIZER):
             self._defer(op, args, kwargs, out)
         return out
 
     def notes(self) -> tuple[str, ...]:
-        """Return notes on the reads beside the first."""
+        """Return notes on reused and guessed values, and on the lines that read values if several do."""
         notes = []
         if self._reused_results and self._policy.results is not None:
             notes.append(
@@ -157,7 +157,7 @@ class ValueInterpreter:
             self._storages[key] = weakref.ref(storage, forget)
 
     def _view(self, leaf: Any) -> Any:
-        """Return a view of a tensor's value, or the leaf itself with the CPU for meta."""
+        """Return a view of a meta tensor's value, the CPU for the device meta, or any other leaf itself."""
         if isinstance(leaf, torch.device) and leaf.type == "meta":
             return _CPU
         if not (isinstance(leaf, Tensor) and leaf.is_meta):
@@ -170,7 +170,7 @@ class ValueInterpreter:
         return TensorView(value, leaf.dtype, leaf.shape, leaf.stride(), int(leaf.storage_offset()))
 
     def _defer(self, op: DeferredOp, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Set the values of written and new storages to be computed by the operator."""
+        """Set the values of storages that an operator writes or makes to be computed by it when needed."""
         for tensor in filter(_is_on_meta, written_arguments(op.func, args, kwargs)):
             old = self._values[tensor.untyped_storage()._cdata]
             if all(old is not other for other, _ in op.written):
@@ -188,7 +188,10 @@ class ValueInterpreter:
     # ---- reads
 
     def _without_masks(self, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Replace masks by the indices of their true elements, whose number decides the shape of a result."""
+        """Return indices with each mask replaced by placeholders for the indices of its true elements.
+
+        The number of true elements, which decides the shape of a result, is read.
+        """
         replaced: list[Tensor | None] = []
         for index in indices:
             if index is None or index.dtype not in (torch.bool, torch.uint8):
@@ -213,9 +216,9 @@ class ValueInterpreter:
         return count
 
     def _known_result(self, key: Key, func: Any, inputs: list[StorageValue]) -> ReadResult | None:
-        """Return the result of the same read in another run, None where it is to be computed.
+        """Return the result of the same read in another run, or None if the values are to be computed.
 
-        Raises LargeReadError.
+        Raises LargeReadError if they are too large to compute and no other run's results are given.
         """
         self._lines.setdefault(key[1])
         size_bytes, is_random = inspect_pending(inputs)
@@ -231,7 +234,10 @@ class ValueInterpreter:
     def _run_on_cpu(
         self, op: DeferredOp, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
     ) -> Any:
-        """Return the result of an operator that fails on meta. Raises `error` where the CPU fails too."""
+        """Return the result of an operator that fails on meta, computed, guessed or reused from another run.
+
+        Raises `error`, the operator's error on meta, if it fails on the CPU too.
+        """
         func, inputs, results = op.func, op.inputs, self._policy.results
         if self._policy.guesses_numbers and self._is_large_number(func, args, inputs):
             return GUESS
@@ -256,7 +262,7 @@ class ValueInterpreter:
         if self._policy.log is not None and inputs:
             self._policy.log.append(key, result_of(func, args[0].numel(), out))
         if func is aten.nonzero.default:
-            out = out.t().contiguous().t()  # a column after the other (native/cuda/Nonzero.cu)
+            out = out.t().contiguous().t()  # in column-major order (native/cuda/Nonzero.cu)
         written = written_arguments(func, args, kwargs)
         for tensor in written:
             if tensor.is_meta:
@@ -268,7 +274,7 @@ class ValueInterpreter:
         return out if stays else map_leaves(lambda real: self._like(real, is_random), out)
 
     def _is_large_number(self, func: Any, args: tuple[Any, ...], inputs: list[StorageValue]) -> bool:
-        """Return whether a floating-point number of large random tensors is read, and note the line."""
+        """Return whether a floating-point number of large random tensors is read; if so, note its line."""
         if func is not aten._local_scalar_dense.default or not args[0].dtype.is_floating_point:
             return False
         size_bytes, is_random = inspect_pending(inputs)
@@ -286,7 +292,7 @@ class ValueInterpreter:
         return out
 
     def _like(self, real: Any, is_random: bool) -> Any:
-        """Return a tensor on meta with the value of a real one."""
+        """Return the meta counterpart of a real tensor, with its value; return other results unchanged."""
         if not isinstance(real, Tensor):
             return real
         real = real.clone()  # dense, with its strides where it was dense before
@@ -298,7 +304,7 @@ class ValueInterpreter:
 
 
 def _source(inputs: list[StorageValue]) -> str:
-    """Return the name of the operator that makes what is read, unless that is computed already."""
+    """Return the name of the operator that makes the only input of a read; "" if it is computed already."""
     op = inputs[0].made_by if len(inputs) == 1 else None
     return "" if op is None else str(op.func._schema.name)
 

@@ -1,7 +1,7 @@
-"""Values of storages on `meta`, computed on the CPU when they are read.
+"""Compute values of storages on `meta` on the CPU when they are read.
 
-Each storage has a `StorageValue`: a deferred operator with its arguments, or bytes once they are computed. A
-write in place makes a new value, so that older operators still see what they got.
+Each storage has a `StorageValue`: a deferred operator with its arguments, or bytes once they are computed. An
+in-place write makes a new value, so that earlier deferred operators still see the old value.
 """
 
 import weakref
@@ -17,30 +17,30 @@ from planner.capture.arguments import leaves_of, map_leaves
 from planner.capture.values.nms import nms
 from planner.errors import BatchTooLargeError
 
-MOST_BYTES = 2**31  # of one storage whose values are read
-# Parts of names of operators whose results are random: those that multiply by weights.
+MOST_BYTES = 2**31  # largest storage whose values are drawn at random
+# Parts of the names of operators whose results are random, since they multiply by weights.
 RANDOMIZED_OPS = (
     *("convolution", "aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "addmv", "aten::mv"),
     *("scaled_dot_product", "_grouped_mm", "_cudnn_rnn", "roi_align"),
 )
-_UNBOUNDED = ("log", "div", "reciprocal", "exp", "sqrt", "pow")  # may leave the finite numbers
-_OWN_KERNELS: dict[str, Callable[..., Any]] = {"torchvision::nms": nms}  # which some torch has none for
+_UNBOUNDED = ("log", "div", "reciprocal", "exp", "sqrt", "pow")  # results may be infinite
+_OWN_KERNELS: dict[str, Callable[..., Any]] = {"torchvision::nms": nms}  # some installations lack these
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class StorageValue:
-    """The value of a storage: bytes once they are read, before that the operator that makes them."""
+    """The value of a storage: the deferred operator that makes it, or bytes once it has been read."""
 
     size_bytes: int
     dtype: torch.dtype
     made_by: "DeferredOp | None" = None  # None: unknown, so the value is random
     storage: torch.UntypedStorage | None = None
-    is_random: bool = False  # the bytes come from random ones
+    is_random: bool = False  # the bytes are random, or computed from random bytes
 
 
 @dataclass(frozen=True, slots=True)
 class TensorView:
-    """A tensor as an operator got it: a view of a value that later writes leave alone."""
+    """A tensor as it was passed to an operator: a view of a value that later writes do not change."""
 
     value: StorageValue
     dtype: torch.dtype
@@ -53,13 +53,13 @@ class TensorView:
         return empty.set_(storage, self.offset, self.size, self.stride)
 
     def layout(self) -> "TensorView":
-        """Return the layout alone, which keeps no value alive."""
+        """Return a view with the same layout of an empty value, so that the value is not kept alive."""
         return TensorView(StorageValue(0, self.dtype), self.dtype, self.size, self.stride, self.offset)
 
 
 @dataclass(slots=True, eq=False)
 class DeferredOp:
-    """An operator with its arguments, and the values that running it gives."""
+    """An operator with its arguments, and references to the values that running it writes or makes."""
 
     func: Any
     args: tuple[Any, ...]  # meta tensors as `TensorView`, here and in `kwargs`
@@ -83,7 +83,10 @@ class DeferredOp:
 
 
 def compute(op: DeferredOp) -> tuple[Any, dict[int, torch.UntypedStorage]]:
-    """Run the operator on the CPU; returns its result and its copies of what it writes, by the old value."""
+    """Run an operator on the CPU; return its result, and copies of the storages that it writes.
+
+    The copies are keyed by the id of the value before the write.
+    """
     written = {id(view.value) for view in written_arguments(op.func, op.args, op.kwargs)}
     copies: dict[int, torch.UntypedStorage] = {}
 
@@ -99,9 +102,9 @@ def compute(op: DeferredOp) -> tuple[Any, dict[int, torch.UntypedStorage]]:
 
 
 def run(op: DeferredOp) -> None:
-    """Run an operator and store its results in the values that still live.
+    """Run a deferred operator and store its results in those of its values that are still in use.
 
-    Values of operators that are randomized or that the CPU cannot run stay unknown.
+    The values stay unknown if the operator is randomized, or if it fails on the CPU.
     """
     if op.is_randomized:
         return
@@ -123,9 +126,9 @@ def run(op: DeferredOp) -> None:
 
 
 def materialize(value: StorageValue) -> bool:
-    """Compute a value and all that it depends on; returns whether any had to be random."""
+    """Compute a value and all values that it depends on; return whether any had to be drawn at random."""
     is_any_random = False
-    waiting = [value]  # deep chains need no recursion
+    waiting = [value]  # a stack instead of recursion, since chains may be deep
     while waiting:
         value = waiting[-1]
         op = value.made_by
@@ -145,7 +148,7 @@ def materialize(value: StorageValue) -> bool:
 
 
 def inspect_pending(values: Sequence[StorageValue]) -> tuple[int, bool]:
-    """Return the bytes of the largest value to compute for these, and whether any comes from random ones."""
+    """Return the bytes of the largest value that these values need computed, and whether any is random."""
     waiting, seen = [*values], {id(value) for value in values}
     largest, is_random = 0, False
     while waiting:
@@ -166,7 +169,10 @@ def inspect_pending(values: Sequence[StorageValue]) -> tuple[int, bool]:
 
 
 def randomize(value: StorageValue) -> torch.UntypedStorage:
-    """Return normal floats; whole numbers are 0, which is an index into anything."""
+    """Return a storage of random values: normal floats, or zeros for integers, which are valid indices.
+
+    Raises BatchTooLargeError for more than `MOST_BYTES`.
+    """
     if value.size_bytes > MOST_BYTES:
         raise BatchTooLargeError(
             f"values of a tensor of {value.size_bytes / 2**20:,.0f} MiB are read, more than the "
@@ -180,9 +186,9 @@ def randomize(value: StorageValue) -> torch.UntypedStorage:
 
 
 def _finite(func: Any, values: Tensor) -> Tensor:
-    """Replace NaN in random numbers, and infinities where they are out of an operator's domain.
+    """Return random results without NaN, and without infinities if the operator may make them by itself.
 
-    Training goes well in the run that is planned: checks for them find none.
+    In the planned run training works, so a model's checks for NaN and infinity find none.
     """
     if not values.dtype.is_floating_point:
         return values
@@ -192,7 +198,7 @@ def _finite(func: Any, values: Tensor) -> Tensor:
 
 
 def _laid_out(real: Tensor, layout: TensorView, size_bytes: int) -> torch.UntypedStorage:
-    """Return a storage that has these values where the tensor on meta has them."""
+    """Return a storage of `size_bytes` with a real tensor's values in the layout of the meta tensor."""
     storage = real.untyped_storage()
     as_on_meta = real.stride() == layout.stride and real.storage_offset() == layout.offset
     if not as_on_meta or storage.nbytes() != size_bytes:
@@ -202,7 +208,7 @@ def _laid_out(real: Tensor, layout: TensorView, size_bytes: int) -> torch.Untype
 
 
 def written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """Return the tensors among the arguments that the operator writes to."""
+    """Return the tensors, or views of tensors, among the arguments that an operator writes to."""
     written: list[Any] = []
     for position, name in _written_places(func):
         value = args[position] if position < len(args) else kwargs.get(name)

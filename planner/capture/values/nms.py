@@ -1,4 +1,4 @@
-"""Non-maximum suppression on the CPU, for a torchvision whose compiled operators do not load."""
+"""Compute non-maximum suppression on the CPU, for a torchvision whose compiled operators do not load."""
 
 import numpy as np
 import torch
@@ -7,13 +7,13 @@ from torch import Tensor
 
 Pairs = tuple[NDArray[np.intp], NDArray[np.intp]]
 
-MOST_PAIRS = 2**20  # compared together; where more boxes lie side by side, few of them stay
+MOST_PAIRS = 2**20  # most pairs compared at once; if more boxes are near each other, few are kept
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-    """Return indices of the boxes that stay, by falling score: each removes those that overlap it too much.
+    """Return the indices of kept boxes by falling score; each removes boxes that overlap it too much.
 
-    `boxes` is n x 4 of x1, y1, x2, y2. Equals torchvision::nms on the CPU.
+    `boxes` is n x 4 of x1, y1, x2, y2. The result equals torchvision::nms on the CPU.
     """
     order = scores.argsort(descending=True, stable=True)
     corners = boxes.detach().to(torch.float64)[order].numpy()
@@ -22,7 +22,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
 
 
 def _survivors(corners: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:
-    """Return which of the boxes stay, from the best one to the worst."""
+    """Return for each box, sorted from best to worst, whether it is kept."""
     is_usual = threshold >= 0 and bool((corners[:, 2:] >= corners[:, :2]).all())
     near = _near(corners[:, 0], corners[:, 2], threshold) if is_usual else None
     if near is None:
@@ -41,15 +41,15 @@ def _survivors(corners: NDArray[np.float64], threshold: float) -> NDArray[np.boo
 
 
 def _near(left: NDArray[np.float64], right: NDArray[np.float64], threshold: float) -> Pairs | None:
-    """Return pairs of boxes with all that overlap by more than the threshold; None where they are many.
+    """Return pairs of boxes, among them all that overlap by more than the threshold; None for too many.
 
-    Such a pair shares more than that part of the width of either, so the one that begins further right begins
-    before the rest of the other's width.
+    `left` and `right` are the boxes' sides. An overlapping pair shares more than the threshold of each box's
+    width. So the box that begins further right begins within the first 1 - threshold of the other's width.
     """
     by_left = np.argsort(left, kind="stable")
     begins = left[by_left]
     reach = begins + max(1 - threshold, 0.0) * (right[by_left] - begins)
-    # A little more, since numbers are rounded.
+    # The reach is slightly enlarged against rounding errors.
     ends = np.searchsorted(begins, reach + 1e-9 * np.abs(reach), side="right")
     counts = np.maximum(ends - np.arange(1, len(begins) + 1), 0)
     if counts.sum() > MOST_PAIRS:
@@ -62,7 +62,7 @@ def _near(left: NDArray[np.float64], right: NDArray[np.float64], threshold: floa
 def _both_near(
     top: NDArray[np.float64], bottom: NDArray[np.float64], pairs: Pairs, threshold: float
 ) -> Pairs:
-    """Return those pairs that may share enough of the height as well: their tops lie as near."""
+    """Return the pairs that may also share enough of their height, since their tops are near enough."""
     one, other = pairs
     slack = max(1 - threshold, 0.0) * (bottom - top) + 1e-9 * np.abs(bottom)
     top = np.ascontiguousarray(top)
@@ -81,7 +81,7 @@ def _survivors_one_by_one(corners: NDArray[np.float64], threshold: float) -> NDA
 
 
 def _overlap(a: NDArray[np.float64], b: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:
-    """Return whether boxes share more than the threshold of their union."""
+    """Return for each pair of boxes whether their intersection over union exceeds the threshold."""
     width = np.minimum(a[..., 2], b[..., 2]) - np.maximum(a[..., 0], b[..., 0])
     height = np.minimum(a[..., 3], b[..., 3]) - np.maximum(a[..., 1], b[..., 1])
     shared = np.maximum(width, 0) * np.maximum(height, 0)

@@ -1,4 +1,4 @@
-"""Take packed sequences as full, since their lengths are values of the batch."""
+"""Treat packed sequences of unknown lengths as full, since lengths are values of the batch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +14,12 @@ NOTE = "lengths of packed sequences are values of the batch: each sample is assu
 
 @contextmanager
 def full_lengths() -> Iterator[dict[str, None]]:
-    """Pack sequences of unknown lengths as full while open; yields notes, which fill."""
+    """Pack sequences of unknown lengths as full while open; yield a dict to which notes are added."""
     notes: dict[str, None] = {}
     pack = torch._VF._pack_padded_sequence
 
     def pack_full(data: Tensor, lengths: Tensor, batch_first: bool) -> Any:
-        """Pack by lengths that code gives as numbers; those of the batch are not known."""
+        """Pack by the given lengths, or by full lengths if they are on meta or not all positive."""
         if lengths.is_meta or bool((lengths <= 0).any()):
             steps = data.shape[1 if batch_first else 0]
             lengths = torch.full(lengths.shape, steps, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Random numbers that a model's code draws outside of torch, from Python's or numpy's global generators."""
+"""Note if a model's code draws random numbers from Python's or numpy's global generators."""
 
 import random
 import sys
@@ -9,10 +9,10 @@ from typing import Any
 
 @contextmanager
 def watch_python_random() -> Iterator[Callable[[], tuple[str, ...]]]:
-    """Watch the global generators; yields a function that returns a note where numbers were drawn since.
+    """Yield a function that returns a note if numbers were drawn from the global generators since.
 
-    Steps and runs then take different sizes or another course, as those of VOLO do, whose images are mixed
-    in boxes of random sizes (timm).
+    Steps and runs may then differ in sizes or control flow: VOLO (timm) mixes images in boxes of random
+    sizes.
     """
     before = _states()
 
@@ -29,7 +29,7 @@ def watch_python_random() -> Iterator[Callable[[], tuple[str, ...]]]:
 
 
 def _states() -> dict[str, Any]:
-    """Return the states of the generators by the names of their modules."""
+    """Return the states of Python's and numpy's global generators by the names of their modules."""
     states: dict[str, Any] = {"random": random.getstate()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:

@@ -1,8 +1,8 @@
-"""Reuse results of reads at a small batch size for tensors too large to compute.
+"""Reuse results of value reads at a small batch size for tensors that are too large to compute.
 
-A guard against NaN or a logged mean reads a gigabyte at the batch sizes that a plan tries, to no effect on
-memory. Such a read gets the result of the same line at a batch size where it costs little: conditions and
-numbers as they were there, counts (of a mask's true elements, say) in the same proportion.
+A check for NaN or a logged mean may read a gigabyte at the batch sizes that a plan tries, without effect on
+memory. Such a read gets the result of the same line at a batch size at which it is cheap. Conditions and
+numbers are reused unchanged; counts, for example of a mask's true elements, are scaled in proportion.
 """
 
 from collections.abc import Callable
@@ -16,27 +16,27 @@ from planner.errors import ModelError
 
 aten = torch.ops.aten
 
-SMALLEST_BATCH = 2  # of the runs whose results are reused
-SMALL_BYTES = 2**24  # of the largest tensor that a read computes in such a run
-_COUNTS = ("aten::sum", "aten::count_nonzero")  # of which whole numbers grow with the batch
+SMALLEST_BATCH = 2  # smallest batch size of runs whose results are reused
+SMALL_BYTES = 2**24  # intended largest tensor that a read computes in such a run
+_COUNTS = ("aten::sum", "aten::count_nonzero")  # their integer results grow with the batch
 _SELECTIONS = (aten.nonzero.default, aten.masked_select.default, aten.index.Tensor)
 _MOST_BYTES = {
     aten._local_scalar_dense.default: 2**25,
     aten._to_copy.default: 2**25,
     aten.equal.default: 2**25,
 }
-_MOST_BYTES_OF_OTHERS = 2**28  # their results are needed as exact as possible
-_MOST_ELEMENTS = 2**14  # of a copy on the CPU that is stored
+_MOST_BYTES_OF_OTHERS = 2**28  # limit for other operators, whose results should be as exact as possible
+_MOST_ELEMENTS = 2**14  # largest copy on the CPU that is stored
 
-# In place of a loss or a norm that a script reads to log it: finite, positive, and below any threshold.
+# Replaces a loss or a norm that a script reads to log it: finite, positive, and below any threshold.
 GUESS = 2.0**-10
-GUESSED_BYTES = 2**20  # of the tensors that a read would compute
+GUESSED_BYTES = 2**20  # a number is guessed if the read would compute larger tensors
 
 Key = tuple[str, str]  # an operator and the line that calls it
 
 
 class LargeReadError(ModelError):
-    """A read needs values of a large random tensor, and no result is stored for it."""
+    """Raised if a read needs values of a large random tensor and no results of another run are given."""
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__(f"values of a tensor of {size_bytes} bytes are read")
@@ -53,23 +53,23 @@ class ReadResult:
 
 @dataclass(slots=True)
 class ReadLog:
-    """The results of one run's reads, in order, by operator and line."""
+    """The results of one run's value reads, in order, by operator and source line."""
 
     batch: int
-    new_batch: int  # the batch size for which they are reused
+    new_batch: int  # the batch size for which the results are reused
     _results: dict[Key, list[ReadResult]] = field(default_factory=dict)
     _positions: dict[Key, int] = field(default_factory=dict)
 
     def reused_for(self, batch: int) -> "ReadLog":
-        """Return the log with all results to come again, for another batch size."""
+        """Return a log with the same results, read from the start, for another batch size."""
         return ReadLog(self.batch, batch, self._results)
 
     def append(self, key: Key, result: ReadResult) -> None:
-        """Store one more result."""
+        """Add the next result of a read."""
         self._results.setdefault(key, []).append(result)
 
     def next_result(self, key: Key) -> ReadResult | None:
-        """Return the next result of this read, after the last the first again; None where there is none."""
+        """Return the next stored result of a read, starting again after the last; None if there is none."""
         results = self._results.get(key)
         if not results:
             return None
@@ -80,12 +80,12 @@ class ReadLog:
 
 @dataclass(frozen=True, slots=True)
 class ReadPolicy:
-    """Limits of one run's reads, and the logs that it reads and writes."""
+    """Limits on the value reads of one run, and the logs that it reuses and fills."""
 
-    most_bytes: Callable[[Any], float] = lambda func: float("inf")  # of a random tensor that a read computes
-    results: ReadLog | None = None  # for reads of larger ones
-    log: ReadLog | None = None  # gets the computed results
-    guesses_numbers: bool = False  # of large random tensors: a logged loss gets GUESS
+    most_bytes: Callable[[Any], float] = lambda func: float("inf")  # largest random tensor a read computes
+    results: ReadLog | None = None  # results for reads of larger tensors
+    log: ReadLog | None = None  # computed results are added to it
+    guesses_numbers: bool = False  # a number read from large random tensors, such as a loss, is GUESS
 
 
 Run = TypeVar("Run")
@@ -97,10 +97,10 @@ def run_with_reads(
     logs: dict[int, ReadLog] | None = None,
     guesses_numbers: bool = False,
 ) -> Run:
-    """Run a batch size with values; where reads are large, with results of a smaller batch size.
+    """Run a batch size with values; if reads are too large, reuse their results at a smaller batch size.
 
-    `logs` has those of runs at small batch sizes, and gets more of them. With `guesses_numbers`, a
-    floating-point number of large random tensors is not computed at all.
+    `logs` holds the results of runs at small batch sizes, and further logs are added to it. With
+    `guesses_numbers`, a floating-point number read from large random tensors is not computed at all.
     """
     try:
         return run(batch, ReadPolicy(_most_bytes, guesses_numbers=guesses_numbers))
@@ -133,13 +133,16 @@ def _most_bytes(func: Any) -> float:
 
 
 def _smaller_batch(batch: int, size_bytes: int) -> int:
-    """Return a power of two at which a read of so many bytes at `batch` is cheap, at least the smallest."""
+    """Return a power of two as a batch size at which a read of `size_bytes` at `batch` is cheap.
+
+    It is at least `SMALLEST_BATCH`.
+    """
     fitting = min(batch // 2, batch * SMALL_BYTES // size_bytes)
     return max(SMALLEST_BATCH, 1 << max(fitting.bit_length() - 1, 0))
 
 
 def result_of(func: Any, elements: int, out: Any) -> ReadResult:
-    """Return the result to store for a read."""
+    """Return a read's result in the form in which a log stores it: a number, a small copy, or shapes."""
     if func is aten._to_copy.default and isinstance(out, Tensor):
         return ReadResult(elements, out.clone() if out.numel() <= _MOST_ELEMENTS else None)
     if isinstance(out, Tensor | tuple):
@@ -149,20 +152,21 @@ def result_of(func: Any, elements: int, out: Any) -> ReadResult:
 
 
 def is_count(number: object, source: str) -> bool:
-    """Return whether a number counts elements; `source` is the operator that made it."""
+    """Return whether a number is an integer made by a counting operator, named `source`."""
     return isinstance(number, int) and not isinstance(number, bool) and source in _COUNTS
 
 
 def scaled_count(result: ReadResult, elements: int) -> int:
-    """Return the count in the same proportion to so many elements."""
+    """Return a stored count scaled in proportion to a number of elements."""
     count: int = round(result.out * elements / max(result.elements, 1))
     return count
 
 
 def scaled_result(func: Any, result: ReadResult, read: Tensor) -> Any:
-    """Return the result of an operator that reads this tensor, from that for a smaller one.
+    """Return an operator's result for the tensor `read`, scaled from its stored result for a smaller tensor.
 
-    None for a copy on the CPU that is not stored; NotImplemented for an operator whose results do not scale.
+    None for a copy on the CPU that is not stored or has another shape; NotImplemented for an operator whose
+    results do not scale.
     """
     out = result.out
     if func is aten._to_copy.default:
@@ -179,7 +183,11 @@ def scaled_result(func: Any, result: ReadResult, read: Tensor) -> Any:
 
 
 def _unique(result: ReadResult, read: Tensor) -> tuple[Tensor, ...]:
-    """Return as many distinct values where they are few, more in proportion where they are many."""
+    """Return results of `_unique2` on meta, with a number of distinct values as for a smaller tensor.
+
+    The number stays the same if at most half of the smaller tensor's elements are distinct, else it grows in
+    proportion.
+    """
     (values, dtype), (inverse, _), (counts, _) = result.out
     count = values[0]
     if 2 * count > result.elements:

@@ -1,1 +1,1 @@
-"""Capture in a process of its own."""
+"""Capture a model in a child process."""

@@ -1,8 +1,9 @@
-"""Capture of a model in a process of its own, so that nothing it does reaches this one.
+"""Capture a model in a child process, so that the model's code cannot affect this process.
 
-The child (`worker`) gets the job as JSON on its standard input and leaves programs as files, which are
-read as strictly as any other: no object crosses the line, and no pickle. What the model prints goes to
-standard error. A model that ends its process, or takes longer than the limit, is an error like any other.
+The child (`worker`) gets the job as JSON on its standard input and writes programs to files, which are
+checked as strictly as any other file: no Python object or pickle is passed between the processes. Output that
+the model prints goes to standard error. A model that ends its process, or exceeds the time limit, is reported
+as an error.
 """
 
 import sys
@@ -17,30 +18,34 @@ from planner.store import load_programs
 
 
 class TracerProcess:
-    """A job in a process of its own, from its first trace until it is garbage collected.
+    """A builder of a job's programs that captures them in a child process.
 
-    It builds the programs of the job: see `planner.program.ProgramBuilder`.
+    Implements `planner.program.ProgramBuilder`. The process runs from the first capture until this object is
+    garbage collected.
     """
 
     def __init__(self, job: Job, limit_seconds: float, *, provenance: bool = False) -> None:
         self._model, self._limit_seconds = job.model, limit_seconds
         self._folder = TemporaryDirectory(prefix="planner-")
-        # -P: a folder of the user's that is called like this package must not be run in its place.
+        # -P: a folder of the user with the name of this package must not be run in its place.
         command = [sys.executable, "-P", "-m", "planner.capture.subprocess.worker"]
         self._worker = Worker(command, mark=f"PLANNER_ISOLATED={self._folder.name}")
         self._run_kind = "provenance" if provenance else "run"
         self._job = {"job": job_to_json(job), "limit_seconds": limit_seconds}
 
     def programs(self, target: Target) -> tuple[Program, ...]:
-        """Return the job's program for such GPUs and what belongs beside it; none where no program fits."""
+        """Return the job's programs for GPUs like the target; () if none fits, or with `provenance`."""
         return () if self._run_kind == "provenance" else self._request("programs", FIT_BATCHES[0], target)
 
     def run(self, batch: int, target: Target) -> Program:
-        """Return the program of one run. Raises what the child raised, ModelError where it gave no answer."""
+        """Return the program of one run at a batch size.
+
+        Raises the error that the child raised, or ModelError if the child gave no answer.
+        """
         return self._request(self._run_kind, batch, target)[0]
 
     def enumerate_variants(self, program: Program, target: Target) -> None:
-        """Do nothing: the child has enumerated them."""
+        """Do nothing, since the child has enumerated the variants already."""
 
     def _request(self, kind: str, batch: int, target: Target) -> tuple[Program, ...]:
         path = Path(self._folder.name) / f"{batch}.trace"
@@ -53,7 +58,7 @@ class TracerProcess:
         except KeyboardInterrupt:
             self._worker.close()
             raise
-        if not path.is_file():  # a pipe would never end
+        if not path.is_file():  # also refuses a pipe, which could be read without end
             raise ModelError(f"{self._model}: its process left no trace of batch {batch}")
         file = load_programs(path)
         path.unlink()

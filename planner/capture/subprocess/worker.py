@@ -1,7 +1,7 @@
-"""The process in which `--isolate` runs a model: requests in as lines of JSON, programs out as files.
+"""Run a model in the child process of `--isolate`, which reads requests and writes programs to files.
 
-A message has `job`, `kind`, `limit_seconds`, `capability`, `multiprocessors`, `batch` and `path`; its answer
-is null once the file is there.
+A request is a line of JSON with `job`, `kind`, `limit_seconds`, `capability`, `multiprocessors`, `batch` and
+`path`; the answer is null once the file is written.
 """
 
 import faulthandler
@@ -19,16 +19,16 @@ from planner.jobs import job_from_json
 from planner.program import OnProgress, Program, Target, constant_program
 from planner.store import save_programs
 
-_GRACE_SECONDS = 5  # the parent stops this process first, if it is still there
+_GRACE_SECONDS = 5  # so that the parent stops this process first, if it still runs
 
 
 def main() -> None:
-    """Answer until the input ends."""
-    builders: list[ProgramBuilder] = []  # of the one job, once it is known
+    """Answer requests until the input ends."""
+    builders: list[ProgramBuilder] = []  # the builder of the only job, once it is known
 
     def answer(message: dict[str, Any], restart_limit: Callable[[], None]) -> None:
         def begin_run(_: str) -> None:
-            # Where the parent was killed, nobody else stops a model that hangs.
+            # If the parent was killed, nothing else stops a model that hangs.
             faulthandler.dump_traceback_later(message["limit_seconds"] + _GRACE_SECONDS, exit=True)
             restart_limit()
 

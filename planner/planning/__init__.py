@@ -1,4 +1,4 @@
-"""The largest batch, on one GPU or many."""
+"""Find the largest batch that fits, on one GPU or many."""
 
 from planner._support.lazy_exports import attach_stub
 

@@ -1,6 +1,7 @@
-"""Attribution of the memory of a run: its peak by category, module and tensor, its gaps, its steps.
+"""Attribute the memory of a run: its peak by category, module and tensor, its gaps, and its steps.
 
-Plain results, from which texts, JSON, pictures and pages are made. All sums are those of the replay.
+The results are plain data, from which texts, JSON, pictures and pages are made. All sums equal the figures of
+the replay.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,14 +28,14 @@ MOST_GAPS = 10  # listed; there may be thousands
 
 
 class DisplayLimits(Struct, frozen=True):
-    """Limits of the parts of an explanation that are shown."""
+    """Limits on how much of an explanation is shown."""
 
-    top: int = 10  # tensors, differences
+    top: int = 10  # number of tensors or differences
     depth: int | None = None  # levels of modules; None: as many as are readable
 
 
 class PeakLocation(Struct, frozen=True):
-    """The event that reaches a level, and the operator that requested memory there."""
+    """The event at which memory reaches a peak, and the operator that requested memory there."""
 
     event: int  # index into the trace's events
     step: int
@@ -54,7 +55,7 @@ class LiveBlock(Struct, frozen=True):
     op: str
     step: int  # of the request
     phase: Phase
-    detail: TensorProvenance | None  # shape, dtype and source line, where the trace has them
+    detail: TensorProvenance | None  # shape, dtype and source line, if the trace has them
 
 
 class ModuleShare(Struct, frozen=True):
@@ -68,21 +69,21 @@ class ModuleShare(Struct, frozen=True):
 
 
 class Gap(Struct, frozen=True):
-    """Free memory between blocks in use: only a request that is no larger can take it."""
+    """A free range between blocks in use, which only a request of at most its size can take."""
 
     size_bytes: int
     segment_bytes: int
 
 
 class Fragmentation(Struct, frozen=True):
-    """The memory that was reserved and not allocated when the reserved memory first reached its peak."""
+    """The memory that was reserved but not allocated when the reserved memory first reached its peak."""
 
     location: PeakLocation
     reserved_bytes: int  # allocated + gaps + free segments
     allocated_bytes: int
     gap_bytes: int  # free pieces of segments that are partly in use: they stay with the process
-    free_segment_bytes: int  # segments wholly free: given back to CUDA where memory is short
-    rounding_bytes: int  # part of what is allocated: blocks are larger than requested
+    free_segment_bytes: int  # segments wholly free: given back to CUDA if memory is short
+    rounding_bytes: int  # the part of `allocated_bytes` by which blocks are larger than requested
     largest_gaps: tuple[Gap, ...]  # at most `MOST_GAPS`
 
 
@@ -112,9 +113,10 @@ class Explanation(Struct, frozen=True):
 
 
 def explain(trace: Trace, limits: MemoryLimits, evaluation: Trace | None = None) -> Explanation:
-    """Explain the run of a trace; `evaluation` is the trace of inference.
+    """Replay a trace under memory limits and explain which blocks make up its peak.
 
-    A run that fails is explained up to its failure. Raises ValueError for a trace without events.
+    `evaluation` is the trace of the same batch in inference. A run that fails is explained up to its failure.
+    Raises ValueError for a trace without events.
     """
     recorder = TimelineRecorder()
     run = replay_trace(trace, limits, recorder)
@@ -140,7 +142,7 @@ def explain(trace: Trace, limits: MemoryLimits, evaluation: Trace | None = None)
 
 
 def moment_of(trace: Trace, event: int) -> PeakLocation:
-    """Return the place in the loop of an event."""
+    """Return the step, phase, module and operator of an event of a trace."""
     mark = PhaseStart(0, Phase.SETUP)
     for entry in trace.events[: event + 1]:
         if isinstance(entry, PhaseStart):
@@ -229,9 +231,9 @@ def _by_step(phases: Sequence[PhasePeak]) -> Iterator[StepPeak]:
 
 
 def share_modules(blocks: Iterable[LiveBlock], name: str = "", level: int = 0) -> ModuleShare:
-    """Return the tree of modules by their qualified names, down to the last one that holds a block.
+    """Return the memory of a module and all modules inside it that hold blocks, as a tree.
 
-    The `blocks` are those of the module `name`, which is so many levels below the model.
+    `blocks` are all blocks inside the module `name`, which is `level` levels below the model.
     """
     own_bytes = 0
     by_category = dict.fromkeys(Category, 0)
@@ -244,12 +246,15 @@ def share_modules(blocks: Iterable[LiveBlock], name: str = "", level: int = 0) -
         else:
             inner.setdefault(".".join(parts[: level + 1]), []).append(block)
     children = [share_modules(some, child, level + 1) for child, some in inner.items()]
-    children.sort(key=lambda child: -child.size_bytes)  # stable: else in the model's order
+    children.sort(key=lambda child: -child.size_bytes)  # stable: equal sizes stay in the model's order
     return ModuleShare(name, sum(by_category.values()), own_bytes, by_category, tuple(children))
 
 
 def fold(share: ModuleShare, depth: int) -> ModuleShare:
-    """Return the tree cut `depth` levels below `share`; what lies deeper counts as its ancestor's own."""
+    """Return the tree without modules more than `depth` levels below `share`.
+
+    The memory of removed modules counts as their ancestor's own.
+    """
     if depth <= 0:
         return replace(share, own_bytes=share.size_bytes, children=())
     return replace(share, children=tuple(fold(child, depth - 1) for child in share.children))

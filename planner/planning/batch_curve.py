@@ -1,6 +1,6 @@
-"""Memory against batch size, card by card: what a page or a plot needs to answer for any batch at once.
+"""Compute curves of memory against batch size for several cards, for pages and plots that show any batch.
 
-Each point is the estimate of that batch on that card. Cards share the runs that no card disturbs.
+Each point is the estimate of one batch on one card. Cards share the runs that the limits of no card affect.
 """
 
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ from planner.planning.estimate import unlimited
 from planner.planning.replays import ReplayCache, TargetReplays
 from planner.program import LARGEST_BATCH, Outcome, ProgramSet
 
-BEYOND = 1.35  # of the largest batch size of a card: how far its curve goes
-ENDLESS_BEYOND = 4  # times the requested batch, on a card without end
+BEYOND = 1.35  # end of a card's curve, as a multiple of its largest batch size
+ENDLESS_BEYOND = 4  # end of the curve of an unlimited card, as a multiple of the requested batch
 
 
 class SampleDensity(Struct, frozen=True):
-    """The density of a curve's points: so many for each doubling."""
+    """The density of a curve's points, as a number of points per doubling of the batch size."""
 
     per_doubling: int  # a power of two
-    doublings: int  # below the top; smaller sizes lie so close in a plot that powers of two will do
+    doublings: int  # below the top with this density; smaller sizes, close in a plot, are powers of two
 
 
 SELECTED_DENSITY = SampleDensity(8, 4)
@@ -28,7 +28,7 @@ OTHER_DENSITY = SampleDensity(4, 2)  # of the cards that were not requested; the
 
 
 class CurvePoint(Struct, frozen=True):
-    """One batch size on one card; the figures are those of a card without end where it does not fit."""
+    """The figures of one batch size on one card; on an unlimited card if it is not expected to fit."""
 
     batch: int
     outcome: Outcome
@@ -39,19 +39,19 @@ class CurvePoint(Struct, frozen=True):
 
 
 class DeviceCurve(Struct, frozen=True):
-    """One card's points, by rising batch size."""
+    """The points of one card's curve, by rising batch size."""
 
     budget: Budget
-    max_batch: int | None  # 0 where not even 1 fits; None on a card without end
+    max_batch: int | None  # 0 if not even 1 fits; None on an unlimited card
     points: tuple[CurvePoint, ...]
 
 
 class BatchCurve(Struct, frozen=True):
-    """One job on several cards."""
+    """The curves of one job on several cards."""
 
     batch: int  # requested; each card has a point for it
     cards: tuple[DeviceCurve, ...]
-    chosen: int  # index into `cards` of the requested one
+    chosen: int  # index of the requested card in `cards`
 
 
 def take_curve(
@@ -76,7 +76,10 @@ def take_curve(
 
 
 def curve_sizes(max_batch: int | None, batch: int, grid: SampleDensity) -> list[int]:
-    """Return the batch sizes of a card's curve: beyond the largest and the requested one, both included."""
+    """Return the batch sizes of a card's curve, which include the largest and the requested batch size.
+
+    The curve goes somewhat beyond both.
+    """
     if max_batch is None:
         return sorted({batch, *_even_sizes(ENDLESS_BEYOND * batch, grid)})
     top = max(round(BEYOND * max_batch), round(1.1 * batch), 4)
@@ -84,7 +87,7 @@ def curve_sizes(max_batch: int | None, batch: int, grid: SampleDensity) -> list[
 
 
 def _even_sizes(top: int, grid: SampleDensity) -> set[int]:
-    """Return sizes from 1 to the first that is not below the top, which many cards share."""
+    """Return batch sizes from 1 to the first at or above `top`, from a grid that all cards share."""
     sizes, size, end = {1}, 1, min(top, LARGEST_BATCH)
     while size < end:
         size += max(1, 2 ** (size.bit_length() - 1) // grid.per_doubling)
@@ -94,7 +97,7 @@ def _even_sizes(top: int, grid: SampleDensity) -> set[int]:
 
 
 def _points(replays: TargetReplays, batch: int, budget: Budget) -> list[CurvePoint]:
-    """Return the point of a batch size; none of one that cannot be captured."""
+    """Return the point of a batch size in a list, which is empty if the batch size cannot be captured."""
     replays.outcome(batch, budget.limits)
     if replays.is_refused(batch):
         return []

@@ -1,4 +1,4 @@
-"""Changes to a recipe that save GPU memory: what each one does to the job, and what it costs, in words."""
+"""List the changes to a training recipe that save GPU memory, with their effect on the job and their cost."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -33,25 +33,25 @@ class TrainingConfig(Struct, frozen=True):
     """A job at one batch size under one configuration of the allocator."""
 
     job: Job
-    batch: int  # of one micro-batch, where the job accumulates
+    batch: int  # of one micro-batch, if the job accumulates
     config: AllocatorConfig
 
 
 class Change(Struct, frozen=True):
-    """One thing to change."""
+    """A change to a training recipe, and its cost."""
 
     name: str  # the option as the command line takes it
-    cost: str  # what it costs in time, numbers or comfort
-    rank: int  # 0 costs nothing; the more, the more it changes about the training
-    group: str  # of several changes of one group at most one is made
+    cost: str  # in time, numbers or comfort, as text
+    rank: int  # 0 costs nothing; a higher rank changes more about the training
+    group: str  # at most one change of a group is made
     apply: Callable[[TrainingConfig], TrainingConfig]
-    is_slow: bool = False  # to try: never together with others
+    is_slow: bool = False  # to try, so that it is never combined with others
 
 
 def changes_for(training: TrainingConfig, capability: tuple[int, int]) -> tuple[Change, ...]:
-    """Return all changes that make sense on a GPU of this compute capability, the mildest first."""
+    """Return all changes that a recipe allows on a GPU of this compute capability, the mildest first."""
     changes = [*_of_allocator(training)]
-    if training.job.mode is not Mode.STEP:  # which decides that itself
+    if training.job.mode is not Mode.STEP:  # the model's own step decides its precision itself
         changes += _of_numbers(training.job, capability)
     if training.job.mode is Mode.INFER:
         changes += _of_autoencoder(training)
@@ -157,7 +157,7 @@ def _of_optimizer(job: Job) -> Iterator[Change]:
 
 
 def _of_adaptation(job: Job) -> Iterator[Change]:
-    """Yield changes of transformers' models by the libraries of fine-tuning that are installed."""
+    """Yield the changes to transformers' models that need fine-tuning libraries, if these are installed."""
     if split_model(job.source or job.model).source != "hf":
         return
     if not job.liger and job.loss is Loss.OUTPUT and installed_version("liger-kernel"):
@@ -178,7 +178,10 @@ def _of_adaptation(job: Job) -> Iterator[Change]:
 
 
 def _of_autoencoder(training: TrainingConfig) -> Iterator[Change]:
-    """Yield what diffusers' autoencoders do piece by piece; one that cannot refuses when it is built."""
+    """Yield the changes by which diffusers' autoencoders process images or tiles one by one.
+
+    A model that does not support such a change refuses it when the model is built.
+    """
     job = training.job
     name = split_model(job.source or job.model)
     if name.source != "diffusers" or not name.name.startswith("Autoencoder"):
@@ -200,7 +203,7 @@ def _of_work(training: TrainingConfig) -> Iterator[Change]:
     job = training.job
     is_kept = job.checkpoint is Checkpoint.NONE and job.offload is Offload.NONE
     is_plain = job.compile is Compile.NONE and is_kept and not trains_itself(job)
-    if is_plain and not (job.ddp or job.dataset_size or job.torch):  # with these it is not planned
+    if is_plain and not (job.ddp or job.dataset_size or job.torch):  # compilation is not planned with these
         cost = "compilation takes a while at the first step, and for each new shape; usually faster then"
         yield change_fields("--compile", cost, 2, "checkpoint", is_slow=True, compile=Compile.DEFAULT)
     if job.checkpoint is Checkpoint.NONE and job.compile is Compile.NONE:

@@ -1,11 +1,11 @@
-"""An epoch whose last batch is smaller, from traces whose batches are all of one size.
+"""Build the trace of an epoch whose last batch is smaller, from two traces of equal batches.
 
-A smaller batch asks for other blocks. Those that it cuts out of cached memory are missing to the full batch
-after it, which may need new segments, so that the reserved peak of two epochs can lie above that of any
-number of full batches. Such a loop is put together from the steps of a trace at the batch size and one at
-that of the last batch: full steps, the smaller one, and a full one, as the next epoch begins.
+A smaller batch requests blocks of other sizes. They split cached blocks that the full batch after it needs,
+which may then allocate new segments. So the reserved peak of two epochs can exceed the reserved peak of any
+number of full batches. Such a loop is put together from the steps of a trace at the batch size and of a trace
+at the size of the last batch: full steps, the smaller step, and a full step, as the next epoch begins.
 
-Both traces are of one program, so that what lives from one batch to the next is the same variable in both.
+Both traces are of one program, so that a block that outlives its batch is the same variable in both.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -34,27 +34,27 @@ from planner.program import (
     TraceSource,
 )
 
-_Order = tuple[tuple[int, bool], ...]  # steps of a trace, from 1, and whether the batch is the smaller one
+_Order = tuple[tuple[int, bool], ...]  # steps of a trace, from 1, and whether it is the smaller batch's trace
 _Row = TypeVar("_Row", TensorProvenance, ConvWorkspace)
 
 
 def last_batch_size(job: Job, batch: int) -> int:
-    """Samples in the last batch of an epoch; 0 where all batches are full."""
+    """Return the size of an epoch's last batch if it is smaller than the others, else 0."""
     return job.dataset_size % batch if 0 < batch <= job.dataset_size else 0
 
 
 def steps_of_epoch(job: Job, batch: int) -> int:
-    """Return the optimizer's steps in an epoch; 0 where its samples are not known."""
+    """Return the number of optimizer steps in an epoch, or 0 if the number of its samples is unknown."""
     return -(-job.dataset_size // (batch * job.accumulate))
 
 
 def max_useful_batch(job: Job) -> int:
-    """Return the largest batch size worth asking for: no batch has more samples than the epoch."""
+    """Return the largest batch size worth planning, which is at most the samples of an epoch."""
     return min(LARGEST_BATCH, job.dataset_size or LARGEST_BATCH)
 
 
 def check_batch(job: Job, batch: int) -> None:
-    """Raise UsageError for a batch that no epoch ever fills."""
+    """Raise UsageError if a batch has more samples than an epoch."""
     if job.dataset_size and batch > job.dataset_size:
         raise UsageError(
             f"--batch {batch} and --dataset-size {job.dataset_size}: no batch is ever full; "
@@ -63,11 +63,10 @@ def check_batch(job: Job, batch: int) -> None:
 
 
 def with_last_batch(job: Job, batch: int, source: TraceSource) -> Trace:
-    """Return the trace of the job's loop at this batch size, with the smaller batch where an epoch ends with
-    one.
+    """Return the trace of a job's loop, including the smaller batch at the end of an epoch if there is one.
 
-    Its notes describe the epoch. A model that cannot run the smaller batch, or that goes through its steps
-    in another way there, gets a note and is left out. Raises the errors of the source at `batch`.
+    Its notes describe the epoch. If the model cannot run the smaller batch, or its steps differ there, the
+    smaller batch is left out and a note says so. Raises the errors of the source at `batch`.
     """
     full, last = source(batch), last_batch_size(job, batch)
     if not job.dataset_size:
@@ -91,7 +90,7 @@ def with_last_batch(job: Job, batch: int, source: TraceSource) -> Trace:
 
 
 class EpochPrograms(Struct, frozen=True):
-    """The traces of a job with the smaller batch that its epochs end with."""
+    """A program set whose traces include the smaller batch at the end of an epoch."""
 
     job: Job
     programs: ProgramSet
@@ -101,7 +100,10 @@ class EpochPrograms(Struct, frozen=True):
         return with_last_batch(self.job, batch, lambda size: self.programs.trace(size, target))
 
     def key(self, batch: int, target: Target) -> Hashable:
-        """Return the keys of both batch sizes; None where one has none, or the model fails there."""
+        """Return a key that is equal for equal traces, made of the keys of both batch sizes.
+
+        None if either has no key, or if the model fails at the smaller batch size.
+        """
         full, last = self.programs.key(batch, target), last_batch_size(self.job, batch)
         if not last:
             return full
@@ -112,11 +114,11 @@ class EpochPrograms(Struct, frozen=True):
         return None if full is None or smaller is None else (full, smaller)
 
     def bound(self, target: Target) -> LowerBound | None:
-        """Return that of full batches."""
+        """Return the lower bound for full batches, or None if there is none."""
         return self.programs.bound(target)
 
     def batch_sizes(self, target: Target) -> BatchSizes:
-        """Return those of full batches."""
+        """Return the batch sizes that a search may try for full batches."""
         return self.programs.batch_sizes(target)
 
 
@@ -125,13 +127,13 @@ def _noted(trace: Trace, note: str) -> Trace:
 
 
 def _orders(job: Job, full_batches: int) -> Iterator[_Order]:
-    """Yield the ways to play an epoch and the beginning of the next; the last one repeats no step."""
-    # The evaluation stands before the last step that is traced, and the last forward pass saves tensors
-    # for a backward pass: such a step is played once, at the end.
+    """Yield orders of steps that play an epoch and the start of the next; the last order repeats no step."""
+    # The evaluation comes before the last traced step, and the last forward pass saves tensors for a backward
+    # pass: such a step is played once, at the end.
     is_last_special = job.evaluate or job.mode is Mode.FORWARD
     usual = job.steps - 1 if is_last_special else job.steps
     before = max(1, min(full_batches // job.accumulate, job.steps))
-    if usual > 1:  # the first step is like no other
+    if usual > 1:  # the first step differs from all others
         opening = [(min(step, usual), False) for step in range(1, before + 1)]
         after = job.steps if is_last_special else min(before + 2, usual)
         yield (*opening, (min(before + 1, usual), True), (after, False))
@@ -141,7 +143,11 @@ def _orders(job: Job, full_batches: int) -> Iterator[_Order]:
 
 
 def _stitch(full: Trace, smaller: Trace, order: _Order) -> Trace | None:
-    """Return the set-up and the steps in this order; None where one frees a block that is not there."""
+    """Return the trace of the set-up and of the steps in this order, or None if the traces do not match.
+
+    They do not match if their segments differ or are too few, or if a step frees a block that is not
+    allocated.
+    """
     traces = full, smaller
     segments = [split_segments(trace.events) for trace in traces]
     variables = [find_variables(parts) for parts in segments]
@@ -199,7 +205,7 @@ def _renumber(rows: Iterable[_Row], blocks: Mapping[int, int]) -> Iterator[_Row]
 
 
 def _plan(steps: Sequence[int], order: _Order) -> Iterator[tuple[int, int, int]]:
-    """Yield the segments of the set-up and of an order: of which trace, its index there, its step here."""
+    """Yield each segment of the new trace: the index of its trace, its index there, and its new step."""
     for number, (step, is_smaller) in enumerate(((0, False), *order)):
         indices = [index for index, one in enumerate(steps) if one == step]
         for index in indices:

@@ -1,4 +1,4 @@
-"""The memory of one batch size on one GPU."""
+"""Estimate the memory of one batch size on one GPU."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -35,23 +35,23 @@ from planner.program import Category, Growth, Outcome, Trace, find_growth, pinne
 
 
 class Answer(StrEnum):
-    """Whether a batch fits, in as many words as its probability allows."""
+    """An answer whether a batch fits, graded by the probability that it runs out of memory."""
 
     FITS = "fits"  # at the confidence
-    LIKELY = "likely_fits"  # more likely than not, and not at the confidence
+    LIKELY = "likely_fits"  # more likely than not, but not at the confidence
     DOES_NOT_FIT = "does_not_fit"  # more likely not
-    NOT_KNOWN = "not_known"  # no run tells how likely it is
+    NOT_KNOWN = "not_known"  # not at the confidence, and the probability is unknown
 
 
 class Seconds(Struct, frozen=True):
-    """The time of an estimate by its parts."""
+    """The seconds that an estimate took to trace and to replay."""
 
     trace: float
     replay: float
 
 
 class RankFigures(Struct, frozen=True):
-    """The memory of ranks that are alike."""
+    """The memory figures that several ranks share."""
 
     ranks: tuple[int, ...]
     outcome: Outcome
@@ -65,35 +65,38 @@ class Estimate(Struct, frozen=True):
 
     job: Job
     budget: Budget
-    outcome: Outcome  # at the confidence, in the least memory that there is with it
-    answer: Answer | None  # None where nothing bounds the memory
-    run: Replay  # on the GPU as it is; on one without end where the batch is not expected to fit
+    outcome: Outcome  # at the confidence, under the smallest memory limit of the budget
+    answer: Answer | None  # None if nothing bounds the memory
+    run: Replay  # in the likeliest memory; in unlimited memory if the batch is not expected to fit
     limits: MemoryLimits  # of `run`
-    failed: Replay | None  # the failing run in a room of the budget where the batch does not fit
+    failed: Replay | None  # the failing run under a memory limit of the budget; None if the batch fits in all
     at_peak: Mapping[Category, int]  # bytes by category at the allocated peak; they add up to it
-    process_bytes: int  # context and reserved peak, calibrated where that is known: what nvidia-smi shows
+    process_bytes: int  # context and reserved peak, calibrated if a calibration is known, as in nvidia-smi
     process_upper_bytes: int  # the same at the confidence
     unknown_ops: tuple[str, ...]
     notes: tuple[str, ...]
     seconds: Seconds
-    p_out_of_memory: float | None = None  # by the residuals of runs, to the end of an epoch whose samples are
-    # known, else in the traced steps; None where nothing bounds it
-    growth: Growth | None = None  # what each step leaves behind
-    step_limit: StepLimit | None = None  # the steps that fit in spite of it; None where memory has no end
-    retry_costs: tuple[RetryCost, ...] = ()  # of each step of `run`, if it needs any
-    retry_costs_at_confidence: tuple[RetryCost, ...] = ()  # in the memory that there is with the confidence
-    failed_bytes: int | None = None  # the memory of the allocator in `failed`; the budget's or somewhat more
-    pinned_host_bytes: int = 0  # of the host, which torch pins
-    ranks: tuple[RankFigures, ...] = ()  # all that were planned, where this one takes most of several
+    p_out_of_memory: float | None = None  # by the residuals of runs: in an epoch if its samples are known,
+    # else in the traced steps; None if the probability is unknown
+    growth: Growth | None = None  # the memory that each step leaves allocated
+    step_limit: StepLimit | None = None  # the steps that fit in spite of growth; None if all do
+    retry_costs: tuple[RetryCost, ...] = ()  # of each step of `run`, if it needs retries
+    retry_costs_at_confidence: tuple[RetryCost, ...] = ()  # the same under the budget's smallest limit
+    failed_bytes: int | None = None  # the allocator's memory in `failed`: the budget's or somewhat more
+    pinned_host_bytes: int = 0  # host memory that torch pins
+    ranks: tuple[RankFigures, ...] = ()  # of all planned ranks, if this estimate is of the worst of several
 
     @property
     def is_unlimited(self) -> bool:
-        """Return whether the figures are of a GPU without end: the batch is not expected to fit."""
+        """Return whether the figures are for unlimited memory, since the batch is not expected to fit."""
         return self.limits.allocator_limit_bytes is None and self.answer is not None
 
 
 def estimate_batch(job: Job, trace: Trace, budget: Budget, trace_seconds: float = 0.0) -> Estimate:
-    """Replay a trace under the budget, and on the GPU as it is expected to be, and attribute its memory."""
+    """Estimate the memory of a batch by replaying its trace under the budget.
+
+    The trace is replayed under the limits at the budget's confidence and under the likeliest limits.
+    """
     start = perf_counter()
     budget = judge_budget(budget, job, trace)
     limits = budget.likely_limits
@@ -152,8 +155,10 @@ def estimate_batch(job: Job, trace: Trace, budget: Budget, trace_seconds: float 
 
 
 def _replays_in_rooms(budget: Budget, trace: Trace, expected: Replay) -> list[tuple[MemoryLimits, Replay]]:
-    """Return the replays in the rooms of a budget, the one at its confidence first; `expected` is the replay
-    in the likely room.
+    """Replay a trace under each memory limit of a budget, and return the limits and replays.
+
+    The limit at the budget's confidence comes first. A replay that fits there without retries is returned
+    alone, since it is the same under larger limits. `expected` is the replay under the likeliest limit.
     """
     likely, room_bytes = budget.likely_limits, max_reserved_bytes(budget.limits)
     is_undisturbed = expected.outcome is Outcome.FITS and is_limit_independent(likely)
@@ -168,7 +173,11 @@ def _replays_in_rooms(budget: Budget, trace: Trace, expected: Replay) -> list[tu
 
 
 def _answer(budget: Budget, chance: float | None, failed: Replay | None, expected: Replay) -> Answer | None:
-    """Return what is said of a batch with this probability of running out of memory, None if it has none."""
+    """Return the answer for a batch, or None if nothing bounds its memory.
+
+    `chance` is the probability of running out of memory, None if it is unknown. `failed` is a failing replay
+    under a limit of the budget, `expected` the replay under the likeliest limit.
+    """
     if budget.limits.allocator_limit_bytes is None:
         return None
     fails = expected.outcome is Outcome.DOES_NOT_FIT
@@ -180,5 +189,5 @@ def _answer(budget: Budget, chance: float | None, failed: Replay | None, expecte
 
 
 def unlimited(limits: MemoryLimits) -> MemoryLimits:
-    """Return limits with the same configuration and memory that never runs out."""
+    """Return limits of unlimited memory with the same configuration, apart from a fraction of the memory."""
     return replace(UNLIMITED, config=replace(limits.config, per_process_memory_fraction=1.0))

@@ -1,9 +1,9 @@
-"""The largest batch size of one job on one or many GPUs, from few traces and as few replays as that takes.
+"""Find the largest batch size of one job on one or many GPUs, from few traces and few replays.
 
-What is probed on a GPU follows from the job and that GPU alone, so that it has the same answer beside others
-as by itself. What GPUs share is known for sure: a replay that fits without releasing cached memory is the
-same on every GPU that has its peak, and where tensors alone exceed a GPU, no replay is needed to know that
-the batch does not fit.
+The probes on a GPU follow from the job and that GPU alone, so its answer does not depend on the other GPUs.
+GPUs share only results that hold for certain: a replay that fits without releasing cached memory is the same
+on every GPU with at least its peak, and if tensors alone exceed a GPU, the batch does not fit without any
+replay.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -36,51 +36,54 @@ class DeviceFit(Struct, frozen=True):
     """The answer for one GPU."""
 
     budget: Budget
-    max_batch: int  # 0 where not even the smallest batch size that trains fits
-    batch: int  # that the figures below are of: the requested one, else the largest, else the smallest
+    max_batch: int  # 0 if not even the smallest batch size that trains fits
+    batch: int  # of the figures below: the requested batch, else the largest, else the smallest
     outcome: Outcome  # of that batch on this GPU
-    process_bytes: int  # what nvidia-smi shows at its peak; on a GPU without limits where it does not fit
+    process_bytes: int  # as nvidia-smi shows at its peak; in unlimited memory if it does not fit
     process_upper_bytes: int  # the same at the confidence
-    comfortable_batch: int  # the largest without retries; 0 where none runs without
+    comfortable_batch: int  # the largest without retries; 0 if every batch needs retries
 
     @property
     def headroom_bytes(self) -> int:
-        """Return the GPU's memory beside the process; negative if it does not fit."""
+        """Return the GPU memory that the process leaves free; negative if the process does not fit."""
         return self.budget.device.usable.value - self.process_bytes
 
     @property
     def is_calibrated(self) -> bool:
-        """Return whether a line through measured runs of this job answers, and not the defaults."""
+        """Return whether the figures come from a line through measured runs of the job, not from defaults."""
         return self.budget.correction is not None and self.budget.correction.fit is not None
 
 
 class FleetTable(Struct, frozen=True):
-    """One job on many GPUs, with the search's timing."""
+    """The answers for one job on many GPUs, with the search's timing."""
 
     job: Job
-    batch: int | None  # None where the largest of each GPU is requested
+    batch: int | None  # None if the largest batch of each GPU is requested
     confidence: float
     fits: tuple[DeviceFit, ...]  # in the requested order
-    left_out: int  # GPUs that do not run the requested batch
+    left_out: int  # number of GPUs that do not run the requested batch
     notes: tuple[str, ...]
     unknown_ops: tuple[str, ...]
     import_seconds: float
     seconds: Seconds
-    programs: ProgramSet  # that answered; a picture needs more traces
-    multiple_of: int = 1  # that the largest batches had to be
+    programs: ProgramSet  # behind the answers; a picture needs more traces
+    multiple_of: int = 1  # the largest batches had to be multiples of this
     prices: PriceList | None = None
-    quotes: Mapping[str, Quote] = {}  # by the GPU's name; none without prices and throughput
+    quotes: Mapping[str, Quote] = {}  # by the GPU's name; empty without prices and throughput
 
 
 def curve(table: FleetTable, points: int = 40) -> tuple[tuple[int, int], ...]:
-    """Return batch sizes up to the largest of any GPU, and what the process takes on the middle one."""
+    """Return pairs of a batch size and the bytes of the process, up to the largest batch of any GPU.
+
+    The process is that on the GPU with the median largest batch, without calibration.
+    """
     by_size = sorted((fit for fit in table.fits if fit.max_batch), key=lambda fit: fit.max_batch)
     budget, top = by_size[len(by_size) // 2].budget, by_size[-1].max_batch
     sizes = sorted({max(1, round(top * step / points)) for step in range(points + 1)})
     plain, limits = replace(budget, correction=None), unlimited(budget.limits)
     rows = []
     for size in sizes:
-        with suppress(ModelError):  # of a size that the model refuses
+        with suppress(ModelError):  # raised at a size that the model refuses
             run = replay_trace(table.programs.trace(size, budget.device.target), limits)
             rows.append((size, process_bytes(plain, run.peak_reserved_bytes)))
     return tuple(rows)
@@ -104,11 +107,11 @@ def fit_devices(
 
 
 def search_device(replays: TargetReplays, rooms: tuple[MemoryLimits, ...], multiple_of: int = 1) -> Search:
-    """Return the largest batch sizes on a GPU: of any that fit, and of those that fit without retries.
+    """Return the largest batch size that fits on a GPU, and the largest that fits without retries.
 
-    They are the largest multiples of `multiple_of`. The search is for the smallest room, the first of
-    `rooms`; a batch size that needs retries there must fit in the others too. Batch sizes that the model
-    refuses are no probes. Raises the errors of a capture.
+    Both are multiples of `multiple_of`. The search uses the smallest memory limit, the first of `rooms`; a
+    batch size that needs retries there must fit under the other limits too. Batch sizes that the model
+    refuses as too small are left out of the probes. Raises the errors of a capture.
     """
     search = replace(_search(replays, rooms, multiple_of), least=replays.least)
     if not replays.too_small:
@@ -151,7 +154,7 @@ def _kind(budget: Budget) -> tuple[tuple[int, int], int]:
 
 
 def _largest(replays: TargetReplays, limits: MemoryLimits) -> int:
-    """Return the largest batch size that fits, its successor probed where there is one."""
+    """Return the largest batch size that fits, and probe its successor if there is one."""
     top = replays.top(limits)
     best = largest_below(replays.fits(limits), top)
     if best == top < replays.limit:
@@ -162,17 +165,20 @@ def _largest(replays: TargetReplays, limits: MemoryLimits) -> int:
 def _largest_probed(
     probes: Mapping[int, Outcome], outcome: Callable[[int], Outcome], comfortable: int
 ) -> int:
-    """Return the largest batch size that fits in all rooms among those that were probed in the smallest."""
+    """Return the largest batch size already probed under the smallest limit that fits under all limits.
+
+    It is `comfortable`, which runs without retries, if no larger probe fits.
+    """
     fitting = (size for size, own in probes.items() if own is not Outcome.DOES_NOT_FIT and size > comfortable)
     descending = sorted(fitting, reverse=True)
     return next((size for size in descending if outcome(size) is not Outcome.DOES_NOT_FIT), comfortable)
 
 
 def _largest_in_rooms(replays: TargetReplays, outcome: Callable[[int], Outcome], floor: int, top: int) -> int:
-    """Return the largest batch size found from `floor`, which fits in all rooms, to `top`.
+    """Return the largest batch size found from `floor` to `top` that fits under all memory limits.
 
-    What fits here and there in the smallest room often has a neighbour that fits in all: those below `top`
-    are probed one by one.
+    `floor` does. Batch sizes that fit irregularly under the smallest limit often have a neighbour that fits
+    under all limits, so the neighbours below `top` are probed one by one.
     """
 
     def fits(batch: int) -> bool:

@@ -1,4 +1,4 @@
-"""The number of steps that a loop can run whose memory grows: its last step is repeated to the end."""
+"""Count the steps that a loop of growing memory can run, by repeating its last step until it fails."""
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,18 +22,18 @@ from planner.program import (
     split_steps,
 )
 
-MOST_EVENTS = 300_000  # that are played for it, which takes about a second
+MOST_EVENTS = 300_000  # that are played to count steps, which takes about a second
 
 
 class StepLimit(Struct, frozen=True):
-    """The steps after which a loop no longer fits."""
+    """The number of steps after which a loop no longer fits."""
 
     steps: int
-    is_exact: bool  # played to its end; else continued by the growth of a step
+    is_exact: bool  # all steps were played; else extrapolated by the growth of a step
 
 
 def find_step_limit(trace: Trace, limits: MemoryLimits, growth: Growth, peak_bytes: int) -> StepLimit | None:
-    """Return the steps that fit; None if all do. The traced steps reserve `peak_bytes`."""
+    """Return the number of steps that fit, or None if all do. The traced steps reserve `peak_bytes`."""
     room = max_reserved_bytes(limits)
     if room is None:
         return None
@@ -51,12 +51,15 @@ def find_step_limit(trace: Trace, limits: MemoryLimits, growth: Growth, peak_byt
 
 
 def _without_categories(step: tuple[Action, ...]) -> list[Action]:
-    """Return the requests of a step without categories: what the very end leaves counts as activations."""
+    """Return the requests of a step with one category for all, so that equal steps compare as equal.
+
+    Otherwise blocks that the end of the trace leaves allocated would count as activations.
+    """
     return [replace(one, category=Category.TEMPORARY) if isinstance(one, Malloc) else one for one in step]
 
 
 def _played(loop: StepSequence, limits: MemoryLimits, most: int) -> int | None:
-    """Return the steps that fit before one that does not, None where `most` steps do."""
+    """Return the number of steps that fit before a step fails, or None if `most` steps fit."""
     allocator = CachingAllocator(limits)
     optional = OptionalRequests()
     blocks: dict[tuple[int, int], Block] = {}

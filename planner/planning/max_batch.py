@@ -1,4 +1,4 @@
-"""The largest batch size of a job on one GPU, and the estimates on both sides of it."""
+"""Find the largest batch size of a job on one GPU, and estimate the batch sizes on both sides of it."""
 
 import gc
 from collections.abc import Iterator
@@ -23,46 +23,50 @@ from planner.program import FIT_BATCHES, Outcome, ProgramSet
 
 
 class Plan(Struct, frozen=True):
-    """The largest batch size, and the estimates on both sides of it."""
+    """The largest batch size of a job on one GPU, and the estimates on both sides of it."""
 
     job: Job
     budget: Budget
     search: Search
-    at_max: Estimate | None  # None where not even the smallest batch size that trains fits
-    first_failure: Estimate | None  # None where every batch size fits
+    at_max: Estimate | None  # None if not even the smallest batch size that trains fits
+    first_failure: Estimate | None  # None if every batch size fits
     seconds: Seconds
-    multiple_of: int = 1  # that the answer had to be
-    at_comfortable: Estimate | None = None  # None where none fits without retries
+    multiple_of: int = 1  # the answer had to be a multiple of this
+    at_comfortable: Estimate | None = None  # None if no batch size fits without retries
     no_retries: bool = False  # a batch size that needs retries is no answer
 
     @property
     def largest_of_any_size(self) -> int:
-        """Return the largest batch size that fits, a multiple or not."""
+        """Return the largest batch size that fits, whether or not it is a multiple of `multiple_of`."""
         sizes = (batch for batch, outcome in self.search.probes if outcome is not Outcome.DOES_NOT_FIT)
         return max(sizes, default=0)
 
     @property
     def comfortable_of_any_size(self) -> int:
-        """Return the largest batch size that runs without retries, a multiple or not."""
+        """Return the largest batch size without retries, whether or not it is a multiple of `multiple_of`."""
         return max((batch for batch, outcome in self.search.probes if outcome is Outcome.FITS), default=0)
 
     @property
     def answer(self) -> Estimate | None:
-        """Return the estimate that a report leads with: the largest batch size that runs at full speed; where
-        none does, and one with retries is an answer, the largest of those.
+        """Return the estimate that a report leads with, or None if no batch size is an answer.
+
+        It is the estimate of the largest batch size without retries. If there is none, it is the estimate of
+        the largest batch size with retries, unless `no_retries`.
         """
         return self.at_comfortable if self.no_retries else self.at_comfortable or self.at_max
 
     @property
     def with_retries(self) -> Estimate | None:
-        """Return the estimate of a larger batch size, which fits with retries alone."""
+        """Return the estimate of the largest batch size if it needs retries, else None."""
         return self.at_max if self.search.comfortable < self.search.largest else None
 
 
 @contextmanager
 def collecting_rarely() -> Iterator[None]:
-    """Look for garbage rarely meanwhile: traces and replays make objects by the million and little garbage,
-    and looking through all of torch's objects again and again takes a fifth of a plan.
+    """Make Python's garbage collection rare inside the context.
+
+    Traces and replays create millions of objects and little garbage, and repeated passes over all of torch's
+    objects take a fifth of a plan's time.
     """
     before = gc.get_threshold()
     gc.set_threshold(100_000, 50, 100)
@@ -74,13 +78,13 @@ def collecting_rarely() -> Iterator[None]:
 
 @collecting_rarely()
 def find_max_batch(job: Job, budget: Budget, programs: ProgramSet, multiple_of: int = 1) -> Plan:
-    """Return the largest batch size that fits the budget.
+    """Find the largest batch size that fits the budget, and estimate the batch sizes on both sides of it.
 
-    With `multiple_of`, the largest such multiple that fits. Raises the errors of a capture.
+    The answer is a multiple of `multiple_of`. Raises the errors of a capture.
     """
     start = perf_counter()
     timed, target = TimedPrograms(programs), budget.device.target
-    is_program = timed.bound(target) is not None  # builds the program, which the next trace is of
+    is_program = timed.bound(target) is not None  # builds the program that the next trace instantiates
     is_compiled = job.compile is not Compile.NONE
     small = timed.batch_sizes(target).floor(FIT_BATCHES[0] if is_program else first_run(is_compiled))
     budget = judge_budget(budget, job, timed.trace(small, target))
@@ -106,7 +110,7 @@ def find_max_batch(job: Job, budget: Budget, programs: ProgramSet, multiple_of: 
 
 
 def _notes_on_refusals(replays: TargetReplays) -> Iterator[str]:
-    """Yield which batch sizes cannot be captured, and why."""
+    """Yield notes on the batch sizes that cannot be captured, with the reasons."""
     if replays.too_small:
         reason = replays.too_small[max(replays.too_small)].rpartition("; ")[0]  # without its remedy
         yield f"batch sizes are tried from {replays.least} on: {reason}"

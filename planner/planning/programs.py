@@ -1,4 +1,4 @@
-"""The programs of a job: from stores and capture, from a process of its own, or one of each run."""
+"""Open the programs of a job: from stores, from a capture in this or another process, or from single runs."""
 
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -29,7 +29,7 @@ class CaptureMode(Enum):
     """The way in which traces are captured."""
 
     SHARED = "shared"  # a program of the job gives as many traces as it can
-    RUNS = "runs"  # each trace is a run of the model
+    RUNS = "runs"  # each trace is captured by its own run of the model
     WITH_PROVENANCE = "with provenance"  # the same, with the provenance of blocks
 
 
@@ -42,11 +42,11 @@ def open_programs(
     limit_seconds: float | None = None,
     cache_folder: Path | None = None,
 ) -> ProgramSet:
-    """Return the programs of a job; with a factory, of the model that it returns.
+    """Return the programs of a job, whose model is built by `factory` if it is given.
 
-    torch is imported at once, or with `stores` for what none of them has. With `limit_seconds`, a process of
-    its own captures, each run within so many seconds. Raises UsageError where it is to capture a model that
-    is an object of this process. The answers of a cuDNN are cached in `cache_folder`.
+    torch is imported at once, or with `stores` only if no store has a program. With `limit_seconds`, another
+    process captures the model, and each run may take at most that many seconds; this raises UsageError with a
+    `factory`, which the other process cannot call. The answers of a cuDNN are cached in `cache_folder`.
     """
     convolutions = open_convolutions(job, cache_folder)
     if limit_seconds is not None:
@@ -76,7 +76,10 @@ def open_traces(
     factory: Factory | None = None,
     mode: CaptureMode = CaptureMode.SHARED,
 ) -> TraceSource:
-    """Return the traces of a job on a GPU; with a factory, of the model that it returns."""
+    """Return a function that gives the trace of a job at a batch size on a GPU.
+
+    The model is built by `factory` if it is given.
+    """
     programs = open_programs(job, on_progress, factory, mode=mode)
     return lambda batch: programs.trace(batch, target)
 
@@ -89,18 +92,18 @@ def _open_builder(job: Job, on_progress: OnProgress, factory: Factory | None) ->
 
 
 class _RunBuilder(Struct, frozen=True):
-    """Builder of programs each of which is a run of the model."""
+    """A builder that runs the model for each batch size, in place of one program for all."""
 
     job: Job
     build: Callable[[Job], Any]
     provenance: bool  # of the blocks
 
     def programs(self, target: Target) -> tuple[Program, ...]:
-        """Return none: each batch size is a run."""
+        """Return no programs, since each batch size is captured by its own run."""
         return ()
 
     def run(self, batch: int, target: Target) -> Program:
-        """Return the program of one run."""
+        """Run the model at a batch size, and return the program of that batch size alone."""
         from planner.capture import ProvenanceCollector, record
 
         provenance = ProvenanceCollector() if self.provenance else None
@@ -115,9 +118,9 @@ class _RunBuilder(Struct, frozen=True):
 
 
 def complete_from_library(job: Job, stores: Sequence[ProgramStore] = ()) -> Job:
-    """Return the job with the inputs that its model's library knows.
+    """Return the job with the inputs that its model's library knows, if the job leaves them to the library.
 
-    The library is imported only where no store has the job. Raises UsageError or ModelError.
+    The library is imported only if no store has the job. Raises UsageError or ModelError.
     """
     return complete_job(job, stores, _completed) if is_completed_by_library(job) else job
 

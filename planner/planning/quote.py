@@ -1,4 +1,4 @@
-"""Price a GPU."""
+"""Compute what training costs on a rented GPU."""
 
 from msgspec import Struct
 
@@ -6,19 +6,22 @@ from planner.hardware import Offer
 
 
 class Quote(Struct, frozen=True):
-    """The cheapest instance with a GPU, and the samples that one such GPU trains on in a second."""
+    """The cheapest cloud instance that has a GPU, and the throughput of one such GPU."""
 
-    offer: Offer | None = None  # None where the file has no price of it
-    throughput: float | None = None  # as the user measured it
+    offer: Offer | None = None  # None if the file has no price for the GPU
+    throughput: float | None = None  # samples per second of training, as the user measured it
 
     @property
     def price(self) -> float | None:
-        """Return US dollars an hour, of the whole instance."""
+        """Return the price of the whole instance in US dollars per hour, or None if it is unknown."""
         return None if self.offer is None else self.offer.price
 
     @property
     def per_million_samples(self) -> float | None:
-        """Return US dollars for a million samples on one GPU of the instance, which is paid for whole."""
+        """Return the US dollars for a million samples on one GPU, or None if price or throughput is unknown.
+
+        The whole instance is paid for, however many GPUs it has.
+        """
         if self.offer is None or self.throughput is None:
             return None
         return self.offer.price / (self.throughput * 3600) * 1_000_000

@@ -1,4 +1,4 @@
-"""The ranks of a job on several GPUs: which are planned, and which of them takes most."""
+"""Choose which ranks of a job on several GPUs to plan, and merge their estimates."""
 
 from collections.abc import Iterable, Mapping
 
@@ -8,23 +8,24 @@ from planner.jobs import Job
 from planner.planning.estimate import Estimate, RankFigures
 from planner.program import Fact, Outcome, Trace
 
-MOST_RANKS = 8  # all of which are planned where they may differ
+MOST_RANKS = 8  # up to which all ranks that may differ are planned
 _ORDER = (Outcome.FITS, Outcome.FITS_WITH_RETRIES, Outcome.DOES_NOT_FIT)
 
 
 def count_ranks(job: Job) -> int:
-    """Return the number of ranks of a job that may differ from each other; 1 of DDP and DeepSpeed."""
+    """Return the number of a job's ranks that may differ from each other; 1 for DDP and DeepSpeed."""
     if job.deepspeed:
         return 1
     return job.world_size or (job.fsdp or 1) * (job.tp or 1)
 
 
 def ranks_beside(job: Job, trace: Trace) -> tuple[int, ...]:
-    """Return the ranks to plan beside the first, whose trace is given.
+    """Return the ranks to plan in addition to rank 0, whose trace is given.
 
-    There are none where all hold equal parts. Of more than `MOST_RANKS` those are planned whose distance from
-    the first or the last is a power of two, among which are the ends of each dimension of a usual mesh; of a
-    model that the planner shards, the last, since parts become smaller from rank to rank.
+    There are none if all ranks hold equal parts. Of more than `MOST_RANKS` ranks, the planned ranks are the
+    last rank and each rank whose distance from the first or the last is a power of two, which include the
+    ends of each dimension of a usual mesh. For a model that the planner shards, only the last rank is
+    planned, since parts become smaller from rank to rank.
     """
     count = count_ranks(job)
     if Fact.EQUAL_PARTS in trace.facts:
@@ -38,18 +39,18 @@ def ranks_beside(job: Job, trace: Trace) -> tuple[int, ...]:
 
 
 def is_worse(one: Estimate, other: Estimate) -> bool:
-    """Return whether an estimate has the worse outcome, or with the same one the larger process."""
+    """Return whether an estimate is worse than another, by outcome, then process, then allocated peak."""
     return _badness(one) > _badness(other)
 
 
 def with_ranks(worst: Estimate, by_rank: Mapping[int, Estimate], notes: Iterable[str] = ()) -> Estimate:
-    """Return the estimate of the worst rank with the figures of all; equal ones stand together."""
+    """Return the estimate of the worst rank with the figures of all ranks; equal ranks share a row."""
     if count_ranks(worst.job) == 1:
         return worst
     alike: dict[tuple[Outcome, int, int, int], list[int]] = {}
     for rank, estimate in sorted(by_rank.items()):
         alike.setdefault(_figures(estimate), []).append(rank)
-    if len(by_rank) == 1:  # they stand for all
+    if len(by_rank) == 1:  # its figures hold for all ranks
         alike = {figures: [*range(count_ranks(worst.job))] for figures in alike}
     rows = tuple(RankFigures(tuple(ranks), *figures) for figures, ranks in alike.items())
     return replace(worst, ranks=rows, notes=(*worst.notes, *notes))

@@ -1,4 +1,4 @@
-"""Replays of one job on GPUs of one kind, each made once."""
+"""Replay the batch sizes of one job on GPUs, each replay made once and shared between GPUs."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Sequence
@@ -34,20 +34,20 @@ from planner.program import (
 
 _T = TypeVar("_T")
 _REMEMBERED_TRACES = 4  # GPUs with the same memory need the same batch sizes
-CLOSE_SHARE = 0.05  # of the largest batch size: how far above it the bound is close
+CLOSE_SHARE = 0.05  # of the largest batch size: the distance up to which a bound above it counts as close
 
 
 @dataclass(slots=True)
 class ReplayCache:
-    """Replays of one job on GPUs of all kinds; those that run the same events share them.
+    """A cache of the replays of one job on all GPUs; GPUs that run the same events share them.
 
-    A batch size that the job does not take stands for the next smaller one that it does.
+    A batch size that the job cannot use is replaced by the next smaller batch size that it can.
     """
 
     programs: ProgramSet
     _peaks: dict[int, int] = field(default_factory=dict)  # reserved, of undisturbed runs, by trace
-    _floors: dict[int, int] = field(default_factory=dict)  # that such peaks are known to exceed
-    _numbers: dict[tuple[int, Target], int] = field(default_factory=dict)  # of traces, equal for equal ones
+    _floors: dict[int, int] = field(default_factory=dict)  # lower bounds of such peaks, by trace
+    _numbers: dict[tuple[int, Target], int] = field(default_factory=dict)  # equal for equal traces
     _distinct: dict[Hashable, int] = field(default_factory=dict)
     _traces: dict[int, Trace] = field(default_factory=dict)
     _runs: dict[tuple[int, MemoryLimits], Replay] = field(default_factory=dict)
@@ -63,7 +63,10 @@ class ReplayCache:
         return run
 
     def fits_undisturbed(self, batch: int, target: Target, limits: MemoryLimits) -> bool:
-        """Return whether a batch size fits without retries under limits on which nothing else depends."""
+        """Return whether a batch size fits without retries.
+
+        The limits must be limit-independent: only a refused request may depend on the amount of memory.
+        """
         number, room = self._number(batch, target), max_reserved_bytes(limits)
         if room is None:
             return True
@@ -77,18 +80,21 @@ class ReplayCache:
         return self._peaks.get(number, room + 1) <= room
 
     def peak_without_limits(self, batch: int, target: Target, limits: MemoryLimits) -> int:
-        """Return the reserved peak without limits: a batch fits without retries where so much is there."""
+        """Return the reserved peak of a batch size in unlimited memory.
+
+        The batch fits without retries if this much memory is available.
+        """
         number = self._number(batch, target)
         if number not in self._peaks:
             self._peaks[number] = self.run(batch, target, unlimited(limits)).peak_reserved_bytes
         return self._peaks[number]
 
     def known_peak(self, batch: int, target: Target) -> int | None:
-        """Return the reserved peak of a run that no limit disturbed; None where there was none."""
+        """Return the reserved peak of a batch size without retries, or None if no such replay was made."""
         return self._peaks.get(self._number(batch, target))
 
     def _note(self, number: int, limits: MemoryLimits, run: Replay) -> None:
-        """Note what a replay tells of those under other limits."""
+        """Record the peak, or a lower bound of it, that a replay shows for all other limits."""
         if run.outcome is Outcome.FITS:
             self._peaks[number] = run.peak_reserved_bytes
         else:
@@ -115,7 +121,7 @@ class ReplayCache:
 
 
 class _RetryError(Exception):
-    """A replay would need a retry."""
+    """The error that stops a replay at its first retry."""
 
 
 def _stop_at_retry(allocator: CachingAllocator, index: int, event: Event, block: Block | None) -> None:
@@ -125,7 +131,7 @@ def _stop_at_retry(allocator: CachingAllocator, index: int, event: Event, block:
 
 @dataclass(slots=True)
 class TimedPrograms:
-    """Programs that count the seconds which their traces take."""
+    """A program set that counts the seconds spent in calls to it."""
 
     programs: ProgramSet
     seconds: float = 0.0
@@ -139,7 +145,7 @@ class TimedPrograms:
         return self._timed(self.programs.key, batch, target)
 
     def bound(self, target: Target) -> LowerBound | None:
-        """Return a lower bound of what tensors take."""
+        """Return a lower bound on the memory by batch size, or None if there is none."""
         return self._timed(self.programs.bound, target)
 
     def batch_sizes(self, target: Target) -> BatchSizes:
@@ -156,25 +162,25 @@ class TimedPrograms:
 
 @dataclass(slots=True)
 class TargetReplays:
-    """Replays on GPUs of one kind."""
+    """The outcomes of one job's batch sizes on GPUs of one kind."""
 
     replays: ReplayCache
     target: Target
-    bound: LowerBound | None  # None: each trace is a run of the model
+    bound: LowerBound | None  # None if each batch size is captured by its own run of the model
     limit: int  # the largest batch size worth a probe
-    is_compiled: bool = False  # the job, whose traces are runs of the model each
+    is_compiled: bool = False  # whether the job is compiled, so that each trace is a run of the model
     too_large: dict[int, str] = field(default_factory=dict)  # batch sizes that cannot be captured, and why
-    too_small: dict[int, str] = field(default_factory=dict)  # those that the model refuses, and why
+    too_small: dict[int, str] = field(default_factory=dict)  # batch sizes that the model refuses, and why
     probes: dict[MemoryLimits, dict[int, Outcome]] = field(default_factory=dict)
 
     @property
     def batch_sizes(self) -> BatchSizes:
-        """Return the batch sizes that the job takes."""
+        """Return the batch sizes that the job can use."""
         return self.replays.programs.batch_sizes(self.target)
 
     @property
     def least(self) -> int:
-        """Return the smallest batch size that the job takes, as far as smaller ones were tried."""
+        """Return the smallest batch size that the job can use and that was not refused as too small."""
         return max(self.batch_sizes.floor(1), *(batch + 1 for batch in self.too_small), 1)
 
     def is_refused(self, batch: int) -> bool:
@@ -182,25 +188,28 @@ class TargetReplays:
         return batch in self.too_small or batch in self.too_large
 
     def top(self, limits: MemoryLimits) -> int:
-        """Return the largest batch size that the bound, which rises with it, does not rule out."""
+        """Return the largest batch size, up to `limit`, that the lower bound does not rule out."""
         room = max_reserved_bytes(limits)
         if room is None or self.bound is None:
             return self.limit
         return bisect_right(range(1, self.limit + 1), room, key=self.bound)
 
     def fits(self, limits: MemoryLimits) -> Callable[[int], bool]:
-        """Return the predicate whether a batch size fits."""
+        """Return a function that tells whether a batch size fits."""
         return lambda batch: self.outcome(batch, limits) is not Outcome.DOES_NOT_FIT
 
     def fits_without_retries(self, limits: MemoryLimits) -> Callable[[int], bool]:
-        """Return the predicate whether a batch size fits without retries; its replays stop at the first."""
+        """Return a function that tells whether a batch size fits without retries.
+
+        Its replays stop at the first retry if the limits allow that.
+        """
         return lambda batch: self._fits_without_retries(batch, limits)
 
     def outcome(self, batch: int, limits: MemoryLimits) -> Outcome:
-        """Return whether a batch size fits; one that cannot be captured does not.
+        """Return whether a batch size fits; a batch size that cannot be captured does not.
 
-        The captures that others rest on are of FIT_BATCHES: their errors are raised. A model may refuse less,
-        as batch norm does for single values.
+        Errors at the batch sizes of FIT_BATCHES are raised, since other captures depend on them. A model may
+        refuse smaller batches, as batch norm refuses single values.
         """
         probes = self.probes.setdefault(limits, {})
         if batch not in probes:
@@ -215,9 +224,10 @@ class TargetReplays:
         return probes[batch]
 
     def outcome_in_rooms(self, batch: int, rooms: Sequence[MemoryLimits]) -> Outcome:
-        """Return whether a batch size fits in the first, smallest room, and in all others too.
+        """Return whether a batch size fits under all memory limits, of which the first is the smallest.
 
-        Those matter where it needs retries: without them it fits in any larger room.
+        The larger limits are replayed only if the batch needs retries under the first: without retries it
+        fits under any larger limit.
         """
         outcome = self.outcome(batch, rooms[0])
         if outcome is not Outcome.FITS_WITH_RETRIES:
@@ -243,7 +253,10 @@ class TargetReplays:
         return room is not None and self.bound is not None and self.bound(batch) > room
 
     def _check_small(self, batch: int) -> None:
-        """Capture a batch size that the bound rules out, if the model may refuse it. Raises its errors."""
+        """Capture a batch size below FIT_BATCHES that the bound rules out, as the model may refuse it.
+
+        Raises the errors of the capture.
+        """
         if batch < FIT_BATCHES[0]:
             self.replays.programs.key(self.batch_sizes.floor(batch), self.target)
 
@@ -256,34 +269,34 @@ class TargetReplays:
         return self.run(batch, limits).outcome
 
     def undisturbed_peak(self, batch: int, limits: MemoryLimits) -> int | None:
-        """Return the peak of a known run that goes the same way under these limits; None: there is none."""
+        """Return the reserved peak of a known replay that is the same under these limits, or None."""
         if not is_limit_independent(limits):
             return None
         room, peak_bytes = max_reserved_bytes(limits), self.replays.known_peak(batch, self.target)
         return None if peak_bytes is None or (room is not None and peak_bytes > room) else peak_bytes
 
     def peak_reserved_bytes(self, batch: int, limits: MemoryLimits) -> int:
-        """Return the reserved peak of a batch that fits."""
+        """Return the reserved peak of a batch size under these limits."""
         peak_bytes = self.undisturbed_peak(batch, limits)
         return self.run(batch, limits).peak_reserved_bytes if peak_bytes is None else peak_bytes
 
     def peak_without_limits(self, batch: int, limits: MemoryLimits) -> int:
-        """Return the reserved peak without limits."""
+        """Return the reserved peak of a batch size in unlimited memory."""
         return self.replays.peak_without_limits(batch, self.target, limits)
 
     def expected(self, batch: int, budget: Budget) -> tuple[Outcome, MemoryLimits]:
-        """Return whether a batch fits at the confidence of a budget, and the memory that its figures are of.
+        """Return whether a batch fits at a budget's confidence, and the limits to replay its figures under.
 
-        That is the GPU as it is expected to be, or one without end if the batch is not expected to fit.
+        These are the likeliest limits, or unlimited memory if the batch does not fit under those either.
         """
         limits, outcome = budget.likely_limits, self.outcome_in_rooms(batch, budget.rooms)
         is_failing = outcome is Outcome.DOES_NOT_FIT and self.outcome(batch, limits) is outcome
         return outcome, unlimited(limits) if is_failing else limits
 
     def largest_without_retries(self, largest: int, limits: MemoryLimits) -> int:
-        """Return the largest batch size that runs without retries up to `largest`, which fits.
+        """Return the largest batch size, up to `largest`, that runs without retries.
 
-        Neighbours above it are probed where they could fit.
+        `largest` fits, with or without retries. Neighbours above the answer are probed if they could fit.
         """
         fits, room = self.fits_without_retries(limits), max_reserved_bytes(limits)
         if not largest or fits(largest):
@@ -291,7 +304,7 @@ class TargetReplays:
         if room is None or not is_limit_independent(limits):
             best = boundary_from_guess(fits, largest, largest)
         else:
-            shared = 2 ** (largest.bit_length() - 1)  # GPUs with about as much memory need it as well
+            shared = 2 ** (largest.bit_length() - 1)  # searches for GPUs of similar memory use it as well
             guess = room * shared // self.peak_without_limits(shared, limits)
             best = boundary_from_guess(fits, guess, largest)
             if self._needs_rise_evenly(best, largest, limits):
@@ -299,11 +312,12 @@ class TargetReplays:
         return scan_islands(fits, best, largest)
 
     def _needs_rise_evenly(self, best: int, largest: int, limits: MemoryLimits) -> bool:
-        """Return whether what batch sizes need rises evenly above `best`, so that no neighbour fits either.
+        """Return whether memory rises evenly above the batch size `best`, so that no larger neighbour fits.
 
-        It is taken to, where the largest batch size comes close to the bound, and one sample more than `best`
-        adds about what samples add on average. Otherwise blocks or workspaces may come and go from one batch
-        size to the next (benchmarks/fits/search_neighbours.py counts what is missed).
+        This is assumed if the lower bound rules out all batch sizes more than CLOSE_SHARE above `largest`,
+        and one sample more than `best` adds at most twice the average of a sample. Otherwise blocks or
+        workspaces may come and go from one batch size to the next (benchmarks/fits/search_neighbours.py
+        counts the neighbours that are missed).
         """
         if not best or self.top(limits) > (1 + CLOSE_SHARE) * largest:
             return False

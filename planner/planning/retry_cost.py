@@ -1,4 +1,4 @@
-"""Count what allocator retries cost: in each, the GPU is waited for while CUDA frees and allocates memory."""
+"""Count the CUDA calls that allocator retries cost; in a retry, the process waits for the GPU."""
 
 from msgspec import Struct
 
@@ -9,7 +9,7 @@ _FREES = ("segment_free", "segment_unmap")
 
 
 class RetryCost(Struct, frozen=True):
-    """The calls of one step."""
+    """The retries of the allocator in one step, and its calls of CUDA."""
 
     retries: int  # requests for which all cached memory was released first
     cuda_frees: int  # calls of cudaFree; with expandable segments, of cuMemUnmap
@@ -17,7 +17,10 @@ class RetryCost(Struct, frozen=True):
 
 
 def count_retries(trace: Trace, limits: MemoryLimits) -> tuple[RetryCost, ...]:
-    """Return the cost of each step, the first with the set-up before it, up to a failure if there is one."""
+    """Return the retries and CUDA calls of each step of a replay, up to a failure if there is one.
+
+    The first step includes the set-up.
+    """
     changes: list[SegmentEvent] = []
     costs: list[RetryCost] = []
     retries = step = 0

@@ -1,16 +1,17 @@
-"""The largest batch sizes of a job each trace of which is a run of the model that takes seconds.
+"""Find the largest batch sizes of a job whose traces must each be captured by a run of several seconds.
 
-Such are compiled models, which inductor compiles anew for each batch size. The traces of batch sizes that ran
-are fitted to a program for those near them; its replays tell which batch size to run next, until the answers
-ran. So no answer is a guess. The batch size after an answer runs as well; a compiled one is ruled out by
-what ran: by a fit of two traces, else by the trace of the answer with its tensors in proportion.
+Compiled models are such jobs, since inductor compiles them again for each batch size. The traces of captured
+batch sizes are fitted to a program for batch sizes near them. Replays of the program choose the next batch
+size to capture, until the answers themselves are captured, so that no answer is a guess. The batch size after
+an answer is captured too, to show that it does not fit. For a compiled model it is instead ruled out by a fit
+of two captured traces, or else by the trace of the answer with its tensors scaled in proportion.
 
-inductor times products with padded operands where a size is no multiple of 16 bytes, which takes memory
+inductor times products with padded operands if a size is no multiple of 16 bytes, which takes memory
 (`planner.capture.inductor.padding`). So compiled batch sizes are fitted by the power of two that divides
-them, multiples of eight are searched first, and those beside the answer last, until a run of another
-alignment shows that a model does not feel it. Padding only takes more, so a batch size of any alignment is
-ruled out by what its neighbour takes. Large compiled batch sizes are multiples of eight alone: the others
-beside them are less than a hundredth more.
+them. Multiples of eight are searched first, and the batch sizes just above the answer last, until a run of
+another alignment shows that alignment does not matter to the model. Padding only takes more memory, so a
+batch size of any alignment is ruled out by the memory of its neighbour. Of large compiled batch sizes only
+multiples of eight are searched: the batch sizes between them are less than a hundredth larger.
 """
 
 from collections.abc import Callable, Container, Sequence
@@ -40,20 +41,23 @@ from planner.program import (
 
 _FIRST_COMPILED = 32
 _ALIGNED = 8  # values of the smallest type that 16 bytes hold
-_MOST_STRETCH = 128  # a trace is not followed beyond so many times its batch size
-_FELT = 0.03  # of the bytes that a trace allocates, by which padding shows
-_NEAR = 1.5  # times a batch size, within which a trace in proportion tells those bytes
-_ALIGNED_ALONE = 1024  # the compiled batch size from which multiples of eight alone are tried
-_MOST_RUNS = 12  # by guesses, after which runs alone lead on
+_MOST_STRETCH = 128  # a trace predicts batch sizes up to this many times its own
+_FELT = 0.03  # share of a trace's allocated bytes from which a deviation is taken for padding
+_NEAR = 1.5  # ratio of batch sizes up to which a trace scaled in proportion predicts the allocated bytes
+_ALIGNED_ALONE = 1024  # the compiled batch size from which only multiples of eight are tried
+_MOST_RUNS = 12  # chosen by guesses; after them the search uses runs alone
 
 
 def first_run(is_compiled: bool) -> int:
-    """Return the batch size that runs first: of programs that did not fit, one whose run is there."""
+    """Return the batch size to capture first.
+
+    For a job that is not compiled, it is FIT_BATCHES[0]: the failed fit of a program has captured it already.
+    """
     return _FIRST_COMPILED if is_compiled else FIT_BATCHES[0]
 
 
 def note_on_runs(search: Search, is_compiled: bool) -> str:
-    """Return a note on which batch sizes ran."""
+    """Return a note that lists the batch sizes that were captured."""
     sizes = ", ".join(map(str, sorted(size for size, _ in search.probes)))
     traced = f"batch sizes {sizes} were traced; that no larger one fits is taken from these traces"
     if not is_compiled or search.largest < _ALIGNED_ALONE:
@@ -62,37 +66,39 @@ def note_on_runs(search: Search, is_compiled: bool) -> str:
 
 
 def search_by_runs(replays: TargetReplays, rooms: Sequence[MemoryLimits]) -> Search:
-    """Return the largest batch sizes, without retries and of any that fit in all rooms.
+    """Return the largest batch size that fits all memory limits `rooms`, and the largest without retries.
 
-    The answers ran, and so did the batch sizes after them; traces alone may rule out compiled ones. Raises
-    the errors of a capture.
+    The answers and the batch sizes after them were captured; compiled batch sizes after an answer may be
+    ruled out by other traces. Raises the errors of a capture.
     """
     return _RunSearch(replays, rooms).find()
 
 
 @dataclass(slots=True)
 class _RunSearch:
+    """The state of a search: the captured traces, the programs fitted to them, and the guessed outcomes."""
+
     replays: TargetReplays
     rooms: Sequence[MemoryLimits]
     _traces: dict[int, Trace] = field(default_factory=dict)
-    _outcomes: dict[int, Outcome] = field(default_factory=dict)  # of batch sizes that ran
+    _outcomes: dict[int, Outcome] = field(default_factory=dict)  # of captured batch sizes
     _programs: dict[tuple[int, ...], Program | None] = field(default_factory=dict)  # by batch sizes
     _guesses: dict[tuple[int, int], Outcome] = field(default_factory=dict)  # by program and batch size
-    _is_felt: bool = True  # the alignment of a batch size
+    _is_felt: bool = True  # whether the alignment of a batch size may change the memory
 
     def find(self) -> Search:
-        """Search by guesses that runs confirm."""
+        """Find the largest batch sizes by guesses from fitted traces, each confirmed by a capture."""
         limit = self.replays.limit
         if self.rooms[0].allocator_limit_bytes is None:
             return self._by_runs(Search(limit, limit, None, ()))
         self._run(min(first_run(self.replays.is_compiled), limit))
         if not self.replays.is_compiled and limit >= FIT_BATCHES[1]:
-            with suppress(ModelError):  # which its step may refuse
-                self._run(FIT_BATCHES[1])  # which ran as well, for a program
+            with suppress(ModelError):  # the model's step may refuse this batch size
+                self._run(FIT_BATCHES[1])  # captured already by the failed fit of a program
         search = self._search(None)
         for _ in range(_MOST_RUNS):
             batch = self._undecided(search)
-            if batch is None:  # near the last guesses; larger ones may fit all the same
+            if batch is None:  # decided near the last guesses; larger batch sizes may still fit
                 search = _larger(search, self._search(None))
                 batch = self._undecided(search)
             if batch is None:
@@ -106,7 +112,7 @@ class _RunSearch:
         return self._by_runs(search)
 
     def _run(self, batch: int) -> None:
-        """Run a batch size, whose trace serves the guesses at others."""
+        """Capture a batch size, and keep its outcome and its trace for guesses at other batch sizes."""
         self._outcomes[batch] = self.replays.outcome_in_rooms(batch, self.rooms)
         if self.replays.is_refused(batch):
             return
@@ -116,7 +122,10 @@ class _RunSearch:
         self._traces[batch] = trace
 
     def _is_foretold(self, trace: Trace) -> bool:
-        """Return whether the nearest trace, which is aligned otherwise, tells how much is allocated."""
+        """Return whether the nearest captured trace predicts the bytes of this one despite another alignment.
+
+        False if both have the same alignment, or if the nearest is too far away to predict the bytes.
+        """
         nearest = min(self._traces, key=_distance_from(trace.batch))
         low, high = sorted((nearest, trace.batch))
         if gcd(low, _ALIGNED) == gcd(high, _ALIGNED) or high > _NEAR * low:
@@ -127,7 +136,7 @@ class _RunSearch:
         return abs(taken - expected) <= _FELT * expected
 
     def _undecided(self, search: Search) -> int | None:
-        """Return a batch size that decides the answer and did not run; None: all did."""
+        """Return a batch size that has to be captured to decide the answer, or None if it is decided."""
         without_retries, any_fit = (Outcome.FITS,), (Outcome.FITS, Outcome.FITS_WITH_RETRIES)
         for answer, outcomes in ((search.comfortable, without_retries), (search.largest, any_fit)):
             if answer and answer not in self._outcomes:
@@ -139,8 +148,9 @@ class _RunSearch:
         return None
 
     def _is_ruled_out(self, batch: int, outcomes: Container[Outcome]) -> bool:
-        """Return whether traces say that a batch size has none of these outcomes: two that fit to a program,
-        or that of the answer just before it.
+        """Return whether captured traces show that a batch size has none of these outcomes.
+
+        They are two traces that fit to a program, or else the trace of the answer just before the batch size.
         """
         by_distance = sorted(self._traces, key=_distance_from(batch))
         fit = self._fit_of_two(self._alike(batch)) or self._fit_of_two(by_distance)
@@ -151,7 +161,7 @@ class _RunSearch:
         return self._replayed(program, nearest, batch) not in outcomes
 
     def _search(self, before: Search | None) -> Search:
-        """Search by what ran and what fitted traces say of the rest; near an earlier search."""
+        """Search by known outcomes and guesses, starting near the answers of an earlier search if given."""
         limit, unit = min(self.replays.limit, _MOST_STRETCH * max(self._traces)), self._unit
 
         def outcome(units: int) -> Outcome:
@@ -162,7 +172,7 @@ class _RunSearch:
         else:
             guesses = before.comfortable // unit, before.largest // unit
             search = largest_near(outcome, guesses, limit // unit)
-        if len(self._traces) == 1:  # the guess is rough
+        if len(self._traces) == 1:  # the guess from one trace is rough
             return Search(search.largest * unit, search.comfortable * unit, None, ())
         comfortable = self._beside(search.comfortable * unit, limit, (Outcome.FITS,))
         best = self._beside(search.largest * unit, limit, (Outcome.FITS, Outcome.FITS_WITH_RETRIES))
@@ -177,20 +187,23 @@ class _RunSearch:
         return self.replays.is_compiled and batch >= _ALIGNED_ALONE
 
     def _beside(self, batch: int, limit: int, outcomes: tuple[Outcome, ...]) -> int:
-        """Return the largest batch size with such an outcome from a multiple of the unit to the next one."""
+        """Return the largest batch size from `batch` to the next multiple of the unit with such an outcome.
+
+        A large compiled `batch` is returned unchanged.
+        """
         if self._is_large(batch):
             return batch
         above = range(min(batch + self._unit - 1, limit), batch, -1)
         return next((size for size in above if self._guess(size) in outcomes), batch)
 
     def _by_runs(self, near: Search) -> Search:
-        """Search by runs alone, from where guesses led."""
+        """Search by captures alone, starting near the answers of an earlier search."""
         outcome = partial(self.replays.outcome_in_rooms, rooms=self.rooms)
         search = largest_near(outcome, (near.comfortable, near.largest), self.replays.limit)
         return replace(search, probes=tuple({**self._outcomes, **dict(search.probes)}.items()))
 
     def _guess(self, batch: int) -> Outcome:
-        """Return the outcome of a run where there was one, else of a replay of fitted traces."""
+        """Return the known outcome of a captured batch size, or a guess by fitted traces for any other."""
         ran = self._outcomes.get(batch)
         if ran is not None:
             return ran
@@ -200,7 +213,11 @@ class _RunSearch:
         return self._replayed(program, nearest, batch)
 
     def _estimated(self, by_distance: Sequence[int]) -> Program | None:
-        """Return the program of the nearest batch size, of its tensors in proportion or as another one's."""
+        """Return a rough program around the nearest captured batch size, if no exact program fits.
+
+        Tensors of its trace are scaled in proportion, or, with a second trace of a job that is not compiled,
+        fitted by the site that allocates them.
+        """
         nearest, *others = by_distance
         if self.replays.is_compiled or not others:
             return self._fitted(nearest)
@@ -210,7 +227,10 @@ class _RunSearch:
         return self._programs[key]
 
     def _replayed(self, program: Program, near: int, batch: int) -> Outcome:
-        """Return the outcome by a program, with the workspaces that the library of a run's trace answers."""
+        """Return the outcome of a batch size by a replay of a program.
+
+        The workspaces of convolutions are asked of the library behind the trace captured at `near`.
+        """
         key = id(program), batch
         if key not in self._guesses:
             trace = _with_workspaces(program.instantiate(batch), self._traces[near])
@@ -218,12 +238,12 @@ class _RunSearch:
         return self._guesses[key]
 
     def _alike(self, batch: int) -> list[int]:
-        """Return the batch sizes that ran, the nearest first; those that are aligned alike, if any."""
+        """Return the captured batch sizes of the same alignment, or all if there are none, nearest first."""
         aligned = [size for size in self._traces if gcd(size, self._unit) == gcd(batch, self._unit)]
         return sorted(aligned or self._traces, key=_distance_from(batch))
 
     def _fit_of_two(self, by_distance: Sequence[int]) -> tuple[Program, int] | None:
-        """Return the program of the nearest batch size and another one, and the nearest, if any two fit."""
+        """Return a program fitted to the nearest batch size and another, and the nearest, or None."""
         nearest, *others = by_distance
         programs = (self._fitted(low, nearest) for low in others)
         return next(((program, nearest) for program in programs if program is not None), None)
@@ -241,7 +261,7 @@ def _larger(one: Search, other: Search) -> Search:
 
 
 def _allocated_bytes(trace: Trace) -> int:
-    """Return the bytes of all blocks together, apart from workspaces of convolutions."""
+    """Return the total bytes of all blocks that a trace allocates, without workspaces of convolutions."""
     workspaces = {row.block for row in trace.conv_workspaces}
     allocs = (event for event in trace.events if isinstance(event, Alloc))
     return sum(event.size_bytes for event in allocs if event.block not in workspaces)
@@ -268,9 +288,10 @@ def _outcome(trace: Trace, rooms: Sequence[MemoryLimits]) -> Outcome:
 
 
 def _with_workspaces(trace: Trace, near: Trace) -> Trace:
-    """Return a guessed trace with the workspaces of convolutions that the library of a run's trace answers.
+    """Return a guessed trace with the workspaces of convolutions that the library behind `near` answers.
 
-    Its convolutions are those of the run, whose samples are so many more or fewer.
+    The library is asked about the convolutions of `near`, a captured trace, with their samples scaled to the
+    guessed batch size.
     """
     ask = near.workspaces_of
     if ask is None or not trace.conv_workspaces:

@@ -1,9 +1,9 @@
-"""The segments of a trace or a program, from the copying of one batch to that of the next, and what outlives
-them.
+"""Split a trace or a program into one segment per batch, and find the blocks that outlive their segment.
 
 Variables of a loop (inputs, output, loss, gradients, optimizer state) live from one batch to the next. In
-traces of one job at other sizes, the same variable has the same category and the same number in it, counted
-from the end of the batch that it is from, since some state is made at the start of one batch alone.
+traces of one job at other sizes, a variable has the same category and the same number within the category.
+Numbers count from the end of the batch that allocates the variable, since some state is allocated at the
+start of one batch alone.
 """
 
 from collections import Counter
@@ -14,12 +14,15 @@ from msgspec import Struct
 
 from planner.program import AffineAlloc, Alloc, Category, Event, Free, Phase, PhaseStart, ProgramEvent
 
-Variable = tuple[Category, int]  # what outlives a segment: its number in its category, from the end
+Variable = tuple[Category, int]  # of a block that outlives its segment; numbers count from the end
 _Event = TypeVar("_Event", Event, ProgramEvent)
 
 
 class Segment(Struct, Generic[_Event], frozen=True):
-    """The events from the copying of one batch to that of the next; the first segment is the set-up."""
+    """The events of one batch, from copying its inputs to copying the next inputs.
+
+    The first segment is the set-up.
+    """
 
     step: int
     start: int  # index of its first event
@@ -40,7 +43,7 @@ def split_segments(events: Iterable[_Event]) -> list[Segment[_Event]]:
 
 
 def find_variables(segments: Sequence[Segment[_Event]]) -> dict[int, tuple[int, Variable]]:
-    """Return the variables of the blocks that outlive their segment, each with the index of the segment."""
+    """Return the blocks that outlive their segment, each with the segment's index and the variable."""
     variables: dict[int, tuple[int, Variable]] = {}
     for index, segment in enumerate(segments):
         freed = {event.block for event in segment.events if isinstance(event, Free)}

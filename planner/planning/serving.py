@@ -1,14 +1,15 @@
-"""Count the sequences that a server with a paged key-value cache holds beside the weights.
+"""Count the sequences whose keys and values fit a server's GPU next to the weights.
 
-The rules are vLLM's V1 engine's. It takes a share of the GPU's memory, `gpu_memory_utilization` of the total
-(vllm/v1/worker/utils.py, request_memory), and refuses to start where less is free. From the share it
-subtracts what the GPU lost since a reading that it takes once the context is there, and the peak of a profile
-run above what stays (vllm/utils/mem_utils.py, memory_profiling), then an estimate of CUDA graphs
-(vllm/v1/worker/gpu_worker.py, determine_available_memory). The rest is divided into blocks of keys and
-values (vllm/v1/core/kv_cache_utils.py, get_kv_cache_config_from_groups). The profile run passes
+The rules are those of vLLM's V1 engine, which has a paged key-value cache. It claims a share of the GPU's
+memory, `gpu_memory_utilization` of the total (vllm/v1/worker/utils.py, request_memory), and refuses to start
+if less is free. From the share it subtracts the GPU memory that was lost since a reading taken after the
+context was created, and the peak of a profile run above the memory that stays allocated
+(vllm/utils/mem_utils.py, memory_profiling), then an estimate of CUDA graphs (vllm/v1/worker/gpu_worker.py,
+determine_available_memory). The rest is divided into blocks of keys and values
+(vllm/v1/core/kv_cache_utils.py, get_kv_cache_config_from_groups). The profile run passes
 `max_num_batched_tokens` tokens through the model without a cache, then samples for `max_num_seqs` sequences
-(vllm/v1/worker/gpu_model_runner.py, profile_run). Its peak is computed from widths, since vLLM runs fused
-operators of its own.
+(vllm/v1/worker/gpu_model_runner.py, profile_run). Its peak is computed from the model's widths, since vLLM
+runs its own fused operators.
 """
 
 from math import ceil
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from planner.capture import ServedModel
 
 MOST_GRAPH_TOKENS = 512  # of the largest captured batch (vllm/config/vllm.py, _set_cudagraph_sizes)
-# Bytes of a key or value, 0: as the model; and of the scales of one head's keys and values of a token
-# (vllm/v1/kv_cache_interface.py, AttentionSpec.page_size_bytes).
+# Two sizes in bytes: of a key or value (0: as in the model), and of the scales of one head's keys and values
+# of a token (vllm/v1/kv_cache_interface.py, AttentionSpec.page_size_bytes).
 CACHE_DTYPES = {
     "auto": (0, 0),
     "float16": (2, 0),
@@ -38,24 +39,25 @@ CACHE_DTYPES = {
     "int8_per_token_head": (1, 2 * 4),
     "fp8_per_token_head": (1, 2 * 4),
 }
-LARGE_GPU_BYTES = 70 * 2**30  # from which on, A100s apart, the defaults are larger
-TOKENS = {True: 8192, False: 2048}  # of a step on such a GPU and on others, of the API server
-SEQUENCES = {True: 1024, False: 256}  # (vllm/engine/arg_utils.py, get_batch_defaults)
+LARGE_GPU_BYTES = 70 * 2**30  # from this total on, except on A100s, the defaults are larger
+# Defaults of the API server on large GPUs and on others (vllm/engine/arg_utils.py, get_batch_defaults):
+TOKENS = {True: 8192, False: 2048}  # of a step
+SEQUENCES = {True: 1024, False: 256}
 _LONGEST = 2**31
 
 
 class ServingSettings(Struct, frozen=True):
-    """Settings of the server, by vLLM's names, with the defaults of its API server."""
+    """The settings of a server, under vLLM's names and with the defaults of its API server."""
 
     gpu_memory_utilization: float = 0.92
     block_size: int = 16  # tokens
-    max_num_batched_tokens: int = 0  # 0: by the GPU
+    max_num_batched_tokens: int = 0  # 0: the default for the GPU
     max_num_seqs: int = 0  # likewise
     max_model_len: int = 0  # tokens of a sequence; 0: all positions of the model
     kv_cache_dtype: str = "auto"
 
     def check(self) -> "ServingSettings":
-        """Return the settings. Raises UsageError for one that a server could not have."""
+        """Return the settings unchanged. Raises UsageError if a setting is invalid."""
         if not 0 < self.gpu_memory_utilization <= 1:
             share = self.gpu_memory_utilization
             raise UsageError(f"--gpu-memory-utilization: {share} is refused; use a share from 0 to 1")
@@ -69,7 +71,7 @@ class ServingSettings(Struct, frozen=True):
         return self
 
     def on(self, device: Device) -> "ServingSettings":
-        """Return the settings with those that the GPU decides."""
+        """Return the settings with the GPU's defaults for numbers of tokens and sequences that are 0."""
         is_large = device.total.value >= LARGE_GPU_BYTES and "A100" not in device.name
         return replace(
             self,
@@ -79,19 +81,22 @@ class ServingSettings(Struct, frozen=True):
 
 
 class CacheGroups(Struct, frozen=True):
-    """Groups of layers that share blocks: each has a block table of its own, and all as many layers."""
+    """The groups of layers that share a pool of blocks.
 
-    layers: int  # of each, padded
+    Each group has its own block table, and all groups have the same number of layers.
+    """
+
+    layers: int  # of each group, padded
     full: int  # groups whose layers keep the whole text
     sliding: int  # groups whose layers keep a window
     window: int  # tokens
     states: int = 0  # groups whose layers keep a state, a block for a sequence
 
     def blocks_of(self, length: int, settings: ServingSettings) -> int:
-        """Return the blocks of a sequence in all groups.
+        """Return the number of blocks that a sequence of this length takes in all groups.
 
-        A window may begin within a block, and a step's new tokens lie beside it until it ends
-        (vllm/v1/kv_cache_interface.py, SlidingWindowSpec.max_memory_usage_bytes).
+        A window may begin within a block, and the new tokens of a step are kept in addition to it until the
+        step ends (vllm/v1/kv_cache_interface.py, SlidingWindowSpec.max_memory_usage_bytes).
         """
         whole = -(-length // settings.block_size)
         kept = min(self.window - 1 + settings.max_num_batched_tokens, length)
@@ -99,7 +104,7 @@ class CacheGroups(Struct, frozen=True):
 
 
 class ServingPlan(Struct, frozen=True):
-    """Capacity of a server, in bytes, blocks, tokens and sequences."""
+    """The capacity of a server, in bytes, blocks, tokens and sequences."""
 
     model: "ServedModel"
     draft: "ServedModel | None"
@@ -110,17 +115,20 @@ class ServingPlan(Struct, frozen=True):
     weight_bytes: int  # of both models
     profile_bytes: int
     graph_bytes: int
-    cache_bytes: int  # what is left for blocks; less than 0 where weights and profile run do not fit
+    cache_bytes: int  # the remaining memory for blocks; negative if weights and profile run do not fit
     token_bytes: int  # keys and values of a token in all layers of both models
     blocks: int
     sequences: int  # of the length, at once
     groups: CacheGroups
-    starts: bool  # as much as the share is free once the context is there
-    static_sequences: int = 0  # with a static cache of the length for each, in place of blocks
+    starts: bool  # whether the share is free after the context is created
+    static_sequences: int = 0  # sequences at once with a static cache of the length for each, without blocks
 
     @property
     def tokens(self) -> int:
-        """Return the tokens that the blocks hold beside the states of one sequence; without keys none."""
+        """Return the number of tokens that the blocks hold after the states of one sequence.
+
+        It is 0 for a model without keys.
+        """
         groups = self.groups.full + self.groups.sliding
         return max(0, self.blocks - self.groups.states) // groups * self.settings.block_size if groups else 0
 
@@ -128,7 +136,10 @@ class ServingPlan(Struct, frozen=True):
 def plan_serving(
     model: "ServedModel", draft: "ServedModel | None", device: Device, settings: ServingSettings
 ) -> ServingPlan:
-    """Return what fits beside the weights. Raises UsageError where the length of a sequence is unknown."""
+    """Return the capacity of a server: the cache and sequences that fit next to the weights.
+
+    Raises UsageError if the length of a sequence is unknown, or if a model with states has a draft model.
+    """
     settings = settings.on(device)
     length = settings.max_model_len or model.positions
     if model.state_layers and draft is not None:
@@ -147,7 +158,7 @@ def plan_serving(
     page = groups.layers * block  # in the layers of a group
     page += 0 if draft is None else draft.layers * layer_bytes(draft, settings) * settings.block_size
     starts = requested <= device.usable.value - device.context.value
-    blocks = max(0, cache // page - 1) if page and starts else 0  # one stays empty
+    blocks = max(0, cache // page - 1) if page and starts else 0  # one block stays empty
     token = sum(one.layers * layer_bytes(one, settings) for one in models)
     states = model.state_layers * model.state_bytes
     return ServingPlan(
@@ -162,8 +173,8 @@ def plan_serving(
 def group_layers(model: "ServedModel") -> CacheGroups:
     """Return the groups of a model's layers (kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size).
 
-    Where some layers have a window or a state, groups have as many layers as the rarest kind, or as the most
-    frequent one where it has less than half as many more.
+    If some layers have a window or a state, a group has as many layers as the rarest kind has, or as the most
+    frequent kind has if that is less than half as many more.
     """
     sliding, states = model.sliding_layers, model.state_layers
     full = model.layers - sliding
@@ -173,41 +184,44 @@ def group_layers(model: "ServedModel") -> CacheGroups:
 
 
 def block_tokens(model: "ServedModel", settings: ServingSettings) -> int:
-    """Return the tokens of a block: so many that a layer's keys and values of them take as much as a state
-    (vllm/platforms/interface.py, _align_hybrid_block_size).
+    """Return the number of tokens per block.
+
+    For a model with states it is raised until a layer's keys and values of a block take at least as much as a
+    state (vllm/platforms/interface.py, _align_hybrid_block_size).
     """
     if not model.state_layers or not model.layers:
         return settings.block_size
-    least = max(16, settings.block_size)  # what FlashAttention takes
+    least = max(16, settings.block_size)  # the smallest that FlashAttention supports
     return least * -(-model.state_bytes // (least * layer_bytes(model, settings)))
 
 
 def layer_bytes(model: "ServedModel", settings: ServingSettings) -> int:
-    """Return the keys and values of one token in one layer."""
+    """Return the bytes of the keys and values of one token in one layer."""
     number, scales = CACHE_DTYPES[settings.kv_cache_dtype]
     return model.cached_numbers * (number or model.item_bytes) + model.key_heads * scales
 
 
 def activation_bytes(model: "ServedModel", tokens: int) -> int:
-    """Return the peak of one layer: the residual and its norm beside attention or the MLP.
+    """Return the peak bytes of one layer: the residual, its norm, and the tensors of attention or the MLP.
 
-    Attention has queries, keys and values in one tensor and its output; the MLP gate and up in one tensor and
-    their product (vllm/model_executor/models/llama.py).
+    Attention holds queries, keys and values in one tensor, and its output. The MLP holds gate and up in one
+    tensor, and their product (vllm/model_executor/models/llama.py). The larger of the two counts.
     """
     attention = 2 * model.queries + model.keys
     return model.item_bytes * tokens * (2 * model.hidden + max(attention, 3 * model.intermediate))
 
 
 def profile_bytes(model: "ServedModel", settings: ServingSettings) -> int:
-    """Return the peak of the profile run: that of the layers or of the sampler."""
+    """Return the peak bytes of the profile run: the larger peak of the layers and the sampler."""
     return max(activation_bytes(model, settings.max_num_batched_tokens), sampler_bytes(model, settings))
 
 
 def sampler_bytes(model: "ServedModel", settings: ServingSettings) -> int:
-    """Return the peak of the sampler, beside the last hidden states of all tokens.
+    """Return the peak bytes of the sampler, including the last hidden states of all tokens.
 
-    It has logits, which the caller holds too, their copy in float32 (vllm/v1/sample/sampler.py),
-    probabilities and as many random numbers (vllm/v1/sample/ops/topk_topp_sampler.py, random_sample).
+    The sampler holds the logits, which the caller holds too, their copy in float32
+    (vllm/v1/sample/sampler.py), the probabilities, and random numbers of the same shape
+    (vllm/v1/sample/ops/topk_topp_sampler.py, random_sample).
     """
     tokens = settings.max_num_batched_tokens
     rows = min(settings.max_num_seqs, tokens)

@@ -1,4 +1,4 @@
-"""The jobs of a pyproject.toml held against their budgets."""
+"""Check the jobs of a pyproject.toml against their memory budgets."""
 
 from planner._support.lazy_exports import attach_stub
 

@@ -1,4 +1,4 @@
-"""Changes of memory between two revisions of a project, and the module that each is in."""
+"""Compare the memory of jobs between two revisions of a project, and name the modules that changed."""
 
 from collections.abc import Iterable, Mapping
 
@@ -8,53 +8,53 @@ from planner.planning.attribution import LiveBlock
 from planner.planning.check.config import Headroom
 from planner.planning.check.rows import CheckRow
 
-NAMED_SHARE = 0.8  # of a change: a module that has so much of its parent's is named in its place
+NAMED_SHARE = 0.8  # a module with this share of its parent's change is named in place of the parent
 MOST_MODULES = 5
-SMALLEST_BYTES = 2**20  # of a change that counts: below, figures of nvidia-smi are the same
+SMALLEST_BYTES = 2**20  # the smallest change that counts: below it, figures of nvidia-smi are equal
 
 
 class ModuleChange(Struct, frozen=True):
-    """A module with the change of what it holds at the allocated peak, those inside it included."""
+    """A module, and the change of the memory that it holds at the allocated peak."""
 
-    name: str  # "": the whole model, or what lies outside of modules
+    name: str  # "": the whole model, or memory outside of modules
     change_bytes: int
 
 
 class CheckChange(Struct, frozen=True):
-    """A job on a GPU, then and now."""
+    """The change of a job's memory on a GPU since an earlier revision."""
 
     row: CheckRow  # now
-    before_bytes: int  # the process then
-    module: ModuleChange | None  # the innermost that has most of the change; None where nothing changed
-    modules: tuple[ModuleChange, ...]  # of what each holds itself, by falling change
+    before_bytes: int  # the process at the earlier revision
+    module: ModuleChange | None  # the innermost with most of the change; None if nothing changed
+    modules: tuple[ModuleChange, ...]  # without modules inside each, by falling change
 
     @property
     def change_bytes(self) -> int:
-        """Return by how much the process is larger now."""
+        """Return the bytes by which the process has grown; negative if it has shrunk."""
         return self.row.estimate.process_bytes - self.before_bytes
 
     def exceeds(self, most: Headroom | None) -> bool:
-        """Return whether the process has grown by more than that."""
+        """Return whether the process has grown by more than `most`; never for None."""
         return most is not None and self.change_bytes > most.of(self.before_bytes)
 
 
 class Comparison(Struct, frozen=True):
-    """A check beside that of a revision."""
+    """The comparison of a check with the check of an earlier revision."""
 
     revision: str
     commit: str
-    max_increase: Headroom | None  # beyond which a change is a no; None: none is
+    max_increase: Headroom | None  # beyond which a change fails the check; None: no change does
     changes: tuple[CheckChange, ...]
-    missing: tuple[tuple[str, str], ...]  # jobs that could not be planned then, and why
+    missing: tuple[tuple[str, str], ...]  # jobs that could not be planned at the revision, and why
 
     @property
     def is_yes(self) -> bool:
-        """Return whether no job has grown by more than is allowed."""
+        """Return whether no job has grown by more than `max_increase`."""
         return not any(change.exceeds(self.max_increase) for change in self.changes)
 
 
 def own_bytes(blocks: Iterable[LiveBlock]) -> dict[str, int]:
-    """Return the bytes that each module holds itself."""
+    """Return the bytes of blocks by module, without the blocks of modules inside it."""
     sizes: dict[str, int] = {}
     for block in blocks:
         sizes[block.module] = sizes.get(block.module, 0) + block.size_bytes
@@ -64,10 +64,11 @@ def own_bytes(blocks: Iterable[LiveBlock]) -> dict[str, int]:
 def module_changes(
     before: Mapping[str, int], after: Mapping[str, int]
 ) -> tuple[ModuleChange | None, tuple[ModuleChange, ...]]:
-    """Return the module that has most of the change between two peaks, and the largest changes by themselves.
+    """Return the module that has most of the change between two peaks, and the modules that changed most.
 
-    It is the innermost one with NAMED_SHARE of the change of each that contains it; where the change is
-    spread over the model, the one whose own change is largest in the same direction.
+    The first is the innermost module with NAMED_SHARE of the change of its parent, and so on up to the model.
+    If the change is spread over the model, it is the module whose own change is largest in the same
+    direction. None if nothing changed. `before` and `after` are bytes by module, as `own_bytes` returns them.
 
     >>> module_changes({"a.b": 10, "c": 5}, {"a.b": 30, "c": 6})[0]
     ModuleChange(name='a.b', change_bytes=20)

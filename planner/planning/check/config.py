@@ -1,15 +1,15 @@
-"""The reader of `[tool.planner]` in a pyproject.toml: jobs, GPUs, budgets.
+"""Read `[tool.planner]` of a pyproject.toml: jobs, GPUs and budgets.
 
     [tool.planner]
     gpus = ["RTX 4090", 24000]        # names of GPUs, or totals in MiB
-    budget = "16GiB"                  # a bound on the memory of the process, beside or in place of a GPU
+    budget = "16GiB"                  # a bound on the memory of the process, in addition to GPUs or instead
 
     [tool.planner.jobs.finetune]      # a name, and options as the command line has them, with underscores
     model = "resnet50"
     batch = 64
     optimizer = "adamw"
 
-A job's own gpus, budget, confidence and headroom stand over those of the table. docs/check.md has the rest.
+The gpus, budget, confidence and headroom of a job override the table's. docs/check.md describes all keys.
 """
 
 import re
@@ -46,7 +46,7 @@ _LIMITS = ("gpus", "budget", "confidence", "headroom")  # of all jobs, or of one
 
 
 class FailOn(StrEnum):
-    """The first verdict, from good to bad, that is a no."""
+    """The mildest verdict that fails a check."""
 
     TIGHT = "tight"
     RISKY = "risky"
@@ -54,13 +54,16 @@ class FailOn(StrEnum):
 
 
 class Headroom(Struct, frozen=True):
-    """The memory that a job leaves free, below which its verdict is TIGHT."""
+    """An amount of memory: a size, or a share of the available memory.
+
+    A job that leaves less free than its headroom has the verdict TIGHT.
+    """
 
     size_bytes: int = 0
-    share: float = 0.0  # of the memory that there is; counts where `size_bytes` is 0
+    share: float = 0.0  # of the available memory; counts if `size_bytes` is 0
 
     def of(self, available_bytes: int) -> int:
-        """Return the bytes."""
+        """Return the amount in bytes for this available memory."""
         return self.size_bytes or round(self.share * available_bytes)
 
 
@@ -72,14 +75,14 @@ class _Limits(Struct, frozen=True):
 
 
 class CheckJob(Struct, frozen=True):
-    """A job of the table, with what it has to fit."""
+    """A job of the table, with the GPUs and the budget that it has to fit."""
 
     name: str
     where: str  # file, line and key, for messages
     line: int  # of its heading
     job: Job
     batch: int
-    devices: tuple[Device | None, ...]  # None: any, of a job with a budget alone
+    devices: tuple[Device | None, ...]  # None: any GPU, for a job with only a budget
     budget_bytes: int | None  # a bound on the memory of the process
     confidence: float | None  # None: not given
     headroom: Headroom
@@ -88,7 +91,7 @@ class CheckJob(Struct, frozen=True):
 
 
 class CheckConfig(Struct, frozen=True):
-    """The table of a file."""
+    """The contents of a file's table: its jobs, and the verdict that fails a check."""
 
     path: Path
     fail_on: FailOn | None
@@ -96,7 +99,10 @@ class CheckConfig(Struct, frozen=True):
 
 
 def find_config(start: Path) -> Path:
-    """Return the nearest pyproject.toml with the table, from a folder upwards. Raises UsageError."""
+    """Return the path of the nearest pyproject.toml with the table, from a folder upwards.
+
+    Raises UsageError if there is none.
+    """
     for folder in (start, *start.parents):
         path = folder / CONFIG_NAME
         if path.is_file() and _read(path) is not None:
@@ -107,8 +113,10 @@ def find_config(start: Path) -> Path:
 
 
 def load_config(path: Path, catalogue: Mapping[str, CatalogueEntry], sources: Collection[str]) -> CheckConfig:
-    """Read the table. Raises UsageError with file, line and key for anything that is wrong with it, also for
-    a FILE.py:NAME where "file" is none of the `sources`: it would run code.
+    """Read the table of a pyproject.toml.
+
+    Raises UsageError with file, line and key for an invalid table. A model FILE.py:NAME, which would run
+    code, is invalid unless `sources` contains "file".
     """
     top = _read(path)
     if top is None:
@@ -166,7 +174,7 @@ def _job(
 
 
 def _batch(entry: Entry, parts: Mapping[str, Entry], catalogue: Mapping[str, CatalogueEntry]) -> int:
-    """Return the batch size of a job, by default that of the catalogue."""
+    """Return the batch size of a job, by default the catalogue's batch size for its model."""
     if "batch" in parts:
         return read_count(parts["batch"], LARGEST_BATCH)
     known = catalogue.get(parts["model"].text())
@@ -176,7 +184,7 @@ def _batch(entry: Entry, parts: Mapping[str, Entry], catalogue: Mapping[str, Cat
 
 
 def _limits(parts: Mapping[str, Entry], default: _Limits) -> _Limits:
-    """Return what these keys say of the memory that there is, else the default."""
+    """Return the limits that these keys set, with the default for keys that are missing."""
     confidence = default.confidence
     if "confidence" in parts:
         confidence = parts["confidence"].convert(float)
@@ -220,7 +228,7 @@ def _headroom(entry: Entry) -> Headroom:
 
 
 def parse_size(text: str, where: str = "") -> Headroom:
-    """Return a size such as 16GiB, or a share such as 5%. Raises UsageError, which begins with `where`.
+    """Parse a size such as 16GiB, or a share such as 5%. Raises UsageError, which begins with `where`.
 
     >>> parse_size("1.5GiB").size_bytes, parse_size("5%").share
     (1610612736, 0.05)

@@ -1,6 +1,6 @@
-"""The files of a project at a revision of its git repository, in a folder of their own.
+"""Check out the files of a project at a revision of its git repository, in a temporary folder.
 
-The repository is left as it is: the files are checked out through an index of their own, and no worktree is
+The repository is not changed: the files are checked out through a temporary index, and no worktree is
 registered.
 """
 
@@ -20,20 +20,23 @@ _GIVEN_BY_HOOKS = (
     "GIT_WORK_TREE",
     "GIT_INDEX_FILE",
     "GIT_PREFIX",
-)  # to their commands
+)  # git sets these for the commands of its hooks
 
 
 class Revision(Struct, frozen=True):
-    """A revision that is checked out."""
+    """A revision that is checked out in a temporary folder."""
 
     name: str  # as given
     commit: str  # abbreviated
-    folder: Path  # what stood in the project's folder then
+    folder: Path  # the project's folder at the revision
 
 
 @contextmanager
 def export_revision(folder: Path, name: str) -> Iterator[Revision]:
-    """Check a revision out and yield it; `folder` is the project's. Raises UsageError."""
+    """Check out a revision of the project in `folder`, yield it, and delete the files in the end.
+
+    Raises UsageError.
+    """
     top = Path(_git(folder, "rev-parse", "--show-toplevel", name=name))
     commit = _git(
         folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}", name=name

@@ -1,4 +1,4 @@
-"""The answers of a check: a job on a GPU, or the reason why there is none."""
+"""The rows of a check's answer: an estimate of a job on a GPU, or the reason why there is none."""
 
 from msgspec import Struct
 
@@ -9,13 +9,13 @@ from planner.planning.estimate import Estimate
 
 
 class CheckRow(Struct, frozen=True):
-    """A job on one of its GPUs, or under its budget alone."""
+    """The estimate and verdict of a job on one of its GPUs, or under its budget alone."""
 
     job: CheckJob
     device: Device | None
     estimate: Estimate
     judgement: Judgement
-    largest_batch: int | None  # on the GPU, without retries if any is; None where it was not searched
+    largest_batch: int | None  # on the GPU, without retries if possible; None if it was not searched
 
     @property
     def place(self) -> str:
@@ -24,7 +24,7 @@ class CheckRow(Struct, frozen=True):
 
 
 class CheckFailure(Struct, frozen=True):
-    """A job that could not be planned."""
+    """A job that could not be planned, and the reason."""
 
     job: CheckJob
     why: str

@@ -1,8 +1,8 @@
-"""The verdict on a batch: FITS, TIGHT, RISKY or OUT OF MEMORY.
+"""Judge whether a batch fits: FITS, TIGHT, RISKY or OUT OF MEMORY.
 
-On a GPU, the replay decides in the memory that there is at the confidence, then in the likeliest memory. A
-budget of the process is another thing: nothing in the process keeps to it, so that no retry of the allocator
-is counted on, and the process as nvidia-smi shows it has to stay below.
+On a GPU, the replay decides, first in the memory available at the confidence, then in the likeliest memory.
+Under a budget of the process, the process as nvidia-smi shows it has to stay below the budget. The allocator
+does not know this limit, so no retry is counted on.
 """
 
 from collections.abc import Callable
@@ -17,20 +17,20 @@ from planner.planning.estimate import Estimate, estimate_batch
 from planner.program import Outcome, Trace
 
 EVEN = 0.5
-_MOST = 0.9995  # of the confidences at which a process is bounded; beyond, no margin is known
+_MOST = 0.9995  # the largest confidence at which a process is bounded; beyond, no margin is known
 _HALVINGS = 20
 
 
 class Verdict(StrEnum):
-    """The answers, from good to bad."""
+    """The verdicts on a batch, from good to bad."""
 
     FITS = "FITS"  # at the confidence, without retries, with the headroom
     TIGHT = "TIGHT"  # at the confidence, with retries or with less than the headroom
-    RISKY = "RISKY"  # most likely, and not at the confidence
+    RISKY = "RISKY"  # most likely, but not at the confidence
     OUT_OF_MEMORY = "OUT OF MEMORY"  # most likely not
 
     def is_no(self, fail_on: FailOn) -> bool:
-        """Return whether a check that fails on this or worse says no."""
+        """Return whether this verdict fails a check that fails on `fail_on` or worse."""
         order = list(Verdict)
         return order.index(self) >= order.index(Verdict[fail_on.name])
 
@@ -39,15 +39,18 @@ class Judgement(Struct, frozen=True):
     """A verdict with its figures."""
 
     verdict: Verdict
-    reason: str  # "" of FITS
-    available_bytes: int | None  # the GPU's usable memory or the budget, the smaller one; None: neither
-    p_out_of_memory: float | None  # None where no run that is known is like the job
+    reason: str  # "" for FITS
+    available_bytes: int | None  # the smaller of the GPU's usable memory and the budget; None if unlimited
+    p_out_of_memory: float | None  # None if no known run resembles the job
 
 
 def judge(
     estimate: Estimate, trace: Trace, even: Budget, budget_bytes: int | None, headroom: Headroom
 ) -> Judgement:
-    """Judge a batch on its GPU and under a budget of the process; `even` is the GPU's budget at even odds."""
+    """Return the worse judgement of a batch on its GPU and under a budget of the process.
+
+    `even` is the GPU's budget at even odds.
+    """
     judgements = [_judge_gpu(estimate, trace, even, headroom)]
     if budget_bytes is not None:
         judgements.append(_judge_process(estimate, budget_bytes, headroom))
@@ -103,13 +106,13 @@ def _upper_at(estimate: Estimate, confidence: float) -> int:
 
 
 def _probability_beyond(estimate: Estimate, budget_bytes: int) -> float | None:
-    """Return the probability that the process takes more; None where no run that is known is like the job."""
+    """Return the probability that the process exceeds a budget, or None if no known run resembles the job."""
     if estimate.budget.likeness.unlike and not is_fitted(estimate.budget):
         return None
     low, high = 1 - _MOST, _MOST
     if _upper_at(estimate, _MOST) <= budget_bytes:
         return round(1 - _MOST, 6)
-    if is_fitted(estimate.budget):  # whose bounds are those above a line, from even odds on
+    if is_fitted(estimate.budget):  # its bounds start at even odds, above a fitted line
         low = EVEN
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
@@ -118,9 +121,10 @@ def _probability_beyond(estimate: Estimate, budget_bytes: int) -> float | None:
 
 
 def largest_that_holds(holds: Callable[[int], bool], start: int, most: int) -> int:
-    """Return the largest batch up to `most` that holds, 0 for none, where all below one that holds do.
+    """Return the largest batch up to `most` for which `holds` is true, or 0 if there is none.
 
-    The search begins at `start`, which is likely to be near.
+    All batches below a batch for which it is true must be true too. The search begins at `start`, which
+    should be near the answer.
     """
     low, high, probe = 0, most + 1, min(start, most)
     while high - low > 1:

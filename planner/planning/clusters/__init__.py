@@ -1,1 +1,1 @@
-"""Find how many GPUs a global batch needs, and how the model is split over them."""
+"""Find how many GPUs a global batch needs, and how to split the model over them."""

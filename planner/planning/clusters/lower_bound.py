@@ -1,4 +1,4 @@
-"""Lower bounds of what the rank of a split needs, from splits that were traced."""
+"""Compute lower bounds on the memory that a rank of a split needs, from splits that were traced."""
 
 from collections.abc import Iterator
 
@@ -7,12 +7,12 @@ from msgspec import Struct
 from planner.planning.clusters.splits import Split
 from planner.program import Alloc, Category, Free, Trace
 
-_OWN = 0.9  # of a rank's shards times their number; the rest may be padding
+_OWN = 0.9  # share of a rank's shards that counts; the rest may be padding
 _STATES = (Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER)
 
 
 class TracedSplit(Struct, frozen=True):
-    """A split, the peaks of its rank's allocator where it has no limit, and the states it holds for good."""
+    """A split that was traced, with the memory of one of its ranks: peaks without a limit, and states."""
 
     split: Split
     allocated_bytes: int
@@ -21,7 +21,7 @@ class TracedSplit(Struct, frozen=True):
 
 
 def state_bytes_of(trace: Trace) -> int:
-    """Return the bytes of weights, gradients and optimizer states that a trace leaves in memory."""
+    """Return the bytes of weights, gradients and optimizer states that a trace leaves allocated."""
     left: dict[int, int] = {}
     for event in trace.events:
         if isinstance(event, Alloc) and event.category in _STATES:
@@ -32,13 +32,17 @@ def state_bytes_of(trace: Trace) -> int:
 
 
 def least_bytes(split: Split, traced: list[TracedSplit]) -> int:
-    """Return what the rank of a split reserves at least; 0 where nothing that was traced tells.
+    """Return a lower bound on the bytes that a rank of a split reserves, or 0 if no traced split gives one.
 
-    That is what one takes whose recipe saves as much or more, with as many shards or more and a micro-batch
-    that is no larger; the states that all shards of any hold together; and what follows from two of its own
-    recipe that differ in their shards or their micro-batch alone. Each tensor has a part in proportion to the
-    micro-batch or to a shard, so the most that is allocated at any time is a convex function of either, which
-    beyond two points lies above the line through them.
+    The bound is the largest of three:
+
+    - the reserved peak of a traced split that needs no more memory: its recipe saves as much or more, it has
+      as many shards or more, and its micro-batch is no larger;
+    - the states of all shards of a traced split, divided by the number of shards;
+    - a line through two traced splits of the same recipe that differ only in shards or only in micro-batch.
+
+    Each tensor has a part in proportion to the micro-batch or to a shard. So the allocated peak is a convex
+    function of either, and beyond two points it is above the line through them.
     """
     comparable = [one for one in traced if _takes_no_more(one.split, split)]
     states = (
@@ -50,7 +54,7 @@ def least_bytes(split: Split, traced: list[TracedSplit]) -> int:
 
 
 def _takes_no_more(one: Split, other: Split) -> bool:
-    accumulates_no_more = one.accumulate == 1 or other.accumulate > 1  # which takes a second gradient
+    accumulates_no_more = one.accumulate == 1 or other.accumulate > 1  # accumulation takes a second gradient
     no_larger = one.shards >= other.shards and one.micro_batch <= other.micro_batch
     return accumulates_no_more and no_larger and other.recipe.saves_no_more_than(one.recipe)
 

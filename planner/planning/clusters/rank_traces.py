@@ -1,4 +1,4 @@
-"""Traces of one rank of a job; those of deep models follow from shallow ones."""
+"""Capture the traces of one rank of a job, and extrapolate traces of deep models from shallow models."""
 
 import re
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from planner.program import (
 )
 
 _SHALLOW = 4  # repeated blocks: the first, the last and two between them
-_CHECKED = 7  # a depth whose trace is captured too, once for each kind of job
-_COUNTS_BLOCKS = "FSDP: "  # the note that does
+_CHECKED = 7  # a depth that is captured too, once for each kind of job, to check the extrapolation
+_COUNTS_BLOCKS = "FSDP: "  # beginning of the note that counts a model's blocks
 _BLOCK = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 
 
@@ -32,22 +32,22 @@ class Depth(Struct, frozen=True):
 
 
 class RankTraces:
-    """Captured traces of a model's jobs on one GPU.
+    """A source of the traces of one rank, which captures shallow models in place of deep models.
 
-    Where the number of blocks is an argument of the model, traces with 4 and 5 of them are captured, and what
-    one more adds is repeated. Of each kind of job the trace with 7 is captured as well, and held against what
-    follows from those: where they differ, the whole model is captured.
+    If the number of blocks is an argument of the model, and above 7, models with 4 and 5 blocks are captured,
+    and the events that one more block adds are repeated. Once for each kind of job, the model with 7 blocks
+    is captured and compared with the extrapolated trace. If they differ, the whole model is captured.
     """
 
     def __init__(self, open_traces: Callable[[Job, Target], TraceSource], depth: Depth | None) -> None:
         self._open_traces = open_traces
         self._depth = depth if depth is not None and depth.blocks > _CHECKED else None
         self._is_repeated: dict[tuple[Job, Target], bool] = {}  # by job apart from the number of its ranks
-        self.seconds = 0.0  # that captures and what follows from them have taken
+        self.seconds = 0.0  # spent in captures and extrapolation
 
     @property
     def is_repeated(self) -> bool:
-        """Return whether all traces so far followed from shallow ones."""
+        """Return whether all traces so far were extrapolated from shallow models."""
         return bool(self._is_repeated) and all(self._is_repeated.values())
 
     def trace(self, job: Job, batch: int, target: Target) -> Trace:

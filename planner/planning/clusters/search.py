@@ -1,4 +1,4 @@
-"""The fewest GPUs of a kind on which a global batch runs, and the splits on them and on more."""
+"""Find the fewest GPUs of a kind that run a global batch, and how to split it over them and over more."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
@@ -31,11 +31,11 @@ from planner.planning.clusters.splits import (
 )
 from planner.planning.estimate import Seconds, unlimited
 
-MOST_PLANS = 4  # of one kind of GPU: on the fewest, on more, and without what costs time
+MOST_PLANS = 4  # of one kind of GPU: on the fewest, on more, and by the fastest recipe
 
 
 class ClusterPlan(Struct, frozen=True):
-    """A split, with what its fullest rank takes."""
+    """A split, with the memory that its fullest rank takes."""
 
     budget: Budget
     split: Split
@@ -48,18 +48,18 @@ class ClusterPlan(Struct, frozen=True):
 
     @property
     def free_bytes(self) -> int:
-        """Return what the process leaves of the GPU's memory."""
+        """Return the GPU memory that the process leaves free."""
         return self.budget.device.usable.value - self.process_bytes
 
     @property
     def fits(self) -> bool:
-        """Return whether the allocator may reserve what it needs without retries."""
+        """Return whether the reserved peak is within the allocator's limit, so that no retries are needed."""
         limit = self.budget.limits.allocator_limit_bytes
         return limit is None or self.peak_reserved_bytes <= limit
 
 
 class ClusterPlans(Struct, frozen=True):
-    """The plans of one kind of GPU; none where even the most GPUs are too few."""
+    """The plans for one kind of GPU; there are none if even the largest number of GPUs is too small."""
 
     budget: Budget
     plans: tuple[ClusterPlan, ...]  # by rising number of GPUs
@@ -71,24 +71,24 @@ class ClusterAdvice(Struct, frozen=True):
 
     gpus: int
     plans: ClusterPlans  # the fastest recipe first, without tensor parallel before with it
-    failed: tuple[Recipe, ...]  # that do not fit
+    failed: tuple[Recipe, ...]  # recipes that do not fit
 
 
 class ClusterTable(Struct, frozen=True):
-    """The answer to a question for some kinds of GPUs."""
+    """The answers to a cluster question for several kinds of GPUs."""
 
     job: Job
     question: ClusterQuestion
     confidence: float
     rows: tuple[ClusterPlans, ...]
-    advice: ClusterAdvice | None  # where all GPUs of a cluster are asked for
-    is_repeated: bool  # deep traces follow from shallow ones
+    advice: ClusterAdvice | None  # if plans for all GPUs of a cluster are asked for
+    is_repeated: bool  # traces of deep models were extrapolated from shallow models
     import_seconds: float
     seconds: Seconds
 
 
 class _Need(Struct, frozen=True):
-    """The peaks of a rank's allocator where it has no limit, and the published runs that the job is like."""
+    """The memory that a rank needs, without a limit, and the published runs that the job resembles."""
 
     allocated_bytes: int
     reserved_bytes: int
@@ -101,27 +101,27 @@ BudgetOf = Callable[[Job], Budget]  # of one kind of GPU, with room for NCCL in 
 
 
 class ClusterSearch:
-    """The splits of one job on kinds of GPUs, from traces that they share."""
+    """A search for the splits of one job over several kinds of GPUs, which share traces."""
 
     def __init__(self, job: Job, question: ClusterQuestion, traces: RankTraces) -> None:
         self._job, self._question, self._traces = job, question, traces
         self._recipes = recipes_of(job)
         self._needs: dict[tuple[object, ...], _Need] = {}
         self._traced: dict[tuple[object, ...], list[TracedSplit]] = {}  # by GPU
-        self._refused: dict[str, str] = {}  # reasons, by what is not planned
+        self._refused: dict[str, str] = {}  # reasons, by the measure that is not planned
 
     def plans(self, budget_of: BudgetOf, most: int = 1) -> ClusterPlans:
-        """Return the plan on the fewest GPUs; with `most` above 1 also on more, and by faster recipes.
+        """Return the plan on the fewest GPUs, and with `most` above 1 also plans on more GPUs.
 
-        Tensor parallel is tried on fewer GPUs than do without it, by the recipe of least memory. Raises the
-        errors of a capture.
+        The latter include the fewest GPUs on which the fastest recipe fits. Tensor parallel is tried only on
+        fewer GPUs than suffice without it, with the recipe of least memory. Raises the errors of a capture.
         """
         possible = self._possible(self._recipes, budget_of)
         for tp in self._question.tensor_parallel_sizes():
             shared = replace(self._recipes[-1], tp=tp)
             possible |= self._possible([shared], budget_of, min(possible.values(), default=None))
             if _refusable(shared, self._job) in self._refused:
-                break  # and in larger groups
+                break  # larger groups are refused too
         if not possible:
             return ClusterPlans(budget_of(self._job), (), tuple(self._refused.values()))
         counts = sorted({count for recipe in possible for count in self._question.gpu_counts(recipe.tp)})
@@ -135,7 +135,7 @@ class ClusterSearch:
         return ClusterPlans(first.budget, shown, (*first.notes, *self._refused.values()))
 
     def advise(self, budget_of: BudgetOf) -> ClusterAdvice:
-        """Return the recipes with which the global batch runs on the most GPUs that divide it.
+        """Return a plan for each recipe that fits when the global batch is split over the most GPUs possible.
 
         Raises the errors of a capture.
         """
@@ -162,9 +162,10 @@ class ClusterSearch:
     def _possible(
         self, recipes: Sequence[Recipe], budget_of: BudgetOf, below: int | None = None
     ) -> dict[Recipe, int]:
-        """Return the recipes that run on any number of GPUs, or any below one, each with the smallest.
+        """Return the recipes that fit, each with the smallest number of GPUs on which it fits.
 
-        Those that save most are tried first: where they do not fit, nor do the others.
+        Only numbers of GPUs below `below` are tried, if it is given. The recipes that save most memory are
+        tried first, since their traces may rule out the others.
         """
         found = {}
         for recipe in reversed(recipes):
@@ -193,7 +194,7 @@ class ClusterSearch:
         return None
 
     def _largest(self, gpus: int, recipe: Recipe, budget_of: BudgetOf) -> ClusterPlan | None:
-        """Return the plan with the largest micro-batch of a recipe; None where none fits."""
+        """Return the plan with the largest micro-batch of a recipe, or None if no micro-batch fits."""
         best = None
         for split in splits_on(gpus, recipe, self._question):
             larger = self._fits(split, budget_of)
@@ -203,7 +204,7 @@ class ClusterSearch:
         return best
 
     def _fits(self, split: Split, budget_of: BudgetOf) -> ClusterPlan | None:
-        """Return the plan of a split; None where it needs retries or more memory than there is."""
+        """Return the plan of a split, or None if it needs retries, does not fit or cannot be planned."""
         what = _refusable(split.recipe, self._job)
         if what in self._refused:
             return None
@@ -211,14 +212,14 @@ class ClusterSearch:
         return plan if plan is not None and plan.fits else None
 
     def _planned(self, split: Split, budget_of: BudgetOf) -> ClusterPlan | None:
-        """Return the plan of a split; None where it is not planned, or cannot fit."""
+        """Return the plan of a split, or None if it cannot be planned or a lower bound exceeds the limit."""
         job = job_of(self._job, split)
         budget = budget_of(job)
         if self._cannot_fit(split, budget):
             return None
         what = _refusable(split.recipe, self._job)
         try:
-            need = self._need(complete_job(job), split, budget)  # checks what stands beside several ranks
+            need = self._need(complete_job(job), split, budget)  # refuses options that several ranks exclude
         except PlannerError as error:
             if not what:
                 raise
@@ -232,14 +233,20 @@ class ClusterSearch:
         )  # fmt: skip
 
     def _cannot_fit(self, split: Split, budget: Budget) -> bool:
-        """Return whether traced splits tell that one needs more than any of their likenesses allows."""
+        """Return whether traced splits show that a split exceeds the memory limit.
+
+        It has to exceed the limit with the margins of each likeness found so far.
+        """
         likenesses = {need.likeness for need in self._needs.values()}
         limits = [with_likeness(budget, one).limits.allocator_limit_bytes for one in likenesses]
         least = least_bytes(split, self._traced.get(_kind_of_trace(budget), []))
         return all(limit is not None and least > limit for limit in limits) and bool(limits)
 
     def _need(self, job: Job, split: Split, budget: Budget) -> _Need:
-        """Return what a rank needs. Its trace, which may have a million events, is not held."""
+        """Return the memory that a rank of a split needs, from a replay of its trace in unlimited memory.
+
+        The trace, which may have a million events, is not kept.
+        """
         kind = _kind_of_trace(budget)
         key = job, split.micro_batch, *kind
         if key not in self._needs:
@@ -261,7 +268,10 @@ def _kind_of_trace(budget: Budget) -> tuple[object, ...]:
 
 
 def _refusable(recipe: Recipe, job: Job) -> str:
-    """Return what a model may not be made for; "" for what the job itself wants."""
+    """Return the measure of a recipe that a model may not support, or "" if there is no such measure.
+
+    A checkpointing mode that the job itself asks for is no such measure.
+    """
     if recipe.tp > 1:
         return f"tensor parallel over {recipe.tp} GPUs"
     if recipe.checkpoint is not job.checkpoint:
@@ -272,6 +282,6 @@ def _refusable(recipe: Recipe, job: Job) -> str:
 def find_clusters(
     search: ClusterSearch, budgets: Sequence[BudgetOf], on_progress: Callable[[str], None]
 ) -> tuple[ClusterPlans, ...]:
-    """Return the plans of each kind of GPU: the fewest of each, or several splits of one kind."""
+    """Return the plans for each kind of GPU: one on the fewest GPUs, or several if there is only one kind."""
     most = MOST_PLANS if len(budgets) == 1 else 1
     return tuple(search.plans(budget_of, most) for budget_of in budgets)

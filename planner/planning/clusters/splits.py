@@ -1,4 +1,4 @@
-"""Splits of a model and its global batch over GPUs."""
+"""List the ways to split a model and its global batch over GPUs."""
 
 from collections.abc import Iterator
 from enum import IntEnum
@@ -25,8 +25,9 @@ class ClusterQuestion(Struct, frozen=True):
     most_gpus: int = MOST_GPUS
 
     def gpu_counts(self, tp: int = 1) -> list[int]:
-        """Return the numbers of GPUs whose groups of `tp` divide the global batch, rising: those that fill a
-        node evenly, then whole nodes.
+        """Return the numbers of GPUs, rising, over which the global batch can be split in groups of `tp`.
+
+        The number of groups divides the global batch. The number of GPUs divides a node or fills whole nodes.
         """
         most = min(self.most_gpus, self.global_batch * tp)
         return [
@@ -37,38 +38,41 @@ class ClusterQuestion(Struct, frozen=True):
         ]
 
     def most_tried(self) -> int:
-        """Return the largest number of GPUs that is tried."""
+        """Return the largest number of GPUs that is tried, with or without tensor parallel."""
         return max(self.gpu_counts(tp)[-1] for tp in (1, *self.tensor_parallel_sizes()))
 
     def tensor_parallel_sizes(self) -> list[int]:
-        """Return the sizes of groups for tensor parallel, above 1: those that fill a node evenly."""
+        """Return the group sizes above 1 to try for tensor parallel, each a divisor of the GPUs of a node."""
         sizes = range(2, min(self.gpus_per_node, LARGEST_TENSOR_PARALLEL) + 1)
         return [size for size in sizes if self.gpus_per_node % size == 0 and self.gpu_counts(size)]
 
 
 class Gathers(IntEnum):
-    """How often a block's weights are gathered from the GPUs; each more takes less memory and more time."""
+    """The number of times that a block's weights are gathered from the GPUs in a step.
 
-    NEVER = 0  # DDP: each GPU has all of them
-    ONCE = 1  # FSDP2 that keeps them for the backward pass
-    TWICE = 2  # FSDP2 that gathers them anew (ZeRO-3)
+    A larger number takes less memory and more time.
+    """
+
+    NEVER = 0  # DDP: each GPU has all weights
+    ONCE = 1  # FSDP2 that keeps gathered weights for the backward pass
+    TWICE = 2  # FSDP2 that gathers weights again for the backward pass (ZeRO-3)
 
 
 class Recipe(Struct, frozen=True):
-    """The measures of a run to need less memory, each of which costs time."""
+    """The measures by which a run needs less memory; each costs time."""
 
     checkpoint: Checkpoint  # blocks are computed again in the backward pass
     gathers: Gathers
     tp: int = 1  # GPUs that share the tensors of each layer and their batch
 
     def saves_no_more_than(self, other: "Recipe") -> bool:
-        """Return whether the other recipe takes each measure that this one takes."""
+        """Return whether the other recipe includes each measure of this recipe, at equal tensor parallel."""
         recomputes = self.checkpoint is Checkpoint.NONE or self.checkpoint is other.checkpoint
         return recomputes and self.gathers <= other.gathers and self.tp == other.tp
 
 
 class Split(Struct, frozen=True):
-    """A global batch on some GPUs."""
+    """A division of a global batch over a number of GPUs, by a recipe."""
 
     gpus: int
     recipe: Recipe
@@ -77,14 +81,14 @@ class Split(Struct, frozen=True):
 
     @property
     def shards(self) -> int:
-        """Return the parts that the weights are in, apart from tensor parallel."""
+        """Return the number of FSDP shards of the weights, apart from tensor parallel; 1 without FSDP."""
         return 1 if self.recipe.gathers is Gathers.NEVER else self.gpus // self.recipe.tp
 
 
 def recipes_of(job: Job) -> list[Recipe]:
-    """Return the recipes of a job from the fastest to the one of least memory, as far as it leaves them open.
+    """Return the recipes that a job's options leave open, from the fastest to the recipe of least memory.
 
-    Raises UsageError for a job that says itself how it is spread over GPUs.
+    Raises UsageError if the job's own options say how it is split over GPUs.
     """
     for name in ("fsdp", "ddp", "tp"):
         if getattr(job, name):
@@ -106,7 +110,7 @@ def recipes_of(job: Job) -> list[Recipe]:
 
 
 def splits_on(gpus: int, recipe: Recipe, question: ClusterQuestion) -> Iterator[Split]:
-    """Yield the splits of the global batch on so many GPUs, by rising micro-batch."""
+    """Yield the splits of the global batch over this number of GPUs, by rising micro-batch."""
     share = question.global_batch * recipe.tp // gpus
     for micro_batch in range(1, share + 1):
         if share % micro_batch == 0:

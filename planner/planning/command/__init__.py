@@ -1,4 +1,4 @@
-"""The largest batch of a command on emulated GPUs."""
+"""Find the largest batch of a command that runs on emulated GPUs."""
 
 from planner._support.lazy_exports import attach_stub
 

@@ -1,4 +1,4 @@
-"""Attribution of the blocks of a recorded history: categories, modules and lines of the script."""
+"""Attribute the blocks of a recorded history to categories, modules and lines of the script."""
 
 import linecache
 from bisect import bisect_right
@@ -11,18 +11,18 @@ from planner.allocator.history import HistoryEvent, interleave
 from planner.emulator import PLACED, Course, CourseMark, Holder, ProcessHistory, trace_of
 from planner.program import Alloc, Category, Event, Phase, Site, TensorProvenance, Trace
 
-_Note = tuple[int, CourseMark | tuple[Holder, ...]]  # place, what is noted there
-# The first of several holders names a block.
+_Note = tuple[int, CourseMark | tuple[Holder, ...]]  # place, and the mark or holders that are noted there
+# Of several holders of a block, the holder whose category comes first decides.
 _PRECEDENCE = (Category.PARAMETER, Category.OPTIMIZER, Category.GRADIENT, Category.INPUT, Category.ACTIVATION)
 
 
 def attributed_trace(history: ProcessHistory, batch: int, blas_bytes: int) -> Trace:
-    """Return the trace of a history with a course, in which every block has a category, a module and a line.
+    """Return the trace of a recorded history, with a category, module and source line for each block.
 
-    Parameters, gradients, optimizer state and inputs are recognized by their addresses; what is born in the
-    forward pass and alive when the backward pass starts is an activation. `blas_bytes` is the size of the
-    workspace that cuBLAS keeps for good. Raises ValueError where the history has no course or does not begin
-    with the process.
+    Parameters, gradients, optimizer state and inputs are recognized by their addresses. A block that is
+    allocated in the forward pass and alive when the backward pass starts is an activation. `blas_bytes` is
+    the size of the workspace that cuBLAS keeps for good. Raises ValueError if the history records no phases
+    and modules (`course`) or does not begin with the process.
     """
     if history.course is None:
         raise ValueError("the history records no phases and modules")
@@ -50,19 +50,19 @@ def _code(source: str) -> str:
 
 @dataclass(slots=True)
 class _Block:
-    """A block with what is known of it."""
+    """A block of a history, with its origin and the category found so far."""
 
     requested_bytes: int
-    line: str  # FILE:LINE of the script; "" where none was on the stack
+    line: str  # FILE:LINE of the script; "" if no line of it was on the stack
     op: str
     phase: Phase
     module: str
-    step: int  # optimizer steps that ended before its birth
+    step: int  # optimizer steps that ended before its allocation
     category: Category | None = None
-    dies_in: int | None = None  # the same at its death; None: it never dies
+    dies_in: int | None = None  # optimizer steps that ended before it is freed; None: it is never freed
 
     def is_blas(self, blas_bytes: int) -> bool:
-        """Return whether it is a workspace that cuBLAS keeps."""
+        """Return whether the block is a workspace that cuBLAS keeps."""
         outlives_step = self.dies_in is None or self.dies_in > self.step
         return (
             self.requested_bytes == blas_bytes
@@ -71,7 +71,7 @@ class _Block:
         )
 
     def hold(self, category: Category, module: str) -> None:
-        """Take this category unless a surer one is known."""
+        """Set the block's category and module, unless its current category has precedence."""
         if self.category is None or _PRECEDENCE.index(category) < _PRECEDENCE.index(self.category):
             self.category = category
             self.module = module or self.module
@@ -79,13 +79,13 @@ class _Block:
 
 @dataclass(slots=True)
 class _Walk:
-    """One pass over a history."""
+    """A pass over a history that collects its blocks and their categories."""
 
-    blocks: list[_Block] = field(default_factory=list)  # by birth
+    blocks: list[_Block] = field(default_factory=list)  # in order of allocation
     phase: Phase = Phase.SETUP
     module: str = ""
     _live: dict[int, int] = field(default_factory=dict)  # block by address
-    _first: list[_Block] = field(default_factory=list)  # there before the first forward pass
+    _first: list[_Block] = field(default_factory=list)  # allocated before the first forward pass
     _copying: set[str] = field(default_factory=set)  # lines that bring a batch to the GPU
 
     def over(self, history: ProcessHistory, course: Course) -> list[_Block]:
@@ -101,7 +101,7 @@ class _Walk:
                 place += item.action in PLACED
             else:
                 self._note(item)
-        if self.phase is Phase.FORWARD:  # it ends before the backward pass
+        if self.phase is Phase.FORWARD:  # the history ends before the backward pass
             self._begin_backward()
         for block in self._first:
             if block.line in self._copying:
@@ -148,5 +148,5 @@ class _Walk:
 
 
 def _order(note: _Note) -> tuple[int, bool]:
-    """Sort by place; what is held comes before a mark at the same place, as it is recorded."""
+    """Return the sort key of a note: its place, with holders before a mark at the same place, as recorded."""
     return note[0], isinstance(note[1], CourseMark)

@@ -1,4 +1,4 @@
-"""Explain the process of an emulated run that takes most memory, from its allocator's history."""
+"""Explain the memory of an emulated run's largest process, from the history of its allocator."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,22 +19,25 @@ BATCH = 1  # a recorded trace is of one run, whatever its batch size
 
 
 class ExplainedRun(Struct, frozen=True):
-    """The explained memory of a run, in the process that takes most."""
+    """The explained memory of a run's largest process."""
 
     run: EmulatedRun
     device: Device
     trace: Trace
     explanation: Explanation
-    notes: tuple[str, ...]  # on what this rests
+    notes: tuple[str, ...]  # on the data behind the explanation
 
     @property
     def record(self) -> GpuRecord:
-        """Return the record of the process."""
+        """Return the GPU record of the explained process."""
         return self.run.largest
 
     @property
     def parts(self) -> dict[str, int]:
-        """Return the bytes of the process by category; fragmentation is what is reserved beyond its peak."""
+        """Return the bytes of the process by category.
+
+        Fragmentation is the reserved peak less the allocated peak.
+        """
         replay = self.explanation.run
         return {
             "context": self.record.peak.process_bytes - replay.peak_reserved_bytes,
@@ -44,7 +47,7 @@ class ExplainedRun(Struct, frozen=True):
 
 
 def explain_run(run: EmulatedRun, device: Device) -> ExplainedRun:
-    """Explain a run whose histories have a course. Raises DataFileError where they cannot be explained."""
+    """Explain a run whose histories record phases and modules. Raises DataFileError if that fails."""
     history = _history_of(run)
     try:
         trace = attributed_trace(history, BATCH, _workspace_bytes(history, device))
@@ -80,7 +83,7 @@ def _workspace_bytes(history: ProcessHistory, device: Device) -> int:
 
 
 def _limits(history: ProcessHistory, run: EmulatedRun, device: Device, trace: Trace) -> MemoryLimits:
-    """Return the GPU's room, or one without end where the simulator needs more than the run did."""
+    """Return the memory limits of the process, or unlimited memory if the replay does not fit in them."""
     limits = limits_of(history, run, device)
     if replay_trace(trace, limits).outcome is Outcome.DOES_NOT_FIT:
         return MemoryLimits(total_bytes=limits.total_bytes, config=limits.config)

@@ -1,4 +1,4 @@
-"""Fit the histories of runs at several batch sizes to traces that hold for any, one for each rank."""
+"""Fit the recorded histories of runs at several batch sizes to one program per rank, for any batch size."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -27,36 +27,36 @@ _SCRATCH_DEPTHS = range(4)
 
 
 class RankTrace(Struct, frozen=True):
-    """The trace of one process on one GPU, and what it may take there."""
+    """The program of one process on one GPU, and its memory limits there."""
 
     program: Program  # without kernel calls
     limits: MemoryLimits
 
 
 class Fit(Struct, frozen=True):
-    """The traces of all ranks of a command."""
+    """The fitted programs of all ranks of a command."""
 
     ranks: tuple[RankTrace, ...]
     batches: tuple[int, int]  # whose histories were fitted
 
     def outcome(self, batch: int) -> Outcome:
-        """Return whether all ranks fit at this batch size."""
+        """Return the worst outcome of any rank at this batch size."""
         runs = (replay_trace(rank.program.instantiate(batch), rank.limits) for rank in self.ranks)
         return max((run.outcome for run in runs), key=list(Outcome).index)
 
     @property
     def depends_on_batch(self) -> bool:
-        """Return whether any block of any rank grows with the batch size."""
+        """Return whether the size of any block of any rank depends on the batch size."""
         events = (event for rank in self.ranks for event in rank.program.events)
         return any(isinstance(event, AffineAlloc) and event.bytes_per_sample for event in events)
 
 
 def fit_runs(runs: Mapping[int, EmulatedRun], near: int, device: Device) -> Fit | str:
-    """Fit runs, by batch size, to traces that are as they should be at the batch size `near`.
+    """Fit two of the recorded runs, given by batch size, to programs that are most accurate at `near`.
 
-    Of two histories that align, the one nearest to `near` gives what lies on no line, such as workspaces;
-    the other one lies as far away as may be, so that lines are steady. As little as possible is taken for
-    scratch. Returns why nothing aligns.
+    Of two histories that align, the history nearest to `near` gives the sizes that are not linear, such as
+    workspaces. The other is as far away as possible, so that slopes are accurate. As few blocks as possible
+    are taken for scratch. Returns the reason as text if no two histories align.
     """
     reason = "its memory was recorded at one batch size only"
     for high in sorted(runs, key=lambda batch: (abs(batch - near), batch)):
@@ -96,13 +96,13 @@ def _key(history: ProcessHistory) -> tuple[int, int]:
 
 
 def _common_steps(lower: EmulatedRun, higher: EmulatedRun) -> int | None:
-    """Return after how many optimizer steps both are cut; None: both are taken whole."""
+    """Return the number of optimizer steps after which both runs are cut, or None if both are used whole."""
     counts = {(one.largest.step_count, one.largest.was_stopped) for one in (lower, higher)}
     return None if len(counts) == 1 else min(count for count, _ in counts)
 
 
 def _until(trace: Trace, steps: int | None) -> Trace:
-    """Return the trace up to the end of an optimizer step."""
+    """Return the trace up to the end of this optimizer step, or the whole trace for None."""
     if steps is None:
         return trace
     following = PhaseStart(steps + 1, Phase.FORWARD)
@@ -110,7 +110,7 @@ def _until(trace: Trace, steps: int | None) -> Trace:
 
 
 def limits_of(history: ProcessHistory, run: EmulatedRun, device: Device) -> MemoryLimits:
-    """Return the memory of the GPU that is left to a process's allocator."""
+    """Return the memory limits of a process's allocator on the GPU."""
     usable = device.usable.value
     record = next(one for one in run.records if (one.pid, one.device) == (history.pid, history.device))
     outside = max(0, record.peak.process_bytes - record.peak.reserved_bytes - device.context.value)
@@ -119,15 +119,15 @@ def limits_of(history: ProcessHistory, run: EmulatedRun, device: Device) -> Memo
 
 
 def _config(history: ProcessHistory, run: EmulatedRun) -> AllocatorConfig:
-    """Return the configuration of the allocator of a history, by its options and the version of torch."""
+    """Return the allocator's configuration in a recorded run, from its options and its version of torch."""
     version = dict(run.largest.versions).get("torch", "")
     return parse_alloc_conf(history.alloc_conf, config_of_torch(version))
 
 
 def end_and_peak(run: EmulatedRun, batch: int) -> Iterator[tuple[int, int]]:
-    """Yield what each rank holds when the run ends, and its peak of reserved memory.
+    """Yield the bytes that each rank has allocated when the run ends, and its reserved peak.
 
-    A rank whose history is not whole is left out.
+    A rank with an incomplete history is skipped.
     """
     for history in run.histories:
         with suppress(ValueError, UsageError):

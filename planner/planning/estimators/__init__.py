@@ -1,4 +1,4 @@
-"""Other estimators beside the planner."""
+"""Run other memory estimators, to compare them with the planner."""
 
 from planner._support.lazy_exports import attach_stub
 

@@ -1,4 +1,4 @@
-"""One job by all estimators, beside what was measured: figures, errors and what each figure counts."""
+"""Compare the estimates of one job by all estimators with the measured memory, if there is any."""
 
 from collections.abc import Callable, Mapping
 
@@ -16,7 +16,7 @@ from planner.program import Category, Outcome, Trace
 
 ALLOCATED, PROCESS = "allocated", "process"
 
-# What each figure is the sum of.
+# The terms that each figure sums up.
 COUNTS = {
     Method.FORMULA: "batch, weights, outputs of layers not in place, and a gradient for each of them at once",
     Method.TORCHINFO: "batch, weights of leaves and twice their outputs; leaves without weights not at all",
@@ -43,10 +43,10 @@ class ResidentModel(Struct, frozen=True):
 
 
 class Measured(Struct, frozen=True):
-    """The peaks of a run, with what earlier models held of them.
+    """The measured peaks of a run, with the memory that earlier models held.
 
-    Of a stored run of a calibration all peaks are known, the process's too; of the seeds' published ones
-    only what torch printed, reserved at the end.
+    All peaks are known for a stored run of a calibration, including the process's. For the published runs of
+    the seeds only the figures that torch printed are known: the allocated peak, and reserved at the end.
     """
 
     printed_bytes: float  # peak allocated
@@ -67,29 +67,32 @@ class Measured(Struct, frozen=True):
 
     @property
     def own_reserved_bytes(self) -> float | None:
-        """Return reserved memory less the earlier models' tensors; the rest of their segments is in it."""
+        """Return the reserved memory less the tensors of earlier models, or None if it is unknown.
+
+        It includes the rest of the earlier models' segments.
+        """
         return None if self.reserved_bytes is None else self.reserved_bytes - self.resident_bytes
 
 
 class Row(Struct, frozen=True):
-    """One estimator's figure."""
+    """One estimator's figure for a job, and the measured figure to compare it with."""
 
     key: str  # a `Method`, or "allocated", "reserved", "process" of this planner
     size_bytes: int | None
     reason: str | None  # why there is no figure
-    yardstick_bytes: float | None  # what the figure is held against
-    fits: Outcome | None  # on the card, where one is given
+    yardstick_bytes: float | None  # the figure to compare with
+    fits: Outcome | None  # on the card, if a card is given
 
     @property
     def error(self) -> float | None:
-        """Return the signed error as a share of the yardstick."""
+        """Return the signed error as a share of the yardstick, or None if either is missing."""
         if self.size_bytes is None or not self.yardstick_bytes:
             return None
         return self.size_bytes / self.yardstick_bytes - 1
 
 
 class Comparison(Struct, frozen=True):
-    """A job at one batch size by all estimators."""
+    """The estimates of a job at one batch size by all estimators."""
 
     job: Job
     batch: int
@@ -106,8 +109,9 @@ def compare(
     measured: Measured | str,
     seconds: float,
 ) -> Comparison:
-    """Return the planner's estimate, the others' and the measured value, or the reason for none, side by
-    side.
+    """Compare the planner's estimate and the other estimators' answers with the measured memory.
+
+    An answer, or `measured`, is a text that gives the reason if there is no figure.
     """
     run, record = estimate.run, measured if isinstance(measured, Measured) else None
     budget = estimate.budget
@@ -134,9 +138,9 @@ def compare(
 def find_measured(
     archive: Archive, model: str, batch: int, measure: Callable[[str], ResidentModel]
 ) -> Measured | None:
-    """Return what is stored for a catalogue model and batch size: the highest allocated, reserved beside it.
+    """Return the published peaks of a catalogue model at a batch size, or None if none are stored.
 
-    `measure` is called with the name of each earlier model that the figures hold.
+    `measure` is called with the name of each earlier model that was still on the GPU, and returns its size.
     """
     peak = next(iter(archive.look_up(model, batch, PEAK_ALLOCATED)), None)
     if peak is None:
@@ -147,7 +151,7 @@ def find_measured(
 
 
 def measured_by_run(run: Observation) -> Measured | None:
-    """Return the peaks of a run that a calibration keeps; None without the allocated one."""
+    """Return the peaks of a run that a calibration stores, or None if the allocated peak is unknown."""
     if run.peak_allocated_bytes is None:
         return None
     recorded = {"torch": run.versions.torch, "cuda": run.versions.cuda}
@@ -163,9 +167,9 @@ def measured_by_run(run: Observation) -> Measured | None:
 
 
 def resident_bytes_after(trace: Trace) -> int:
-    """Return the bytes that a model keeps of which only the name is left: parameters, buffers and gradients.
+    """Return the bytes of parameters, buffers and gradients that a model still holds at the end of a trace.
 
-    Blocks as the allocator gave them, which may be larger than the tensors.
+    The sizes are those of the allocator's blocks, which may be larger than the tensors.
     """
     recorder = TimelineRecorder()
     replay_trace(trace, on_event=recorder)

@@ -1,13 +1,13 @@
-"""The closed formula of the notebook "GPU memory usage for deep learning image processing", as published.
+"""Evaluate the closed formula of the notebook "GPU memory usage for deep learning image processing".
 
     training  = D + W + O b + W (d + m) + (O b + D)
     inference = D + W + O b
 
 D is the batch, W the parameters, O the outputs of the layers, b one half under mixed precision, d two under
-DistributedDataParallel, m the optimizer's moments; b and d are 1 here. The notebook's text leaves b away from
-the last O of both lines, its code does not; the code made the figures and counts here. What the formula gets
-wrong stays wrong; docs/formulas.md lists it. All terms are affine in the batch size, so that the largest
-batch needs no search.
+DistributedDataParallel, m the optimizer's moments; b and d are 1 here. The notebook's text omits b at the
+last O of both lines, but its code does not; the code made the published figures and is followed here. The
+formula's errors are kept; docs/formulas.md lists them. All terms are affine in the batch size, so that the
+largest batch needs no search.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from msgspec import Struct
 
 FLOAT_BYTES = 4  # the notebook takes every number for a float32, integer inputs included
 
-# Layers that the notebook takes to work in place.
+# Layers that the notebook assumes to work in place.
 MEMORYLESS = frozenset(
     {
         *("ReLU", "LeakyReLU", "Sigmoid", "Tanh", "ELU", "GLU", "PReLU", "GELU", "Mish"),
@@ -51,7 +51,7 @@ class LayerTable(Struct, frozen=True):
 
 
 class Counts(Struct, frozen=True):
-    """The counts of the formula, in elements, at one batch size."""
+    """The numbers of elements that the formula counts at one batch size."""
 
     input_elements: int
     output_elements: int
@@ -59,7 +59,7 @@ class Counts(Struct, frozen=True):
 
 
 class AffineCounts(Struct, frozen=True):
-    """The counts of the formula, in elements, at any batch size."""
+    """The numbers of elements that the formula counts, as affine functions of the batch size."""
 
     input_elements_per_sample: int
     output_elements_per_sample: int
@@ -82,21 +82,24 @@ class Usage(Struct, frozen=True):
     weight_bytes: int
     forward_output_bytes: int
     weight_gradient_bytes: int  # with the optimizer's moments
-    output_gradient_bytes: int  # with that of the batch
+    output_gradient_bytes: int  # with the gradient of the batch
 
     @property
     def training_bytes(self) -> int:
-        """Return the sum of all terms."""
+        """Return the formula's total for training: the sum of all terms."""
         return self.inference_bytes + self.weight_gradient_bytes + self.output_gradient_bytes
 
     @property
     def inference_bytes(self) -> int:
-        """Return the batch, the weights and the outputs."""
+        """Return the formula's total for inference: the batch, the weights and the outputs."""
         return self.data_bytes + self.weight_bytes + self.forward_output_bytes
 
 
 def count_layers(table: LayerTable) -> Counts:
-    """Return the notebook's second form: leaves count, those in place without outputs, and attention."""
+    """Return the element counts of a layer table, by the second version of the notebook's code.
+
+    Only leaves and attention layers count, and in-place leaves count without outputs.
+    """
     outputs = parameters = 0
     for layer in table.layers:
         if not layer.is_leaf and layer.class_name != ATTENTION:
@@ -110,9 +113,9 @@ def count_layers(table: LayerTable) -> Counts:
 
 
 def align_counts(tables: Sequence[LayerTable]) -> AffineCounts:
-    """Return the counts at any batch size from tables at two or more.
+    """Fit counts for any batch size to layer tables at two or more batch sizes.
 
-    Raises ValueError where they lie on no line with whole coefficients.
+    Raises ValueError if the counts are not affine with whole coefficients.
     """
     first, second = tables[:2]
     low, high = count_layers(first), count_layers(second)
@@ -130,7 +133,7 @@ def align_counts(tables: Sequence[LayerTable]) -> AffineCounts:
 
 
 def usage(counts: Counts, moments: int = 0) -> Usage:
-    """Return the formula's terms in bytes; `moments` is the optimizer's m."""
+    """Return the formula's terms in bytes; `moments` is the number m of the optimizer's moments."""
     data_bytes = counts.input_elements * FLOAT_BYTES
     weight_bytes = counts.parameters * FLOAT_BYTES
     output_bytes = counts.output_elements * FLOAT_BYTES
@@ -144,7 +147,10 @@ def usage(counts: Counts, moments: int = 0) -> Usage:
 
 
 def largest_batch(affine_bytes: Callable[[int], int], budget_bytes: int) -> int:
-    """Return the largest batch that takes at most the budget; 0 where a batch of 1 takes more."""
+    """Return the largest batch that takes at most the budget, or 0 if a batch of 1 takes more.
+
+    `affine_bytes` is an affine function of the batch. Raises ValueError if it does not grow.
+    """
     fixed_bytes = affine_bytes(0)
     per_sample_bytes = affine_bytes(1) - fixed_bytes
     if per_sample_bytes < 1:

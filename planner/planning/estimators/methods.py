@@ -1,4 +1,4 @@
-"""The ways to estimate that `--method` names, and which options each of them can honour."""
+"""The estimation methods that `--method` names, and the options that each of them supports."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -8,6 +8,8 @@ from planner.jobs import JOB_OPTIONS
 
 
 class Method(StrEnum):
+    """A method of estimation, under its name on the command line."""
+
     TRACE = "trace"  # the planner itself
     FORMULA = "formula"  # planner.planning.estimators.formula
     TORCHINFO = "torchinfo"
@@ -16,7 +18,7 @@ class Method(StrEnum):
     MEMTRACKER = "memtracker"  # torch.distributed._tools.mem_tracker
 
 
-# What each method is called where people read.
+# The name of each method in texts.
 TITLES = {
     Method.TRACE: "this planner",
     Method.FORMULA: "the closed formula",
@@ -26,7 +28,7 @@ TITLES = {
     Method.MEMTRACKER: "MemTracker",
 }
 
-# The memory that a total is held against, and what no estimate depends on.
+# Options that every method supports: of the memory to compare a total with, and without effect on estimates.
 _COMMON = (
     *("models", "gpu", "gpu_mib", "allocator_cap_mib", "confidence", "on_progress"),
     *("own_calibrations", "cache", "warn"),
@@ -34,7 +36,7 @@ _COMMON = (
 
 
 def find_method(name: str | None, usable: tuple[Method, ...] = tuple(Method)) -> Method:
-    """Return the method of this name, by default the planner's own. Raises UsageError."""
+    """Return the method of this name, by default the planner's own. Raises UsageError if it is unknown."""
     if name is None:
         return Method.TRACE
     if name not in list(usable):
@@ -43,9 +45,9 @@ def find_method(name: str | None, usable: tuple[Method, ...] = tuple(Method)) ->
 
 
 def reject_unsupported_options(method: Method, options: Mapping[str, object]) -> None:
-    """Raise UsageError for the first option that is given and means nothing to the method.
+    """Raise UsageError for the first option that is given but not supported by the method.
 
-    Names are those of `planner.api.Options`; None, False and empty lists are not given.
+    Names are those of `planner.api.Options`. An option that is None, False or empty counts as not given.
     """
     supported = [*_COMMON, *(option.name for option in JOB_OPTIONS if method in option.methods)]
     for name, value in options.items():

@@ -1,4 +1,4 @@
-"""Totals of other estimators, in bytes and in the unit that each prints."""
+"""The estimates of other tools, in bytes and in the unit that each tool prints."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,14 +10,14 @@ from planner.jobs import Job
 MEGABYTE_BYTES = 10**6
 MEBIBYTE_BYTES = 2**20
 
-Build = Callable[[Job], Any]  # gives an nn.Module, its parameters on meta
+Build = Callable[[Job], Any]  # returns an nn.Module with parameters on meta
 
 
 class PeerEstimate(msgspec.Struct, frozen=True):
     """The estimate of another tool, by its own categories."""
 
     parts: tuple[tuple[str, int], ...]
-    unit_bytes: int = MEBIBYTE_BYTES  # what the tool calls a megabyte
+    unit_bytes: int = MEBIBYTE_BYTES  # the tool's megabyte
 
     @property
     def total_bytes(self) -> int:
@@ -26,9 +26,9 @@ class PeerEstimate(msgspec.Struct, frozen=True):
 
 
 def sum_of_layers(input_bytes: int, output_bytes: int, parameter_bytes: int, unit_bytes: int) -> PeerEstimate:
-    """Return the three terms that torchinfo, torchsummary and pytorch_modelsize add up.
+    """Return an estimate of the three terms that torchinfo, torchsummary and pytorch_modelsize add up.
 
-    `output_bytes` are those of the layers, for the forward and the backward pass.
+    `output_bytes` are the outputs of the layers, for the forward and the backward pass.
     """
     outputs, parameters = ("Forward and backward", output_bytes), ("Parameters", parameter_bytes)
     return PeerEstimate((("Input", input_bytes), outputs, parameters), unit_bytes)

@@ -1,10 +1,11 @@
-"""Published figures of the seed documents, measured or estimated, each with its provenance.
+"""Read the published figures of the seed documents, measured or estimated, each with its provenance.
 
-The figures stand in measurements/*.yaml. A file has the keys `source` (`title`, `framework` and `about`, and,
-where known, `when`, `gpu` and `versions`), `units` (bytes in each unit), `figures` and perhaps `results`. An
-item of `figures` has `model` (its name in models.yaml), `batch`, `points` (what was measured where) or
-`estimates`, and perhaps a `note` and `kept` (models that were still on the GPU with their gradients, so that
-the figures hold them too). Nothing is rounded or converted: figures keep the digits that were printed.
+The figures are in measurements/*.yaml. A file has the keys `source` (`title`, `framework` and `about`, and,
+if known, `when`, `gpu` and `versions`), `units` (bytes in each unit), `figures` and perhaps `results`. An
+item of `figures` has `model` (its name in models.yaml), `batch`, `points` (the counters measured at each
+point of the run) or `estimates`, and perhaps a `note` and `kept` (models that were still on the GPU with
+their gradients, so that the figures include them too). Nothing is rounded or converted: figures keep the
+digits that were printed.
 """
 
 import re
@@ -16,7 +17,7 @@ from msgspec import Meta, Struct
 from planner._support.conversion import Text
 from planner._support.strict_yaml import Entry, read_entry
 
-END = "end"  # the point after the loop, its names still alive
+END = "end"  # the point after the loop, its variables still alive
 ESTIMATE = "estimate"  # no point of a run: the output of an estimator
 PEAK_ALLOCATED, RESERVED = "peak_allocated", "reserved"
 
@@ -49,33 +50,33 @@ class Source(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Quantity(Struct, frozen=True):
-    """A size as it was printed."""
+    """A memory size with its number and unit as printed."""
 
     printed: str  # the number
     unit: str
-    unit_bytes: float  # what the source means by the unit
+    unit_bytes: float  # the size of the unit in the source
 
     @property
     def size_bytes(self) -> float:
-        """Return the size, no more exact than it was printed."""
+        """Return the size in bytes, no more exact than it was printed."""
         return float(self.printed) * self.unit_bytes
 
 
 class Figure(Struct, frozen=True):
-    """One size, of one model at one batch size."""
+    """A published memory size of one model at one batch size."""
 
     model: str
     batch: int
-    point: str  # of the run; `END`, `ESTIMATE` or the source's own
+    point: str  # of the run; `END`, `ESTIMATE` or a name from the source
     kind: str  # one of `KINDS`
     quantity: Quantity
     source: Source
     note: str | None
-    residents: tuple[str, ...] = ()  # names of earlier models that the figure holds, with their gradients
+    residents: tuple[str, ...] = ()  # names of earlier models that the figure includes, with their gradients
 
 
 class ResultRow(Struct, frozen=True, forbid_unknown_fields=True):
-    """A row of the notebook's table: the formula's total for training beside the highest allocated."""
+    """A row of the notebook's table, which compares the formula's total for training with the real peak."""
 
     label: Text
     model: Text
@@ -86,15 +87,13 @@ class ResultRow(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Archive(Struct, frozen=True):
-    """All that is stored, in the order of the sources."""
+    """All stored figures and results, in the order of the sources."""
 
     figures: tuple[Figure, ...]
     results: tuple[ResultRow, ...]
 
     def look_up(self, model: str, batch: int, kind: str, point: str = END) -> tuple[Figure, ...]:
-        """Return the figures of one model, batch size and kind at one point: none, one, or one for each
-        source.
-        """
+        """Return the figures of one kind for a model and batch size at a point, at most one per source."""
         key = (model, batch, kind, point)
         return tuple(
             figure
@@ -120,7 +119,7 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_measured(folder: Path | None = None) -> Archive:
-    """Read a folder of such files, by default the planner's own. Raises `DataFileError`."""
+    """Read the files of published figures in a folder, by default the planner's own. Raises DataFileError."""
     folder = folder or Path(__file__).parent / "measurements"
     files = [_read_file(path) for path in sorted(folder.glob("*.yaml"))]
     return Archive(

@@ -1,4 +1,4 @@
-"""Run the estimators beside the planner's own; torch is imported when they are opened."""
+"""Run the estimators other than the planner's trace; torch is imported when they are opened."""
 
 from time import perf_counter
 from typing import Any
@@ -77,7 +77,7 @@ def plan_by_formula(job: Job, budget: Budget, build: Build, on_progress: OnProgr
 def run_estimators(
     job: Job, batch: int, budget: Budget, build: Build, on_progress: OnProgress
 ) -> dict[Method, StaticEstimate | str]:
-    """Return for every method but the trace its estimate, or in one line why it has none."""
+    """Return the estimate of every method but the trace, or the reason in one line if it has none."""
     answers: dict[Method, StaticEstimate | str] = {}
     for method in PEERS:
         try:
@@ -88,8 +88,9 @@ def run_estimators(
 
 
 def _reason(job: Job, error: PlannerError) -> str:
-    """Return an error without the model's name and the advice to ask the planner, whose answer stands beside
-    it.
+    """Return an error's text without the model's name and without advice to use the planner's trace.
+
+    The planner's answer is shown next to it anyway.
     """
     text = str(error).removeprefix(f"{job.model}: ")
     for advice in ("; use --method trace", ", or use --method trace"):

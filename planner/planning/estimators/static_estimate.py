@@ -1,7 +1,7 @@
-"""Estimates that are one sum: the closed formula's and those of other estimators, held against a card.
+"""Compare estimates that are a plain sum, by the closed formula or by other tools, with a card's memory.
 
-None of them knows the allocator or the CUDA context. So a total is held against what the planner's own replay
-may take on the same card: usable memory less context and margin, or the cap.
+None of them knows the allocator or the CUDA context. So a total is compared with the memory that the
+planner's own replay may take on the same card: usable memory less context and margin, or the cap.
 """
 
 from msgspec import Struct
@@ -13,7 +13,7 @@ from planner.planning.estimators.formula import MOMENTS, AffineCounts, Counts, U
 from planner.planning.estimators.methods import Method
 from planner.planning.estimators.peers import MEBIBYTE_BYTES, PeerEstimate
 
-Line = tuple[str, int]  # what is counted, bytes
+Line = tuple[str, int]  # the name of a term, bytes
 
 
 class StaticEstimate(Struct, frozen=True):
@@ -24,13 +24,13 @@ class StaticEstimate(Struct, frozen=True):
     batch: int
     budget: Budget
     lines: tuple[Line, ...]  # as the estimator prints them, totals included
-    total_bytes: int  # the one that counts for the job
-    unit_bytes: int  # what the estimator calls a megabyte
+    total_bytes: int  # the total for the job's mode
+    unit_bytes: int  # the estimator's megabyte
     seconds: float
 
     @property
     def fits(self) -> bool:
-        """Return whether the total is within what the GPU leaves to the allocator; always without a GPU."""
+        """Return whether the total is within the allocator's limit on the GPU; always true without a GPU."""
         left = self.budget.limits.allocator_limit_bytes
         return left is None or self.total_bytes <= left
 
@@ -40,14 +40,17 @@ class FormulaPlan(Struct, frozen=True):
 
     job: Job
     budget: Budget
-    max_batch: int  # 0 where a batch of 1 takes more than is left
-    at_max: StaticEstimate | None  # None where not even 1 fits
+    max_batch: int  # 0 if not even 1 fits
+    at_max: StaticEstimate | None  # None if not even 1 fits
     first_failure: StaticEstimate
     seconds: float
 
 
 def moments_of(job: Job) -> int:
-    """Return m of the job's optimizer. Raises UsageError for what the formula has no term for."""
+    """Return the number of moments of the job's optimizer, the formula's m.
+
+    Raises UsageError for an optimizer or a mode that the formula has no term for.
+    """
     if job.mode is Mode.FORWARD:
         raise UsageError(
             "--mode forward: the formula knows training and inference; give --mode train or --mode infer, "
@@ -67,7 +70,10 @@ def formula_total_bytes(job: Job, memory: Usage) -> int:
 
 
 def formula_estimate(job: Job, batch: int, budget: Budget, counts: Counts, seconds: float) -> StaticEstimate:
-    """Return the formula's seven lines from its counts at this batch size. Raises as `moments_of` does."""
+    """Return the formula's estimate, in its seven lines, from its counts at this batch size.
+
+    Raises as `moments_of` does.
+    """
     memory = usage(counts, moments_of(job))
     lines = (
         ("Data", memory.data_bytes),
@@ -83,9 +89,9 @@ def formula_estimate(job: Job, batch: int, budget: Budget, counts: Counts, secon
 
 
 def formula_plan(job: Job, budget: Budget, counts: AffineCounts, seconds: float) -> FormulaPlan:
-    """Return the formula's inverse for what the card leaves to the allocator: one division, no search.
+    """Return the largest batch size by the formula under the allocator's limit, by one division, no search.
 
-    Raises as `moments_of` does, and ValueError where nothing bounds the memory.
+    Raises as `moments_of` does, and ValueError if nothing bounds the memory.
     """
     left = budget.limits.allocator_limit_bytes
     if left is None:
@@ -105,6 +111,6 @@ def formula_plan(job: Job, budget: Budget, counts: AffineCounts, seconds: float)
 def peer_estimate(
     method: Method, job: Job, batch: int, budget: Budget, peer: PeerEstimate, seconds: float
 ) -> StaticEstimate:
-    """Return another estimator's result, in its own lines."""
+    """Return another tool's estimate in the tool's own lines, with their total."""
     lines = (*peer.parts, ("Total", peer.total_bytes))
     return StaticEstimate(method, job, batch, budget, lines, peer.total_bytes, peer.unit_bytes, seconds)

@@ -1,4 +1,4 @@
-"""A sequence of steps in one process, with one allocator."""
+"""Replay the steps of one process, several models among them, through one allocator."""
 
 from planner._support.lazy_exports import attach_stub
 

@@ -1,8 +1,8 @@
-"""The reader of process files: what a program does on the GPU, step after step, in YAML.
+"""Read process files: YAML files that list the steps of a program on the GPU.
 
-    torch: 2.0.1                            # whose allocator it runs with; by default the newest known
-    cublas_workspace_config: ":4096:8"      # CUBLAS_WORKSPACE_CONFIG, for all models; by default as the first
-                                            # model has it whose library sets it
+    torch: 2.0.1                            # the version whose allocator is simulated; default: the newest
+    cublas_workspace_config: ":4096:8"      # CUBLAS_WORKSPACE_CONFIG, for all models; by default the setting
+                                            # of the first model whose library has one
     models:                                 # built on the CPU; the name of a variable, and a job:
       net: resnet50                         #   a name of the catalogue, SOURCE:NAME or FILE.py:NAME
     steps:
@@ -17,9 +17,9 @@
       - train: {model: net, batch: 128, steps_per_epoch: 4, epochs: 3, print: Train}
       - leave                               # the function that trained returns
 
-`torch`, `cublas_workspace_config` and `models` may be left away, and so may the `print` of `train`, which
-stands for figures after each epoch, and a `batch` that the catalogue knows. docs/notebook.md describes what
-each step does to the memory.
+`torch`, `cublas_workspace_config` and `models` are optional. So are the `print` of `train`, the label of the
+figures that are read after each epoch, and a `batch` that the catalogue knows. docs/notebook.md describes the
+effect of each step on the memory.
 """
 
 import re
@@ -63,19 +63,22 @@ SHIPPED_FOLDER = Path(__file__).with_name("bundled")
 MAX_BATCH = 2**31
 MAX_STEPS = 10_000  # of one loop; they take a minute
 
-# Where neither file nor catalogue has a batch size, weights are traced at this one; batch norm refuses 1.
+# The batch size at which weights are traced if the catalogue has none; batch norm refuses 1.
 _ANY_BATCH = 2
 
 
 class ProcessFile(Struct, frozen=True):
-    """A process, and the version of torch that it is run with; "": the newest known."""
+    """A process, and the version of torch that runs it ("" for the newest known)."""
 
     process: Process
     torch: str
 
 
 def find_process_file(name: str) -> Path:
-    """Return the file of a process: one that ships under this name, or a path. Raises UsageError."""
+    """Return the path of a process file, given a path or the name of a shipped process.
+
+    Raises UsageError for a name without a suffix that is neither.
+    """
     if name in shipped_processes():
         return SHIPPED_FOLDER / f"{name}.yaml"
     path = Path(name)
@@ -95,8 +98,10 @@ def shipped_processes() -> tuple[str, ...]:
 def read_process(
     path: Path, catalogue: Mapping[str, CatalogueEntry], sources: Collection[str] = SOURCES
 ) -> ProcessFile:
-    """Read a process. Raises DataFileError, which names the line and the key, also for a FILE.py:NAME where
-    "file" is none of the `sources`: it would run code.
+    """Read a process file.
+
+    Raises DataFileError, which names the line and the key, for an invalid file. A model FILE.py:NAME, which
+    would run code, is invalid unless `sources` contains "file".
     """
     values = read_entry(path).children(("steps",), ("models", "torch", "cublas_workspace_config"))
     named = values["models"].mapping() if "models" in values else {}
@@ -121,7 +126,7 @@ Known = tuple[Model, int | None]  # a model of the file, and the batch size that
 
 
 def _in_process(model: Model, cublas_config: str, version: str) -> Model:
-    """Return the model as the process's version of torch runs it."""
+    """Return the model with the process's cuBLAS workspace setting and version of torch."""
     torch = version and format_torch_version(torch_version_of(version))
     return replace(model, job=replace(model.job, cublas_workspace_config=cublas_config, torch=torch))
 

@@ -1,7 +1,7 @@
-"""A process as people write it, step after step, in the nouns of a notebook: no algorithm beyond the check.
+"""The steps that a process can consist of, and the check that a sequence of steps is valid.
 
-`run` replays one through the simulated allocator, `file` reads one, and `calibration.probe.tensorflow`
-measures the plain tensors of one on a GPU.
+`run` replays a process through the simulated allocator, `file` reads it, and `calibration.probe.tensorflow`
+measures its plain tensors on a GPU.
 """
 
 from collections.abc import Iterator
@@ -15,56 +15,60 @@ from planner.program import Phase
 
 
 class Model(Struct, frozen=True):
-    """A model under the name of a variable. It is built on the CPU, where it takes no memory of the GPU."""
+    """A model and the name of its variable. It is built on the CPU, where it takes no GPU memory."""
 
     name: str
     job: Job  # how it is trained
-    batch: int  # at which it is traced to see its weights; they do not depend on it
+    batch: int  # the batch size at which its weights are traced; they do not depend on it
 
 
 class Heading(Struct, frozen=True):
-    """The process comes to another section."""
+    """A step that begins a section of the output."""
 
     text: str
 
 
 class Print(Struct, frozen=True):
-    """The allocator's figures are read: `allocated`, `reserved`, `max allocated`."""
+    """A step that reads the allocator's figures: `allocated`, `reserved`, `max allocated`."""
 
     label: str
 
 
 class Define(Struct, frozen=True):
-    """A tensor is made on the GPU. A name that has one already lets go of it once the new one is there."""
+    """A step that allocates a named tensor on the GPU.
+
+    A tensor that already has the name is freed after the new tensor is allocated.
+    """
 
     name: str
     tensor: TensorSpec  # the whole tensor, not one sample
 
 
 class Delete(Struct, frozen=True):
-    """`del`: tensors go, and models with their weights and gradients."""
+    """A step that deletes (`del`) tensors, or models with their weights and gradients."""
 
     names: tuple[str, ...]
 
 
 class EmptyCache(Struct, frozen=True):
-    """`torch.cuda.empty_cache()`."""
+    """A step that calls `torch.cuda.empty_cache()`."""
 
 
 class ResetPeak(Struct, frozen=True):
-    """`torch.cuda.reset_peak_memory_stats()`."""
+    """A step that calls `torch.cuda.reset_peak_memory_stats()`."""
 
 
 class Place(Struct, frozen=True):
-    """`model.to("cuda")`: nothing happens where the model is on the GPU already."""
+    """A step that calls `model.to("cuda")`, which does nothing if the model is on the GPU already."""
 
     model: Model
 
 
 class Summary(Struct, frozen=True):
-    """`torchinfo.summary`: the input is made on the GPU, the model placed, one forward pass run in eval mode.
+    """A step that calls `torchinfo.summary`, which runs one forward pass in eval mode on the GPU.
 
-    No gradients are recorded. Input and output are gone when it returns, the model stays.
+    The input is allocated first, then the model is moved to the GPU. No gradients are recorded. Input and
+    output are freed when it returns; the model stays on the GPU.
     """
 
     model: Model
@@ -72,17 +76,23 @@ class Summary(Struct, frozen=True):
 
 
 class Train(Struct, frozen=True):
-    """The loop of the model's job. Its names (inputs, target, output, loss, optimizer) live until `Leave`."""
+    """A step that runs the training loop of a model's job.
+
+    The loop's variables (inputs, target, output, loss, optimizer) stay alive until `Leave`.
+    """
 
     model: Model
     batch: int
     steps_per_epoch: int
     epochs: int
-    label: str | None = None  # of the figures that are read after each epoch; None: they are not
+    label: str | None = None  # of the figures that are read after each epoch; None: none are read
 
 
 class Leave(Struct, frozen=True):
-    """The function that trained returns and its names die. The model stays, and so do its gradients."""
+    """A step that returns from the function that trained, which frees the loop's variables.
+
+    The model and its gradients stay on the GPU.
+    """
 
 
 Step = Heading | Print | Define | Delete | EmptyCache | ResetPeak | Place | Summary | Train | Leave
@@ -100,10 +110,10 @@ class MemoryReading(Struct, frozen=True):
 
 
 class OutOfMemory(Struct, frozen=True):
-    """The step of a process at which a request could not be served."""
+    """A memory request that could not be served, and the step of the process that made it."""
 
     index: int  # of the step
-    loop_step: int | None  # where the step runs or places a model: 0 before the loop's first step
+    loop_step: int | None  # if the step runs or places a model; 0 before the loop's first step
     phase: Phase | None
     requested_bytes: int
 
@@ -117,7 +127,7 @@ class ProcessLog(Struct, frozen=True):
 
 
 class InvalidStep(Struct, frozen=True):
-    """The first step of a process that makes no sense."""
+    """The first invalid step of a process, and the reason."""
 
     index: int
     what: str
@@ -134,12 +144,12 @@ ITEM_BYTES = {
 
 
 def size_bytes(tensor: TensorSpec) -> int:
-    """Return the bytes of the elements of a tensor."""
+    """Return the size of a tensor's elements in bytes."""
     return prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
 
 
 def find_invalid_step(process: Process) -> InvalidStep | None:
-    """Return the first step that no program could take there, or that cannot be replayed; None: all can."""
+    """Return the first step that is impossible or cannot be replayed, or None if there is none."""
     names = _Names()
     for index, step in enumerate(process):
         for what in names.take(step):
@@ -149,16 +159,16 @@ def find_invalid_step(process: Process) -> InvalidStep | None:
 
 @dataclass(slots=True)
 class _Names:
-    """The tensors and models that live on the GPU."""
+    """The names of the tensors and models on the GPU after some steps of a process."""
 
     tensors: set[str] = field(default_factory=set)
     models: dict[str, Model] = field(default_factory=dict)
     deleted: set[str] = field(default_factory=set)  # models
     trained: set[str] = field(default_factory=set)  # models that were trained once
-    training: str | None = None  # the model whose loop's names live
+    training: str | None = None  # the model whose loop variables are alive
 
     def take(self, step: Step) -> Iterator[str]:
-        """Follow a step; gives what is wrong with it."""
+        """Update the names for a step, and yield a message for each error in the step."""
         match step:
             case Define(name):
                 if name in self.models:

@@ -1,8 +1,8 @@
-"""A process through the simulator of the caching allocator: the figures that it would print.
+"""Replay a process through the simulated caching allocator, and read the figures that it would print.
 
-All steps share one allocator, so what an earlier model leaves behind counts for the later ones. Weights are
-placed once and reused by every later loop of their model. cuBLAS takes a workspace once for each thread
-that multiplies matrices, the forward pass's and autograd's, and never gives it back.
+All steps share one allocator, so memory that an earlier model leaves behind counts for later models. Weights
+are placed once and reused by every later loop of their model. cuBLAS allocates a workspace once for each
+thread that multiplies matrices (the forward pass's and autograd's) and never frees it.
 """
 
 from collections.abc import Callable
@@ -35,20 +35,20 @@ from planner.planning.process.model import (
 )
 from planner.program import Category, Dealloc, Malloc, Phase, Retain, StepSequence, Trace, split_steps
 
-JobTracer = Callable[[Job, int], Trace]  # a job's trace at a batch size
+JobTracer = Callable[[Job, int], Trace]  # returns a job's trace at a batch size
 
-TRACED_STEPS = 3  # the first makes gradients and optimizer state, the others ought to be the same
+TRACED_STEPS = 3  # the first allocates gradients and optimizer state, the others should be equal
 MOST_UNSETTLED_STEPS = 100
 
-# Where the gradients of an earlier loop are set to None. `AFTER_STEP` leaves none to the next loop.
+# The phase in which an earlier loop's gradients are set to None. `AFTER_STEP` leaves none to the next loop.
 _ZEROED_IN = {ZeroGrad.BEFORE_FORWARD: Phase.FORWARD, ZeroGrad.BEFORE_BACKWARD: Phase.BACKWARD}
 
 
 def run_process(process: Process, tracer: JobTracer, limits: MemoryLimits = UNLIMITED) -> ProcessLog:
-    """Return the output of a process, up to its end or to the request that cannot be served.
+    """Replay a process and return its readings, up to its end or to the first request that cannot be served.
 
-    Raises ValueError for a process in which `find_invalid_step` finds one, ModelError for a long loop that
-    does not settle, and what the tracer raises.
+    Raises ValueError if `find_invalid_step` finds an invalid step, ModelError for a long loop whose steps do
+    not become equal, and the errors of the tracer.
     """
     flaw = find_invalid_step(process)
     if flaw is not None:
@@ -65,7 +65,7 @@ def run_process(process: Process, tracer: JobTracer, limits: MemoryLimits = UNLI
 
 
 class _NoRoomError(Exception):
-    """A request that cannot be served, which torch raises as OutOfMemoryError."""
+    """A memory request that cannot be served, for which torch raises OutOfMemoryError."""
 
     def __init__(self, requested_bytes: int) -> None:
         super().__init__(requested_bytes)
@@ -74,7 +74,7 @@ class _NoRoomError(Exception):
 
 @dataclass(slots=True)
 class _Placed:
-    """The memory of a model on the GPU apart from its loop."""
+    """The blocks that a model holds on the GPU outside of a loop: weights and left-over gradients."""
 
     weights: dict[int, Block] = field(default_factory=dict)  # by their number in the set-up of each trace
     gradients: list[Block] = field(default_factory=list)  # of a loop that was left
@@ -82,17 +82,17 @@ class _Placed:
 
 @dataclass(slots=True)
 class _Running:
-    """A loop on its way, and after it while its names live."""
+    """A loop that is running, or that has ended while its variables are still alive."""
 
     loop: StepSequence
     model: _Placed
-    zeroed_in: Phase | None = None  # where in the first step gradients of an earlier loop die
+    zeroed_in: Phase | None = None  # the phase of the first step that frees an earlier loop's gradients
     # Live blocks with their categories, by the step that requested them and their number there.
     held: dict[tuple[int, int], tuple[Block, Category]] = field(default_factory=dict)
 
 
 class _Machine:
-    """One process with its allocator."""
+    """The replay of one process, with its allocator."""
 
     def __init__(self, tracer: JobTracer, limits: MemoryLimits) -> None:
         self.readings: list[MemoryReading] = []
@@ -102,7 +102,7 @@ class _Machine:
         self.allocator = CachingAllocator(limits)
         self._tensors: dict[str, Block] = {}
         self._models: dict[str, _Placed] = {}
-        self._running: _Running | None = None  # whose names live
+        self._running: _Running | None = None  # the loop whose variables are alive
         self._optional = OptionalRequests()
         self._served: set[tuple[bool, int]] = (
             set()
@@ -110,7 +110,7 @@ class _Machine:
         self._section = ""
 
     def take(self, step: Step) -> None:
-        """Do one step of a process without flaw."""
+        """Replay one step of a valid process."""
         self.loop_step = self.phase = None
         match step:
             case Heading(text):
@@ -157,7 +157,7 @@ class _Machine:
 
     def _place(self, model: Model) -> None:
         self.loop_step, self.phase = 0, Phase.SETUP
-        # Any loop of the model shows its weights; that of its training will probably be needed as well.
+        # Any loop of the model shows its weights; the training loop will probably be needed later as well.
         job = _trained(model.job) if model.job.mode is Mode.TRAIN else _summarised(model.job)
         self._bring_weights(_Running(self._trace(job, model.batch), self._model(model)))
 
@@ -181,7 +181,11 @@ class _Machine:
         return split_steps(self._tracer(job, batch))
 
     def _trace_through(self, job: Job, batch: int, steps: int) -> StepSequence:
-        """Return a training loop that knows this number of steps."""
+        """Return a training loop that can be played for this number of steps.
+
+        Steps are repeated if they have become equal, else all are traced. Raises ModelError if they are too
+        many for that.
+        """
         loop = self._trace(_trained(job), batch)
         if loop.is_periodic or steps <= len(loop.steps):
             return loop
@@ -193,7 +197,10 @@ class _Machine:
         return self._trace(replace(job, steps=steps), batch)
 
     def _bring_weights(self, running: _Running) -> None:
-        """Request the weights that are not on the GPU: all, or a buffer that an earlier loop replaced."""
+        """Allocate the weights of a loop that are not on the GPU yet.
+
+        These are all weights, or buffers that an earlier loop replaced.
+        """
         weights = running.model.weights
         requests = [action for action in running.loop.setup if isinstance(action, Malloc)]
         for number, request in enumerate(requests):
@@ -203,7 +210,10 @@ class _Machine:
                 running.held[0, number] = weights[number], request.category
 
     def _play(self, running: _Running, step: int) -> None:
-        """Let the allocator serve one step, 0 being the set-up; held blocks are not requested again."""
+        """Replay one step of a loop through the allocator; step 0 is the set-up.
+
+        Blocks that are already held are not requested again.
+        """
         self.loop_step, self.phase = step, Phase.SETUP
         request = 0
         for action in running.loop.step(step):
@@ -226,23 +236,23 @@ class _Machine:
                         self._enter(running)
 
     def _enter(self, running: _Running) -> None:
-        """Begin a phase of a loop's first step."""
+        """Place missing weights, or free an earlier loop's gradients, as a phase of the first step begins."""
         if self.phase is Phase.FORWARD:
-            self._bring_weights(running)  # torchinfo makes the input first, then moves the model
+            self._bring_weights(running)  # torchinfo allocates the input first, then moves the model
         if self.phase is running.zeroed_in:
             for block in running.model.gradients:
                 self.allocator.free(block)
             running.model.gradients.clear()
 
     def _keep(self, size: int, stream: int) -> None:
-        """Allocate a workspace that this thread never frees on this stream."""
+        """Allocate a permanent workspace for the current thread and this stream, unless there is one."""
         place = self.phase is Phase.BACKWARD, stream
         if place not in self._served:
             self._served.add(place)
             self._malloc(size, stream)
 
     def _leave(self, running: _Running) -> None:
-        """Free what the names of a loop hold; the model keeps its weights and gradients."""
+        """Free the blocks that a loop's variables hold; the model keeps its weights and gradients."""
         for block, category in running.held.values():
             if category is Category.GRADIENT:
                 running.model.gradients.append(block)
@@ -265,5 +275,5 @@ def _trained(job: Job) -> Job:
 
 
 def _summarised(job: Job) -> Job:
-    """Return the job as torchinfo runs it."""
+    """Return the job that torchinfo runs: one inference step without a target."""
     return replace(job, mode=Mode.INFER, target=None, steps=1)

@@ -1,4 +1,4 @@
-"""A grid of jobs and GPUs in parallel."""
+"""Plan a grid of jobs and GPUs in parallel."""
 
 from planner._support.lazy_exports import attach_stub
 

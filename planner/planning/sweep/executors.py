@@ -1,7 +1,7 @@
-"""Tasks of a sweep on concurrent.futures executors: loky's processes on this machine, or a Dask cluster.
+"""Run a sweep's tasks on concurrent.futures executors: loky's processes on this machine, or a Dask cluster.
 
-A task that ends its process takes no other with it: those that were running then are run again one by one,
-which shows which of them it was.
+If a worker dies, no other task is lost: the tasks that were running at that time are run again one by one,
+which shows which of them ends its process.
 """
 
 import os
@@ -21,21 +21,21 @@ from planner.planning.sweep.task import Task, TaskResult
 
 CONNECT_SECONDS = 30
 
-_Numbered = tuple[int, Task]  # a task and its place among all
+_Numbered = tuple[int, Task]  # a task's index among all tasks, and the task
 Run = Callable[[Task], TaskResult]
 
 
 class Pool(Struct, frozen=True):
-    """Workers of one kind."""
+    """A pool of workers that run tasks: local processes, or a Dask cluster."""
 
     size: int  # tasks at a time
     died: tuple[type[BaseException], ...]  # raised by a future whose worker died
-    executor: Callable[[], AbstractContextManager[Executor]]  # its workers end with the context, or stay
+    executor: Callable[[], AbstractContextManager[Executor]]  # local workers end with the context
     close: Callable[[], object]  # releases what the workers need
 
 
 def run_all(tasks: Sequence[Task], pool: Pool, run: Run) -> Iterator[tuple[int, TaskResult]]:
-    """Run tasks and yield each one's place and result, in the order in which they end."""
+    """Run tasks, and yield the index and result of each in the order in which they end."""
     queue = deque(enumerate(tasks))
     while queue:
         suspects: list[_Numbered] = []
@@ -50,11 +50,14 @@ def run_all(tasks: Sequence[Task], pool: Pool, run: Run) -> Iterator[tuple[int, 
 def _run_until_death(
     queue: deque[_Numbered], width: int, pool: Pool, run: Run, suspects: list[_Numbered]
 ) -> Iterator[tuple[int, TaskResult]]:
-    """Run the queue until a worker dies; `suspects` are then the tasks that were running."""
+    """Run queued tasks and yield their results until a worker dies.
+
+    The tasks that were running when it died are added to `suspects`.
+    """
     running: dict[Future[TaskResult], _Numbered] = {}
     with pool.executor() as executor:
         while running or (queue and not suspects):
-            # One by one, so that no task waits behind a long one.
+            # Submitted one by one, so that no task waits behind a long task.
             while queue and not suspects and len(running) < width:
                 try:
                     running[executor.submit(run, queue[0][1])] = queue[0]
@@ -72,7 +75,7 @@ def _run_until_death(
 
 
 def local_pool(size: int) -> Pool:
-    """Return processes on this machine, which stop with whatever they run."""
+    """Return a pool of processes on this machine, which are killed when the executor's context ends."""
     loky = _import("loky", "sweep")
 
     @contextmanager
@@ -89,7 +92,7 @@ def local_pool(size: int) -> Pool:
 
 
 def dask_pool(scheduler: str) -> Pool:
-    """Return the workers of a Dask cluster. Raises UsageError where none answers."""
+    """Return a pool of the workers of a Dask cluster. Raises UsageError if no worker answers."""
     distributed = _import("distributed", "dask")
     client = None
     try:
@@ -109,7 +112,7 @@ def dask_pool(scheduler: str) -> Pool:
 
 
 def _print_to_stderr() -> None:
-    """Keep what a model prints in a worker off standard output, which it inherits."""
+    """Redirect a worker's standard output to standard error, to keep models from printing into results."""
     os.dup2(2, 1)
 
 

@@ -1,4 +1,4 @@
-"""The reader of sweep files: models x recipes x GPUs.
+"""Read sweep files, which name a grid of models x recipes x GPUs.
 
     about: what the sweep is for
     models:
@@ -46,7 +46,7 @@ MOST_CELLS = 100_000
 
 
 class NamedModel(Struct, frozen=True):
-    """A model of the grid, and what it takes in every recipe."""
+    """A model of the grid, with the job options that it has in every recipe."""
 
     name: str  # in the tables
     model: str
@@ -54,7 +54,7 @@ class NamedModel(Struct, frozen=True):
 
 
 class Recipe(Struct, frozen=True):
-    """One way to train; its options stand over those of the model."""
+    """A named set of training options, which take precedence over the options of the model."""
 
     name: str
     options: Mapping[str, Any]
@@ -74,8 +74,10 @@ class Grid(Struct, frozen=True):
 def load_grid(
     path: Path, catalogue: Mapping[str, CatalogueEntry], sources: Collection[str] = SOURCES
 ) -> Grid:
-    """Read a sweep. Raises DataFileError with file, line and key for anything that is wrong with it, also for
-    a FILE.py:NAME where "file" is none of the `sources`: it would run code.
+    """Read a sweep file.
+
+    Raises DataFileError with file, line and key for an invalid file. A model FILE.py:NAME, which would run
+    code, is invalid unless `sources` contains "file".
     """
     top = read_entry(path)
     parts = top.children(("about", "models", "recipes", "gpus"))
@@ -144,19 +146,19 @@ def _refuse_twice(entry: Entry, names: list[str]) -> None:
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """One model in one recipe on one GPU."""
+    """The figures of one model in one recipe on one GPU."""
 
     model: str
     recipe: str
     figures: GpuFigures
 
     def row(self) -> dict[str, Any]:
-        """Return the cell's columns by name."""
+        """Return the cell's values by column name."""
         return {"model": self.model, "recipe": self.recipe, **msgspec.structs.asdict(self.figures)}
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """A model in a recipe that gave no answer."""
+    """A model and recipe that could not be planned, and the reason."""
 
     model: str
     recipe: str
@@ -164,7 +166,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class SweepTable(msgspec.Struct, frozen=True):
-    """A grid with its cells."""
+    """The results of a sweep: its grid, cells and failures."""
 
     grid: Grid
     cells: tuple[Cell, ...]  # by model, recipe and GPU in the order of the file

@@ -1,8 +1,9 @@
-"""Results of sweeps in a folder: a file for each job that was run, whole or not there.
+"""Store the results of sweeps in a folder, with one file for each job that was run.
 
-A file's name ends in digests of what decides its figures (job, memory, versions, the planner's own code,
-calibrations) and of the GPUs in it, so that no two runs write other things under one name, and any number of
-sweeps may share a folder. A file that is broken or foreign is reported and its cells are computed anew.
+A file is complete or absent. Its name ends in two digests: of everything that decides its figures (job,
+memory, versions, the planner's own code, calibrations), and of the GPUs in it. So no two runs write different
+content under one name, and any number of sweeps may share a folder. A broken or foreign file is reported, and
+its cells are computed again.
 """
 
 import json
@@ -39,14 +40,14 @@ class _ResultFile(msgspec.Struct):
 
 
 class ResultStore(Struct, frozen=True):
-    """A folder of results."""
+    """A folder of stored sweep results."""
 
     folder: Path
-    environment_digest: str  # of what decides the figures of all jobs
+    environment_digest: str  # of the files that decide the figures of all jobs
     warn: Warn
 
     def find(self, task: Task) -> TaskResult:
-        """Return the stored cells of the task."""
+        """Return the stored results of a task, limited to its GPUs."""
         cells: dict[str, GpuFigures] = {}
         notes: dict[str, None] = {}
         unknown: dict[str, None] = {}
@@ -59,7 +60,7 @@ class ResultStore(Struct, frozen=True):
         return TaskResult(cells, tuple(notes), tuple(unknown))
 
     def keep(self, task: Task, result: TaskResult) -> None:
-        """Write a task's result. Raises DataFileError."""
+        """Write a task's result to a file of the folder. Raises DataFileError."""
         gpus = sha256(" ".join(sorted(result.cells)).encode()).hexdigest()[:8]
         readable = re.sub(r"[^a-z0-9]+", "-", f"{task.model} {task.recipe}".lower()).strip("-")[:60]
         content = _ResultFile(1, result.notes, result.unknown_ops, dict(result.cells), task_to_json(task))
@@ -81,7 +82,7 @@ class ResultStore(Struct, frozen=True):
 
 
 def open_results(folder: Path, calibrations: Iterable[Path], warn: Warn) -> ResultStore:
-    """Open a folder of results, made if it is missing. Raises DataFileError where it cannot be."""
+    """Open a folder of results, creating it if it is missing. Raises DataFileError if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -95,7 +96,7 @@ def open_results(folder: Path, calibrations: Iterable[Path], warn: Warn) -> Resu
 
 
 def _deciding_files(calibrations: Iterable[Path]) -> Iterator[Path]:
-    """Yield the planner's own code and the calibrations that may be used."""
+    """Yield the files of the planner's own code and of the calibrations that may be used."""
     yield from sorted(_PACKAGE.rglob("*.py"))
     for folder in search_path(list(calibrations)):
         if folder.is_dir():
@@ -103,7 +104,7 @@ def _deciding_files(calibrations: Iterable[Path]) -> Iterator[Path]:
 
 
 def _code_of(task: Task) -> Any:
-    """Return the inputs of the job's traces, as far as they are known."""
+    """Return a value that changes if the code or data behind the job's traces changes, as far as known."""
     key = fingerprint_of(task.job)
     if key is not None:
         return [key, _library_of(task.job)]
@@ -114,7 +115,7 @@ def _code_of(task: Task) -> Any:
 
 
 def _library_of(job: Job) -> str:
-    """Return what decides the workspaces of the job's convolutions; "" where nothing answers."""
+    """Return the name of the source of the job's convolution workspaces, or "" if there is none."""
     try:
         return open_convolutions(job).name
     except UsageError:

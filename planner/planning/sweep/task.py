@@ -1,4 +1,4 @@
-"""A job of a sweep as a worker gets it, and what the worker returns: plain data."""
+"""The task that a worker of a sweep receives and the result that it returns, as plain data."""
 
 from collections.abc import Mapping
 from hashlib import sha256
@@ -13,7 +13,7 @@ from planner.jobs import Job, job_to_json
 
 
 class Task(msgspec.Struct, frozen=True):
-    """One model in one recipe, on all GPUs that are still missing."""
+    """One model in one recipe, with all GPUs whose figures are still missing."""
 
     model: str  # as the tables name it
     recipe: str
@@ -23,21 +23,21 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class GpuFigures(msgspec.Struct, frozen=True):
-    """The row of `planner gpus` for one GPU."""
+    """The figures of one GPU, as in a row of `planner gpus`."""
 
     gpu: str
     total_mib: int | float
-    max_batch: int  # 0 where not even 1 fits
-    process_mib: int | float | None  # of that batch, as nvidia-smi shows it; None where nothing fits
+    max_batch: int  # 0 if not even 1 fits
+    process_mib: int | float | None  # at that batch, as nvidia-smi shows it; None if no batch fits
     process_upper_mib: int | float | None  # likewise at the confidence
     headroom_mib: int | float | None
     calibrated: bool
     source: str
-    comfortable_batch: int  # the largest without retries; 0 where none runs without
+    comfortable_batch: int  # the largest without retries; 0 if every batch needs retries
 
 
 class TaskResult(msgspec.Struct, frozen=True):
-    """The figures of a task, or why there are none."""
+    """The figures of a task, or the reason why there are none."""
 
     cells: Mapping[str, GpuFigures] = {}  # by `device_digest`
     notes: tuple[str, ...] = ()
@@ -47,12 +47,12 @@ class TaskResult(msgspec.Struct, frozen=True):
 
 
 def device_digest(device: Device) -> str:
-    """Return a digest of everything that is known of a GPU."""
+    """Return a digest of all known properties of a GPU."""
     return sha256(repr(device).encode()).hexdigest()[:16]
 
 
 def task_to_json(task: Task) -> dict[str, Any]:
-    """Return the inputs of the task's figures, but for its GPUs."""
+    """Return everything that decides a task's figures, apart from its GPUs, as JSON data."""
     deciding = ("alloc_conf", "confidence", "no_calibration")
     options = {name: value for name, value in task.options.items() if name in deciding}
     cap = task.options.get("allocator_cap_mib")
@@ -61,7 +61,7 @@ def task_to_json(task: Task) -> dict[str, Any]:
 
 
 def _file_digest(path: str) -> str:
-    """Return a digest of a file's contents; "" of what is no readable file."""
+    """Return a digest of a file's contents, or "" if the file cannot be read."""
     try:
         return sha256(read_bytes(Path(path), LARGEST_CODE_BYTES)).hexdigest()[:16]
     except OSError:

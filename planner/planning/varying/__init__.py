@@ -1,1 +1,1 @@
-"""Batches of samples of many sizes: a run of sampled batches through one allocator."""
+"""Plan batches whose samples have many sizes, by replaying sampled batches through one allocator."""

@@ -1,8 +1,8 @@
-"""What each change to a recipe, or to its batches, brings where samples are of many sizes.
+"""Evaluate the changes to a recipe, or to its batches, for a job whose samples have many sizes.
 
-Each change is played as its plan would be: the largest batch whose runs stay within the risk, and the
-probability that a run at the batch that is asked for runs out of memory. Where the batch has no memory, the
-changes that enlarge the batch are made together, the mildest first, until it has.
+Each change is planned like a job: the largest batch whose runs stay within the risk, and the probability that
+a run at the requested batch runs out of memory. If the requested batch does not fit with any single change,
+the changes that enlarge the largest batch are combined, the mildest first, until it fits.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,41 +21,44 @@ from planner.planning.varying.risk import RunRisk
 from planner.program import OnProgress
 
 FEWER_SIZES = 64  # a multiple to pad to
-KEPT_SHARE = 0.95  # of samples that a smaller range does not cut
+KEPT_SHARE = 0.95  # share of samples that a smaller range does not cut
 
 OpenPrograms = Callable[[Job], SizedPrograms]
 
 
 class VaryingAttempt(Struct, frozen=True):
-    """The result of a set of changes."""
+    """The plan of a job after a set of changes."""
 
     changes: tuple[Change, ...]
     training: TrainingConfig
     side: VaryingSide  # with the largest batch
-    asked: RunRisk | None  # at the batch that is asked for; of one micro-batch, where a change splits it
+    asked: RunRisk | None  # at the requested batch, or at its micro-batch if a change splits it
 
     @property
     def fits(self) -> bool:
-        """Return whether runs at the batch that is asked for stay within the risk."""
+        """Return whether runs at the requested batch stay within the risk."""
         risk = round(1 - self.side.budget.confidence, 12)
         return self.asked is not None and self.asked.probability <= risk
 
 
 class VaryingAdvice(Struct, frozen=True):
-    """What changes bring where samples are of many sizes."""
+    """The plans of a job whose samples have many sizes, unchanged and with each change."""
 
-    batch: int | None  # that was asked for
+    batch: int | None  # the requested batch
     unchanged: VaryingAttempt
     singles: tuple[VaryingAttempt, ...]  # every change by itself, the mildest first
-    together: VaryingAttempt | None  # the changes with which the batch fits, where none by itself is enough
-    failed: tuple[tuple[str, str], ...]  # changes that the model does not go along with, and why
+    together: VaryingAttempt | None  # several changes with which the batch fits, if none by itself suffices
+    failed: tuple[tuple[str, str], ...]  # changes that the model does not support, and why
     seconds: float
 
 
 def advise_varying(
     job: Job, budget: Budget, batch: int | None, open_programs: OpenPrograms, on_progress: OnProgress
 ) -> VaryingAdvice:
-    """Play every change by itself, and where none is enough for the batch several. Raises as a capture."""
+    """Plan a job with each change by itself, and with several if none alone makes the requested batch fit.
+
+    Slow changes are skipped, and so are further splits of a batch that fits. Raises the errors of a capture.
+    """
     start = perf_counter()
     training = TrainingConfig(job, batch or 1, budget.limits.config)
     programs = open_programs(job)
@@ -102,7 +105,10 @@ def _together(
     singles: list[VaryingAttempt],
     attempt: Callable[[tuple[Change, ...]], VaryingAttempt | None],
 ) -> VaryingAttempt | None:
-    """Return the mildest changes that fit together, one of a group; None where all of them do not."""
+    """Return the mildest set of changes with which the requested batch fits, or None if there is none.
+
+    It has several changes, at most one from each group.
+    """
     chosen: list[Change] = []
     for single in singles:
         change = single.changes[0]
@@ -116,7 +122,7 @@ def _together(
 
 
 def _of_batches(job: Job) -> Iterator[Change]:
-    """Yield other ways to make batches of the same samples."""
+    """Yield changes to how samples are padded, cut and put into batches."""
     sizes = load_distribution(job)
     if len(sizes.ranges) > 1:
         return

@@ -1,7 +1,7 @@
-"""The largest batch, and the memory of one, where samples are of many sizes.
+"""Find the largest batch, or the memory of a given batch, for a job whose samples have many sizes.
 
-Everything is found twice: with the configuration of the allocator that the user gives, and with expandable
-segments, or without them, in its place.
+Everything is computed twice: with the user's configuration of the allocator, and with the same configuration
+but expandable segments switched on, or off if they were on.
 """
 
 from time import perf_counter
@@ -21,39 +21,39 @@ from planner.planning.varying.programs import SizedPrograms
 from planner.planning.varying.risk import RunRisk, sample_runs
 from planner.program import FIT_BATCHES, LARGEST_BATCH, Outcome
 
-SEARCH_STEPS = 40  # of a probe of the search; the answer is confirmed with more
+SEARCH_STEPS = 40  # steps of a probe of the search; the answer is confirmed with more
 SEARCH_SEQUENCES = 1
-TOKENS_UNIT = 64  # the most tokens of a batch are searched in such steps
+TOKENS_UNIT = 64  # the step in which the largest number of tokens of a batch is searched
 
 
 class VaryingSide(Struct, frozen=True):
-    """The answer with one configuration of the allocator."""
+    """The answer for one configuration of the allocator."""
 
     budget: Budget
-    largest: int  # batch whose probability to run out of memory is within the risk; 0: none is
-    at: RunRisk | None  # of that batch, or of the one that is asked for
-    beyond: RunRisk | None = None  # of the next larger one
+    largest: int  # batch whose probability of running out of memory is within the risk; 0: there is none
+    at: RunRisk | None  # of that batch, or of the requested batch
+    beyond: RunRisk | None = None  # of the next larger batch
 
     @property
     def expandable_segments(self) -> bool:
-        """Return whether segments expand."""
+        """Return whether the allocator's segments are expandable."""
         return self.budget.limits.config.expandable_segments
 
     @property
     def process_bytes(self) -> int | None:
-        """Return what nvidia-smi shows at the most."""
+        """Return the most memory that nvidia-smi shows for the process, or None if no runs were sampled."""
         return None if self.at is None else process_bytes(self.budget, self.at.peak_reserved_bytes)
 
 
 class VaryingPlan(Struct, frozen=True):
-    """The answers for a job whose samples are of many sizes."""
+    """The answers for a job whose samples have many sizes."""
 
     job: Job
     sizes: SizeDistribution
-    batch: int | None  # that was asked for; None: the largest was
-    risk: float  # that an answer stays within
+    batch: int | None  # the requested batch; None if the largest was requested
+    risk: float  # the probability of running out of memory that an answer may have
     sides: tuple[VaryingSide, ...]  # the user's configuration first
-    constant: int  # largest batch whose samples all have the largest size; 0: none
+    constant: int  # largest batch that fits if all samples have the largest size; 0: none
     notes: tuple[str, ...]
     unknown_ops: tuple[str, ...]
     seconds: Seconds
@@ -65,14 +65,14 @@ class VaryingPlan(Struct, frozen=True):
 
 
 def check_varying(job: Job) -> None:
-    """Raise UsageError for options that go with samples of one size alone."""
+    """Raise UsageError for options that require samples of one size."""
     ranged = next(str(spec) for spec in job.inputs if spec.smallest)
     refused = {
         f"--mode {job.mode}": job.mode in (Mode.GENERATE, Mode.STEP),
         "--evaluate": job.evaluate,
         "--dataset-size": bool(job.dataset_size),
         f"--steps {job.steps}": job.steps < 3,
-        "--cudnn-benchmark": job.cudnn_benchmark,  # which searches anew for each new size
+        "--cudnn-benchmark": job.cudnn_benchmark,  # searches again for each new size
     }
     for flag, is_given in refused.items():
         if is_given:
@@ -83,7 +83,7 @@ def check_varying(job: Job) -> None:
 
 
 def estimate_varying(job: Job, budget: Budget, programs: SizedPrograms, batch: int) -> VaryingPlan:
-    """Return the memory of runs at a batch size. Raises the errors of a capture."""
+    """Return the memory and the risk of sampled runs at a batch size. Raises the errors of a capture."""
     start = perf_counter()
     budget = judged(budget, programs)
     sides = []
@@ -98,9 +98,9 @@ def estimate_varying(job: Job, budget: Budget, programs: SizedPrograms, batch: i
 def find_varying_batch(
     job: Job, budget: Budget, programs: SizedPrograms, multiple_of: int = 1
 ) -> VaryingPlan:
-    """Return the largest batch sizes that run out of memory with at most the risk of the budget.
+    """Return a plan with the largest batch sizes whose probability of running out of memory is acceptable.
 
-    Raises the errors of a capture.
+    It may be at most the risk of the budget. Raises the errors of a capture.
     """
     start = perf_counter()
     budget = judged(budget, programs)
@@ -116,10 +116,10 @@ def find_varying_batch(
 def find_varying_fit(
     job: Job, budget: Budget, programs: SizedPrograms, batch: int | None = None, multiple_of: int = 1
 ) -> DeviceFit:
-    """Return the answer for one GPU of several, with its allocator as configured.
+    """Return the largest batch on one of several GPUs, and the figures of `batch`, by default the largest.
 
-    Retries are part of a run on many sizes: the largest batch is the comfortable one too. Raises the errors
-    of a capture.
+    Retries are normal in a run on many sizes, so the largest batch also counts as the comfortable batch.
+    Raises the errors of a capture.
     """
     budget = judged(budget, programs)
     side = plan_side(job, budget, programs, multiple_of)
@@ -145,20 +145,23 @@ def plan_side(job: Job, budget: Budget, programs: SizedPrograms, multiple_of: in
 
 
 def sampled_at(side: VaryingSide, job: Job, programs: SizedPrograms, batch: int) -> RunRisk:
-    """Return sampled runs at a batch size, under the budget of a side. Raises likewise."""
+    """Return the risk of sampled runs at a batch size under a side's budget.
+
+    Raises the errors of a capture.
+    """
     if side.at is not None and side.at.batch == batch:
         return side.at
     return sample_runs(job, programs.sizes, open_batches(job, programs), side.budget.limits, batch)
 
 
 def open_batches(job: Job, programs: SizedPrograms) -> BatchSource:
-    """Return the events of a job's batches of any shape."""
+    """Return a source of the events of a job's batches, for any shape."""
     trace = programs.trace(BatchShape(FIT_BATCHES[0], programs.sizes.largest))
     return BatchSource(job, programs.specialized, trace.next_workspaces)
 
 
 def judged(budget: Budget, programs: SizedPrograms) -> Budget:
-    """Return the budget with the margins of a job like this one."""
+    """Return the budget with the margins of the published runs that the job resembles."""
     size = programs.sizes.largest
     trace = programs.trace(BatchShape(FIT_BATCHES[0], size))
     return judge_budget(budget, programs.job_at(size), trace)
@@ -175,7 +178,7 @@ def _risk(budget: Budget) -> float:
 
 
 def _constant_batch(budget: Budget, programs: SizedPrograms) -> int:
-    """Return the largest batch size whose samples all have the largest size."""
+    """Return the largest batch size that fits if all samples have the largest size."""
     source, target = programs.source(programs.sizes.largest), budget.device.target
     replays = TargetReplays(ReplayCache(source), target, source.bound(target), LARGEST_BATCH)
     return search_device(replays, (budget.limits,)).largest

@@ -1,8 +1,8 @@
-"""A process that trains on batches of several shapes, step after step, in one allocator.
+"""Replay a process that trains on batches of several shapes, step after step, through one allocator.
 
-Each step is that of a trace of the job at the shape of its batch. What outlives a batch (gradients, the
-variables of the loop) is the same variable in the traces of all shapes, and is freed when the next batch
-frees it.
+Each step is taken from a trace of the job at the shape of its batch. A block that outlives its batch (of a
+gradient, or of a variable of the loop) is the same variable in the traces of all shapes, and is freed when a
+later batch frees this variable.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,35 +25,35 @@ from planner.program import (
     Trace,
 )
 
-_FIRST_LASTING = 2**40  # numbers of blocks that outlive their batch; others have those of their program
+_FIRST_LASTING = 2**40  # first number of blocks that outlive their batch; others keep their program's numbers
 
 Specialize = Callable[[BatchShape], tuple[Program, KernelWorkspaces]]
 
 
 class BatchEvents(Struct, frozen=True):
-    """The events of one batch, with the places of what outlives it."""
+    """The events of one batch, with the indices of events that concern other batches."""
 
     trace: Trace
-    lasting: tuple[tuple[int, Alloc, Variable], ...]
-    freed: tuple[tuple[int, Free, int, Variable], ...]  # with the batches since, -1: of the set-up
+    lasting: tuple[tuple[int, Alloc, Variable], ...]  # allocations that outlive the batch
+    freed: tuple[tuple[int, Free, int, Variable], ...]  # with the batches since allocation, -1: in the set-up
     starts: tuple[tuple[int, PhaseStart], ...]
 
 
 class _Part(Struct, frozen=True):
-    """The part of a program that is one batch."""
+    """The part of a program that covers one batch."""
 
     index: int
     program: Program
     variables: dict[int, tuple[int, Variable]]
 
     def at(self, batch: int, workspaces: KernelWorkspaces) -> BatchEvents:
-        """Return the events at a batch size."""
+        """Return the events of the part at a batch size."""
         trace, variables = self.program.instantiate(batch, workspaces), self.variables
         lasting, freed, starts = [], [], []
         for place, event in enumerate(trace.events):
             if isinstance(event, PhaseStart):
                 starts.append((place, event))
-            elif event.block in variables:  # or a workspace that has the number of a later batch's block
+            elif event.block in variables:  # also a workspace whose number equals a later batch's block
                 born, variable = variables[event.block]
                 if isinstance(event, Alloc):
                     if born == self.index:
@@ -64,7 +64,7 @@ class _Part(Struct, frozen=True):
 
 
 def _parts(program: Program) -> list[list[_Part]]:
-    """Return the parts of a program by step, step 0 being the set-up."""
+    """Return the parts of a program by step; step 0 is the set-up."""
     segments = split_segments(program.events)
     variables = find_variables(segments)
     ends = [segment.start for segment in segments[1:]] + [len(program.events)]
@@ -87,10 +87,10 @@ def _renumbered(event: Alloc, block: int) -> Alloc:
 
 
 class BatchSource:
-    """The events of batches by shape, each made once."""
+    """A cache of the events of a job's batches, by shape and step."""
 
     def __init__(self, job: Job, specialize: Specialize, next_workspaces: NextWorkspaces | None) -> None:
-        """Take the programs of a job; `next_workspaces` as its traces have it."""
+        """Create the cache of a job, given its program at each shape and its traces' `next_workspaces`."""
         self.next_workspaces = next_workspaces
         self.usual_step = job.steps - 1 if job.mode is Mode.FORWARD else job.steps
         self._specialize = specialize
@@ -98,7 +98,10 @@ class BatchSource:
         self._made: dict[tuple[BatchShape, int], list[BatchEvents]] = {}
 
     def batches(self, shape: BatchShape, step: int) -> list[BatchEvents]:
-        """Return the batches of a step at a shape, one where it does not accumulate; step 0: the set-up."""
+        """Return the events of each batch of a step at a shape; step 0 is the set-up.
+
+        There are several batches only if the job accumulates gradients.
+        """
         step = min(step, self.usual_step)
         if (shape, step) not in self._made:
             program, workspaces = self._specialize(shape)
@@ -109,15 +112,15 @@ class BatchSource:
         return self._made[shape, step]
 
     def forget(self) -> None:
-        """Drop what was made, which the next batch size does not need."""
+        """Clear the cached events, which the next batch size does not need."""
         self._made.clear()
 
 
 class VaryingProcess:
-    """A process that has taken some steps."""
+    """The replay of a process that trains on batches of several shapes, step by step."""
 
     def __init__(self, source: BatchSource, limits: MemoryLimits, first: BatchShape) -> None:
-        """Place the model, as before a first batch of this shape."""
+        """Replay the set-up that comes before a first batch of this shape."""
         self._source = source
         self._process = ReplayedProcess(limits, source.next_workspaces)
         self._live: dict[tuple[int, Variable], int] = {}
@@ -127,7 +130,7 @@ class VaryingProcess:
         self.is_alive = self._play(setup)
 
     def step(self, shapes: Sequence[BatchShape]) -> bool:
-        """Take a step with batches of these shapes; return whether it had the memory."""
+        """Replay a step with batches of these shapes, and return whether it fits in memory."""
         self.steps += 1
         of_shape = [self._source.batches(shape, self.steps) for shape in shapes]
         for number, batches in enumerate(of_shape):
@@ -137,7 +140,7 @@ class VaryingProcess:
         return self.is_alive
 
     def copy(self) -> "VaryingProcess":
-        """Return a process in the same state, which goes on by itself."""
+        """Return an independent copy of the process in its present state."""
         twin = object.__new__(VaryingProcess)
         twin.__dict__.update(self.__dict__)
         twin._process, twin._live = self._process.copy(), dict(self._live)
@@ -145,11 +148,11 @@ class VaryingProcess:
 
     @property
     def reserved_bytes(self) -> int:
-        """Return what is reserved now."""
+        """Return the bytes that are reserved now."""
         return self._process.allocator.reserved_bytes
 
     def replay(self, batch: int) -> Replay:
-        """Return the figures up to now."""
+        """Return the figures of the replay up to now, labelled with this batch size."""
         return self._process.result(batch)
 
     def _play(self, batch: BatchEvents) -> bool:

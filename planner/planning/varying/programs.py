@@ -1,4 +1,4 @@
-"""The traces of a job at any size of its samples."""
+"""Open the programs and traces of a job at any size of its samples."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -28,7 +28,7 @@ Factory = Callable[[], object]  # returns an nn.Module
 
 @dataclass(slots=True)
 class SizedPrograms:
-    """The traces of a job at all sizes that its batches are padded to, on one kind of GPU."""
+    """The programs and traces of a job at all sizes that its batches are padded to, on one kind of GPU."""
 
     job: Job
     sizes: SizeDistribution
@@ -36,13 +36,13 @@ class SizedPrograms:
     on_progress: OnProgress
     factory: Factory | None = None
     cache_folder: Path | None = None
-    seconds: float = 0.0  # that traces took
+    seconds: float = 0.0  # spent on traces
     _convolutions: ConvWorkspaceQuery | None = None
     _families: dict[int, "SizeFamily"] = field(default_factory=dict)  # by the only batch size; 0: any
     _sources: dict[Size, ProgramSource] = field(default_factory=dict)
 
     def with_job(self, job: Job, sizes: SizeDistribution) -> "SizedPrograms | None":
-        """Return these programs for other batches of the same samples; None where traces differ."""
+        """Return these programs for another way to batch the same samples, or None if its traces differ."""
         size = self.sizes.largest
         is_same = len(sizes.ranges) == len(size) and at_size(job, size) == self.job_at(size)
         if not is_same or (len(size) == 1 and not set(sizes.paddings()) <= set(self.sizes.paddings())):
@@ -58,11 +58,14 @@ class SizedPrograms:
         return self._source(shape).trace(shape.batch, self.target)
 
     def specialized(self, shape: BatchShape) -> tuple[Program, KernelWorkspaces]:
-        """Return the program of batches of this shape, and what its kernels allocate. Raises likewise."""
+        """Return the program for batches of this shape, and the workspaces of its kernels.
+
+        Raises the errors of a capture.
+        """
         return self._source(shape).specialized(shape.batch, self.target)
 
     def _source(self, shape: BatchShape) -> ProgramSource:
-        """Return the programs at a size, that for several samples built where the shape needs it."""
+        """Return the programs at the size of a shape, after building the program that the shape needs."""
         start = perf_counter()
         source = self.source(shape.size)
         if shape.batch > 1:
@@ -71,7 +74,7 @@ class SizedPrograms:
         return source
 
     def source(self, size: Size) -> ProgramSource:
-        """Return the programs at a size."""
+        """Return the programs at a size, which are opened on first use."""
         if size not in self._sources:
             if not self._sources:
                 self._convolutions = open_convolutions(self.job, self.cache_folder)
@@ -80,7 +83,7 @@ class SizedPrograms:
         return self._sources[size]
 
     def _family(self, only_batch: int) -> "SizeFamily":
-        """Return the programs at all sizes, which share what their runs show."""
+        """Return the programs at all sizes, which share their captures, for one batch size or any (0)."""
         if only_batch not in self._families:
             self.on_progress("importing torch and the model's library")
             from planner.capture import open_size_family
@@ -98,18 +101,21 @@ class SizedPrograms:
 
 
 class _Member(Struct, frozen=True):
-    """Builder of the programs at one size, from those at all sizes."""
+    """A builder of the programs at one size, taken from the programs at all sizes."""
 
     family: "Callable[[int], SizeFamily]"
     size: Size
 
     def programs(self, target: Target) -> tuple[Program, ...]:
-        """Return the program for batches of two samples and more; none where no program fits."""
+        """Return the program for batches of two samples and more, or no program if none fits."""
         program = self.family(0).program(self.size)
         return () if program is None else (program,)
 
     def run(self, batch: int, target: Target) -> Program:
-        """Return the program of a batch of one sample, or of a run at another batch size."""
+        """Return the program of one batch size.
+
+        For one sample it is taken from the programs at all sizes if possible, else it is captured by a run.
+        """
         family = self.family(1 if batch == 1 else 0)
         program = family.program(self.size) if batch == 1 else None
         return family.builder(self.size).run(batch, target) if program is None else program

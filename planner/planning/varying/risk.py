@@ -1,10 +1,10 @@
-"""The probability that a run on sampled batches runs out of memory.
+"""Estimate the probability that a run on sampled batches runs out of memory.
 
-Several sequences of batches are drawn. Each is played step after step under the limits, up to MOST_STEPS;
-the state that it leaves is then probed with steps of larger and larger batches: the smallest size that has no
-memory there is its critical size. Whether a run of N steps dies is whether it draws such a batch, whose
-probability follows from the distribution alone. So rare sizes count though no sequence has drawn them, and
-the spread between sequences is the standard error.
+Several sequences of batches are drawn. Each is replayed step after step under the limits, up to MOST_STEPS.
+The final state is then probed with a next batch of several sizes: the smallest size that does not fit is the
+critical size. A run of N steps fails if it draws a batch of at least the critical size, and the probability
+of that draw follows from the distribution alone. So rare sizes count although no sequence has drawn them. The
+spread between sequences gives the standard error.
 """
 
 from collections.abc import Sequence
@@ -18,32 +18,32 @@ from planner.jobs import Batching, BatchShape, Job, Size, SizeDistribution, draw
 from planner.planning.varying.process import BatchSource, VaryingProcess
 
 SEQUENCES = 4
-MOST_STEPS = 100  # of a sequence that are played; what later ones may draw is probed
+MOST_STEPS = 100  # of a sequence that are replayed; sizes that later steps may draw are probed
 
 
 class SampledRun(Struct, frozen=True):
-    """One sequence of batches, played."""
+    """The replay of one sampled sequence of batches."""
 
-    replay: Replay  # up to the step that fails, if one does
-    steps: int  # that were taken, the failing one too
+    replay: Replay  # up to the step that fails, if any
+    steps: int  # that were replayed, including a failing step
     reserved_bytes: int  # at its end
     largest: BatchShape  # that it drew
     worst: BatchShape  # of the step that allocates most, or that runs out of memory
     worst_step: int
-    critical: Size | None  # the smallest that has no memory after it; None: the largest of all has
-    probability: float  # that a run of all steps draws a batch as large as that
+    critical: Size | None  # the smallest size that does not fit after it; None: even the largest fits
+    probability: float  # that a run of all steps draws a batch of at least the critical size
 
     @property
     def failed_step(self) -> int | None:
-        """Return the step that ran out of memory; None where none did."""
+        """Return the step that ran out of memory, or None if no step did."""
         return self.steps if self.replay.failure is not None else None
 
 
 class RunRisk(Struct, frozen=True):
-    """Outcomes of sampled runs at one batch size."""
+    """The risk of running out of memory at one batch size, from sampled runs."""
 
     batch: int
-    steps: int  # of a run, whose probability this is
+    steps: int  # of a whole run, to which the probability applies
     runs: tuple[SampledRun, ...]
 
     @property
@@ -53,33 +53,33 @@ class RunRisk(Struct, frozen=True):
 
     @property
     def standard_error(self) -> float | None:
-        """Return that of the probability, by the spread between sequences; None of a single one."""
+        """Return the standard error of the probability from the spread between runs, or None for one run."""
         if len(self.runs) < 2:
             return None
         return stdev(run.probability for run in self.runs) / sqrt(len(self.runs))
 
     @property
     def peak_allocated_bytes(self) -> int:
-        """Return the most that any sequence allocated."""
+        """Return the largest allocated peak of any sequence."""
         return max(run.replay.peak_allocated_bytes for run in self.runs)
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """Return the most that any sequence reserved."""
+        """Return the largest reserved peak of any sequence."""
         return max(run.replay.peak_reserved_bytes for run in self.runs)
 
     @property
     def fragmentation_bytes(self) -> int:
-        """Return the most by which the reserved peak of a sequence exceeds its allocated peak."""
+        """Return the largest difference between the reserved and the allocated peak of any sequence."""
         return max(run.replay.peak_reserved_bytes - run.replay.peak_allocated_bytes for run in self.runs)
 
     @property
     def retries_per_step(self) -> float:
-        """Return how often a step releases cached memory in order to go on."""
+        """Return the mean number of retries per step, each of which releases cached memory."""
         return sum(run.replay.retries for run in self.runs) / max(1, sum(run.steps for run in self.runs))
 
     def step_peaks_bytes(self, *shares: float) -> tuple[int, ...]:
-        """Return the allocated peak that such a share of the steps stays within."""
+        """Return for each share the allocated peak that this share of all steps stays within."""
         peaks = sorted(p.allocated_bytes for run in self.runs for p in run.replay.step_peaks)
         return tuple(peaks[min(len(peaks) - 1, int(share * len(peaks)))] for share in shares)
 
@@ -93,7 +93,10 @@ def sample_runs(
     sequences: int = SEQUENCES,
     most_steps: int = MOST_STEPS,
 ) -> RunRisk:
-    """Return what sequences of batches show. Raises the errors of a capture."""
+    """Replay sampled sequences of batches, and return the risk of running out of memory.
+
+    Raises the errors of a capture.
+    """
     steps = min(job.run_steps, most_steps)
     runs = (_sample(job, sizes, source, limits, batch, number, steps) for number in range(sequences))
     return RunRisk(batch, job.run_steps, tuple(runs))
@@ -142,7 +145,7 @@ def _sample(
 
 
 def _highest_step(replay: Replay) -> int:
-    """Return the first step that reaches the allocated peak."""
+    """Return the number of the first step that reaches the allocated peak."""
     peaks = [peaks.allocated_bytes for peaks in replay.step_peaks]
     return peaks.index(max(peaks)) + 1
 
@@ -150,7 +153,7 @@ def _highest_step(replay: Replay) -> int:
 def _play(
     source: BatchSource, limits: MemoryLimits, first: BatchShape, by_step: Sequence[Sequence[BatchShape]]
 ) -> VaryingProcess:
-    """Return the process after the steps, or after the one that fails."""
+    """Replay steps, and return the process after the last step or after the first step that fails."""
     process = VaryingProcess(source, limits, first)
     for shapes in by_step:
         if not process.is_alive or not process.step(shapes):
@@ -159,8 +162,12 @@ def _play(
 
 
 def _critical_size(state: VaryingProcess, sizes: SizeDistribution, last: Sequence[BatchShape]) -> Size | None:
-    """Return the smallest size of a next batch that has no memory, beside those of a last step."""
-    if not state.is_alive:  # the model itself has no memory
+    """Return the smallest size at which a next batch does not fit in memory, or None if all sizes fit.
+
+    The batch replaces the last batch of the step `last`. If samples vary in several dimensions, only the
+    largest size is tried.
+    """
+    if not state.is_alive:  # the model itself does not fit
         return sizes.smallest
 
     def survives(size: Size) -> bool:

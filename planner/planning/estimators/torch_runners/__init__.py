@@ -1,1 +1,1 @@
-"""Estimators that need torch."""
+"""Run the estimators that need torch."""

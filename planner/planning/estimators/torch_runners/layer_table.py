@@ -1,4 +1,4 @@
-"""The layer table of a job: torchinfo on meta, without a GPU, weights or data."""
+"""Build the layer table of a job by torchinfo on the meta device, without a GPU, weights or data."""
 
 from math import prod
 from typing import Any
@@ -19,18 +19,18 @@ from planner.planning.estimators.formula import (
 )
 from planner.planning.estimators.peers import Build
 
-FIT_BATCHES = (2, 3, 7)  # two give a line, the third confirms it
+FIT_BATCHES = (2, 3, 7)  # two determine a line, the third confirms it
 
 
 def formula_counts(job: Job, batch: int, build: Build = build_model) -> Counts:
-    """Return the counts of the closed formula at this batch size. Raises as `layer_table` does."""
+    """Return the counts of the closed formula at this batch size. Raises as `build` and `layer_table` do."""
     return count_layers(layer_table(build(job), job, batch))
 
 
 def affine_formula_counts(job: Job, build: Build = build_model) -> AffineCounts:
     """Return the counts of the closed formula at any batch size.
 
-    Raises as `layer_table` does, and ModelError where the outputs lie on no line in the batch size.
+    Raises as `build` and `layer_table` do, and ModelError if the outputs are not affine in the batch size.
     """
     model = build(job)
     tables = [layer_table(model, job, batch) for batch in FIT_BATCHES]
@@ -41,10 +41,9 @@ def affine_formula_counts(job: Job, build: Build = build_model) -> AffineCounts:
 
 
 def layer_table(model: nn.Module, job: Job, batch: int) -> LayerTable:
-    """Return the calls of all modules in a forward pass in eval mode, as the notebook's torchinfo lists them.
+    """Return the calls of all modules in a forward pass in eval mode, as torchinfo lists them.
 
-    The model's parameters are on meta. Raises UsageError for a model that its source does not know,
-    ModelError where it cannot be built or does not run.
+    The model's parameters are on meta. Raises ModelError if the model does not run.
     """
     rows = summarize(model, job, batch).summary_list
     layers = tuple(
@@ -54,9 +53,12 @@ def layer_table(model: nn.Module, job: Job, batch: int) -> LayerTable:
 
 
 def summarize(model: nn.Module, job: Job, batch: int) -> Any:
-    """torchinfo's `ModelStatistics` of the model, under torchinfo's defaults."""
+    """Run torchinfo on a model with its default options, and return its `ModelStatistics`.
+
+    Raises ModelError if the model does not run.
+    """
     args, kwargs, _ = empty_batch(job, batch, "meta")
-    # torchinfo would take a model's keyword such as `depth` for an option of its own.
+    # torchinfo would take a model's keyword such as `depth` for one of its own options.
     hook = model.register_forward_pre_hook(lambda _, args, __: (args, kwargs), with_kwargs=True)
     try:
         return summary(model, input_data=list(args) if args else kwargs, device="meta", verbose=0)

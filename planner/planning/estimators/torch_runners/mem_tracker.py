@@ -1,8 +1,8 @@
-"""Estimates of PyTorch's MemTracker: the peak of all tensors alive, on fake tensors of the CPU.
+"""Estimate the peak of all tensors alive by PyTorch's MemTracker, on fake tensors of the CPU.
 
-Fake tensors of CUDA need a GPU (torch 2.13), so the CPU's kernels decide what attention and dropout keep, and
-sizes are not rounded up to blocks of 512 bytes, which MemTracker does on CUDA only. Without the rounding the
-peaks of the seeds' models are at most 0.04 MiB smaller.
+Fake tensors of CUDA need a GPU (torch 2.13). So the CPU's kernels decide which tensors attention and dropout
+keep, and sizes are not rounded up to blocks of 512 bytes, which MemTracker does on CUDA only. Without the
+rounding the peaks of the seeds' models are at most 0.04 MiB smaller.
 """
 
 from collections.abc import Callable
@@ -25,10 +25,9 @@ _TOTAL = "Total"
 
 
 def estimate_by_memtracker(job: Job, batch: int, build: Build = build_model) -> PeerEstimate:
-    """Return the peak of the job's steps, by MemTracker's categories.
+    """Run the job's steps under MemTracker, and return their peak by its categories.
 
-    Raises as `build` does, and ModelError where the model does not run on fake tensors, or MemTracker refuses
-    it.
+    Raises as `build` does, and ModelError if the model does not run on fake tensors or MemTracker refuses it.
     """
     model = build(job)
     try:
@@ -50,7 +49,7 @@ def _track(job: Job, batch: int, model: nn.Module) -> PeerEstimate:
 
     def on_phase(step: int, phase: Phase) -> None:
         if phase is Phase.INPUTS:
-            tracker.reset_mod_stats()  # it takes a second call of the model for an error otherwise
+            tracker.reset_mod_stats()  # otherwise MemTracker treats a second call of the model as an error
 
     with tracker:
         run_loop(model, job, lambda: empty_batch(job, batch, DEVICE), optimizer, on_phase, LoopRuntime())
@@ -60,8 +59,8 @@ def _track(job: Job, batch: int, model: nn.Module) -> PeerEstimate:
 
 
 def replace_tensors(model: nn.Module, make: Callable[[Tensor], Tensor]) -> None:
-    """Put what `make` gives in place of every parameter and buffer; shared ones stay shared."""
-    made: dict[int, tuple[Tensor, Tensor]] = {}  # with the old one, so that no id is used again
+    """Replace every parameter and buffer of a model by the result of `make`; shared tensors stay shared."""
+    made: dict[int, tuple[Tensor, Tensor]] = {}  # with the old tensor, so that no id is used again
     for module in model.modules():
         for held in (module._parameters, module._buffers):
             for name, tensor in held.items():

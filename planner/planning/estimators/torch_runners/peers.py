@@ -1,7 +1,7 @@
-"""Totals of other estimators: torchinfo and MemTracker called, the others redone.
+"""Compute the totals of other estimators, by calls of torchinfo and MemTracker and by copies of the others.
 
-torchsummary and pytorch_modelsize are abandoned. Their arithmetic stands here as their published figures show
-it, flaws included; docs/formulas.md lists those.
+torchsummary and pytorch_modelsize are abandoned. Their arithmetic is repeated here as their published figures
+show it, including its flaws, which docs/formulas.md lists.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,17 +28,17 @@ from planner.planning.estimators.torch_runners.layer_table import error_line, su
 
 
 def estimate_by_memtracker(job: Job, batch: int, build: Build = build_model) -> PeerEstimate:
-    """Return MemTracker's peak. Its module takes more than a second to import."""
+    """Return MemTracker's peak; its module, which takes more than a second to import, is imported here."""
     from planner.planning.estimators.torch_runners.mem_tracker import estimate_by_memtracker as run
 
     return run(job, batch, build)
 
 
 def estimate_by_torchinfo(job: Job, batch: int, build: Build = build_model) -> PeerEstimate:
-    """torchinfo's "Estimated Total Size": twice the outputs of all leaves with parameters.
+    """Return torchinfo's "Estimated Total Size": the sum of input, parameters, and doubled outputs.
 
-    Its input size holds the few bytes of Python's own storage objects. Raises as `build` does, and ModelError
-    where the model does not run.
+    The outputs are those of all leaf modules with parameters. The input size includes the few bytes of
+    Python's own storage objects. Raises as `build` does, and ModelError if the model does not run.
     """
     statistics = summarize(build(job), job, batch)
     return sum_of_layers(
@@ -50,10 +50,10 @@ def estimate_by_torchinfo(job: Job, batch: int, build: Build = build_model) -> P
 
 
 def estimate_by_torchsummary(job: Job, batch: int, build: Build = build_model) -> PeerEstimate:
-    """torchsummary 1.5.1's "Estimated Total Size": twice the outputs of all modules but the containers.
+    """Return torchsummary 1.5.1's "Estimated Total Size": input, parameters, and twice the modules' outputs.
 
-    It runs two samples and puts the batch size for the first dimension of every output. Raises as `build`
-    does, and ModelError where torchsummary itself fails.
+    Containers do not count. It runs two samples and replaces the first dimension of every output by the batch
+    size. Raises as `build` does, and ModelError if torchsummary itself fails.
     """
     model = build(job)
     outputs: list[int] = []
@@ -89,10 +89,10 @@ def estimate_by_torchsummary(job: Job, batch: int, build: Build = build_model) -
 
 
 def estimate_by_modelsize(job: Job, batch: int, build: Build = build_model) -> PeerEstimate:
-    """pytorch_modelsize's size: twice the outputs of all modules, each run on the output of the one before.
+    """Return pytorch_modelsize's total: input, parameters, and twice the outputs of all modules in a chain.
 
-    Its published figures hold the parameters of the last module only. Raises as `build` does, and ModelError
-    where the modules do not chain.
+    Each module runs on the output of the module before. Only the parameters of the last module count, as in
+    its published figures. Raises as `build` does, and ModelError if the modules do not chain.
     """
     model = build(job)
     chain = list(model.named_modules())[1:]
@@ -126,7 +126,7 @@ PEERS: Mapping[Method, Callable[[Job, int, Build], PeerEstimate]] = {
 
 @contextmanager
 def _failing_as(job: Job, who: str) -> Iterator[None]:
-    """Run a part of a model without gradients, its failure raised as the estimator's."""
+    """Run the body without gradients, and raise any failure as a ModelError that names the estimator."""
     try:
         with torch.no_grad():
             yield

@@ -1,9 +1,10 @@
-"""Measurements of real training steps on a GPU, and the fit of what cannot be known without one.
+"""Measure real training steps on a GPU, and fit calibrations to the measurements.
 
-`probe` runs a job's steps in a fresh process, `campaign` runs lists of them within a time, `calibrate`
-replays and fits them, `verify` compares a run with its estimate, and `records` reads runs that were measured
-elsewhere. The planner reads the calibrations by `planner.hardware.calibration` and needs nothing from here.
+`probe` runs a job's steps in a fresh process, `campaign` runs lists of jobs within a time limit, `calibrate`
+replays the runs and fits calibrations, `verify` compares a run with its estimate, and `records` reads runs
+that were measured elsewhere. The planner reads the calibrations by `planner.hardware.calibration`, which
+needs nothing from this package.
 
 Nothing here has run on a GPU yet: the probe's figures on CUDA are untried, and the only tables that ship are
-fitted from figures that others published.
+fitted to figures that others published.
 """

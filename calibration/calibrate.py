@@ -1,6 +1,7 @@
-"""Calibrate: measure jobs, replay them, fit, and store the result.
+"""Calibrate the planner: measure jobs, replay them, fit calibrations, and store runs and calibrations.
 
-Raw runs go to `runs/` in the folder, calibrations beside it. Measuring raises NoGpuError without a GPU.
+Raw runs go to `runs/` in a folder, calibrations to the folder itself. Measuring raises NoGpuError without a
+GPU.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -43,7 +44,7 @@ RUNS = "runs"
 
 
 class ImportResult(Struct, frozen=True):
-    """The content that was taken over from a folder of records."""
+    """The calibrations that were imported from a folder of records."""
 
     calibrations: tuple[Calibration, ...]
     failures: tuple[str, ...]  # jobs that ran but could not be traced
@@ -51,7 +52,7 @@ class ImportResult(Struct, frozen=True):
 
 
 class CalibrationResult(Struct, frozen=True):
-    """The measurements of a call, and the calibrations that stand now."""
+    """The measurements of a call, and the resulting calibrations."""
 
     campaign: CampaignResult
     calibrations: tuple[Calibration, ...]  # of every job of the call that has runs
@@ -66,10 +67,10 @@ def calibrate(
     on_progress: OnProgress,
     alloc_conf: str = "",
 ) -> CalibrationResult:
-    """Measure a job at these batch sizes, fit, and keep runs and calibration in the folder.
+    """Measure a job at these batch sizes, fit a calibration, and store runs and calibration in the folder.
 
-    Runs that the folder has already are not made again; those that the time does not suffice for are made
-    by the next call. `alloc_conf` is the text of PYTORCH_ALLOC_CONF; raises UsageError where it is broken.
+    Runs that the folder has already are not repeated. Runs for which the time does not suffice are left to
+    the next call. `alloc_conf` is the text of PYTORCH_ALLOC_CONF; raises UsageError if it is invalid.
     """
     if not batches or min(batches) < 1:
         raise UsageError("--batches: give positive batch sizes, such as 16,32,64,128")
@@ -85,7 +86,10 @@ def calibrate_campaign(
     path: Path = STANDARD,
     sources: Collection[str] = SOURCES,
 ) -> CalibrationResult:
-    """Run a campaign file with models of these sources, by default the one that ships; see `calibrate`."""
+    """Measure the jobs of a campaign file and fit calibrations, as `calibrate` does.
+
+    The models must be from `sources`.
+    """
     series, about = load_campaign(load_catalogue(), path, sources)
     on_progress(about)
     return calibrate_series(series, out_dir, minutes, on_progress)
@@ -94,7 +98,7 @@ def calibrate_campaign(
 def calibrate_series(
     campaign: Sequence[BatchSeries], out_dir: Path, minutes: float, on_progress: OnProgress
 ) -> CalibrationResult:
-    """Run series as far as the time goes, and fit; `minutes` bounds the measuring."""
+    """Measure series of runs until `minutes` are over, then fit calibrations to all their runs."""
     if not 0 < minutes <= 10**6:
         raise UsageError(f"--minutes {minutes}: give the minutes that measuring may take, such as 10")
     gpu = find_gpu()
@@ -107,9 +111,10 @@ def calibrate_series(
 
 
 def import_records(folder: Path, out_dir: Path, on_progress: OnProgress) -> ImportResult:
-    """Take over a folder of the self-contained measuring script: runs, histories, calibrations; needs no GPU.
+    """Import the runs and histories in a folder of the self-contained measuring script, and fit calibrations.
 
-    A run that is there already stays as it is; runs on emulated GPUs stay emulated. Raises DataFileError.
+    It needs no GPU. A run that is stored already is not changed, and runs on emulated GPUs stay marked as
+    emulated. Raises DataFileError.
     """
     records = read_measured_records(folder)
     for observation in records.observations:
@@ -129,10 +134,10 @@ def import_records(folder: Path, out_dir: Path, on_progress: OnProgress) -> Impo
 def keep_observations(
     observations: Iterable[Observation], out_dir: Path, on_progress: OnProgress
 ) -> tuple[tuple[Calibration, ...], tuple[str, ...]]:
-    """Replay each run's job, fit, and put both into the calibrations of the folder; needs no GPU.
+    """Replay the job of each run, fit, and add runs and fits to the calibrations of a folder; needs no GPU.
 
-    Runs under a cap show limits and no line, and stay in their own files. Returns the calibrations, and one
-    line for each job that cannot be traced or whose allocator is not simulated.
+    Runs under a cap are not added, since they show a limit instead of points on a line. Returns the
+    calibrations, and one line for each job that cannot be traced or whose allocator is not simulated.
     """
     groups: dict[Key, list[Observation]] = {}
     for observation in observations:
@@ -152,7 +157,7 @@ def keep_observations(
 
 
 def _target(key: Key) -> Target:
-    """Return the GPU's target, with its multiprocessors where the database knows it."""
+    """Return the target of a calibration's GPU, with its multiprocessors if the database knows them."""
     capability = key.versions.capability
     with suppress(UsageError):
         target = find_device(key.gpu).target
@@ -162,9 +167,9 @@ def _target(key: Key) -> Target:
 
 
 def _replayed(key: Key, observations: Sequence[Observation], on_progress: OnProgress) -> list[Point]:
-    """Return each run with its peak in a replay without a limit.
+    """Return each run with its reserved peak in a replay without a limit.
 
-    The job of a model with convolutions gets the name of what answered for their workspaces.
+    The job of a model with convolutions is completed by the name of the source of their workspaces.
     """
     source = cache(open_traces(key.job, _target(key), on_progress))
     config = parse_alloc_conf(key.settings.alloc_conf, config_of_torch(key.versions.torch))

@@ -1,6 +1,6 @@
-"""Run a campaign: the probes that are still to be made, one after the other, until the time is up.
+"""Run the probes of a campaign that are not stored yet, one after the other, until the time is up.
 
-Each run is written as it comes. A later call with the same folder goes on where this one stopped.
+Each run is written as soon as it ends. A later call with the same folder continues the campaign.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,14 +18,14 @@ from planner.hardware.calibration import Observation
 from planner.jobs import Job
 from planner.program import OnProgress
 
-SHORTEST_PROBE_SECONDS = 15  # with less time left none is begun
+SHORTEST_PROBE_SECONDS = 15  # no probe is begun with less time left
 LONGEST_PROBE_SECONDS = 600
 LARGEST_BATCH = 2**20
-FIRST_STEP_SHARE = 50  # the gallop begins with this part of the guess
+FIRST_STEP_SHARE = 50  # the first step of the gallop is the guess divided by this
 
 
 class MeasurementSetup(Struct, frozen=True):
-    """The GPU and the folder of a campaign's runs."""
+    """The GPU, the folder and the remaining time of a campaign."""
 
     gpu: DetectedGpu
     folder: Path  # one file for each run
@@ -35,19 +35,19 @@ class MeasurementSetup(Struct, frozen=True):
 
 
 class Limit(Struct, frozen=True):
-    """The known bounds of the largest batch."""
+    """The known bounds of the largest batch that runs."""
 
-    largest: int  # the largest batch that lived; 0: none did
-    first_oom: int | None  # the smallest that died; None: none did
+    largest: int  # the largest batch that ran; 0: none did
+    first_oom: int | None  # the smallest batch that ran out of memory; None: none did
 
     @property
     def is_exact(self) -> bool:
-        """Return whether no batch lies between the two."""
+        """Return whether the largest batch that ran and the smallest that failed are neighbours."""
         return self.first_oom is not None and self.first_oom - self.largest == 1
 
 
 class FoundLimit(Struct, frozen=True):
-    """The true largest batch of a job under an allocator cap."""
+    """The measured bounds of the largest batch of a job under an allocator cap."""
 
     job: Job
     cap_bytes: int
@@ -55,24 +55,24 @@ class FoundLimit(Struct, frozen=True):
 
 
 class CampaignResult(Struct):
-    """The runs of a call, which grow while it goes on."""
+    """The runs and limits of a campaign, to which each run is added."""
 
     observations: list[Observation] = []  # in the campaign's order
     limits: list[FoundLimit] = []
     new: int = 0  # runs made by this call
-    remaining: int = 0  # series that the time did not suffice for
+    remaining: int = 0  # series for which the time did not suffice
     failures: list[str] = []  # one line for each run that failed for another reason than memory
 
 
 class _TimeIsUpError(Exception):
-    """The next run would not end in time."""
+    """The error that ends a series, since its next run would not end in time."""
 
 
 def run_campaign(campaign: Iterable[BatchSeries], setup: MeasurementSetup) -> CampaignResult:
-    """Make the runs that are still missing. A job that fails is reported and left out, the others go on.
+    """Make the runs of a campaign that are not stored yet, and return all its runs.
 
-    Raises DataFileError where a run cannot be written or a file in the folder is broken, NoGpuError where
-    the GPU goes away.
+    A job that fails is reported and left out. Raises DataFileError if a run cannot be written or a file in
+    the folder is broken, NoGpuError if the GPU is lost.
     """
     result = CampaignResult()
     for series in campaign:
@@ -93,7 +93,10 @@ def run_campaign(campaign: Iterable[BatchSeries], setup: MeasurementSetup) -> Ca
 def _obtain(
     series: BatchSeries, batch: int, cap_bytes: int | None, setup: MeasurementSetup, result: CampaignResult
 ) -> Observation:
-    """Return the run from its file, or make it now."""
+    """Return a run from its file, or make it now and write the file.
+
+    Raises _TimeIsUpError if there is no time for it.
+    """
     gpu, alloc_conf = setup.gpu, series.alloc_conf
     settings = replace(gpu.settings, alloc_conf=alloc_conf, allocator_cap_bytes=cap_bytes)
     path = run_path(setup.folder, series.job, batch, settings, gpu.name, gpu.versions.torch)
@@ -110,7 +113,7 @@ def _obtain(
     try:
         observation = setup.measure(request, min(left, LONGEST_PROBE_SECONDS))
     except ModelError:
-        if setup.seconds_left() <= 0:  # it was stopped by the end of the time, which is no failure
+        if setup.seconds_left() <= 0:  # the end of the time stopped the run, which is no failure
             raise _TimeIsUpError from None
         raise
     save_observation(observation, path)
@@ -144,7 +147,7 @@ def _seek_limit(series: BatchSeries, cap_bytes: int, setup: MeasurementSetup, re
 
 
 def describe(run: Observation) -> str:
-    """Return one line about a run."""
+    """Return one line of text with a run's job and peaks."""
     cap = run.settings.allocator_cap_bytes
     under = "" if cap is None else f" under {cap // MIB:,} MiB"
     name = f"{run.job.model} batch {run.batch:,}{under}"
@@ -157,9 +160,10 @@ def describe(run: Observation) -> str:
 
 
 def find_limit(lives: Callable[[int], bool], guess: int) -> Limit:
-    """Gallop and bisect from a guess until the limit is exact, or `LARGEST_BATCH` lives.
+    """Find the largest batch that runs, by galloping from a guess and bisecting.
 
-    Probes cost seconds, so no neighbours of the boundary are run, unlike in `planner.planning.search`.
+    The limit is exact unless `LARGEST_BATCH` runs. Probes cost seconds, so no neighbours of the boundary are
+    run, unlike in `planner.planning.search`.
     """
     limit = Limit(0, None)
     batch = min(max(guess, 1), LARGEST_BATCH)
@@ -177,10 +181,11 @@ def find_limit(lives: Callable[[int], bool], guess: int) -> Limit:
 
 
 def guess_limit(observations: Iterable[Observation], cap_bytes: int) -> int | None:
-    """Return the batch at which a line through the allocated peaks of the runs that lived meets the cap.
+    """Return the batch at which a line through the runs' allocated peaks reaches the cap, or None.
 
-    None without two batch sizes between which the peak grows. A guess only: the allocator rounds, and a run
-    near the cap lives by giving back what it has cached.
+    Only runs that did not run out of memory count. The result is None without two batch sizes between which
+    the peak grows. It is only a guess: the allocator rounds, and a run near the cap may fit by releasing
+    cached memory.
     """
     peaks = {
         observation.batch: observation.peak_allocated_bytes

@@ -1,9 +1,9 @@
-"""Campaign files: which jobs are measured at which batch sizes, in order of worth.
+"""Read campaign files, which list the jobs and batch sizes to measure, the most useful first.
 
 A file has `about` and `groups`. A group's keys: `about`, `models` and `batches`, all required; `caps_mib`
-(allocator caps, under which the true largest batch is sought; `batches` then are where the search starts),
-`history` (those of its batches whose allocator history is saved), `alloc_conf`, and the options of a job as
-the command line names them. All batches of a model come before the next model, so that each is soon of use.
+(allocator caps under which the true largest batch is searched, starting from `batches`), `history` (the
+batches whose allocator history is saved), `alloc_conf`, and the options of a job as the command line names
+them. All batches of a model come before the next model, so that a calibration of each is complete early.
 """
 
 from collections.abc import Collection, Mapping
@@ -35,7 +35,7 @@ _Caps = Annotated[tuple[Annotated[int, Meta(ge=1, le=LARGEST_TOTAL_MIB)], ...], 
 
 
 class BatchSeries(Struct, frozen=True):
-    """One job at several batch sizes or, where there are caps, its largest batch under each."""
+    """The runs of one job, at several batch sizes, or to find its largest batch under each cap if any."""
 
     job: Job
     batches: tuple[int, ...]
@@ -47,9 +47,10 @@ class BatchSeries(Struct, frozen=True):
 def load_campaign(
     catalogue: Mapping[str, CatalogueEntry], path: Path = STANDARD, sources: Collection[str] = SOURCES
 ) -> tuple[tuple[BatchSeries, ...], str]:
-    """Return the series of a campaign in their order, and what it is about.
+    """Read a campaign file and return its series, in order, and its description.
 
-    Raises DataFileError, also for a FILE.py:NAME where "file" is none of the `sources`: it would run code.
+    Raises DataFileError for an invalid file. A model FILE.py:NAME, which would run code, is invalid unless
+    `sources` contains "file".
     """
     parts = read_entry(path).children(("about", "groups"))
     series = [one for group in parts["groups"].items() for one in _read_group(group, catalogue, sources)]

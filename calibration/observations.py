@@ -1,4 +1,4 @@
-"""Observations as JSON: the answers of probes, and the files of a campaign, one for each run."""
+"""Read and write observations as JSON: the answers of probes, and a campaign's files, one for each run."""
 
 import json
 import re
@@ -21,13 +21,13 @@ LARGEST_FILE_BYTES = 2**20
 
 
 def observation_to_json(observation: Observation) -> dict[str, Any]:
-    """Return all fields as `json` writes them; `observation_from_json` is the inverse."""
+    """Return an observation as JSON data; `observation_from_json` is the inverse."""
     fields: dict[str, Any] = msgspec.to_builtins(asdict(observation) | {"job": job_to_json(observation.job)})
     return fields
 
 
 def observation_from_json(document: object) -> Observation:
-    """Return the observation of a document. Raises ValueError for a missing, unknown or mistyped key."""
+    """Return the observation in JSON data. Raises ValueError for a missing, unknown or mistyped key."""
     if not isinstance(document, Mapping):
         raise ValueError("expected keys with values")
     job, settings = read_job(document.get("job")), document.get("settings")
@@ -39,7 +39,7 @@ def observation_from_json(document: object) -> Observation:
 
 
 def read_job(document: object) -> Job:
-    """Return the job of a document. Raises ValueError for anything that `job_to_json` never wrote."""
+    """Return the job in JSON data. Raises ValueError for data that `job_to_json` cannot have written."""
     try:
         return job_from_json(document)  # type: ignore[arg-type]
     except (UsageError, LookupError, TypeError, AttributeError) as error:
@@ -47,7 +47,7 @@ def read_job(document: object) -> Job:
 
 
 def run_path(folder: Path, job: Job, batch: int, settings: Settings, gpu: str, torch: str) -> Path:
-    """Return the file of a run on a GPU with a version of torch; equal runs, equal files."""
+    """Return the path of the file of a run, which is the same for equal runs, GPUs and versions of torch."""
     key = [job_to_json(job), batch, asdict(settings), gpu, torch]
     digest = sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     readable = re.sub(r"[^A-Za-z0-9]+", "-", job.model).strip("-")[-40:]
@@ -55,18 +55,18 @@ def run_path(folder: Path, job: Job, batch: int, settings: Settings, gpu: str, t
 
 
 def observation_path(folder: Path, run: Observation) -> Path:
-    """Return the file of a run."""
+    """Return the path of the file of an observed run."""
     return run_path(folder, run.job, run.batch, run.settings, run.gpu, run.versions.torch)
 
 
 def save_observation(observation: Observation, path: Path) -> None:
-    """Write one run, whole or not at all. Raises DataFileError."""
+    """Write an observation to a file atomically. Raises DataFileError."""
     text = json.dumps(observation_to_json(observation), indent=1, allow_nan=False)
     write_bytes(path, f"{text}\n".encode())
 
 
 def load_observation(path: Path) -> Observation:
-    """Return one run. Raises DataFileError for anything that `save_observation` never wrote."""
+    """Read an observation from a file. Raises DataFileError for a file that is unreadable or broken."""
     try:
         return observation_from_json(msgspec.json.decode(read_bytes(path, LARGEST_FILE_BYTES)))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Keep what a guard has measured of an ordinary training: an observation, and a point of its calibration."""
+"""Store the measurement of an ordinary training by a guard: an observation, and a point of a calibration."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -24,10 +24,11 @@ RUNS = "runs"
 
 
 def keep_training(seen: Observation, trace: Trace, config: AllocatorConfig, folder: Path) -> tuple[Path, str]:
-    """Write the observation to `runs/` and add it to its calibration; return its file and what stands now.
+    """Write an observation to `runs/` and add it to its calibration; return its path and a result text.
 
-    `trace` is the training's own at that batch size. A run that the folder has with the same peaks is not
-    added again. Raises DataFileError where a file cannot be written or is broken.
+    `trace` is the trace of the training at its batch size. A run that is already stored with the same peaks
+    is not added again, and a run under a cap is not added to a calibration. Raises DataFileError if a file
+    cannot be written or is broken.
     """
     path = observation_path(folder / RUNS, seen)
     if path.exists() and _peaks(load_observation(path)) == _peaks(seen):

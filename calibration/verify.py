@@ -1,4 +1,4 @@
-"""Verify: run what was estimated on this machine's GPU, and compare."""
+"""Verify estimates by running their batches on this machine's GPU."""
 
 from collections.abc import Callable, Mapping
 from math import ceil
@@ -11,7 +11,7 @@ from planner.planning import Estimate, Plan, max_useful_batch
 from planner.program import OnProgress, Outcome
 
 LONGEST_RUN_SECONDS = 600.0
-BEYOND = 1.05  # of the largest batch: so far above it, a run is expected to die
+BEYOND = 1.05  # times the largest batch: a batch that is expected to run out of memory
 
 
 class Verification(Struct, frozen=True):
@@ -22,20 +22,23 @@ class Verification(Struct, frozen=True):
 
     @property
     def ran(self) -> bool:
-        """Return whether memory sufficed."""
+        """Return whether the run had enough memory."""
         return not self.observation.oom
 
     @property
     def agrees(self) -> bool:
-        """Return whether the batch ran exactly if the estimate predicted it.
+        """Return whether the run has the outcome that the estimate predicted.
 
-        At a high confidence a batch that was estimated not to fit may run; that is the price of it.
+        At a high confidence a batch that was estimated not to fit may run, which is the price of confidence.
         """
         return self.ran == (self.estimate.outcome is not Outcome.DOES_NOT_FIT)
 
     @property
     def holds(self) -> bool:
-        """Return whether the estimate at its confidence is right: what fits runs, within the bound."""
+        """Return whether the run stays within the estimate: a batch estimated to fit runs within its bound.
+
+        A batch that was estimated not to fit always holds.
+        """
         if self.estimate.outcome is Outcome.DOES_NOT_FIT:
             return True
         process = self.observation.process_peak_bytes
@@ -43,7 +46,10 @@ class Verification(Struct, frozen=True):
 
     @property
     def errors(self) -> Mapping[str, float]:
-        """Return estimated over measured less 1 of each measured peak; empty where the run died."""
+        """Return the relative error of each measured peak, or nothing if the run was out of memory.
+
+        An error is the estimated over the measured peak, less 1.
+        """
         if not self.ran:
             return {}
         run, measured = self.estimate.run, self.observation
@@ -56,7 +62,7 @@ class Verification(Struct, frozen=True):
 
 
 class LimitCheck(Struct, frozen=True):
-    """Runs of a largest batch, the next, and one beyond; those after a death are not made."""
+    """The runs of a plan's largest batch and of larger batches, up to the first that is out of memory."""
 
     plan: Plan
     runs: tuple[Verification, ...]  # by rising batch size
@@ -68,12 +74,12 @@ class LimitCheck(Struct, frozen=True):
 
     @property
     def lived(self) -> int:
-        """Return the largest batch size that ran; 0: none did."""
+        """Return the largest batch size that ran, or 0 if none did."""
         return max((run.observation.batch for run in self.runs if run.ran), default=0)
 
     @property
     def died(self) -> int | None:
-        """Return the smallest batch size that ran out of memory; None: none did."""
+        """Return the smallest batch size that ran out of memory, or None if none did."""
         return min((run.observation.batch for run in self.runs if not run.ran), default=None)
 
 
@@ -84,10 +90,11 @@ def verify_limit(
     on_progress: OnProgress,
     probe: Measure,
 ) -> LimitCheck:
-    """Run the largest batch of a plan and the next; under a cap on the allocator also 1.05 of the largest.
+    """Run the largest batch of a plan and the next; under a cap on the allocator also 1.05 times the largest.
 
-    Without a cap that third run would need memory that other processes on the card may leave or take; nor is
-    it made beyond the largest batch of the job's epoch. Raises as `verify`.
+    The runs end with the first that is out of memory, and no batch is larger than the job's epoch. Without a
+    cap, the result of the third run would depend on the memory of other processes on the card. Raises as
+    `verify` does.
     """
     largest = plan.search.largest
     batches = {largest, largest + 1}
@@ -106,9 +113,9 @@ def verify_limit(
 
 
 def verify(estimate: Estimate, alloc_conf: str, probe: Measure) -> Verification:
-    """Run the estimate's batch on this machine's GPU, under its allocator cap if it has one.
+    """Run the batch of an estimate on this machine's GPU, under its allocator cap if it has one.
 
-    The run is stored nowhere. Raises NoGpuError without a GPU, ModelError where the steps fail.
+    The run is not stored. Raises NoGpuError without a GPU, ModelError if the steps fail.
     """
     request = ProbeRequest(estimate.job, estimate.run.batch, estimate.budget.cap_bytes, alloc_conf)
     return Verification(estimate, probe(request, LONGEST_RUN_SECONDS))

@@ -1,1 +1,1 @@
-"""A measurement on a GPU, in a process of its own."""
+"""Measure a job on a GPU in a separate process."""

@@ -1,11 +1,11 @@
-"""The probe: one job at one batch size for a few steps in a fresh process, and what memory it took.
+"""Run one job at one batch size for a few steps in a fresh process, and measure its memory.
 
-`python -m calibration.probe` is a worker of `planner._support.worker`, which `calibration.probe.client` sends
-one request. Nothing is timed. Running out of memory is a value.
+`python -m calibration.probe` is a worker of `planner._support.worker`, and `calibration.probe.client` sends
+it one request. Nothing is timed. Running out of memory is a result, not an error.
 
-The process's memory is sampled by NVML from inside. Where NVML does not show the process (in virtual machines
-and in containers with process numbers of their own) it is the device's used memory less its level before;
-nothing else may then use the GPU.
+The process samples its own memory by NVML. If NVML does not show the process (in virtual machines, and in
+containers that have their own process numbers), its memory is the device's used memory less the level before;
+nothing else may use the GPU then.
 """
 
 import os
@@ -35,11 +35,11 @@ def main() -> None:
     """Answer the requests on standard input."""
     serve(lambda message, _: answer(message), FAILURE)
     sys.stderr.flush()
-    os._exit(0)  # CUDA's tear-down takes long and prints nothing
+    os._exit(0)  # skips CUDA's tear-down, which takes long
 
 
 def answer(message: dict[str, Any]) -> dict[str, Any]:
-    """Return the GPU, or the observation of a run, as JSON."""
+    """Answer a request: return the GPU, or the observation of a run, as JSON data."""
     if message.pop("ask") == "gpu":
         _prepare("", "", "cuda")
         detected: dict[str, Any] = to_builtins(detect_gpu(open_gauge()))
@@ -50,7 +50,10 @@ def answer(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def observe(request: ProbeRequest) -> Observation:
-    """Run the request in this process, which must be fresh. Raises as `measure` does."""
+    """Run a request in this process, which must be fresh, and return the observation.
+
+    Raises as `measure` does.
+    """
     _prepare(request.alloc_conf, request.job.cublas_workspace_config, request.device)
     if request.device == "cpu":
         return _observe_on_cpu(request)
@@ -100,8 +103,8 @@ def observe(request: ProbeRequest) -> Observation:
 
 
 def _prepare(alloc_conf: str, cublas_config: str, device: str) -> None:
-    """Set the options of torch before its import. Raises NoGpuError where it finds no GPU."""
-    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # so that NVML counts the cards alike
+    """Set torch's environment variables before its import, and raise NoGpuError if torch finds no GPU."""
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the order in which NVML counts the cards
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     for name, text in (
         ("PYTORCH_CUDA_ALLOC_CONF", alloc_conf),  # until torch 2.9
@@ -122,7 +125,7 @@ def _prepare(alloc_conf: str, cublas_config: str, device: str) -> None:
 
 
 def _set_cap(cap_bytes: int | None, total_bytes: int) -> int | None:
-    """Bound the allocator, and return the bound as torch computes it from the fraction."""
+    """Bound the allocator, and return the bound that torch computes, or None if there is none to set."""
     import torch
 
     if cap_bytes is None or cap_bytes >= total_bytes:
@@ -133,7 +136,7 @@ def _set_cap(cap_bytes: int | None, total_bytes: int) -> int | None:
 
 
 def _run_until_oom(request: ProbeRequest, on_phase: Callable[[int, Phase], None]) -> bool:
-    """Run the steps; return whether memory ran out. Raises ModelError where something else ends them."""
+    """Run the steps, and return whether GPU memory ran out. Raises ModelError if they fail otherwise."""
     import torch
 
     from calibration.probe.memory_sampler import OUT_OF_MEMORY

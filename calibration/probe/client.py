@@ -1,4 +1,4 @@
-"""Client of the probe: each request runs in a process of its own, which leaves nothing to the next."""
+"""Send requests to the probe; each runs in a fresh process, so that no request affects the next."""
 
 import sys
 from collections.abc import Callable
@@ -20,15 +20,15 @@ T = TypeVar("T")
 
 
 class DetectedGpu(Struct, frozen=True):
-    """The GPU of this machine, as a fresh process finds it."""
+    """The GPU of this machine, with the versions and settings that a fresh process finds."""
 
-    name: str  # as torch names it
+    name: str  # in torch
     versions: Versions
-    settings: Settings  # those of a process that changes none
+    settings: Settings  # the defaults of a process
 
 
 class ProbeRequest(Struct, frozen=True):
-    """One job at one batch size in a fresh process."""
+    """A request to measure one job at one batch size in a fresh process."""
 
     job: Job
     batch: int
@@ -42,15 +42,15 @@ Measure = Callable[[ProbeRequest, float], Observation]  # the request, and the s
 
 
 def find_gpu() -> DetectedGpu:
-    """Return the GPU that probes would run on. Raises NoGpuError where there is none."""
+    """Return the GPU that probes would run on. Raises NoGpuError if there is none."""
     return _request({"ask": "gpu"}, lambda answer: convert(answer, DetectedGpu), timeout_seconds=120)
 
 
 def measure(request: ProbeRequest, timeout_seconds: float = 600) -> Observation:
-    """Run the request in a fresh process.
+    """Run the steps of a request in a fresh process, and return the observed memory.
 
-    Raises NoGpuError, the errors of building the model, and ModelError where the steps fail for another
-    reason than memory or take longer than the time.
+    Raises NoGpuError, the errors of building the model, and ModelError if the steps fail for another reason
+    than memory or take longer than the timeout.
     """
     history = None if request.history is None else str(request.history.absolute())
     fields = asdict(request) | {"job": job_to_json(request.job), "history": history}
@@ -59,7 +59,7 @@ def measure(request: ProbeRequest, timeout_seconds: float = 600) -> Observation:
 
 def _request(message: dict[str, Any], read: Callable[[Any], T], timeout_seconds: float) -> T:
     with TemporaryFile() as output:
-        # -P: a folder of the user's that is called like this package must not be run in its place.
+        # -P: a user's folder with the name of this package must not be run in its place.
         worker = Worker([sys.executable, "-P", "-m", "calibration.probe"], output)
         try:
             return read(worker.request(message, timeout_seconds))

@@ -1,4 +1,4 @@
-"""The memory of this process on a GPU, as NVML sees it, and the GPU as torch names it."""
+"""Read the memory of this process on a GPU from NVML, and the properties of the GPU from torch."""
 
 import os
 from collections.abc import Callable
@@ -12,18 +12,18 @@ from planner.hardware.calibration import Settings, Versions
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """The process's memory on the device as NVML sees it."""
+    """A reader of the memory that NVML shows for this process on one GPU."""
 
-    level: Callable[[], int]
+    level: Callable[[], int]  # reads the bytes of the process
     total_bytes: int
     driver: str
-    remark: str  # where the level is not the process's own
+    remark: str  # not empty if the level is not of the process alone
 
 
 def open_gauge(index: int = 0) -> Gauge | None:
-    """Return a gauge of torch's GPU `index`, made before its context exists; None where there is no NVML.
+    """Return a gauge of torch's GPU `index`, or None without NVML; call it before the GPU's context exists.
 
-    In a process that has its context already, only a gauge without a remark shows what is true.
+    If the process has its context already, only a gauge without a remark reads correctly.
     """
     try:
         import pynvml
@@ -32,7 +32,7 @@ def open_gauge(index: int = 0) -> Gauge | None:
         handle = nvml_handle(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES", ""), index)
         before = pynvml.nvmlDeviceGetMemoryInfo(handle)
         driver = pynvml.nvmlSystemGetDriverVersion()
-    except Exception:  # no library, no driver, no permission: whatever it is, there is nothing to read
+    except Exception:  # no library, no driver, no permission: in any case there is nothing to read
         return None
     import torch
 
@@ -50,7 +50,7 @@ def open_gauge(index: int = 0) -> Gauge | None:
 
 
 def nvml_handle(pynvml: Any, visible: str, index: int = 0) -> Any:
-    """Return NVML's handle of torch's GPU `index`, CUDA_VISIBLE_DEVICES being `visible`."""
+    """Return NVML's handle of torch's GPU `index` if CUDA_VISIBLE_DEVICES is `visible`."""
     name = visible.split(",")[index].strip() if visible else str(index)
     if not name or name.isdecimal():
         return pynvml.nvmlDeviceGetHandleByIndex(int(name or 0))
@@ -58,7 +58,7 @@ def nvml_handle(pynvml: Any, visible: str, index: int = 0) -> Any:
 
 
 def own_bytes(pynvml: Any, handle: Any) -> int | None:
-    """Return the driver's figure for this process; None where it does not show it."""
+    """Return the bytes that the driver shows for this process, or None if it does not show the process."""
     for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
         if process.pid == os.getpid() and process.usedGpuMemory:
             return int(process.usedGpuMemory)
@@ -84,5 +84,5 @@ def detect_gpu(gauge: Gauge | None, index: int = 0) -> DetectedGpu:
 
 
 def allocator_settings() -> str:
-    """Return the text of PYTORCH_ALLOC_CONF, or of its name until torch 2.9, in this process."""
+    """Return the value of PYTORCH_ALLOC_CONF (PYTORCH_CUDA_ALLOC_CONF until torch 2.9) in this process."""
     return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""

@@ -1,4 +1,4 @@
-"""Samples of torch's allocator and of the device while a job's steps run on it."""
+"""Sample torch's allocator and the memory of the device while a job's steps run."""
 
 import re
 import threading
@@ -15,30 +15,30 @@ from planner.program import Phase
 
 SAMPLE_SECONDS = 0.002
 STEPS_UNTIL_LOADED = 3  # after these, kernels and libraries are loaded
-# How memory ends: for tensors, for kernels that find no room to be loaded, for cuBLAS handles, and
-# for cuDNN where no plan's workspace could be had (aten/src/ATen/native/cudnn/Conv_v8.cpp).
+# Messages of errors for lack of memory: for tensors, for kernels that cannot be loaded, for cuBLAS handles,
+# and for cuDNN if no plan's workspace can be allocated (aten/src/ATen/native/cudnn/Conv_v8.cpp).
 OUT_OF_MEMORY = re.compile(r"out of memory|_ALLOC_FAILED|unable to find an engine", re.IGNORECASE)
 
 
 @dataclass(slots=True)
 class CudaRun:
-    """The readings of a run."""
+    """A recorder of memory readings during a run on a GPU."""
 
-    level: Callable[[], int | None]  # of the process's memory on the device, in bytes
+    level: Callable[[], int | None]  # reads the process's memory on the device, in bytes
     highest_bytes: int | None = None
     end_allocated_bytes: int | None = None
     context_after_bytes: int | None = None
     marks: list[HistoryMark] = field(default_factory=list)
 
     def sample(self) -> None:
-        """Read the level once."""
+        """Read the process's memory once, and keep the highest reading."""
         now = self.level()
         if now is not None:
             self.highest_bytes = max(now, self.highest_bytes or 0)
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """Read the level all the while from a thread of its own."""
+        """Read the process's memory every SAMPLE_SECONDS from another thread inside the context."""
         stop = threading.Event()
 
         def sample_until_stopped() -> None:
@@ -55,7 +55,7 @@ class CudaRun:
             self.sample()
 
     def on_phase(self, step: int, phase: Phase) -> None:
-        """Take the readings of this place of the loop; only the end synchronizes the device."""
+        """Take the readings at the start of a phase; only the phase END synchronizes the device."""
         stats = torch.cuda.memory_stats()
         self.marks.append(HistoryMark(stats.get("allocation.all.allocated", 0), step, phase))
         self.sample()
@@ -69,9 +69,9 @@ class CudaRun:
 
 
 def save_recorded_history(path: Path, history: History) -> list[str]:
-    """Write the history that torch recorded; return a remark where it is not whole."""
+    """Write the allocator history that torch recorded, or return a remark if torch has dropped events."""
     entries = torch.cuda.memory._snapshot()["device_traces"][0]
-    if len(entries) >= MOST_EVENTS:  # torch keeps the last ones only
+    if len(entries) >= MOST_EVENTS:  # torch keeps only the last events
         return [f"allocator history of more than {MOST_EVENTS} events not saved"]
     streams = {0: 0}
     for entry in entries:

@@ -1,9 +1,9 @@
-"""A job with real tensors: its model, its batches, and the loop that `planner.capture` traces, on a device.
+"""Run a job's steps with real tensors on a device, by the loop that `planner.capture` traces.
 
-The order is that of a training script: the model is built on the CPU with its initial values (tables of
-indices must hold what they are meant to) and moved, the optimizer is made over what was moved, each batch
-is copied from the CPU. Options of the loop are those of `run_loop`; DistributedDataParallel stands there as
-its buckets alone, without a process group, on a GPU too.
+The order follows a training script: the model is built on the CPU with its initial values (tables of indices
+must hold valid values) and moved, the optimizer is created over the moved parameters, and each batch is
+copied from the CPU. `run_loop` runs the options of the loop; of DistributedDataParallel it runs only the
+buckets, without a process group, on a GPU too.
 """
 
 from collections.abc import Callable, Mapping
@@ -48,7 +48,8 @@ def build_real_model(job: Job) -> nn.Module:
 def run_real(job: Job, batch: int, device: str, on_phase: PhaseHook, build: Build = build_real_model) -> None:
     """Run the job's steps on the device; `on_phase` also receives `SETUP` before the model is moved.
 
-    All of it is gone from the device when this returns. Raises what torch raises where the steps fail.
+    No tensors stay on the device when this returns. Raises ModelError for a job that is not measured here,
+    and the errors of torch if the steps fail.
     """
     if trains_itself(job):
         raise ModelError(
@@ -89,10 +90,11 @@ def run_real(job: Job, batch: int, device: str, on_phase: PhaseHook, build: Buil
 
 
 def host_batch(job: Job, batch: int, known: Mapping[str, Any] = MappingProxyType({})) -> Batch:
-    """Return inputs and target on the CPU with values that every model takes.
+    """Return inputs and target of a batch on the CPU, with values that are valid for every model.
 
-    Whole numbers are 0, which is a valid token, class and position everywhere, save masks, which let all
-    through. Targets lie between 0 and 1, as probabilities do. Inputs `known` by keyword are as they are.
+    Whole numbers are 0, which is a valid token, class and position everywhere, except in masks, which are 1
+    so that they mask nothing. Floating-point targets are between 0 and 1, as probabilities are. Inputs whose
+    keyword is in `known` have the value given there.
     """
 
     def like(spec: TensorSpec, draw: Callable[..., Tensor]) -> Tensor:
@@ -111,6 +113,6 @@ def host_batch(job: Job, batch: int, known: Mapping[str, Any] = MappingProxyType
 
 
 def _copy(host: Batch, device: str) -> Batch:
-    # `copy=True` makes a new tensor on the CPU too, where tests run this; on a GPU it changes nothing.
+    # `copy=True` makes a new tensor on the CPU too, on which tests run this; on a GPU it changes nothing.
     copied: Batch = tree_map_only(Tensor, lambda tensor: tensor.to(device, copy=True), host)
     return copied

@@ -1,7 +1,7 @@
-"""The plain tensors of a process, measured by TensorFlow on a real GPU; nothing here is simulated.
+"""Measure the plain tensors of a process with TensorFlow on a real GPU; nothing here is simulated.
 
-It stands in this folder because it imports a framework, and is the only module that imports this one. As the
-notebook does, it lets TensorFlow's memory grow with the requests and reads `get_memory_info`.
+The module is in this folder because it imports a framework; it is the only module that imports TensorFlow. As
+in the notebook, TensorFlow's memory grows with the requests, and `get_memory_info` is read.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ KNOWN = (Heading, Print, Define, Delete, ResetPeak)
 
 
 def load_tensorflow() -> Any:
-    """Return the library. Raises ModelError where it is not there."""
+    """Import TensorFlow and return the module. Raises ModelError if that fails."""
     try:
         import tensorflow
     except ImportError as error:
@@ -25,10 +25,11 @@ def load_tensorflow() -> Any:
 
 
 def measure(process: Process, tf: Any) -> tuple[MemoryReading, ...]:
-    """Return the readings of a process on the first GPU that TensorFlow sees; `tf` is the library.
+    """Run the steps of a process with TensorFlow on its first GPU, and return the readings.
 
-    `allocated_bytes` is what TensorFlow calls current, the peak what it calls peak; it does not give what it
-    has reserved. Raises UsageError for steps that are no plain tensors', NoGpuError where there is no GPU.
+    `tf` is the module `tensorflow`. `allocated_bytes` is TensorFlow's `current`, and the peak is its `peak`;
+    it does not show its reserved memory. Raises UsageError for steps other than those of plain tensors, and
+    NoGpuError if there is no GPU.
     """
     for index, step in enumerate(process):
         if not isinstance(step, KNOWN):

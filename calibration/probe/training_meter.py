@@ -1,7 +1,7 @@
 """Read the memory of an ordinary training loop while it runs: torch's peaks, and the process by NVML.
 
-The readings are taken after each step of the optimizer and at the end; nothing is synchronized and nothing of
-the loop is changed, but that torch's peaks begin anew, as by `torch.cuda.reset_peak_memory_stats`.
+The readings are taken after each step of the optimizer and at the end. Nothing is synchronized, and the only
+effect on the loop is that torch's peaks are reset by `torch.cuda.reset_peak_memory_stats`.
 """
 
 from collections.abc import Callable
@@ -23,29 +23,29 @@ from planner.hardware import MIB
 from planner.hardware.calibration import Observation, Settings, origin_of
 from planner.jobs import Job
 
-MOST_SHAPES = 16  # kinds of batches that are told apart
-SEGMENT_BYTES = 20 * MIB  # c10/cuda/CUDACachingAllocator.h, kLargeBuffer: what a small release may leave
+MOST_SHAPES = 16  # kinds of batches that are recorded
+SEGMENT_BYTES = 20 * MIB  # c10/cuda/CUDACachingAllocator.h, kLargeBuffer: bound of a small release
 
 Shapes = tuple[tuple[int, ...], ...]
 
 
 class Readings(Struct, frozen=True):
-    """Readings of a loop."""
+    """The memory readings of a training loop."""
 
     steps: int  # of the optimizer
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     end_allocated_bytes: int | None  # after the last step; None without one
-    process_peak_bytes: int | None  # None where NVML does not show the process
+    process_peak_bytes: int | None  # None if NVML does not show the process
     context_after_bytes: int | None  # None before the third step
     retries: int
     shapes: frozenset[Shapes]  # that the model was called with
-    was_fresh: bool  # nothing large had been released before it began
+    was_fresh: bool  # nothing large had been released before the loop began
 
 
 @dataclass(slots=True)
 class TrainingMeter:
-    """The readings of one loop on one GPU of torch; `start` and `stop` enclose it."""
+    """A meter of the memory of one loop on one GPU; call `start` before the loop, `stop` after it."""
 
     index: int
     gpu: DetectedGpu
@@ -62,9 +62,9 @@ class TrainingMeter:
     _outer: tuple["TrainingMeter", ...] = ()
 
     def start(self, optimizer: Any, module: Any) -> None:
-        """Begin, with hooks on the optimizer's step and, unless it is None, on the module's calls."""
+        """Reset torch's peaks, and hook the optimizer's step and, unless it is None, the module's calls."""
         self._outer = _OPEN.get()
-        for one in self._outer:  # whose peaks torch is about to forget
+        for one in self._outer:  # the reset below loses their peaks
             one.sample()
         _OPEN.set((*self._outer, self))
         stats = torch.cuda.memory_stats(self.index)
@@ -78,21 +78,21 @@ class TrainingMeter:
             self._removers.append(handle.remove)
 
     def sample(self) -> None:
-        """Take the readings of now."""
+        """Read the present memory, and keep the highest readings."""
         seen = torch.cuda.max_memory_allocated(self.index), torch.cuda.max_memory_reserved(self.index)
         self._peaks = max(self._peaks[0], seen[0]), max(self._peaks[1], seen[1])
         if self._gauge is not None:
             self._process_bytes = max(self._process_bytes or 0, self._gauge.level())
 
     def close(self) -> None:
-        """Remove the hooks."""
+        """Remove the hooks without a last reading."""
         for remove in self._removers:
             remove()
         self._removers.clear()
         _OPEN.set(self._outer)
 
     def stop(self) -> Readings:
-        """Remove the hooks and take the last readings."""
+        """Remove the hooks, take the last readings and return all."""
         self.close()
         self.sample()
         retries = torch.cuda.memory_stats(self.index).get("num_alloc_retries", 0)
@@ -114,7 +114,7 @@ class TrainingMeter:
             self._end_bytes = torch.cuda.memory_allocated(self.index)
             if self._steps == STEPS_UNTIL_LOADED and self._gauge is not None:
                 self._context_bytes = self._gauge.level() - torch.cuda.memory_reserved(self.index)
-        except Exception:  # of a driver that stops answering: no reading is worth a training
+        except Exception:  # a driver that stops answering must not end a training
             self._gauge = None
 
     def _on_call(self, _: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -123,19 +123,22 @@ class TrainingMeter:
             self._shapes.add(tuple(tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor)))
 
 
-# The meters that run now, the outermost first: torch has one pair of peaks, which each start begins anew.
+# The running meters, the outermost first: torch has one pair of peaks, which each start resets.
 _OPEN: ContextVar[tuple[TrainingMeter, ...]] = ContextVar("_OPEN", default=())
 
 
 def open_meter(index: int) -> TrainingMeter:
-    """Return a meter of torch's GPU `index`, whose context is there already."""
+    """Return a meter of torch's GPU `index`, whose context exists already."""
     gauge = open_gauge(index)
     own = gauge if gauge is None or not gauge.remark else None
     return TrainingMeter(index, detect_gpu(gauge, index), own)
 
 
 def others_bytes(meter: TrainingMeter, context_bytes: int) -> int:
-    """Return what other processes hold on the GPU; the own context counts so much where NVML is silent."""
+    """Return the bytes that other processes hold on the GPU.
+
+    `context_bytes` is the size of this process's context, which counts if NVML does not show the process.
+    """
     free_bytes, total_bytes = torch.cuda.mem_get_info(meter.index)
     own = context_bytes + torch.cuda.memory_reserved(meter.index)
     if meter._gauge is not None:
@@ -144,19 +147,19 @@ def others_bytes(meter: TrainingMeter, context_bytes: int) -> int:
 
 
 def cap_of_process(meter: TrainingMeter) -> int | None:
-    """Return the bound that `set_per_process_memory_fraction` has set; None where there is none."""
+    """Return the bound in bytes that `set_per_process_memory_fraction` has set, or None if there is none."""
     fraction = torch.cuda.get_per_process_memory_fraction(meter.index)
     total = meter.gpu.versions.torch_total_bytes
     return None if fraction >= 1 or total is None else int(fraction * total)
 
 
 def settings_of(meter: TrainingMeter, alloc_conf: str, cap_bytes: int | None) -> Settings:
-    """Return the settings of this process."""
+    """Return the settings of this process with the given allocator configuration and cap."""
     return replace(meter.gpu.settings, alloc_conf=alloc_conf, allocator_cap_bytes=cap_bytes)
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether a loop ended for want of the GPU's memory."""
+    """Return whether an error that ended a loop says that the GPU's memory ran out."""
     return isinstance(error, RuntimeError) and bool(OUT_OF_MEMORY.search(str(error)))
 
 

@@ -1,1 +1,1 @@
-"""Readers of runs that were measured elsewhere."""
+"""Read the records of runs that were measured elsewhere."""

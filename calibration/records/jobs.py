@@ -1,4 +1,4 @@
-"""Jobs of the measuring script's records as jobs of the planner, as far as it can express them."""
+"""Convert the jobs in the measuring script's records to jobs of the planner, if it can express them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +19,7 @@ from planner.jobs import (
     parse_tensor_spec,
 )
 
-PEAK_STEPS, HISTORY_STEPS = 4, 3  # as many as measure.py runs for each kind of record
+PEAK_STEPS, HISTORY_STEPS = 4, 3  # the steps that measure.py runs for each kind of record
 _MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "local:cnn": ("zoo:CNN", {"channels": 3, "height": 224, "width": 224}),
     "monai:unetr": (
@@ -41,11 +41,11 @@ _MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 
 class UnsupportedJobError(Exception):
-    """The record is sound, but no job of the planner expresses what it measured; the text is the reason."""
+    """The error for a valid record whose job the planner cannot express; the text is the reason."""
 
 
 class RecordedJob(Struct, frozen=True):
-    """The job of a record, in the script's own words."""
+    """The job of a record, in the measuring script's terms."""
 
     model: str
     inp: str
@@ -62,11 +62,12 @@ class RecordedJob(Struct, frozen=True):
     kwargs: dict[str, Any]
 
     def convert(self, steps: int) -> Job:
-        """Return the planner's job of these steps.
+        """Return the planner's job with this number of steps.
 
-        Raises UnsupportedJobError, or UsageError for tensors that measure.py never writes. In pure half
-        precision measure.py converts a batch on the device, after it was copied; our batches come in the
-        model's type. That takes a block more at the start of a step, where little is alive.
+        Raises UnsupportedJobError if the planner has no such model, or UsageError for tensors that measure.py
+        never writes. In pure half precision measure.py converts a batch on the device, after the copy, while
+        the planner's batches have the model's type. So its record has one more block at the start of a step,
+        when few blocks are alive.
         """
         name, own_args = _MODELS.get(self.model, (self.model, {}))
         if not name.startswith(("torchvision:", "monai:", "zoo:")):

@@ -1,4 +1,4 @@
-"""Any record of an allocator's history as the differ takes it: our files, snapshots, measuring records."""
+"""Load a record of an allocator's history for comparison: our files, snapshots, or measuring records."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,16 +10,17 @@ from planner.errors import DataFileError, UsageError
 from planner.hardware.calibration import is_same_job
 from planner.jobs import Job
 
-_PICKLE = b"\x80"  # how every pickle of protocol 2 or later begins
-_RECORDS = "history.jsonl.gz"  # of the measuring script, in a folder with others
+_PICKLE = b"\x80"  # the first byte of every pickle of protocol 2 or later
+_RECORDS = "history.jsonl.gz"  # of the measuring script, in a folder with other files
 
 
 def load_recording(path: Path, job: Job, batch: int) -> Recording:
-    """Read a history for the differ.
+    """Read a recorded allocator history, of any known format, to compare it with a simulated history.
 
-    `path` is a file of ours or a published one, a pickle of `torch.cuda.memory._snapshot()`, or a folder of
-    the measuring script or its history.jsonl.gz, which holds several: the one of this job and batch size is
-    taken. Raises DataFileError, or UsageError where the folder has none.
+    `path` is a history file written by the planner or published, a pickle of
+    `torch.cuda.memory._snapshot()`, or a folder of the measuring script or its history.jsonl.gz. From the
+    several histories of the latter, the latest of this job and batch size is taken. Raises DataFileError, or
+    UsageError if there is none.
     """
     if path.is_dir() or path.name == _RECORDS:
         folder = path if path.is_dir() else path.parent

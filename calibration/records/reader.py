@@ -1,8 +1,8 @@
-"""The records of the self-contained measuring script, as observations and histories.
+"""Read the records of the self-contained measuring script as observations and histories.
 
-A folder of such records has versions.json and any of peaks.jsonl, limits.jsonl and history.jsonl.gz, one JSON
-object a line. Jobs that the planner cannot express yet are skipped with their reason; so is a last line that
-a killed run left unfinished. Anything else that is broken is a DataFileError with its line.
+A folder of such records has versions.json and any of peaks.jsonl, limits.jsonl and history.jsonl.gz, with one
+JSON object per line. Jobs that the planner cannot express yet are skipped with the reason, and so is a last
+line that a killed run left unfinished. Any other error raises a DataFileError with its line.
 """
 
 import gzip
@@ -28,7 +28,7 @@ from planner.jobs import Job, Mode
 from planner.program import Phase
 
 GIB = 2**30
-LARGEST_FILE_BYTES = 2**33  # as it lies on the disk; lines are read one by one
+LARGEST_FILE_BYTES = 2**33  # on the disk; lines are read one by one
 LONGEST_LINE = 2**28  # characters; a history of three steps takes 10**6
 PHASES = {"model": Phase.SETUP, "forward": Phase.FORWARD, "backward": Phase.BACKWARD, "step": Phase.OPTIMIZER}
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class SkippedRecord(NamedTuple):
-    """A record that is not used."""
+    """A record that is skipped, with its place and the reason."""
 
     file: str
     line: int
@@ -45,7 +45,7 @@ class SkippedRecord(NamedTuple):
 
 
 class HistoryRecord(Struct, frozen=True):
-    """An allocator history and what was run."""
+    """An allocator history, with the job and the batch size that ran."""
 
     job: Job
     batch: int
@@ -53,7 +53,7 @@ class HistoryRecord(Struct, frozen=True):
 
 
 class MeasuredRecords(Struct, frozen=True):
-    """The content of a folder."""
+    """The contents of a folder of records."""
 
     observations: tuple[Observation, ...]  # of peaks.jsonl, and every probe of limits.jsonl
     histories: tuple[HistoryRecord, ...]
@@ -61,7 +61,7 @@ class MeasuredRecords(Struct, frozen=True):
 
 
 class _Machine(Struct, frozen=True):
-    """versions.json."""
+    """The contents of versions.json: the GPU, the versions of libraries, and settings."""
 
     gpu: Text
     torch: Text
@@ -95,13 +95,16 @@ class _Peaks(Struct, frozen=True):
     total_nvml: int  # -1 without NVML
     context: int
     used_after: list[int]  # after each step, of the device
-    process_after: list[int]  # of the process; -1 where NVML does not show it
+    process_after: list[int]  # of the process; -1 if NVML does not show it
     allocated_after: list[int]
     reserved_after: list[int]
 
     @property
     def process_levels(self) -> list[int]:
-        """Return the process's memory after each step: its own if NVML shows it, else the device's rise."""
+        """Return the memory of the process after each step, by NVML; empty without NVML.
+
+        If NVML does not show the process, it is the used memory of the device.
+        """
         if self.process_after and min(self.process_after) > 0:
             return self.process_after
         return self.used_after if self.total_nvml != -1 else []
@@ -123,7 +126,7 @@ class _History(Struct, frozen=True):
 
 
 class _Record(Struct, Generic[R], frozen=True):
-    """One line of a file; `arg` is the batch size, of limits the cap in GiB."""
+    """One line of a file; `arg` is the batch size, or for limits the cap in GiB."""
 
     job: RecordedJob
     arg: Positive
@@ -131,7 +134,7 @@ class _Record(Struct, Generic[R], frozen=True):
 
 
 def read_measured_records(folder: Path) -> MeasuredRecords:
-    """Return all records of a folder. Raises DataFileError."""
+    """Read all records of a folder. Raises DataFileError."""
     path = folder / "versions.json"
     try:
         machine = decode_json(read_bytes(path, LONGEST_LINE), _Machine)
@@ -176,7 +179,7 @@ def _read(
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
-    """Yield each line with its number; None for a last one without an end."""
+    """Yield the number and the bytes of each line, with None for a last line that is cut short."""
     with (
         open_regular(path, LARGEST_FILE_BYTES) as plain,
         gzip.open(plain, "rb") if path.suffix == ".gz" else nullcontext(plain) as file,
@@ -201,7 +204,7 @@ def _of_peaks(machine: _Machine, record: _Record[_Peaks], when: str) -> list[Obs
             peak_allocated_bytes=result.peak_allocated,
             peak_reserved_bytes=result.peak_reserved,
             end_allocated_bytes=allocated[-1] if allocated and not result.oom else None,
-            # Read after each step: with retries in between, or a death, that is not the peak.
+            # Read after each step: after retries or a failure, this is not the peak.
             process_peak_bytes=max(levels) if levels and result.retries == 0 and not result.oom else None,
             context_before_bytes=result.context if result.total_nvml != -1 else None,
             context_after_bytes=levels[2] - reserved[2] if min(len(levels), len(reserved)) >= 3 else None,
@@ -228,7 +231,7 @@ def _of_limits(machine: _Machine, record: _Record[_Limits], when: str) -> list[O
 def _circumstances(
     machine: _Machine, record: _Record[Any], when: str, cap_bytes: int | None = None
 ) -> dict[str, Any]:
-    """Return the fields of an observation that are no figures."""
+    """Return the fields of an observation that describe its run: job, GPU, versions, settings and source."""
     job, options = record.job.convert(PEAK_STEPS), record.job.alloc_conf
     return {
         "job": job,
@@ -236,7 +239,7 @@ def _circumstances(
         "versions": machine.versions,
         "settings": Settings(machine.tf32_matmul, machine.tf32_cudnn, options, cap_bytes),
         "source": origin_of(machine.gpu),
-        # The script's loop copies the target in inference too, which ours does not.
+        # The script's loop copies the target in inference too; the planner's loop does not.
         "about": "the target was on the device too" if job.mode is Mode.INFER else "",
         "when": when,
     }
@@ -255,7 +258,10 @@ def _of_history(machine: _Machine, record: _Record[_History], when: str) -> list
 
 
 def _marks(marks: list[tuple[str, int]], events: tuple[HistoryEvent, ...]) -> Iterator[HistoryMark]:
-    """Yield our marks: the script counts steps from 0, and all events; our step 1 begins on the device."""
+    """Yield the script's marks as the planner's marks, which count steps from 1 and only allocations.
+
+    The script counts steps from 0 and all events.
+    """
     for name, index in marks:
         word = name.rstrip("0123456789")
         if word in PHASES:

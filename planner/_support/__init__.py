@@ -1,1 +1,1 @@
-"""Helpers that know nothing of planning; imported by module."""
+"""Helpers that are independent of planning; each is imported from its module."""

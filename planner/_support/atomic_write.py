@@ -1,6 +1,6 @@
-"""Write files whole or not at all: the content gets another name first, and its own by a rename.
+"""Write files atomically: the content is written under another name first, then renamed.
 
-Every file that the planner writes goes through here, which tests/robustness/test_written_files.py holds.
+Every file that the planner writes goes through here, as tests/robustness/test_written_files.py checks.
 """
 
 import errno
@@ -14,11 +14,11 @@ from typing import BinaryIO
 from planner.errors import DataFileError
 
 _BINARY = getattr(os, "O_BINARY", 0)
-PARTIAL = ".partial"  # how names end while a file is being written
+PARTIAL = ".partial"  # the end of a file's name while it is being written
 
 
 def save(path: Path, content: bytes, what: str) -> None:
-    """Write the file that an option names. Raises DataFileError, which names `what` cannot be written."""
+    """Write a file that an option names. Raises DataFileError; `what` names the content in its message."""
     try:
         with _replacing(path) as partial:
             if partial != path:
@@ -29,13 +29,13 @@ def save(path: Path, content: bytes, what: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file that has to last: make its folder, and wait for the disk. Raises DataFileError."""
+    """Write a file durably: create its folder, and wait until the disk has it. Raises DataFileError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _replacing(path) as partial, _opened(partial, path) as file:
             file.write(content)
             file.flush()
-            if partial != path:  # a device or a pipe keeps nothing
+            if partial != path:  # a device or a pipe stores nothing
                 os.fsync(file.fileno())
     except OSError as error:
         raise DataFileError(
@@ -44,7 +44,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def _opened(partial: Path, path: Path) -> BinaryIO:
-    """Open the file to write: a new one, so that no link that somebody put under its name is followed."""
+    """Open the file to write, as a new file, so that no link that somebody put there is followed."""
     if partial == path:  # a device or a pipe
         return path.open("wb")
     with suppress(FileNotFoundError):
@@ -54,9 +54,10 @@ def _opened(partial: Path, path: Path) -> BinaryIO:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """Give a name beside `path` to write under; its content takes the place of the file at the end.
+    """Yield a temporary path to write to, and replace the file at `path` by it at the end.
 
-    A link stays one: its target is replaced. A device or a pipe is written to itself.
+    If `path` is a link, its target is replaced and the link stays. For a device or a pipe, `path` itself is
+    yielded.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
         yield path
@@ -70,5 +71,5 @@ def _replacing(path: Path) -> Iterator[Path]:
         yield partial
         partial.replace(path)
     finally:
-        with suppress(OSError):  # gone by the replacement, or could not even be made
+        with suppress(OSError):  # it was renamed, or could not be created
             partial.unlink()

@@ -1,6 +1,6 @@
-"""Read files that somebody else may have written: regular files alone, and no more than a bound.
+"""Read files that somebody else may have written: only regular files, and only up to a size.
 
-A device has no end, a pipe that nobody writes to answers never, and a sparse file of a terabyte takes no
+A device has no end, a pipe that nobody writes to never answers, and a sparse file of a terabyte takes no
 disk. Every option that names a file of data is read through here.
 """
 
@@ -18,7 +18,7 @@ LARGEST_CODE_BYTES = 16 * MIB  # of a file with a model, or of JSON that describ
 
 @contextmanager
 def open_regular(path: Path, most_bytes: int) -> Iterator[BinaryIO]:
-    """Open a regular file of at most `most_bytes` to read. Raises OSError, which says so for any other."""
+    """Open a regular file of at most `most_bytes` for reading. Raises OSError for any other file."""
     # Without O_NONBLOCK, opening a pipe would wait for its writer.
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with os.fdopen(number, "rb") as file:
@@ -33,16 +33,16 @@ def open_regular(path: Path, most_bytes: int) -> Iterator[BinaryIO]:
 
 
 def read_bytes(path: Path, most_bytes: int) -> bytes:
-    """Return the content of a regular file of at most `most_bytes`. Raises OSError for any other."""
+    """Return the content of a regular file of at most `most_bytes`. Raises OSError for any other file."""
     with open_regular(path, most_bytes) as file:
-        content = file.read(most_bytes + 1)  # it may have grown, or lie in /proc, where sizes are 0
+        content = file.read(most_bytes + 1)  # it may have grown, or be in /proc, where sizes are 0
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"it is larger than {_size(most_bytes)}", str(path))
     return content
 
 
 def read_text(path: Path, most_bytes: int, encoding: str = "utf-8", errors: str = "strict") -> str:
-    """Return the text of a regular file of at most `most_bytes`, with `\\n` at the end of each line.
+    """Return the text of a regular file of at most `most_bytes`, with all line ends converted to `\\n`.
 
     Raises OSError or UnicodeDecodeError.
     """

@@ -1,6 +1,6 @@
-"""Conversion of plain values (those of JSON and YAML) to typed Structs, with errors that name the field.
+"""Convert plain values from JSON and YAML to typed Structs, with errors that name the field.
 
-msgspec converts; its errors name types of Python and no value, so that messages are written here.
+msgspec does the conversion. Its errors name Python's types and no value, so the messages are written here.
 """
 
 import re
@@ -14,11 +14,11 @@ Key = str | int  # of a mapping or a list
 
 Text = Annotated[str, msgspec.Meta(pattern=r"\S")]  # a string that is not blank
 MAX_SHOWN = 60
-LARGEST = 2**50  # of sizes in bytes; messages do not name it
+LARGEST = 2**50  # the largest size in bytes; messages do not name it
 Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
 
-_MOST_BITS = 1000  # of whole numbers that messages quote; Python itself refuses to write out 15,000
+_MOST_BITS = 1000  # of whole numbers that messages quote; Python refuses to write out 15,000 bits
 
 _PLACE = re.compile(r"(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
@@ -27,7 +27,7 @@ _FIELD = re.compile(r"Object (missing required|contains unknown) field `(.*)`")
 
 
 class ConversionError(ValueError):
-    """A value that is not of its type: where it stands and what is wrong with it."""
+    """The error for a value that does not have its type, with the path to the value and the problem."""
 
     def __init__(self, path: Sequence[Key], what: str) -> None:
         place = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).lstrip(".")
@@ -37,7 +37,7 @@ class ConversionError(ValueError):
 
 
 def convert(value: Any, kind: type[T]) -> T:
-    """Return the value as a `kind`, without any coercion but from int to float. Raises ConversionError."""
+    """Convert a value to `kind`, without coercion except from int to float. Raises ConversionError."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -45,7 +45,10 @@ def convert(value: Any, kind: type[T]) -> T:
 
 
 def decode_json(content: bytes, kind: type[T]) -> T:
-    """Return a JSON document as a `kind`. Raises ValueError, also as ConversionError, and RecursionError."""
+    """Decode a JSON document and convert it to `kind`.
+
+    Raises ValueError for invalid JSON, ConversionError, which is a ValueError, and RecursionError.
+    """
     return convert(msgspec.json.decode(content), kind)
 
 
@@ -54,7 +57,7 @@ def _explained(message: str, value: Any, kind: Any) -> ConversionError:
     what, place = (match["what"], match["path"] or "") if match else (message, "")
     path: list[Key] = []
     expected: msgspec.inspect.Type | None = msgspec.inspect.type_info(kind)
-    for name, index in _STEP.findall(place.partition("[...]")[0]):  # an entry of a dict, without its key
+    for name, index in _STEP.findall(place.partition("[...]")[0]):  # [...]: an entry of a dict
         key: Key = name or int(index)
         value = value[key]
         path.append(key)
@@ -67,14 +70,14 @@ def _explained(message: str, value: Any, kind: Any) -> ConversionError:
         return ConversionError([*path, field[2]], f"unknown key; known are {names}")
     if what.startswith(_OF_TYPES) and expected is not None and "[...]" not in place:
         return ConversionError(path, f"expected {_described(expected)}, got {shown(value)}")
-    name, colon, rest = what.partition(": ")  # of a Struct's own check
+    name, colon, rest = what.partition(": ")  # the message of a Struct's own check
     if colon and isinstance(value, dict) and name in value:
         return ConversionError([*path, name], rest)
     return ConversionError(path, what)
 
 
 def shown(value: Any) -> str:
-    """Return a value as messages quote it, in at most `MAX_SHOWN` characters."""
+    """Return a short text of a value to quote in messages, of at most `MAX_SHOWN` characters."""
     if isinstance(value, dict):
         return "keys with values"
     if isinstance(value, list | tuple):
@@ -96,7 +99,7 @@ def _fields(kind: msgspec.inspect.Type | None) -> Sequence[msgspec.inspect.Field
 
 
 def _type_at(kind: msgspec.inspect.Type | None, key: Key) -> msgspec.inspect.Type | None:
-    """Return the type of an entry of a value of this type; None where it has no type of its own."""
+    """Return the type of the entry under a key of a value of this type, or None if it is not declared."""
     if isinstance(key, str):
         return next((field.type for field in _fields(kind) if field.encode_name == key), None)
     for one in _options(kind):
@@ -108,7 +111,7 @@ def _type_at(kind: msgspec.inspect.Type | None, key: Key) -> msgspec.inspect.Typ
 
 
 def _described(kind: msgspec.inspect.Type) -> str:
-    """Return the noun of a type with its bounds."""
+    """Return a phrase that names a type and its bounds, such as "a whole number from 1 to 5"."""
     match kind:
         case msgspec.inspect.Metadata():
             return _described(kind.type)

@@ -1,4 +1,4 @@
-"""Text packed for a file: gzip without the time in it, unpacked within a bound."""
+"""Compress text with gzip, reproducibly, and decompress files within a bound on their size."""
 
 import zlib
 from pathlib import Path
@@ -9,14 +9,15 @@ _GZIP = 31  # zlib's wbits for gzip with the largest window
 
 
 def pack(text: str) -> bytes:
-    """Return the text compressed; equal texts give equal bytes, unlike gzip's default."""
+    """Compress a text with gzip; equal texts give equal bytes, as no time is stored."""
     return zlib.compress(text.encode(), 9, wbits=_GZIP)
 
 
 def read_packed(path: Path, most_bytes: int) -> bytes:
-    """Return the content of a packed file; neither side may exceed `most_bytes`.
+    """Return the decompressed content of a gzip file of which neither form exceeds `most_bytes`.
 
-    Raises OSError where the file cannot be read, ValueError or zlib.error where it is not one packed text.
+    Raises OSError if the file cannot be read or is larger, ValueError or zlib.error if its content is larger
+    or it is not a single gzip stream.
     """
     packed = read_bytes(path, most_bytes)
     decompressor = zlib.decompressobj(wbits=_GZIP)

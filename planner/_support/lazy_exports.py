@@ -1,6 +1,6 @@
-"""Lazy facades of packages (PEP 562): each name that a package shows is imported when it is first used.
+"""Make a package import each of its public names when the name is first used (PEP 562).
 
-As lazy_loader does it (SPEC 1), but without parsing stubs as Python, which would take 6 ms of each plan.
+This follows lazy_loader (SPEC 1), but does not parse stubs as Python, which would take 6 ms of each plan.
 """
 
 import re
@@ -18,19 +18,22 @@ Exports = tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]
 
 
 class _Facade(ModuleType):
-    """Package in which no module stands in place of the function that is called like it."""
+    """A package whose public names are not overwritten by submodules of the same name."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Set an attribute, as an import does for a module that it has read."""
+        """Set an attribute, unless it is a module under a public name of the package.
+
+        An import sets each module that it reads as an attribute of the package.
+        """
         if not (isinstance(value, ModuleType) and name in self.__dict__.get("__all__", ())):
             super().__setattr__(name, value)
 
 
 def attach_stub(package: str, file: str) -> Exports:
-    """Return `__getattr__`, `__dir__` and `__all__` of a package by the stub beside its `__init__.py`.
+    """Return `__getattr__`, `__dir__` and `__all__` of a package, from the stub next to its `__init__.py`.
 
-    The stub has lines of the form `from .module import name as name`; without one, those lines stand in
-    `__init__.py` itself, for type checkers alone.
+    The stub has lines of the form `from .module import name as name`. Without a stub, these lines are read
+    from `__init__.py` itself, which has them for type checkers alone.
     """
     stub = Path(file).with_suffix(".pyi")
     text = (stub if stub.exists() else Path(file)).read_text(encoding="utf-8")

@@ -1,13 +1,13 @@
-"""Spell out characters that a terminal would obey, in texts that files, models and their authors named."""
+"""Make texts from files and models safe to print: escape characters that a terminal would act on."""
 
 import unicodedata
 
 _OBEYED = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control, direction and joining, surrogates, ends of lines
-_MOST_LETTERS = 10_000  # of a message
+_MOST_LETTERS = 10_000  # characters of a message
 
 
 def printable(text: str) -> str:
-    """Return the text on one line, characters that a terminal would obey spelled out.
+    """Return the text on one line, with escapes for characters that a terminal would act on.
 
     >>> printable("red \\x1b[31m")
     'red \\\\x1b[31m'
@@ -16,7 +16,7 @@ def printable(text: str) -> str:
 
 
 def shortened(message: str) -> str:
-    """Return a message of at most some lines of a terminal, without its middle where it is longer."""
+    """Return a message without its middle if it has more than `_MOST_LETTERS` characters."""
     if len(message) <= _MOST_LETTERS:
         return message
     half = _MOST_LETTERS // 2
@@ -24,7 +24,7 @@ def shortened(message: str) -> str:
 
 
 def harmless_cell(value: object) -> object:
-    """Return a cell that no spreadsheet takes for a formula: a text that begins like one is quoted.
+    """Return a cell for a CSV file, with a quote before a text that a spreadsheet would take for a formula.
 
     https://owasp.org/www-community/attacks/CSV_Injection
     """

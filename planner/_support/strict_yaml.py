@@ -1,7 +1,7 @@
 """Read YAML files strictly: each error names the file, the line and the key.
 
-Every value has one form; unknown, missing and repeated keys are errors, and so is a scalar that YAML only
-happens to take for a number or a truth. YAML itself is imported only when a file is read.
+Every value has one form. Unknown, missing and repeated keys are errors, and so is a scalar that YAML takes
+for a number or a truth value only by accident. YAML itself is imported only when a file is read.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     import yaml
 
 T = TypeVar("T")
-MAX_DEPTH = 100  # levels; ours have 6
-LARGEST_FILE_BYTES = 4 * 2**20  # of a calibration; others are far smaller
-MOST_MARKS = 1_000_000  # that may begin a value, which takes half a kB
+MAX_DEPTH = 100  # levels; the planner's files have 6
+LARGEST_FILE_BYTES = 4 * 2**20  # of a calibration; other files are far smaller
+MOST_MARKS = 1_000_000  # characters that may begin a value, which takes half a kB
 MAX_VALUES = 200_000  # aliases of aliases of lists could make billions
 
 
@@ -35,12 +35,15 @@ class Entry(msgspec.Struct, frozen=True):
     node: "yaml.Node"
 
     def broken(self, what: str) -> DataFileError:
-        """Return the error, to be raised, that something is wrong with this value."""
+        """Return an error to raise for this value, which names its file, line and key and the problem."""
         key = f", {self.key}" if self.key else ""
         return DataFileError(f"{self.path} line {self.line}{key}: {what}")
 
     def convert(self, kind: type[T], **given: Any) -> T:
-        """Return the value as a `kind` by `conversion.convert`; `given` are further values of a mapping."""
+        """Convert the value to `kind`, as `conversion.convert` does; `given` adds keys to a mapping.
+
+        Raises DataFileError.
+        """
         value = self.plain()
         if given:
             for key, entry in self.mapping().items():
@@ -58,7 +61,7 @@ class Entry(msgspec.Struct, frozen=True):
             raise place.broken(error.what + hint) from None
 
     def plain(self) -> Any:
-        """Return the value in basic types, as `json` would load it."""
+        """Return the value in the basic types of JSON, except for each `Unusual` scalar."""
         try:
             return _plain(self, count(1), 0)
         except RecursionError:
@@ -66,7 +69,10 @@ class Entry(msgspec.Struct, frozen=True):
             raise self.broken(f"{problem}; write the values out") from None
 
     def children(self, required: Iterable[str], optional: Iterable[str] = ()) -> dict[str, "Entry"]:
-        """Return the values of a mapping that has all `required` keys, and no others but `optional` ones."""
+        """Return the values of a mapping by key. Raises DataFileError if a required key is missing.
+
+        Keys that are neither `required` nor `optional` raise it too.
+        """
         required, known = tuple(required), (*required, *optional)
         entries = self.mapping()
         for key, entry in entries.items():
@@ -78,7 +84,10 @@ class Entry(msgspec.Struct, frozen=True):
         return entries
 
     def mapping(self) -> dict[str, "Entry"]:
-        """Return the values of a mapping whose keys are strings, each standing there once."""
+        """Return the values of a mapping by key.
+
+        Raises DataFileError if the value is no mapping, or a key is no plain scalar or repeated.
+        """
         import yaml
 
         if not isinstance(self.node, yaml.MappingNode):
@@ -105,17 +114,17 @@ class Entry(msgspec.Struct, frozen=True):
         ]
 
     def text(self) -> str:
-        """Return a string that is not blank."""
+        """Return the value, a string. Raises DataFileError if it is no string or blank."""
         text: Any = Text
         return str(self.convert(text))
 
     def is_word(self, word: str) -> bool:
-        """Return whether this is the plain word."""
+        """Return whether the value is this scalar."""
         return bool(self.node.value == word)
 
 
 class Unusual(msgspec.Struct, frozen=True):
-    """A scalar that is no string, decimal number, truth or null: a date, 1:30, 0x10, .nan, yes."""
+    """A scalar that is no string, decimal number, truth value or null: a date, 1:30, 0x10, .nan, yes."""
 
     text: str
 
@@ -124,7 +133,7 @@ class Unusual(msgspec.Struct, frozen=True):
 
 
 def read_entry(path: Path) -> Entry:
-    """Return the whole of a file as one entry. Raises DataFileError for all but one YAML document."""
+    """Read a YAML file as one entry. Raises DataFileError unless it is exactly one YAML document."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -148,7 +157,7 @@ def read_entry(path: Path) -> Entry:
 
 
 def _may_be_deep(text: str) -> bool:
-    """Return whether brackets, dashes and indentation could make more levels than anybody writes."""
+    """Return whether a YAML text could nest deeper than MAX_DEPTH, by its brackets, dashes and indents."""
     marks = sum(map(text.count, "[{"))
     return marks > MAX_DEPTH or any(
         line.count("-") + line.count("?") + len(line) - len(line.lstrip()) > MAX_DEPTH
@@ -157,10 +166,10 @@ def _may_be_deep(text: str) -> bool:
 
 
 def _refuse_depth(path: Path, text: str, loader: Any) -> None:
-    """Raise DataFileError for a file of many levels, before it is composed.
+    """Raise DataFileError if a YAML text nests deeper than MAX_DEPTH, before it is composed.
 
     Composing takes a level of the C stack for each level of the file, without a bound: PyYAML 6.0 with
-    libyaml crashes at some 50,000. Parsing takes none.
+    libyaml crashes at some 50,000 levels. Parsing takes no stack.
     """
     import yaml
 
@@ -200,6 +209,6 @@ def _scalar(tag: str, text: str) -> Any:
             return int(text)
         if tag == "float" and isfinite(float(text)):
             return float(text)
-    except ValueError:  # YAML's octal, hexadecimal and base-60 numbers: nobody means them
+    except ValueError:  # YAML's octal, hexadecimal and base-60 numbers, which nobody intends
         pass
     return Unusual(text)

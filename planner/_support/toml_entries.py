@@ -1,7 +1,7 @@
-"""Read a table of a TOML file as entries of `strict_yaml`, each with the line on which it stands.
+"""Read a table of a TOML file as entries of `strict_yaml`, each with its line number.
 
 `tomllib` gives values without positions. A statement of TOML (a heading, or a key with its value) is valid by
-itself and begins on a line of its own, so each is parsed alone once more to learn what it defines.
+itself and begins on a new line, so each statement is parsed alone once more to find the keys that it defines.
 """
 
 import tomllib
@@ -20,18 +20,21 @@ LARGEST_FILE_BYTES = 2**20
 _MOST_DOTS = 2_000  # in a line
 _MOST_PARSED = 2**20  # characters of statements in several lines, which are tried line by line
 
-_Path = tuple[str | int, ...]  # keys, and the places of tables in an array of tables
-_ENDINGS = ("]", "}", '"""', "'''")  # one of them is in the last line of a value of several lines
+_Path = tuple[str | int, ...]  # keys, and the indices of tables in an array of tables
+_ENDINGS = ("]", "}", '"""', "'''")  # the last line of a value of several lines has one of them
 _TOO_DEEP = "nested too deeply, or in values of too many lines"
 _TAGS = {str: "str", bool: "bool", int: "int", float: "float"}
 
 
 def read_toml_table(path: Path, table: Sequence[str]) -> Entry | None:
-    """Return a table of a file as an entry; None where the file has none. Raises DataFileError."""
+    """Return a table of a TOML file as an entry, or None if the file has no such table.
+
+    Raises DataFileError.
+    """
     try:
         text = read_text(path, LARGEST_FILE_BYTES)
         if any(line.count(".") > _MOST_DOTS for line in text.split("\n")):
-            raise RecursionError  # tomllib takes quadratic time for a key of so many parts
+            raise RecursionError  # tomllib takes quadratic time for a key of that many parts
         value: Any = tomllib.loads(text)
         if is_deeper(value, MAX_DEPTH):
             raise RecursionError
@@ -54,7 +57,7 @@ def read_toml_table(path: Path, table: Sequence[str]) -> Entry | None:
 
 
 def is_deeper(value: object, depth: int) -> bool:
-    """Return whether mappings and lists nest more than so many levels."""
+    """Return whether mappings and lists are nested deeper than `depth` levels."""
     level = [value]
     for _ in range(depth + 1):
         inner = [one.values() if isinstance(one, Mapping) else one for one in level]
@@ -71,9 +74,9 @@ def is_deeper(value: object, depth: int) -> bool:
 
 
 def _lines(text: str) -> dict[_Path, int]:
-    """Return the line of each key, counted from 1: the first of the statement that defines it."""
+    """Return the line number of each key, from 1: the first line of the statement that defines the key."""
     lines: dict[_Path, int] = {}
-    tables: dict[_Path, int] = {}  # of each array of tables so far
+    tables: dict[_Path, int] = {}  # the number of tables in each array of tables so far
     heading: _Path = ()
     for number, statement in _statements(text):
         defined = tomllib.loads(statement)
@@ -88,14 +91,15 @@ def _lines(text: str) -> dict[_Path, int]:
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the first line of each statement, and the statement. Raises RecursionError for one of more lines
-    than can be tried.
+    """Yield each statement of a TOML text after its first line's number.
+
+    Raises RecursionError for a statement of more lines than can be tried.
     """
     lines, start, parsed = text.split("\n"), 0, 0
     while start < len(lines):
         end, opened, length = start + 1, _opened(lines[start]), len(lines[start])
         while end < len(lines):
-            # Once much was tried, only where as many brackets are closed as opened; texts may hold some.
+            # After many tries, only lines up to which all brackets are closed are tried; strings may hold some.
             if end == start + 1 or (_may_end(lines[end - 1]) and (opened <= 0 or parsed < _MOST_PARSED)):
                 parsed += length if end > start + 1 else 0
                 if parsed > 4 * _MOST_PARSED:
@@ -108,7 +112,7 @@ def _statements(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _opened(line: str) -> int:
-    """Return how many brackets more the line opens than it closes."""
+    """Return the number of brackets that the line opens less the number that it closes."""
     return line.count("[") + line.count("{") - line.count("]") - line.count("}")
 
 
@@ -125,7 +129,7 @@ def _may_end(line: str) -> bool:
 
 
 def _heading(defined: Any, tables: dict[_Path, int]) -> _Path:
-    """Return the path of the table that a heading opens."""
+    """Return the path of the table that a heading opens, and count tables of arrays in `tables`."""
     path: _Path = ()
     while defined:
         ((key, defined),) = defined.items()
@@ -146,7 +150,7 @@ def _paths(value: object, path: _Path) -> Iterator[_Path]:
 
 
 def _node(value: object, path: _Path, lines: Mapping[_Path, int]) -> "yaml.Node":
-    """Return a value as the node that YAML would have; parts without a line have that of the whole."""
+    """Return a value as a node of YAML; a part without a line has the line of the value around it."""
     import yaml
 
     line = next(lines[path[:length]] for length in range(len(path), -1, -1) if path[:length] in lines)

@@ -1,4 +1,4 @@
-"""The user's folders of data and of caches, by the XDG base directory specification.
+"""Return the user's folders for data and caches, by the XDG base directory specification.
 
 https://specifications.freedesktop.org/basedir-spec; on Windows both are in %LOCALAPPDATA%.
 """
@@ -11,17 +11,20 @@ _NAME = "gpu-batch-planner"
 
 
 def data_dir() -> Path | None:
-    """Return the planner's folder in $XDG_DATA_HOME or ~/.local/share; None where no home is known."""
+    """Return the planner's folder in $XDG_DATA_HOME or ~/.local/share, or None if no home is known."""
     return _folder("XDG_DATA_HOME", ".local/share")
 
 
 def cache_dir() -> Path | None:
-    """Return the planner's folder in $XDG_CACHE_HOME or ~/.cache; None where no home is known."""
+    """Return the planner's folder in $XDG_CACHE_HOME or ~/.cache, or None if no home is known."""
     return _folder("XDG_CACHE_HOME", ".cache")
 
 
 def _folder(variable: str, below_home: str) -> Path | None:
-    """Return the planner's folder in the one that the variable names, which has to be absolute."""
+    """Return the planner's folder in the folder that an environment variable names, or below the home.
+
+    The variable counts only if its path is absolute. Windows uses LOCALAPPDATA in its place.
+    """
     named = Path(os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else variable, ""))
     try:
         base = named if named.is_absolute() else Path.home() / below_home

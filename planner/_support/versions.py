@@ -1,4 +1,4 @@
-"""Versions of cuDNN, and of installed distributions without importing them or reading their metadata."""
+"""Read the versions of installed distributions without importing them, and format versions of cuDNN."""
 
 import re
 import sys
@@ -6,10 +6,11 @@ from pathlib import Path
 
 
 def installed_version(distribution: str) -> str | None:
-    """Return the version in the name of a distribution's metadata folder; None where it is not installed.
+    """Return the installed version of a distribution, or None if it is not installed.
 
-    The names of such folders are fixed (packaging.python.org, recording installed projects); of installers
-    that keep another form, importlib.metadata knows, which takes 20 ms to import.
+    The version is in the name of the metadata folder, whose form is fixed (packaging.python.org, recording
+    installed projects). For installers with another form importlib.metadata is asked, which takes 20 ms to
+    import.
     """
     normal = _normal(distribution)
     for folder in dict.fromkeys(sys.path):
@@ -35,12 +36,12 @@ def _normal(name: str) -> str:
 
 
 def format_cudnn_version(number: int | None) -> str | None:
-    """Return the version that `torch.backends.cudnn.version()` means; None for None and 0, without cuDNN.
+    """Return a `torch.backends.cudnn.version()` as text, or None if it is None or 0, as without cuDNN.
 
     >>> format_cudnn_version(8902), format_cudnn_version(90100)
     ('8.9.2', '9.1.0')
     """
     if not number:
         return None
-    thousands = 10_000 if number >= 90_000 else 1_000  # CUDNN_VERSION counts otherwise from 9 on
+    thousands = 10_000 if number >= 90_000 else 1_000  # CUDNN_VERSION has another format from 9 on
     return f"{number // thousands}.{number % thousands // 100}.{number % 100}"

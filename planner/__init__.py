@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __getattr__, __dir__, __all__ = attach_stub(__name__, __file__)
 
-# The public modules of the hooks, and where they live.
+# The public names of the hooks' modules, and the modules that implement them.
 _ALIASES = {
     "planner.huggingface": "planner.api.integrations.huggingface",
     "planner.lightning": "planner.api.integrations.lightning",
@@ -40,18 +40,18 @@ _ALIASES = {
 
 
 class _AliasFinder:
-    """Find and load the public modules of the hooks in their room.
+    """Find and load the hooks' public modules, which are aliases of modules in `planner.api`.
 
-    Not derived from the classes of importlib.abc, which import much that a plan does not need.
+    It does not derive from the classes of importlib.abc, which import modules that a plan does not need.
     """
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
-        """Return the spec of an alias."""
+        """Return the module spec of an alias, or None for any other name."""
         loader: Any = self
         return ModuleSpec(fullname, loader) if fullname in _ALIASES else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return the module that the alias stands for."""
+        """Import and return the module that the alias refers to."""
         return import_module(_ALIASES[spec.name])
 
     def exec_module(self, module: ModuleType) -> None:

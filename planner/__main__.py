@@ -1,4 +1,4 @@
-"""`python -m planner` is the command `planner`."""
+"""Run the command `planner` as `python -m planner`."""
 
 from planner.cli import main
 

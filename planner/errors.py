@@ -1,7 +1,8 @@
-"""Everything that can go wrong for a user, as exceptions that carry their exit code.
+"""The exceptions for everything that can go wrong for a user, with their exit codes.
 
 `planner.cli` turns them into one line on standard error in exactly one place. That a batch does not fit is a
-result (`replay.Outcome`), and an exception only where `planner.guard` refuses to begin a training.
+result (`replay.Outcome`); only `planner.guard` raises an exception for it, when it refuses to start a
+training.
 """
 
 from collections.abc import Iterator
@@ -11,11 +12,10 @@ from planner._support.printable import printable, shortened
 
 
 class PlannerError(Exception):
-    """Base of all errors that a user can cause or mend; its text names the problem, its place and the remedy
-    in one line.
+    """Base class of the errors that a user can cause or fix, with a message of one line.
 
-    What others wrote into files and names may stand in it, so line breaks and control characters, which a
-    terminal would obey, are spelled out.
+    The message names the problem, its place and the remedy. It may quote files and names that others wrote,
+    so it is shortened, and line breaks and control characters, which a terminal would obey, are escaped.
     """
 
     exit_code = 1
@@ -25,7 +25,7 @@ class PlannerError(Exception):
 
 
 class UsageError(PlannerError):
-    """An option, a number or a name that makes no sense."""
+    """An option, number or name from the user is invalid."""
 
     exit_code = 2
 
@@ -37,7 +37,7 @@ class ModelError(PlannerError):
 
 
 class BatchTooLargeError(ModelError):
-    """A batch size at which the model reads more values than a run on the CPU shall hold."""
+    """At this batch size the model reads more values than a run on the CPU may hold."""
 
 
 class DataFileError(PlannerError):
@@ -47,7 +47,7 @@ class DataFileError(PlannerError):
 
 
 class NoGpuError(PlannerError):
-    """The command measures on a GPU and there is none."""
+    """The command needs a GPU to measure on, and there is none."""
 
     exit_code = 5
 
@@ -57,17 +57,18 @@ class DoesNotFitError(PlannerError):
 
 
 def reason_of(error: BaseException) -> str:
-    """Return why something failed in one line; for an error of somebody else's code, with its class."""
+    """Return the reason of an error in one line, with its class if it is not a PlannerError."""
     try:
         text = " ".join(str(error).split())[:300] or "no message"
-    except Exception:  # its own code makes the message
+    except Exception:  # the error's own code makes the message
         text = "no message"
     return text if isinstance(error, PlannerError) else f"{type(error).__name__}: {text}"
 
 
 class UnsavedError(PlannerError):
-    """The answer is there, in `result`, but could not be saved; text and exit code are those of the error
-    that came in between.
+    """An answer, in `result`, was computed but could not be saved.
+
+    Its message and exit code are those of the error that prevented saving.
     """
 
     def __init__(self, cause: PlannerError, result: object) -> None:
@@ -78,7 +79,7 @@ class UnsavedError(PlannerError):
 
 @contextmanager
 def unsaved(result: object) -> Iterator[None]:
-    """Pass an answer on with the error of a file that cannot be written. Raises UnsavedError."""
+    """Attach the computed `result` to a PlannerError raised in the block. Raises UnsavedError."""
     try:
         yield
     except PlannerError as error:

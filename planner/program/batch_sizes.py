@@ -1,16 +1,16 @@
-"""The batch sizes that a job takes: all of them, or multiples of a number from a least one on."""
+"""The batch sizes that a job accepts: all, or the multiples of a number from a smallest batch size on."""
 
 from msgspec import Struct
 
 
 class BatchSizes(Struct, frozen=True):
-    """Multiples of `unit` from `least` on."""
+    """The accepted batch sizes of a job: the multiples of `unit` that are at least `least`."""
 
     least: int = 1
     unit: int = 1
 
     def floor(self, batch: int) -> int:
-        """Return the largest of them up to a batch size; below the least, that."""
+        """Return the largest accepted batch size up to `batch`, or `least` if `batch` is below it."""
         return max(self.least, batch - batch % self.unit)
 
 

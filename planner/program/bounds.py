@@ -1,21 +1,22 @@
-"""Lower bounds of the memory that a job's tensors take, whatever the allocator does."""
+"""Lower bounds of the memory that a job's tensors take, independent of the allocator."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from planner.program.events import Alloc, Event, Free
 from planner.program.program import AffineAlloc, ProgramEvent
 
-LowerBound = Callable[[int], int]  # bytes that a batch size takes at the least
+LowerBound = Callable[[int], int]  # a function from the batch size to the fewest bytes that it takes
 
-_Line = tuple[int, int]  # bytes for each sample, and fixed ones
-_Curve = tuple[int, int, int]  # bytes for each pair of samples, for each sample, and fixed ones
+_Line = tuple[int, int]  # bytes per sample, fixed bytes
+_Curve = tuple[int, int, int]  # bytes per pair of samples, bytes per sample, fixed bytes
 
 
 def live_bytes_bound(events: Iterable[Event | ProgramEvent], unit: int = 1) -> LowerBound:
-    """Return the most that tensors take at once, as a function of the batch size; sizes are in such units.
+    """Return the highest sum of live tensor bytes as a function of the batch size.
 
-    Rounding, gaps and blocks without which the process can do are not counted. The live bytes after each
-    allocation are a polynomial in the batch size; those that are highest somewhere are evaluated.
+    The events' sizes count the batch in steps of `unit` samples. Rounding, gaps and optional blocks
+    (`may_fail`) are not counted. The live bytes after each allocation are a polynomial in the batch size;
+    only polynomials that are highest at some batch size are evaluated.
     """
     curves = {(0, 0, 0): None} | dict.fromkeys(_live_curves(events))
     if not any(pair for pair, _, _ in curves):
@@ -31,7 +32,7 @@ def live_bytes_bound(events: Iterable[Event | ProgramEvent], unit: int = 1) -> L
 
 
 def _live_curves(events: Iterable[Event | ProgramEvent]) -> Iterator[_Curve]:
-    """Yield the live bytes after each allocation."""
+    """Yield the live bytes after each allocation as coefficients of a polynomial in the batch size."""
     sizes: dict[int, _Curve] = {}
     live: _Curve = 0, 0, 0
     for event in events:
@@ -55,7 +56,7 @@ def _is_above(one: _Curve, other: _Curve) -> bool:
 
 
 def _envelope(lines: Sequence[_Line]) -> list[_Line]:
-    """Return those lines, by rising slope and no two alike, that are highest at some batch size above 0."""
+    """Return the lines that are highest at some batch size above 0; `lines` have distinct, rising slopes."""
     hull: list[_Line] = []
     for line in lines:
         while hull and hull[-1][1] <= line[1]:
@@ -67,5 +68,5 @@ def _envelope(lines: Sequence[_Line]) -> list[_Line]:
 
 
 def _is_hidden(low: _Line, middle: _Line, high: _Line) -> bool:
-    """Return whether the middle line is nowhere above both others."""
+    """Return whether the middle of three lines, sorted by slope, is nowhere above both others."""
     return (low[1] - high[1]) * (middle[0] - low[0]) <= (low[1] - middle[1]) * (high[0] - low[0])

@@ -1,9 +1,9 @@
-"""cuBLAS's workspace of each thread, by `CUBLAS_WORKSPACE_CONFIG`, the GPU and the version of torch.
+"""The size of cuBLAS's workspace of each thread, by `CUBLAS_WORKSPACE_CONFIG`, GPU and version of torch.
 
 ATen/cuda/CublasHandlePool.cpp: the variable is searched for pairs `:SIZE:COUNT`, SIZE in
 KiB, which are added up; a text without any gets a warning and the default. Since torch 2.12 cuBLASLt shares
-this memory (`TORCH_CUBLASLT_UNIFIED_WORKSPACE`, on by default), so that `CUBLASLT_WORKSPACE_SIZE` moves no
-byte of it; before, it has a workspace of its own of 1 MiB (`lt_workspace`).
+this memory (`TORCH_CUBLASLT_UNIFIED_WORKSPACE`, on by default), so that `CUBLASLT_WORKSPACE_SIZE` has no
+effect; before, cuBLASLt has a separate workspace of 1 MiB (`lt_workspace`).
 """
 
 import re
@@ -24,23 +24,23 @@ _BLACKWELL_SINCE: TorchVersion = (2, 12)
 LT_BYTES = 1024 * KIB  # `_parseChosenWorkspaceSize` of CUDABlas.cpp
 _LT_KEPT_SINCE: TorchVersion = (2, 9)  # pytorch/pytorch#156495
 _LT_SHARED_SINCE: TorchVersion = (2, 12)  # pytorch/pytorch#168175 and #173002
-MOST_BYTES = 2**40  # as for samples: more is a slip of the keyboard
+MOST_BYTES = 2**40  # the same limit as for samples: a larger number is a typing error
 
 _PAIRS = re.compile(r"(:[0-9]+:[0-9]+)+")
 _PAIR = re.compile(r":([0-9]+):([0-9]+)")
-_MOST_DIGITS = 16  # of a number that is worth multiplying
+_MOST_DIGITS = 16  # of a number that is multiplied at all
 
 
 class LtWorkspace(Enum):
-    """The memory in which cuBLASLt multiplies matrices."""
+    """The ways in which cuBLASLt gets the workspace in which it multiplies matrices."""
 
-    OF_CALL = auto()  # taken and given back by each call
-    KEPT = auto()  # by each thread, from its first call on
-    SHARED = auto()  # cuBLAS's own
+    OF_CALL = auto()  # allocated and freed by each call
+    KEPT = auto()  # kept by each thread from its first call on
+    SHARED = auto()  # cuBLAS's workspace is used
 
 
 def lt_workspace(torch: TorchVersion) -> LtWorkspace:
-    """Return how a version of torch gives cuBLASLt its workspace of `LT_BYTES`.
+    """Return how a version of torch provides cuBLASLt's workspace, of `LT_BYTES` unless it is shared.
 
     >>> [lt_workspace(version).name for version in ((2, 8), (2, 9), (2, 12))]
     ['OF_CALL', 'KEPT', 'SHARED']
@@ -51,9 +51,9 @@ def lt_workspace(torch: TorchVersion) -> LtWorkspace:
 
 
 def workspace_bytes(capability: tuple[int, int], config: str = "", torch: TorchVersion = NEWEST_TORCH) -> int:
-    """Return what a handle takes for good on a GPU of this compute capability, in bytes.
+    """Return the bytes of the permanent workspace of a cuBLAS handle on a GPU of a compute capability.
 
-    `config` is the text of CUBLAS_WORKSPACE_CONFIG, "" where it is not set. Raises UsageError for one that
+    `config` is the value of CUBLAS_WORKSPACE_CONFIG, "" if it is not set. Raises UsageError for a value that
     torch would not understand.
 
     >>> workspace_bytes((8, 6)), workspace_bytes((9, 0)), workspace_bytes((9, 0), ":16:8")
@@ -66,9 +66,10 @@ def workspace_bytes(capability: tuple[int, int], config: str = "", torch: TorchV
 
 
 def parse_workspace_config(text: str) -> int:
-    """Return the bytes that a text of CUBLAS_WORKSPACE_CONFIG stands for; `:0:0` stands for none.
+    """Return the workspace bytes that a value of CUBLAS_WORKSPACE_CONFIG requests; `:0:0` requests none.
 
-    Raises UsageError where anything but pairs is in it, of which torch would read as much as it understands.
+    Raises UsageError if the text is anything but pairs `:SIZE:COUNT`, of which torch would read the part that
+    it understands, or if they exceed `MOST_BYTES`.
 
     >>> parse_workspace_config(":4096:2:16:8")
     8519680

@@ -1,8 +1,8 @@
-"""Traces of a model with many repeated blocks, from two traces of the same model with few.
+"""Derive the trace of a deep model from the traces of two shallow models with the same repeated block.
 
-The deeper trace of two is walked along the shallower one. What it has beyond it is what one block more adds:
-insertions, each of which a deeper model repeats. Blocks that an insertion frees in the place of the block
-before it, such as what FSDP gathered for it, are handed from copy to copy.
+The deeper of the two traces is walked along the shallower one. Its additional events are what one more block
+adds: insertions, each of which a deeper model repeats. Memory that an insertion frees for the block before
+it, such as parameters that FSDP gathered for that block, is passed on from copy to copy.
 """
 
 import re
@@ -14,45 +14,45 @@ from msgspec.structs import replace
 
 from planner.program.events import Alloc, Event, Free, PhaseStart, Site, Trace
 
-_LOOKAHEAD = 48  # events that match behind an insertion, so that it does not end where a size is the same
+_LOOKAHEAD = 48  # events that must match after an insertion, so that one equal size does not end it
 _LARGEST_INSERTION = 4096
-_LARGEST_GROWTH = 1 / 3  # of a block with a number for each parameter, such as clip_grad_norm_'s
-_VOTES = 4  # frees on each side that decide an insertion's order
+_LARGEST_GROWTH = 1 / 3  # of a tensor with one number per parameter, such as clip_grad_norm_'s
+_VOTES = 4  # frees on each side of an insertion that decide its order
 
 
 class NotRepeatedError(Exception):
-    """Two traces do not differ by one repeated block; the message names where they diverge."""
+    """Two traces do not differ by exactly one repeated block; the message names where they diverge."""
 
 
 class _Insertion(Struct, frozen=True):
-    """Events that one more block adds. Blocks that the shallower trace lacks have negative names."""
+    """Consecutive events that one more block adds; memory blocks that it allocates have negative names."""
 
-    position: int  # index of the shallower trace's event before which they stand
+    position: int  # index of the shallower trace's event before which they are inserted
     events: tuple[Event, ...]
-    is_reversed: bool  # of several copies the deepest block's comes first, as in a backward pass
+    is_reversed: bool  # whether the deepest block's copy comes first, as in a backward pass
 
 
 class RepeatedBlock(Struct, frozen=True):
-    """A trace, and what one more of the model's blocks adds to it."""
+    """A trace and the events and bytes that one more of the model's repeated blocks adds to it."""
 
     trace: Trace
     layer: re.Pattern[str]  # finds the number of a block in a module's name
-    inserted: int  # the first number of an added block; those from there on are counted behind it
+    inserted: int  # first number of an added block; from it on, numbers move up
     insertions: tuple[_Insertion, ...]
-    added_bytes: Mapping[int, int]  # by block of the trace: what its size grows by
-    successors: Mapping[int, int]  # by a block that an insertion frees: its own that takes the place
+    added_bytes: Mapping[int, int]  # by memory block: its growth by one more block
+    successors: Mapping[int, int]  # by memory block that an insertion frees: its replacement
 
     def with_more(self, blocks: int) -> Trace:
-        """Return the trace of a model with so many blocks more."""
+        """Return the trace of a model with `blocks` more repeated blocks."""
         return _Repetition(self, blocks).trace() if blocks else self.trace
 
 
 def compare_depths(shallow: Trace, deep: Trace, layer: re.Pattern[str], inserted: int) -> RepeatedBlock:
-    """Return what one more block adds to a trace.
+    """Compare the traces of two models of which the deeper one has one repeated block more.
 
-    `layer` finds the number of a block in a module's name, as its only group; `inserted` is the number that
-    is taken to be the deeper model's own: one in the middle, since the first and the last differ.
-    Raises NotRepeatedError.
+    `layer` finds the number of a block in a module's name, as its only group. `inserted` is the number of the
+    block that counts as the additional one: one in the middle, since the first and the last differ. Raises
+    NotRepeatedError.
     """
     walk = _Walk(shallow, deep, layer, inserted)
     insertions = walk.run()
@@ -60,12 +60,12 @@ def compare_depths(shallow: Trace, deep: Trace, layer: re.Pattern[str], inserted
 
 
 class _State(Struct):
-    """Which blocks of the two traces correspond; forks write to a layer of their own."""
+    """The correspondence between the memory blocks of two traces; a fork does not change its original."""
 
-    deep_of: MutableMapping[int, int]  # the deeper trace's block by the shallower one's
-    born: MutableMapping[int, bool]  # of the deeper trace, in insertions
+    deep_of: MutableMapping[int, int]  # the deeper trace's block by the shallower trace's block
+    born: MutableMapping[int, bool]  # blocks of the deeper trace that insertions allocate
     freed: MutableMapping[int, bool]
-    successors: MutableMapping[int, int]  # of the deeper trace
+    successors: MutableMapping[int, int]  # by freed block: the inserted block replacing it
     added_bytes: MutableMapping[int, int]  # by block of the shallower trace
 
     def fork(self) -> "_State":
@@ -80,7 +80,7 @@ class _State(Struct):
 
 
 class _Walk:
-    """A walk along both traces that finds what the deeper one inserts."""
+    """A walk along two traces that finds the events that the deeper one inserts."""
 
     def __init__(self, shallow: Trace, deep: Trace, layer: re.Pattern[str], inserted: int) -> None:
         self.shallow, self.deep = shallow, deep
@@ -92,7 +92,7 @@ class _Walk:
         self._is_of_inserted = [number is not None and int(number[1]) == inserted for number in numbers]
 
     def run(self) -> list[tuple[int, tuple[Event, ...]]]:
-        """Return the insertions, each with the index of the event before which it stands."""
+        """Return the insertions, each with the index of the shallower trace's event that follows it."""
         ones, others = self.shallow.events, self.deep.events
         insertions = []
         i = j = 0
@@ -108,8 +108,10 @@ class _Walk:
         return insertions
 
     def _parts(self, i: int, j: int, end: int) -> list[tuple[Event, ...]]:
-        """Return the parts of an insertion that repeat one after the other: where equal blocks are allocated
-        in a row and then freed, those of all added blocks are allocated before the first is freed.
+        """Split an insertion into the parts of which each is repeated before the next one begins.
+
+        It has two parts if it allocates blocks equal to the one before it and then frees blocks: all added
+        blocks are allocated before the first is freed.
         """
         inserted = self.deep.events[j:end]
         last = self.deep.events[j - 1] if j else None
@@ -124,7 +126,9 @@ class _Walk:
         return [inserted]
 
     def _end_of_insertion(self, i: int, j: int) -> int:
-        """Return where the deeper trace goes on like the shallower one, as long as nowhere else."""
+        """Return the index in the deeper trace at which an insertion ends: the best match with the shallower
+        trace.
+        """
         others = self.deep.events
         state = self.state.fork()
         best, most = 0, 0
@@ -144,16 +148,19 @@ class _Walk:
         return best
 
     def _lengthens_rows(self, j: int, end: int, count: int) -> bool:
-        """Return whether an insertion is more of the equal blocks before it, and the next one will be so too,
-        such as what an optimizer allocates for all parameters of one size.
+        """Return whether an insertion and the next one only repeat the equal allocations before them.
+
+        An example is what an optimizer allocates for all parameters of one size.
         """
         row = self.deep.events[max(0, j - 1) : end]
         next_row = self.deep.events[end : end + count + 1]
         return _are_alike(row) and _are_alike(next_row)
 
     def _count_alike(self, state: _State, i: int, j: int) -> int:
-        """Return how many events are alike from these on: enough, where a phase or both traces end, or where
-        another insertion follows: what the inserted block allocates, or frees of that.
+        """Return how many events of both traces match from two indices on, at most `_LOOKAHEAD`.
+
+        It counts as `_LOOKAHEAD` if the match reaches the start of a phase, the end of both traces, or the
+        next insertion: events that allocate or free memory of the inserted block.
         """
         ones, others = self.shallow.events, self.deep.events
         for count in range(_LOOKAHEAD):
@@ -183,7 +190,9 @@ class _Walk:
         return one == other
 
     def _follows(self, block: int, other: int) -> bool:
-        """Return whether a block is the inserted block's counterpart of one of the block before it."""
+        """Return whether `other` is the inserted model block's counterpart of a memory block of the model
+        block before.
+        """
         one, next_one = self._allocs[block], self._allocs[other]
         site = self.deep.sites[one.site]
         expected = _shifted(site, self.layer, self.inserted - 1)
@@ -205,7 +214,7 @@ class _Walk:
 
 
 def _is_alike(one: Alloc, other: Event) -> bool:
-    """Return whether an event allocates a block of the same size and use, at the same place."""
+    """Return whether two events allocate blocks that are equal apart from their numbers."""
     return isinstance(other, Alloc) and replace(other, block=one.block) == one
 
 
@@ -215,7 +224,7 @@ def _are_alike(events: Sequence[Event]) -> bool:
 
 
 def _shifted(site: Site, layer: re.Pattern[str], first: int, by: int = 1) -> Site:
-    """Return the site with the number of its block increased, where it is not below `first`."""
+    """Return the site with its model block's number increased by `by` if that number is at least `first`."""
     found = layer.search(site.module)
     if found is None or int(found[1]) < first:
         return site
@@ -250,13 +259,13 @@ def _in_terms_of_shallow(walk: _Walk, found: Sequence[tuple[int, tuple[Event, ..
 
 
 class _Order:
-    """Decides in which order copies of an insertion follow each other."""
+    """The rule that decides in which order the copies of an insertion follow each other."""
 
     def __init__(self, trace: Trace, successors: Mapping[int, int]) -> None:
         self._events = trace.events
         self._successors = successors
-        self._births: dict[int, int] = {}  # index of an event by the block that it allocates
-        self._phases: list[int] = []  # number of its phase, by index of an event
+        self._births: dict[int, int] = {}  # index of the allocating event by block
+        self._phases: list[int] = []  # number of the phase by index of an event
         phase = 0
         for index, event in enumerate(trace.events):
             phase += isinstance(event, PhaseStart)
@@ -264,10 +273,10 @@ class _Order:
             if isinstance(event, Alloc):
                 self._births[event.block] = index
         self._phases.append(phase)
-        self._origins: dict[int, _Insertion] = {}  # by a block that it allocates
+        self._origins: dict[int, _Insertion] = {}  # the insertion by a block that it allocates
 
     def insertion(self, position: int, events: Sequence[Event]) -> _Insertion:
-        """Return the insertion of these events; those before it have been given already."""
+        """Return the insertion of these events with its order; call it for the insertions in trace order."""
         freed = [event.block for event in events if isinstance(event, Free)]
         births = [self._successors.get(block, block) for block in freed]
         origins = [self._origins[block] for block in births if block in self._origins]
@@ -277,8 +286,11 @@ class _Order:
         return inserted
 
     def _is_reversed(self, position: int, origin: _Insertion) -> bool:
-        """Return whether most of what is freed around a position was allocated the later the earlier it is
-        freed, among what was allocated in the phase in which the insertion `origin` was.
+        """Return whether the memory blocks freed around a position are mostly freed in reverse order of
+        allocation.
+
+        Only blocks allocated in the phase of the insertion `origin` count, and the result is relative to the
+        order of `origin`.
         """
         votes = 0
         for step in (-1, 1):
@@ -296,15 +308,15 @@ class _Order:
 
 
 class _Repetition:
-    """The events of a trace with its insertions repeated."""
+    """A builder of the trace of a deeper model: the events of a trace with its insertions repeated."""
 
     def __init__(self, repeated: RepeatedBlock, copies: int) -> None:
         self._repeated, self._copies = repeated, copies
         self._next = 1 + max(event.block for event in repeated.trace.events if isinstance(event, Alloc))
-        self._blocks: dict[tuple[int, int], int] = {}  # by inserted block and the number of the copy
-        self._latest: dict[int, int] = {}  # by inserted block
+        self._blocks: dict[tuple[int, int], int] = {}  # new block by inserted block and copy
+        self._latest: dict[int, int] = {}  # the new block of the latest copy by inserted block
         self._sites: dict[Site, int] = {}  # of the deep model
-        self._numbers: dict[tuple[int, int, int], int] = {}  # by site, first block and increase
+        self._numbers: dict[tuple[int, int, int], int] = {}  # by site, first number and increase
         self._is_reversed = {
             event.block: one.is_reversed
             for one in repeated.insertions
@@ -326,7 +338,7 @@ class _Repetition:
         return replace(self._repeated.trace, events=tuple(events), sites=tuple(self._sites))
 
     def _site(self, site: int, first: int, by: int) -> int:
-        """Return a site's number in the deep model, its block renumbered."""
+        """Return the number of a site in the deeper model after its model block is renumbered."""
         key = site, first, by
         if key not in self._numbers:
             shifted = _shifted(self._repeated.trace.sites[site], self._repeated.layer, first, by)
@@ -334,7 +346,9 @@ class _Repetition:
         return self._numbers[key]
 
     def _grown(self, event: Event) -> Event:
-        """Return an event of the shallow model as the deep one has it."""
+        """Return an event of the shallower model with the size, site and block that it has in the deeper
+        model.
+        """
         if isinstance(event, Alloc):
             grown = self._repeated.added_bytes.get(event.block, 0) * self._copies
             site = self._site(event.site, self._repeated.inserted, self._copies)
@@ -355,11 +369,11 @@ class _Repetition:
                     yield replace(event, block=self._freed(event.block, number))
 
     def _freed(self, block: int, number: int) -> int:
-        """Return the block that a copy of an insertion frees."""
+        """Return the memory block that copy `number` of an insertion frees."""
         if block < 0:
             return self._blocks[block, number]
         successor = self._repeated.successors.get(block)
         if successor is None:
             return block
-        before = number + 1 if self._is_reversed[successor] else number - 1  # in the order of allocation
+        before = number + 1 if self._is_reversed[successor] else number - 1  # in order of allocation
         return self._blocks.get((successor, before), block)

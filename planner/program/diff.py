@@ -1,4 +1,4 @@
-"""The events of two traces side by side."""
+"""Compare the events of two traces pair by pair."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,7 +10,7 @@ from planner.program.events import Alloc, Event, Free, PhaseStart, Trace
 def match_events(
     one: Trace, ones: Sequence[Event], other: Trace, others: Sequence[Event]
 ) -> Iterator[tuple[Event, Event, bool]]:
-    """Yield pairs of events, and whether they are the same apart from the sizes and the numbers of blocks."""
+    """Yield pairs of events, and whether they are equal apart from sizes and numbers of blocks and sites."""
     blocks: dict[int, int] = {}
     for a, b in zip(ones, others, strict=False):
         if isinstance(a, Alloc) and isinstance(b, Alloc):
@@ -25,7 +25,7 @@ def match_events(
 
 
 def first_divergence(one: Trace, other: Trace) -> str:
-    """Return where two traces diverge apart from the numbers of blocks; "" where they do not."""
+    """Return where two traces first differ apart from the numbers of blocks and sites, or "" if nowhere."""
     for index, (a, b, is_same) in enumerate(match_events(one, one.events, other, other.events)):
         if not is_same or (isinstance(a, Alloc) and isinstance(b, Alloc) and a.size_bytes != b.size_bytes):
             return f"event {index} at batch {one.batch}"

@@ -1,10 +1,10 @@
 """Integer expressions in the batch size and the number of SMs, with the guards under which they hold.
 
 A workspace rule of `planner.capture.workspaces` computes in Python, from the shapes of tensors, how much
-memory a kernel takes. Run once with symbolic integers (`planner.capture.symbolic.sym_int`), it leaves a
-`GuardedOps`: expressions for its results, and each comparison on its way as a guard. For a batch size at
-which all guards hold, the rule would take the same branches, so the expressions give its results; for any
-other one they give nothing.
+memory a kernel takes. Run once with symbolic integers (`planner.capture.symbolic.sym_int`), it yields a
+`GuardedOps`: expressions for its results, and each comparison that it made as a guard. For a batch size at
+which all guards hold, the rule would take the same branches, so the expressions give its results. For any
+other batch size they give nothing.
 """
 
 import operator
@@ -15,7 +15,7 @@ from msgspec import Struct
 from planner.program.convolution import Convolution, ConvolutionExpr
 from planner.program.kernel import OpenKernelOps, OpKind
 
-Node = tuple[str, int, int]  # an operation and its operands: indices of earlier nodes, or for "c" the number
+Node = tuple[str, int, int]  # an operation and its operands: indices of earlier nodes; for "c" the number
 
 BATCH, SM_COUNT, CONSTANT = "b", "m", "c"
 CONVOLUTION = OpKind.CONVOLUTION
@@ -48,7 +48,7 @@ COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
 
 
 class Guard(Struct, frozen=True):
-    """A comparison of two nodes and its expected result."""
+    """A comparison of two nodes and the result that it must have."""
 
     comparison: str
     left: int
@@ -57,16 +57,14 @@ class Guard(Struct, frozen=True):
 
 
 class OpExpr(Struct, frozen=True):
-    """An operation of a kernel, and the node with its number of bytes or blocks, or the index of its
-    convolution.
-    """
+    """An operation of a kernel, with the node of its bytes or blocks, or the index of its convolution."""
 
     kind: OpKind
     node: int
 
 
 class GuardedOps(Struct, frozen=True):
-    """The operations of a kernel as expressions, which hold in a range of batch sizes with all guards."""
+    """The operations of a kernel as expressions, valid in a range of batch sizes at which all guards hold."""
 
     min_batch: int
     max_batch: int
@@ -82,7 +80,7 @@ class GuardedOps(Struct, frozen=True):
 
 
 def constant_ops(ops: OpenKernelOps, batch: int, sm_count: int) -> GuardedOps:
-    """Return operations that hold for one batch size and one number of SMs."""
+    """Return concrete operations as expressions that are valid only for one batch size and number of SMs."""
     nodes: list[Node] = [(SM_COUNT, 0, 0), (CONSTANT, sm_count, 0)]
 
     def node_of(number: int) -> int:
@@ -96,7 +94,7 @@ def constant_ops(ops: OpenKernelOps, batch: int, sm_count: int) -> GuardedOps:
 def express_ops(
     ops: OpenKernelOps, node_of: Callable[[int], int]
 ) -> tuple[tuple[OpExpr, ...], tuple[ConvolutionExpr, ...]]:
-    """Return operations as expressions; `node_of` gives the node of a number."""
+    """Return concrete operations as expressions; `node_of` returns the node of a number."""
     exprs: list[OpExpr] = []
     convolutions: list[ConvolutionExpr] = []
     for kind, number in ops:
@@ -109,7 +107,9 @@ def express_ops(
 
 
 def evaluate(variant: GuardedOps, batch: int, sm_count: int) -> OpenKernelOps | None:
-    """Return the operations with their numbers; None where a guard fails."""
+    """Return the operations at a batch size and number of SMs, or None if that is out of range or a guard
+    fails.
+    """
     if not variant.min_batch <= batch <= variant.max_batch:
         return None
     if not variant.ops and not variant.guards:
@@ -127,13 +127,15 @@ def evaluate(variant: GuardedOps, batch: int, sm_count: int) -> OpenKernelOps | 
 
 
 def first_matching(variants: Iterable[GuardedOps], batch: int, sm_count: int) -> OpenKernelOps | None:
-    """Return the operations of the first variant whose guards hold; None where there is none."""
+    """Return the operations of the first variant whose range and guards hold, or None if none does."""
     results = (evaluate(variant, batch, sm_count) for variant in variants)
     return next((ops for ops in results if ops is not None), None)
 
 
 def _values(nodes: Sequence[Node], batch: int, sm_count: int) -> list[int] | None:
-    """Return the value of each node; None for what no rule would compute, as a file could contain."""
+    """Return the value of each node, or None for a division by zero or too large a number, as a file may
+    contain.
+    """
     values: list[int] = []
     for operation, a, b in nodes:
         if operation == CONSTANT:
@@ -153,7 +155,7 @@ def _values(nodes: Sequence[Node], batch: int, sm_count: int) -> list[int] | Non
 
 
 def validate_ops(variant: GuardedOps) -> None:
-    """Raise ValueError for a variant that cannot be evaluated in a few steps and with small numbers."""
+    """Raise ValueError if a variant has an unknown operation or refers to a missing or later node."""
     for place, (operation, a, b) in enumerate(variant.nodes):
         if operation in OPERATIONS:
             if not (0 <= a < place and 0 <= b < place):

@@ -1,4 +1,4 @@
-"""Fit affine events to two traces of one job at different batch sizes."""
+"""Fit programs whose sizes depend on the batch size to traces of one job at different batch sizes."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
@@ -12,11 +12,11 @@ from planner.program.program import AffineAlloc, Program, ProgramEvent, constant
 
 
 class NotAffineError(Exception):
-    """Two traces do not fit to one program; the message names where they diverge."""
+    """Traces of one job cannot be fitted by one program; the message names where they diverge."""
 
 
 class SizesNotAffineError(NotAffineError):
-    """The events of two traces are the same apart from a size, which is not affine."""
+    """The events of the traces are the same, but a size is not affine (or quadratic) in the batch size."""
 
 
 class Affine(Struct, frozen=True):
@@ -27,7 +27,9 @@ class Affine(Struct, frozen=True):
 
 
 def affine_through(a: int, b: int, low: int, high: int) -> Affine:
-    """Return the affine integer that is `a` at batch `low` and `b` at batch `high`. Raises NotAffineError."""
+    """Return the affine integer that is `a` at batch `low` and `b` at batch `high`. Raises
+    SizesNotAffineError.
+    """
     slope, rest = divmod(b - a, high - low)
     if rest:
         raise SizesNotAffineError(f"{a} at batch {low} and {b} at batch {high}: no whole number per sample")
@@ -35,18 +37,18 @@ def affine_through(a: int, b: int, low: int, high: int) -> Affine:
 
 
 def rounded_affine(a: int, b: int, low: int, high: int) -> Affine:
-    """Return the affine integer that is `b` at batch `high` and as near as may be to `a` at batch `low`.
+    """Return the affine integer that is `b` at batch `high` and as close as possible to `a` at batch `low`.
 
-    Workspaces of libraries may have a part that changes by a few bytes with the batch size.
+    It is for workspaces of libraries, part of which may vary by a few bytes with the batch size.
     """
     slope = round((b - a) / (high - low))
     return Affine(b - slope * high, slope)
 
 
 def nearest_affine(a: int, b: int, low: int, high: int) -> Affine:
-    """Return the affine integer that is `b` at batch `high`, near `a` at batch `low`, and never negative.
+    """Return the non-negative affine integer that is `b` at batch `high` and close to `a` at batch `low`.
 
-    For estimates of batch sizes between runs whose sizes follow no line exactly.
+    It is for estimates between the batch sizes of runs whose sizes are not exactly affine.
     """
     size = rounded_affine(a, b, low, high)
     if size.slope >= 0 and size.fixed + size.slope > 0:
@@ -64,7 +66,7 @@ class Quadratic(Struct, frozen=True):
 
 
 def polynomial_through(values: Sequence[int], batches: Sequence[int]) -> Affine | Quadratic:
-    """Return the integer that takes these values at two batch sizes, or at three that follow each other.
+    """Return the polynomial that takes these values at two batch sizes, or at three consecutive ones.
 
     Raises SizesNotAffineError.
     """
@@ -86,7 +88,7 @@ Fit = Callable[[int, int, int, int], Affine]
 def fit_events(
     first: Trace, ones: Sequence[Event], second: Trace, others: Sequence[Event], fit: Fit = affine_through
 ) -> list[ProgramEvent]:
-    """Fit events of two traces, which may be all or some of theirs. Raises NotAffineError."""
+    """Fit events of two traces, all or some of each trace's, as affine events. Raises NotAffineError."""
     events: list[ProgramEvent] = []
     for index, (a, b, is_same) in enumerate(match_events(first, ones, second, others)):
         if not is_same:
@@ -104,7 +106,7 @@ def fit_events(
 
 
 def fit_quadratic_events(traces: Sequence[Trace], events: Sequence[Sequence[Event]]) -> list[ProgramEvent]:
-    """Fit events of three traces at batch sizes that follow each other. Raises NotAffineError."""
+    """Fit quadratic events to events of three traces at consecutive batch sizes. Raises NotAffineError."""
     batches = [trace.batch for trace in traces]
     fit_events(traces[1], events[1], traces[2], events[2], _any_size)  # the same apart from sizes
     fitted: list[ProgramEvent] = []
@@ -164,7 +166,9 @@ def _where(trace: Trace, event: Alloc) -> str:
 
 
 def fit_pinned(first: Trace, second: Trace) -> tuple[tuple[int, int], ...]:
-    """Fit the blocks of pinned host memory of two traces. Raises NotAffineError."""
+    """Fit the pinned host blocks of two traces; return fixed bytes and bytes per sample. Raises
+    NotAffineError.
+    """
     if len(first.pinned) != len(second.pinned):
         raise NotAffineError(f"{len(first.pinned)} and {len(second.pinned)} blocks of pinned memory")
     lines = [
@@ -174,19 +178,19 @@ def fit_pinned(first: Trace, second: Trace) -> tuple[tuple[int, int], ...]:
     return tuple((line.fixed, line.slope) for line in lines)
 
 
-# ---- two whole traces, whose kernels are not known
+# ---- two whole traces, whose kernel calls are not known
 
 _OF_BATCH = (Category.INPUT, Category.ACTIVATION, Category.TEMPORARY)
-Slot = Sequence[Alloc | Free]  # workspaces that are allocated or freed between two other events
+Slot = Sequence[Alloc | Free]  # events that allocate or free workspaces between two other events
 
 
 def fit_traces(
     first: Trace, second: Trace, workspace_fit: Fit = affine_through, tensor_fit: Fit = affine_through
 ) -> Program:
-    """Fit two traces to a program without kernel calls, its workspaces as affine as may be.
+    """Fit a program without kernel calls to two traces, with workspaces affine in the batch size if possible.
 
-    Workspaces that are not alike in both, or that `workspace_fit` does not fit, are those of the second
-    trace. Raises NotAffineError, and ValueError for traces of one batch size.
+    If the workspaces of a stretch differ or `workspace_fit` does not fit them, the second trace's are used,
+    as constants. Raises NotAffineError, and ValueError for traces of one batch size.
     """
     if first.batch == second.batch:
         raise ValueError(f"both traces are of batch {first.batch}")
@@ -197,7 +201,7 @@ def fit_traces(
     sites = (*first.sites, *(site for site in second.sites if site not in existing))
     places = {site: index for index, site in enumerate(sites)}
     free = 1 + max((event.block for event in first.events if isinstance(event, Alloc)), default=-1)
-    names: dict[int, int] = {}  # of the second trace's blocks, in the program
+    names: dict[int, int] = {}  # number in the program by block of the second trace
 
     def constant(event: Alloc | Free) -> ProgramEvent:
         name = names.setdefault(event.block, free + len(names))
@@ -226,13 +230,16 @@ def fit_traces(
 
 
 def _same_blocks(ours: Iterable[Event], theirs: Iterable[Event]) -> dict[int, int]:
-    """Return the blocks of events of the one trace by those of the other's like them."""
+    """Return the blocks that `ours` allocate by the blocks that the corresponding events of `theirs`
+    allocate.
+    """
     pairs = zip(ours, theirs, strict=True)
     return {b.block: a.block for a, b in pairs if isinstance(a, Alloc) and isinstance(b, Alloc)}
 
 
 def scaled_program(trace: Trace) -> Program:
-    """Return an estimate from one trace alone: what its batch makes is in proportion to the batch size.
+    """Return a program estimated from one trace, whose inputs, activations and temporaries scale with the
+    batch.
 
     Parameters, gradients, optimizer state and workspaces stay as they are.
     """
@@ -250,10 +257,11 @@ def scaled_program(trace: Trace) -> Program:
 
 
 def fit_by_site(trace: Trace, other: Trace) -> Program:
-    """Return an estimate from two traces whose events differ, as in a loop over the samples: the first one's.
+    """Return a program estimated from two traces whose events differ, as in a loop over the samples.
 
-    Blocks that both allocate at a site in a phase are paired in their order, or by their size where one has
-    more of them: what comes of a single sample is small. Sizes of pairs follow the two, others are constant.
+    The events are those of `trace`. Blocks that both traces allocate at a site in a phase are paired in
+    order, or by size if their counts differ, since blocks of a single sample are small. Sizes of paired
+    blocks are affine through both traces; other sizes are constant.
     """
     counterparts = _blocks_by_site(other)
     sizes: dict[int, int] = {}
@@ -276,7 +284,7 @@ def fit_by_site(trace: Trace, other: Trace) -> Program:
 
 
 def _blocks_by_site(trace: Trace) -> dict[tuple[PhaseStart | None, Site], list[Alloc]]:
-    """Return the blocks that are allocated in each phase at each site, in order."""
+    """Return the blocks that are allocated in each phase at each site, in order of allocation."""
     found: dict[tuple[PhaseStart | None, Site], list[Alloc]] = {}
     phase = None
     for event in trace.events:
@@ -288,14 +296,14 @@ def _blocks_by_site(trace: Trace) -> dict[tuple[PhaseStart | None, Site], list[A
 
 
 def tensors_diverge(program: Program, trace: Trace) -> bool:
-    """Return whether a program without kernel calls and a trace diverge in anything but workspaces."""
+    """Return whether a program without kernel calls differs from a trace in more than freed workspaces."""
     fitted = program.instantiate(trace.batch)
     ours, theirs = (replace(one, events=tuple(_without_workspaces(one)[0])) for one in (fitted, trace))
     return bool(first_divergence(ours, theirs))
 
 
 def _without_workspaces(trace: Trace) -> tuple[list[Event], list[list[Alloc | Free]]]:
-    """Return the events without workspaces that are freed, and the slots between them."""
+    """Return the events except events of freed workspaces, and the workspace events around each of them."""
     freed = {event.block for event in trace.events if isinstance(event, Free)}
     workspaces: set[int] = set()
     events: list[Event] = []
@@ -313,7 +321,7 @@ def _without_workspaces(trace: Trace) -> tuple[list[Event], list[list[Alloc | Fr
 
 
 def _groups(ours: Sequence[Slot], theirs: Sequence[Slot]) -> Iterator[tuple[int, int]]:
-    """Yield ranges of slots at whose ends all workspaces of both traces are freed."""
+    """Yield the smallest ranges of slots at whose ends all workspaces of both traces are freed."""
     start = held = 0
     for index, (a, b) in enumerate(zip(ours, theirs, strict=True), 1):
         held += sum(1 if isinstance(event, Alloc) else -1 for event in (*a, *b))
@@ -325,7 +333,7 @@ def _groups(ours: Sequence[Slot], theirs: Sequence[Slot]) -> Iterator[tuple[int,
 def _fit_slots(
     ours: Sequence[Slot], theirs: Sequence[Slot], first: Trace, second: Trace, fit: Fit
 ) -> list[list[ProgramEvent]] | None:
-    """Return the slots with affine workspaces; None where traces differ or they are not affine."""
+    """Return the slots with workspaces fitted by `fit`, or None if the slots differ or `fit` fails."""
     lengths = [len(slot) for slot in ours]
     if lengths != [len(slot) for slot in theirs]:
         return None

@@ -1,7 +1,7 @@
-"""Find memory that grows from step to step: what is live at the end of each step.
+"""Find memory that grows from step to step, by the live bytes at the end of each step.
 
-A loop that has settled holds as much at the end of each step as at the end of the one before; state that the
-first step makes, or the second, stays as it is. What grows in every traced step is taken to go on growing.
+A settled loop holds as much at the end of each step as at the end of the step before; state that the first or
+second step creates stays. Memory that grows in every traced step is assumed to keep growing.
 """
 
 from collections import Counter
@@ -12,35 +12,35 @@ from msgspec.structs import replace
 
 from planner.program.events import GRAPH_POOL, Alloc, Free, GrowthSource, Phase, PhaseStart, Site, Trace
 
-STREAM_POOL = 32  # streams of one priority, after which torch gives the first again (c10, kStreamsPerPool)
-FEWEST_STEPS = 3  # what two steps hold at their ends does not separate state from growth
+STREAM_POOL = 32  # streams per priority, after which torch reuses the first (c10, kStreamsPerPool)
+FEWEST_STEPS = 3  # with two steps, state cannot be told from growth
 _ROUND_BYTES = 512  # blocks are multiples of it (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)
 
 
 class GrowingSite(Struct, frozen=True):
-    """Blocks of one module and operator that become more with every step."""
+    """The blocks of one module and operator whose bytes grow with every step."""
 
     site: Site
-    bytes_per_step: int  # of blocks as the allocator rounds them
-    source: GrowthSource | None  # None where the trace does not know it
+    bytes_per_step: int  # with blocks rounded up as by the allocator
+    source: GrowthSource | None  # None if the trace does not know it
 
 
 class Growth(Struct, frozen=True):
-    """The memory that each step leaves behind."""
+    """The memory by which each step increases the bytes that stay allocated."""
 
     bytes_per_step: int
-    steps: int  # that were traced
+    steps: int  # number of traced steps
     sites: tuple[GrowingSite, ...]  # by falling size
-    last_step: int | None = None  # that keeps more, where torch's pool of streams bounds it; None: no end
+    last_step: int | None = None  # last growing step, if torch's pool of streams bounds it; None: no bound
 
     @property
     def is_garbage(self) -> bool:
-        """Return whether nothing but reference cycles holds it, until Python's garbage collector runs."""
+        """Return whether only reference cycles hold the memory, until Python's garbage collector runs."""
         return all(site.source is not None and site.source.is_garbage for site in self.sites)
 
 
 def find_growth(trace: Trace) -> Growth | None:
-    """Return what grows by every step; None where nothing does, or the steps are too few."""
+    """Return the memory that grows in every step, or None if none does or too few steps are traced."""
     ends = _held_at_ends(trace)
     if len(ends) < FEWEST_STEPS:
         return None
@@ -61,7 +61,7 @@ def find_growth(trace: Trace) -> Growth | None:
 
 
 def _last_step(trace: Trace, growth: Growth) -> int | None:
-    """Return the step that uses the last stream, where each block lies on a stream that was new for it."""
+    """Return the last step that grows, or None if growing blocks of a site share a stream."""
     streams = {event.block: event.stream for event in trace.events if isinstance(event, Alloc)}
     last = growth.steps
     for blocks in growing_blocks(trace, growth).values():
@@ -75,7 +75,7 @@ def _last_step(trace: Trace, growth: Growth) -> int | None:
 
 
 def growing_blocks(trace: Trace, growth: Growth) -> Mapping[Site, list[int]]:
-    """Return the blocks that are still there at the end, by site and birth, of those sites that grow."""
+    """Return the blocks of growing sites that are live at the end, by site, in order of allocation."""
     growing = {one.site for one in growth.sites}
     freed = {event.block for event in trace.events if isinstance(event, Free)}
     blocks: dict[Site, list[int]] = {}
@@ -86,7 +86,7 @@ def growing_blocks(trace: Trace, growth: Growth) -> Mapping[Site, list[int]]:
 
 
 def _held_at_ends(trace: Trace) -> list[Counter[int]]:
-    """Return the bytes that are live at the end of each step, by site, step 1 first."""
+    """Return the live bytes by site at the end of each step, beginning with step 1."""
     held: Counter[int] = Counter()
     alive: dict[int, tuple[int, int]] = {}
     ends: list[Counter[int]] = []

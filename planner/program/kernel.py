@@ -1,4 +1,4 @@
-"""Operations of a kernel on the allocator, and their expansion into events."""
+"""The operations of a kernel on the allocator, and their expansion into events."""
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
@@ -8,24 +8,24 @@ from planner.program.events import Alloc, Category, Event, Free
 
 
 class OpKind(StrEnum):
-    """An operation of a kernel on the allocator; the letters stand in trace files."""
+    """The kinds of operations of a kernel on the allocator; trace files contain the letters."""
 
-    TRANSIENT = "p"  # a block that is freed at once
+    TRANSIENT = "p"  # a block that is freed immediately
     TRY = "t"  # a block that is freed at once, and without which the kernel falls back to another algorithm
-    AUTOTUNE = "s"  # a TRY of the first call of a signature alone, after which the cache is emptied
-    CONVOLUTION = "q"  # what a library answers: a TRY, and an AUTOTUNE where it times its engines
+    AUTOTUNE = "s"  # a TRY only in the first call of a signature, after which the cache is emptied
+    CONVOLUTION = "q"  # the workspaces that a library reports: a TRY, and an AUTOTUNE if it times its engines
     HOLD = "h"  # a block that is freed by a release, or when the kernel returns
     KEEP = "k"  # a block that is never freed
     OUTPUT = "o"  # the next output is allocated
-    OUTPUTS = "a"  # all outputs left are allocated
+    OUTPUTS = "a"  # all remaining outputs are allocated
     RELEASE_ALL = "e"
-    RELEASE = "r"  # the blocks that were taken last, so many
-    RELEASE_BENEATH = "b"  # the block that lies so many beneath the last one
-    CUBLAS = "c"  # the first product: cuBLAS allocates its workspace here; without it, as the kernel ends
+    RELEASE = "r"  # frees the given number of blocks, the last allocated first
+    RELEASE_BENEATH = "b"  # frees the block at the given distance below the last one
+    CUBLAS = "c"  # first product: cuBLAS allocates its workspace here, else at the kernel's end
 
 
-KernelOps = tuple[tuple[OpKind, int], ...]  # each with its number of bytes or of blocks
-# The same before a library has answered for its convolutions.
+KernelOps = tuple[tuple[OpKind, int], ...]  # each with a number of bytes or blocks
+# The same before a library has reported the workspaces of its convolutions.
 OpenKernelOps = tuple[tuple[OpKind, int | Convolution], ...]
 
 
@@ -37,13 +37,13 @@ def expand_kernel(
     number: int,
     stream: int = 0,
 ) -> list[Event]:
-    """Return the events of one kernel, as the recorder of `planner.capture` records them.
+    """Return the events of one kernel call, as the recorder of `planner.capture` records them.
 
-    New blocks are numbered from `number`, at most one for each event. `outputs` has the allocation of each
-    output, none where it takes no memory.
+    New blocks are numbered from `number`, at most one per event. `outputs` has the allocation of each output,
+    an empty list for an output that takes no memory.
     """
     events: list[Event] = []
-    held: list[int | None] = []  # None: a block of no bytes, which counts where blocks are released
+    held: list[int | None] = []  # None: a block of 0 bytes, which counts when blocks are released
     coming = iter(outputs)
     if not any(kind in (OpKind.OUTPUT, OpKind.OUTPUTS) for kind, _ in ops):
         ops = ((OpKind.OUTPUTS, 0), *ops)

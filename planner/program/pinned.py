@@ -1,11 +1,12 @@
-"""Pinned memory of the host, which lies beside that of the GPU."""
+"""The size of pinned memory of the host, which is separate from the GPU's memory."""
 
 from collections.abc import Iterable
 
 
 def pinned_bytes(sizes: Iterable[int]) -> int:
-    """Return the bytes that torch pins for blocks of these sizes, each rounded up to a power of two
-    (at/core/CachingHostAllocator.h, `allocate`).
+    """Return the bytes that torch pins for blocks of these sizes, each rounded up to a power of two.
+
+    Source: at/core/CachingHostAllocator.h, `allocate`.
 
     >>> pinned_bytes([1, 3, 1024, 1025])
     3077

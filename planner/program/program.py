@@ -1,11 +1,11 @@
 """A job's events for any batch size and GPU: affine tensor events, kernel calls, and guarded workspaces.
 
-`planner.capture.symbolic` fits a program to two recorded runs. What the model itself allocates is affine in
-the batch size, or where pairs of samples are compared a polynomial of degree two, fitted to a third run. Of a
-job that splits its batches into so many parts, batch sizes are counted in units of as many samples. What
-kernels allocate beside it follows from the workspace rules, whose results stand here as `GuardedOps`, one
-list of variants for each distinct call. Specializing a program yields exactly the trace that a capture would
-record, or None where no variant's guards hold.
+`planner.capture.symbolic` fits a program to two recorded runs. The sizes of the model's tensors are affine in
+the batch size or, if pairs of samples are compared, polynomials of degree two, fitted to a third run. If a
+job splits its batches into n parts, batch sizes are counted in units of n samples. The workspaces of kernels
+follow from the workspace rules, whose results are stored here as `GuardedOps`, one list of variants for each
+distinct call. Specializing a program yields exactly the trace that a capture would record, or None if no
+variant's guards hold.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -38,8 +38,10 @@ LARGEST_BATCH = 2**24  # a job that fits even this does not depend on its batch 
 
 
 class AffineAlloc(Struct, frozen=True, gc=False):
-    """The allocation of a block of `fixed_bytes + bytes_per_sample * batch` bytes, and of so many for each
-    pair of samples that is compared. In a program of units, these take the place of samples.
+    """The allocation of a block whose bytes are a polynomial in the batch size, of degree two at most.
+
+    Its coefficients are `fixed_bytes`, `bytes_per_sample` and `bytes_per_pair`. In a program whose `unit` is
+    above 1, the batch size counts units in place of samples.
     """
 
     block: int
@@ -52,7 +54,7 @@ class AffineAlloc(Struct, frozen=True, gc=False):
     bytes_per_pair: int = 0  # times the square of the batch size
 
     def size_at(self, batch: int) -> int:
-        """Return the bytes at a batch size."""
+        """Return the bytes of the block at a batch size, in the program's units."""
         return self.fixed_bytes + (self.bytes_per_sample + self.bytes_per_pair * batch) * batch
 
 
@@ -60,7 +62,7 @@ ProgramEvent = AffineAlloc | Free | PhaseStart
 
 
 class KernelCall(Struct, frozen=True, gc=False):
-    """A call of an operator that has a workspace rule, or the first one that uses cuBLAS."""
+    """A call of an operator that has a workspace rule, or the first call that uses cuBLAS."""
 
     signature: int
     site: int
@@ -71,22 +73,22 @@ class KernelCall(Struct, frozen=True, gc=False):
 
 
 class KernelWorkspaces(Struct, frozen=True):
-    """The operations of all kernels at one batch size on one GPU."""
+    """The allocator operations of all kernels at one batch size on one GPU."""
 
     cublas_bytes: int
     by_signature: tuple[KernelOps, ...]
-    # Of each signature, the operations that take the workspace of a convolution, in their order.
+    # By signature: the operations that allocate the workspace of a convolution, in order.
     convolutions: tuple[tuple[tuple[OpKind, Convolution], ...], ...] = ()
-    has_convolutions: bool = False  # for which a library answered
+    has_convolutions: bool = False  # whether a library reported workspaces of convolutions
 
 
 _CONVOLUTIONS = ("aten.convolution.default", "aten.convolution_backward.default")
-NO_WORKSPACES = KernelWorkspaces(0, ())  # of a program without kernel calls
+NO_WORKSPACES = KernelWorkspaces(0, ())  # for a program without kernel calls
 
 
 @dataclass(slots=True)
 class Variants:
-    """The workspaces of a program on GPUs of one compute capability."""
+    """The workspaces of a program's kernels on GPUs of one compute capability."""
 
     cublas_bytes: int
     min_batch: int
@@ -95,76 +97,81 @@ class Variants:
 
 
 class WorkspaceRules(Protocol):
-    """Evaluation of the workspace rules, which needs torch."""
+    """The evaluator of the workspace rules, which needs torch."""
 
     def evaluate(self, signature: int, batch: int, target: Target) -> GuardedOps:
-        """Return a variant that holds at least for this batch size on this GPU."""
+        """Return a variant for a signature that is valid at least for this batch size on this GPU."""
 
 
 @dataclass(slots=True)
 class Program:
-    """A job's first steps at any batch size from the least to the largest that was validated."""
+    """A job's first steps at any batch size in the range that was validated."""
 
-    events: tuple[ProgramEvent, ...]  # without those of kernels' workspaces
+    events: tuple[ProgramEvent, ...]  # without the events of kernels' workspaces
     sites: tuple[Site, ...]
     calls: tuple[KernelCall, ...] = ()
     targets: dict[Capability, Variants] = field(default_factory=dict)
     unknown_ops: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     facts: frozenset[Fact] = frozenset()
-    provenance: tuple[TensorProvenance, ...] = ()  # of programs for one batch size alone
+    provenance: tuple[TensorProvenance, ...] = ()  # only in programs for one batch size
     conv_workspaces: tuple[ConvWorkspace, ...] = ()  # likewise
     growth_sources: tuple[GrowthSource, ...] = ()
-    torch: str = ""  # the version that captured it; "" where its notes name it
-    pinned: tuple[tuple[int, int], ...] = ()  # of pinned host blocks: bytes, and bytes a sample
-    unit: int = 1  # batch sizes are multiples of it; expressions and sizes are in such units
+    torch: str = ""  # the version that captured it; "" if the notes name it
+    pinned: tuple[tuple[int, int], ...] = ()  # of each pinned host block: fixed bytes, and bytes per sample
+    unit: int = 1  # batch sizes are multiples of it, and expressions and sizes count in it
     rules: WorkspaceRules | None = field(default=None, compare=False, repr=False)
     _structure: int | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_affine(self) -> bool:
-        """Return whether all sizes are affine in the batch size itself."""
+        """Return whether all sizes are affine in the batch size, counted in single samples."""
         return self.unit == 1 and not any(
             isinstance(event, AffineAlloc) and event.bytes_per_pair for event in self.events
         )
 
     def batch_sizes(self, target: Target, least: int) -> BatchSizes:
-        """Return the batch sizes that a search may try; smaller ones than `least` have runs of their own."""
+        """Return the batch sizes that a search may try: multiples of the unit from the validated range on.
+
+        All sizes are allowed if the program is constant, or if smaller sizes than its range are captured
+        separately (`least`).
+        """
         known = self.targets[target.capability]
         if self.is_constant(target) or known.min_batch <= least:
             return ANY_BATCH_SIZE
         return BatchSizes(known.min_batch, self.unit)
 
     def covers(self, batch: int, target: Target) -> bool:
-        """Return whether the trace at this batch size on this GPU is known exactly."""
+        """Return whether the program gives the exact trace at this batch size on this GPU."""
         return self.workspaces_at(batch, target) is not None
 
     def specialize(self, batch: int, target: Target) -> Trace | None:
-        """Return the trace at a batch size on a GPU; None where it is not covered."""
+        """Return the trace at a batch size on a GPU, or None if the program does not cover them."""
         workspaces = self.workspaces_at(batch, target)
         return None if workspaces is None else self.instantiate(batch, workspaces)
 
     def key(self, batch: int, target: Target) -> Hashable:
-        """Return a key that is equal exactly where traces of one batch size are; None where none is known."""
+        """Return a key that identifies the trace among traces of one batch size, or None if it is unknown."""
         workspaces = self.workspaces_at(batch, target)
         return None if workspaces is None else (self.structure, workspaces)
 
     @property
     def structure(self) -> int:
-        """Return a hash of the tensor events and kernel calls."""
+        """Return a hash of the tensor events, the kernel calls and the unit."""
         if self._structure is None:
             self._structure = hash((self.events, self.calls, self.unit))
         return self._structure
 
     def is_constant(self, target: Target) -> bool:
-        """Return whether the program holds for one batch size alone on such GPUs, or none."""
+        """Return whether the program holds for at most one batch size on GPUs of this compute capability."""
         variants = self.targets.get(target.capability)
         return variants is None or variants.min_batch == variants.max_batch
 
     def workspaces_at(self, batch: int, target: Target) -> KernelWorkspaces | None:
-        """Return what the kernels allocate; None where it is not known for sure.
+        """Return the workspaces of all kernels at a batch size on a GPU, or None if they are not known.
 
-        Where no guards hold, the rules are evaluated if there are any, and the variant is appended.
+        If no variant's guards hold, the workspace rules are evaluated, if present, and the new variant is
+        appended.
         """
         known = self.targets.get(target.capability)
         if known is None or not known.min_batch <= batch <= known.max_batch or batch % self.unit:
@@ -182,7 +189,7 @@ class Program:
         return answer_convolutions(known.cublas_bytes, workspaces, target)
 
     def instantiate(self, batch: int, workspaces: KernelWorkspaces = NO_WORKSPACES) -> Trace:
-        """Return the trace at a batch size at which kernels allocate these workspaces."""
+        """Return the trace at a batch size, given the workspaces that kernels allocate at it."""
         convolutions: dict[int, Convolution] = {}
         units = batch // self.unit
         events = tuple(self._splice(units, workspaces, convolutions))
@@ -194,7 +201,7 @@ class Program:
     def _splice(
         self, batch: int, workspaces: KernelWorkspaces, convolutions: dict[int, Convolution]
     ) -> list[Event]:
-        """Return the events with those of kernels among them, and add the convolutions of their blocks."""
+        """Return the tensor and kernel events in order, and fill `convolutions` by workspace block."""
         own = events_at(self.events, batch)
         number = 1 + max((event.block for event in own if type(event) is Alloc), default=-1)
         first, later = _calls_by_order(workspaces.by_signature)
@@ -223,14 +230,14 @@ class Program:
 
 
 def has_convolutions(traced: Program | Trace) -> bool:
-    """Return whether any operator is a convolution."""
+    """Return whether any site of a program or trace is a convolution, forward or backward."""
     return any(site.op in _CONVOLUTIONS for site in traced.sites)
 
 
 def answer_convolutions(
     cublas_bytes: int, by_signature: Iterable[OpenKernelOps], target: Target
 ) -> KernelWorkspaces:
-    """Return the operations of all kernels, with the workspaces that the target's library answers."""
+    """Return the operations of all kernels after `target` reported the convolutions' workspaces."""
     has_convolutions = False
     answered: list[KernelOps] = []
     convolutions: list[tuple[tuple[OpKind, Convolution], ...]] = []
@@ -266,7 +273,7 @@ def _answer(op: tuple[OpKind, int | Convolution], target: Target) -> Iterator[tu
 
 
 def events_at(events: Sequence[ProgramEvent], batch: int) -> list[Event]:
-    """Return events with sizes at a batch size."""
+    """Return the events with their sizes at a batch size, in the program's units."""
     return [
         Alloc(
             event.block,
@@ -283,14 +290,14 @@ def events_at(events: Sequence[ProgramEvent], batch: int) -> list[Event]:
 
 
 def _calls_by_order(ops: Sequence[KernelOps]) -> tuple[Sequence[KernelOps], Sequence[KernelOps]]:
-    """Return the operations of the first call of each signature, and of later ones without autotuning."""
+    """Return each signature's operations in its first call, and in later calls, which do not autotune."""
     if not any(kind is OpKind.AUTOTUNE for one in ops for kind, _ in one):
         return ops, ops
     return ops, [tuple(op for op in one if op[0] is not OpKind.AUTOTUNE) for one in ops]
 
 
 def constant_program(trace: Trace, target: Target) -> Program:
-    """Return the program of one trace, which holds for its batch size on GPUs of one compute capability."""
+    """Return a program that holds for one trace's batch size, on GPUs of the target's compute capability."""
     return Program(
         constant_events(trace.events),
         trace.sites,
@@ -306,7 +313,7 @@ def constant_program(trace: Trace, target: Target) -> Program:
 
 
 def constant_events(events: Sequence[Event]) -> tuple[ProgramEvent, ...]:
-    """Return events whose sizes do not depend on the batch size."""
+    """Return the events with allocations whose sizes do not depend on the batch size."""
     return tuple(
         constant_alloc(event, event.block, event.site) if isinstance(event, Alloc) else event
         for event in events
@@ -314,15 +321,16 @@ def constant_events(events: Sequence[Event]) -> tuple[ProgramEvent, ...]:
 
 
 def constant_alloc(event: Alloc, block: int, site: int) -> AffineAlloc:
-    """Return an allocation whose size does not depend on the batch size, with a program's block and site."""
+    """Return an allocation of constant size with the given block and site of a program."""
     return AffineAlloc(block, event.size_bytes, 0, event.category, site, event.may_fail, event.stream)
 
 
 def validate_program(program: Program, batches: Sequence[int]) -> None:
-    """Raise ValueError for the first flaw that makes a program meaningless; a fitted program has none.
+    """Raise ValueError if a program is inconsistent; a fitted program never is.
 
-    `batches` are in the program's units. Its tensor events are those of a valid trace at each of them, and no
-    size shrinks with the batch. Kernel calls stand in order, each at the allocations of its outputs.
+    `batches` are in the program's units. At the first of them the tensor events must form a valid trace, at
+    all of them sizes must be positive, and no size may shrink as the batch grows. Kernel calls must be in
+    order, each at the allocations of its outputs.
     """
     allocs = [event for event in program.events if isinstance(event, AffineAlloc)]
     for event in allocs:
@@ -351,7 +359,7 @@ def validate_program(program: Program, batches: Sequence[int]) -> None:
 
 
 def sample_batches(min_batch: int, max_batch: int) -> Iterator[int]:
-    """Yield batch sizes at which rules are sampled: each up to 16, then eight for each doubling."""
+    """Yield the batch sizes at which rules are sampled: each up to 16, then at least eight per doubling."""
     batch = min_batch
     while batch < max_batch:
         yield batch

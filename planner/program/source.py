@@ -12,38 +12,40 @@ from planner.program.target import Target
 # Programs are fitted to runs at these batch sizes. At batch 1 broadcasting and contiguity take shortcuts.
 FIT_BATCHES = (2, 3)
 
-OnProgress = Callable[[str], None]  # called with one short line for each thing that takes time
+OnProgress = Callable[[str], None]  # called with one short line for each step that takes time
 TraceSource = Callable[[int], Trace]  # the job's trace at a batch size
 
 
 class ProgramSet(Protocol):
-    """The traces of one job, for any batch size on any GPU."""
+    """A source of the traces of one job at any batch size on any GPU."""
 
     def trace(self, batch: int, target: Target) -> Trace:
         """Return the trace at a batch size. Raises UsageError or ModelError."""
 
     def key(self, batch: int, target: Target) -> Hashable:
-        """Return a key that is equal exactly where traces are; None where they have to be compared."""
+        """Return a key that is equal if and only if the traces are, or None if traces must be compared."""
 
     def bound(self, target: Target) -> LowerBound | None:
-        """Return a lower bound of what tensors take; None where each trace is a run of the model."""
+        """Return a lower bound of the tensors' memory, or None if each trace must be captured."""
 
     def batch_sizes(self, target: Target) -> BatchSizes:
         """Return the batch sizes that a search may try. Raises the errors of a capture."""
 
 
 class ProgramBuilder(Protocol):
-    """Captures programs with torch."""
+    """A builder that captures programs of a job with torch."""
 
     def programs(self, target: Target) -> tuple[Program, ...]:
-        """Return the job's program for such GPUs and what belongs beside it; none where no program fits."""
+        """Return the job's program for GPUs like the target and its companion programs, or () if no program
+        fits.
+        """
 
     def run(self, batch: int, target: Target) -> Program:
-        """Return the program of one run, which holds for its batch size. Raises the errors of a capture."""
+        """Capture one run and return its program, for one batch size only. Raises the errors of a capture."""
 
     def enumerate_variants(self, program: Program, target: Target) -> None:
-        """Evaluate the workspace rules at sample batch sizes, so that a stored program needs no torch."""
+        """Evaluate the workspace rules at sample batch sizes, so that the stored program needs no torch."""
 
 
 def ignore_progress(line: str) -> None:
-    """Ignore a line of progress."""
+    """Discard a line of progress."""

@@ -1,4 +1,4 @@
-"""A trace as a sequence of steps that becomes periodic: set-up, first steps, and the one that repeats.
+"""A trace as a sequence of steps that becomes periodic: set-up, first steps, and a repeating step.
 
 The actions of a step name blocks relative to it ("the third block of the step before"), so that a step can be
 played any number of times and two steps can be compared.
@@ -11,47 +11,47 @@ from planner.program.events import Category, Free, Phase, PhaseStart, Trace
 
 
 class Malloc(Struct, frozen=True):
-    """Allocate a block. The blocks of each step are numbered from 0."""
+    """The allocation of a block. The blocks of each step are numbered from 0."""
 
     size_bytes: int
     category: Category
-    optional: bool = False  # if it fails, the process falls back
+    optional: bool = False  # if it fails, the process continues without it
     stream: int = 0
 
 
 class Dealloc(Struct, frozen=True):
-    """Free a block."""
+    """The freeing of a block, which is named by the age of its step and its number there."""
 
-    age: int  # allocated in this step: 0, in the one before: 1, ...
+    age: int  # 0: allocated in this step, 1: in the step before, ...
     number: int  # among the blocks of that step
     empties_cache: bool = False
 
 
 class Retain(Struct, frozen=True):
-    """Allocate memory that a library such as cuBLAS keeps for the rest of the process."""
+    """The allocation of memory that a library such as cuBLAS keeps for the rest of the process."""
 
     size_bytes: int
     stream: int = 0
 
 
-Action = Malloc | Dealloc | Retain | Phase  # a phase: it begins here
+Action = Malloc | Dealloc | Retain | Phase  # a Phase: its beginning
 
 
 class StepSequence(Struct, frozen=True):
     """The steps of a loop at one batch size."""
 
-    setup: tuple[Action, ...]  # the weights are placed and the optimizer is made; counts as step 0
-    steps: tuple[tuple[Action, ...], ...]  # those that were traced, step 1 first
+    setup: tuple[Action, ...]  # placing the weights and creating the optimizer; counts as step 0
+    steps: tuple[tuple[Action, ...], ...]  # the traced steps, step 1 first
 
     @property
     def is_periodic(self) -> bool:
-        """Return whether the last two steps are the same, so that all further ones are taken to be."""
+        """Return whether the last two steps are equal, so that all later steps are assumed to be."""
         return len(self.steps) > 1 and self.steps[-1] == self.steps[-2]
 
     def step(self, number: int) -> tuple[Action, ...]:
-        """Return a step, 0 being the set-up; those beyond the traced ones repeat the last.
+        """Return the actions of a step; 0 is the set-up, and steps beyond the traced ones repeat the last.
 
-        Raises ValueError for a step beyond the traced ones of a sequence that is not periodic.
+        Raises ValueError for a step beyond the traced steps if the sequence is not periodic.
         """
         if number == 0:
             return self.setup
@@ -61,12 +61,12 @@ class StepSequence(Struct, frozen=True):
 
 
 def split_steps(trace: Trace) -> StepSequence:
-    """Return the steps of a trace, without the phase that marks its end.
+    """Split a trace into its steps, without the phase that marks its end.
 
-    Workspaces that are never given back are taken to live for the rest of the process.
+    Workspaces that are never freed count as memory for the rest of the process.
     """
     freed = {event.block for event in trace.events if isinstance(event, Free)}
-    born: dict[int, tuple[int, int]] = {}  # block -> its step and its number there
+    born: dict[int, tuple[int, int]] = {}  # the step of a block and its number in it
     steps: list[list[Action]] = [[]]
     position = 0
     for event in trace.events:
@@ -92,7 +92,7 @@ def split_steps(trace: Trace) -> StepSequence:
 
 
 def first_step(trace: Trace) -> Trace:
-    """Return the trace up to the second step, or the end."""
+    """Return the trace up to the start of the second step, or to the end if there is none."""
     starts = ((index, event) for index, event in enumerate(trace.events) if isinstance(event, PhaseStart))
     ends = (index for index, start in starts if start.step > 1 or start.phase is Phase.END)
     return replace(trace, events=trace.events[: next(ends, len(trace.events))])

@@ -10,15 +10,15 @@ from planner.program.torch_version import NEWEST_TORCH, TorchVersion
 
 Capability = tuple[int, int]
 
-# The largest GPU of each compute capability, by NVIDIA's data sheets: V100, TITAN RTX, A100, A40 and
-# A6000, RTX 6000 Ada, H100 SXM, B200, RTX PRO 6000.
+# The number of SMs of the largest GPU of each compute capability, by NVIDIA's data sheets: V100, TITAN RTX,
+# A100, A40 and A6000, RTX 6000 Ada, H100 SXM, B200, RTX PRO 6000.
 _SM_COUNTS = {
     (7, 0): 80, (7, 5): 72, (8, 0): 108, (8, 6): 84, (8, 9): 142, (9, 0): 132, (10, 0): 148, (12, 0): 188,
 }  # fmt: skip
 
 
 class SmLimits(NamedTuple):
-    """The resources of a streaming multiprocessor."""
+    """The resources of one streaming multiprocessor."""
 
     shared_bytes_per_block: int
     threads: int
@@ -39,7 +39,7 @@ SM_LIMITS: Mapping[Capability, SmLimits] = {
 
 
 def threads_per_sm(capability: Capability) -> int:
-    """Return the threads that a multiprocessor holds at once; 2,048 for capabilities that are not listed."""
+    """Return the most resident threads of a multiprocessor, 2,048 for capabilities that are not listed."""
     limits = SM_LIMITS.get(capability)
     return 2048 if limits is None else limits.threads
 
@@ -50,18 +50,19 @@ class Target(Struct, frozen=True):
     capability: Capability
     sm_count: int
     conv_workspace_query: ConvWorkspaceQuery | None = None  # None: convolutions take no workspace
-    torch: TorchVersion = NEWEST_TORCH  # that runs the kernels
+    torch: TorchVersion = NEWEST_TORCH  # the version that runs the kernels
 
     @classmethod
     def for_capability(cls, capability: Capability, sm_count: int | None = None) -> "Target":
-        """Return the target of a compute capability.
+        """Return the target for a compute capability with `sm_count` SMs.
 
-        Without `sm_count`, that of the largest such GPU, which takes most workspace, or of an A100.
+        The default is the number of SMs of the largest such GPU, which takes the most workspace, or of an
+        A100 if the capability is not listed.
         """
         return cls(capability, sm_count or _SM_COUNTS.get(capability, 108))
 
     def conv_workspaces(self, convolution: Convolution) -> Workspaces:
-        """Return the workspaces of a convolution on this GPU."""
+        """Return the workspaces of a convolution on this GPU, none if there is no query."""
         if self.conv_workspace_query is None:
             return Workspaces(0)
         return self.conv_workspace_query(self.capability, self.sm_count, convolution)

@@ -1,7 +1,7 @@
-"""Versions of torch that answers stand for, as pairs of numbers: (2, 6).
+"""Versions of torch for which plans are made, as pairs of numbers: (2, 6).
 
-Rules that differ between versions stand with their mechanisms and compare the version of the target with the
-first one that has them. Emulated runs of each version hold them (docs/versions.md).
+Rules that differ between versions are in the modules of their mechanisms and compare the target's version
+with the first version that has them. Emulated runs with each version check them (docs/versions.md).
 """
 
 import re
@@ -12,15 +12,16 @@ from planner.errors import UsageError
 TorchVersion = tuple[int, int]
 
 OLDEST_TORCH: Final[TorchVersion] = (2, 4)
-NEWEST_TORCH: Final[TorchVersion] = (2, 13)  # whose code captures traces
+NEWEST_TORCH: Final[TorchVersion] = (2, 13)  # the version with which traces are captured
 
 _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})(\.\d{1,4})?([+.a-z]\w{0,40})?")
 
 
 def parse_torch_option(text: str) -> str:
-    """Return a version as `Job` has it: "2.6" of "2.6.0+cu124", "" of the newest known and of "".
+    """Return the value of `--torch` as `Job` stores it: "2.6" for "2.6.0+cu124", "" for the newest known
+    version.
 
-    Raises UsageError for a text that is none, and for versions before the oldest with rules.
+    Raises UsageError for a text that is no version, and for versions older than the oldest with rules.
 
     >>> parse_torch_option("2.6.0+cu124"), parse_torch_option("2.13.0")
     ('2.6', '')
@@ -39,7 +40,7 @@ def parse_torch_option(text: str) -> str:
 
 
 def torch_version_of(text: str) -> TorchVersion:
-    """Return the numbers of a version such as "2.6.0+cu124"; the newest known of a text without any.
+    """Return the numbers of a version such as "2.6.0+cu124", or the newest known version for any other text.
 
     >>> torch_version_of("2.6.0+cu124"), torch_version_of("")
     ((2, 6), (2, 13))
@@ -49,5 +50,5 @@ def torch_version_of(text: str) -> TorchVersion:
 
 
 def format_torch_version(version: TorchVersion) -> str:
-    """Return the version as people write it."""
+    """Return the version as text, such as "2.6"."""
     return ".".join(map(str, version))

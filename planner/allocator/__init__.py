@@ -1,4 +1,4 @@
-"""PyTorch's caching allocator, simulated: integers in, integers out."""
+"""A simulator of PyTorch's caching allocator that computes with sizes and addresses only."""
 
 from planner._support.lazy_exports import attach_stub
 

@@ -1,4 +1,4 @@
-"""The nouns of the allocator simulator: blocks, the pools that cache them, frozen pictures of both."""
+"""The data types of the allocator simulator: blocks, the pools that cache them, and snapshots of both."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ class SegmentEvent(NamedTuple):
 
 
 class BlockState(Struct, frozen=True):
-    """One block of a segment at the moment of a snapshot."""
+    """One block of a segment at the time of a snapshot."""
 
     address: int
     size_bytes: int
@@ -28,7 +28,7 @@ class BlockState(Struct, frozen=True):
 
 
 class SegmentState(Struct, frozen=True):
-    """One contiguous piece of reserved memory and the blocks that tile it, by rising address."""
+    """One contiguous piece of reserved memory with the blocks that fill it, by rising address."""
 
     address: int
     size_bytes: int
@@ -38,7 +38,7 @@ class SegmentState(Struct, frozen=True):
 
     @classmethod
     def of(cls, piece: "tuple[Block, ...]") -> "SegmentState":
-        """Return the state of neighbours of which each is in use or cached."""
+        """Return the state of a piece of adjacent blocks, each of them in use or cached."""
         states = tuple(BlockState(block.address, block.size_bytes, block.in_use) for block in piece)
         size_bytes = sum(block.size_bytes for block in piece)
         pool = piece[0].pool
@@ -48,8 +48,8 @@ class SegmentState(Struct, frozen=True):
 class Block:
     """A piece of a segment: in use, cached (free, in its pool's index), or an unmapped part of a range.
 
-    `prev` and `next` are its neighbours in the segment. Of two blocks that merge, the lower one lives on.
-    Free blocks of equal size are taken by rising `rank`, which no two blocks share.
+    `prev` and `next` are its neighbours in the segment. When two blocks merge, the object of the lower one
+    remains. Free blocks of equal size are taken by rising `rank`, which no two blocks share.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class Block:
         self.size_bytes = size_bytes
         self.prev = prev
         self.next = next
-        self.range_address = range_address  # of the expandable segment; None: the segment is one cudaMalloc
+        self.range_address = range_address  # start of the expandable segment; None: a cudaMalloc segment
         self.in_use = False
         self.cached = False
-        self.freed_at_search = 0  # the count of searches at that time; garbage collection reads it
+        self.freed_at_search = 0  # count of searches when it was freed, for garbage collection
 
     @property
     def is_split(self) -> bool:
@@ -79,7 +79,9 @@ class Block:
         return self.prev is not None or self.next is not None
 
     def split_off(self, size_bytes: int) -> "Block":
-        """Keep the lower `size_bytes`; return the rest as a new block behind, neither cached nor in use."""
+        """Shrink the block to its lower `size_bytes`; return the rest as a new block, neither cached nor in
+        use.
+        """
         rest_bytes = self.size_bytes - size_bytes
         upper = self.next
         rest = Block(
@@ -98,7 +100,7 @@ class Block:
         return rest
 
     def absorb(self, upper: "Block") -> None:
-        """Take over the neighbour behind, which must be in no index any more and is dead afterwards."""
+        """Merge the next block, which must be in no index and is invalid afterwards, into this one."""
         self.size_bytes += upper.size_bytes
         self.next = upper.next
         if upper.next is not None:
@@ -106,17 +108,20 @@ class Block:
 
 
 class BlockPool:
-    """The cached blocks of one size class (small or large) and stream, and the rules of the class."""
+    """The cached and unmapped blocks of one stream and size class (small or large), with the class's
+    rules.
+    """
 
     def __init__(
         self, name: PoolName, page_bytes: int, split_from_bytes: int, split_below_bytes: int, stream: int = 0
     ) -> None:
         self.name = name
         self.stream = stream
-        self.page_bytes = page_bytes  # what an expandable segment grows by
-        self.split_from_bytes = split_from_bytes  # a remainder this large becomes a block of its own ...
-        self.split_below_bytes = split_below_bytes  # ... unless the request is this large
-        # Best fit, and of equal blocks the first by the rules, is the order of (size, rank).
+        self.page_bytes = page_bytes  # the step by which an expandable segment grows
+        self.split_from_bytes = split_from_bytes  # a remainder of at least this size is split off ...
+        self.split_below_bytes = split_below_bytes  # ... unless the request is at least this large
+        # Sorted by (size, rank): the first that is large enough is the best fit, and the right one of equal
+        # blocks.
         self.cached: list[tuple[int, int, Block]] = []
         self.unmapped: list[Block] = []  # by rising address
 
@@ -125,17 +130,17 @@ class BlockPool:
         return BlockPool(self.name, self.page_bytes, self.split_from_bytes, self.split_below_bytes, stream)
 
     def insert(self, block: Block) -> None:
-        """Cache a block."""
+        """Add a free block to the cached blocks."""
         block.cached = True
         insort(self.cached, (block.size_bytes, block.rank, block))
 
     def remove(self, block: Block) -> None:
-        """Take a cached block out."""
+        """Remove a cached block."""
         block.cached = False
         del self.cached[bisect_left(self.cached, (block.size_bytes, block.rank))]
 
     def insert_unmapped(self, block: Block) -> None:
-        """Add an unmapped block, which must have no unmapped neighbour."""
+        """Add an unmapped block, which must not be adjacent to another unmapped block."""
         insort(self.unmapped, block, key=attrgetter("address"))
 
 

@@ -1,16 +1,17 @@
-"""PyTorch's CUDA caching allocator (native backend) on integers: which address, how much is reserved.
+"""Simulate PyTorch's CUDA caching allocator (native backend): which addresses it returns and how much it
+reserves.
 
-A request is rounded up, the smallest cached block of its pool that holds it is taken and split when enough
-remains; of equal blocks the one of the oldest segment is taken, or before torch 2.12 the one at the lowest
-address. Without such a block a segment is requested from CUDA; when that
-fails, cached segments that are wholly free are released and CUDA is tried once more. Freed blocks merge
-with free neighbours and stay cached. Each stream has pools of its own, whose blocks and segments serve no
-other stream. A block that other streams use (`Tensor.record_stream`) is cached when their work is done, here
-at once, which no request can tell from a wait for the next one (`process_events`).
+A request is rounded up. The smallest cached block of its pool that is large enough is taken, and split if
+enough remains; of equal blocks the one in the oldest segment is taken, or before torch 2.12 the one at the
+lowest address. Without such a block a segment is requested from CUDA. If that fails, cached segments that are
+wholly free are released and CUDA is tried once more. Freed blocks merge with free neighbours and stay cached.
+Each stream has separate pools, whose blocks and segments serve no other stream. A block that other streams
+use (`Tensor.record_stream`) is cached when their work is done. The simulator caches it immediately, which no
+request can tell from a wait for the next request (`process_events`).
 
-Facts: c10/cuda/CUDACachingAllocator.cpp of torch 2.6 to 2.13; methods name the functions that they mirror.
-A private pool of CUDA graphs is a stream of its own, from `GRAPH_POOL` on, whose segments are never released,
-and for which no cached segment is (`captures_underway`). No `MemPool`s.
+Facts: c10/cuda/CUDACachingAllocator.cpp of torch 2.6 to 2.13; methods name the functions that they mirror. A
+private pool of CUDA graphs is simulated as a stream, numbered from `GRAPH_POOL` on. Its segments are never
+released, and no cached segment is released for it (`captures_underway`). `MemPool`s are not simulated.
 """
 
 import sys
@@ -32,7 +33,7 @@ from planner.program import GRAPH_POOL
 
 
 class CachingAllocator:
-    """The allocator of one device in one process; it counts and hands out addresses, but holds no memory.
+    """The simulated allocator of one device in one process, which returns addresses and counts bytes.
 
     To read, in bytes: `allocated_bytes` (blocks in use, each whole), `reserved_bytes` (segments), and their
     peaks `peak_allocated_bytes`, `peak_reserved_bytes`. Counts: `segments` (torch's `segment.all.current`,
@@ -46,26 +47,27 @@ class CachingAllocator:
         segment_events: list[SegmentEvent] | None = None,
         refuses: Callable[[int], bool] | None = None,
     ) -> None:
-        """Start empty.
+        """Create an allocator that has reserved nothing.
 
         limits: `total_bytes` also sizes the address space of expandable segments, which otherwise follows the
             capacity.
         address_of: called with the size of each new segment or virtual range, returns its address. By default
-            addresses fall and never come back, as published peaks show, which come out where of equal blocks
-            the newest segment's is taken (benchmarks/fits/address_order.py). For a recorded history, return
-            the recorded ones. From torch 2.12 on addresses decide nothing.
+            addresses fall and are never used again: published peaks are reproduced if, of equal blocks, the
+            one in the newest segment is taken (benchmarks/fits/address_order.py). For a recorded history,
+            return the recorded addresses. From torch 2.12 on addresses decide nothing.
         segment_events: a list to which every change of the reserved memory is appended.
         refuses: called with the bytes that CUDA is asked for, returns whether it refuses them. By default it
             refuses more than the capacity.
 
-        Raises UsageError where the configuration names a fraction of a total that is not given.
+        Raises UsageError if the configuration limits the memory to a fraction of a total that is not given.
         """
         self.allocated_bytes = 0
         self.peak_allocated_bytes = 0
         self.retries = 0
         self.ooms = 0
         self._config = config = limits.config
-        # The option knows only the fraction in `config`, not one set by a call (`throw_on_cudamalloc_oom`).
+        # The option applies only to the fraction in `config`, not to a limit set by a call
+        # (`throw_on_cudamalloc_oom`).
         self._fails_at_limit = config.throw_on_cudamalloc_oom and limits.limit_bytes is None
         self._limit_bytes = limits.process_limit_bytes
         if self._limit_bytes is None and config.per_process_memory_fraction < 1.0:
@@ -75,7 +77,7 @@ class CachingAllocator:
         self._of_streams: dict[int, tuple[BlockPool, BlockPool]] = {0: (self._small, self._large)}
         self._oversize_bytes = sys.maxsize if config.max_split_bytes is None else config.max_split_bytes
         self._collects_garbage = config.garbage_collection_threshold > 0 and self._limit_bytes is not None
-        self._searches = {"small": 0, "large": 0}  # counted where garbage is collected: ages of blocks
+        self._searches = {"small": 0, "large": 0}  # for the ages of blocks, if garbage is collected
         self._rounds_to_512 = max(config.roundup_power2_divisions) <= 1
         self._searches_plainly = not (
             config.expandable_segments or config.max_split_bytes is not None or self._collects_garbage
@@ -83,23 +85,23 @@ class CachingAllocator:
 
     @property
     def reserved_bytes(self) -> int:
-        """Return the bytes of CUDA's allocations that are not freed."""
+        """Return the bytes that are reserved from CUDA now."""
         return self._segments.reserved_bytes
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """Return the most that was reserved since the start, or since the peaks were reset."""
+        """Return the most bytes reserved at once since the start or the last `reset_peaks`."""
         return self._segments.peak_reserved_bytes
 
     @property
     def segments(self) -> int:
-        """Return the number of segments that are not expandable."""
+        """Return the number of segments, expandable ones excluded."""
         return self._segments.count
 
     def hold(self, start: Iterable[SegmentState]) -> dict[int, Block]:
-        """Take over reserved memory of a process that was already running; return its used blocks by address.
+        """Adopt the reserved memory of a process that was already running; return its used blocks by address.
 
-        Segments count as requested by rising address. Raises ValueError if memory was requested before.
+        The segments count as requested in order of address. Raises ValueError if memory was requested before.
         """
         if self._segments.heads:
             raise ValueError("the allocator already has memory")
@@ -113,23 +115,22 @@ class CachingAllocator:
         return used
 
     def ranges(self) -> list[tuple[int, int]]:
-        """Return the first address and the end of each expandable segment."""
+        """Return the first and the end address of each expandable segment."""
         return self._segments.ranges()
 
     def missing_bytes(self, requested_bytes: int, stream: int = 0) -> int:
-        """Return the size of the segment that a request would need; 0 if a cached block serves it."""
+        """Return the size of the segment that a request would need, or 0 if a cached block serves it."""
         size_bytes = self._config.block_bytes(requested_bytes)
         pool = self._pools_of(stream)[size_bytes > LARGEST_SMALL_BYTES]
         served = self._search(pool, size_bytes) < len(pool.cached)
         return 0 if served else self._config.segment_bytes(size_bytes)
 
     def malloc(self, requested_bytes: int, stream: int = 0) -> Block | None:
-        """Hand out a block of at least `requested_bytes`; None: out of memory, which is a result.
+        """Return a block of at least `requested_bytes`, or None if the memory is exhausted.
 
-        Streams are any numbers; 0 is the default stream.
-
-        As in torch, zero bytes take no memory and change nothing: they get an empty block at address 0, which
-        `free` accepts any number of times. Raises ValueError for a negative size.
+        Streams are any numbers; 0 is the default stream. As in torch, zero bytes take no memory and change
+        nothing: they get an empty block at address 0, which `free` accepts any number of times. Raises
+        ValueError for a negative size.
         """
         if requested_bytes <= 0:
             return self._malloc_nothing(requested_bytes)
@@ -164,9 +165,9 @@ class CachingAllocator:
         return block
 
     def free(self, block: Block) -> None:
-        """Take a block back: it merges with its free neighbours and stays cached (`free_block`).
+        """Free a block, which merges with its free neighbours and stays cached (`free_block`).
 
-        The block must not be touched afterwards. Raises ValueError for one that is not in use.
+        The block must not be used afterwards. Raises ValueError for a block that is not in use.
         """
         if not block.in_use:
             self._free_nothing(block)
@@ -175,7 +176,7 @@ class CachingAllocator:
         block.in_use = False
         pool = block.pool
         cached = pool.cached
-        # BlockPool.remove and BlockPool.insert stand here inlined: this is half of the hot loop.
+        # BlockPool.remove and BlockPool.insert are inlined here: this is half of the hot loop.
         upper = block.next
         if upper is not None and upper.cached:
             del cached[bisect_left(cached, (upper.size_bytes, upper.rank))]
@@ -191,26 +192,27 @@ class CachingAllocator:
         insort(cached, (block.size_bytes, block.rank, block))
 
     def empty_cache(self) -> None:
-        """Give back to CUDA every segment that is wholly free; every free page where segments expand."""
+        """Release every segment that is wholly free to CUDA, or every free page of expandable segments."""
         for turn in (1, 0):  # large, then small
             for stream in sorted(stream for stream in self._of_streams if stream < GRAPH_POOL):
                 self._segments.release_pool(self._of_streams[stream][turn])
 
     def reset_peaks(self) -> None:
-        """Let both peaks start anew from what is held now."""
+        """Reset both peaks to the current levels."""
         self.peak_allocated_bytes = self.allocated_bytes
         self._segments.peak_reserved_bytes = self._segments.reserved_bytes
 
     def snapshot(self) -> tuple[SegmentState, ...]:
-        """Picture all reserved memory by rising address, one state per contiguous piece."""
+        """Return all reserved memory by rising address, one state per contiguous piece."""
         return self._segments.picture()
 
     def copy(
         self, segment_events: list[SegmentEvent] | None = None
     ) -> tuple["CachingAllocator", dict[int, Block]]:
-        """Return an allocator in the same state, and its blocks by the `id` of those that they stand for.
+        """Return a copy of the allocator in the same state, and its blocks by the `id` of the original
+        blocks.
 
-        segment_events: a list to which every change of its reserved memory is appended.
+        segment_events: a list to which every change of the copy's reserved memory is appended.
         """
         twin = object.__new__(CachingAllocator)
         twin.__dict__.update(self.__dict__)
@@ -246,9 +248,9 @@ class CachingAllocator:
             raise ValueError(f"the block at {block.address:#x} is not in use: freed twice?")
 
     def _search(self, pool: BlockPool, size_bytes: int) -> int:
-        """Place of the best fit in the pool's index under options that few use (`get_free_block`).
+        """Return the index in `pool.cached` of the block to use under rarely used options (`get_free_block`).
 
-        The length of the index: none fits.
+        The length of `pool.cached` means that no block fits.
         """
         cached = pool.cached
         if self._collects_garbage:
@@ -257,7 +259,7 @@ class CachingAllocator:
         if place == len(cached):
             return place
         if self._config.expandable_segments:
-            # A block counts with the unmapped space behind it: the growing end of a segment is used last.
+            # The size includes the unmapped space after the block: a segment's growing end is used last.
             max_reserved_bytes = _room_bytes(cached[place][2])
             while place + 1 < len(cached) and _room_bytes(cached[place + 1][2]) < max_reserved_bytes:
                 place += 1
@@ -270,7 +272,9 @@ class CachingAllocator:
         return place if fits else len(cached)
 
     def _reserve(self, pool: BlockPool, size_bytes: int) -> Block | None:
-        """Get a block of new memory, releasing cached memory where CUDA refuses (second half of `malloc`)."""
+        """Return a block of new memory, after releasing cached memory if CUDA refuses (second half of
+        `malloc`).
+        """
         if self._collects_garbage:
             self._collect_garbage()
         segment_bytes = self._config.segment_bytes(size_bytes)
@@ -291,9 +295,10 @@ class CachingAllocator:
         return block
 
     def _release_oversize(self, pool: BlockPool, size_bytes: int) -> bool:
-        """Release unsplittable blocks so that the request may fit (`release_available_cached_blocks`).
+        """Release unsplittable blocks for a request; return whether enough was released
+        (`release_available_cached_blocks`).
 
-        The smallest one that is large enough, else several from the largest down. True: enough was released.
+        The smallest block that is large enough is released, else several from the largest down.
         """
         if self._config.max_split_bytes is None or self._config.expandable_segments:
             return False
@@ -310,7 +315,7 @@ class CachingAllocator:
         return released_bytes >= needed_bytes
 
     def _collect_garbage(self) -> None:
-        """Above the threshold, release large segments long unused (`garbage_collect_cached_blocks`)."""
+        """If reserved memory exceeds the threshold, release large segments unused for long."""
         assert self._limit_bytes is not None
         threshold_bytes = int(self._config.garbage_collection_threshold * self._limit_bytes)
         excess_bytes = self.reserved_bytes - threshold_bytes
@@ -338,8 +343,8 @@ def _make_pools(config: AllocatorConfig) -> tuple[BlockPool, BlockPool]:
 
 
 def _room_bytes(block: Block) -> int:
-    """Size of a cached block and of the unmapped block behind it."""
+    """Return the size of a cached block plus that of the unmapped block after it, if any."""
     upper = block.next
-    if upper is None or upper.in_use:  # cached it cannot be, the two would have merged
+    if upper is None or upper.in_use:  # it cannot be cached, or the two would have merged
         return block.size_bytes
     return block.size_bytes + upper.size_bytes

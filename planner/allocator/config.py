@@ -1,4 +1,4 @@
-"""Configuration of PyTorch's CUDA caching allocator: its constants, its options, the rounding of sizes.
+"""The configuration of PyTorch's CUDA caching allocator: constants, options, and the rounding of sizes.
 
 The options are those of the environment variable PYTORCH_ALLOC_CONF (PYTORCH_CUDA_ALLOC_CONF before torch
 2.10) as torch 2.11 to 2.13 read them. Constants and checks: AllocatorConfig.h and .cpp in c10/core,
@@ -32,43 +32,44 @@ DEFAULT_LARGE_SEGMENT_BYTES: Final = 20 * MIB
 DIVISION_CLASSES: Final = 16
 FIRST_DIVISION_CLASS_LOG2: Final = 20
 _OLDEST_SEGMENT_SINCE: Final = (2, 12)
-_MOST_DIGITS: Final = 18  # of a number that torch would read
+_MOST_DIGITS: Final = 18  # the most digits of a number that torch would read
 
 
 class ReuseOrder(StrEnum):
-    """The order in which free blocks of equal size are reused."""
+    """The rules by which torch chooses among free blocks of equal size."""
 
     OLDEST_SEGMENT = "oldest segment"  # torch 2.12 and later (pytorch/pytorch#183591)
-    LOWEST_ADDRESS = "lowest address"  # before
+    LOWEST_ADDRESS = "lowest address"  # before torch 2.12
 
 
 class AllocatorConfig(Struct, frozen=True):
-    """The options that decide where memory goes; the defaults are PyTorch's, `parse_alloc_conf` makes others.
+    """The allocator's options that affect device memory; `parse_alloc_conf` reads them from text.
 
     The defaults are those of torch 2.13; `config_of_torch` has those of other versions from 2.6 on, in which
     only `reuse_order` differs. Options that came later (`large_segment_size_mb` in 2.11,
     `throw_on_cudamalloc_oom` in 2.12) choose by default what older versions do always.
     """
 
-    # Blocks this large are never split, and serve no smaller request; None: there is no such size.
+    # Blocks of at least this size are never split, and serve no smaller request; None: no such size.
     max_split_bytes: int | None = None
-    # An unsplittable block is used only where it wastes less than this.
+    # An unsplittable block is used only if it wastes less than this.
     max_non_split_rounding_bytes: int = DEFAULT_LARGE_SEGMENT_BYTES
-    # The segment of a request between 1 and 10 MiB, and the page of expandable segments in the large pool.
+    # The segment size for a request between 1 and 10 MiB, and the page size of expandable segments in the
+    # large pool.
     large_segment_bytes: int = DEFAULT_LARGE_SEGMENT_BYTES
     # By floor(log2(size)): the first class below 2 MiB, the last from 32 GiB on. 0 or 1: round to 512 bytes.
     roundup_power2_divisions: tuple[int, ...] = (0,) * DIVISION_CLASSES
     # Part of the memory limit above which old cached segments are released; 0, or no limit: never.
     garbage_collection_threshold: float = 0.0
     expandable_segments: bool = False
-    # Of the device's total memory; 1: no limit.
+    # Limit as a fraction of the device's total memory; 1: no limit.
     per_process_memory_fraction: float = 1.0
-    # A request beyond that limit fails at once; nothing cached is released for it.
+    # A request beyond that limit fails immediately; no cached memory is released for it.
     throw_on_cudamalloc_oom: bool = False
     reuse_order: ReuseOrder = ReuseOrder.OLDEST_SEGMENT
 
     def block_bytes(self, requested_bytes: int) -> int:
-        """Size of the block that serves a request of `requested_bytes` > 0."""
+        """Return the size of the block that serves a request of `requested_bytes` > 0."""
         if requested_bytes >= BLOCK_ROUNDING_BYTES:
             size_class = requested_bytes.bit_length() - 1 - FIRST_DIVISION_CLASS_LOG2
             divisions = self.roundup_power2_divisions[min(max(size_class, 0), DIVISION_CLASSES - 1)]
@@ -77,7 +78,7 @@ class AllocatorConfig(Struct, frozen=True):
         return round_up(requested_bytes, BLOCK_ROUNDING_BYTES)
 
     def segment_bytes(self, block_bytes: int) -> int:
-        """Return the size of the segment to request when no cached block serves a block of `block_bytes`."""
+        """Return the size of the segment to request for a block of `block_bytes` that is not cached."""
         if block_bytes <= LARGEST_SMALL_BYTES:
             return SMALL_SEGMENT_BYTES
         if block_bytes < OWN_SEGMENT_BYTES:
@@ -85,10 +86,11 @@ class AllocatorConfig(Struct, frozen=True):
         return round_up(block_bytes, SEGMENT_ROUNDING_BYTES)
 
     def memory_limit_bytes(self, device_total_bytes: int) -> int | None:
-        """Return the limit that `per_process_memory_fraction` sets on a device of `device_total_bytes`; None:
-        no limit.
+        """Return the limit in bytes that `per_process_memory_fraction` sets on a device, or None if it sets
+        none.
 
-        The arithmetic of `set_per_process_memory_fraction`, with `total_memory` of the device properties.
+        The arithmetic is that of `set_per_process_memory_fraction`, with `total_memory` of the device
+        properties.
         """
         if self.per_process_memory_fraction >= 1.0:
             return None
@@ -96,24 +98,26 @@ class AllocatorConfig(Struct, frozen=True):
 
 
 class MemoryLimits(Struct, frozen=True):
-    """The memory that the allocator may take, and its configuration."""
+    """The bounds of the memory that the allocator may reserve, and its configuration."""
 
-    capacity_bytes: int | None = None  # what CUDA can hand out; None: any amount
-    limit_bytes: int | None = None  # as `set_per_process_memory_fraction` allows; None: not set
+    capacity_bytes: int | None = None  # the most that CUDA can provide; None: unlimited
+    limit_bytes: int | None = None  # set by `set_per_process_memory_fraction`; None: not set
     # The device's memory as torch sees it; a fraction of the configuration refers to it.
     total_bytes: int | None = None
     config: AllocatorConfig = AllocatorConfig()
 
     @property
     def process_limit_bytes(self) -> int | None:
-        """Return the limit that is set, else the one of the configuration's fraction; None: neither."""
+        """Return the process's memory limit: `limit_bytes`, else the configured fraction; None if neither is
+        set.
+        """
         if self.limit_bytes is not None or self.total_bytes is None:
             return self.limit_bytes
         return self.config.memory_limit_bytes(self.total_bytes)
 
     @property
     def allocator_limit_bytes(self) -> int | None:
-        """Return the memory of the allocator: the least of the bounds; None: unlimited."""
+        """Return the least of capacity and process limit, or None if both are unlimited."""
         return _least(self.capacity_bytes, self.process_limit_bytes)
 
 
@@ -121,9 +125,9 @@ UNLIMITED = MemoryLimits()
 
 
 def max_reserved_bytes(limits: MemoryLimits) -> int | None:
-    """Return the most that the allocator can come to hold; None: there is no end.
+    """Return the most bytes that the allocator can reserve, or None if that is unlimited.
 
-    Where segments expand, a request is held against the limit before it is rounded up to whole pages.
+    With expandable segments a request is compared with the limit before it is rounded up to whole pages.
     """
     limit_bytes = limits.process_limit_bytes
     if limit_bytes is not None and limits.config.expandable_segments:
@@ -136,20 +140,20 @@ def _least(*bounds: int | None) -> int | None:
 
 
 def round_up(size_bytes: int, step_bytes: int) -> int:
-    """Return the next multiple of the step."""
+    """Return the smallest multiple of `step_bytes` that is at least `size_bytes`."""
     return -(-size_bytes // step_bytes) * step_bytes
 
 
 def _next_division(size_bytes: int, divisions: int) -> int:
-    """Round up to the next of `divisions` equal steps between two powers of two."""
+    """Round a size up to the next of `divisions` equal steps between two powers of two."""
     floor_bytes = 1 << (size_bytes.bit_length() - 1)
     return round_up(size_bytes, floor_bytes // divisions)
 
 
 def config_of_torch(version: str) -> AllocatorConfig:
-    """Return the defaults of a version of torch, such as "2.6.0+cu124".
+    """Return the default options of a version of torch, such as "2.6.0+cu124".
 
-    A text that is no version gives those of the newest torch known.
+    A text that is not a version gives the defaults of the newest known torch.
     """
     if torch_version_of(version) >= _OLDEST_SEGMENT_SINCE:
         return AllocatorConfig()
@@ -157,16 +161,17 @@ def config_of_torch(version: str) -> AllocatorConfig:
 
 
 def parse_alloc_conf(text: str, defaults: AllocatorConfig = AllocatorConfig()) -> AllocatorConfig:  # noqa: B008
-    """Read the text of PYTORCH_ALLOC_CONF, such as "max_split_size_mb:128,expandable_segments:True".
+    """Return the options in a value of PYTORCH_ALLOC_CONF, such as "max_split_size_mb:128".
 
-    `defaults` are those of the version of torch that reads it (`config_of_torch`).
-    Of an option given twice the last counts, as in torch. Options that do not touch device memory are checked
-    and dropped. Stricter than torch, which reads "64MB" as 64 and "-1" as unlimited.
+    `defaults` are the default options of the version of torch that reads the value (`config_of_torch`). If an
+    option is given twice, the last counts, as in torch. Options that do not affect device memory are checked
+    and dropped. The parser is stricter than torch, which reads "64MB" as 64 and "-1" as unlimited. Raises
+    UsageError for an unknown or malformed option, a value out of range, and a backend that is not simulated.
 
     Raises UsageError: an unknown or malformed option, a value out of range, a backend that is not simulated.
     """
     options = _split_options("".join(text.split()))
-    # First, because the limits of other options depend on it.
+    # Read first, because the limits of other options depend on it.
     large_mib = options.pop("large_segment_size_mb", None)
     large_bytes = DEFAULT_LARGE_SEGMENT_BYTES
     if large_mib is not None:
@@ -215,7 +220,7 @@ def _error(what: str) -> UsageError:
 def _whole(name: str, value: str, least: int) -> int:
     if not (value.isascii() and value.isdecimal()):
         raise _error(f"{name} takes a whole number, not {value!r}")
-    if len(value) > _MOST_DIGITS:  # before Python refuses to convert thousands of them
+    if len(value) > _MOST_DIGITS:  # checked first, as Python refuses to convert thousands of digits
         raise _error(f"{name}: more than {_MOST_DIGITS} digits; use a smaller number")
     if int(value) < least:
         raise _error(f"{name} must be at least {least}, not {value}")
@@ -254,10 +259,12 @@ def _inner_fraction(config: AllocatorConfig, name: str, value: str) -> float:
 
 
 def _divisions(config: AllocatorConfig, name: str, value: str) -> tuple[int, ...]:
-    """Read "4", or "[256:1,512:2,>:4]": divisions by size class in MiB.
+    """Return the divisions by size class from a value such as "4" or "[256:1,512:2,>:4]", with classes in
+    MiB.
 
-    As torch does: the first entry also serves all smaller classes, ">" all after the entry before it, an
-    entry beyond the last class counts as the last, and classes left out between two entries get none.
+    As in torch, the first entry also serves all smaller classes, and ">" serves all classes after the entry
+    before it. An entry beyond the last class counts as the last, and classes left out between two entries get
+    0.
     """
     if not value.startswith("["):
         return (_power_of_two(name, value),) * DIVISION_CLASSES
@@ -287,7 +294,7 @@ def _power_of_two(name: str, value: str) -> int:
 
 _Reader = Callable[[AllocatorConfig, str, str], Any]
 
-_OPTIONS: Final[Mapping[str, tuple[str, _Reader]]] = {  # the field, "" for none, and how its value is read
+_OPTIONS: Final[Mapping[str, tuple[str, _Reader]]] = {  # the field ("": dropped), the value's reader
     "max_split_size_mb": ("max_split_bytes", _size),
     "max_non_split_rounding_mb": ("max_non_split_rounding_bytes", _size),
     "roundup_power2_divisions": ("roundup_power2_divisions", _divisions),
@@ -296,7 +303,7 @@ _OPTIONS: Final[Mapping[str, tuple[str, _Reader]]] = {  # the field, "" for none
     "per_process_memory_fraction": ("per_process_memory_fraction", _fraction),
     "throw_on_cudamalloc_oom": ("throw_on_cudamalloc_oom", _truth),
     "backend": ("", _backend),
-    # Host memory, locks and graph captures: nothing that one stream without a capture would notice.
+    # Options for host memory, locks and graph captures, which do not affect one stream without a capture.
     "release_lock_on_cudamalloc": ("", _truth),
     "release_lock_on_hipmalloc": ("", _truth),
     "graph_capture_record_stream_reuse": ("", _truth),

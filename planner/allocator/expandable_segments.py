@@ -1,4 +1,4 @@
-"""Expandable segments: virtual ranges whose pages are mapped as needed and unmapped when wholly free.
+"""Expandable segments: virtual ranges whose pages are mapped when needed and unmapped when wholly free.
 
 Facts: c10/cuda/CUDACachingAllocator.cpp (`ExpandableSegment`, `find_expandable_block`, `map_block`,
 `try_allocate_expandable_block`, `unmap_block`). A page is 2 MiB in the small pool and one large segment
@@ -13,15 +13,15 @@ from planner.allocator.config import round_up
 
 
 def range_bytes(device_total_bytes: int, page_bytes: int) -> int:
-    """Address space of one expandable segment: 9/8 of the device's memory in whole pages, one at least."""
+    """Return the size of an expandable segment's address range: 9/8 of the device's memory in whole pages."""
     return max(page_bytes, round_up(device_total_bytes + device_total_bytes // 8, page_bytes))
 
 
 def find_room(pool: BlockPool, size_bytes: int) -> Block | None:
-    """Return the first block, by address, from which cached and unmapped blocks of `size_bytes` follow
-    unbroken.
+    """Return the first block, by address, at which adjacent free blocks add up to `size_bytes`, or None.
 
-    Only places with an unmapped block first, or second behind a cached one, count; None: there is none.
+    Free blocks are cached or unmapped. Only a run that begins with an unmapped block, or with a cached block
+    before an unmapped one, counts.
     """
     for gap in pool.unmapped:
         start = gap.prev if gap.prev is not None and gap.prev.cached else gap
@@ -32,25 +32,28 @@ def find_room(pool: BlockPool, size_bytes: int) -> Block | None:
 
 
 def grow(start: Block, size_bytes: int, map_pages: Callable[[int, int], bool]) -> Block | None:
-    """Map pages from `start` on until it holds `size_bytes`; return it, cached, or None when refused.
+    """Map pages from `start` on until it holds `size_bytes`; return the cached block, or None if refused.
 
-    `map_pages(address, size_bytes)` takes the memory or refuses. What was mapped before stays cached.
+    `map_pages(address, size_bytes)` takes the memory or returns False. Pages that were mapped before a
+    refusal stay cached.
     """
     block: Block | None = start
     if not start.cached:
         block = _map(start, min(start.size_bytes, size_bytes), map_pages)
     while block is not None and block.size_bytes < size_bytes:
         gap = block.next
-        if gap is None:  # the end of a range that no device can fill
+        if gap is None:  # the end of the range, which no device can fill
             return None
         block = _map(gap, min(gap.size_bytes, size_bytes - block.size_bytes), map_pages)
     return block
 
 
 def shrink(block: Block, unmap_pages: Callable[[int, int], None]) -> Block | None:
-    """Unmap the pages that lie wholly inside the cached `block` by `unmap_pages(address, size_bytes)`.
+    """Unmap the whole pages inside the cached `block`; return the unmapped block if nothing of the range is
+    mapped any more.
 
-    Returns the unmapped block that is the whole range, when nothing of the range is mapped any more.
+    `unmap_pages(address, size_bytes)` releases them. None is returned if other pages of the range are still
+    mapped.
     """
     assert block.range_address is not None
     pool = block.pool
@@ -71,7 +74,7 @@ def shrink(block: Block, unmap_pages: Callable[[int, int], None]) -> Block | Non
 
 
 def _insert_gap(gap: Block) -> Block | None:
-    """Merge an unmapped block with unmapped neighbours; return it when it then is the whole range."""
+    """Merge an unmapped block with unmapped neighbours; return it if it is the whole range, else None."""
     pool = gap.pool
     if gap.next is not None and _is_unmapped(gap.next):
         pool.unmapped.remove(gap.next)
@@ -85,7 +88,9 @@ def _insert_gap(gap: Block) -> Block | None:
 
 
 def _map(gap: Block, size_bytes: int, map_pages: Callable[[int, int], bool]) -> Block | None:
-    """Map the first pages of an unmapped block, merge it with cached neighbours, return the cached block."""
+    """Map the first pages of an unmapped block and return it merged with cached neighbours, or None if
+    refused.
+    """
     pool = gap.pool
     mapped_bytes = round_up(size_bytes, pool.page_bytes)
     if not map_pages(gap.address, mapped_bytes):

@@ -1,4 +1,4 @@
-"""Replay a trace through the simulated allocator."""
+"""Replay traces through the simulated allocator."""
 
 from collections.abc import Callable, Hashable, Mapping
 
@@ -22,7 +22,7 @@ from planner.program import (
 
 
 class Failure(Struct, frozen=True):
-    """The request that could not be served."""
+    """A request that could not be served, and where it was made."""
 
     step: int
     phase: Phase
@@ -32,40 +32,40 @@ class Failure(Struct, frozen=True):
 
 
 class Peaks(Struct, frozen=True):
-    """The most that was taken at once in some stretch of the loop, counting what was there before it."""
+    """The highest levels in one stretch of the loop, memory from before it included."""
 
     allocated_bytes: int
     reserved_bytes: int
 
 
 class Replay(Struct, frozen=True):
-    """The result of a replay. After a failure the figures stand as they were when it struck."""
+    """The result of a replay, up to the failed request if there is one."""
 
     batch: int
     outcome: Outcome
     peak_allocated_bytes: int
     peak_reserved_bytes: int
-    end_allocated_bytes: int  # after the last step, the loop's names still alive
+    end_allocated_bytes: int  # after the last step, while the loop's variables are alive
     retries: int  # times that cached segments were released to serve a request
     failure: Failure | None
-    peak_event: int  # index of the event with which the allocated peak was reached first
-    step_peaks: tuple[Peaks, ...]  # of each step that began, the first with the set-up before it
+    peak_event: int  # index of the event that first reached the allocated peak
+    step_peaks: tuple[Peaks, ...]  # of each step that began; the first includes the set-up
 
     @property
     def first_step(self) -> Peaks:
-        """Return the peaks until the second step begins."""
+        """Return the peaks of the set-up and the first step."""
         return self.step_peaks[0]
 
     @property
     def later_steps(self) -> Peaks | None:
-        """Return the peaks of all steps after the first; None where none began."""
+        """Return the peaks of all steps after the first, or None if there are none."""
         later = self.step_peaks[1:]
         if not later:
             return None
         return Peaks(max(p.allocated_bytes for p in later), max(p.reserved_bytes for p in later))
 
 
-# Called after each event with its index. An `Alloc` without a block could not be served and is the last one.
+# Called after each event with its index. An `Alloc` without a block was not served, and is the last event.
 OnEvent = Callable[[CachingAllocator, int, Event, Block | None], None]
 
 
@@ -75,10 +75,10 @@ def replay_trace(
     on_event: OnEvent | None = None,
     segment_events: list[SegmentEvent] | None = None,
 ) -> Replay:
-    """Run all events of the trace, up to the request that fails if one does.
+    """Replay all events of a trace, up to the first request that fails, in a new process.
 
-    Changes of the reserved memory are appended to `segment_events`. Raises UsageError where the configuration
-    names a fraction of a total that the memory limits do not give.
+    Changes of the reserved memory are appended to `segment_events`. Raises UsageError if the configuration
+    limits the memory to a fraction of a total that the limits do not give.
     """
     process = ReplayedProcess(limits, trace.next_workspaces, segment_events)
     process.play(trace, on_event)
@@ -86,7 +86,9 @@ def replay_trace(
 
 
 class ReplayedProcess:
-    """A process whose allocator serves traces one after another, each with what the ones before left."""
+    """A simulated process that replays traces one after another, each with the memory left by the earlier
+    ones.
+    """
 
     def __init__(
         self,
@@ -94,7 +96,7 @@ class ReplayedProcess:
         next_workspaces: NextWorkspaces | None = None,
         segment_events: list[SegmentEvent] | None = None,
     ) -> None:
-        """Start without memory; the parameters are those of `replay_trace`."""
+        """Create a process without memory; the parameters are those of `replay_trace`."""
         self.allocator = CachingAllocator(limits, segment_events=segment_events)
         self.failure: Failure | None = None
         self._optional = OptionalRequests(next_workspaces)
@@ -104,7 +106,7 @@ class ReplayedProcess:
         self._steps: list[Peaks] = []
 
     def play(self, trace: Trace, on_event: OnEvent | None = None) -> bool:
-        """Run all events of a trace, up to the request that fails; return whether none does."""
+        """Replay all events of a trace, up to the first request that fails; return whether none failed."""
         allocator, blocks, convolutions = self.allocator, self._blocks, trace.convolution_by_block()
         malloc, free, optional = allocator.malloc, allocator.free, self._optional
         peak_bytes, peak_event, phase_start = self._peak_bytes, self._peak_event, self._start
@@ -144,7 +146,7 @@ class ReplayedProcess:
         return self.failure is None
 
     def result(self, batch: int) -> Replay:
-        """Return the figures up to now."""
+        """Return the result of all events replayed so far."""
         allocator, failure = self.allocator, self.failure
         steps = (*self._steps, Peaks(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes))
         if failure:
@@ -164,7 +166,7 @@ class ReplayedProcess:
         )
 
     def copy(self) -> "ReplayedProcess":
-        """Return a process in the same state, which goes on by itself."""
+        """Return an independent copy of the process in the same state."""
         twin = object.__new__(ReplayedProcess)
         twin.allocator, twins = self.allocator.copy()
         twin.failure = self.failure
@@ -178,7 +180,7 @@ class ReplayedProcess:
 
 
 def replay_with_breakdown(trace: Trace, limits: MemoryLimits) -> tuple[Replay, Mapping[Category, int]]:
-    """Replay the trace and return the bytes of the blocks in use at its allocated peak by category as well.
+    """Replay a trace; return the result and the bytes in use at the allocated peak by category.
 
     Blocks count whole, as torch's `memory_allocated` counts them; unused categories are 0. Raises as
     `replay_trace` does.
@@ -202,20 +204,20 @@ def replay_with_breakdown(trace: Trace, limits: MemoryLimits) -> tuple[Replay, M
 
 
 class OptionalRequests:
-    """Requests for workspaces of convolutions, after which others follow where one is refused.
+    """The server of requests for convolution workspaces, which tries other sizes if one is refused.
 
-    PyTorch takes cuDNN's engines in turn, and fails where none of them can be served. It keeps the engine for
-    later calls of the same convolution, and begins anew where that one is refused (ATen/native/cudnn:
-    Conv_v8.cpp, `benchmark_cache`). Where the sizes of the next engines are not known it is taken to go on
-    without a workspace, and so with later requests of the same key.
+    PyTorch tries cuDNN's engines in order, and fails if none can be served. It reuses the engine for later
+    calls of the same convolution, and starts again if that engine's workspace is refused (ATen/native/cudnn:
+    Conv_v8.cpp, `benchmark_cache`). If the workspaces of the next engines are unknown, the process is assumed
+    to continue without a workspace, and later requests of the same key likewise.
     """
 
     def __init__(self, following: NextWorkspaces | None = None) -> None:
         self._following = following
-        self._taken: dict[tuple[Hashable, int], int] = {}  # in place of a size that was refused
+        self._taken: dict[tuple[Hashable, int], int] = {}  # the size that replaces a refused one
 
     def copy(self) -> "OptionalRequests":
-        """Return requests that remember the same."""
+        """Return a copy that remembers the same sizes."""
         twin = OptionalRequests(self._following)
         twin._taken = dict(self._taken)
         return twin
@@ -228,7 +230,7 @@ class OptionalRequests:
         convolution: Convolution | None = None,
         stream: int = 0,
     ) -> Block | None:
-        """Return a block of the first size that can be served; None where none can."""
+        """Return a block of the first size that can be served, or None if none can."""
         place = (key if convolution is None else convolution), size_bytes
         taken = self._taken.get(place, size_bytes)
         block = allocator.malloc(taken, stream)

@@ -1,7 +1,7 @@
-"""Replays of one trace in rooms of several sizes.
+"""Replay one trace under several memory limits, with as few replays as possible.
 
-The caching allocator is not monotone in the memory that it has: what it releases at a refused request, and
-so how segments are cut from then on, depends on the room. A trace that runs in one room may fail in a larger.
+The caching allocator is not monotone in its memory: what it releases at a refused request, and so how
+segments are cut afterwards, depends on the limit. A trace that fits one limit may fail under a larger one.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +14,7 @@ from planner.program import Outcome
 
 
 def is_limit_independent(limits: MemoryLimits) -> bool:
-    """Return whether nothing but a refused request lets the allocator act on how much memory there is."""
+    """Return whether the limits affect the allocator only through refused requests."""
     config = limits.config
     fraction = config.per_process_memory_fraction < 1
     return not (config.expandable_segments or config.garbage_collection_threshold > 0 or fraction)
@@ -23,10 +23,10 @@ def is_limit_independent(limits: MemoryLimits) -> bool:
 def replay_in_rooms(
     rooms: Iterable[MemoryLimits], replay: Callable[[MemoryLimits], Replay]
 ) -> Iterator[tuple[MemoryLimits, Replay]]:
-    """Yield the replay in each room, the largest first.
+    """Yield the replay under each of several memory limits, the largest first.
 
-    A replay stands for the rooms from its peak reserved to its own, where each request has the same answer;
-    one without retries for all above its peak.
+    A replay is reused for all limits between its peak reserved and its own limit, since each request is
+    answered the same, or, without retries, for all limits above its peak.
     """
     last: tuple[MemoryLimits, Replay] | None = None
     for limits in sorted(rooms, key=_size, reverse=True):
@@ -40,7 +40,7 @@ def _size(limits: MemoryLimits) -> int:
 
 
 def _goes_alike(larger: MemoryLimits, run: Replay, limits: MemoryLimits) -> bool:
-    """Return whether a run in a larger room is the run in this one as well."""
+    """Return whether the replay under larger limits is also the replay under these."""
     if not is_limit_independent(limits) or run.peak_reserved_bytes > _size(limits):
         return False
     only_capacity = larger == replace(

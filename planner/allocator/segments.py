@@ -1,7 +1,7 @@
-"""Reserved memory: segments and virtual ranges, requested from CUDA and returned to it.
+"""The reserved memory: segments and virtual ranges, requested from CUDA and returned to it.
 
-CUDA refuses what would pass the capacity; the limit is checked before CUDA is called. Which cached
-segments are released, and when, is the allocator's choice.
+CUDA refuses a request beyond the capacity; the limit is checked before CUDA is called. Which cached segments
+are released, and when, is the allocator's choice.
 
 Facts: c10/cuda/CUDACachingAllocator.cpp of torch 2.6 to 2.13; methods name the functions that they mirror.
 """
@@ -20,16 +20,16 @@ from planner.allocator.blocks import (
 from planner.allocator.config import MemoryLimits, ReuseOrder
 from planner.allocator.expandable_segments import find_room, grow, range_bytes, shrink
 
-TOP_ADDRESS = 2**52  # below which simulated segments lie; 0 is the address of no memory
-UNLIMITED_RANGE_BYTES = 2**47  # address space of an expandable segment where the capacity is unlimited
+TOP_ADDRESS = 2**52  # simulated segments are below it; 0 is the address of no memory
+UNLIMITED_RANGE_BYTES = 2**47  # address range of an expandable segment if the capacity is unlimited
 SEGMENT_RANK = 2**64  # above all addresses
 
 
 class Segments:
-    """All segments of one allocator.
+    """All segments of one simulated allocator.
 
-    Plain attributes to read: `reserved_bytes` and its peak `peak_reserved_bytes`; `count`, of those that are
-    not expandable; `heads`, the lowest block of each segment and virtual range by address.
+    Plain attributes to read: `reserved_bytes` and its peak `peak_reserved_bytes`; `count`, the number of
+    segments that are not expandable; `heads`, the lowest block of each segment and virtual range by address.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class Segments:
         events: list[SegmentEvent] | None,
         refuses: Callable[[int], bool] | None,
     ) -> None:
-        """Start empty; the parameters are those of `CachingAllocator`."""
+        """Create an empty set of segments; the parameters are those of `CachingAllocator`."""
         self.reserved_bytes = 0
         self.peak_reserved_bytes = 0
         self.count = 0
         self.heads: dict[int, Block] = {}
         self.lowest_address = TOP_ADDRESS
         self._expandable = limits.config.expandable_segments
-        # How far apart the ranks of one segment's blocks and the next one's are; 0: addresses alone rank.
+        # Distance between the ranks of one segment's blocks and the next segment's; 0: only addresses count.
         self._rank_step = SEGMENT_RANK if limits.config.reuse_order is ReuseOrder.OLDEST_SEGMENT else 0
         self._first_rank = 0
         self._limits = limits
@@ -58,7 +58,9 @@ class Segments:
     def copy(
         self, pools: Mapping[int, BlockPool], events: list[SegmentEvent] | None
     ) -> tuple["Segments", dict[int, Block]]:
-        """Return the same segments of other pools, and their blocks, both by `id`."""
+        """Return a copy of the segments in other pools, and its blocks by `id`; `pools` maps `id`s to new
+        pools.
+        """
         twin = object.__new__(Segments)
         twin.__dict__.update(self.__dict__)
         twin._events, twin.heads = events, {}
@@ -85,14 +87,15 @@ class Segments:
         return twin, blocks
 
     def exceeds_limit(self, segment_bytes: int) -> bool:
-        """Return whether a segment of this size would pass what `set_per_process_memory_fraction` allows."""
+        """Return whether a new segment of this size would exceed the process's memory limit."""
         limit_bytes = self._limit_bytes
         return limit_bytes is not None and self.reserved_bytes + segment_bytes > limit_bytes
 
     def request_segment(self, pool: BlockPool, size_bytes: int, segment_bytes: int) -> Block | None:
-        """Try once to get new memory, a free block that is in no index; None: refused (`alloc_block`).
+        """Request new memory once; return a free block that is in no index, or None if refused
+        (`alloc_block`).
 
-        The limit is compared with a segment's size even where segments expand by more, or less, than that.
+        The limit is compared with the segment's size even if an expandable segment grows by more or less.
         """
         if self.exceeds_limit(segment_bytes):
             return None
@@ -112,14 +115,14 @@ class Segments:
         return block
 
     def release(self, block: Block) -> None:
-        """Give a segment that is one cached block back to CUDA (`release_block`)."""
+        """Release to CUDA a segment that is one cached block (`release_block`)."""
         block.pool.remove(block)
         del self.heads[block.address]
         self.count -= 1
         self._change_reserved("segment_free", block.address, block.size_bytes)
 
     def release_pool(self, pool: BlockPool) -> None:
-        """Release what is wholly free, by rising size, then rank (`release_blocks`)."""
+        """Release a pool's wholly free segments and pages, by rising size, then rank (`release_blocks`)."""
         for _, _, block in tuple(pool.cached):
             if block.range_address is not None:
                 emptied = shrink(block, self._unmap_pages)
@@ -140,9 +143,9 @@ class Segments:
         return tuple(pieces)
 
     def hold(self, state: SegmentState, pool: BlockPool) -> Iterator[Block]:
-        """Take over memory that was reserved before, above all that is held; yield its blocks in use.
+        """Adopt a piece of memory that was reserved before; yield its blocks in use.
 
-        An expandable segment begins with the lowest page that is held of it.
+        Pieces must come by rising address. An expandable segment begins with its lowest adopted page.
         """
         if self._expandable:
             piece = self._hold_pages(state, pool)
@@ -161,7 +164,7 @@ class Segments:
             piece = rest
 
     def ranges(self) -> list[tuple[int, int]]:
-        """Return the first address and the end of each expandable segment."""
+        """Return the first and the end address of each expandable segment."""
         heads = [head for head in self.heads.values() if head.range_address is not None]
         return [
             (head.address, head.address + sum(one.size_bytes for one in iterate_segment(head)))
@@ -169,7 +172,7 @@ class Segments:
         ]
 
     def _hold_pages(self, state: SegmentState, pool: BlockPool) -> Block:
-        """Return a block, neither cached nor in use, of the pages that are held."""
+        """Return a block, neither cached nor in use, that covers the pages of a piece."""
         ends = [
             one for one in pool.unmapped if one.next is None and one.address + one.size_bytes > state.address
         ]
@@ -208,7 +211,7 @@ class Segments:
         return self.lowest_address
 
     def _new_rank(self, address: int) -> int:
-        """Count the segments, of either kind (`Block::registration_counter`)."""
+        """Return the rank of a new segment of either kind (`Block::registration_counter`)."""
         self._first_rank += self._rank_step
         return self._first_rank + address
 

@@ -1,4 +1,4 @@
-"""Levels of a replay event by event: allocated, by category, and reserved; for explanations and pictures."""
+"""Record the levels of a replay event by event: allocated, by category, and reserved."""
 
 from collections.abc import Iterator, Mapping
 
@@ -10,7 +10,7 @@ from planner.program import Alloc, Category, Event, Free, Phase, PhaseStart
 
 
 class Timeline(Struct, frozen=True):
-    """Levels after each event of a run, in bytes: one entry for each event that was run.
+    """The levels after each event of a replay, in bytes.
 
     Blocks count whole, as torch's `memory_allocated` counts them; the categories add up to `allocated_bytes`.
     """
@@ -18,21 +18,21 @@ class Timeline(Struct, frozen=True):
     allocated_bytes: tuple[int, ...]
     reserved_bytes: tuple[int, ...]
     by_category: Mapping[Category, tuple[int, ...]]
-    marks: tuple[tuple[int, PhaseStart], ...]  # index of the event, the mark
+    marks: tuple[tuple[int, PhaseStart], ...]  # index of the event, start of a phase
 
     @property
     def peak_event(self) -> int:
-        """Return the first event at which the most is allocated."""
+        """Return the index of the first event at the allocated peak."""
         return self.allocated_bytes.index(max(self.allocated_bytes))
 
     @property
     def reserved_peak_event(self) -> int:
-        """Return the first event at which the most is reserved."""
+        """Return the index of the first event at the reserved peak."""
         return self.reserved_bytes.index(max(self.reserved_bytes))
 
 
 class PhasePeak(Struct, frozen=True):
-    """The highest levels within one phase of one step, and what is allocated at its end."""
+    """The highest levels within one phase of one step, and the allocated bytes at its end."""
 
     step: int
     phase: Phase
@@ -42,7 +42,7 @@ class PhasePeak(Struct, frozen=True):
 
 
 class TimelineRecorder:
-    """Record a `Timeline`, as `on_event` of `replay_trace`."""
+    """A recorder of a `Timeline`, to be passed as `on_event` of `replay_trace`."""
 
     def __init__(self) -> None:
         self._live: dict[int, tuple[Category, int]] = {}
@@ -69,17 +69,16 @@ class TimelineRecorder:
             column.append(self._levels[category])
 
     def timeline(self) -> Timeline:
-        """Return the levels that were recorded."""
+        """Return the recorded timeline."""
         columns = {category: tuple(column) for category, column in self._columns.items()}
         return Timeline(tuple(self._allocated), tuple(self._reserved), columns, tuple(self._marks))
 
 
 def phase_peaks(timeline: Timeline) -> tuple[PhasePeak, ...]:
-    """Return the highest levels of each phase in which something happens, in the order in which they begin
-    first.
+    """Return the highest levels of each phase that has events, in the order in which phases first begin.
 
-    What a phase finds counts. A phase that comes several times in a step, as with accumulated gradients, is
-    listed once.
+    Memory from before the phase counts. A phase that comes several times in a step, as with gradient
+    accumulation, is listed once.
     """
     peaks: dict[tuple[int, Phase], PhasePeak] = {}
     for start, end, mark in _stretches(timeline):
@@ -98,7 +97,7 @@ def phase_peaks(timeline: Timeline) -> tuple[PhasePeak, ...]:
 
 
 def _stretches(timeline: Timeline) -> Iterator[tuple[int, int, PhaseStart]]:
-    """First event, end and mark of each stretch in which more than the mark happens; set-up comes first."""
+    """Yield first event, end and mark of each stretch that has events after its mark, set-up first."""
     total = len(timeline.allocated_bytes)
     starts = [index for index, _ in timeline.marks]
     if not starts or starts[0] > 0:
@@ -109,7 +108,7 @@ def _stretches(timeline: Timeline) -> Iterator[tuple[int, int, PhaseStart]]:
 
 
 def thin(timeline: Timeline, most: int) -> list[int]:
-    """Return indices of about `most` events: the highest of each stretch, and both peaks."""
+    """Return indices of about `most` events: the highest of each stretch, both peaks, and both ends."""
     allocated = timeline.allocated_bytes
     width = -(-len(allocated) // most)
     if width <= 1:

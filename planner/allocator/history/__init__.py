@@ -1,4 +1,4 @@
-"""Recorded histories of an allocator: readers, writers and the difference of two."""
+"""Recorded histories of an allocator: readers, writers, replay, and comparison with a trace."""
 
 from planner._support.lazy_exports import attach_stub
 

@@ -1,4 +1,4 @@
-"""A history without what names a person or a machine: folders, hosts, times and free texts."""
+"""Remove from a history what may identify a person or a machine: folders, hosts, times and free texts."""
 
 import re
 
@@ -15,10 +15,10 @@ _UNKNOWN = "unknown"
 
 
 def anonymous_history(history: History, gpu: str | None, torch: str | None) -> History:
-    """Return the events with sites of FILE:LINE and function, without the folders that the files are in.
+    """Return a history without folders in its sites, without marks and with only known allocator options.
 
-    What a snapshot does not name is given: the GPU, and the version of torch. Without a version it is told by
-    the order in which equal free blocks were reused, if the history has such a choice.
+    `gpu` and `torch` replace what a snapshot does not name. Without `torch`, the version is inferred from the
+    order in which equal free blocks were reused, if the history shows it.
     """
     sites = tuple(Site(_file(site.module), site.op) for site in history.sites)
     return replace(
@@ -36,7 +36,7 @@ def _file(place: str) -> str:
 
 
 def _known_options(text: str) -> str:
-    """Return the allocator's options; none if the text has anything else."""
+    """Return the text of the allocator's options, or "" if it cannot be parsed."""
     try:
         parse_alloc_conf(text)
     except UsageError:

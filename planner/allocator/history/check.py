@@ -1,13 +1,13 @@
-"""A recorded history replayed through the simulator, event by event.
+"""Replay a recorded history through the simulator and compare them event by event.
 
-The requests are put to the simulator; what it does to its segments, and where it puts each block, must be
-what was recorded, byte for byte. CUDA's choices are taken from the record: its addresses and, if the total of
-the GPU is not known, its refusals. Whether addresses decide which of several equal blocks is reused depends
-on the version of torch that the record names.
+The simulator gets the recorded requests. Its changes of segments and the address of each block must equal the
+recorded ones, byte for byte. CUDA's choices are taken from the record: its addresses and, if the total of the
+GPU is not known, its refusals. Whether addresses decide which of several equal blocks is reused depends on
+the version of torch that the record names.
 
-A call of `empty_cache` is recorded only by what it releases, as is a request that CUDA refuses before it is
-tried once more. The two are told apart by the request that follows: it was not refused if a cached block
-serves it, or if CUDA gave more than it needs at another time.
+A call of `empty_cache` is recorded only by the segments that it releases, as is a request that CUDA refuses
+before it is tried once more. The two are told apart by the next request: it was not refused if a cached block
+serves it, or if CUDA provided more than it needs at another time.
 """
 
 from collections.abc import Iterable, Iterator
@@ -32,36 +32,36 @@ _SIGNS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unm
 
 
 class HistoryCheck(Struct, frozen=True):
-    """The events up to which simulator and record agree."""
+    """The result of a replay: the first difference from the record, and counts of the events before it."""
 
-    difference: str | None  # the first one, in words; None: there is none
-    allocations: int  # blocks allocated alike
-    frees: int  # blocks freed alike
-    segment_events: int  # changes of reserved memory alike
-    peak_allocated_bytes: int  # until the difference
+    difference: str | None  # the first difference, in words; None: there is none
+    allocations: int  # allocations at the same address
+    frees: int  # frees of known blocks
+    segment_events: int  # equal changes of reserved memory
+    peak_allocated_bytes: int  # up to the difference
     peak_reserved_bytes: int
     retries: int = 0  # requests that were refused at first and then served
     ooms: int = 0  # requests that failed
     emptied: int = 0  # calls of `empty_cache` that released something
     # The lowest level of reserved memory that CUDA refused; None: it refused nothing, or the total is known.
-    # The memory that the process could have lies below it, at the peak reserved or above.
+    # The process could have less memory than this, and at least its peak reserved.
     refused_bytes: int | None = None
 
 
 class _DiffersError(Exception):
-    """The simulator did something else than torch."""
+    """The simulator did something different from torch."""
 
 
 @dataclass(slots=True)
 class _Cuda:
-    """CUDA's choices, from the segment events that are recorded for the request being served."""
+    """A stand-in for CUDA that answers from the segment events recorded for the request being served."""
 
-    made: list[SegmentEvent]  # by the simulator, for this request
+    made: list[SegmentEvent]  # the simulator's changes for this request
     recorded: list[SegmentEvent] = field(default_factory=list)
     fails: bool = False  # whether the request ends in an out-of-memory error
     ranges: list[tuple[int, int]] = field(default_factory=list)  # of expandable segments: first, end
     used: int = 0
-    refused: list[int] = field(default_factory=list)  # levels of reserved memory that it did not allow
+    refused: list[int] = field(default_factory=list)  # levels of reserved memory that CUDA refused
     reserved_bytes: int = 0  # before the request
 
     def serve(self, segments: list[SegmentEvent], event: HistoryEvent, reserved_bytes: int) -> None:
@@ -83,7 +83,7 @@ class _Cuda:
         raise self._unasked(size_bytes)
 
     def refuses(self, size_bytes: int) -> bool:
-        """Return whether torch gave memory back, or gave up, where the simulator asks for more."""
+        """Return whether the recorded torch was refused here: it released memory next, or failed."""
         place = len(self.made)
         following = self.recorded[place] if place < len(self.recorded) else None
         if following is not None and following.action in _GRANTS:
@@ -99,24 +99,25 @@ class _Cuda:
 
 
 def check_history(history: History) -> HistoryCheck:
-    """Replay a history; describe the first difference.
+    """Replay a history through the simulator and return the first difference and the counts before it.
 
-    If the total of the GPU is known, the simulator runs out there and at the limit; where CUDA itself refused
-    memory before that, for the sake of others on the card, the history differs. Raises UsageError for
+    If the total of the GPU is known, the simulator fails at the total and at the limit. If CUDA itself
+    refused memory earlier, because of other processes on the GPU, the history differs. Raises UsageError for
     allocator options that are not simulated.
     """
     return _Check(history).run()
 
 
 class _Check:
-    """One replay."""
+    """One replay of a history with its counts."""
 
     def __init__(self, history: History) -> None:
         self._history = history
         self._cuda = _Cuda([])
         self._config = parse_alloc_conf(history.alloc_conf, config_of_torch(history.torch))
         total = history.total_bytes
-        # Without a total, what CUDA refuses is recorded; the capacity only sizes expandable segments then.
+        # Without a total, refusals are taken from the record; the capacity then only sizes expandable
+        # segments.
         capacity = total if total is not None else _total_of_ranges(history)
         self._allocator = CachingAllocator(
             MemoryLimits(capacity, history.limit_bytes, capacity, self._config),
@@ -155,7 +156,9 @@ class _Check:
         )
 
     def _serve(self, segments: list[SegmentEvent], event: HistoryEvent) -> None:
-        """Put one request to the simulator, after the `empty_cache` before it if there was one."""
+        """Replay one request, after the `empty_cache` before it if there was one, and compare the segment
+        events.
+        """
         emptied = self._emptied_first(segments, event)
         if emptied:
             self._cuda.serve(segments[:emptied], event, self._allocator.reserved_bytes)
@@ -173,7 +176,7 @@ class _Check:
         self._refused += self._cuda.refused
 
     def _emptied_first(self, segments: list[SegmentEvent], event: HistoryEvent) -> int:
-        """Return the number of segment events by `empty_cache` before this request."""
+        """Return how many segment events before this request were caused by `empty_cache`."""
         released = next((at for at, one in enumerate(segments) if one.action in _GRANTS), len(segments))
         if not released or event.action == "oom":
             return 0
@@ -186,7 +189,7 @@ class _Check:
         return released if fits else 0
 
     def _would_release(self) -> list[SegmentEvent]:
-        """Return what `empty_cache` would do, where options release single segments for a request."""
+        """Return the segment events that `empty_cache` would cause now."""
         released: list[SegmentEvent] = []
         twin, _ = self._allocator.copy(released)
         twin.empty_cache()
@@ -218,7 +221,7 @@ def _requests(
 
 
 def _follow(allocator: CachingAllocator, blocks: dict[int, Block], event: HistoryEvent) -> None:
-    """Put one request to the simulator and compare what it hands out."""
+    """Replay one request and compare the resulting block with the record."""
     if event.action == "end":
         return
     if event.action == "free_completed":
@@ -243,10 +246,11 @@ def _follow(allocator: CachingAllocator, blocks: dict[int, Block], event: Histor
 
 
 def _total_of_ranges(history: History) -> int | None:
-    """Return a total of the GPU with which expandable segments are as far apart as in the record; None: any.
+    """Return a total of the GPU that spaces expandable segments as far apart as in the record; None: any
+    total.
 
-    torch reserves 9/8 of the total for each of them. The pages of one are mapped from its beginning on, so
-    what was ever mapped without a hole is one segment.
+    torch reserves 9/8 of the total for each of them. The pages of a segment are mapped from its beginning on,
+    so pages mapped without a hole are one segment.
     """
     starts = _range_starts(history.start, history.events)
     nearest_bytes = min((upper - lower for lower, upper in pairwise(starts)), default=0)
@@ -255,7 +259,7 @@ def _total_of_ranges(history: History) -> int | None:
 
 
 def _range_starts(start: Iterable[SegmentState], events: Iterable[HistoryEvent]) -> list[int]:
-    """Return where each range of recorded expandable segments begins, by rising address."""
+    """Return the start of each recorded expandable segment, by rising address."""
     spans: list[tuple[int, int]] = []
     of_pools: dict[tuple[int, str], tuple[int, int]] = {}
     for state in start:

@@ -1,7 +1,8 @@
-"""A trace held against what a GPU's allocator recorded: which blocks only one side has, and where.
+"""Compare a trace with a GPU's recorded allocations: which blocks only one side has, and where.
 
-Both sides are rows of allocations. Cut where both know that a phase begins, the rows are aligned by the
-rounded sizes of the blocks; what has no partner is listed with the operator that it stands in or beside.
+Both sides are sequences of allocations. They are cut at the starts of phases that both know and aligned by
+the rounded sizes of the blocks. A block without a partner is listed with the operator during or next to which
+it was allocated.
 """
 
 from bisect import bisect_left
@@ -26,23 +27,23 @@ from planner.program import Alloc, Category, Phase, Trace
 
 
 class Kind(StrEnum):
-    """The kind of a block that only one side has."""
+    """The kinds of blocks that only one side has."""
 
-    WORKSPACE = "workspace"  # recorded; gone before the next block that both sides have is born
-    BLOCK = "block"  # recorded; lives on
-    TENSOR = "tensor"  # traced; the GPU did not make it
-    SCRATCH = "scratch"  # traced by a rule for a kernel's scratch memory; the GPU did not take it
+    WORKSPACE = "workspace"  # recorded; freed before the next block that both sides have is allocated
+    BLOCK = "block"  # recorded; lives longer
+    TENSOR = "tensor"  # traced; the GPU did not allocate it
+    SCRATCH = "scratch"  # traced by a rule for a kernel's scratch memory; the GPU did not allocate it
 
 
 class UnmatchedBlock(Struct, frozen=True):
     """A block that only one side has.
 
-    For a recorded one, module and operator are those of the traced block before it; where something died in
-    between, one operator had ended, and they are those of the traced block after it.
+    For a recorded block, module and operator are those of the traced block before it, or after it if a block
+    was freed in between, since an operator had then ended.
     """
 
     kind: Kind
-    birth: int  # index among the allocations of its side
+    birth: int  # index among the allocations on its side
     size_bytes: int  # rounded
     step: int
     phase: Phase
@@ -53,7 +54,7 @@ class UnmatchedBlock(Struct, frozen=True):
 
 
 class LifetimeDifference(Struct, frozen=True):
-    """A block that both sides have and that dies at another time."""
+    """A block that both sides have and that is freed at different times."""
 
     birth: int  # index among the traced allocations
     size_bytes: int
@@ -61,11 +62,11 @@ class LifetimeDifference(Struct, frozen=True):
     phase: Phase
     module: str
     op: str
-    later: int  # allocations of blocks that both sides have by which the recorded one outlives the traced
+    later: int  # allocations, of blocks on both sides, by which the record frees it later
 
 
 class OpTotal(Struct, frozen=True):
-    """Counts and bytes of an operator's blocks."""
+    """The counts and bytes of an operator's matched and unmatched blocks."""
 
     op: str
     matched: int
@@ -77,7 +78,7 @@ class OpTotal(Struct, frozen=True):
 
 
 class SidePeak(Struct, frozen=True):
-    """The peaks of one side, and how much of the allocated one the other side does not have."""
+    """The peaks of one side, and the bytes at its allocated peak that the other side lacks."""
 
     allocated_bytes: int
     reserved_bytes: int
@@ -85,14 +86,14 @@ class SidePeak(Struct, frozen=True):
 
 
 class Difference(Struct, frozen=True):
-    """All that a trace and a recording do not share."""
+    """All differences between a trace and a recording."""
 
     about: str
     traced_allocations: int
     recorded_allocations: int
     matched: int
-    phases: int  # stretches that were aligned each by itself
-    extras: tuple[UnmatchedBlock, ...]  # recorded and traced ones, in the order of the trace
+    phases: int  # stretches that were aligned separately
+    extras: tuple[UnmatchedBlock, ...]  # recorded and traced blocks, in the order of the trace
     lives: tuple[LifetimeDifference, ...]
     ops: tuple[OpTotal, ...]  # by falling bytes that only one side has
     traced: SidePeak
@@ -101,12 +102,12 @@ class Difference(Struct, frozen=True):
 
     @property
     def is_empty(self) -> bool:
-        """Return whether both sides are the same block by block."""
+        """Return whether both sides have the same blocks with the same lifetimes."""
         return not self.extras and not self.lives
 
 
 def compare_with_recording(trace: Trace, recording: Recording) -> Difference:
-    """Align a trace with a recording of the same job at its batch size."""
+    """Align a trace with a recording of the same job and batch size, and return their differences."""
     config = recording.config
     traced = allocations_of(trace.events, trace.sites, config)
     recorded = allocations_of(recording.events, recording.sites, config)
@@ -144,7 +145,7 @@ def compare_with_recording(trace: Trace, recording: Recording) -> Difference:
 
 
 def _peak(side: Trace | Recording, config: AllocatorConfig) -> tuple[Replay, int]:
-    """Replay one side without limits, and return which of its allocations reaches the peak."""
+    """Replay one side without limits; return the replay and the index of the allocation at its peak."""
     limits = MemoryLimits(config=replace(config, per_process_memory_fraction=1.0))
     run = replay_trace(Trace(side.events, side.sites, batch=1), limits)
     return run, sum(isinstance(event, Alloc) for event in side.events[: run.peak_event])
@@ -156,7 +157,7 @@ def _peak(side: Trace | Recording, config: AllocatorConfig) -> tuple[Replay, int
 def _prefer_equal_lifetimes(
     traced: Sequence[Allocation], recorded: Sequence[Allocation], pairs: Sequence[Pair]
 ) -> list[Pair]:
-    """Take a neighbour without a partner where it has the same size and the lifetime that fits.
+    """Move pairs to an unmatched block of the same size nearby if its lifetime is the partner's.
 
     A kernel's workspace may be as large as its result; the two differ in when they are freed.
     """
@@ -178,7 +179,7 @@ def _prefer_equal_lifetimes(
                 if lifetimes[side][near] != lifetime and lifetimes[side][index] == lifetime:
                     pairs[place] = (index, pair[1]) if side == 0 else (pair[0], index)
                     taken[index] = taken.pop(near)
-                    rising[bisect_left(rising, near)] = index  # nothing lies between them
+                    rising[bisect_left(rising, near)] = index  # nothing is between them
                     break
     return pairs
 
@@ -202,7 +203,7 @@ def _lifetime_differences(
             yield LifetimeDifference(index, one.size_bytes, *place, later)
 
 
-# ---- what one side has alone
+# ---- blocks that only one side has
 
 
 def _name_recorded(
@@ -211,7 +212,7 @@ def _name_recorded(
     pairs: Sequence[Pair],
     cuts: Sequence[Pair],
 ) -> Iterator[Allocation]:
-    """Yield the recorded allocations with step, phase and site of the trace."""
+    """Yield the recorded allocations with the step, phase and site of the corresponding part of the trace."""
     partner = {other: one for one, other in pairs}
     ends = {recorded[other].freed for other in partner}
     for (t0, r0), (_, r1) in pairwise(cuts):
@@ -236,7 +237,7 @@ def _name_recorded(
 
 
 def _next_partners(partner: dict[int, int], start: int, end: int) -> list[int | None]:
-    """For each recorded birth from `start` to `end`, the traced partner of the next one that has one."""
+    """Return, for each recorded index, the traced partner of the next matched one; None if there is none."""
     partners: list[int | None] = []
     following: int | None = None
     for index in range(end - 1, start - 1, -1):
@@ -252,12 +253,10 @@ def _extras(
     cuts: Sequence[Pair],
     peaks: tuple[int, int],
 ) -> Iterator[UnmatchedBlock]:
-    """Yield what has no partner, in the order of both rows: recorded ones before the traced ones beside
-    them.
-    """
+    """Yield the blocks without a partner in order, recorded blocks before traced blocks at equal places."""
     lifetimes = common_lifetimes(recorded, {other for _, other in pairs})
     before, matched = (0, 0), 0
-    # A cut stands before the pair that begins there, so that its phase's extras stay in it.
+    # A cut comes before the pair that begins there, so that its phase's extras stay in that phase.
     stops = sorted([*((cut, 0) for cut in cuts[1:]), *((pair, 1) for pair in pairs)])
     for (one, other), step in stops:
         for index in range(before[1], other):
@@ -283,7 +282,7 @@ def _is_traced(extra: UnmatchedBlock) -> bool:
 def _op_totals(
     traced: Sequence[Allocation], pairs: Sequence[Pair], extras: Sequence[UnmatchedBlock]
 ) -> tuple[OpTotal, ...]:
-    """Sums by operator, the largest disagreement first."""
+    """Return the totals of each operator, by falling bytes that only one side has."""
     totals: dict[str, list[int]] = {}
 
     def add(op: str, place: int, size_bytes: int) -> None:

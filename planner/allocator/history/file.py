@@ -1,7 +1,7 @@
-"""An allocator history as a file: compressed JSON of bounded size, read strictly.
+"""Read and write an allocator history as compressed JSON of bounded size, with strict checks.
 
-Layout (format 1): `actions` is a string with one letter per event, `addresses` and `sizes` are columns;
-`marks` is a list of [allocations before it, step, phase]; `streams` is a column where there are several.
+Layout (format 1): `actions` is a string with one letter per event, and `addresses` and `sizes` are columns.
+`marks` is a list of [allocations before it, step, phase]. `streams` is a column if there are several streams.
 """
 
 import zlib
@@ -40,7 +40,7 @@ class _HistoryFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
 
 
 def save_history(history: History, path: Path) -> None:
-    """Write a history, whole or not at all; equal histories as equal bytes. Raises DataFileError."""
+    """Write a history to a file atomically and deterministically. Raises DataFileError."""
     if len(history.events) > MOST_EVENTS:
         raise DataFileError(
             f"{path}: a history of {len(history.events)} events is not written; take fewer steps"
@@ -63,7 +63,7 @@ def save_history(history: History, path: Path) -> None:
 
 
 def load_history(path: Path) -> History:
-    """Read a history. Raises DataFileError for anything that `save_history` never wrote."""
+    """Read a history from a file. Raises DataFileError for content that `save_history` never writes."""
     try:
         content = msgspec.json.decode(read_packed(path, LARGEST_FILE_BYTES), type=_HistoryFile)
         actions = (ACTION_OF[letter] for letter in content.actions)

@@ -1,11 +1,11 @@
-"""What an allocator did, event by event: the record of a real GPU's, or of an emulated one.
+"""The recorded history of an allocator, of a real or an emulated GPU, event by event.
 
-torch records with `torch.cuda.memory._record_memory_history` blocks allocated and freed, segments that came
-from CUDA and went back to it, each with its address and size. `check` replays such a history.
+`torch.cuda.memory._record_memory_history` records blocks allocated and freed, and segments taken from CUDA
+and returned to it, each with its address and size. `check` replays such a history.
 
-Actions as torch names them (c10/cuda/CUDACachingAllocator.h, `TraceEntry`): `alloc` with the requested size,
-`free_requested` and `free_completed` with the block's address, `segment_alloc` and its like, `oom` with the
-rounded size.
+Actions are named as in torch (c10/cuda/CUDACachingAllocator.h, `TraceEntry`): `alloc` with the requested
+size, `free_requested` and `free_completed` with the block's address, `segment_alloc` and the other segment
+actions, and `oom` with the rounded size.
 """
 
 from typing import NamedTuple
@@ -20,13 +20,13 @@ ACTIONS = ("alloc", "free_requested", "free_completed", *SEGMENT_ACTIONS, "oom",
 
 
 class HistoryEvent(NamedTuple):
-    """One thing that torch's allocator did."""
+    """One recorded action of torch's allocator."""
 
     action: str  # one of `ACTIONS`
     address: int
-    size_bytes: int  # of an allocation, as it was requested
+    size_bytes: int  # for an allocation, the requested bytes
     site: int = -1  # index into the sites of the history; -1: not known
-    stream: int = 0  # any number of its own; 0: the default stream
+    stream: int = 0  # any number; 0: the default stream
 
 
 class HistoryMark(NamedTuple):
@@ -43,10 +43,10 @@ class History(Struct, frozen=True):
     gpu: str
     torch: str  # version
     alloc_conf: str  # the text of PYTORCH_ALLOC_CONF
-    total_bytes: int | None  # the card's memory as torch sees it
-    limit_bytes: int | None  # what `set_per_process_memory_fraction` allowed
+    total_bytes: int | None  # the GPU's memory as torch sees it
+    limit_bytes: int | None  # the limit of `set_per_process_memory_fraction`
     events: tuple[HistoryEvent, ...]
     marks: tuple[HistoryMark, ...] = ()
-    sites: tuple[Site, ...] = ()  # allocating code: FILE:LINE of the user's code, function
-    notes: tuple[str, ...] = ()  # what is odd about the record
+    sites: tuple[Site, ...] = ()  # the allocating code: FILE:LINE of the user's code, function
+    notes: tuple[str, ...] = ()  # peculiarities of the record
     start: tuple[SegmentState, ...] = ()  # the reserved memory before the first event, by rising address

@@ -1,8 +1,8 @@
-"""The longest common subsequence of two rows of numbers, exactly, fast enough for tens of thousands.
+"""Compute the longest common subsequence of two sequences of tens of thousands of numbers exactly.
 
-Bit-parallel: one row of the table of lengths is one large integer, whose bit j is 0 where the length grows
-at column j (Crochemore, Iliopoulos, Pinzon and Reid 2001; Hyyrö 2004). Where the rows would take too much
-memory, the problem is halved first (Hirschberg 1975).
+The algorithm is bit-parallel: one row of the table of lengths is one large integer, whose bit j is 0 if the
+length grows at column j (Crochemore, Iliopoulos, Pinzon and Reid 2001; Hyyrö 2004). If the table would take
+too much memory, the problem is halved first (Hirschberg 1975).
 """
 
 from collections import deque
@@ -17,9 +17,10 @@ Pair = tuple[int, int]
 def align_rows(
     first: Sequence[int], second: Sequence[int], most_table_bits: int = MOST_TABLE_BITS
 ) -> list[Pair]:
-    """Pairs of indices of equal numbers, rising on both sides, as many as there can be.
+    """Return as many pairs of indices of equal numbers as possible, rising on both sides.
 
-    Of several such pairings the choice is arbitrary but always the same. `most_table_bits` bounds the memory.
+    Among several such pairings the choice is arbitrary but deterministic. `most_table_bits` bounds the
+    memory.
     """
     start, end = 0, 0
     shorter = min(len(first), len(second))
@@ -44,7 +45,7 @@ def _align(first: Sequence[int], second: Sequence[int], most_table_bits: int) ->
 
 
 def _rows(first: Sequence[int], second: Sequence[int]) -> Iterator[int]:
-    """Yield the rows of the table: entry i for the first i numbers of `second`, bit j for number j of
+    """Yield the rows of the table: row i is for the first i numbers of `second`, bit j for number j of
     `first`.
     """
     places: dict[int, int] = {}
@@ -84,7 +85,9 @@ def _align_halves(first: Sequence[int], second: Sequence[int], most_table_bits: 
 
 
 def _lengths(first: Sequence[int], second: Sequence[int]) -> list[int]:
-    """Length of the common subsequence of `second` and each beginning of `first`, from the empty one on."""
+    """Return the length of the common subsequence of `second` and each prefix of `first`, the empty one
+    first.
+    """
     (row,) = deque(_rows(first, second), maxlen=1)
     bits = f"{row:0{len(first)}b}"[::-1]
     return list(accumulate((bit == "0" for bit in bits), initial=0))

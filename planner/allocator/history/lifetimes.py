@@ -1,6 +1,6 @@
-"""Events as rows of allocations: what a trace and what the allocator of a GPU recorded have in common.
+"""Convert a trace or a recorded history to sequences of allocations, which can be aligned.
 
-An allocation knows its size and how many came before its end, which is all that an alignment needs.
+An alignment needs only each allocation's size and the number of allocations before it is freed.
 """
 
 from collections import deque
@@ -20,15 +20,15 @@ _CHANGES = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_u
 
 
 class Recording(Struct, frozen=True):
-    """The record of a GPU's allocator, as far as a diff needs it."""
+    """The record of a GPU's allocator with the parts that a comparison needs."""
 
-    about: str  # which GPU and torch, and where the record is from
+    about: str  # the GPU, the version of torch, and the source of the record
     config: AllocatorConfig
     events: tuple[Event, ...]
-    sites: tuple[Site, ...]  # of its allocations: FILE:LINE, function; one of index -1 is not known
-    peak_reserved_bytes: int | None  # None where the record holds no segments
-    notes: tuple[str, ...] = ()  # what is odd about the record
-    peak_allocated_bytes: int | None = None  # None: as the events have it, which begin with nothing in use
+    sites: tuple[Site, ...]  # code of its allocations: FILE:LINE, function; index -1 means unknown
+    peak_reserved_bytes: int | None  # None if the record has no segments
+    notes: tuple[str, ...] = ()  # peculiarities of the record
+    peak_allocated_bytes: int | None = None  # None: the events tell, as nothing is in use before them
 
     @property
     def steps(self) -> int | None:
@@ -38,11 +38,11 @@ class Recording(Struct, frozen=True):
 
 
 class Allocation(Struct, frozen=True):
-    """An allocation of either side; the recorded ones take place and names from the traced ones."""
+    """An allocation of a trace or a recording; recorded ones are given the names of traced ones."""
 
     requested_bytes: int
     size_bytes: int  # rounded
-    freed: int | None  # how many allocations came before its end; None: it has none
+    freed: int | None  # number of allocations before it is freed; None: never
     step: int
     phase: Phase
     site: Site
@@ -51,7 +51,7 @@ class Allocation(Struct, frozen=True):
 
 
 def recording_of(history: History, source: str) -> Recording:
-    """Return a history as a recording. Raises UsageError for allocator options that are not simulated."""
+    """Convert a history to a recording. Raises UsageError for allocator options that are not simulated."""
     config = parse_alloc_conf(history.alloc_conf, config_of_torch(history.torch))
     total = sum(event.action == "alloc" for event in history.events)
     marks = [(min(mark.allocations, total), PhaseStart(mark.step, mark.phase)) for mark in history.marks]
@@ -72,14 +72,14 @@ def recording_of(history: History, source: str) -> Recording:
 
 
 def _peak_reserved(history: History) -> int | None:
-    """Return the most that was reserved; None if the record holds no segments."""
+    """Return the most bytes reserved at once, or None if the record has no segments."""
     held = sum(state.size_bytes for state in history.start)
     changes = (_CHANGES.get(event.action, 0) * event.size_bytes for event in history.events)
     return max(accumulate(changes, initial=held)) or None
 
 
 def _peak_allocated(events: Iterable[HistoryEvent], held: Mapping[int, int], config: AllocatorConfig) -> int:
-    """Return the most that was in use, with the blocks that were there before."""
+    """Return the most bytes in use at once, blocks that were in use at the beginning included."""
     used = dict(held)
     level_bytes = peak_bytes = sum(used.values())
     for event in events:
@@ -112,10 +112,10 @@ def _notes(has_allocations: bool, strangers: int, has_marks: bool, held: Mapping
 def interleave(
     events: Iterable[HistoryEvent], notes: Iterable[tuple[int, T]], counted: Collection[str]
 ) -> Iterator[HistoryEvent | T]:
-    """Yield events and notes in order.
+    """Yield events and notes merged in order.
 
-    The place of a note is how many events with a `counted` action come before it. Notes whose place lies
-    behind the last event are left out.
+    The place of a note is the number of events with a `counted` action before it. Notes whose place is after
+    the last event are left out.
     """
     waiting = deque(notes)
     place = 0
@@ -130,10 +130,11 @@ def interleave(
 
 
 def to_events(recorded: Iterable[HistoryEvent | PhaseStart]) -> Iterator[Event]:
-    """Yield the events of a trace; blocks are numbered in order, and requests of no bytes left out.
+    """Convert recorded events to events of a trace, with blocks numbered in order and empty requests left
+    out.
 
-    Blocks that are freed in a row are sorted by number, since their order, which means nothing to the
-    allocator, may be chance: autocast's cache is emptied by address.
+    Blocks that are freed consecutively are sorted by number: their order, which does not affect the
+    allocator, may be arbitrary, as when autocast's cache is emptied by address.
     """
     live: dict[int, int] = {}
     freed: list[int] = []
@@ -154,7 +155,7 @@ def to_events(recorded: Iterable[HistoryEvent | PhaseStart]) -> Iterator[Event]:
 
 
 def lifetimes(events: Iterable[Event]) -> dict[int, int]:
-    """Return, of each block that is freed, how many blocks are allocated before that."""
+    """Return the number of allocations before each freed block is freed, by block."""
     counts: dict[int, int] = {}
     count = 0
     for event in events:
@@ -167,7 +168,7 @@ def lifetimes(events: Iterable[Event]) -> dict[int, int]:
 def allocations_of(
     events: Sequence[Event], sites: Sequence[Site], config: AllocatorConfig
 ) -> list[Allocation]:
-    """Return the allocations, rounded by a configuration of the allocator."""
+    """Return the allocations among the events, with sizes rounded by an allocator configuration."""
     ends = lifetimes(events)
     allocations = []
     mark = PhaseStart(0, Phase.SETUP)
@@ -183,9 +184,10 @@ def allocations_of(
 
 
 def common_phase_starts(traced: Iterable[Event], recorded: Iterable[Event], ends: Pair) -> list[Pair]:
-    """Return the counts of allocations of both sides before each phase that both know, with start and `ends`.
+    """Return the numbers of allocations on both sides before each phase that both have, with start and
+    `ends`.
 
-    A phase that begins several times in a step, as with accumulated gradients, is known by its turn.
+    A phase that begins several times in a step, as with gradient accumulation, is told apart by its turn.
     """
     places = _phase_starts(recorded)
     cuts: list[Pair] = [(0, 0)]
@@ -197,7 +199,7 @@ def common_phase_starts(traced: Iterable[Event], recorded: Iterable[Event], ends
 
 
 def _phase_starts(events: Iterable[Event]) -> dict[tuple[int, Phase, int], int]:
-    """Return the number of allocations before each phase, by its step and turn."""
+    """Return the number of allocations before each phase, by step, phase and turn."""
     starts: dict[tuple[int, Phase, int], int] = {}
     turns: dict[PhaseStart, int] = {}
     count = 0
@@ -210,6 +212,6 @@ def _phase_starts(events: Iterable[Event]) -> dict[tuple[int, Phase, int], int]:
 
 
 def common_lifetimes(allocations: Sequence[Allocation], matched: Collection[int]) -> list[int]:
-    """Return the number of matched allocations before the end of each; those without end outlive all."""
+    """Return the number of matched allocations before each allocation is freed, or all if it never is."""
     before = list(accumulate((index in matched for index in range(len(allocations))), initial=0))
     return [before[-1 if one.freed is None else one.freed] for one in allocations]

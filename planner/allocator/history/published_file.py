@@ -1,9 +1,9 @@
-"""A history as it is published: without names of people, paths or hosts, with what is known of its job.
+"""Read and write published histories, which have no names of people, paths or hosts but describe their job.
 
-Compressed JSON. `events` has columns: `actions`, a letter each as in `file`; `addresses`; `sizes`; `streams`,
-empty if there is one; `sites`, indices into the list of the same name, whose entries begin with FILE:LINE and
-function. `segments_at_start` lists address, bytes, stream, pool and [offset, bytes, "used" or "free"] blocks.
-Other fields tell where the record is from and of which job it is.
+The file is compressed JSON. `events` has columns: `actions`, a letter each as in `file`; `addresses`;
+`sizes`; `streams`, empty if there is one; `sites`, indices into the list of the same name, whose entries
+begin with FILE:LINE and function. `segments_at_start` lists address, bytes, stream, pool and [offset, bytes,
+"used" or "free"] blocks. Other fields tell where the record is from and describe its job.
 """
 
 import zlib
@@ -56,20 +56,20 @@ class _PublishedFile(msgspec.Struct, omit_defaults=True):
 
 
 class _Kind(msgspec.Struct):
-    format: int | None = None  # of a history of ours
+    format: int | None = None  # present only in a file of `save_history`
 
 
 class PublishedHistory(msgspec.Struct, frozen=True):
-    """A history with its origin."""
+    """A published history with its name, source and kind of job."""
 
     name: str
-    source: str  # repository and file; empty: not told
-    kind: str  # of job, in words
+    source: str  # repository and file; "" if unknown
+    kind: str  # the kind of job, in words
     history: History
 
 
 def load_published(path: Path) -> PublishedHistory:
-    """Read a published history. Raises DataFileError for a file that is none."""
+    """Read a published history from a file. Raises DataFileError if the file is not one."""
     try:
         content = msgspec.json.decode(read_packed(path, LARGEST_FILE_BYTES), type=_PublishedFile)
         history = _history(content)
@@ -84,7 +84,7 @@ def load_published(path: Path) -> PublishedHistory:
 
 
 def load_any_history(path: Path) -> History:
-    """Read a history of ours or a published one. Raises DataFileError."""
+    """Read a history from a file of `save_history` or `save_published`. Raises DataFileError."""
     try:
         is_ours = msgspec.json.decode(read_packed(path, LARGEST_FILE_BYTES), type=_Kind).format is not None
     except (OSError, ValueError, RecursionError, zlib.error):
@@ -93,7 +93,7 @@ def load_any_history(path: Path) -> History:
 
 
 def save_published(published: PublishedHistory, path: Path) -> None:
-    """Write a history, whole or not at all; equal histories as equal bytes. Raises DataFileError."""
+    """Write a published history to a file atomically and deterministically. Raises DataFileError."""
     history = published.history
     if len(history.events) > MOST_EVENTS:
         raise DataFileError(
@@ -123,7 +123,7 @@ def save_published(published: PublishedHistory, path: Path) -> None:
 
 
 def beginning_of(history: History) -> str:
-    """Return in words where in its process a history begins."""
+    """Return in words at which point of its process a history begins."""
     if not history.start:
         return "first tensor"
     has_cached_segment = any(not any(block.in_use for block in state.blocks) for state in history.start)
@@ -169,7 +169,7 @@ def _packed(state: SegmentState) -> tuple[int, int, int, PoolName, list[tuple[in
 def _unpacked(
     address: int, size_bytes: int, stream: int, pool: PoolName, blocks: list[tuple[int, int, _UsedOrFree]]
 ) -> SegmentState:
-    """Return a segment. Raises ValueError if its blocks do not tile it."""
+    """Return a segment from its entry in the file. Raises ValueError if its blocks do not fill it."""
     end = 0
     for offset, block_bytes, _ in blocks:
         if offset != end or not block_bytes:

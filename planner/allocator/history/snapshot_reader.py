@@ -1,7 +1,7 @@
-"""The pickle of `torch.cuda.memory._snapshot()` as histories; nothing in the file is ever executed.
+"""Read the pickle of `torch.cuda.memory._snapshot()` as histories, without executing anything in the file.
 
-A pickle may name any callable and have it called. Torch's snapshots hold plain containers, numbers and texts
-only, for which no name is needed, so the first name in a file refuses it.
+A pickle may name any callable and have it called. Torch's snapshots contain only containers, numbers and
+texts, which need no name, so a file that names anything is refused.
 """
 
 import pickle
@@ -22,22 +22,22 @@ from planner.allocator.history.start_state import UnequalStateError, start_befor
 from planner.errors import DataFileError, UsageError
 from planner.program import Site
 
-LARGEST_FILE_BYTES = 2**30  # with stacks, a history takes some kB an event
+LARGEST_FILE_BYTES = 2**30  # with stacks, an event takes some kB
 MOST_DEVICES = 64
 _MOST_BITS = 128  # of a number
 _CONF_KEYS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _THEIR_CODE = ("/torch/", "<")  # frames outside the user's code
 
 
-_Unpickler: Any = pickle._Unpickler  # has a stack and an operation a code, which its stub leaves out
+_Unpickler: Any = pickle._Unpickler  # has `stack` and `dispatch`, which its stub lacks
 
 
 class _Refusing(_Unpickler):  # type: ignore[misc]
-    """Loads containers, numbers and texts, and no objects.
+    """An unpickler that loads containers, numbers and texts, and refuses objects.
 
-    It is the unpickler in Python, whose memory is that of what the file holds: the one in C makes room for
-    any place at which an object is to be remembered. Keys are texts and numbers, since hashing a tuple of
-    tuples, each twice the one before, never ends.
+    It derives from the unpickler in Python, whose memory is bounded by the file's contents; the C version
+    allocates memory for any memo index. Keys must be texts or numbers, since hashing tuples nested in doubled
+    tuples never ends.
     """
 
     stack: list[Any]
@@ -50,22 +50,22 @@ class _Refusing(_Unpickler):  # type: ignore[misc]
         raise ValueError("it refers to objects outside of itself")
 
     def set_item(self) -> None:
-        """Put a value under a key."""
+        """Set an item after checking its key."""
         _check_keys([self.stack[-2]])
         _Unpickler.load_setitem(self)
 
     def set_items(self) -> None:
-        """Put values under their keys."""
+        """Set items after checking their keys."""
         _check_keys(self.stack[::2])
         _Unpickler.load_setitems(self)
 
     def make_dict(self) -> None:
-        """Make a dict of keys and values."""
+        """Make a dict after checking its keys."""
         _check_keys(self.stack[::2])
         _Unpickler.load_dict(self)
 
     def refuse(self) -> NoReturn:
-        """Refuse a set, which would hash what it holds."""
+        """Raise ValueError for a set, which would hash its elements."""
         raise ValueError("it has a set, which no snapshot has")
 
     dispatch[pickle.SETITEM[0]] = set_item
@@ -82,7 +82,7 @@ def _check_keys(keys: Sequence[object]) -> None:
 
 
 def load_snapshot(path: Path) -> History:
-    """Read the longest history of a snapshot. Raises DataFileError."""
+    """Read the history of the snapshot's device with the most events. Raises DataFileError."""
     histories = load_snapshots(path)
     longest = max(histories, key=lambda history: len(history.events))
     others = len(histories) - 1
@@ -93,7 +93,7 @@ def load_snapshot(path: Path) -> History:
 
 
 def load_snapshots(path: Path) -> tuple[History, ...]:
-    """Read the history of each device that has any. Raises DataFileError."""
+    """Read the history of each device that recorded events. Raises DataFileError."""
     try:
         with open_regular(path, LARGEST_FILE_BYTES) as file:
             return _read(_unpickle(file))
@@ -108,7 +108,7 @@ def load_snapshots(path: Path) -> tuple[History, ...]:
 
 
 def _unpickle(file: BinaryIO) -> dict[str, Any]:
-    snapshot = _Refusing(BytesIO(file.read())).load()  # which reads no more than there is
+    snapshot = _Refusing(BytesIO(file.read())).load()  # it reads no more than the bytes of the file
     if not isinstance(snapshot, dict) or not isinstance(snapshot.get("device_traces"), list):
         raise ValueError("no mapping with device_traces")
     return snapshot
@@ -154,7 +154,7 @@ def _history(snapshot: dict[str, Any], device: int) -> History:
 
 
 def _segments(snapshot: dict[str, Any], device: int) -> list[dict[str, Any]] | None:
-    """Return the segments of a device that belong to no CUDA graph; None: the snapshot lists none."""
+    """Return a device's segments that belong to no CUDA graph, or None if the snapshot lists none."""
     segments = snapshot.get("segments")
     if not isinstance(segments, list) or not all(isinstance(one, dict) for one in segments):
         return None
@@ -163,7 +163,7 @@ def _segments(snapshot: dict[str, Any], device: int) -> list[dict[str, Any]] | N
 
 
 def _stream_numbers(entries: list[dict[str, Any]]) -> dict[object, int]:
-    """Number streams by rising handle, the order in which torch releases their segments; 0 is the default."""
+    """Return numbers of streams by handle, in the order in which torch releases them; 0 is the default."""
     handles = {_count(entry, "stream") for entry in entries}
     return {handle: number for number, handle in enumerate(sorted({0, *handles}))}
 
@@ -183,7 +183,7 @@ def _state(segment: dict[str, Any], streams: dict[object, int]) -> SegmentState:
 
 
 def _config(conf: str) -> AllocatorConfig:
-    """Return how the options round and split; options that are not simulated do neither."""
+    """Return the parsed allocator options, or the defaults if they are not simulated."""
     try:
         return parse_alloc_conf(conf)
     except UsageError:
@@ -204,14 +204,14 @@ def _count(entry: dict[str, Any], key: str) -> int:
 
 
 def _conf(snapshot: dict[str, Any]) -> str:
-    """Return the allocator's options, which torch stores under either name."""
+    """Return the text of the allocator's options, which torch stores under one of two names."""
     settings = snapshot.get("allocator_settings", {})
     texts = [settings.get(key) for key in _CONF_KEYS] if isinstance(settings, dict) else []
     return next((text for text in texts if isinstance(text, str) and text), "")
 
 
 def _site(entry: dict[str, Any]) -> Site:
-    """Return the innermost frame of Python that is not torch's own."""
+    """Return the innermost frame of Python outside torch, or an empty site if there is none."""
     frames = entry.get("frames", ())
     for frame in frames if isinstance(frames, list) else ():
         name = frame.get("filename") if isinstance(frame, dict) else None

@@ -1,8 +1,8 @@
-"""A simulated run as `torch.cuda.memory._snapshot()` would return it: a pickle for torch's own memory_viz.
+"""Write a simulated run as the pickle of `torch.cuda.memory._snapshot()`, for torch's memory_viz.
 
-Layout: the docstring of `torch.cuda.memory._snapshot` and torch/csrc/cuda/Module.cpp. What reads it:
-torch/cuda/_memory_viz.py and, in the browser, torch/utils/viz/MemoryViz.js, which knows pickles of protocol
-2 to 4 and colours by `category`. Frames name modules in place of functions, the innermost first, as there.
+Layout: the docstring of `torch.cuda.memory._snapshot` and torch/csrc/cuda/Module.cpp. Its readers are
+torch/cuda/_memory_viz.py and, in the browser, torch/utils/viz/MemoryViz.js, which knows pickles of protocol 2
+to 4 and colours by `category`. Frames name modules in place of functions, the innermost first, as in torch.
 """
 
 import pickle
@@ -21,19 +21,21 @@ from planner.program import Alloc, Category, Event, Phase, PhaseStart, Trace
 
 PROTOCOL = 4  # the latest that MemoryViz.js reads
 LOOP = "training loop"
-# MemoryViz.js fails on categories among which `unknown` is not.
+# MemoryViz.js fails if no block has the category `unknown`.
 _UNKNOWN = "unknown"
 
 Frames = list[dict[str, Any]]
 
 
 def save_snapshot(trace: Trace, limits: MemoryLimits, path: Path) -> None:
-    """Write the snapshot, whole or not at all. Raises DataFileError where the file cannot be written."""
+    """Write the snapshot of a simulated run to a file atomically. Raises DataFileError if it cannot be
+    written.
+    """
     save(path, pickle.dumps(make_snapshot(trace, limits), protocol=PROTOCOL), "the snapshot")
 
 
 def make_snapshot(trace: Trace, limits: MemoryLimits) -> dict[str, Any]:
-    """Return the snapshot of a replay, up to the request that fails if one does."""
+    """Replay a trace and return its snapshot, which ends with the first request that fails."""
     recorder = _SnapshotRecorder(trace, limits)
     replay_trace(trace, limits, recorder, recorder.changes)
     recorder.add("snapshot", 0, 0, [])
@@ -47,7 +49,7 @@ def make_snapshot(trace: Trace, limits: MemoryLimits) -> dict[str, Any]:
 
 
 class _SnapshotRecorder:
-    """Record the entries of a device's trace, as `on_event` of `replay_trace`."""
+    """A recorder of a device's trace entries, to be passed as `on_event` of `replay_trace`."""
 
     def __init__(self, trace: Trace, limits: MemoryLimits) -> None:
         self.changes: list[SegmentEvent] = []
@@ -67,7 +69,7 @@ class _SnapshotRecorder:
             for change in self.changes:
                 self.add(change.action, change.address, change.size_bytes, stack, stream=event.stream)
             self.changes.clear()
-            if block is None or not block.size_bytes:  # without a workspace the process goes on
+            if block is None or not block.size_bytes:  # an optional workspace failed: the process continues
                 self.add("oom", 0, size, stack, stream=event.stream)
                 del self.entries[-1]["addr"]
                 capacity_bytes = self._limits.capacity_bytes
@@ -80,7 +82,7 @@ class _SnapshotRecorder:
             dead = self.live.pop(event.block)
             for action in ("free_requested", "free_completed"):
                 self.add(action, dead.address, dead.requested_bytes, [], dead.category, dead.stream)
-            for change in self.changes:  # of a cache that is emptied then
+            for change in self.changes:  # caused by emptying the cache
                 self.add(change.action, change.address, change.size_bytes, [])
             self.changes.clear()
 
@@ -93,7 +95,7 @@ class _SnapshotRecorder:
         category: str = _UNKNOWN,
         stream: int = 0,
     ) -> None:
-        """Add an event; its time counts events."""
+        """Append a trace entry, whose time is the number of entries before it."""
         self.entries.append(
             {
                 "action": action,
@@ -108,12 +110,12 @@ class _SnapshotRecorder:
         )
 
     def segments(self) -> tuple[SegmentState, ...]:
-        """Return the segments after the last event."""
+        """Return the segments after the last event, or () if there was none."""
         return () if self._allocator is None else tuple(self._allocator.snapshot())
 
 
 class _Live(Struct, frozen=True):
-    """A block in use."""
+    """A block in use, with its requested size and stack."""
 
     address: int
     requested_bytes: int
@@ -123,7 +125,7 @@ class _Live(Struct, frozen=True):
 
 
 class _FrameMaker:
-    """Stacks of modules; equal ones are one object, which keeps the pickle small."""
+    """A maker of stacks of modules; equal stacks are one object, which keeps the pickle small."""
 
     def __init__(self, trace: Trace) -> None:
         self.mark = PhaseStart(0, Phase.SETUP)
@@ -132,7 +134,7 @@ class _FrameMaker:
         self._made: dict[tuple[int, str, str, PhaseStart], Frames] = {}
 
     def of(self, event: Alloc) -> Frames:
-        """Return the stack of an allocation, innermost first: operator, line, modules, loop."""
+        """Return the stack of an allocation, innermost first: operator, source line, modules, loop."""
         detail = self._details.get(event.block)
         source, code = ("", "") if detail is None else (detail.source, detail.code)
         key = (event.site, source, code, self.mark)

@@ -1,8 +1,9 @@
-"""The reserved memory before a history, from the segments at its end: the events are undone, the last first.
+"""Derive the reserved memory before a history from the segments at its end, by undoing the events backwards.
 
-What lived throughout has its size at the end. A block that was there before and was freed is known by its
-request: it is rounded, and takes the rest of its place if that is too small to be split off, since no free
-block of the large pool is so small (`should_split` in c10/cuda/CUDACachingAllocator.cpp).
+A block in use throughout has its size at the end. The size of a block that was in use before and was freed
+follows from its request: it is rounded, and includes the rest of its free space if that is too small to be
+split off, since no free block of the large pool is that small (`should_split` in
+c10/cuda/CUDACachingAllocator.cpp).
 """
 
 from bisect import bisect_left
@@ -16,15 +17,15 @@ from planner.allocator.history.history import HistoryEvent
 
 
 class UnequalStateError(ValueError):
-    """The events do not lead to the state at their end."""
+    """The events do not lead to the given state at their end."""
 
 
 def start_before(
     events: Sequence[HistoryEvent], end: Iterable[SegmentState], config: AllocatorConfig
 ) -> tuple[SegmentState, ...]:
-    """Return the reserved memory before the events, by rising address, from the one after them.
+    """Return the reserved memory before the events, by rising address, given the memory after them.
 
-    Raises UnequalStateError if the two do not fit together, as when memory was used after the recording.
+    Raises UnequalStateError if the two contradict each other, as when memory was used after the recording.
     """
     before = _Before(end, config)
     for event in reversed(events):
@@ -34,7 +35,7 @@ def start_before(
 
 class _Used(NamedTuple):
     size_bytes: int
-    is_exact: bool  # whether the size is the block's, not only the rounded request
+    is_exact: bool  # whether it is the block's size, not only the rounded request
 
 
 class _Piece(NamedTuple):
@@ -44,7 +45,7 @@ class _Piece(NamedTuple):
 
 
 class _Before:
-    """Reserved memory that goes back in time."""
+    """The reserved memory while events are undone, from the last to the first."""
 
     def __init__(self, end: Iterable[SegmentState], config: AllocatorConfig) -> None:
         self._config = config
@@ -57,7 +58,7 @@ class _Before:
                     self._used[block.address] = _Used(block.size_bytes, is_exact=True)
 
     def undo(self, event: HistoryEvent) -> None:
-        """Go back to before one event."""
+        """Undo one event."""
         action, address, size_bytes = event[:3]
         if action == "alloc" and size_bytes:
             if self._used.pop(address, None) is None:
@@ -78,7 +79,7 @@ class _Before:
             self._join(address, size_bytes, event.stream)
 
     def _cut(self, first: int, end: int) -> None:
-        """Take pages out of the piece that they are in."""
+        """Remove pages from the piece that contains them."""
         start = max((address for address in self._pieces if address <= first), default=None)
         if start is None or start + self._pieces[start].size_bytes < end:
             raise UnequalStateError(f"the pages at {first:#x} were mapped and are not there at the end")
@@ -88,7 +89,7 @@ class _Before:
                 self._pieces[address] = piece._replace(size_bytes=size_bytes)
 
     def _join(self, first: int, size_bytes: int, stream: int) -> None:
-        """Put pages back, and into one piece with those beside them."""
+        """Add pages, merged into one piece with adjacent pieces."""
         pool: PoolName = "large" if size_bytes % self._config.large_segment_bytes == 0 else "small"
         start, end = first, first + size_bytes
         following = self._pieces.pop(end, None)
@@ -102,7 +103,7 @@ class _Before:
         self._pieces[start] = _Piece(end - start, stream, pool)
 
     def state(self) -> tuple[SegmentState, ...]:
-        """Return the pieces with their blocks. Raises UnequalStateError for blocks that lie in none."""
+        """Return the pieces with their blocks. Raises UnequalStateError for blocks outside all pieces."""
         places = sorted(self._used)
         states = []
         for address, piece in sorted(self._pieces.items()):
@@ -115,7 +116,7 @@ class _Before:
         return tuple(states)
 
     def _tile(self, address: int, piece: _Piece, used: Sequence[int]) -> Iterator[BlockState]:
-        """Yield the blocks of a piece, with the free ones between those in use."""
+        """Yield the blocks of a piece, free blocks between used ones included."""
         end = address + piece.size_bytes
         place = address
         for start, following in pairwise([*used, end]):
@@ -132,7 +133,7 @@ class _Before:
     def _size(self, start: int, following: int, pool: PoolName) -> int:
         size_bytes, is_exact = self._used[start]
         if is_exact or pool == "small" or self._config.expandable_segments:
-            return size_bytes  # any rest becomes a block of its own there
+            return size_bytes  # there any rest becomes a separate block
         most_bytes = self._config.max_split_bytes
         is_whole = most_bytes is not None and size_bytes >= most_bytes
         rest_bytes = following - start - size_bytes

@@ -108,9 +108,7 @@ class Block:
 
 
 class BlockPool:
-    """The cached and unmapped blocks of one stream and size class (small or large), with the class's
-    rules.
-    """
+    """The cached and unmapped blocks of one stream and size class, with the rules of the class."""
 
     def __init__(
         self, name: PoolName, page_bytes: int, split_from_bytes: int, split_below_bytes: int, stream: int = 0

@@ -1,4 +1,4 @@
-"""Programs at rest: cache, bundled files, saved files."""
+"""Stored programs: the user's cache, files bundled with the package, and saved files."""
 
 from planner._support.lazy_exports import attach_stub
 

@@ -1,7 +1,7 @@
-"""Traces cached in a folder: one file each, written whole or not at all, the least recently used go first.
+"""A folder of cached traces: one file each, written atomically; the least recently used are deleted first.
 
-A file that is broken, or does not match its name, is reported and left unread; what is traced in its place
-overwrites it. That nothing can be written is reported once and is no error: the plan goes on without.
+A file that is broken or does not match its name is reported and not used; the new trace overwrites it. If
+nothing can be written, this is reported once and is no error: the plan continues without the cache.
 """
 
 import os
@@ -21,14 +21,14 @@ from planner.store.layout import About
 
 LIMIT_BYTES = 512 * 2**20
 SUFFIX = ".trace"
-_ATTEMPTS = 3  # to keep a trace while others clear the folder
+_ATTEMPTS = 3  # to write a trace while others clear the folder
 _ABANDONED_SECONDS = 3600
 
-Warn = Callable[[str], None]  # hears one line of something that went wrong and did not matter
+Warn = Callable[[str], None]  # called with one line about a harmless problem
 
 
 class CacheStats(Struct, frozen=True):
-    """The contents of a folder, in numbers."""
+    """The number of traces in a folder, and their total size."""
 
     entries: int
     size_bytes: int
@@ -36,7 +36,7 @@ class CacheStats(Struct, frozen=True):
 
 @dataclass(slots=True)
 class CacheDirectory:
-    """The traces of a folder."""
+    """A cache of traces in a folder."""
 
     folder: Path
     warn: Warn
@@ -44,7 +44,7 @@ class CacheDirectory:
     _warned: set[str] = field(default_factory=set)
 
     def get(self, key: Fingerprint) -> ProgramFile | None:
-        """Return the value stored under this key, and note its use; None if there is none."""
+        """Return the file stored under a key and mark it as used, or None if there is no valid one."""
         path = self._path(key)
         try:
             if not path.exists():
@@ -54,18 +54,18 @@ class CacheDirectory:
             self._warn_once("read", f"{self.folder}: no cached trace can be read: {error.strerror or error}")
             return None
         except DataFileError as error:
-            if not isinstance(error.__cause__, FileNotFoundError):  # else another process has deleted it
+            if not isinstance(error.__cause__, FileNotFoundError):  # otherwise another process has deleted it
                 self.discard(key, str(error))
             return None
         if file.about.get("key") != key:
             self.discard(key, f"{path}: holds the trace of another job")
             return None
-        with suppress(OSError):  # a folder that may only be read
+        with suppress(OSError):  # a read-only folder
             os.utime(path, follow_symlinks=False)
         return file
 
     def put(self, key: Fingerprint, programs: Sequence[Program], about: About) -> None:
-        """Store programs; where that fails, warn once."""
+        """Store programs under a key; warn once if that fails."""
         try:
             self._save(key, programs, about)
             self._trim()
@@ -78,26 +78,26 @@ class CacheDirectory:
         for attempt in range(_ATTEMPTS):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
-                if self._path(key).is_symlink():  # somebody else's: nothing here makes one
+                if self._path(key).is_symlink():  # not created by the planner, which makes no links
                     self._path(key).unlink()
                 save_programs(programs, self._path(key), about | {"key": key})
                 break
             except DataFileError as error:
-                cleared = isinstance(error.__cause__, FileNotFoundError)  # by another process, half-written
+                cleared = isinstance(error.__cause__, FileNotFoundError)  # by another process
                 if not cleared or attempt == _ATTEMPTS - 1:
                     raise
 
     def discard(self, key: Fingerprint, why: str) -> None:
-        """Warn that an entry is broken; it will be captured again and overwritten."""
+        """Warn once that an entry is unusable and is captured again."""
         self._warn_once("read", why if "capture it again" in why else f"{why}; capturing it again")
 
     def stats(self) -> CacheStats:
-        """Return all entries together. Raises DataFileError where the folder cannot be looked at."""
+        """Return the number and total size of the entries. Raises DataFileError if they cannot be listed."""
         sizes = [size for _, size, _ in self._entries()]
         return CacheStats(len(sizes), sum(sizes))
 
     def clear(self) -> CacheStats:
-        """Delete entries and what interrupted processes left; return the statistics. Raises DataFileError."""
+        """Delete all entries and unfinished files; return the earlier statistics. Raises DataFileError."""
         stats = self.stats()
         for path in (*(path for _, _, path in self._entries()), *self._partials()):
             try:
@@ -110,7 +110,7 @@ class CacheDirectory:
         return self.folder / f"{digest(key)}{SUFFIX}"
 
     def _entries(self) -> list[tuple[float, int, Path]]:
-        """Time of last use, size and path of each entry, oldest first."""
+        """Return time of last use, size and path of each entry, the least recently used first."""
         entries = []
         try:
             for path in self.folder.iterdir() if self.folder.exists() else ():
@@ -126,10 +126,12 @@ class CacheDirectory:
         return self.folder.glob(f"*{SUFFIX}.*{PARTIAL}") if self.folder.exists() else iter(())
 
     def _trim(self) -> None:
-        """Delete the least recently used until the rest is small enough, and what was left half-written."""
+        """Delete the least recently used entries until the rest is within the limit, and old unfinished
+        files.
+        """
         entries = self._entries()
         total = sum(size for _, size, _ in entries)
-        for _, size, path in entries[:-1]:  # the newest stays, however large it is
+        for _, size, path in entries[:-1]:  # the newest stays at any size
             if total <= self.limit_bytes:
                 break
             path.unlink(missing_ok=True)
@@ -147,7 +149,7 @@ class CacheDirectory:
 
 
 def open_cache(folder: Path, warn: Warn) -> CacheDirectory:
-    """Return the traces of a folder. Raises UsageError for a path that is no folder."""
+    """Return the cache of traces in a folder. Raises UsageError if the path is a file."""
     try:
         is_file = folder.is_file()
     except OSError:

@@ -1,9 +1,10 @@
-"""Programs and traces as files: compressed JSON, decoded strictly, never executed.
+"""Encode programs as files of compressed JSON, and decode them with strict checks; no code is executed.
 
-`kind` is a string with one letter per event (a, f, m: allocation, free, start of a phase); `alloc`, `free`,
-`mark` and `sites` have one column for each field. A file holds the job too, so that it plans by itself:
-`traces` has the tensor events of each program, `loops` its kernel calls and the variants of their workspaces,
-with the convolutions for which a library answers.
+`kind` is a string with one letter per event: a for an allocation, f for a free, e for a free after which the
+cache is emptied, m for the start of a phase. `alloc`, `free`, `mark` and `sites` have one column for each
+field. A file also contains the job, so that plans can be made from it alone: `traces` has the tensor events
+of each program, `loops` its kernel calls and the variants of their workspaces, with the convolutions whose
+workspaces a library reports.
 """
 
 import zlib
@@ -60,14 +61,14 @@ from planner.store.layout import (
 
 LARGEST_FILE_BYTES = 2**26  # unpacked; a Llama of 70 B takes 2 * 10**6, and JSON in memory 20 times as much
 FORMAT = 1
-# Of a program from a file, so that it specializes in seconds: events of its kernels, and nodes to evaluate.
-# BERT's three steps have some 10**4 of the first, and 500 of the second.
+# Limits for a program from a file, so that it specializes in seconds: events of its kernels, and nodes to
+# evaluate. BERT's three steps have some 10**4 events and 500 nodes.
 MOST_KERNEL_EVENTS = 2**24
 MOST_NODES = 2**20
 
 
 class EncodedProgram(Struct, frozen=True):
-    """A program whose variants are decoded by compute capability, as they are needed."""
+    """A program from a file whose variants are decoded when a compute capability needs them."""
 
     program: Program
     kernels: KernelsObject
@@ -86,19 +87,19 @@ class EncodedProgram(Struct, frozen=True):
 
 
 class ProgramFile(Struct, frozen=True):
-    """The content of a file."""
+    """The content of a file of programs."""
 
     programs: tuple[EncodedProgram, ...]
     about: About
 
 
 def save_programs(programs: Sequence[Program], path: Path, about: About) -> None:
-    """Write programs and their job, whole or not at all, equal ones as equal bytes. Raises DataFileError."""
+    """Write programs and their job to a file atomically and deterministically. Raises DataFileError."""
     save(path, pack(msgspec.json.encode(_document(programs, about)).decode()), "the trace")
 
 
 def load_programs(path: Path) -> ProgramFile:
-    """Read what `save_programs` wrote. Raises DataFileError."""
+    """Read a file of `save_programs`. Raises DataFileError."""
     try:
         return _decode(read_packed(path, LARGEST_FILE_BYTES))
     except OSError as error:
@@ -138,7 +139,7 @@ def _encoded(events: EventsObject, kernels: KernelsObject) -> EncodedProgram:
 
 
 def _rows(columns: Struct | None) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of columns, which have to be of one length."""
+    """Yield the rows of a table of columns. Raises ValueError if their lengths differ."""
     return iter(()) if columns is None else zip(*msgspec.structs.astuple(columns), strict=True)
 
 

@@ -1,7 +1,7 @@
-"""The programs of a file that was saved: for any batch size on the GPUs of all known compute capabilities.
+"""The programs of a saved file, for any batch size on the GPUs of all known compute capabilities.
 
-Where the file does not know what a kernel allocates, it gets what it allocates at the nearest batch size that
-is known, with a note.
+If the file does not cover a kernel at a batch size, the kernel is given its workspace at the nearest covered
+batch size, with a note.
 """
 
 from collections.abc import Hashable
@@ -32,33 +32,33 @@ from planner.store.layout import LARGEST_NUMBER
 from planner.store.source import name_source
 from planner.store.store import BROKEN
 
-_NEAREST = 16  # sample batch sizes below the one that is needed: two doublings, or all
+_NEAREST = 16  # sample batch sizes to try below the needed one: two doublings, or all
 
 
 @dataclass(slots=True)
 class SavedJob:
-    """The job of a saved file, with its traces."""
+    """The job of a saved file with its programs, as a `ProgramSet`."""
 
     path: Path
     file: ProgramFile
     job: Job
     batch: int
-    target: Target  # that was planned for
-    convolutions: ConvWorkspaceQuery | None = None  # answers for their workspaces
+    target: Target  # the GPU that the file was saved for
+    convolutions: ConvWorkspaceQuery | None = None  # reports the workspaces of convolutions
     _bounds: dict[int, LowerBound] = field(default_factory=dict)  # by structure
 
     @property
     def is_any_batch(self) -> bool:
-        """Return whether the file holds for more than one batch size."""
+        """Return whether the file covers more than one batch size."""
         return not all(program.is_constant(self.target) for program in self._programs(self.target))
 
     @property
     def has_queries(self) -> bool:
-        """Return whether a library answers for the workspaces of its convolutions."""
+        """Return whether the workspaces of convolutions in the file are left to a library."""
         return any(one.kernels.convolutions for one in self.file.programs)
 
     def trace(self, batch: int, target: Target) -> Trace:
-        """Return the trace at a batch size. Raises UsageError where the file does not cover it."""
+        """Return the trace at a batch size on a GPU. Raises UsageError if the file does not cover it."""
         program, workspaces, notes = self._find(batch, target)
         trace = program.instantiate(batch, workspaces)
         if self.convolutions is not None and workspaces.has_convolutions:
@@ -66,25 +66,25 @@ class SavedJob:
         return replace(trace, notes=(*trace.notes, *notes))
 
     def key(self, batch: int, target: Target) -> Hashable:
-        """Return a key that is equal exactly where traces of one batch size are."""
+        """Return a key that is equal if and only if the traces at one batch size are."""
         program, workspaces, notes = self._find(batch, target)
         return program.structure, workspaces, notes
 
     def bound(self, target: Target) -> LowerBound:
-        """Return a lower bound of what tensors take."""
+        """Return a lower bound of the tensors' memory, by batch size."""
         program = self._programs(target)[0]
         if program.structure not in self._bounds:
             self._bounds[program.structure] = live_bytes_bound(program.events, program.unit)
         return self._bounds[program.structure]
 
     def batch_sizes(self, target: Target) -> BatchSizes:
-        """Return the batch sizes that the file's program is of."""
+        """Return the batch sizes that the file's program covers."""
         program = self._programs(target)[0]
         known = target if target.capability in program.targets else self.target
         return program.batch_sizes(known, FIT_BATCHES[0])
 
     def _find(self, batch: int, target: Target) -> tuple[Program, KernelWorkspaces, tuple[str, ...]]:
-        """Return the program that covers a batch size, what its kernels allocate there, and notes."""
+        """Return the program for a batch size, its kernels' workspaces there, and notes on approximations."""
         target = replace(target, conv_workspace_query=self.convolutions)
         programs = self._programs(target)
         other = target if target.capability in programs[0].targets else self.target
@@ -100,7 +100,7 @@ class SavedJob:
     def _nearest(
         self, program: Program, batch: int, target: Target
     ) -> tuple[KernelWorkspaces, tuple[str, ...]]:
-        """Return the kernels' blocks at the nearest batch sizes that are known, with a note."""
+        """Return the kernels' workspaces at the nearest covered batch sizes, with notes."""
         known = program.targets[target.capability]
         if known.min_batch == known.max_batch:
             only = f"this trace holds for batch {known.min_batch} only"
@@ -137,7 +137,7 @@ class SavedJob:
         return workspaces
 
     def _programs(self, target: Target) -> list[Program]:
-        """Return the programs for such GPUs; those of the GPU that was planned for where there are none."""
+        """Return the programs for the target's compute capability, or else for that of the file's GPU."""
         try:
             for capability in (target.capability, self.target.capability):
                 programs = [one.program for one in self.file.programs if one.load_target(capability)]
@@ -152,7 +152,7 @@ class SavedJob:
 
 
 def open_saved(path: Path) -> SavedJob:
-    """Return the job of a file that was saved, with its traces. Raises DataFileError."""
+    """Open a saved file as a job with its programs. Raises DataFileError."""
     file = load_programs(path)
     about = file.about
     try:

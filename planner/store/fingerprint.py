@@ -1,8 +1,9 @@
-"""Fingerprints: what decides a job's traces, as plain data. Jobs with equal ones have equal traces.
+"""Compute fingerprints of jobs as plain data: jobs with equal fingerprints have equal traces.
 
-A file of the user's counts with the modules beside it that it imports. Where its code may look at anything
-else (files, the environment, the time, modules named at run time), nobody can know, and it has no key. Code
-that a plan does not run may: that below `if __name__ == "__main__":`, and functions that it alone calls.
+The fingerprint of a user's file includes the modules in its folder that it imports. If its code may read
+anything else (files, the environment, the time, modules named at run time), the job has no fingerprint. Code
+that a plan does not run may do so: code below `if __name__ == "__main__":`, and functions that only such code
+calls.
 """
 
 import ast
@@ -30,7 +31,7 @@ from planner.jobs import (
 Fingerprint = dict[str, Any]  # JSON
 
 PACKAGE = Path(__file__).parents[1]
-# Beside the tracer itself: what takes its traces apart and puts them together.
+# Sources besides the tracer that take its traces apart and put them together.
 _OWN = ("jobs/job.py", "store/codec.py")
 LIBRARIES = {
     "hf": ("transformers",),
@@ -43,7 +44,7 @@ LIBRARIES = {
     "zoo": (),
     "file": (),
 }
-# Of the standard library, modules that look at nothing outside the program.
+# Modules of the standard library that read nothing outside the program.
 PURE_MODULES = frozenset(
     ("__future__", "abc", "argparse", "collections", "contextlib", "copy", "dataclasses", "enum", "functools")
     + ("itertools", "logging", "math", "numbers", "operator", "re", "string", "types", "typing", "warnings")
@@ -59,14 +60,14 @@ IMPURE_NAMES = frozenset(
     + ("datasets", "from_json_file", "get_config_dict", "read_config", "read_meta", "load_config_file")
     + ("load_config_files", "load_bundle_config")
 )
-# Names of those that are harmless as attributes: `model.eval()`, `torch.compile`, `re.compile`.
+# Impure names that are harmless as attributes: `model.eval()`, `torch.compile`, `re.compile`.
 _HARMLESS = frozenset(("compile", "eval", "exec", "input"))
-# Names of sys that say nothing of the process; a plan gives a file no arguments.
+# Names of sys that reveal nothing about the process; a plan gives a file no arguments.
 _OF_SYS = frozenset(("argv", "exit", "float_info", "maxsize", "stderr", "stdout"))
 
 
 def fingerprint_of(job: Job) -> Fingerprint | None:
-    """Return the job's key, the batch size and the GPU left out; None where nobody can know it."""
+    """Return the fingerprint of a job without batch size and GPU, or None if it cannot be determined."""
     source, name = split_model(job.source or job.model)
     if source not in LIBRARIES:
         return None
@@ -96,7 +97,7 @@ def fingerprint_of(job: Job) -> Fingerprint | None:
 
 
 def _libraries_of_tuning(job: Job) -> tuple[str, ...]:
-    """Return the libraries that adapt or quantize the model of any source."""
+    """Return the libraries that adapt, quantize, patch or shard the model, whatever its source."""
     adapting = ("peft", "transformers") if job.peft else ()
     quantizing = ("bitsandbytes", "transformers") if job.quantize is not Quantize.NONE else ()
     quantizing = ("torchao", "transformers") if job.quantize.is_of_torchao else quantizing
@@ -109,7 +110,9 @@ def _libraries_of_tuning(job: Job) -> tuple[str, ...]:
 
 
 def _optimizer_digest(job: Job) -> str | None:
-    """Return a digest of the optimizer's file, or the version of its library; None where nobody knows it."""
+    """Return a digest of the optimizer's file or library version ("" if neither), or None if it is
+    unknown.
+    """
     if is_optimizer_file(job.optimizer):
         return _digest_of(str(job.optimizer))
     library = optimizer_library(job.optimizer)
@@ -117,17 +120,17 @@ def _optimizer_digest(job: Job) -> str | None:
 
 
 def trace_relevant_fields(job: Job) -> Job:
-    """Return the part of the job that a trace depends on."""
+    """Return the job with defaults for all options that do not affect its trace."""
     return reset_options(job, where=lambda option: not option.changes_trace)
 
 
 def digest(key: Fingerprint) -> str:
-    """Return a file name for the key."""
+    """Return a name for a fingerprint that can serve as a file name."""
     return sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:40]
 
 
 def source_digest() -> str:
-    """Return a digest of capture's sources: a changed capture reads no old traces."""
+    """Return a digest of the sources that produce traces, so that changed sources read no old traces."""
     rooms = (path for room in ("capture", "program") for path in sorted((PACKAGE / room).rglob("*.py")))
     return _digest_files((*rooms, *(PACKAGE / name for name in _OWN)))
 
@@ -142,14 +145,14 @@ def _digest_files(paths: Iterable[Path]) -> str:
 
 
 def _folder_digest(folder: Path) -> str | None:
-    """Return a digest of a model's folder; None where not all of its files can be read."""
+    """Return a digest of the JSON and Python files in a model's folder, or None if any cannot be read."""
     try:
         return _digest_files(sorted(path for path in folder.iterdir() if path.suffix in (".json", ".py")))
-    except OSError:  # a link whose target is gone, which the model may not need
+    except OSError:  # a link without its target, which the model may not need
         return None
 
 
-# ---- a file of the user's
+# ---- a user's own file
 
 
 def _digest_of(name: str) -> str | None:
@@ -158,12 +161,12 @@ def _digest_of(name: str) -> str | None:
 
 
 def file_digest(path: Path, name: str = "") -> str | None:
-    """Return a digest of a file and of its imports beside it; None where it may look at anything else.
+    """Return a digest of a file and its imports from its folder, or None if it may read anything else.
 
-    `name` is what is run of the file; "": any of its functions.
+    `name` is the function or class of the file that is run; "": any.
     """
     path = Path(os.path.realpath(path))
-    digest = sha256(os.fsencode(path))  # tracebacks and relative paths depend on its place
+    digest = sha256(os.fsencode(path))  # tracebacks and relative paths depend on the path
     waiting, seen = [path], set()
     while waiting:
         file = waiting.pop()
@@ -174,7 +177,7 @@ def file_digest(path: Path, name: str = "") -> str | None:
             content = read_bytes(file, LARGEST_CODE_BYTES)
             tree = ast.parse(content)
         except (OSError, SyntaxError, ValueError):
-            return None  # tracing will report what is wrong with it
+            return None  # tracing reports the problem
         digest.update(f"{len(content)}\n".encode())
         digest.update(content)
         nodes = list(_nodes_run(tree, name if file == path else ""))
@@ -193,8 +196,9 @@ def file_digest(path: Path, name: str = "") -> str | None:
 
 
 def _nodes_run(tree: ast.Module, name: str) -> Iterator[ast.AST]:
-    """Yield the nodes of the code that a plan may run: what runs at import, the function of this name, and
-    functions that such code names.
+    """Yield the syntax nodes of the code that a plan may run.
+
+    It is the code that runs at import, the function called `name`, and functions that such code names.
     """
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     waiting: list[ast.AST] = [node for node in tree.body if not _is_for_scripts(node)]
@@ -211,7 +215,7 @@ def _nodes_run(tree: ast.Module, name: str) -> Iterator[ast.AST]:
 
 
 def _is_for_scripts(node: ast.stmt) -> bool:
-    """Return whether this is `if __name__ == "__main__":`."""
+    """Return whether a statement is an `if` on `__name__` without `else`."""
     names = ast.walk(node.test) if isinstance(node, ast.If) and not node.orelse else ()
     return any(isinstance(one, ast.Name) and one.id == "__name__" for one in names)
 
@@ -243,7 +247,7 @@ def _imported(node: ast.AST) -> Iterator[str]:
 
 
 def _beside(module: str, folder: Path) -> list[Path] | None:
-    """Return the files of a module that lies in the folder; None for one that does not."""
+    """Return the files of a module if it is in the folder, or None if it is not."""
     file, package = folder / f"{module}.py", folder / module
     if file.is_file():
         return [file]

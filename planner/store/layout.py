@@ -6,11 +6,11 @@ from msgspec import Meta, Struct
 
 from planner.program import Category, Direction, Fact, Phase
 
-LARGEST_NUMBER = 2**63 - 1  # what torch counts with
+LARGEST_NUMBER = 2**63 - 1  # the largest integer of torch
 
 Int = Annotated[int, Meta(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
 Bits = Annotated[str, Meta(pattern="^[01]*$")]
-About = dict[str, Any]  # what a file holds beside its programs: JSON
+About = dict[str, Any]  # a file's other contents: JSON
 
 
 class SiteColumns(Struct, forbid_unknown_fields=True):
@@ -84,17 +84,17 @@ class EventsObject(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_on
     details: ProvenanceColumns | None = None
     asked: ConvolutionColumns | None = None
     growth_sources: GrowthColumns | None = None
-    pinned: list[list[Int]] = []  # bytes of a pinned block of the host, and bytes a sample
-    unit: int = 1  # samples, of which batch sizes are multiples
+    pinned: list[list[Int]] = []  # of each pinned host block: fixed bytes, bytes per sample
+    unit: int = 1  # samples of which batch sizes are multiples
     facts: list[Fact] = []
 
 
 class CallColumns(Struct, forbid_unknown_fields=True, omit_defaults=True):
     kind: list[Int]  # the signature
     site: list[Int]
-    before: list[Int]  # the position, as the difference from that of the call before
+    before: list[Int]  # the position, relative to the call before
     outputs: list[Int]  # index into the outputs of the program
-    takes_blas: list[Int]  # indices of the calls that have cuBLAS allocate its workspace
+    takes_blas: list[Int]  # indices of the calls in which cuBLAS allocates its workspace
     stream: list[Int] | None = None  # None: all on the default stream
 
 

@@ -1,4 +1,4 @@
-"""Save a job with its programs on all known GPUs; where it has none, with traces fitted as well as may be."""
+"""Save a job with its programs for all known GPUs or, if it has none, with fitted traces."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -24,12 +24,14 @@ from planner.program import (
 from planner.store.codec import save_programs
 from planner.store.source import ProgramSource
 
-_NOT_CAPTURED = (PlannerError, ImportError)  # the second where programs were cached and no torch is installed
+_NOT_CAPTURED = (PlannerError, ImportError)  # ImportError if programs were cached and torch is not installed
 
 
 def save_job(job: Job, batch: int, target: Target, programs: ProgramSet, path: Path) -> None:
-    """Write a file that plans by itself, by default at `batch`. A job without a program is saved as one
-    trace, for all batch sizes where tensors are affine, else for `batch`. Raises DataFileError or as a run.
+    """Write a file from which the job can be planned without capturing it again, by default at `batch`.
+
+    A job without a program is saved as one trace: for all batch sizes if its tensors are affine in the batch
+    size, else for `batch`. Raises DataFileError or the errors of a capture.
     """
     saved: list[Program] = []
     if isinstance(programs, ProgramSource):
@@ -45,10 +47,10 @@ def save_job(job: Job, batch: int, target: Target, programs: ProgramSet, path: P
 def programs_for_all_targets(
     source: ProgramSource, target: Target, batch: int
 ) -> Iterator[tuple[Program, Target]]:
-    """Yield the job's programs on all GPUs that the planner knows, those of this one first.
+    """Yield the job's programs for all known compute capabilities, beginning with `target`.
 
-    Beside each stand runs where it does not answer: one sample, and on this GPU the batch size that was
-    planned with the next one. Nothing where the job has no program on this GPU. Raises the errors of a
+    Each is followed by runs at batch sizes that it does not cover: one sample and, on `target`, `batch` and
+    the next batch size. Nothing is yielded if the job has no program on `target`. Raises the errors of a
     capture.
     """
     program = _covering(source, target)
@@ -58,7 +60,7 @@ def programs_for_all_targets(
     yield from _runs(source, program, target, (1, batch, batch + 1))
     others = {device.capability for device in load_devices()} - {target.capability}
     for other in map(Target.for_capability, sorted(others)):
-        with suppress(*_NOT_CAPTURED):  # what such a GPU cannot run is not in the file
+        with suppress(*_NOT_CAPTURED):  # jobs that such a GPU cannot run are left out
             program = _covering(source, other)
             if program is not None:
                 yield program, other
@@ -68,7 +70,7 @@ def programs_for_all_targets(
 def _covering(source: ProgramSource, target: Target) -> Program | None:
     try:
         program = source.program(target)
-    except ModelError:  # the model refuses a batch size that programs are fitted to
+    except ModelError:  # the model refuses a batch size at which programs are fitted
         return None
     if program is None:
         return None
@@ -91,7 +93,9 @@ def _runs(
 
 
 def group_by_structure(programs: Iterable[tuple[Program, Target]]) -> list[Program]:
-    """Return programs with the variants for all their GPUs, one for each structure and least batch size."""
+    """Merge programs of equal structure, sites, notes and least batch size, with the variants for all their
+    GPUs.
+    """
     groups: dict[object, Program] = {}
     for program, target in programs:
         variants = program.targets[target.capability]
@@ -103,10 +107,10 @@ def group_by_structure(programs: Iterable[tuple[Program, Target]]) -> list[Progr
 
 
 def _fitted(trace_at: Callable[[int], Trace], batch: int, target: Target) -> Program:
-    """Return the program that tensors are affine in, its workspaces as at two batch sizes; else one trace."""
+    """Return a program with affine tensors, its workspaces fitted to two traces, or one trace's program."""
     traced = trace_at(batch)
     low, third = [size for size in (*FIT_BATCHES, FIT_BATCHES[-1] + 1) if size != batch][:2]
-    with suppress(NotAffineError, ModelError):  # the second where the model refuses other batch sizes
+    with suppress(NotAffineError, ModelError):  # ModelError: the model refuses other batch sizes
         program = fit_traces(trace_at(low), traced)
         if not tensors_diverge(program, trace_at(third)):
             sizes = " and ".join(map(str, sorted((low, batch))))

@@ -1,4 +1,4 @@
-"""Stores of programs: the user's cache, and the programs of the catalogue's jobs in the package."""
+"""Stores of programs: the user's cache, and the programs of the catalogue's jobs that are bundled."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -23,25 +23,27 @@ BROKEN = (UsageError, LookupError, TypeError, ValueError, AttributeError)
 
 
 class ProgramStore(Protocol):
-    """Programs at rest, and jobs as their models' libraries completed them, which need no import then."""
+    """A store of programs, and of jobs completed by their models' libraries, which need no import then."""
 
     def get(self, job: Job, target: Target, batch: int | None = None) -> Sequence[Program]:
-        """Return the job's programs for such GPUs; with `batch`, that of the run there, if any."""
+        """Return the programs for GPUs like the target or, with `batch`, the program of a run at that
+        size.
+        """
 
     def put(self, job: Job, target: Target, program: Program) -> None:
-        """Store a program for such GPUs, if the store can be written."""
+        """Store a program for GPUs like the target, if the store is writable."""
 
     def get_job(self, job: Job) -> Job | None:
-        """Return the job as its model's library completes it."""
+        """Return the stored completion of a job by its model's library, or None."""
 
     def put_job(self, job: Job, completed: Job) -> None:
-        """Store a job as its model's library completed it, if the store can be written."""
+        """Store the completion of a job by its model's library, if the store is writable."""
 
 
 def complete_job(job: Job, stores: Sequence[ProgramStore], complete: Callable[[Job], Job]) -> Job:
-    """Return the job as its model's library completes it, from the first store that has it."""
+    """Return a job as completed by its model's library, from a store if one has it, else by `complete`."""
     cached = next((cached for cached in (store.get_job(job) for store in stores) if cached is not None), None)
-    if cached is not None:  # jobs that differ in these options alone share a file
+    if cached is not None:  # jobs that differ only in options irrelevant to the trace share a file
         return copy_options(job, cached, where=lambda option: not option.changes_trace)
     completed = complete(job)
     for store in stores:
@@ -51,9 +53,9 @@ def complete_job(job: Job, stores: Sequence[ProgramStore], complete: Callable[[J
 
 @dataclass(slots=True)
 class UserCache:
-    """The user's cache. A job without a fingerprint is neither found nor stored.
+    """The user's cache as a store. A job without a fingerprint is neither found nor stored.
 
-    `settings` are those of the process that differ from the defaults; others have other traces.
+    `settings` are the process's settings that differ from the defaults, as they change traces.
     """
 
     directory: CacheDirectory
@@ -61,11 +63,11 @@ class UserCache:
     _fingerprints: dict[Job, Fingerprint | None] = field(default_factory=dict)
 
     def get(self, job: Job, target: Target, batch: int | None = None) -> Sequence[Program]:
-        """Return the job's program, or that of its run at a batch size, if it is cached."""
+        """Return the cached programs of a job or of its run at a batch size, () if there are none."""
         return self._get(job, _entry(target, batch), "trace", lambda file: load_targets(file, target)) or ()
 
     def put(self, job: Job, target: Target, program: Program) -> None:
-        """Store a program's variants for such GPUs."""
+        """Store a program with its variants for GPUs like the target."""
         variants = program.targets[target.capability]
         key = self._key(job, _entry(target, variants.min_batch if program.is_constant(target) else None))
         if key is not None:
@@ -73,11 +75,11 @@ class UserCache:
             self.directory.put(key, [one], {"torch": program.torch})
 
     def get_job(self, job: Job) -> Job | None:
-        """Return the job that was stored under its name."""
+        """Return the cached completion of a job, or None."""
         return self._get(job, {"holds": "job"}, "job", partial(_completed_of, job))
 
     def put_job(self, job: Job, completed: Job) -> None:
-        """Store a job as its model's library completed it."""
+        """Store the completion of a job by its model's library."""
         key = self._key(job, {"holds": "job"})
         if key is not None:
             self.directory.put(key, [], {"completed": job_to_json(completed)})
@@ -104,8 +106,9 @@ class UserCache:
 
 
 def _completed_of(job: Job, file: ProgramFile) -> Job:
-    """Return the job that a file holds as the library's completion of `job`; it names no code that `job` does
-    not. Raises ValueError, or what `job_from_json` does.
+    """Return the completion of `job` that a file contains, which must name no other code than `job`.
+
+    Raises ValueError, or the errors of `job_from_json`.
     """
     completed = job_from_json(file.about["completed"])
     for name in ("model", "source", "optimizer", "deepspeed"):
@@ -117,16 +120,16 @@ def _completed_of(job: Job, file: ProgramFile) -> Job:
 
 
 def _entry(target: Target, batch: int | None) -> dict[str, Any]:
-    """Return the key of a job's program for such GPUs, or of its run at a batch size, among its entries."""
+    """Return the key of a program, or with `batch` of a run, within the entries of a job."""
     if batch is None:
         return {"holds": "program", "capability": list(target.capability)}
     numbers = {"capability": list(target.capability), "batch": batch, "sm_count": target.sm_count}
-    query = target.conv_workspace_query  # a run whose kernels cannot be separated holds its answers
+    query = target.conv_workspace_query  # such a run includes its answers, as its kernels cannot be separated
     return {"holds": "run", **numbers, "convolutions": "" if query is None else query.name}
 
 
 def load_targets(file: ProgramFile, target: Target) -> list[Program]:
-    """Return the programs of a file for such GPUs. Raises LookupError, TypeError or ValueError."""
+    """Return the programs of a file for GPUs like the target. Raises LookupError, TypeError or ValueError."""
     torch = file.about["torch"]
     if not isinstance(torch, str):
         raise TypeError("no version of torch")
@@ -138,15 +141,16 @@ def load_targets(file: ProgramFile, target: Target) -> list[Program]:
 
 @dataclass
 class BundledStore:
-    """The programs of the catalogue's jobs, read where the installed versions would capture the same ones, or
-    where the library is not installed.
+    """The bundled programs of the catalogue's jobs, as a store that cannot be written.
+
+    A program is used if the installed libraries would produce the same one, or are not installed.
     """
 
     folder: Path = BUNDLED
     _files: dict[str, ProgramFile] = field(default_factory=dict)
 
     def get(self, job: Job, target: Target, batch: int | None = None) -> Sequence[Program]:
-        """Return the job's programs for such GPUs, and the run at batch 1 that stands beside some."""
+        """Return the bundled programs for GPUs like the target, with the run at batch 1 if there is one."""
         name = bundled_name(job)
         if batch is not None or not self._is_current(name):
             return ()
@@ -156,21 +160,21 @@ class BundledStore:
                 if file not in self._files:
                     self._files[file] = load_programs(self.folder / file)
                 programs += load_targets(self._files[file], target)
-            except (DataFileError, *BROKEN):  # an installation that was tampered with
+            except (DataFileError, *BROKEN):  # a damaged installation
                 continue
         return programs
 
     def put(self, job: Job, target: Target, program: Program) -> None:
-        """Ignore a program."""
+        """Do nothing: the store cannot be written."""
 
     def get_job(self, job: Job) -> Job | None:
-        """Return the job that the catalogue's entry becomes."""
+        """Return the bundled completion of a catalogue job, or None."""
         values = self._index.get("completed", {}).get(bundled_name(job))
         completed = None if values is None else job_from_json(values)
         return completed if completed is not None and self._is_current(bundled_name(completed)) else None
 
     def put_job(self, job: Job, completed: Job) -> None:
-        """Ignore a job."""
+        """Do nothing: the store cannot be written."""
 
     @cached_property
     def _index(self) -> dict[str, Any]:
@@ -182,7 +186,7 @@ class BundledStore:
         return index if is_ours else {}
 
     def _is_current(self, name: str) -> bool:
-        """Return whether the installed libraries would build the model of those that were installed then."""
+        """Return whether each library of the bundled job is absent or installed in the bundled version."""
         versions = self._index.get("versions", {}).get(name)
         if versions is None:
             return False
@@ -191,6 +195,6 @@ class BundledStore:
 
 
 def bundled_name(job: Job) -> str:
-    """Return the name of a job in the index."""
+    """Return the name of a job in the bundled index."""
     text = json.dumps(job_to_json(trace_relevant_fields(job)), sort_keys=True)
     return sha256(text.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Training jobs: what is to be run, as users write it."""
+"""Jobs: models, inputs and options as users write them, parsed, checked and completed."""
 
 from planner._support.lazy_exports import attach_stub
 

@@ -1,4 +1,4 @@
-"""The reader of models.yaml: named jobs, read strictly; an error names the line and the key.
+"""Read models.yaml, a catalogue of named jobs, with strict checks; an error names the line and the key.
 
 The file maps names to entries. An entry's keys: `source` (SOURCE:NAME or FILE.py:NAME) and `about` (one
 sentence with the origin), both required; `args` (constructor keywords), `inputs` (a list of samples such as
@@ -22,15 +22,19 @@ _OPTIONAL = ("args", "inputs", "target", *FIELD_OPTIONS, "optimizer_arg", "batch
 
 
 def load_catalogue(path: Path | None = None, sources: Collection[str] = SOURCES) -> dict[str, CatalogueEntry]:
-    """Read a catalogue, by default the planner's own, whose entries come from these sources.
-    Raises `DataFileError`, also for a FILE.py:NAME where "file" is none of the sources: it would run code.
+    """Return the named jobs of a catalogue, by default the planner's own; `sources` are the allowed sources.
+
+    Raises DataFileError, also for a FILE.py:NAME if "file" is not an allowed source, since that would run
+    code.
     """
     entries = read_entry(path or _own_path()).mapping()
     return {name: _read_job(name, entry, sources) for name, entry in entries.items()}
 
 
 def _own_path() -> Path:
-    """Return the catalogue's file: beside the modules if installed, else at the repository's root."""
+    """Return the path of the planner's catalogue: in this package if installed, else at the repository's
+    root.
+    """
     package = Path(__file__).parent
     installed = package / "models.yaml"
     return installed if installed.exists() else package.parents[1] / "models.yaml"

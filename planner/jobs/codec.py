@@ -1,4 +1,4 @@
-"""Codec of jobs: the JSON of reports, of saved traces and of calibrations."""
+"""Convert jobs to and from the JSON of reports, saved traces and calibrations."""
 
 from collections.abc import Mapping
 from math import isinf
@@ -11,14 +11,14 @@ from planner.jobs.options import FIELD_OPTIONS
 from planner.jobs.parse import freeze, parse_tensor_spec
 
 _DEFAULTS = Job("")
-_REQUIRED = (  # in files of every version
+_REQUIRED = (  # present in files of every version
     *("model", "source", "model_args", "inputs", "target", "loss", "mode", "optimizer", "optimizer_impl"),
     *("zero_grad", "keep_grads", "steps"),
 )
 
 
 def job_to_json(job: Job) -> dict[str, Any]:
-    """Return all options of a job as `json` writes them; `job_from_json` is the inverse."""
+    """Return all fields of a job as values for `json`; `job_from_json` is the inverse."""
     values = {field.name: _plain(getattr(job, field.name)) for field in fields(job)}
     return values | {
         name: {key: _plain(value) for key, value in arguments}
@@ -27,7 +27,7 @@ def job_to_json(job: Job) -> dict[str, Any]:
 
 
 def job_from_json(values: Mapping[str, Any]) -> Job:
-    """Return the job that `job_to_json` encoded. Raises UsageError, KeyError, TypeError or AttributeError."""
+    """Return the job that `job_to_json` converted. Raises UsageError, KeyError, TypeError, AttributeError."""
     for name in _REQUIRED:
         values[name]
     for name in ("model", "source"):
@@ -59,7 +59,7 @@ def _arguments(values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
 
 
 def _is_default(name: str, value: object) -> bool:
-    """Return whether this is the default, which may lie outside of what users can give."""
+    """Return whether a field has its default, which may be a value that users cannot give."""
     default = getattr(_DEFAULTS, name)
     return type(value) is type(default) and value == default
 
@@ -67,6 +67,6 @@ def _is_default(name: str, value: object) -> bool:
 def _plain(value: Any) -> Any:
     if isinstance(value, TensorSpec):
         return str(value)
-    if isinstance(value, float) and isinf(value):  # JSON has no such number; `freeze` makes one of this text
+    if isinstance(value, float) and isinf(value):  # JSON has no infinity; `freeze` converts this text to it
         return "1e999" if value > 0 else "-1e999"
     return [_plain(item) for item in value] if isinstance(value, tuple) else value

@@ -1,6 +1,6 @@
-"""DeepSpeed's configuration as far as it is planned: read, checked, and filled where it says "auto".
+"""Read DeepSpeed's configuration, refuse settings that are not planned, and replace "auto" by values.
 
-Keys as DeepSpeed 0.19 has them (runtime/constants.py, runtime/zero/config.py).
+The keys are those of DeepSpeed 0.19 (runtime/constants.py, runtime/zero/config.py).
 """
 
 import json
@@ -18,7 +18,7 @@ DEFAULT_CLIP = 1.0  # transformers' max_grad_norm
 _ADAM = ("adam", "adamw")
 _FILLED = "auto"
 
-# What decides memory and is planned, or bears on none of it.
+# Settings that are planned, or that do not affect memory.
 _PLANNED = """
     train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping bf16 fp16
     zero_optimization optimizer scheduler zero_allow_untested_optimizer steps_per_print prescale_gradients
@@ -43,10 +43,10 @@ _BY_HIDDEN_SIZE: dict[str, Callable[[int], int]] = {
 
 
 def read_deepspeed(text: str, where: str = "--deepspeed") -> str:
-    """Return the configuration of a file, or of a text that is one, as canonical JSON; "" of "".
+    """Return a configuration, given as JSON or as the path of a JSON file, as canonical JSON; "" for "".
 
-    `where` names in errors what gave it. Raises UsageError for a file that cannot be read, for text that is
-    no configuration, and for what is not planned.
+    `where` names the origin of the configuration in errors. Raises UsageError for a file that cannot be read,
+    for text that is no configuration, and for settings that are not planned.
     """
     if not text:
         return ""
@@ -69,7 +69,7 @@ def read_deepspeed(text: str, where: str = "--deepspeed") -> str:
 
 
 def _problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is not planned of a configuration."""
+    """Yield descriptions of the settings of a configuration that are not planned."""
     zero = config.get("zero_optimization", {})
     for name in ("zero_optimization", "bf16", "fp16", "optimizer", "data_types"):
         if not isinstance(config.get(name, {}), dict):
@@ -90,14 +90,14 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def deepspeed_stage(job: Job) -> int:
-    """Return the stage of ZeRO of a job; 0 without DeepSpeed."""
+    """Return the ZeRO stage of a job, or 0 without DeepSpeed."""
     return int(json.loads(job.deepspeed)["zero_optimization"]["stage"]) if job.deepspeed else 0
 
 
 def precision_agrees(job: Job) -> bool:
-    """Return whether the job's precision is what its configuration casts the model to.
+    """Return whether the job's precision agrees with the precision of its DeepSpeed configuration.
 
-    A job in float32 leaves it to the configuration. Autocast is meant where that is "auto", as with
+    A job in float32 agrees with any configuration. "auto" stands for autocast or for the pure type, as with
     transformers' `bf16`.
     """
     config = json.loads(job.deepspeed)
@@ -109,14 +109,14 @@ def precision_agrees(job: Job) -> bool:
 
 
 def fill_deepspeed(job: Job, batch: int, hidden_size: int | None) -> dict[str, Any]:
-    """Return the configuration of a job at a batch size, as the engine gets it.
+    """Return the configuration of a job at a batch size, as DeepSpeed's engine receives it.
 
-    Values that are "auto" come from the job, as transformers fills them; without a hidden size DeepSpeed's
-    defaults stand. Raises UsageError where nothing decides a value.
+    Values that are "auto" are taken from the job, as transformers fills them. Without a hidden size,
+    DeepSpeed's defaults apply. Raises UsageError if a value cannot be determined.
     """
     config: dict[str, Any] = json.loads(job.deepspeed)
     config.pop("train_batch_size", None)
-    config.pop("scheduler", None)  # a number for each step
+    config.pop("scheduler", None)  # it only sets a number for each step
     config["train_micro_batch_size_per_gpu"] = batch
     if config.get("gradient_accumulation_steps", _FILLED) == _FILLED:
         config["gradient_accumulation_steps"] = job.accumulate
@@ -152,7 +152,7 @@ _PRECISIONS = {
 
 
 def _drop_filled(section: dict[str, Any]) -> None:
-    """Leave away what is "auto" and bears on no memory: rates, scales."""
+    """Delete the settings that are "auto" and do not affect memory, such as rates and scales."""
     for key, value in list(section.items()):
         if value == _FILLED:
             del section[key]

@@ -1,4 +1,4 @@
-"""Jobs: the model, its inputs, the loss, the optimizer and the training loop."""
+"""The data type of a job: the model, its inputs, the loss, the optimizer and the training loop."""
 
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ class Mode(StrEnum):
     INFER = "infer"  # eval mode, no gradients
     FORWARD = "forward"  # training mode with gradients recorded, but no loss, backward pass or optimizer
     GENERATE = "generate"  # eval mode, no gradients: a causal language model extends a prompt token by token
-    STEP = "step"  # a training step of the user's own makes losses, backward passes and optimizer steps
+    STEP = "step"  # the user's training step runs losses, backward passes and optimizer steps
 
 
 class ZeroGrad(StrEnum):
@@ -26,7 +26,7 @@ class Loss(StrEnum):
     BCE_WITH_LOGITS = "bce_with_logits"
     SUM = "sum"
     OUTPUT = "output"  # the model returns its own loss
-    TRAINING_STEP = "training_step"  # a LightningModule's, whose `configure_optimizers` gives the optimizer
+    TRAINING_STEP = "training_step"  # of a LightningModule, whose `configure_optimizers` gives the optimizer
 
 
 class Optimizer(StrEnum):
@@ -53,7 +53,7 @@ class Precision(StrEnum):
     FP32 = "fp32"
     AMP_FP16 = "amp-fp16"  # fp32 weights, CUDA autocast to float16
     AMP_BF16 = "amp-bf16"
-    FP16 = "fp16"  # the model itself is converted, and its floating-point inputs with it
+    FP16 = "fp16"  # the model and its floating-point inputs are converted
     BF16 = "bf16"
 
 
@@ -69,11 +69,11 @@ class Checkpoint(StrEnum):
 
 class Offload(StrEnum):
     NONE = "none"
-    ACTIVATIONS = "activations"  # what autograd saves is kept in pinned memory, by `save_on_cpu`
+    ACTIVATIONS = "activations"  # tensors saved by autograd are kept in pinned memory, by `save_on_cpu`
 
 
 class Compile(StrEnum):
-    """A mode of torch.compile; the timed templates of the others are not planned."""
+    """The modes of torch.compile that are planned; modes with timed templates are not."""
 
     NONE = "none"
     DEFAULT = "default"
@@ -81,16 +81,16 @@ class Compile(StrEnum):
 
 
 class Lengths(StrEnum):
-    FIXED = "fixed"  # every sample has the size that is given
-    VARYING = "varying"  # samples are padded to the longest of their batch, which is at most as given
+    FIXED = "fixed"  # every sample has the given size
+    VARYING = "varying"  # samples are padded to the longest of their batch, at most the given size
 
 
 class Batching(StrEnum):
     PADDED = "padded"  # samples in random order, padded to the largest of their batch
-    GROUPED = "grouped"  # samples of like sizes together, as transformers' group_by_length does
-    TOKENS = "tokens"  # as many samples as stay below so many tokens, padding counted
-    PACKED = "packed"  # samples joined to rows of the largest size
-    SCALED = "scaled"  # one size for all samples of a batch, as multi-scale training draws it
+    GROUPED = "grouped"  # samples of similar sizes together, as by transformers' group_by_length
+    TOKENS = "tokens"  # as many samples as fit a number of tokens, padding included
+    PACKED = "packed"  # samples concatenated to rows of the largest size
+    SCALED = "scaled"  # one size for all samples of a batch, as drawn in multi-scale training
 
 
 class ClipGradients(StrEnum):
@@ -100,17 +100,17 @@ class ClipGradients(StrEnum):
 
 
 class TensorSpec(Struct, frozen=True):
-    """One sample of a tensor, without the batch dimension.
+    """The shape and type of one sample of a tensor, without the batch dimension.
 
     `str` gives its text: `3x224x224`, `128:int64`, `scalar:int64`, `input_ids=128:int64` (a keyword input),
-    `batch.image=3x224x224` (an entry of one; `planner.jobs.nested` has the rest), `16..1024:int64` (samples
-    of many sizes).
+    `batch.image=3x224x224` (an entry of an input; `planner.jobs.nested` describes the other forms),
+    `16..1024:int64` (samples of many sizes).
     """
 
     shape: tuple[int, ...]
-    dtype: str = "float32"  # a torch dtype's name
-    keyword: str | None = None  # of what holds several tensors, the way to this one as well
-    smallest: tuple[int, ...] = ()  # sizes of the smallest sample where samples differ; `shape`: the largest
+    dtype: str = "float32"  # name of a torch dtype
+    keyword: str | None = None  # within a nested input: the path to this tensor
+    smallest: tuple[int, ...] = ()  # sizes of the smallest sample if samples differ; `shape`: the largest
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
@@ -125,76 +125,76 @@ class TensorSpec(Struct, frozen=True):
 
 
 class Quantize(StrEnum):
-    """Weights of linear layers in fewer bits, as bitsandbytes and torchao hold them."""
+    """The kinds of quantization of linear layers, by bitsandbytes or torchao."""
 
     NONE = "none"
     NF4 = "nf4"
     FP4 = "fp4"
     INT8 = "int8"  # LLM.int8()
-    INT8_WEIGHT_ONLY = "int8-weight-only"  # of torchao, as the others below
+    INT8_WEIGHT_ONLY = "int8-weight-only"  # this kind and all below: of torchao
     INT4_WEIGHT_ONLY = "int4-weight-only"
-    INT8_TRAINING = "int8-training"  # weights in INT8 that are trained
-    INT8_MIXED = "int8-mixed"  # products in INT8 of weights as they are
-    FLOAT8_TRAINING = "float8-training"  # products in FP8 of weights as they are
+    INT8_TRAINING = "int8-training"  # trained INT8 weights
+    INT8_MIXED = "int8-mixed"  # INT8 products of unquantized weights
+    FLOAT8_TRAINING = "float8-training"  # FP8 products of unquantized weights
 
     @property
     def is_of_torchao(self) -> bool:
-        """Return whether torchao holds the weights, or multiplies them."""
+        """Return whether the quantization is one of torchao's."""
         return "-" in self.value
 
     @property
     def is_trained(self) -> bool:
-        """Return whether the weights are trained."""
+        """Return whether the quantized weights themselves are trained."""
         return self in (Quantize.INT8_TRAINING, Quantize.INT8_MIXED, Quantize.FLOAT8_TRAINING)
 
 
-PUBLISHED, INSTALLED, STORED = "published", "installed", "stored"  # of `Job.cudnn`
-CUDNN_OF_FILES = (INSTALLED, STORED, PUBLISHED)  # a folder would have its library loaded
+PUBLISHED, INSTALLED, STORED = "published", "installed", "stored"  # values of `Job.cudnn`
+CUDNN_OF_FILES = (INSTALLED, STORED, PUBLISHED)  # a folder is excluded, as its library would be loaded
 
 
 class Job(Struct, frozen=True):
-    """One training or inference process, as far as it decides memory. The batch size is not part of it."""
+    """One training or inference process, described by all that affects its memory except the batch size."""
 
-    model: str  # as the user names it: a catalogue name, SOURCE:NAME or FILE.py:NAME
+    model: str  # as given by the user: a catalogue name, SOURCE:NAME or FILE.py:NAME
     model_args: tuple[tuple[str, Any], ...] = ()  # constructor keywords in the user's order; lists are tuples
     inputs: tuple[TensorSpec, ...] = ()
     target: TensorSpec | None = None
-    targets: tuple[TensorSpec, ...] = ()  # in place of it, the tensors of a target that holds several
-    loss: Loss | str = Loss.CROSS_ENTROPY  # one of these, or FILE.py:NAME
+    targets: tuple[TensorSpec, ...] = ()  # in place of `target`, the tensors of a target of several
+    loss: Loss | str = Loss.CROSS_ENTROPY  # a named loss or FILE.py:NAME
     mode: Mode = Mode.TRAIN
-    optimizer: Optimizer | str = Optimizer.SGD  # or a class of torch.optim, a dotted name, or FILE.py:NAME
+    optimizer: Optimizer | str = Optimizer.SGD  # short name, torch.optim class, dotted name or FILE.py:NAME
     optimizer_impl: OptimizerImpl = OptimizerImpl.FOREACH
     zero_grad: ZeroGrad = ZeroGrad.BEFORE_FORWARD
     keep_grads: bool = False  # `zero_grad(set_to_none=False)`
     steps: int = 3
     precision: Precision = Precision.FP32
-    grad_scaler: bool = False  # `merge_job` turns it on beside `amp-fp16`, as is usual
+    grad_scaler: bool = False  # `merge_job` turns it on with `amp-fp16`, as is usual
     backward_in_autocast: bool = False  # the backward pass runs inside the autocast region
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
     checkpoint: Checkpoint = Checkpoint.NONE
     offload: Offload = Offload.NONE
-    accumulate: int = 1  # micro-batches of the batch size in each step of the optimizer
+    accumulate: int = 1  # micro-batches, each of the batch size, per optimizer step
     clip_gradients: ClipGradients = ClipGradients.NONE
-    ema: bool = False  # a moving average of parameters and buffers lives on the device
+    ema: bool = False  # a moving average of parameters and buffers is kept on the device
     evaluate: bool = False  # a pass in eval mode without gradients between the steps
-    eval_batch: int = 0  # its batch size; 0: that of the training
+    eval_batch: int = 0  # batch size of the evaluation; 0: the training's
     ddp: bool = False  # DistributedDataParallel's gradient buckets
     ddp_bucket_view: bool = False  # `gradient_as_bucket_view=True`
     freeze: tuple[str, ...] = ()  # patterns (fnmatch) of parameter names that are not trained
-    train_only: tuple[str, ...] = ()  # patterns of those that alone are; empty: all that are not frozen
+    train_only: tuple[str, ...] = ()  # patterns of the only trained parameters; empty: all not frozen
     new_tokens: int = 0  # with `generate`: tokens after the prompt, which is `inputs`
     cudnn_benchmark: bool = False  # `torch.backends.cudnn.benchmark`
     cudnn: str = ""  # a folder, "installed", "stored" or "published"; "": installed, or stored without one
-    cublas_workspace_config: str = ""  # the text of CUBLAS_WORKSPACE_CONFIG; "": it is not set
-    torch: str = ""  # the version that the answer stands for, "2.6"; "": the newest known
-    dataset_size: int = 0  # samples of an epoch, whose last batch may be smaller; 0: all batches are full
+    cublas_workspace_config: str = ""  # value of CUBLAS_WORKSPACE_CONFIG; "": not set
+    torch: str = ""  # version of torch to plan for, "2.6"; "": the newest known
+    dataset_size: int = 0  # samples per epoch; the last batch may be smaller; 0: all batches are full
     lengths: Lengths | None = None  # of real samples; None: by the inputs and the model (likeness.py)
-    sizes: str = ""  # of samples that differ: a file; "": uniform between the smallest and the largest
+    sizes: str = ""  # of samples that differ: a file; "": uniform between smallest and largest
     batching: Batching = Batching.PADDED  # of samples that differ
     pad_to: int = 1  # sizes are padded to a multiple of it
-    run_steps: int = 1000  # of the optimizer, over which sizes are drawn
-    seed: int = 1  # of what is drawn
-    source: str = ""  # the SOURCE:NAME or FILE.py:NAME behind a catalogue name; "": `model` is one itself
+    run_steps: int = 1000  # optimizer steps for which sizes are drawn
+    seed: int = 1  # seed of the drawn sizes
+    source: str = ""  # SOURCE:NAME or FILE.py:NAME of a catalogue name; "": `model` is it
     peft: str = ""  # a method of peft that adapts the model, such as "lora"; "": none
     peft_arg: tuple[str, ...] = ()  # KEY=VALUE of its configuration
     quantize: Quantize = Quantize.NONE
@@ -206,8 +206,8 @@ class Job(Struct, frozen=True):
     fsdp: int = 0  # ranks over which FSDP2 (`fully_shard`) shards the model, block by block; 0: none
     fsdp_arg: tuple[str, ...] = ()  # KEY=VALUE of `fully_shard` and its policies
     tp: int = 0  # ranks over which the tensors of each layer are split, by the model's plan; 0: none
-    world_size: int = 0  # ranks of a file that sets up its own process group, or of DeepSpeed; 0: none
-    rank: int = 0  # which of them is planned
+    world_size: int = 0  # ranks of a file with its own process group, or of DeepSpeed; 0: none
+    rank: int = 0  # the rank that is planned
     deepspeed: str = ""  # DeepSpeed's configuration as JSON; "": none
 
 
@@ -220,12 +220,12 @@ class CatalogueEntry(Struct, frozen=True):
 
 
 class ModelName(NamedTuple):
-    """A model's name, taken apart."""
+    """A model's name, split into its source and the name there."""
 
     source: str  # one of `SOURCES`, "file", or "" for a catalogue name
-    name: str  # what the source calls it; FILE.py:NAME for a file
+    name: str  # the name within the source; FILE.py:NAME for a file
 
 
 def is_cudnn_of_files(where: str) -> bool:
-    """Return whether a file that the user did not write may have this as `Job.cudnn`."""
+    """Return whether a value of `Job.cudnn` is allowed in files, which must not name a folder."""
     return where in ("", *CUDNN_OF_FILES)

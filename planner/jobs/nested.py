@@ -1,9 +1,9 @@
-"""Arguments that hold several tensors: dicts, tuples and lists of them, put together from the names of each.
+"""Build nested arguments (dicts, tuples and lists of tensors) from the names of their tensors.
 
 `images=3x224x224` is the argument `images`, `batch.image=...` the entry "image" of the dict `batch`,
-`pair.0=...` an item of the tuple `pair`, `pair[0]=...` one of the list. A number in front counts arguments
-without a name: `0.image=...` is an entry of the first. A target is named likewise, without an argument in
-front.
+`pair.0=...` an item of the tuple `pair`, and `pair[0]=...` an item of the list `pair`. A number at the
+beginning is the position of an argument without a name: `0.image=...` is an entry of the first argument. A
+target is named the same way, without an argument at the beginning.
 """
 
 import re
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class _Key(NamedTuple):
-    """One step from a container to what it holds."""
+    """One key or index in a path through nested containers."""
 
     kind: type[dict] | type[tuple] | type[list]  # type: ignore[type-arg]
     key: str | int
@@ -28,8 +28,8 @@ _Row = tuple[tuple[_Key, ...], T]
 
 
 def nest_inputs(named: Iterable[tuple[str | None, T]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call, by position, which are also those without a name, and by keyword.
-    Raises UsageError where names do not agree.
+    """Return the positional and keyword arguments built from named tensors. Raises UsageError if names
+    conflict.
     """
     by_position: list[_Row[T]] = []
     by_keyword: list[_Row[T]] = []
@@ -46,7 +46,9 @@ def nest_inputs(named: Iterable[tuple[str | None, T]]) -> tuple[tuple[Any, ...],
 
 
 def nest_target(named: Iterable[tuple[str | None, T]]) -> Any:
-    """Return the target that a loss is given. Raises UsageError where names do not agree."""
+    """Return the target of a loss, built from named tensors. Raises UsageError if names contradict each
+    other.
+    """
     rows = []
     for name, value in named:
         if name is None:
@@ -56,7 +58,7 @@ def nest_target(named: Iterable[tuple[str | None, T]]) -> Any:
 
 
 def check_nesting(job: Job) -> None:
-    """Raise UsageError where the inputs or targets of a job cannot be put together."""
+    """Raise UsageError if the inputs or targets of a job cannot be nested by their names."""
     for what, specs, nest in (("--input", job.inputs, nest_inputs), ("--target", job.targets, nest_target)):
         try:
             nest((spec.keyword, spec) for spec in specs)
@@ -66,7 +68,9 @@ def check_nesting(job: Job) -> None:
 
 
 def batch_of_specs(job: Job, make: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-    """Return inputs, keyword inputs and target of a job, each tensor as `make` gives it, inputs first."""
+    """Return a job's positional inputs, keyword inputs and target, with `make` called per tensor, inputs
+    first.
+    """
     ordered = sorted(enumerate(job.inputs), key=lambda place: place[1].keyword is not None)
     made = {place: make(spec) for place, spec in ordered}
     args, kwargs = nest_inputs((spec.keyword, made[place]) for place, spec in enumerate(job.inputs))
@@ -78,7 +82,7 @@ def batch_of_specs(job: Job, make: Any) -> tuple[tuple[Any, ...], dict[str, Any]
 
 
 def _path(name: str, head: bool) -> tuple[_Key, ...]:
-    """Take a name apart that `parse_tensor_spec` let through; the head of an input is an argument."""
+    """Split a name that `parse_tensor_spec` accepted into keys; `head` marks the name of an argument."""
     steps = re.findall(r"\[([0-9]+)\]|([^.\[\]]+)", name)
     keys = [_Key(list, int(item)) if item else _plain_key(key) for item, key in steps]
     if head and isinstance(keys[0].key, str):
@@ -91,7 +95,7 @@ def _plain_key(key: str) -> _Key:
 
 
 def _build(rows: Sequence[_Row[T]], where: str) -> Any:
-    """Return the value of all rows; `where` is the name of the container that it goes into."""
+    """Return the nested value of all rows; `where` is its name in errors."""
     if any(not path for path, _ in rows):
         if len(rows) > 1:
             raise UsageError(

@@ -1,4 +1,4 @@
-"""Names of optimizers: those with a short name, the classes of torch.optim, dotted names and FILE.py:NAME."""
+"""Parse names of optimizers: short names, classes of torch.optim, dotted names and FILE.py:NAME."""
 
 import re
 from typing import Any
@@ -7,7 +7,7 @@ from planner.errors import UsageError
 from planner.jobs.job import Optimizer
 from planner.jobs.parse import is_file_name, nearest, shown
 
-# torch/optim/__init__.py; further ones of a newer torch go by their dotted names.
+# torch/optim/__init__.py; classes of a newer torch are given by dotted names.
 TORCH_OPTIMIZERS = (
     *("ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "LBFGS", "Muon", "NAdam"),
     *("RAdam", "RMSprop", "Rprop", "SGD", "SparseAdam"),
@@ -22,9 +22,10 @@ _TORCH = "torch.optim."
 
 
 def parse_optimizer(value: object) -> Optimizer | str:
-    """Read an optimizer: a short name, a class of torch.optim in any case, a dotted name or FILE.py:NAME.
+    """Parse an optimizer: a short name, a class of torch.optim in any case, a dotted name or FILE.py:NAME.
 
-    A class in use stands for its dotted name. Classes of torch.optim that have a short name get it.
+    A class object stands for its dotted name. A class of torch.optim with a short name becomes that name.
+    Raises UsageError.
     """
     text = _dotted_name(value) if isinstance(value, type) else value
     if not isinstance(text, str):
@@ -60,17 +61,17 @@ def _dotted_name(kind: type[Any]) -> str:
 
 
 def is_optimizer_file(optimizer: Optimizer | str) -> bool:
-    """Return whether an optimizer is a user's own, FILE.py:NAME."""
+    """Return whether an optimizer is given as FILE.py:NAME."""
     return not isinstance(optimizer, Optimizer) and ":" in optimizer
 
 
 def optimizer_runs_code(optimizer: Optimizer | str) -> bool:
-    """Return whether making the optimizer runs other code than that of known libraries."""
+    """Return whether creating the optimizer runs code from outside the known libraries."""
     return not isinstance(optimizer, Optimizer) and not optimizer.startswith(_TRUSTED)
 
 
 def optimizer_library(optimizer: Optimizer | str) -> str:
-    """Return the top-level package of a dotted name other than torch; "" for all others."""
+    """Return the top-level package of an optimizer's dotted name; "" for torch and other kinds of names."""
     if isinstance(optimizer, Optimizer) or is_optimizer_file(optimizer):
         return ""
     package = optimizer.partition(".")[0]

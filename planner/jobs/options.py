@@ -1,7 +1,7 @@
-"""The options of a job: each is declared here once, beside its field of `Job` and its keyword in Python.
+"""The table of a job's options, each declared once, with its field of `Job` and its keyword in Python.
 
-From this table follow the options of the command line, the keys of YAML files, the JSON of `job`, the values
-that shells complete, and the options that each `--method` supports.
+The options of the command line, the keys of YAML files, the JSON of `job`, shell completion, and the options
+that each `--method` supports follow from this table.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,41 +21,41 @@ from planner.program import parse_torch_option, parse_workspace_config
 
 
 class OptionKind(Enum):
-    """Type of an option's value, as Python and JSON have it."""
+    """The types of an option's value in Python and JSON."""
 
     FLAG = auto()
-    COUNT = auto()  # a whole number, mostly from 1
+    COUNT = auto()  # a whole number, usually at least 1
     CHOICE = auto()
     TEXT = auto()
     PATTERNS = auto()  # several texts: patterns of parameter names, or KEY=VALUE
     TENSORS = auto()
-    ARGUMENTS = auto()  # of the constructor of the model or the optimizer
+    ARGUMENTS = auto()  # keywords of the model's constructor or of the optimizer
 
 
 class JobOption(NamedTuple):
-    """Declaration of one option; `name` is its key everywhere, with dashes on the command line."""
+    """The declaration of one option; `name` is its key everywhere, with dashes on the command line."""
 
     name: str
     kind: OptionKind
     help: str
-    metavar: str | None = None  # of its value on the command line
+    metavar: str | None = None  # of the value, on the command line
     choices: type[StrEnum] | None = None  # that shells complete
     maximum: int = 0  # of a count
-    minimum: int = 1  # likewise
-    parse: Callable[[Any], Any] | None = None  # of a text
-    is_negatable: bool = False  # --no-NAME turns off what another option turns on
+    minimum: int = 1  # of a count
+    parse: Callable[[Any], Any] | None = None  # parser of a text
+    is_negatable: bool = False  # --no-NAME turns off a flag that another option turns on
     changes_trace: bool = True
-    is_for_training: bool = False  # without meaning in eval mode
-    methods: tuple[str, ...] = ()  # that support it besides `trace`
-    more_words: tuple[str, ...] = ()  # that shells complete besides the choices
+    is_for_training: bool = False  # without effect in eval mode
+    methods: tuple[str, ...] = ()  # methods that support it besides `trace`
+    more_words: tuple[str, ...] = ()  # words that shells complete besides the choices
 
     @property
     def flag(self) -> str:
-        """Spelling on the command line."""
+        """Return the option's name on the command line."""
         return "--" + self.name.replace("_", "-")
 
     def read(self, value: Any, where: str = "") -> Any:
-        """Return the value as `Job` holds it. Raises UsageError, which begins with `where`."""
+        """Return a value as `Job` stores it. Raises UsageError whose message begins with `where`."""
         where = where or self.flag
         if self.kind is OptionKind.COUNT:
             return check_count(where, value, self.maximum, self.minimum)
@@ -89,7 +89,7 @@ _LOOP = ("memtracker",)
 
 
 def _option(name: str, help: str, metavar: str | None = None, **more: Any) -> JobOption:
-    """Return the option of a field of `Job`, whose type determines its values."""
+    """Return the option of a field of `Job`, whose annotation determines the option's kind."""
     hint = Job.__annotations__[name]
     choices: Any = next((kind for kind in (hint, *get_args(hint)) if isinstance(kind, EnumMeta)), None)
     kind = _KINDS.get(hint, OptionKind.TEXT if "parse" in more else OptionKind.CHOICE)
@@ -102,7 +102,7 @@ def _parse_sizes(text: str) -> str:
 
 
 _training = partial(_option, is_for_training=True)
-_varying = partial(_option, changes_trace=False)  # of inputs whose samples differ in size
+_varying = partial(_option, changes_trace=False)  # for inputs whose samples differ in size
 
 
 JOB_OPTIONS: tuple[JobOption, ...] = (
@@ -323,18 +323,18 @@ JOB_OPTIONS: tuple[JobOption, ...] = (
     ),
 )
 _STRUCTURED = (OptionKind.TENSORS, OptionKind.ARGUMENTS)
-# Options whose name is their field of `Job`; the others are tensors and constructor arguments.
+# Options named as their field of `Job`; all others are tensors and constructor arguments.
 FIELD_OPTIONS: Mapping[str, JobOption] = MappingProxyType(
     {option.name: option for option in JOB_OPTIONS if option.kind not in _STRUCTURED}
 )
 
 
 def reset_options(job: Job, *, where: Callable[[JobOption], bool]) -> Job:
-    """Return the job with the defaults of the options for which `where` holds."""
+    """Return the job with default values for the options for which `where` returns true."""
     return copy_options(Job(""), job, where=where)
 
 
 def copy_options(source: Job, job: Job, *, where: Callable[[JobOption], bool]) -> Job:
-    """Return `job` with the values that `source` has of the options for which `where` holds."""
+    """Return `job` with the values of `source` for the options for which `where` returns true."""
     names = [name for name, option in FIELD_OPTIONS.items() if where(option)]
     return replace(job, **{name: getattr(source, name) for name in names})

@@ -1,8 +1,8 @@
-"""Tell from its source what FILE.py:NAME is: a model, a training step of its own, or a LightningModule.
+"""Classify FILE.py:NAME by its source: a model, a training step, or a LightningModule.
 
-The file is parsed and not run, so that a plan from stored traces needs no torch, and one in another process
-nothing of the file here. What the source does not show (a class that a library makes, a function that returns
-what another file defines) counts as a model; `--mode` says otherwise.
+The file is parsed and not run, so a plan from stored traces needs no torch, and a plan in another process
+runs none of the file's code here. If the source does not show the kind (a class made by a library, a function
+that returns something from another file), it counts as a model; `--mode` overrides this.
 """
 
 import ast
@@ -14,37 +14,38 @@ from planner._support.bounded_read import LARGEST_CODE_BYTES, read_bytes
 from planner.errors import UsageError
 from planner.jobs.parse import nearest, shown
 
-_LIBRARIES = ("transformers", "trl")  # whose Trainers train by themselves
+_LIBRARIES = ("transformers", "trl")  # libraries whose Trainers run the training
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-# Names that scripts give to the method that trains on one batch.
+# Common names of methods that train on one batch.
 _STEP_NAMES = ("train_step", "training_step", "train_batch", "update", "learn", "optimize", "train")
 
 
 class CodeKind(Enum):
-    """Kind of a name in a user's file."""
+    """The kinds of a name in a user's file."""
 
-    MODEL = auto()  # or anything that cannot be told
-    STEP = auto()  # a class or function that makes a step, or a LightningModule of manual optimization
-    STEP_FUNCTION = auto()  # a function that is the step itself; the file makes models and optimizers
-    LIGHTNING = auto()  # a LightningModule, whose optimization is automatic
+    MODEL = auto()  # also if the kind is unknown
+    STEP = auto()  # a class or function that creates a step, or a LightningModule with manual optimization
+    STEP_FUNCTION = auto()  # a function that is the step; the file creates models and optimizers
+    LIGHTNING = auto()  # a LightningModule with automatic optimization
 
 
 def kind_of_code(name: str, given: Collection[str] = ()) -> CodeKind:
-    """Return the kind of FILE.py:NAME; `given` are the names of arguments that it is called with.
+    """Return the kind of FILE.py:NAME; `given` are the names of the arguments that it is called with.
 
-    Raises UsageError for a function that returns nothing and is no step.
+    Raises UsageError for a function that needs no arguments and returns nothing.
     """
     tree = _parse(name)
     if tree is None:
-        return CodeKind.MODEL  # whoever runs it reports what is wrong
+        return CodeKind.MODEL  # running it reports the problem
     return _File(tree).kind_of(name.rpartition(":")[2], given, name)
 
 
 def check_code(name: str) -> None:
-    """Raise UsageError where the source shows that FILE.py:NAME is no model: where there is none, or where a
-    class trains by a method of its own.
+    """Raise UsageError if the source shows that FILE.py:NAME is not a model.
+
+    This is so if the file or the name does not exist, or if the class has a training method but no `forward`.
     """
     file, _, attribute = name.rpartition(":")
     if not Path(file).is_file():
@@ -88,7 +89,7 @@ class _File:
         return self._kind_of_results(function)
 
     def check(self, name: str, where: str) -> None:
-        """Raise UsageError for a name that the file lacks, or a class whose method trains."""
+        """Raise UsageError if the file lacks the name, or if it is a class that trains by a method."""
         node = self._classes.get(name)
         methods = {} if node is None else self._methods(node)
         steps = [one for one in _STEP_NAMES if one in methods and _required(methods[one], ("self",))]
@@ -114,7 +115,7 @@ class _File:
         return {one.name: one for each in family for one in each.body if isinstance(one, _Function)}
 
     def _kind_of_method(self, node: ast.ClassDef, name: str) -> CodeKind:
-        """Return the kind of a method: a step where it needs a batch beside its object."""
+        """Return the kind of a method: a step if it needs a batch and is no class or static method."""
         method = self._methods(node).get(name)
         if method is None or not _required(method, ("self",)):
             return CodeKind.MODEL
@@ -132,7 +133,7 @@ class _File:
         return CodeKind.STEP if is_step else CodeKind.MODEL
 
     def _family(self, node: ast.ClassDef) -> Iterator[ast.ClassDef]:
-        """Yield the base classes that the file has, and the class itself last."""
+        """Yield a class's base classes from this file, and the class itself last."""
         for base in node.bases:
             inner = self._classes.get(_last_name(base))
             if inner is not None and inner is not node:
@@ -140,16 +141,18 @@ class _File:
         yield node
 
     def _kind_of_results(self, function: _Function, callers: tuple[str, ...] = ()) -> CodeKind:
-        """Return the kind of what a function returns; `callers` are those that return its result."""
+        """Return the kind of a function's results; `callers` are the functions that return its result."""
         kinds = {self._kind_of_value(value, function, callers) for value in _returned(function)}
         return kinds.pop() if len(kinds) == 1 else CodeKind.MODEL
 
     def _kind_of_value(self, value: ast.expr, function: _Function, callers: tuple[str, ...]) -> CodeKind:
-        """Return the kind of what a function returns: a class's instance, a function that it defines, or what
-        another function of the file returns.
+        """Return the kind of one value that a function returns.
+
+        It may be an instance of a class, a function defined in it, or the result of another function of the
+        file.
         """
         if isinstance(value, ast.Name):
-            for node in (*ast.walk(function), *self._tree.body):  # of the file: what it makes at its top
+            for node in (*ast.walk(function), *self._tree.body):  # of the file: its top level
                 if isinstance(node, _Function) and node.name == value.id and node is not function:
                     return CodeKind.STEP if _required(node) else CodeKind.MODEL
                 if isinstance(node, ast.Assign) and any(_last_name(one) == value.id for one in node.targets):
@@ -172,7 +175,7 @@ class _File:
 
 
 def _names_of(tree: ast.Module) -> Iterator[str]:
-    """Yield the names that a file assigns, defines or imports anywhere; `*` for all names of a module."""
+    """Yield the names that a file assigns, defines or imports anywhere; `*` for a star import."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
@@ -183,7 +186,7 @@ def _names_of(tree: ast.Module) -> Iterator[str]:
 
 
 def _trainers_of(tree: ast.Module) -> Iterator[str]:
-    """Yield the names under which a file has trainers of transformers and TRL, and those that extend them."""
+    """Yield the names of trainers of transformers and TRL that a file imports or refers to."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in _LIBRARIES:
             yield from (one.asname or one.name for one in node.names if one.name.endswith("Trainer"))
@@ -192,7 +195,7 @@ def _trainers_of(tree: ast.Module) -> Iterator[str]:
 
 
 def _required(function: _Function, given: Collection[str] = ()) -> list[str]:
-    """Return the names of the arguments without default that are not given."""
+    """Return the names of the function's arguments that have no default and are not given."""
     spec = function.args
     plain = [one.arg for one in (*spec.posonlyargs, *spec.args)]
     needed = plain[: len(plain) - len(spec.defaults)] if spec.defaults else plain
@@ -201,7 +204,7 @@ def _required(function: _Function, given: Collection[str] = ()) -> list[str]:
 
 
 def _returned(function: _Function) -> Iterator[ast.expr]:
-    """Yield what the function itself returns, not the functions inside it."""
+    """Yield the expressions that a function returns, without those of inner functions."""
     waiting: list[Iterable[ast.AST]] = [function.body]
     while waiting:
         for node in waiting.pop():

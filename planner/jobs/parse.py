@@ -1,4 +1,4 @@
-"""Parsers of tensors, constructor arguments, models and losses as users spell them."""
+"""Parse tensors, constructor arguments, models and losses as users write them."""
 
 import keyword
 import math
@@ -15,17 +15,18 @@ DTYPES = (
     *("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"),
     *("complex64", "complex128"),
 )
-MAX_ELEMENTS = 2**40  # 4 TiB of float32 in one sample: a slip of the keyboard, not a plan
+MAX_ELEMENTS = 2**40  # 4 TiB of float32 in one sample: a typing error
 
-# PyYAML's answers to 4,301 digits, `!!bool maybe`, `!!timestamp soon`, and 1:1: ... :1.0 of 200 places.
+# PyYAML's errors for 4,301 digits, `!!bool maybe`, `!!timestamp soon`, and 1:1: ... :1.0 of 200 places.
 BAD_SCALAR = (ValueError, LookupError, AttributeError, OverflowError)
 
 E = TypeVar("E", bound=StrEnum)
 
 
 def parse_tensor_spec(text: str) -> TensorSpec:
-    """Read `[KEYWORD=]SHAPE[:DTYPE]`, SHAPE being `3x224x224`, `10`, `scalar`, or `16..512` for samples of
-    several sizes; `str` is the inverse.
+    """Parse the text of a tensor, `[KEYWORD=]SHAPE[:DTYPE]`; `str` is the inverse.
+
+    SHAPE is `3x224x224`, `10`, `scalar`, or `16..512` for samples of several sizes. Raises UsageError.
     """
     where = f"tensor {shown(text)}"
     named, equals, rest = text.strip().rpartition("=")
@@ -43,7 +44,7 @@ def parse_tensor_spec(text: str) -> TensorSpec:
     lows, highs = ([part.lstrip("0") for part in side] for side in _sides(ranges))
     if "" in (*lows, *highs):
         raise UsageError(f"{where}: a size is 0; every size of one sample must be at least 1")
-    # The length is looked at first because Python refuses to convert thousands of digits.
+    # The length is checked first because Python refuses to convert thousands of digits.
     if any(len(size) > 13 for size in (*lows, *highs)) or math.prod(map(int, highs)) > MAX_ELEMENTS:
         raise UsageError(f"{where}: more than 2**40 elements in one sample; make it smaller")
     smallest, largest = tuple(map(int, lows)), tuple(map(int, highs))
@@ -56,24 +57,24 @@ _SIZES = r"[0-9]+(\.\.[0-9]+)?(x[0-9]+(\.\.[0-9]+)?)*"
 
 
 def _sides(ranges: Iterable[tuple[str, str, str]]) -> tuple[list[str], list[str]]:
-    """Return the lower and the upper ends; of one size both are that size."""
+    """Return the lower and the upper ends of ranges; for a single size both are that size."""
     pairs = [(low, high or low) for low, _, high in ranges]
     return [low for low, _ in pairs], [high for _, high in pairs]
 
 
 def _is_path(text: str) -> bool:
-    """Return whether this names an argument, or a tensor within one: `batch.image`, `0.mask`, `pair[1]`."""
+    """Return whether a text names an argument or a tensor within one: `batch.image`, `0.mask`, `pair[1]`."""
     head, rest = re.fullmatch(r"([^.\[]*)(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
     is_head = is_argument_name(head) or re.fullmatch(r"[0-9]{1,3}", head) is not None
     return is_head and re.fullmatch(r"(\.[\w-]{1,100}|\[[0-9]{1,3}\])*", rest) is not None
 
 
 def parse_model_arg(text: str, flag: str = "--model-arg") -> tuple[str, Any]:
-    """Read `KEY=VALUE`, a constructor keyword and a YAML scalar or list; lists become tuples.
+    """Parse `KEY=VALUE`, a constructor keyword and a YAML scalar or list; lists become tuples.
 
-    `flag` is the option that an error names.
+    `flag` is the option that errors name. Raises UsageError.
     """
-    import yaml  # 25 ms, needed by few commands
+    import yaml  # imported late: 25 ms, needed by few commands
 
     key, equals, value = text.partition("=")
     where = f"{flag} {shown(text)}"
@@ -92,13 +93,13 @@ def parse_model_arg(text: str, flag: str = "--model-arg") -> tuple[str, Any]:
 
 
 def check_argument(flag: str, text: str) -> str:
-    """Return `KEY=VALUE` as it is. Raises UsageError where `parse_model_arg` cannot read it."""
+    """Return `KEY=VALUE` unchanged. Raises UsageError if `parse_model_arg` cannot read it."""
     parse_model_arg(text, flag)
     return text
 
 
 def parse_peft_method(text: str) -> str:
-    """Return the name of a method of peft in lower case with underscores; peft itself knows which it has."""
+    """Return the name of a peft method in lower case with underscores; whether it exists is not checked."""
     name = text.strip().lower().replace("-", "_")
     if name and not name.isidentifier():
         raise UsageError(f"--peft: {shown(text)} is no method of peft; write one such as lora")
@@ -106,9 +107,10 @@ def parse_peft_method(text: str) -> str:
 
 
 def freeze(value: object) -> object:
-    """Turn lists into tuples, so that a `Job` stays hashable; anything but scalars and lists is refused.
+    """Convert lists to tuples, so that a `Job` is hashable; refuse all but scalars and lists.
 
-    A text such as `1e-3` becomes a number: YAML 1.1, which the parser follows, takes it for a string.
+    A text such as `1e-3`, which YAML 1.1 reads as a string, becomes a number. Raises UsageError, also for
+    nan.
     """
     if isinstance(value, list):
         return tuple(freeze(item) for item in value)
@@ -123,7 +125,7 @@ def freeze(value: object) -> object:
 
 
 def split_model(model: str) -> ModelName:
-    """Take a model's name apart; unknown sources and halves of names are refused."""
+    """Split a model's name into source and name. Raises UsageError if either is unknown or missing."""
     where = f"model {shown(model)}"
     if is_file_name(model, where):
         return ModelName("file", model)
@@ -145,7 +147,7 @@ def split_model(model: str) -> ModelName:
 
 
 def parse_loss(text: object) -> Loss | str:
-    """Read a loss that the planner knows, or FILE.py:NAME."""
+    """Parse a loss: a named one or FILE.py:NAME. Raises UsageError."""
     if not isinstance(text, str):
         raise UsageError(f"--loss: a {type(text).__name__} is refused; name your own as FILE.py:NAME")
     if text in list(Loss):
@@ -157,47 +159,48 @@ def parse_loss(text: object) -> Loss | str:
 
 
 def is_file_name(text: str, where: str) -> bool:
-    """Return whether this is FILE.py:NAME or FILE.py:CLASS.METHOD. Raises UsageError for a text that no
-    trace file could hold.
+    """Return whether a text has the form FILE.py:NAME or FILE.py:CLASS.METHOD.
+
+    Raises UsageError for a text that is not UTF-8, which no trace file could store.
     """
-    if any("\ud800" <= letter <= "\udfff" for letter in text):  # bytes of a path that are no UTF-8
+    if any("\ud800" <= letter <= "\udfff" for letter in text):  # bytes of a path that are not UTF-8
         raise UsageError(f"{where}: the name is no UTF-8; rename the file")
     file, _, name = text.rpartition(":")
     return file.endswith(".py") and all(map(is_argument_name, name.split(".")))
 
 
 def is_code(loss: Loss | str) -> bool:
-    """Return whether a loss is a user's own, which runs code."""
+    """Return whether a loss is given as FILE.py:NAME, which runs code."""
     return not isinstance(loss, Loss)
 
 
 def choose(kind: type[E], text: str, what: str) -> E:
-    """Look up a member of `kind` by its value; `what` names the option in the error."""
+    """Return the member of `kind` with this value. Raises UsageError that names the option `what`."""
     if text not in list(kind):
         raise UsageError(f"{what}: unknown value {shown(str(text))}; use one of {', '.join(kind)}")
     return kind(text)
 
 
 def check_count(what: str, value: object, most: int, least: int = 1) -> int:
-    """Refuse everything but a whole number from `least` to `most`."""
+    """Return a whole number between `least` and `most`. Raises UsageError for anything else."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise UsageError(f"{what}: {shown(str(value))} is refused; use a whole number from {least} to {most}")
     return value
 
 
 def is_argument_name(text: str) -> bool:
-    """Return whether a constructor or a forward method can take an argument of this name."""
+    """Return whether a text can be the name of an argument in Python."""
     return text.isidentifier() and not keyword.iskeyword(text)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return the known names that look most like `name`, at most three, joined by commas; "" if none."""
-    import difflib  # only a mistake needs it
+    """Return up to three of the known names most similar to `name`, joined by commas; "" if none is."""
+    import difflib  # imported late: only for mistakes
 
     spelled = {spelling.lower(): spelling for spelling in names}
     return ", ".join(spelled[near] for near in difflib.get_close_matches(name.lower(), spelled))
 
 
 def shown(text: str) -> str:
-    """Quote what the user wrote, shortened and on one line."""
+    """Return a user's text in quotes, shortened and on one line."""
     return repr(text if len(text) <= 60 else text[:57] + "...")

@@ -1,4 +1,4 @@
-"""Resolution of a job: the user's options over the entry's over those of the source."""
+"""Resolve a job from the user's options, the catalogue's entry and the defaults of the source."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ from planner.jobs.own_code import CodeKind, check_code, kind_of_code
 from planner.jobs.parse import is_code, nearest, parse_tensor_spec, shown, split_model
 from planner.jobs.sample_inputs import find_sample
 
-# MONAI 1.6 sets CUBLAS_WORKSPACE_CONFIG to this at its import (monai/utils/misc.py); 1.5 did not yet.
+# MONAI 1.6 sets CUBLAS_WORKSPACE_CONFIG to this on import (monai/utils/misc.py); 1.5 did not.
 MONAI_CUBLAS_CONFIG = ":4096:8"
 _TORCHVISION_FAMILIES = (
     r"(alexnet|convnext|densenet|efficientnet|googlenet|inception|maxvit|mnasnet|mobilenet|regnet|resnet|resnext"
@@ -37,7 +37,7 @@ _TORCHVISION_FAMILIES = (
 
 
 def resolve_job(model: str, catalogue: Mapping[str, CatalogueEntry], **options: Any) -> Job:
-    """Return the complete job of a model, with options by the names of `Job`'s fields. Raises UsageError."""
+    """Return the complete job of a model with options named as the fields of `Job`. Raises UsageError."""
     if split_model(model).source:
         base = default_job(model, source="", given=[name for name, _ in options.get("model_args") or ()])
     elif model in catalogue:
@@ -51,9 +51,9 @@ def resolve_job(model: str, catalogue: Mapping[str, CatalogueEntry], **options: 
 
 
 def default_job(model: str, source: str, given: Collection[str] = ()) -> Job:
-    """Return the job of a model under the defaults of its source, which may leave its inputs empty.
+    """Return the job of a model with the defaults of its source; its inputs may be empty.
 
-    `given` are the names of its constructor's arguments.
+    `given` are the names of the arguments for its constructor.
     """
     job = Job(model=model, source=source)
     if _is_of(job, "file"):
@@ -80,7 +80,9 @@ def default_job(model: str, source: str, given: Collection[str] = ()) -> Job:
 
 
 def defaults_of_code(name: str, given: Collection[str]) -> dict[str, Any]:
-    """Return the fields of a job that the code of FILE.py:NAME decides, called with the arguments `given`."""
+    """Return the fields of a job that follow from the code of FILE.py:NAME, called with the arguments
+    `given`.
+    """
     kind = kind_of_code(name, given)
     if kind in (CodeKind.STEP, CodeKind.STEP_FUNCTION):
         return {"mode": Mode.STEP}
@@ -90,12 +92,12 @@ def defaults_of_code(name: str, given: Collection[str]) -> dict[str, Any]:
 
 
 def _imports_monai(model: str) -> bool:
-    """Return whether a model is MONAI's, or of a file that imports MONAI itself."""
+    """Return whether a model is from MONAI or from a file that imports MONAI."""
     source, name = split_model(model)
     if source != "file":
         return source == "monai"
     path = Path(name.rpartition(":")[0])
-    try:  # a file that cannot be read is refused where it would be run
+    try:  # an unreadable file is refused when it is run
         code = read_text(path, LARGEST_CODE_BYTES, errors="replace")
     except OSError:
         return False
@@ -103,12 +105,12 @@ def _imports_monai(model: str) -> bool:
 
 
 def trains_itself(job: Job) -> bool:
-    """Return whether code of the model makes a whole training step, or the loss and the optimizer of one."""
+    """Return whether the model's code runs the training step, or provides its loss and optimizer."""
     return job.mode is Mode.STEP or (job.mode is Mode.TRAIN and job.loss is Loss.TRAINING_STEP)
 
 
 def is_completed_by_library(job: Job) -> bool:
-    """Return whether the model's library knows its inputs, so that they may be missing here."""
+    """Return whether the model's library knows the inputs, so that a job may lack them."""
     return any(_is_of(job, source) for source in ("hf", "timm", "diffusers", "nnunet"))
 
 
@@ -117,8 +119,9 @@ def _is_of(job: Job, source: str) -> bool:
 
 
 def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
-    """Return a job with options over it, by the names of its fields; None and empty lists count as not given.
-    Raises UsageError for a value that an option cannot have.
+    """Return `base` overridden by options named as the fields of `Job`.
+
+    None and empty lists count as not given. Raises UsageError for an invalid value.
     """
     given = {name: value for name, value in options.items() if value not in (None, (), [])}
     given |= {name: option.read(given[name]) for name, option in FIELD_OPTIONS.items() if name in given}
@@ -128,7 +131,7 @@ def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
         kept = {} if given.get("optimizer", base.optimizer) != base.optimizer else dict(base.optimizer_args)
         given["optimizer_args"] = tuple((kept | dict(given["optimizer_args"])).items())
     elif given.get("optimizer", base.optimizer) != base.optimizer:
-        given["optimizer_args"] = ()  # of another optimizer
+        given["optimizer_args"] = ()  # they belong to another optimizer
     if "precision" in given:
         given.setdefault("grad_scaler", given["precision"] is Precision.AMP_FP16)
     if given.get("eval_batch"):
@@ -144,14 +147,14 @@ def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
     given |= {name: tuple(given[name]) for name in ("inputs", "targets") if name in given}
     if given.get("loss") in (Loss.SUM, Loss.OUTPUT):
         given.setdefault("targets", ())
-        given.setdefault("target", None)  # such a loss compares with none
+        given.setdefault("target", None)  # such a loss has no target
     if "inputs" in given and "target" not in given:
         given["target"] = _resized(base, given["inputs"])
     return replace(base, **given)
 
 
 def _resized(base: Job, inputs: Sequence[TensorSpec]) -> TensorSpec | None:
-    """Return the target of a job whose inputs are given anew: a map as large as the input stays so."""
+    """Return a job's target for new inputs, resized if it had the spatial size of the first input."""
     if base.target is None or not base.inputs:
         return base.target
     target, old, new = base.target.shape, base.inputs[0].shape, inputs[0].shape
@@ -167,14 +170,17 @@ def _resized(base: Job, inputs: Sequence[TensorSpec]) -> TensorSpec | None:
 
 
 def default_impl(optimizer: Optimizer | str) -> OptimizerImpl:
-    """Return the implementation that torch takes on CUDA by default: all parameters at once, but
-    Adafactor one by one, which is chosen where memory is short (torch/optim/_adafactor.py).
+    """Return the implementation that torch uses on CUDA by default: for-loop for Adafactor, else foreach.
+
+    Adafactor is chosen to save memory (torch/optim/_adafactor.py).
     """
     return OptimizerImpl.FOR_LOOP if optimizer is Optimizer.ADAFACTOR else OptimizerImpl.FOREACH
 
 
 def complete_job(job: Job) -> Job:
-    """Check that nothing is missing and settle what depends on several options."""
+    """Return the job after settling fields that depend on each other. Raises UsageError if it is
+    incomplete.
+    """
     if job.mode is Mode.GENERATE and not job.new_tokens:
         raise UsageError(
             f"{job.model}: how many tokens to generate is unknown; give --new-tokens, such as 128"
@@ -192,7 +198,7 @@ def complete_job(job: Job) -> Job:
         _refuse_changed(job, _OF_THE_LOOP, "its own training step")
     if job.loss is Loss.TRAINING_STEP and job.mode is Mode.TRAIN:
         _refuse_changed(job, ("optimizer", "optimizer_impl"), "configure_optimizers of the model")
-        # Its batch, of which it makes its loss.
+        # The targets are part of the batch, from which the model computes its loss.
         job = replace(job, inputs=(*job.inputs, *_targets_of(job)), target=None, targets=())
     check_nesting(job)
     check_requirements(job)
@@ -201,7 +207,7 @@ def complete_job(job: Job) -> Job:
         return job
     if job.mode is not Mode.TRAIN or job.loss in (Loss.SUM, Loss.OUTPUT, Loss.TRAINING_STEP):
         return replace(job, target=None, targets=())
-    if is_code(job.loss):  # whether it takes a target shows when its file is run
+    if is_code(job.loss):  # whether it takes a target is known when its file is run
         return job
     if job.targets:
         raise UsageError(
@@ -209,7 +215,7 @@ def complete_job(job: Job) -> Job:
             "target without a name, or name a loss of your own: --loss FILE.py:NAME"
         )
     if job.target is None and job.loss is Loss.MSE and _is_of(job, "diffusers"):
-        return job  # its library knows the output
+        return job  # its library knows the shape of the output
     if job.target is not None and job.loss is not Loss.CROSS_ENTROPY and "int" in job.target.dtype:
         raise UsageError(
             f"{job.model}: loss {job.loss} compares with floats, and the target {job.target} has integers; "
@@ -226,7 +232,7 @@ def complete_job(job: Job) -> Job:
 
 
 def _check_own_code(job: Job) -> None:
-    """Raise UsageError where the source of a user's file shows more than that an option is missing."""
+    """Raise UsageError if the source of a user's file shows a more specific problem than a missing option."""
     if _is_of(job, "file"):
         check_code(split_model(job.source or job.model).name)
 
@@ -235,7 +241,7 @@ def _targets_of(job: Job) -> tuple[TensorSpec, ...]:
     return job.targets if job.target is None else (job.target,)
 
 
-# What a step of the user's own decides by itself.
+# The options that a user's own training step decides.
 _OF_THE_LOOP = (
     *("loss", "optimizer", "optimizer_impl", "zero_grad", "keep_grads", "precision", "grad_scaler"),
     *("backward_in_autocast", "memory_format", "checkpoint", "offload", "accumulate", "clip_gradients"),
@@ -244,7 +250,7 @@ _OF_THE_LOOP = (
 
 
 def _refuse_changed(job: Job, names: Sequence[str], what: str) -> None:
-    """Raise UsageError for an option that code of the model decides."""
+    """Raise UsageError if one of the named options, which the model's code decides, was changed."""
     for name in names:
         if getattr(job, name) != getattr(_DEFAULTS, name):
             raise UsageError(f"{FIELD_OPTIONS[name].flag}: {job.model}: {what} decides that; leave it away")
@@ -260,6 +266,6 @@ def _unknown_model(model: str, catalogue: Iterable[str]) -> str:
     if re.match(_TORCHVISION_FAMILIES, model):
         return f"model {shown(model)} is unknown; {hint}; torchvision's own is written torchvision:{model}"
     others = "others are written SOURCE:NAME or FILE.py:NAME"
-    if "/" in model or "-" in model:  # as names on a hub are
+    if "/" in model or "-" in model:  # like names on a hub
         others += "; nothing is fetched from a hub: save config.json into a folder and name hf:FOLDER"
     return f"model {shown(model)} is unknown; {hint}; {others}"

@@ -1,7 +1,7 @@
-"""One sample of the input and target, the loss and the arguments that a model gets where the user gives none.
+"""The default input, target, loss and arguments of models whose library declares none.
 
-For libraries that declare none themselves. The model's task decides: the usual images of
-classifiers, crops of segmentation, clips of video, volumes of 96 voxels a side with two classes for MONAI.
+The model's task decides: the usual images for classifiers, crops for segmentation, clips for video, and for
+MONAI volumes of 96 voxels a side with two classes.
 """
 
 import re
@@ -15,10 +15,10 @@ from planner.jobs.job import Loss
 
 
 class Sample(Struct, frozen=True):
-    """Tensors of one sample as `parse_tensor_spec` reads them, and what goes with them."""
+    """One sample's tensors, as texts for `parse_tensor_spec`, with the loss and the model's arguments."""
 
     inputs: tuple[str, ...]
-    target: str | None = None  # None: the loss compares with none
+    target: str | None = None  # None: the loss has no target
     loss: Loss = Loss.CROSS_ENTROPY
     model_args: tuple[tuple[str, Any], ...] = ()
 
@@ -26,13 +26,13 @@ class Sample(Struct, frozen=True):
 _CLASS = "scalar:int64"
 _PHOTO = Sample(("3x224x224",), _CLASS)
 
-# Beginning of SOURCE:NAME -> sample; the first that fits counts. Images of detectors have the most frequent
-# size of COCO. timm's models: see `planner.capture.models.registry.complete_by_library`.
+# Patterns for the beginning of SOURCE:NAME, with samples; the first match counts. Images of detectors have
+# the most frequent size of COCO. timm's models: see `planner.capture.models.registry.complete_by_library`.
 _PATTERNS: tuple[tuple[str, Sample], ...] = (
     (r"torchvision:(quantization\.)?(quantized_)?inception_v3", Sample(("3x299x299",), _CLASS)),
     (
         r"torchvision:(detection\.|\w+_fpn|fcos_|retinanet_|ssd)",
-        Sample(("3x480x640",), loss=Loss.SUM),  # in training such a model returns its losses
+        Sample(("3x480x640",), loss=Loss.SUM),  # in training the model returns its losses
     ),
     (r"torchvision:(segmentation\.|fcn_|deeplabv3_|lraspp_)", Sample(("3x520x520",), "520x520:int64")),
     (r"torchvision:(video\.)?(r3d|mc3|r2plus1d)_", Sample(("3x16x112x112",), _CLASS)),
@@ -45,7 +45,7 @@ _PATTERNS: tuple[tuple[str, Sample], ...] = (
 
 
 def find_sample(model: str) -> Sample | None:
-    """Return the sample of SOURCE:NAME; None where there is none, or the model's library declares it."""
+    """Return the default sample of SOURCE:NAME; None if there is none or the model's library declares it."""
     if model.startswith("monai:"):
         return _MONAI.get(model.removeprefix("monai:").lower())
     return next((sample for pattern, sample in _PATTERNS if re.match(pattern, model)), None)
@@ -67,14 +67,16 @@ _CLASSES = (("num_classes", 2),)
 def _on(
     sample: str, *arguments: tuple[tuple[str, Any], ...], target: str | None = None, **more: Any
 ) -> Sample:
-    """Return a network without a target, whose outputs are summed up, or one that classifies the sample."""
+    """Return a sample with arguments, for a network with a target and cross-entropy, or without and a summed
+    output.
+    """
     kind = Loss.CROSS_ENTROPY if target else Loss.SUM
     given = (*(pair for group in arguments for pair in group), *more.items())
     return Sample(tuple(sample.split()), target, kind, given)
 
 
-_volume = partial(_on, "1x96x96x96", target="96x96x96:int64")  # a network that segments a volume
-_classes = partial(_on, "1x96x96x96", target=_CLASS)  # one that classifies it
+_volume = partial(_on, "1x96x96x96", target="96x96x96:int64")  # for a network that segments a volume
+_classes = partial(_on, "1x96x96x96", target=_CLASS)  # for a network that classifies a volume
 _VOLUME = _volume(_3D, _IN_OUT)
 _DENSE = _classes(_3D, _IN_OUT)
 _SQUEEZED = _classes(_3D, _CLASSES, in_channels=1)
@@ -178,7 +180,7 @@ _MONAI: Mapping[str, Sample] = {
     **dict.fromkeys(("patchmerging", "patchmergingv2"), _on("48x48x48x48", _3D, dim=48)),
     "hovernet": _on("3x256x256"),
     "quicknat": _on("1x256x256"),
-    "navit": _on(  # of the size of ViT-B; each sample is a list of images
+    "navit": _on(  # the size of ViT-B; each sample is a list of images
         "1x1x192x192x192", image_size=192, patch_size=16, in_channels=1, num_classes=2, hidden_size=768,
         mlp_dim=3072, num_layers=12, num_heads=12,
     ),

@@ -1,6 +1,6 @@
-"""Samples of many sizes: the dimensions that differ, how often each size comes, and batches drawn of them.
+"""Samples of many sizes: the dimensions that differ, the distribution of sizes, and batches drawn from it.
 
-Dimensions with equal ranges are one: `input_ids=16..512` and `attention_mask=16..512` have the same length.
+Dimensions with equal ranges are the same: `input_ids=16..512` and `attention_mask=16..512` share a length.
 Sizes are drawn with replacement by Python's `random.Random(f"{seed}:{sequence}")`, so that a seed gives the
 same batches everywhere.
 """
@@ -22,30 +22,30 @@ from planner._support.bounded_read import open_regular
 from planner.errors import UsageError
 from planner.jobs.job import Batching, Job, Lengths, TensorSpec
 
-Size = tuple[int, ...]  # of a sample, one number for each range
+Size = tuple[int, ...]  # of a sample: one number for each range
 Range = tuple[int, int]
-MEGABATCH = 50  # batches that transformers sorts at a time (trainer_pt_utils.py, get_length_grouped_indices)
-MOST_BYTES = 2**30  # of a file of sizes
-_LONGEST_LINE = 2**24  # of the tokens of a sample in JSON
-_KEYS = ("length", "input_ids")  # of an object in a line of a file
+MEGABATCH = 50  # batches that transformers sorts together (trainer_pt_utils.py, get_length_grouped_indices)
+MOST_BYTES = 2**30  # limit of a file of sizes
+_LONGEST_LINE = 2**24  # bytes of a line: the tokens of a sample in JSON
+_KEYS = ("length", "input_ids")  # keys of an object in a line of a file
 
 
 class BatchShape(NamedTuple):
-    """One batch: its samples, all padded to one size."""
+    """The number of samples of one batch, and the size to which all are padded."""
 
     batch: int
     size: Size
 
 
 def size_ranges(job: Job) -> tuple[Range, ...]:
-    """Return the ranges that differ from sample to sample, each once; none where all samples are alike."""
+    """Return the distinct ranges of a job's varying dimensions, () if all samples have one size."""
     specs = (*job.inputs, *([job.target] if job.target else []), *job.targets)
     ranges = (each for spec in specs for each in spec.ranges)
     return tuple(dict.fromkeys((low, high) for low, high in ranges if low < high))
 
 
 def at_size(job: Job, size: Size) -> Job:
-    """Return the job whose samples all have this size."""
+    """Return the job with all samples of this size."""
     chosen = dict(zip(size_ranges(job), size, strict=True))
 
     def fixed(spec: TensorSpec) -> TensorSpec:
@@ -68,58 +68,58 @@ def at_size(job: Job, size: Size) -> Job:
 
 
 class SizeDistribution(Struct, frozen=True):
-    """Distribution of the samples' sizes: uniform between the ends of ranges, or as a file counts them."""
+    """The distribution of samples' sizes: uniform within ranges, or as counted in a file."""
 
     ranges: tuple[Range, ...]
     sizes: tuple[Size, ...] = ()  # by rising size; (): uniform
-    cumulative: tuple[int, ...] = ()  # samples up to each of these sizes
-    clipped: int = 0  # samples of the file outside of the ranges, which are cut or padded to their ends
+    cumulative: tuple[int, ...] = ()  # number of samples up to each of `sizes`
+    clipped: int = 0  # samples of the file outside the ranges, cut or padded to their ends
     pad_to: int = 1
 
     @property
     def largest(self) -> Size:
-        """Return the largest size of each range that a batch is padded to."""
+        """Return the largest padded size of each range."""
         if not self.sizes:
             return tuple(self._padded(high) for _, high in self.ranges)
         return tuple(self._padded(max(column)) for column in zip(*self.sizes, strict=True))
 
     @property
     def smallest(self) -> Size:
-        """Return the smallest size of each range that a batch is padded to."""
+        """Return the smallest padded size of each range."""
         if not self.sizes:
             return tuple(self._padded(low) for low, _ in self.ranges)
         return tuple(self._padded(min(column)) for column in zip(*self.sizes, strict=True))
 
     def draw(self, random: Random) -> Size:
-        """Return the size of one sample, not padded."""
+        """Draw the size of one sample, not padded."""
         if not self.sizes:
             return tuple(low + int(random.random() * (high - low + 1)) for low, high in self.ranges)
         return self.sizes[bisect_left(self.cumulative, random.random() * self.cumulative[-1])]
 
     def draw_largest(self, random: Random, samples: int) -> Size:
-        """Return the padded size of a batch of so many samples."""
+        """Draw the padded size of a batch of `samples` samples."""
         if len(self.ranges) > 1:
             return self.pad([self.draw(random) for _ in range(samples)])
-        share = random.random() ** (1 / samples)  # the largest of n is at most s with P(one is)**n
+        share = random.random() ** (1 / samples)  # P(largest of n <= s) = P(one <= s)**n
         if self.sizes:
             return self.pad([self.sizes[bisect_left(self.cumulative, share * self.cumulative[-1])]])
         ((low, high),) = self.ranges
         return self.pad([(low + int(share * (high - low + 1)),)])
 
     def pad(self, samples: Sequence[Size]) -> Size:
-        """Return the size to which samples of one batch are padded."""
+        """Return the size to which the samples of one batch are padded."""
         return tuple(self._padded(max(column)) for column in zip(*samples, strict=True))
 
     def size_of_share(self, share: float) -> int:
-        """Return the size that such a share of the samples stays within, where one range differs."""
+        """Return the size that a share of the samples does not exceed; only one range may differ."""
         if self.sizes:
             return self.sizes[bisect_left(self.cumulative, share * self.cumulative[-1])][0]
         ((low, high),) = self.ranges
         return min(high, low + int(share * (high - low + 1)))
 
     def share_below(self, size: int) -> float:
-        """Return the share of samples whose padded size is smaller, where one range differs."""
-        largest = (size - 1) // self.pad_to * self.pad_to  # that is padded to less
+        """Return the share of samples whose padded size is smaller than `size`; only one range may differ."""
+        largest = (size - 1) // self.pad_to * self.pad_to  # the largest size padded to less
         if self.sizes:
             place = bisect_left(self.sizes, (largest + 1,))
             return self.cumulative[place - 1] / self.cumulative[-1] if place else 0.0
@@ -127,12 +127,12 @@ class SizeDistribution(Struct, frozen=True):
         return min(1.0, max(0.0, (largest - low + 1) / (high - low + 1)))
 
     def grid(self) -> tuple[Size, ...]:
-        """Return padded sizes, rising: of one range all, of several some that stand for all."""
+        """Return rising padded sizes: all of them for one range, a selection for several."""
         columns = [self.paddings(place) for place in range(len(self.ranges))]
         return tuple(product(*(columns if len(columns) == 1 else map(_some, columns))))
 
     def paddings(self, place: int = 0) -> tuple[int, ...]:
-        """Return all padded sizes of a range, rising."""
+        """Return all padded sizes of one range, rising."""
         if self.sizes:
             return tuple(sorted({self._padded(size[place]) for size in self.sizes}))
         low, high = self.ranges[place]
@@ -143,7 +143,7 @@ class SizeDistribution(Struct, frozen=True):
 
 
 def _some(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return some of the rising sizes, of each power of two that divides any: its ends and some between."""
+    """Select five sizes or fewer for each largest power of two dividing them, and both ends, rising."""
     by_power: dict[int, list[int]] = {}
     for size in sizes:
         by_power.setdefault(size & -size, []).append(size)
@@ -154,7 +154,7 @@ def _some(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def load_distribution(job: Job) -> SizeDistribution:
-    """Return the distribution of a job's sizes. Raises UsageError for a file that holds none."""
+    """Return the distribution of a job's sizes. Raises UsageError for a file without sizes."""
     ranges = size_ranges(job)
     if not job.sizes:
         return SizeDistribution(ranges, pad_to=job.pad_to)
@@ -171,7 +171,7 @@ def load_distribution(job: Job) -> SizeDistribution:
 
 
 def _read(path: Path, columns: int) -> Iterator[tuple[Size, int]]:
-    """Yield sizes and their counts: of a folder of datasets, an array of numpy, or lines of a text."""
+    """Yield sizes and their counts from a folder of datasets, a numpy array, or lines of text."""
     if path.is_dir():
         yield from _from_dataset(path, columns)
     elif path.suffix == ".npy":
@@ -181,7 +181,7 @@ def _read(path: Path, columns: int) -> Iterator[tuple[Size, int]]:
 
 
 def _from_dataset(path: Path, columns: int) -> Iterator[tuple[Size, int]]:
-    """Yield the lengths of a tokenized dataset that `save_to_disk` wrote; of several splits all."""
+    """Yield the lengths of a tokenized dataset from `save_to_disk`, all splits included."""
     try:
         datasets = importlib.import_module("datasets")
     except ImportError:
@@ -191,7 +191,7 @@ def _from_dataset(path: Path, columns: int) -> Iterator[tuple[Size, int]]:
         ) from None
     try:
         loaded = datasets.load_from_disk(str(path))
-    except Exception as error:  # it raises what its formats raise
+    except Exception as error:  # its formats raise various errors
         reason = " ".join(str(error).split())[:100]
         raise UsageError(f"--sizes {path}: is no folder of save_to_disk ({reason}); name one") from None
     for split in loaded.values() if isinstance(loaded, dict) else (loaded,):
@@ -207,7 +207,7 @@ def _from_dataset(path: Path, columns: int) -> Iterator[tuple[Size, int]]:
 
 
 def _from_array(path: Path, columns: int) -> Iterator[tuple[Size, int]]:
-    """Yield the sizes of an array: one number or a row of them for each sample."""
+    """Yield the sizes in a numpy file: one number or one row per sample."""
     try:
         numpy = importlib.import_module("numpy")
     except ImportError:
@@ -217,7 +217,7 @@ def _from_array(path: Path, columns: int) -> Iterator[tuple[Size, int]]:
     try:
         with open_regular(path, MOST_BYTES):
             values = numpy.load(path, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # it raises what the parsers of its header raise
+    except Exception as error:  # its parsers of the header raise various errors
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:100]
         raise UsageError(
             f"--sizes {path}: cannot be read ({reason}); give an array of whole numbers"
@@ -251,15 +251,16 @@ def _from_lines(path: Path, columns: int) -> Iterator[tuple[Size, int]]:
 
 
 def _from_line(line: str, number: int, columns: int, path: Path) -> tuple[Size, int] | None:
-    """Return the size of a line with its count; None of one without. Raises UsageError, without the line's
-    text: a file of data may have named any file.
+    """Return the size and count in a line, or None for a line without sizes.
+
+    Raises UsageError that does not quote the line: a data file may have named any file.
     """
     text = line.partition("#")[0].strip()
     if not text:
         return None
     numbers = _from_json(text) if text.startswith("{") else _from_text(text)
     if numbers is None or len(numbers) not in (columns, columns + 1) or min(numbers) < 1:
-        if number == 1 and numbers is None:  # names of columns
+        if number == 1 and numbers is None:  # the names of columns
             return None
         expected = "one size" if columns == 1 else f"{columns} sizes"
         raise UsageError(
@@ -287,7 +288,7 @@ def _from_json(text: str) -> Size | None:
 def draw_batches(
     job: Job, sizes: SizeDistribution, batch: int, sequence: int, count: int
 ) -> tuple[BatchShape, ...]:
-    """Return so many batches of a run, in order; with `tokens`, `batch` is the most of a batch's tokens."""
+    """Return the first `count` batches of a run; with `tokens`, `batch` is the most tokens of a batch."""
     random = Random(f"{job.seed}:{sequence}")
     draws = {
         Batching.PADDED: _padded,
@@ -316,7 +317,7 @@ def _packed(sizes: SizeDistribution, batch: int, random: Random, total: int) -> 
 
 
 def _grouped(sizes: SizeDistribution, batch: int, random: Random, total: int) -> Iterator[BatchShape]:
-    """Yield batches of megabatches that are sorted by falling size, the largest sample of the run first."""
+    """Yield batches from megabatches sorted by falling size; the first has the run's largest sample."""
     first = sizes.draw_largest(random, total * batch)
     megabatch = min(MEGABATCH, max(1, total // 4))
     while True:
@@ -328,7 +329,7 @@ def _grouped(sizes: SizeDistribution, batch: int, random: Random, total: int) ->
 
 
 def _by_tokens(sizes: SizeDistribution, batch: int, random: Random, total: int) -> Iterator[BatchShape]:
-    """Yield batches that are full: one more sample would pass the most tokens."""
+    """Yield batches to which no sample can be added without exceeding the most tokens."""
     taken: list[Size] = []
     while True:
         taken.append(sizes.draw(random))
@@ -338,7 +339,7 @@ def _by_tokens(sizes: SizeDistribution, batch: int, random: Random, total: int) 
 
 
 def check_sizes(job: Job) -> None:
-    """Raise UsageError for options about sizes where all samples are alike."""
+    """Raise UsageError if options about sizes are given though all samples have one size."""
     if size_ranges(job):
         return
     default = Job("")
@@ -354,7 +355,7 @@ def check_sizes(job: Job) -> None:
 
 
 def require_one_size(job: Job) -> None:
-    """Raise UsageError for a job whose samples differ in size, which only some commands plan."""
+    """Raise UsageError if a job's samples differ in size, or if it has options about sizes."""
     check_sizes(job)
     specs = (*job.inputs, *([job.target] if job.target else []), *job.targets)
     ranged = next((spec for spec in specs if spec.smallest), None)

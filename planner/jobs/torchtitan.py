@@ -1,7 +1,7 @@
-"""The job that a file of torchtitan describes: its TOML, as `train.py --job.config_file` takes it.
+"""Read a job from a TOML file of torchtitan, as `train.py --job.config_file` takes it.
 
-What it does not say, and what is given beside it, is the user's: the number of GPUs with torchrun is
-`--fsdp`. Keys as torchtitan had them until its configuration became Python (torchtitan/config/job_config.py).
+Options given on the command line fill in or override the file: the number of GPUs of torchrun is `--fsdp`.
+The keys are torchtitan's from before its configuration became Python (torchtitan/config/job_config.py).
 """
 
 import tomllib
@@ -60,9 +60,9 @@ _FLAVORS: Mapping[str, Mapping[str, int]] = {
 _OPTIMIZERS = {"Adam": Optimizer.ADAM, "AdamW": Optimizer.ADAMW}
 _TYPES = {"bfloat16": "bf16", "float32": "fp32"}
 
-# What bears on no memory of a training step.
+# Sections that do not affect the memory of a training step.
 _HARMLESS_SECTIONS = "job profiling metrics lr_scheduler checkpoint comm debug experimental"
-# Sections without meaning where this key of theirs is off; the model names converters of float8 and MX.
+# Sections without effect if this key of theirs is off; the model names converters of float8 and MX.
 _GATES = {
     "validation": "enable",
     "float8": "enable_float8_linear",
@@ -91,25 +91,25 @@ _PLANNED = {
     "activation_checkpoint": "mode",
 }
 _OFF: tuple[Any, ...] = (None, False, "", 0, 1, [], {}, -1)
-_ANSWERS = {  # what to do about a setting that is not planned
+_ANSWERS = {  # advice on settings that are not planned
     "model.converters": "float8 and MX change the products of layers; leave them away",
     "compile.enable": "compiled code with FSDP is not planned; give --compile none for an eager plan",
     "training.compile": "compiled code with FSDP is not planned; give --compile none for an eager plan",
     "training.enable_cpu_offload": "parameters would be on the CPU; leave it away",
     "parallelism.tensor_parallel_degree": "name a FILE.py that splits the model by itself, with --world-size",
 }
-_BESIDE = {"compile.enable": "compile", "training.compile": "compile"}  # options that decide instead
+_BESIDE = {"compile.enable": "compile", "training.compile": "compile"}  # options that override settings
 
 
 def is_torchtitan(model: str) -> bool:
-    """Return whether the name of a model is that of a file of torchtitan."""
+    """Return whether a model's name is a TOML file, which torchtitan uses."""
     return model.endswith(SUFFIX)
 
 
 def read_torchtitan(path: str, given: Mapping[str, Any]) -> CatalogueEntry:
-    """Return the job and the batch size of a file of torchtitan; options that are given override it.
+    """Return the job and the batch size of a file of torchtitan; the options `given` override it.
 
-    Raises UsageError for a file that cannot be read, and for what is not planned of it.
+    Raises UsageError for a file that cannot be read and for settings that are not planned.
     """
     given = {name: value for name, value in given.items() if value not in (None, (), [])}
     settings = _sections(path)
@@ -129,7 +129,7 @@ def _sections(path: str) -> dict[str, dict[str, Any]]:
 
 
 def _check(path: str, settings: Mapping[str, Mapping[str, Any]], given: Collection[str]) -> None:
-    """Raise UsageError for the first setting that is not planned."""
+    """Raise UsageError for the first setting that is not planned and not overridden."""
     for section, values in settings.items():
         if section in _HARMLESS_SECTIONS.split() or not values.get(
             _GATES.get(section, ""), section not in _GATES
@@ -146,7 +146,7 @@ def _check(path: str, settings: Mapping[str, Mapping[str, Any]], given: Collecti
 
 
 class _Reader:
-    """The settings of one file."""
+    """A converter of one file's settings to a job."""
 
     def __init__(
         self, path: str, settings: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any]
@@ -154,7 +154,7 @@ class _Reader:
         self._path, self._settings, self._given = path, settings, given
 
     def entry(self) -> CatalogueEntry:
-        """Return the job with its batch size."""
+        """Return the job of the file with its batch size."""
         batch = self._count("training.local_batch_size", self._get("training.batch_size", 8))
         length = self._count("training.seq_len", 2048)
         tokens = TensorSpec((length,), "int64")
@@ -216,7 +216,7 @@ class _Reader:
         return modes[mode]
 
     def _ranks(self) -> tuple[int, int]:
-        """Return ranks that share a model's parameters, and groups of them that hold the same."""
+        """Return the number of ranks that share a model's parameters, and the number of such groups."""
         replicas = self._count("parallelism.data_parallel_replicate_degree", 1)
         name = "parallelism.data_parallel_shard_degree"
         ranks = self._get(name, -1)
@@ -230,7 +230,7 @@ class _Reader:
         return self._count(name, -1), replicas
 
     def _types(self) -> tuple[str, str]:
-        """Return the types of products and of sums of gradients."""
+        """Return the precisions of computation and of gradient reduction."""
         return (
             self._choice("training.mixed_precision_param", "bfloat16", _TYPES),
             self._choice("training.mixed_precision_reduce", "float32", _TYPES),
@@ -238,7 +238,7 @@ class _Reader:
 
     def _sharding(self, ranks: int, replicas: int, types: tuple[str, str]) -> dict[str, Any]:
         precision = Precision.BF16 if self._get("training.dtype", "float32") == "bfloat16" else Precision.FP32
-        if ranks == 1:  # without FSDP torchtitan casts by autocast
+        if ranks == 1:  # without FSDP torchtitan uses autocast
             if precision is Precision.FP32 and types[0] == "bf16":
                 precision = Precision.AMP_BF16
             return {"precision": precision, "ddp": replicas > 1}

@@ -1,8 +1,8 @@
-"""Fields of a job in YAML files: options, tensors, constructor arguments, and models by name.
+"""Read a job's fields from YAML files: options, tensors, constructor arguments, and models by name.
 
-A file that somebody sent may be read without a thought, because nothing that it names is ever executed. Code
-runs only if the user named it on the command line, or allowed the file to name it with --allow-code. No file
-names a library: its folder is given on the command line alone (docs/robustness.md).
+Files of unknown origin are safe to read: nothing that they name is executed. Code runs only if the user named
+it on the command line, or allowed the file to name it with --allow-code. No file can name a library; a
+library's folder is given on the command line only (docs/robustness.md).
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -31,21 +31,21 @@ from planner.jobs.parse import (
 from planner.jobs.resolve import resolve_job
 
 T = TypeVar("T")
-MAX_VALUES = 10_000  # of the arguments of one model; aliases of aliases of lists could make billions
+MAX_VALUES = 10_000  # limit for the arguments of one model; aliases of aliases of lists could make billions
 PATH_KEYS = ("sizes", "deepspeed")  # options whose values may be the paths of files
-_OF_PATHS = ("hf", "diffusers")  # sources whose names may be folders; those of nnU-Net are files
-OPTION_KEYS = (*FIELD_OPTIONS, "input", "target", "optimizer_arg")  # of files that describe jobs
+_OF_PATHS = ("hf", "diffusers")  # sources whose names may be folders; the names of nnU-Net are files
+OPTION_KEYS = (*FIELD_OPTIONS, "input", "target", "optimizer_arg")  # keys of files that describe jobs
 FILE = "file"  # source of a FILE.py:NAME
 ANY_SOURCE = (*SOURCES, FILE)  # for --allow-code
 
 
 def allowed_sources(options: Mapping[str, object]) -> Collection[str]:
-    """Return the sources that data files may name, by the option `allow_code`."""
+    """Return the sources that data files may name, which depend on the option `allow_code`."""
     return ANY_SOURCE if options.get("allow_code") else SOURCES
 
 
 def read_options(parts: Mapping[str, Entry], sources: Collection[str]) -> dict[str, Any]:
-    """Return the job options among the keys of a mapping, as `merge_job` takes them. Raises DataFileError."""
+    """Return the job options among the entries of a mapping, for `merge_job`. Raises DataFileError."""
     options = {
         name: _value_of(option, parts[name]) for name, option in FIELD_OPTIONS.items() if name in parts
     }
@@ -80,7 +80,7 @@ def _value_of(option: JobOption, entry: Entry) -> Any:
 
 
 def parse_entry(entry: Entry, parse: Callable[..., T], *given: Any, **options: Any) -> T:
-    """Return what `parse` makes of what is given; its UsageError becomes a DataFileError of the entry."""
+    """Return the result of `parse`; its UsageError becomes a DataFileError about the entry."""
     try:
         return parse(*given, **options)
     except UsageError as error:
@@ -90,14 +90,14 @@ def parse_entry(entry: Entry, parse: Callable[..., T], *given: Any, **options: A
 
 
 def read_sample(entry: Entry) -> TensorSpec:
-    """Return one sample of a tensor, such as 3x224x224. Raises DataFileError, as all of these."""
+    """Return the shape and type of a tensor, such as 3x224x224. Raises DataFileError, as all readers here."""
     # A sample of one size, such as 10, is a number to YAML.
     text = str(entry.node.value) if entry.node.tag.endswith(":int") else entry.text()
     return parse_entry(entry, parse_tensor_spec, text)
 
 
 def _read_target(entry: Entry) -> dict[str, Any]:
-    """Return a target, or the named targets of a list, as the fields of a job."""
+    """Return a target, or a list of named targets, as fields of `Job`."""
     import yaml
 
     if not isinstance(entry.node, yaml.SequenceNode):
@@ -112,7 +112,7 @@ def _read_target(entry: Entry) -> dict[str, Any]:
 
 
 def read_count(entry: Entry, maximum: int, minimum: int = 1) -> int:
-    """Return a whole number within bounds."""
+    """Return the entry as a whole number within bounds."""
     kind: Any = Annotated[float, Meta(ge=minimum, le=maximum)]
     number = entry.convert(kind)
     if number != int(number):
@@ -121,14 +121,14 @@ def read_count(entry: Entry, maximum: int, minimum: int = 1) -> int:
 
 
 def read_flag(entry: Entry) -> bool:
-    """Return `true` or `false`."""
+    """Return the entry, which must be `true` or `false`, as a bool."""
     if not (entry.is_word("true") or entry.is_word("false")):
         raise entry.broken("expected true or false")
     return entry.is_word("true")
 
 
 def read_items(entry: Entry) -> list[Entry]:
-    """Return the values of a list that is not empty."""
+    """Return the items of the entry, which must be a list that is not empty."""
     items = entry.items()
     if not items:
         raise entry.broken("the list is empty")
@@ -136,13 +136,13 @@ def read_items(entry: Entry) -> list[Entry]:
 
 
 def read_alloc_conf(entry: Entry) -> str:
-    """Return a text of PYTORCH_ALLOC_CONF."""
+    """Return the entry's text after checking it as PYTORCH_ALLOC_CONF."""
     parse_entry(entry, parse_alloc_conf, entry.text())
     return entry.text()
 
 
 def read_arguments(entry: Entry) -> list[tuple[str, Any]]:
-    """Return keywords of a constructor: scalars, and lists as tuples."""
+    """Return the entry as keywords of a constructor: scalars, and lists as tuples."""
     arguments: list[tuple[str, Any]] = []
     values = count(1)
     for key, value in entry.mapping().items():
@@ -176,7 +176,7 @@ def _read_argument(entry: Entry, values: Iterator[int]) -> object:
 
 
 def read_source(entry: Entry, model: str, sources: Collection[str]) -> str:
-    """Return the source of a model that a file names, "" for a catalogue name. Raises DataFileError."""
+    """Return the source of a model that a file names, or "" for a catalogue name. Raises DataFileError."""
     source, name = parse_entry(entry, split_model, model)
     _check_code(entry, model, source == FILE, sources)
     is_path = source == "nnunet" or (source in _OF_PATHS and ("/" in name or Path(name).is_dir()))
@@ -186,15 +186,15 @@ def read_source(entry: Entry, model: str, sources: Collection[str]) -> str:
 
 
 def check_path(entry: Entry, sources: Collection[str]) -> None:
-    """Raise DataFileError for the path of a file, unless the user allowed the file to name code."""
+    """Raise DataFileError if an entry is a path and files may not name paths."""
     text = entry.text()
-    is_path = not text.lstrip().startswith("{")  # DeepSpeed's configuration may stand there itself
+    is_path = not text.lstrip().startswith("{")  # DeepSpeed's configuration itself may be given
     if is_path and FILE not in sources:
         raise entry.broken(f"{text!r} is a path; --allow-code lets files name paths that you trust")
 
 
 def read_cudnn(entry: Entry) -> str:
-    """Return the source of convolution workspaces that a file names. Raises DataFileError for a folder."""
+    """Return the source of convolution workspaces. Raises DataFileError for a folder."""
     text = entry.text()
     if not is_cudnn_of_files(text):
         raise entry.broken(
@@ -205,14 +205,14 @@ def read_cudnn(entry: Entry) -> str:
 
 
 def read_loss(entry: Entry, sources: Collection[str]) -> str:
-    """Return the loss that a file names. Raises DataFileError, also for code that is not allowed."""
+    """Return the text of a loss. Raises DataFileError, also for code that is not allowed."""
     text = entry.text()
     _check_code(entry, text, is_code(parse_entry(entry, parse_loss, text)), sources)
     return text
 
 
 def read_optimizer(entry: Entry, sources: Collection[str]) -> str:
-    """Return the optimizer that a file names. Raises DataFileError, also for code that is not allowed."""
+    """Return the text of an optimizer. Raises DataFileError, also for code that is not allowed."""
     text = entry.text()
     _check_code(entry, text, optimizer_runs_code(parse_entry(entry, parse_optimizer, text)), sources)
     return text

@@ -1,4 +1,4 @@
-"""Combinations of options that are refused: one table, which docs/limits.md repeats."""
+"""The table of combinations of options that are refused, which docs/limits.md repeats."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -26,7 +26,7 @@ class Conflict(NamedTuple):
 
 
 class Requirement(NamedTuple):
-    """Options that have no meaning without another option."""
+    """Options that have no effect without another option."""
 
     options: tuple[str, ...]
     needed: str
@@ -177,7 +177,7 @@ def check_conflicts(job: Job) -> None:
 
 
 def check_requirements(job: Job) -> None:
-    """Raise UsageError for the first option that has no meaning without another one."""
+    """Raise UsageError for the first option that is given without the option that it needs."""
     for requirement in REQUIREMENTS:
         given = next((name for name in requirement.options if SETTINGS[name](job)), None)
         if given is not None and not SETTINGS[requirement.needed](job):

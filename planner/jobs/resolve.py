@@ -178,9 +178,7 @@ def default_impl(optimizer: Optimizer | str) -> OptimizerImpl:
 
 
 def complete_job(job: Job) -> Job:
-    """Return the job after settling fields that depend on each other. Raises UsageError if it is
-    incomplete.
-    """
+    """Return the job with dependent fields settled. Raises UsageError if it is incomplete or not planned."""
     if job.mode is Mode.GENERATE and not job.new_tokens:
         raise UsageError(
             f"{job.model}: how many tokens to generate is unknown; give --new-tokens, such as 128"

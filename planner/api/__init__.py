@@ -1,4 +1,4 @@
-"""The functions of Python users: one and a result class a command."""
+"""The Python API: one function and one result class for each command."""
 
 from planner._support.lazy_exports import attach_stub
 

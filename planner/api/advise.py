@@ -1,4 +1,4 @@
-"""`planner advise` for Python: the smallest changes to a recipe that make a batch fit."""
+"""`planner.advise`: the smallest changes to a recipe that make a batch fit."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -35,20 +35,20 @@ class AdviceResult(Result):
 
     @property
     def possible(self) -> bool:
-        """Return whether the batch fits as it is or with any set of changes."""
+        """Return whether the batch fits unchanged or with one of the sets of changes."""
         return self.advice.unchanged.fits or bool(self.advice.sets)
 
 
 @dataclass(frozen=True, slots=True)
 class VaryingAdviceResult(Result):
-    """What changes bring where samples are of many sizes; `str` gives the text report."""
+    """The effect of changes if samples have many sizes; `str` gives the text report."""
 
     advice: VaryingAdvice
     import_seconds: float
 
     @property
     def possible(self) -> bool:
-        """Return whether the batch, or any where none is given, fits as it is or with a change."""
+        """Return whether the batch, or any batch if none was given, fits unchanged or with a change."""
         advice = self.advice
         attempts = (advice.unchanged, *advice.singles, *filter(None, (advice.together,)))
         return any(one.fits if advice.batch else one.side.largest > 0 for one in attempts)
@@ -59,9 +59,9 @@ def advise(
 ) -> AdviceResult | VaryingAdviceResult:
     """Return the smallest sets of changes with which a batch size of a model fits a GPU.
 
-    `model`, `batch` and the options are as for `planner.estimate`; a GPU or a cap is needed. Each set is
-    traced and replayed. Where samples are of many sizes, each change is played by itself, and `batch` may be
-    left away. Raises the errors of `planner.errors`; that nothing helps is a result.
+    `model`, `batch` and the options are as for `planner.estimate`; a GPU or a cap is needed. Each set of
+    changes is traced and replayed. If samples have many sizes, each change is simulated separately, and
+    `batch` may be omitted. Raises the errors of `planner.errors`; that nothing helps is a result.
     """
     require_memory_limit(options)
     request = open_any_request(model, options, batch, command="advise")
@@ -76,7 +76,7 @@ def advise(
         return captured(training.job)
 
     training = TrainingConfig(request.job, request.batch, request.budget.limits.config)
-    traces_of(training)  # imports what is needed
+    traces_of(training)  # imports the libraries
     import_seconds = perf_counter() - request.start
     return AdviceResult(advise_on(training, request.budget, traces_of, on_progress), import_seconds)
 

@@ -1,4 +1,4 @@
-"""Memory limits of a request: the GPU's budget, as stored calibrations correct it."""
+"""Compute the memory budget of a request: the GPU's limits, corrected by stored calibrations."""
 
 from os import PathLike
 from pathlib import Path
@@ -38,7 +38,9 @@ DEFAULT_CONFIDENCE = 0.99
 
 
 def make_budget(options: Options) -> Budget:
-    """Return the budget of a GPU, by default an unlimited one. Raises UsageError or DataFileError."""
+    """Return the budget of the GPU in the options, unlimited if none is named. Raises UsageError or
+    DataFileError.
+    """
     _reject_unknown(options)
     gpu, gpu_mib, cap_mib = options.get("gpu"), options.get("gpu_mib"), options.get("allocator_cap_mib")
     if gpu is not None and gpu_mib is not None:
@@ -71,21 +73,22 @@ def _reject_unknown(options: Options) -> None:
 
 
 def budget_for(budget: Budget, job: Job) -> Budget:
-    """Return the budget with the allocator of the job's version of torch, and with room for NCCL."""
+    """Return the budget for a job: with the allocator of its version of torch and with memory for NCCL."""
     config = replace(budget.limits.config, reuse_order=config_of_torch(job.torch).reuse_order)
     return with_nccl_of(with_config(budget, config), job)
 
 
 def calibrate_budget(budget: Budget, job: Job, options: Options) -> Budget:
-    """Return the budget as the nearest stored calibration corrects it. Raises DataFileError for a broken one,
-    UsageError for folders that are given without a card.
+    """Return the budget corrected by the nearest stored calibration, if there is one.
+
+    Raises DataFileError for a broken calibration, UsageError if folders are given without a GPU.
     """
     stored = stored_calibrations(budget, options)
     return corrected_budget(budget, find_calibration(stored, calibration_query(budget, job, options)))
 
 
 def corrected_budget(budget: Budget, correction: Correction | None) -> Budget:
-    """Return the budget under a correction, if there is one."""
+    """Return the budget with a correction applied, or unchanged if it is None."""
     if correction is None:
         return budget
     config = budget.limits.config
@@ -95,8 +98,10 @@ def corrected_budget(budget: Budget, correction: Correction | None) -> Budget:
 
 
 def stored_calibrations(budget: Budget, options: Options) -> tuple[Calibration, ...]:
-    """Return the calibrations that may answer, folder by folder; none for an unlimited GPU. Emulated ones
-    answer from folders that are given alone, not from the user's own. Raises as `calibrate_budget`.
+    """Return the calibrations that may apply, folder by folder, or () for an unlimited GPU.
+
+    Emulated calibrations count only in folders given by the options, not in the user's own. Raises the errors
+    of `calibrate_budget`.
     """
     given, own = options.get("calibrations") or (), options.get("own_calibrations")
     if budget.device.total.value >= UNLIMITED_BYTES:
@@ -113,17 +118,17 @@ def stored_calibrations(budget: Budget, options: Options) -> tuple[Calibration, 
 
 
 def calibration_query(budget: Budget, job: Job, options: Options) -> CalibrationQuery:
-    """Return the query for stored calibrations."""
+    """Return the query with which stored calibrations are searched."""
     torch = None if options.get("trace") is not None else job.torch or installed_version("torch")
     return CalibrationQuery(job, budget.device, torch, options.get("alloc_conf") or "")
 
 
 def has_memory_limit(options: Options) -> bool:
-    """Return whether the options name a GPU or bound the allocator."""
+    """Return whether the options name a GPU or limit the allocator."""
     return any(options.get(name) is not None for name in ("gpu", "gpu_mib", "allocator_cap_mib"))
 
 
 def require_memory_limit(options: Options) -> None:
-    """Raise UsageError where nothing limits the memory."""
+    """Raise UsageError if the options do not limit the memory."""
     if not has_memory_limit(options):
         raise UsageError("no GPU to fit: give --gpu NAME, --gpu-mib N or --allocator-cap-mib N")

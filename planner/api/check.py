@@ -1,4 +1,4 @@
-"""`planner.check`: the jobs of a pyproject.toml held against their budgets."""
+"""`planner.check`: compare the jobs of a pyproject.toml with their memory budgets."""
 
 from contextlib import chdir
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ _NO = (Verdict.RISKY, Verdict.OUT_OF_MEMORY)
 
 @dataclass(frozen=True, slots=True)
 class CheckResult(Result):
-    """The verdict on each job and GPU; `str` gives the text report."""
+    """The verdicts on all jobs and GPUs; `str` gives the text report."""
 
     config: CheckConfig
     fail_on: FailOn
@@ -44,27 +44,27 @@ class CheckResult(Result):
 
     @property
     def is_yes(self) -> bool:
-        """Return whether every job was planned, no verdict is a no, and none has grown too much."""
+        """Return whether every job was planned, all verdicts are acceptable, and no growth is too large."""
         has_grown = self.comparison is not None and not self.comparison.is_yes
         return not (self.failures or has_grown or any(self.is_no(row) for row in self.rows))
 
     def is_no(self, row: CheckRow) -> bool:
-        """Return whether the verdict of a row is a no."""
+        """Return whether the verdict of a row counts as a failure under `fail_on`."""
         return row.judgement.verdict.is_no(self.fail_on)
 
     def annotations(self, workspace: Path | None = None) -> list[str]:
-        """Return GitHub's workflow commands: a line for each verdict other than FITS, and each failure.
+        """Return GitHub's workflow commands: one line for each verdict other than FITS, and for each failure.
 
         Paths are relative to the workspace, by default to the folder above the configuration that has .git.
         """
         return list(annotations(self._findings(workspace)))
 
     def summary(self) -> str:
-        """Return the summary of a job in GitHub's Markdown."""
+        """Return the summary for a GitHub job, in Markdown."""
         return summary(self.rows, self.failures, self.comparison)
 
     def to_sarif(self, workspace: Path | None = None) -> dict[str, Any]:
-        """Return the findings as a log in SARIF 2.1.0, with paths as in `annotations`."""
+        """Return the findings as a SARIF 2.1.0 log, with paths as in `annotations`."""
         return to_sarif(self._findings(workspace))
 
     def _findings(self, workspace: Path | None) -> tuple[Finding, ...]:
@@ -80,13 +80,15 @@ def check(
     max_increase: str | None = None,
     **options: Unpack[Options],
 ) -> CheckResult:
-    """Return the verdicts on the jobs of `[tool.planner]` in a pyproject.toml.
+    """Plan the jobs of `[tool.planner]` in a pyproject.toml and return a verdict on each.
 
-    `config` is the file, by default the nearest one with that table, from the current folder upwards; files
-    that it names are looked for in its folder. `fail_on` is the first verdict that is a no: "tight", "risky"
-    (the default) or "out-of-memory". With `largest_batch`, the largest batch of each GPU is searched also of
-    jobs that fit. `against` is a revision of the git repository: the jobs are planned with its files too, and
-    a process that is larger now by more than `max_increase` (500MiB, 2%) is a no.
+    `config` is the file, by default the nearest pyproject.toml with that table, from the current folder
+    upwards. Paths in it are relative to its folder. `fail_on` is the mildest verdict that counts as a
+    failure: "tight", "risky" (the default) or "out-of-memory". With `largest_batch`, the largest batch on
+    each GPU is searched for jobs that fit too. `against` is a revision of the git repository: the jobs are
+    also planned with its files, and growth of a process by more than `max_increase` (500MiB, 2%) counts as a
+    failure.
+
     A job that cannot be planned is a failure of the result. Raises the errors of `planner.errors`; wrong
     configuration is a UsageError.
     """
@@ -111,7 +113,7 @@ def check(
 
 
 def load(config: str | Path | None, fail_on: str | None, options: Options) -> tuple[CheckConfig, FailOn]:
-    """Return the configuration, and the verdict that is a no. Raises UsageError or DataFileError."""
+    """Return the configuration, and the mildest verdict that fails. Raises UsageError or DataFileError."""
     level = None if fail_on is None else choose(FailOn, fail_on, "--fail-on")
     path = find_config(Path.cwd()) if config is None else Path(config).absolute()
     sources = allowed_sources(options)

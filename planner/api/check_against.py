@@ -1,7 +1,7 @@
-"""The jobs of a check with the code of another revision, in a process of its own.
+"""Plan the jobs of a check with the code of another git revision, in a separate process.
 
-That process never imports the code of the user as it is now. As `python -m planner.api.check_against` this
-module is the process: each request is a job, its answer the memory of its processes or of its modules.
+That process never imports the user's current code. It runs this module by `python -m
+planner.api.check_against`: each request is a job, each answer the memory of its processes or of its modules.
 """
 
 import os
@@ -34,7 +34,7 @@ from planner.planning.check import (
 from planner.program import ignore_progress
 
 _CALLBACKS = ("warn", "on_progress")
-_PLAIN = ("name", "batch", "confidence", "alloc_conf", "allocator_cap_mib")  # of a job, as they stand
+_PLAIN = ("name", "batch", "confidence", "alloc_conf", "allocator_cap_mib")  # fields of a job, copied
 Ask = Callable[[str, CheckJob, Device | None], Any]
 
 
@@ -47,7 +47,7 @@ def compare(
 ) -> Comparison:
     """Return how the memory of these rows has changed since a revision. Raises UsageError.
 
-    A job that cannot be planned with the code of then is listed.
+    A job that cannot be planned with the revision's code is listed.
     """
     folder, on_progress = config.path.parent, options.get("on_progress") or ignore_progress
     by_job: dict[str, list[CheckRow]] = {}
@@ -70,7 +70,7 @@ def compare(
 
 
 def _change(row: CheckRow, before_bytes: int, folder: Path, ask: Ask, options: Options) -> CheckChange:
-    """Return a change, with its modules where it counts."""
+    """Return the change of one row, with the changes of its modules if it is large enough."""
     if abs(row.estimate.process_bytes - before_bytes) < SMALLEST_BYTES:
         return CheckChange(row, before_bytes, None, ())
     then = ask("modules", row.job, row.device)
@@ -80,7 +80,7 @@ def _change(row: CheckRow, before_bytes: int, folder: Path, ask: Ask, options: O
 
 
 def _open_worker(revision: Revision, options: Options) -> Ask:
-    # -P: a folder of the user's that is called like this package must not be run in its place.
+    # -P: a folder of the user's with the name of this package must not be run in its place.
     worker = Worker([sys.executable, "-P", "-m", "planner.api.check_against"])
     kept = {key: value for key, value in options.items() if key not in _CALLBACKS}
 
@@ -103,11 +103,11 @@ def _open_worker(revision: Revision, options: Options) -> Ask:
 
 
 def main() -> None:
-    """Answer until the input ends."""
+    """Answer requests from standard input until it ends."""
 
     def answer(message: dict[str, Any], restart_limit: Callable[[], None]) -> Any:
         folder = message["folder"]
-        if folder not in sys.path:  # packages of then stand before those that are installed
+        if folder not in sys.path:  # the revision's packages come before installed ones
             sys.path[:0] = [folder, str(Path(folder) / "src")]
         os.chdir(folder)
         devices = msgspec.convert(message["devices"], tuple[Device | None, ...])

@@ -1,4 +1,4 @@
-"""A job of a check on each of its GPUs: its verdicts, and its modules at the peak."""
+"""Plan a job of a check on each of its GPUs: the verdicts, and the memory of modules at the peak."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
@@ -23,9 +23,9 @@ from planner.program import ProgramSet
 
 
 def plan_rows(checked: CheckJob, options: Options, searches: Callable[[Verdict], bool]) -> Iterator[CheckRow]:
-    """Yield the verdict on a job on each of its GPUs, with the largest batch where it `searches` for one.
+    """Yield the verdict on a job for each of its GPUs, with the largest batch if `searches(verdict)` is true.
 
-    Raises UsageError, which names the job.
+    Raises UsageError that names the job.
     """
     programs: ProgramSet | None = None
     for device in checked.devices:
@@ -58,7 +58,7 @@ def _row(
 
 
 def _largest_batch(checked: CheckJob, request: Request, programs: ProgramSet) -> int:
-    """Return the largest batch at the confidence on the GPU and within the budget of the process."""
+    """Return the largest batch at the requested confidence that the GPU and the process's budget allow."""
     job, budget, budget_bytes = request.job, request.budget, checked.budget_bytes
     if budget.limits.allocator_limit_bytes is None:
         most = max_useful_batch(job)
@@ -77,7 +77,7 @@ def _largest_batch(checked: CheckJob, request: Request, programs: ProgramSet) ->
 
 
 def options_on(checked: CheckJob, device: Device | None, options: Options) -> Options:
-    """Return the options of a request for a job on one of its GPUs."""
+    """Return the options with which a job of a check is planned on one of its GPUs."""
     confidence = options.get("confidence")
     own: Mapping[str, Any] = {
         "gpu": device,
@@ -93,7 +93,7 @@ def options_on(checked: CheckJob, device: Device | None, options: Options) -> Op
 
 
 def plan_modules(checked: CheckJob, device: Device | None, options: Options) -> dict[str, int]:
-    """Return the bytes that each module holds itself at the allocated peak on a GPU."""
+    """Return the bytes that each module itself holds at the allocated peak, by module."""
     request = open_request(checked.job, options_on(checked, device, options), checked.batch)
     trace = with_last_batch(request.job, request.batch, request.traces(CaptureMode.WITH_PROVENANCE))
     return own_bytes(explain(trace, unlimited(request.budget.limits)).blocks)

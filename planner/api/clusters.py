@@ -1,4 +1,4 @@
-"""`planner gpus --global-batch` for Python: how many GPUs a global batch needs, and how it is split."""
+"""`planner gpus --global-batch` for Python: how many GPUs a global batch needs, and how to split it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,25 +33,27 @@ from planner.planning import (
 from planner.program import LARGEST_BATCH, Target, TraceSource
 from planner.report import Result
 
-_LARGEST_COUNT = 2**16  # of GPUs
-_SMALLEST_MIB = 40_000  # of the GPUs that are searched where none are chosen
+_LARGEST_COUNT = 2**16  # largest number of GPUs
+_SMALLEST_MIB = 40_000  # smallest GPU that is searched if none is chosen
 _ALONE = ("gpu", "gpu_mib", "trace", "save_trace", "isolate", "fsdp", "ddp", "tp", "calibrations")
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterResult(Result):
-    """The fewest GPUs of each kind, or splits on GPUs of one kind; `str` gives the text report."""
+    """The fewest GPUs of each kind, or splits of the batch over GPUs of one kind; `str` gives the text
+    report.
+    """
 
     table: ClusterTable
 
     @property
     def fits(self) -> bool:
-        """Return whether the global batch runs on any of the GPUs."""
+        """Return whether the global batch runs on any kind of GPU."""
         advice = self.table.advice
         return any(row.plans for row in (self.table.rows if advice is None else (advice.plans,)))
 
     def to_scheduler(self, scheduler: str) -> str:
-        """Return the request for slurm, k8s, skypilot or ray. Raises UsageError for any other."""
+        """Return the resource request for slurm, k8s, skypilot or ray. Raises UsageError for another name."""
         from planner.report import scheduler_text
 
         return scheduler_text(self.table, scheduler)
@@ -71,13 +73,13 @@ def clusters(
     seq: int | None = None,
     **options: Unpack[Options],
 ) -> ClusterResult:
-    """Return how many GPUs of each kind train a model at a global batch, and how it is split over them.
+    """Return how many GPUs of each kind a global batch of a model needs, and how it is split over them.
 
-    DDP or FSDP2 over all GPUs, recomputation, resharding after the forward pass, tensor parallel, micro-batch
-    and accumulation are searched, throughput is not. Of one kind of GPU several splits are returned.
-    `cluster` is a file that names the GPUs there are, `seq` the tokens of a sample in place of `input`; the
-    other options are as for `planner.gpus`. Raises the errors of `planner.errors`; that nothing fits is a
-    result.
+    The search covers DDP or FSDP2 over all GPUs, recomputation, resharding after the forward pass, tensor
+    parallelism, micro-batch and accumulation, but not throughput. For a single kind of GPU several splits are
+    returned. `cluster` is a file that names the available GPUs, `seq` the tokens of a sample in place of
+    `input`; the other options are as for `planner.gpus`. Raises the errors of `planner.errors`; that nothing
+    fits is a result.
     """
     start = perf_counter()
     _reject_what_is_searched(options, "--global-batch")
@@ -109,11 +111,12 @@ def advise_cluster(
     seq: int | None = None,
     **options: Unpack[Options],
 ) -> ClusterResult:
-    """Return how a global batch of a model runs on all GPUs of a cluster, and what does not fit.
+    """Return the ways to run a global batch of a model on all GPUs of a cluster, and the ways that do not
+    fit.
 
-    DDP and FSDP2, each with and without recomputation, and tensor parallel in groups of a node are tried,
-    each with its largest micro-batch. `cluster` is a file that names the GPUs, `seq` the tokens of a sample;
-    the other options are as for `planner.clusters`, whose errors are raised.
+    DDP and FSDP2, each with and without recomputation, and tensor parallelism within nodes are tried, each
+    with its largest micro-batch. `cluster` is a file that names the GPUs, `seq` the tokens of a sample; the
+    other options are as for `planner.clusters`, whose errors are raised.
     """
     start = perf_counter()
     _reject_what_is_searched(options, "--cluster")
@@ -134,12 +137,12 @@ class _OpenSearch(NamedTuple):
     traces: RankTraces
     search: ClusterSearch
     budgets: Sequence[Callable[[Job], Budget]]
-    opened: float  # seconds of a clock
+    opened: float  # time of a clock in seconds
 
     def table(
         self, rows: tuple[ClusterPlans, ...], start: float, advice: ClusterAdvice | None = None
     ) -> ClusterTable:
-        """Return the answer, with what it took since a start."""
+        """Return the table of the answer, with the seconds spent since `start`."""
         seconds = Seconds(self.traces.seconds, perf_counter() - self.opened - self.traces.seconds)
         confidence = (advice.plans if advice else rows[0]).budget.confidence
         return ClusterTable(
@@ -192,7 +195,7 @@ def _is_slice(card: Device) -> bool:
 
 
 def _read_cluster(path: Path) -> tuple[Sequence[Device], int, int]:
-    """Return GPU, GPUs in a node and GPUs in all. Raises DataFileError."""
+    """Return a cluster's GPU, its GPUs per node and its total of GPUs. Raises DataFileError."""
     parts = read_entry(path).children(("gpu", "nodes", "gpus_per_node"))
     try:
         device = find_device(parts["gpu"].text())
@@ -221,7 +224,7 @@ def _opener(request: Request) -> Callable[[Job, Target], TraceSource]:
 
 
 def _budgets_of(card: Device, options: Options) -> Callable[[Job], Budget]:
-    """Return the budget of a kind of GPU by job: NCCL's memory depends on the number of ranks."""
+    """Return a function from jobs to budgets on a kind of GPU: NCCL's memory depends on the job's ranks."""
     plain = make_budget({**options, "gpu": card})
     by_ranks: dict[tuple[int, int], Budget] = {}
 

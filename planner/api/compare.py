@@ -1,4 +1,4 @@
-"""`planner compare` for Python: the estimates of all methods side by side."""
+"""`planner compare` for Python: the estimates of one batch by all methods side by side."""
 
 from dataclasses import dataclass
 from time import perf_counter
@@ -32,7 +32,7 @@ from planner.report import Result
 
 @dataclass(frozen=True, slots=True)
 class CompareResult(Result):
-    """All estimators side by side; `str` gives the text report."""
+    """The estimates of all methods, and the measured value if one is stored; `str` gives the text report."""
 
     comparison: Comparison
 
@@ -40,11 +40,11 @@ class CompareResult(Result):
 def compare(
     model: Model | None = None, batch: int | None = None, **options: Unpack[Options]
 ) -> CompareResult:
-    """Return one batch size by every estimator, beside the measured value where one is stored: the run of a
-    calibration on this card, else what the seeds published.
+    """Return the estimates of one batch size by every method, with the measured value if one is stored.
 
-    Options are those of `planner.estimate` without `trace` and `save_trace`. An estimator that fails has
-    its reason in its row; raises the errors of `planner.errors` where the planner's own trace fails.
+    The measured value is a calibration's run on this GPU, else a published one. Options are as for
+    `planner.estimate` without `trace` and `save_trace`. If an estimator fails, its row has the reason. Raises
+    the errors of `planner.errors` if the planner's own trace fails.
     """
     request = open_request(model, options, batch, command="compare")
     job, size, on_progress = request.job, request.batch, request.on_progress
@@ -71,7 +71,7 @@ def _as_measured(budget: Budget, measured: Measured | str, options: Options) -> 
 
 
 def _measured(job: Job, batch: int, on_progress: OnProgress) -> Measured | str:
-    """Return the stored peak of a job of the catalogue, or why there is none."""
+    """Return the stored measured peak of a catalogue job, or the reason why there is none."""
     catalogue = load_catalogue()
     entry = catalogue.get(job.model)
     if entry is None or entry.job != job:

@@ -25,20 +25,20 @@ class EstimateResult(Result):
 
     @property
     def fits(self) -> str:
-        """`yes`, `with_retries` or `no`."""
+        """Return `yes`, `with_retries` or `no`."""
         return self.estimate.outcome.value
 
 
 @dataclass(frozen=True, slots=True)
 class StaticEstimateResult(Result):
-    """The memory of one batch size by another method than the trace; `str` gives the text report."""
+    """The memory of one batch size by a method other than the trace; `str` gives the text report."""
 
     estimate: "StaticEstimate"
     import_seconds: float
 
     @property
     def fits(self) -> str:
-        """`yes` or `no`."""
+        """Return `yes` or `no`."""
         return "yes" if self.estimate.fits else "no"
 
 
@@ -63,9 +63,9 @@ def estimate(
 ) -> EstimateResult | VaryingResult | StaticEstimateResult:
     """Return the memory of one batch size of a model, and whether it fits.
 
-    Without a GPU, the memory is unlimited. `model` is as for `max_batch`. `batch` is by default that of
-    the catalogue or of the trace file. `method` is one of `planner.planning.estimators.Method`. Raises
-    the errors of `planner.errors`; that the batch does not fit is a result.
+    Without a GPU, the memory is unlimited. `model` is as for `max_batch`. `batch` defaults to the batch size
+    of the catalogue's entry or of the trace file. `method` is one of `planner.planning.estimators.Method`.
+    Raises the errors of `planner.errors`; that the batch does not fit is a result.
     """
     chosen = find_method(method)
     if chosen is not Method.TRACE:

@@ -1,4 +1,4 @@
-"""`planner explain` for Python: the memory of a batch by category, module and tensor, and by batch size."""
+"""`planner.explain`: the memory of a batch by category, module and tensor, and curves over batch sizes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ from planner.program import FIT_BATCHES, Trace, ignore_progress
 from planner.report import Result
 from planner.store import open_saved
 
-ReadRecording = Callable[[Job, int], Recording]  # of a job at a batch size
+ReadRecording = Callable[[Job, int], Recording]  # reads a recording of a job at a batch size
 MOST_SHOWN = 10**6
 
 
@@ -45,25 +45,29 @@ class ExplainResult(Result):
 
     estimate: Estimate
     explanation: Explanation
-    trace: Trace  # that is explained
-    difference: Difference | None  # to a recording, where one was given
+    trace: Trace  # the explained trace
+    difference: Difference | None  # differences from a recording, if one was given
     limits: DisplayLimits
     import_seconds: float
 
     def draw(self, path: Path | str) -> None:
-        """Draw the timeline; the suffix selects the format. Needs matplotlib; raises DataFileError."""
+        """Draw the timeline to a file, whose suffix selects the format. Needs matplotlib; raises
+        DataFileError.
+        """
         from planner.report import draw_timeline, summary_of
 
         draw_timeline(self.explanation, summary_of(self.estimate, self.explanation).caption, Path(path))
 
     def save_snapshot(self, path: Path | str) -> None:
-        """Write the run on the card as torch's memory_viz reads it. Raises DataFileError."""
+        """Write the simulated run as a snapshot for torch's memory_viz. Raises DataFileError."""
         from planner.allocator.history import save_snapshot
 
         save_snapshot(self.trace, self.estimate.budget.likely_limits, Path(path))
 
     def save_page(self, path: Path | str, curve: BatchCurve | None = None) -> None:
-        """Write an HTML page; its reader chooses batch sizes and GPUs of `curve`. Raises DataFileError."""
+        """Write an HTML page on which the reader chooses batch sizes and GPUs of `curve`. Raises
+        DataFileError.
+        """
         from planner.report import save_page, summary_of
 
         summary = summary_of(self.estimate, self.explanation)
@@ -72,13 +76,13 @@ class ExplainResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class VaryingExplainResult(ExplainResult):
-    """The attribution of the worst batch of sampled runs, where samples are of many sizes.
+    """The attribution of the worst batch of sampled runs, if samples have many sizes.
 
-    What `ExplainResult` has is of that batch alone, at its own size.
+    The fields of `ExplainResult` describe only that batch, at its own size.
     """
 
-    plan: VaryingPlan  # of the sampled runs
-    sequence: int  # of which the batch is
+    plan: VaryingPlan  # the plan from sampled runs
+    sequence: int  # number of the run that has the batch
     sampled: SampledRun
 
 
@@ -91,13 +95,12 @@ def explain(
     depth: int | None = None,
     **options: Unpack[Options],
 ) -> ExplainResult:
-    """Return where the memory of a batch goes at its peak; with a recording, how it differs from the GPU's.
+    """Explain the memory of a batch at its peak, and with `against` its differences from a GPU's recording.
 
-    `model` and `batch` are as for `estimate`; with a saved trace there are neither source lines nor an
-    evaluation beside the training. `top` bounds the tensors and differences that are shown, `depth` the
-    levels of modules, by default to as many as are readable. Where samples are of many sizes, the worst batch
-    of the sampled runs is explained. Raises the errors of `planner.errors`; that the
-    batch does not fit is a result.
+    `model` and `batch` are as for `estimate`; with a saved trace there are neither source lines nor a
+    separate evaluation. `top` limits the tensors and differences that are shown, `depth` the levels of
+    modules; by default `depth` is as large as is readable. If samples have many sizes, the worst batch of the
+    sampled runs is explained. Raises the errors of `planner.errors`; that the batch does not fit is a result.
     """
     default = DisplayLimits()
     display_limits = DisplayLimits(
@@ -134,7 +137,7 @@ def explain(
 
 
 def _explain_worst(request: Request, display_limits: DisplayLimits) -> VaryingExplainResult:
-    """Return the explanation of the batch at which sampled runs end, or allocate most."""
+    """Return the explanation of the batch of sampled runs that fails or, if none does, allocates most."""
     opened = perf_counter()
     programs = open_sized_programs(request)
     plan = estimate_varying(request.job, request.budget, programs, request.batch)
@@ -158,7 +161,7 @@ def _explain_worst(request: Request, display_limits: DisplayLimits) -> VaryingEx
 
 
 def _evaluate(request: Request) -> Trace | None:
-    """Return the trace in eval mode without gradients; None where there is none, as of some detectors."""
+    """Return the trace of the batch in eval mode, or None if the job does not train or has no such trace."""
     if request.saved is not None or request.job.mode is not Mode.TRAIN:
         return None
     request.on_progress(f"tracing batch {request.batch} in eval mode")
@@ -176,10 +179,10 @@ def batch_curve(
     devices: Sequence[Device] | None = None,
     **options: Unpack[Options],
 ) -> BatchCurve | None:
-    """Return the curves of all GPUs, or of `devices`; the GPU of the options is among them and selected.
+    """Return memory curves over batch sizes for all GPUs or `devices`, with the GPU of the options selected.
 
-    Without one, an unlimited GPU comes first. None where a saved trace holds for one batch size only.
-    Raises the errors of `planner.errors`.
+    Without a GPU in the options, an unlimited GPU comes first. Returns None if a saved trace holds for one
+    batch size only. Raises the errors of `planner.errors`.
     """
     path = options.get("trace")
     if path is not None and not open_saved(Path(path)).is_any_batch:
@@ -189,7 +192,7 @@ def batch_curve(
     endless = budget.device.total.value >= UNLIMITED_BYTES
     if not endless and budget.device not in cards:
         cards.insert(0, budget.device)
-    # Where the guards of a stored program fail, each batch size is a run of the model: for so many of them, a
+    # If the guards of a stored program fail, each batch size must be captured: for so many batch sizes, a
     # program with its rules is faster.
     rest: Options = {**options, "gpu": None, "gpu_mib": None, "save_trace": None, "cache": None}
     table = gpus(model, devices=cards, sort="memory", **rest).table

@@ -1,4 +1,4 @@
-"""`planner gpus` for Python: one job on every card of the database."""
+"""`planner.gpus`: the largest batch of one job on every GPU of the database."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,8 +49,8 @@ from planner.planning import (
 from planner.program import FIT_BATCHES, LARGEST_BATCH, Outcome, Trace, find_growth
 from planner.report import Result, growth_text
 
-MOST_OF_VARYING = 12  # GPUs, on each of which runs are sampled for some seconds
-MOST_OF_COMPILED = 8  # kinds of GPU, for each of which several batch sizes are compiled
+MOST_OF_VARYING = 12  # most GPUs, on each of which runs are sampled for some seconds
+MOST_OF_COMPILED = 8  # most kinds of GPU, for each of which several batch sizes are compiled
 SORTS: dict[str, Callable[[DeviceFit], Any]] = {
     "max_batch": lambda fit: (-fit.max_batch, fit.budget.device.total.value, fit.budget.device.name),
     "memory": lambda fit: (fit.budget.device.total.value, fit.budget.device.name),
@@ -59,12 +59,12 @@ SORTS: dict[str, Callable[[DeviceFit], Any]] = {
     "headroom": lambda fit: (-fit.headroom_bytes, fit.budget.device.name),
 }
 
-PRICE_SORTS = ("price", "cost")  # of an hour, of a million samples
+PRICE_SORTS = ("price", "cost")  # price of an hour, cost of a million samples
 
 
 @dataclass(frozen=True, slots=True)
 class GpusResult(Result):
-    """The cards, in the requested order; `str` gives the text report."""
+    """The answers for all GPUs, in the requested order; `str` gives the text report."""
 
     table: FleetTable
 
@@ -74,20 +74,21 @@ class GpusResult(Result):
         return self.table.fits
 
     def to_csv(self) -> str:
-        """Return one line for each card, after a line of names."""
+        """Return the table as CSV: a header and one line for each GPU."""
         from planner.report import gpus_to_csv
 
         return gpus_to_csv(self.table)
 
     def to_scheduler(self, scheduler: str) -> str:
-        """Return the request for slurm, k8s, skypilot or ray. Raises UsageError for any other."""
+        """Return the resource request for slurm, k8s, skypilot or ray. Raises UsageError for another name."""
         from planner.report import scheduler_text
 
         return scheduler_text(self.table, scheduler)
 
     def draw(self, path: Path | str) -> None:
-        """Draw peak memory against batch size with each card's line. Needs matplotlib; raises UsageError
-        where there is nothing to draw, DataFileError.
+        """Draw peak memory against batch size, with a line for each GPU's limit.
+
+        Needs matplotlib. Raises UsageError if there is nothing to draw, and DataFileError.
         """
         from planner.report import draw_gpus
 
@@ -113,14 +114,14 @@ def gpus(
     throughput: Throughput | None = None,
     **options: Unpack[Options],
 ) -> GpusResult:
-    """Return the largest batch size of a model on every known GPU; with `batch`, those that run it.
+    """Return the largest batch size of a model on every known GPU or, with `batch`, the GPUs that run it.
 
-    `model` and the options are as for `planner.max_batch`, but for `gpu` and `gpu_mib`. `filter` are words
-    as `planner devices` takes them, each card has to match one of its texts; `min_mib` and `max_mib` bound
-    the total memory; `devices` stand in place of the database; with `multiple_of`, answers are multiples.
-    `prices` is a file in SkyPilot's schema of the day `prices_date`, `spot` takes its spot prices, and
-    `throughput` are samples a second by GPU, which you measured; without `sort` the cheapest come first.
-    Raises the errors of `planner.errors`; that nothing fits is a result.
+    `model` and the options are as for `planner.max_batch`, except `gpu` and `gpu_mib`. `filter` has texts of
+    words as for `planner devices`, one of which a GPU must match. `min_mib` and `max_mib` bound the total
+    memory; `devices` replaces the database; with `multiple_of`, answers are multiples of it. `prices` is a
+    file in SkyPilot's schema, from the day `prices_date`; `spot` selects its spot prices. `throughput` has
+    measured samples per second by GPU; without `sort` the cheapest GPUs then come first. Raises the errors of
+    `planner.errors`; that nothing fits is a result.
     """
     for name in ("gpu", "gpu_mib", "save_trace"):
         if options.get(name) is not None:
@@ -145,7 +146,7 @@ def gpus(
         check_batch(job, batch)
     budgets = _budgets(cards, job, options)
     target = budgets[0].device.target
-    programs.bound(target)  # builds the program, which the next trace is of
+    programs.bound(target)  # builds the program from which the next trace comes
     first = programs.trace(programs.batch_sizes(target).floor(FIT_BATCHES[0]), target)
     budgets = [judge_budget(budget, job, first) for budget in budgets]
     epochs = EpochPrograms(job, programs)
@@ -174,7 +175,7 @@ def gpus(
 def _sort_key(
     sort: str | None, prices: PriceList | None, quotes: Mapping[str, Quote]
 ) -> Callable[[DeviceFit], Any]:
-    """Return the order of the rows. Raises UsageError for an unknown one, and for prices that are missing."""
+    """Return the sort key of the rows. Raises UsageError for an unknown order or missing prices."""
     is_cost_known = any(quote.per_million_samples is not None for quote in quotes.values())
     name = sort or (("cost" if is_cost_known else "price") if prices is not None else "max_batch")
     if name in SORTS:
@@ -194,7 +195,7 @@ def _sort_key(
 
 
 def _check_compiled(job: Job, cards: Sequence[Device]) -> None:
-    """Raise UsageError where a compiled job would be compiled for a long time."""
+    """Raise UsageError if a job would have to be compiled for too many kinds of GPU."""
     kinds = {(card.target.capability, card.target.sm_count) for card in cards}
     if job.compile is not Compile.NONE and len(kinds) > MOST_OF_COMPILED:
         raise UsageError(
@@ -211,7 +212,7 @@ def _table_of_varying(
     key: Callable[[DeviceFit], Any],
     options: Options,
 ) -> FleetTable:
-    """Return the table of a job whose samples are of many sizes: sampled runs on each GPU."""
+    """Return the table for a job whose samples have many sizes, from sampled runs on each GPU."""
     if len(cards) > MOST_OF_VARYING:
         raise UsageError(
             f"--input: samples of many sizes are played on each GPU, on {MOST_OF_VARYING} at most; these are "
@@ -251,7 +252,7 @@ def _table_of_varying(
 
 
 def _of_vendors(fits: Sequence[DeviceFit]) -> list[str]:
-    """Return what is not modelled on GPUs of other makers."""
+    """Return notes on what is not modelled on GPUs of other vendors."""
     vendors = dict.fromkeys(fit.budget.device.vendor for fit in fits)
     return [NOT_MODELLED[vendor] for vendor in vendors if vendor in NOT_MODELLED]
 
@@ -262,7 +263,7 @@ def _of_each_capability(fits: Sequence[DeviceFit]) -> list[DeviceFit]:
 
 
 def _notes(traces: Sequence[Trace]) -> tuple[str, ...]:
-    """Return the notes of traces on GPUs of all compute capabilities."""
+    """Return the notes of all traces, beginning with memory growth if there is any."""
     notes, growth = [note for trace in traces for note in trace.notes], find_growth(traces[0])
     if growth is not None:
         notes.insert(0, f"at batch {traces[0].batch}, {growth_text(growth, None)}")

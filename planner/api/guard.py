@@ -1,11 +1,11 @@
-"""`planner.guard`: an ordinary training loop, planned before its first step and measured to its end.
+"""`planner.guard`: plan an ordinary training loop before its first step, and measure it to its end.
 
     with planner.guard(model, optimizer, (images, labels), loss=criterion):
         for images, labels in loader:
             ...
 
-What most likely does not fit is refused before the first step, what is uncertain is warned of, and at the end
-the measured peaks stand beside the planned ones. Nothing else of the training changes.
+A batch that most likely does not fit is refused before the first step, and an uncertain one is warned of. At
+the end the measured peaks are reported with the planned ones. Nothing else in the training changes.
 """
 
 import sys
@@ -29,7 +29,7 @@ OnMisfit = Literal["raise", "warn"]
 
 
 class GuardOptions(TypedDict, total=False):
-    """Options of a guard, as those of `planner.estimate`; None counts as not given."""
+    """Options of a guard, as in `planner.estimate`; None counts as not given."""
 
     precision: str | None
     grad_scaler: bool | None
@@ -44,16 +44,16 @@ class GuardOptions(TypedDict, total=False):
     eval_batch: int | None
     cudnn: str | None
     confidence: float | None  # default 0.99
-    calibrations: Folder | list[Folder] | None  # folders, searched first
+    calibrations: Folder | list[Folder] | None  # folders that are searched first
     no_calibration: bool | None
     on_progress: Callable[[str], None] | None
 
 
 class Guard:
-    """A guarded training: `plan` from the start, `result` from the end on.
+    """A guarded training: `plan` is set from the start, `result` from the end on.
 
-    Used by `with`, or by `start()` and `finish()` around the loop. Both are None where no plan could be made
-    or nothing was measured, of which a warning has told the reason.
+    It is used by `with`, or by `start()` and `finish()` around the loop. `plan` is None if no plan could be
+    made, `result` if nothing was measured; a warning has told the reason.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Guard:
         self._meter, self._store, self._on_report = meter, store, on_report
 
     def start(self) -> Self:
-        """Begin to measure: torch's peaks on this GPU begin anew."""
+        """Start measuring, which resets torch's peaks on this GPU."""
         try:
             if self._meter is not None and self._request is not None:
                 self._meter.start(self._request.plain_optimizer, self._request.watched)
@@ -82,9 +82,11 @@ class Guard:
         return self
 
     def finish(self, error: BaseException | None = None) -> GuardResult | None:
-        """Report what was measured beside what was planned; `error` is what ended the loop, if anything."""
+        """Stop measuring and report measured and planned peaks; `error` is the exception that ended the loop,
+        if any.
+        """
         meter, self._meter = self._meter, None
-        request, self._request = self._request, None  # whose model and optimizer it does not keep alive
+        request, self._request = self._request, None  # its model and optimizer are not kept alive
         try:
             if meter is not None and request is not None:
                 self.result = result_of(meter, request, self.plan, self._store, error)
@@ -115,20 +117,22 @@ def guard(
     on_report: Callable[[str], None] | None = None,
     **options: Unpack[GuardOptions],
 ) -> Guard:
-    """Plan a training loop on the GPU that holds its model, and return what measures it.
+    """Plan a training loop on the GPU that holds its model, and return a guard that measures it.
 
-    `batch` is one as the data loader gives it: inputs and target in a tuple or list, or a mapping of the
-    model's keywords. `loss` is the loop's function of output and target, or a name as `--loss` has them; a
-    mapping's model returns its own. Loops that do more give `step(model, batch)`, which returns the loss.
-    `scaler` is the loop's `GradScaler`. What the objects tell (precision of the weights, an autocast region
-    around, channels_last, DistributedDataParallel, the optimizer's class and options) needs no option.
+    `batch` is a batch from the data loader: inputs and target in a tuple or list, or a mapping of the model's
+    keywords. `loss` is the loop's function of output and target, or a name as for `--loss`; with a mapping,
+    the model returns its loss. Loops that do more give `step(model, batch)`, which returns the loss. `scaler`
+    is the loop's `GradScaler`. Settings that the objects show (precision of the weights, a surrounding
+    autocast region, channels_last, DistributedDataParallel, the optimizer's class and options) need no
+    option.
 
-    Raises DoesNotFitError before the first step where the batch most likely does not fit; with
-    `on_misfit="warn"` it warns. It also warns where the probability of running out of memory is above
-    1 - confidence, where no plan can be made, and where the model is not on a GPU; the training then goes on.
-    `store` keeps the run as an observation of calibrations, True in the user's data folder, which later
-    guards read. `on_report` gets the report, in place of standard error. Raises UsageError for an option
-    that does not exist.
+    Raises DoesNotFitError before the first step if the batch most likely does not fit; with
+    `on_misfit="warn"` it only warns. It also warns if the probability of running out of memory is above 1 -
+    confidence, if no plan can be made, and if the model is not on a GPU; the training then continues.
+
+    `store` is a folder in which the run is stored as an observation for calibrations, or True for the user's
+    data folder, which later guards read. `on_report` is called with the report, which goes to standard error
+    by default. Raises UsageError for an option that does not exist.
     """
     _check(on_misfit, options)
     folder = _folder(store)
@@ -154,7 +158,7 @@ def guard(
 
 
 def _act_on(plan: GuardPlan, on_misfit: OnMisfit) -> None:
-    """Raise DoesNotFitError, or warn, where the verdict asks for it."""
+    """Raise DoesNotFitError, or warn, as the plan's verdict demands."""
     if plan.judgement.verdict is Verdict.OUT_OF_MEMORY and on_misfit == "raise":
         raise DoesNotFitError(f"{plan.sentence()}; on_misfit='warn' tries it")
     if plan.is_uncertain:
@@ -172,7 +176,7 @@ def _check(on_misfit: str, options: GuardOptions) -> None:
 
 
 def _folder(store: Folder | bool | None) -> Path | None:
-    """Return the folder to store in. Raises UsageError where none is known."""
+    """Return the folder for observations, None for no storing. Raises UsageError if no folder is known."""
     if not store:
         return None
     if store is not True:
@@ -184,7 +188,7 @@ def _folder(store: Folder | bool | None) -> Path | None:
 
 
 def _warn(line: str) -> None:
-    """Warn at the line of the user's script."""
+    """Warn at the line of the user's script that called the guard."""
     package, level = str(Path(__file__).parent), 1
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(package):

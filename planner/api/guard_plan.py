@@ -1,4 +1,4 @@
-"""The plan of a guarded training: its job as its objects tell it, and the verdict on its GPU."""
+"""Plan a guarded training: derive its job from its objects, and judge it on its GPU."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     from calibration.probe.training_meter import TrainingMeter
     from planner.capture import LiveTraining
 
-# What others hold is the used memory less the own process, whose context is estimated where NVML is silent.
+# Other processes' memory is the used memory less this process's, whose context is estimated if NVML is
+# silent.
 SMALLEST_OTHERS_BYTES = 256 * MIB
 
 
 class GuardRequest(Struct, frozen=True):
-    """The objects and options that a guard is given."""
+    """The objects and options given to a guard."""
 
     model: Any
     optimizer: Any
@@ -38,22 +39,24 @@ class GuardRequest(Struct, frozen=True):
     step: "Callable[[Any, Any], Any] | None"
     scaler: Any
     options: Mapping[str, Any]
-    own_folder: Path | None  # of calibrations that earlier guards have stored
+    own_folder: Path | None  # folder of calibrations stored by earlier guards
 
     @property
     def plain_optimizer(self) -> Any:
-        """Return torch's optimizer within accelerate's."""
+        """Return torch's optimizer, unwrapped from accelerate's."""
         is_wrapped = type(self.optimizer).__name__ == "AcceleratedOptimizer"
         return self.optimizer.optimizer if is_wrapped else self.optimizer
 
     @property
     def watched(self) -> Any:
-        """Return the module whose calls are watched; None of a compiled one, which would be compiled anew."""
+        """Return the module whose calls are watched, or None if it is compiled, as watching would recompile
+        it.
+        """
         is_wrapped = type(self.model).__name__ == "OptimizedModule"
         return None if is_wrapped or self.model._compiled_call_impl is not None else self.model
 
     def open_meter(self) -> "TrainingMeter | None":
-        """Return a meter of the GPU that holds the model; None where none does. Raises UsageError."""
+        """Return a meter of the GPU that holds the model, or None if none does. Raises UsageError."""
         from planner.capture import cuda_index_of
 
         index = cuda_index_of(self.model)
@@ -65,17 +68,17 @@ class GuardRequest(Struct, frozen=True):
 
 
 class GuardPlan(Struct, frozen=True):
-    """A training as it is planned."""
+    """The plan of a guarded training."""
 
-    job: Job  # with a digest of the model's structure, which tells two models of one name apart
+    job: Job  # includes a digest of the model's structure, which distinguishes models of one name
     estimate: Estimate
     judgement: Judgement
     trace: Trace
-    largest: int | None  # batch at the confidence; None where it was not searched
-    unplanned: tuple[str, ...]  # what changes memory and is not planned
+    largest: int | None  # largest batch at the confidence; None if not searched
+    unplanned: tuple[str, ...]  # sentences on what affects memory and is not planned
     is_compiled: bool
-    bytes_beside: int  # on the GPU for other things, which are counted
-    expected: tuple[tuple[int, ...], ...] | None  # shapes that the model is called with
+    bytes_beside: int  # other bytes of this process on the GPU, which are counted
+    expected: tuple[tuple[int, ...], ...] | None  # shapes with which the model is called
 
     @property
     def batch(self) -> int:
@@ -84,7 +87,7 @@ class GuardPlan(Struct, frozen=True):
 
     @property
     def is_uncertain(self) -> bool:
-        """Return whether there is something to warn of: risk, or retries of the allocator."""
+        """Return whether a warning is due: the risk is too high, or the allocator needs retries."""
         chance = self.estimate.p_out_of_memory
         is_risky = chance is not None and chance > 1 - self.estimate.budget.confidence
         return is_risky or self.estimate.outcome is not Outcome.FITS
@@ -113,7 +116,7 @@ class GuardPlan(Struct, frozen=True):
 
 @model_errors("the training cannot be planned")
 def plan_training(request: GuardRequest, meter: "TrainingMeter") -> GuardPlan:
-    """Return the plan of a training. Raises the errors of `planner.errors` and no other."""
+    """Plan a training. Raises only the errors of `planner.errors`."""
     from planner.capture import apart_from_training, read_training
 
     training = read_training(request.model, request.batch, request.loss, request.step)
@@ -158,7 +161,9 @@ def _planned(
 
 
 def _beside(request: GuardRequest, training: "LiveTraining", meter: "TrainingMeter") -> int:
-    """Return the bytes on the GPU that are not the training's; 0 for what rounding may leave."""
+    """Return the bytes of this process on the GPU that are not the training's; 0 if rounding may explain
+    them.
+    """
     from calibration.probe.training_meter import SEGMENT_BYTES
     from planner.capture import bytes_beside
 
@@ -172,7 +177,7 @@ def _largest(opened: Request, budget: Budget, programs: ProgramSet) -> int:
 
 
 def _device_of(meter: "TrainingMeter") -> tuple[Device, tuple[str, ...]]:
-    """Return the GPU of the training, less what other processes hold there."""
+    """Return the GPU of the training without the memory of other processes, and notes on it."""
     from calibration.probe.training_meter import others_bytes
 
     device = detected_device(meter.gpu.name, meter.gpu.versions)
@@ -208,7 +213,7 @@ def _loop(
 
 
 def _options(request: GuardRequest, live: LiveJob, device: Device, meter: "TrainingMeter") -> Options:
-    """Return the options of the plan: those of the user over what the objects and the process tell."""
+    """Return the options of the plan: the user's, over those found in the objects and the process."""
     from calibration.probe.gauge import allocator_settings
     from calibration.probe.training_meter import cap_of_process
 

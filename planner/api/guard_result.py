@@ -1,4 +1,4 @@
-"""The result of a guarded training: what was measured, beside what was planned, and whether it is kept."""
+"""The result of a guarded training: measured and planned peaks, and the stored observation."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +19,12 @@ _TO_KEEP = "planner.guard(..., store=True) keeps such a run as an observation, f
 
 @dataclass(frozen=True, slots=True)
 class GuardResult(Result):
-    """A training that a guard has measured; `str` gives the text report, `to_dict` the JSON."""
+    """The result of a guarded training; `str` gives the text report, `to_dict` the JSON."""
 
-    estimate: Estimate | None  # None where no plan could be made
+    estimate: Estimate | None  # None if no plan could be made
     observation: Observation
-    steps: int  # of the optimizer
-    stored: Path | None  # the file of the observation
+    steps: int  # optimizer steps
+    stored: Path | None  # file of the observation
     remarks: tuple[str, ...]
 
 
@@ -35,7 +35,7 @@ def result_of(
     folder: Path | None,
     error: BaseException | None,
 ) -> GuardResult:
-    """Stop the meter and return the result, kept in the folder where that is possible."""
+    """Stop the meter and return the result, stored as an observation in `folder` if possible."""
     from calibration.probe.gauge import allocator_settings
     from calibration.probe.training_meter import (
         cap_of_process,
@@ -74,7 +74,7 @@ def _kept(plan: GuardPlan, seen: Observation, folder: Path) -> tuple[Path | None
 
 
 def _other_shapes(plan: GuardPlan | None, readings: "Readings") -> tuple[str, ...]:
-    """Return a remark where the model was called with more than the sample has."""
+    """Return a remark if the model was called with more elements than the sample has."""
     if plan is None or plan.expected is None or not readings.shapes:
         return ()
     most = max(readings.shapes, key=_elements)
@@ -95,7 +95,7 @@ def _elements(shapes: tuple[tuple[int, ...], ...]) -> int:
 
 
 def _not_kept(plan: GuardPlan | None, readings: "Readings", remarks: tuple[str, ...]) -> str:
-    """Return why a run is no observation of its job; "" where it is one."""
+    """Return the reason why a run is no observation of its job, or "" if it is one."""
     if plan is None:
         return "there is no plan to hold it against"
     if readings.steps < 3:

@@ -22,26 +22,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MaxBatchResult(Result):
-    """The largest batch size; `str` gives the text report."""
+    """The largest batch size that fits a GPU; `str` gives the text report."""
 
     plan: Plan
     import_seconds: float
 
     @property
     def answer_batch(self) -> int:
-        """Return the batch size that the report leads with: `comfortable_batch`, or where no batch runs
-        without retries, `max_batch`; with `no_retries`, 0 there.
+        """Return the batch size that the report leads with: `comfortable_batch`, or `max_batch` if that is 0.
+
+        With `no_retries` it is 0 if every batch that fits takes retries.
         """
         return 0 if self.plan.answer is None else self.plan.answer.run.batch
 
     @property
     def max_batch(self) -> int:
-        """Return the largest that fits at all, with retries or without; 0 where none that trains does."""
+        """Return the largest batch size that fits, with retries or without, or 0 if none does."""
         return self.plan.search.largest
 
     @property
     def comfortable_batch(self) -> int:
-        """Return the largest batch size that fits without releasing cached memory on the way."""
+        """Return the largest batch size that fits without releasing cached memory, or 0 if none does."""
         return self.plan.search.comfortable
 
 
@@ -54,12 +55,12 @@ class FormulaBatchResult(Result):
 
     @property
     def max_batch(self) -> int:
-        """Return the largest that fits; 0 where not even 1 does."""
+        """Return the largest batch size that fits, or 0 if none does."""
         return self.plan.max_batch
 
     @property
     def answer_batch(self) -> int:
-        """Return `max_batch`: the formula knows no retries."""
+        """Return `max_batch`, as the formula does not consider retries."""
         return self.plan.max_batch
 
 
@@ -94,12 +95,12 @@ def max_batch(
 ) -> MaxBatchResult | VaryingResult | FormulaBatchResult:
     """Return the largest batch size of a model that fits a GPU.
 
-    `model` is a name as `--model` takes it, a callable that returns an `nn.Module`, or a `Job`; with `trace`
-    it is left away. One of `gpu`, `gpu_mib` and `allocator_cap_mib` is needed. `method` is "trace" or
-    "formula". With `multiple_of`, the answer is the largest such multiple that fits. With `no_retries`, a
-    batch size for which the allocator has to release cached memory is no answer. Raises the errors of
-    `planner.errors`, among them UnsavedError, which holds the result, where `save_trace` cannot be written;
-    that nothing fits is a result.
+    `model` is a name as for `--model`, a callable that returns an `nn.Module`, or a `Job`; with `trace` it is
+    omitted. One of `gpu`, `gpu_mib` and `allocator_cap_mib` is required. `method` is "trace" or "formula".
+    With `multiple_of`, the answer is the largest multiple of it that fits. With `no_retries`, a batch size
+    for which the allocator has to release cached memory is no answer. Raises the errors of `planner.errors`,
+    among them UnsavedError, which holds the result, if `save_trace` cannot be written; that nothing fits is a
+    result.
     """
     multiple = find_multiple(multiple_of)
     chosen = find_method(method, (Method.TRACE, Method.FORMULA))

@@ -16,25 +16,27 @@ from planner.planning import CaptureMode, SizePlan, complete_from_library, find_
 from planner.program import TraceSource
 from planner.report import Result
 
-_SMALLEST_BATCH = 2  # of nnU-Net's planner (UNet_min_batch_size)
+_SMALLEST_BATCH = 2  # the smallest batch of nnU-Net's planner
 _OF_RUNS = ("sizes", "batching", "run_steps", "seed")  # options of runs on samples of many sizes
 
 
 @dataclass(frozen=True, slots=True)
 class MaxSizeResult(Result):
-    """The largest size of samples; `str` gives the text report."""
+    """The largest size of samples that fits a GPU; `str` gives the text report."""
 
     plan: SizePlan
     import_seconds: float
 
     @property
     def max_size(self) -> Size | None:
-        """Return a number for each range of the inputs, or the patch of nnU-Net; None where none fits."""
+        """Return the largest size: a number for each range of the inputs, or nnU-Net's patch; None if none
+        fits.
+        """
         return self.plan.largest
 
     @property
     def comfortable_size(self) -> Size | None:
-        """Return the largest size that fits without releasing cached memory on the way; None for none."""
+        """Return the largest size that fits without releasing cached memory, or None if none does."""
         return self.plan.comfortable
 
     @property
@@ -49,8 +51,8 @@ def max_size(
     """Return the largest size of a model's samples that fits a GPU at a batch size.
 
     The inputs name the range to search, such as `input="input_ids=128..32768:int64"`; `pad_to` is its step.
-    Of `nnunet:PLANS.json` it is the largest patch, with the network that nnU-Net's planner gives to it; the
-    batch size is 2 by default. Raises the errors of `planner.errors`; that nothing fits is a result.
+    For `nnunet:PLANS.json` the answer is the largest patch, with the network that nnU-Net's planner gives it;
+    the batch size is 2 by default. Raises the errors of `planner.errors`; that nothing fits is a result.
     """
     require_memory_limit(options)
     request = open_request(model, options, batch, command="max-size", check_job=_check)
@@ -71,7 +73,7 @@ def max_size(
 
 
 def _patches(job: Job) -> tuple[tuple[Size, ...], Callable[[Size], Job]]:
-    """Return the patches of nnU-Net's planner, rising, and the job at each."""
+    """Return the patches of nnU-Net's planner, rising, and a function from a patch to its job."""
     from planner.capture import planned_patches
 
     kept = tuple(pair for pair in job.model_args if pair[0] not in ("patch_size", "replan"))

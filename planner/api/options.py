@@ -1,4 +1,4 @@
-"""Keywords of the functions of `planner.api`, with their types; the command line has the same options."""
+"""The keyword arguments of the functions of `planner.api`, which are also the command line's options."""
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -12,11 +12,11 @@ Folder = str | PathLike[str]
 
 
 class JobOptions(TypedDict, total=False):
-    """Options of a job, as `planner.jobs.JOB_OPTIONS` describes them; None counts as not given."""
+    """The options of a job, which `planner.jobs.JOB_OPTIONS` describes; None counts as not given."""
 
     model_arg: Mapping[str, object] | str | Sequence[str] | None  # {"num_classes": 10}, or ["num_classes=10"]
     input: Sample | Sequence[Sample] | None  # one sample, without the batch dimension
-    target: Sample | Sequence[Sample] | None  # several with names, where a loss of one's own takes them
+    target: Sample | Sequence[Sample] | None  # several with names, for a loss of your own
     loss: str | None
     mode: str | None
     optimizer: str | type[Any] | None
@@ -37,7 +37,7 @@ class JobOptions(TypedDict, total=False):
     eval_batch: int | None
     dataset_size: int | None
     lengths: str | None
-    sizes: str | None  # of inputs with a range, such as ids=16..512:int64: "uniform", or a file
+    sizes: str | None  # for inputs with a range, such as ids=16..512:int64: "uniform", or a file
     batching: str | None
     pad_to: int | None
     run_steps: int | None
@@ -50,7 +50,7 @@ class JobOptions(TypedDict, total=False):
     cudnn_benchmark: bool | None
     cudnn: str | None  # "installed" or a folder: that library is queried for its workspaces; or "published"
     cublas_workspace_config: str | None
-    torch: str | None  # the version that the answer stands for, such as "2.6"
+    torch: str | None  # the version to plan for, such as "2.6"
     peft: str | None
     peft_arg: str | Sequence[str] | None  # ["r=16", "target_modules=[q_proj, v_proj]"]
     quantize: str | None
@@ -68,22 +68,22 @@ class JobOptions(TypedDict, total=False):
 
 
 class Options(JobOptions, total=False):
-    """Options of the job, of the GPU and of the trace; None counts as not given."""
+    """The options of the job, the GPU and the trace; None counts as not given."""
 
     models: str | PathLike[str] | None  # a catalogue in place of the planner's own
     allow_code: bool | None  # the catalogue may name code: FILE.py:NAME
-    isolate: bool | None  # run the model in a process of its own
-    time_limit: float | None  # seconds that a trace may take there
+    isolate: bool | None  # run the model in a separate process
+    time_limit: float | None  # seconds that a trace may take in it
     gpu: str | Device | None
     gpu_mib: int | None
     allocator_cap_mib: int | None
     alloc_conf: str | None
     confidence: float | None  # default 0.99
-    calibrations: Folder | Sequence[Folder] | None  # folders, searched first
-    own_calibrations: Folder | None  # a folder searched after those
+    calibrations: Folder | Sequence[Folder] | None  # folders that are searched first
+    own_calibrations: Folder | None  # a folder that is searched after them
     no_calibration: bool | None
     trace: str | PathLike[str] | None  # plan from this file in place of a model
     save_trace: str | PathLike[str] | None
-    cache: Folder | None  # of traces and answers of cuDNN; None: each is captured, and queried
-    warn: Callable[[str], None] | None  # gets one line for each failure that did not matter
-    on_progress: Callable[[str], None] | None  # gets one short line for each thing that takes time
+    cache: Folder | None  # for traces and answers of cuDNN; None: no cache
+    warn: Callable[[str], None] | None  # called with one line for each harmless failure
+    on_progress: Callable[[str], None] | None  # called with one short line for each step that takes time

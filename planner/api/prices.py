@@ -1,4 +1,4 @@
-"""Prices and throughput beside the GPUs of `planner gpus`."""
+"""Read the prices and throughput of GPUs for `planner gpus`."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _COLUMNS = ("gpu", "samples_per_second")
 def open_prices(
     prices: str | PathLike[str] | None, prices_date: str | None, spot: bool | None
 ) -> PriceList | None:
-    """Return the prices of a file, None without one. Raises DataFileError, UsageError."""
+    """Return the prices in a file, or None if no file is given. Raises DataFileError or UsageError."""
     if prices is None:
         for flag, given in (("--prices-date", prices_date), ("--spot", spot)):
             if given:
@@ -29,8 +29,9 @@ def open_prices(
 
 
 def read_throughput(given: Throughput | None) -> dict[str, float]:
-    """Return samples a second by GPU, from GPU=NUMBER, from files with the columns gpu and
-    samples_per_second, or from a mapping. Raises DataFileError with the line, UsageError.
+    """Return samples per second by GPU, from GPU=NUMBER, from files, or from a mapping.
+
+    Files have the columns gpu and samples_per_second. Raises DataFileError with the line, or UsageError.
     """
     if given is None:
         return {}
@@ -83,13 +84,13 @@ def _read_file(path: Path) -> dict[str, float]:
 
 
 def quotes_of(prices: PriceList | None, rates: Mapping[str, float]) -> dict[str, Quote]:
-    """Return what is known of each GPU, by its name."""
+    """Return the price and throughput of each GPU with either, by name."""
     offers = {} if prices is None else prices.offers
     return {name: Quote(offers.get(name), rates.get(name)) for name in {*offers, *rates}}
 
 
 def sort_by_price(quotes: Mapping[str, Quote], name: str, by_cost: bool) -> float:
-    """Return the place of a GPU in an order: by price or by cost of samples, unknown ones last."""
+    """Return the sort key of a GPU: its price, or its cost per million samples; infinity if unknown."""
     quote = quotes.get(name)
     value = None if quote is None else quote.per_million_samples if by_cost else quote.price
     return inf if value is None else value

@@ -1,4 +1,4 @@
-"""Plans over the ranks of a job: what each of them takes, and the answer of the one that takes most."""
+"""Plan the ranks of a job, and answer for the rank that takes most memory."""
 
 from time import perf_counter
 
@@ -22,13 +22,13 @@ from planner.program import Outcome, ProgramSet, Trace
 
 
 class Ranks:
-    """The ranks of a request, each with its programs, opened when they are first needed.
+    """The ranks of a request with their programs, which are opened when first needed.
 
-    Where a rank is given, or the traces are of a file, that one alone is planned.
+    If a rank is given, or the traces are from a file, only that rank is planned.
     """
 
     def __init__(self, request: Request) -> None:
-        """Take the request of the first rank."""
+        """Create the ranks from the request for the first rank to plan."""
         self._request = request
         self._programs: dict[int, ProgramSet] = {}
         job = request.job
@@ -47,9 +47,9 @@ class Ranks:
         return self._programs[rank]
 
     def estimate(self, batch: int) -> Estimate:
-        """Return the estimate of the rank that takes most at a batch size, with the figures of all.
+        """Return the estimate of the rank that takes most at a batch size, with the figures of all ranks.
 
-        Raises the errors of a capture of the first rank; others that cannot be captured are named.
+        Raises the errors of a capture of the first rank; notes name other ranks that cannot be captured.
         """
         return self._beside(self._estimate(self.first, batch))
 
@@ -68,7 +68,9 @@ class Ranks:
             rank = worse
 
     def _with_ranks(self, plan: Plan) -> tuple[Plan, int | None]:
-        """Return the plan with the figures of all ranks, and a rank, if any, on which it does not hold."""
+        """Return the plan with the figures of all ranks, and a rank on which its answer does not hold, or
+        None.
+        """
         sides = {name: getattr(plan, name) for name in ("at_max", "at_comfortable")}
         fuller: dict[int, Estimate] = {}
         for side in sides.values():
@@ -83,7 +85,7 @@ class Ranks:
         return replace(plan, **changed), None
 
     def _beside(self, own: Estimate) -> Estimate:
-        """Return the worst estimate of a batch size, of which one rank's is given."""
+        """Return the worst estimate over all ranks at the batch size of one rank's estimate."""
         if not self._are_searched:
             return own
         batch, by_rank, notes = own.run.batch, {own.job.rank: own}, []
@@ -116,7 +118,7 @@ class Ranks:
 
 
 def _breaks(everywhere: Estimate, own: Estimate) -> bool:
-    """Return whether a rank does worse with a batch than the one for which it is an answer."""
+    """Return whether the worst rank has a worse outcome than the rank for which the batch is an answer."""
     if everywhere.job.rank == own.job.rank or everywhere.outcome is own.outcome:
         return False
     return everywhere.outcome is Outcome.DOES_NOT_FIT or own.outcome is Outcome.FITS

@@ -1,4 +1,4 @@
-"""A memory snapshot of torch as anonymous histories, and what they contain."""
+"""Convert a memory snapshot of torch to anonymous histories, and check them with the simulator."""
 
 from dataclasses import dataclass
 from os import PathLike
@@ -21,7 +21,7 @@ _SUFFIX = ".json.gz"
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The history of one device, and how far the simulated allocator agrees with it."""
+    """The history of one device, and the result of replaying it in the simulated allocator."""
 
     history: History
     check: HistoryCheck
@@ -29,11 +29,11 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class RecordResult(Result):
-    """The histories of a snapshot, and the files they were written to; `str` gives the text report."""
+    """The histories in a snapshot, and the files they were written to; `str` gives the text report."""
 
     source: Path
     recorded: tuple[Recorded, ...]  # by device
-    written: tuple[Path, ...]  # empty without a file to write to
+    written: tuple[Path, ...]  # empty if no file was named
 
 
 def record_snapshot(
@@ -44,10 +44,12 @@ def record_snapshot(
     torch: str | None = None,
     kind: str | None = None,
 ) -> RecordResult:
-    """Read a pickle of `torch.cuda.memory._dump_snapshot`, and write its history without names and paths.
+    """Read a pickle of `torch.cuda.memory._dump_snapshot`, and write its histories without names and paths.
 
-    Nothing in the pickle is executed. gpu, torch, kind: the card, the version of torch and the kind of job,
-    which a snapshot does not name. A snapshot of several devices becomes a file each, NAME-gpuN.json.gz.
+    Nothing in the pickle is executed. gpu, torch, kind: the GPU, the version of torch and the kind of job,
+    which a snapshot does not name. A snapshot of several devices is written to one file per device,
+    NAME-gpuN.json.gz. Raises DataFileError for a file that is no snapshot, UnsavedError with the result if a
+    history cannot be written, and UsageError if the name of `out` does not end with .json.gz.
 
     Raises DataFileError for a file that is no snapshot, UnsavedError, with the result, if the history cannot
     be written, and UsageError for other names.

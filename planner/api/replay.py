@@ -1,4 +1,4 @@
-"""The readings of a process, in the form in which its notebook prints them."""
+"""Replay a described process in the simulated allocator, or measure it with TensorFlow."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,28 +27,28 @@ from planner.planning.process import (
 from planner.program import OnProgress, Trace, ignore_progress
 from planner.report import Result, is_endless, short_op
 
-NOTEBOOK, VARIABLE = "notebook", "variable"  # shipped processes, the defaults of the two functions
-LIKELIEST = 0.5  # the confidence without a margin: the figures are those that are to be expected
+NOTEBOOK, VARIABLE = "notebook", "variable"  # included processes, the defaults of the two functions
+LIKELIEST = 0.5  # the confidence without a margin, so that expected values are given
 
-Source = str | PathLike[str]  # the name of a shipped process, or a file
+Source = str | PathLike[str]  # the name of a process that comes with the planner, or a file
 
 
 class ReplayOptions(TypedDict, total=False):
-    """The options of the command line; None counts as not given."""
+    """The options of a replay, as on the command line; None counts as not given."""
 
     models: str | PathLike[str] | None  # a catalogue in place of the planner's own
     allow_code: bool | None  # the files may name code: FILE.py:NAME
     gpu: str | Device | None
     gpu_mib: int | None
-    allocator_cap_mib: int | None  # what is left to torch's allocator
+    allocator_cap_mib: int | None  # memory limit of torch's allocator
     alloc_conf: str | None
-    cudnn: str | None  # source of the workspaces of convolutions, as `Options` has it
-    on_progress: OnProgress | None  # called with one short line for each thing that takes time
+    cudnn: str | None  # source of convolution workspaces, as in `Options`
+    on_progress: OnProgress | None  # called with one short line for each step that takes time
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessResult(Result):
-    """The readings of a process; `str` gives the text report."""
+    """The readings of a replayed or measured process; `str` gives the text report."""
 
     process: Process
     log: ProcessLog
@@ -56,16 +56,16 @@ class ProcessResult(Result):
     assumptions: tuple[str, ...]
     unknown_ops: tuple[str, ...]
     seconds: Mapping[str, float]
-    budget: Budget | None  # None where nothing is simulated
+    budget: Budget | None  # None if the process was measured
 
     @property
     def ran_to_its_end(self) -> bool:
-        """Return whether all requests could be served."""
+        """Return whether all requests of the process were served."""
         return self.log.failure is None
 
 
 def replay_process(source: Source = NOTEBOOK, **options: Unpack[ReplayOptions]) -> ProcessResult:
-    """Replay a process on a GPU; where no GPU is named, on one without end.
+    """Replay a process on a GPU, or with unlimited memory if no GPU is named.
 
     Raises the errors of `planner.errors`; that memory runs out is a result.
     """
@@ -143,7 +143,7 @@ def _assumptions(
 
 
 class _Tracing:
-    """Takes each trace once, and remembers what the answer must repeat."""
+    """A cache of traces that also collects the times and assumptions of the answer."""
 
     def __init__(self, device: Device, cudnn: str | None, on_progress: OnProgress) -> None:
         self.import_seconds = self.trace_seconds = 0.0
@@ -153,7 +153,7 @@ class _Tracing:
         self._taken: dict[tuple[Job, int], Trace] = {}
 
     def trace(self, job: Job, batch: int) -> Trace:
-        """Return the job's trace at this batch size."""
+        """Return the job's trace at a batch size, captured once."""
         if (job, batch) not in self._taken:
             start = perf_counter()
             queried = replace(job, cudnn=self._cudnn)
@@ -166,11 +166,11 @@ class _Tracing:
         return self._taken[job, batch]
 
     def unknown_ops(self) -> tuple[str, ...]:
-        """Return the operators whose scratch memory is not known, in any of the traces."""
+        """Return the operators in any trace whose scratch memory is not known."""
         return tuple(sorted({op for trace in self._taken.values() for op in trace.unknown_ops}))
 
     def assumptions(self) -> Iterator[str]:
-        """Return the assumptions of the traces."""
+        """Yield the assumptions of the traces."""
         if not self._taken:
             return
         major, minor = self._device.capability

@@ -1,4 +1,4 @@
-"""Requests: the options of a caller as a job, its memory limits and the source of its traces."""
+"""Turn a caller's options into a request: a job, its memory limits and the source of its traces."""
 
 import inspect
 import sys
@@ -53,16 +53,16 @@ LONGEST_LIMIT_SECONDS = 10**6
 
 
 class Request(Struct, frozen=True):
-    """A job, the memory limits to plan it for, and what its traces come from."""
+    """A job with its memory limits and the source of its traces."""
 
     job: Job
     budget: Budget  # corrected by the stored calibrations
     options: Options
     chosen_batch: int | None
     factory: Factory | None
-    stores: Sequence[ProgramStore]  # of programs that may answer
-    saved: SavedJob | None  # of a trace file, in place of the model
-    start: float  # when it was opened: some sources import their library to know the inputs
+    stores: Sequence[ProgramStore]  # stores that may have its programs
+    saved: SavedJob | None  # the content of a trace file, in place of the model
+    start: float  # time of opening: some sources import their library to know the inputs
 
     @property
     def on_progress(self) -> Callable[[str], None]:
@@ -71,14 +71,16 @@ class Request(Struct, frozen=True):
 
     @property
     def batch(self) -> int:
-        """Return the batch size, by default the job's own. Raises UsageError where there is none."""
+        """Return the batch size that was given, or else the job's default. Raises UsageError if there is
+        none.
+        """
         if self.chosen_batch is None:
             raise UsageError(f"{self.job.model}: no batch size is known; give one, such as --batch 32")
         check_batch(self.job, self.chosen_batch)
         return self.chosen_batch
 
     def programs(self, mode: CaptureMode = CaptureMode.SHARED, job: Job | None = None) -> ProgramSet:
-        """Return the programs of the job, or of another one of the same model. Raises UsageError."""
+        """Return the programs of the job or of another job with the same model. Raises UsageError."""
         if self.saved is not None:
             return self.saved
         stores = self.stores if job is None and mode is CaptureMode.SHARED else ()
@@ -89,12 +91,12 @@ class Request(Struct, frozen=True):
         )  # fmt: skip
 
     def traces(self, mode: CaptureMode = CaptureMode.SHARED, job: Job | None = None) -> TraceSource:
-        """Return the traces of the job, or of another one of the same model. Raises UsageError."""
+        """Return the traces of the job or of another job with the same model. Raises UsageError."""
         programs, target = self.programs(mode, job), self.budget.device.target
         return lambda batch: programs.trace(batch, target)
 
     def save_trace(self, result: object, batch: int, programs: ProgramSet | None = None) -> None:
-        """Write the trace file of the options, if there is one. Raises UnsavedError."""
+        """Write the trace file that the options name, if any. Raises UnsavedError with `result`."""
         path = self.options.get("save_trace")
         if path is not None:
             with unsaved(result):
@@ -111,9 +113,11 @@ def open_request(
     command: str = "",
     check_job: Callable[[Job], None] = require_one_size,
 ) -> Request:
-    """Return the request of these options. A `command` that is named runs the model itself: it takes neither
-    a trace file nor a process for the model. `check_job` refuses jobs. Raises UsageError, DataFileError, or
-    ModelError of an import.
+    """Return the request for a model with these options.
+
+    `command` is the name of a command that runs the model itself: it takes neither a trace file nor a
+    separate process for the model. `check_job` refuses jobs. Raises UsageError, DataFileError, or ModelError
+    if an import fails.
     """
     if batch is not None:
         check_count("--batch", batch, LARGEST_BATCH)
@@ -133,13 +137,13 @@ def open_request(
         opened = open_stores(options)
         job, default_batch, factory = make_job(model, options, opened)
         check_job(job)
-        stores = () if factory is not None else opened  # its model has no name to be stored under
+        stores = () if factory is not None else opened  # its model has no name under which to store it
     budget = calibrate_budget(budget_for(budget, job), job, options)
     return Request(job, budget, options, batch or default_batch, factory, stores, saved, start)
 
 
 def reject_sources(options: Mapping[str, object], command: str) -> None:
-    """Raise UsageError for a trace file or isolation beside a command that runs the model itself."""
+    """Raise UsageError if a trace file or isolation is given to a command that runs the model itself."""
     for name in ("trace", "save_trace"):
         if options.get(name) is not None:
             raise UsageError(f"--{name.replace('_', '-')}: {command} runs the model itself; leave it away")
@@ -148,7 +152,9 @@ def reject_sources(options: Mapping[str, object], command: str) -> None:
 
 
 def isolation_limit(options: Mapping[str, object]) -> float | None:
-    """Return the seconds of a trace in a process of its own; None without `--isolate`. Raises UsageError."""
+    """Return the time limit in seconds of a trace in a separate process; None without `--isolate`. Raises
+    UsageError.
+    """
     limit_seconds = options.get("time_limit")
     if not options.get("isolate"):
         if limit_seconds is not None:
@@ -162,9 +168,7 @@ def isolation_limit(options: Mapping[str, object]) -> float | None:
 
 
 def open_stores(options: Options) -> tuple[ProgramStore, ...]:
-    """Return the stores of programs; none without `cache`, or for a model in a process of its own. Raises
-    UsageError.
-    """
+    """Return the stores of programs, or () without `cache` or if the model is isolated. Raises UsageError."""
     folder = options.get("cache")
     if folder is None or options.get("isolate"):
         return ()
@@ -174,13 +178,13 @@ def open_stores(options: Options) -> tuple[ProgramStore, ...]:
 
 
 def answers_folder(options: Options) -> Path | None:
-    """Return the folder in which the answers of a cuDNN are cached; None without one."""
+    """Return the folder in which cuDNN's answers are cached, or None without `cache`."""
     folder = options.get("cache")
     return None if folder is None else Path(folder)
 
 
 def _changed_settings() -> Mapping[str, str]:
-    """Return in which settings that decide traces this process differs from a fresh one, by name."""
+    """Return the settings of this process that affect traces and differ from a fresh process, by name."""
     if sys.modules.get("torch") is None:
         return {}
     from planner.capture import changed_settings
@@ -193,7 +197,7 @@ def _warn(line: str) -> None:
 
 
 def _load_trace(model: Model | None, options: Options, path: Path) -> tuple[SavedJob, Job]:
-    """Return the programs of a trace file, and its job under the options that change no trace."""
+    """Return the content of a trace file, and its job with the options that do not affect traces."""
     given = [name for name in (*_OF_JOB, "save_trace") if options.get(name) not in (None, (), [], {}, False)]
     if model is not None or given:
         flag = "--" + ("model" if model is not None else given[0]).replace("_", "-")
@@ -223,7 +227,9 @@ def _load_trace(model: Model | None, options: Options, path: Path) -> tuple[Save
 def make_job(
     model: Model | None, options: Options, stores: Sequence[ProgramStore] = ()
 ) -> tuple[Job, int | None, Factory | None]:
-    """Return job, batch size of its origin and factory, if any. Raises UsageError or DataFileError."""
+    """Return the job of a model, its default batch size and its factory, None if it has none. Raises
+    UsageError or DataFileError.
+    """
     if model is None:
         raise UsageError("--model is missing: give a name of models.yaml, SOURCE:NAME or FILE.py:NAME")
     given = _job_options(options)
@@ -246,15 +252,15 @@ def make_job(
 
 
 def _job_of_factory(factory: Factory, given: Mapping[str, Any]) -> Job:
-    """Return the job of a class or function that makes a model, under the defaults that its source decides.
+    """Return the job of a class or function that creates a model, with defaults from its source.
 
-    Raises UsageError for a function that is a training step: its models exist already.
+    Raises UsageError for a function that is a training step, as its models exist already.
     """
     name = getattr(factory, "__name__", type(factory).__name__)
     arguments = [key for key, _ in given["model_args"]]
     try:
         file = inspect.getsourcefile(factory) if getattr(factory, "__qualname__", "") == name else None
-    except (TypeError, OSError):  # of a builtin, or of a class without a file, as in a notebook
+    except (TypeError, OSError):  # a builtin, or a class without a file, as in a notebook
         file = None
     if file is None or given["mode"] is not None:
         return Job(name)
@@ -267,7 +273,7 @@ def _job_of_factory(factory: Factory, given: Mapping[str, Any]) -> Job:
 
 
 def _job_options(options: Options) -> dict[str, Any]:
-    """Return the options of the job by the names of `Job`'s fields."""
+    """Return the options of the job, parsed and by the names of `Job`'s fields."""
     inputs, targets = _samples(options.get("input")), _samples(options.get("target"))
     is_one = len(targets) == 1 and targets[0].keyword is None
     return {
@@ -298,5 +304,5 @@ def _samples(given: Sample | Sequence[Sample] | None) -> list[TensorSpec]:
 
 
 def find_multiple(multiple_of: int | None) -> int:
-    """Return the number of which an answer has to be a multiple, 1 unless given. Raises UsageError."""
+    """Return the number of which an answer must be a multiple, 1 by default. Raises UsageError."""
     return 1 if multiple_of is None else check_count("--multiple-of", multiple_of, LARGEST_BATCH)

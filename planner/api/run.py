@@ -1,4 +1,4 @@
-"""Commands on emulated GPUs for Python: `planner run`, and `planner max-batch -- COMMAND`."""
+"""Run commands on emulated GPUs: `planner run` and `planner max-batch -- COMMAND` for Python."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ MAX_COPY_BYTES = 2**40
 
 @dataclass(frozen=True, slots=True)
 class RunResult(Result):
-    """The records of a command's processes; `str` gives the text report."""
+    """The records of a command's processes on emulated GPUs; `str` gives the text report."""
 
     run: EmulatedRun
-    explained: ExplainedRun | None = None  # on request
+    explained: ExplainedRun | None = None  # None if not requested
 
     @property
     def fits(self) -> bool:
@@ -34,14 +34,14 @@ class RunResult(Result):
         return self.run.outcome is not Outcome.DOES_NOT_FIT
 
     def draw(self, path: Path | str) -> None:
-        """Draw memory over time, where the run is explained. Raises DataFileError."""
+        """Draw memory over time to a file if the run is explained. Raises DataFileError."""
         if self.explained is not None:
             from planner.report import draw_timeline, run_summary
 
             draw_timeline(self.explained.explanation, run_summary(self.explained).caption, Path(path))
 
     def save_page(self, path: Path | str) -> None:
-        """Write an HTML page, where the run is explained. Raises DataFileError."""
+        """Write an HTML page if the run is explained. Raises DataFileError."""
         if self.explained is not None:
             from planner.report import run_summary, save_page
 
@@ -51,18 +51,18 @@ class RunResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class CommandResult(Result):
-    """The largest batch size of a command; `str` gives the text report."""
+    """The largest batch size of a command on emulated GPUs; `str` gives the text report."""
 
     plan: CommandPlan
 
     @property
     def max_batch(self) -> int:
-        """Return the largest that fits at all; 0 where not even 1 fits."""
+        """Return the largest batch size that fits, or 0 if none does."""
         return self.plan.search.largest
 
     @property
     def comfortable_batch(self) -> int:
-        """Return the largest that runs without retries of the allocator."""
+        """Return the largest batch size that runs without retries of the allocator, or 0 if none does."""
         return self.plan.search.comfortable
 
 
@@ -81,11 +81,12 @@ def run(
     on_progress: OnProgress = ignore_progress,
     progress_seconds: float = 10.0,
 ) -> RunResult:
-    """Run a command, unmodified, on emulated GPUs, and return what its processes recorded.
+    """Run an unmodified command on emulated GPUs, and return the records of its processes.
 
-    `gpus` is how many of them the command sees, `stop_after` a number of optimizer steps, `explain` whether
-    the peak is explained, `stdout` where the command's standard output goes, `progress_seconds` the time
-    between calls of `on_progress`. Raises the errors of `planner.errors`; that memory runs out is a result.
+    `gpus` is the number of GPUs that the command sees, `stop_after` a number of optimizer steps, `explain`
+    whether the peak is explained, `stdout` the destination of the command's standard output, and
+    `progress_seconds` the time between calls of `on_progress`. Raises the errors of `planner.errors`; that
+    memory runs out is a result.
     """
     options = RunOptions(
         _emulated_device(gpu, gpu_mib),
@@ -100,7 +101,7 @@ def run(
     )
     try:
         run = run_emulated(command, options, compiled_dir(), on_progress)
-    except UnsavedError as error:  # the allocator's history could not be written, and the run is there
+    except UnsavedError as error:  # the run succeeded, but the allocator's history could not be written
         assert isinstance(error.result, EmulatedRun)
         raise UnsavedError(error, RunResult(error.result)) from error
     result = RunResult(run)
@@ -120,10 +121,10 @@ def max_batch_of_command(
     multiple_of: int | None = None,
     on_progress: OnProgress = ignore_progress,
 ) -> CommandResult:
-    """Return the largest batch size of a command on emulated GPUs; `{batch}` stands for it in the command.
+    """Return the largest batch size of a command on emulated GPUs; `{batch}` is replaced in the command.
 
-    Runs end after `stop_after` optimizer steps; by default the answer runs to its first evaluation's end.
-    Raises the errors of `planner.errors`; that nothing fits is a result.
+    Runs end after `stop_after` optimizer steps; by default the run of the answer continues to the end of its
+    first evaluation. Raises the errors of `planner.errors`; that nothing fits is a result.
     """
     stop = None if stop_after is None else check_count("--stop-after", stop_after, MAX_STEPS)
     options = RunOptions(_emulated_device(gpu, gpu_mib), _gpu_count(gpus), stop, alloc_conf=alloc_conf)
@@ -139,7 +140,7 @@ def _gpu_count(gpus: int | None) -> int:
 
 
 def _emulated_device(gpu: str | None, gpu_mib: int | None) -> Device:
-    """Return the GPU that is emulated. Raises UsageError where none is named, or two are."""
+    """Return the GPU to emulate. Raises UsageError unless exactly one is named."""
     if gpu is not None and gpu_mib is None:
         return find_device(gpu)
     if gpu is None and gpu_mib is not None:

@@ -1,4 +1,4 @@
-"""`planner.serve`: the sequences that a server with a paged key-value cache holds beside the weights."""
+"""`planner.serve`: how many sequences a server with a paged key-value cache holds on a GPU."""
 
 from dataclasses import dataclass
 from time import perf_counter
@@ -21,17 +21,17 @@ class ServeResult(Result):
 
     @property
     def sequences(self) -> int:
-        """The sequences of the length that run at once; 0 where not one fits."""
+        """Return how many sequences of the given length run at once, 0 if none fits."""
         return self.plan.sequences
 
 
 def serve(
     model: str | None = None, *, draft: str | None = None, settings: Any = None, **options: Unpack[Options]
 ) -> ServeResult:
-    """Return what a server holds of a causal language model, computed by vLLM's rules.
+    """Return how many blocks, tokens and sequences a server of a language model holds, by vLLM's rules.
 
-    `draft` is the smaller model of speculative decoding, whose weights and cache lie beside. `settings` are
-    the fields of `planner.planning.ServingSettings`, as a mapping. Raises UsageError or ModelError; that
+    `draft` is the smaller model of speculative decoding, whose weights and cache are counted too. `settings`
+    is a mapping with the fields of `planner.planning.ServingSettings`. Raises UsageError or ModelError; that
     nothing fits is a result.
     """
     start = perf_counter()

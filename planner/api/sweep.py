@@ -1,7 +1,7 @@
-"""Plan a grid of models, recipes and GPUs: one capture of a model in a recipe serves all GPUs.
+"""Plan a grid of models, recipes and GPUs; one capture of a model in a recipe serves all GPUs.
 
-A worker's result is stored at once, and not computed again by a later call; a job that fails is reported, and
-the others go on.
+A worker's result is stored immediately and not computed again by a later call. A job that fails is reported,
+and the other jobs continue.
 """
 
 import sys
@@ -43,7 +43,7 @@ _ONE_CAPTURE = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class SweepResult(Result):
-    """The grid with its cells; `str` gives the text report."""
+    """The grid of a sweep with its cells; `str` gives the text report."""
 
     table: SweepTable
 
@@ -56,7 +56,7 @@ def sweep(
     pool: Pool,
     on_progress: OnProgress,
 ) -> SweepResult:
-    """Compute the cells that the store lacks; `options` are those of `planner.gpus` for all jobs.
+    """Compute the cells of a grid that the store lacks, and return all cells.
 
     Raises DataFileError where a result cannot be written; what was written before stays.
     """
@@ -91,12 +91,12 @@ def sweep(
 
 
 def run_task(task: Task) -> TaskResult:
-    """Run a task in this process and return its figures, or why it failed."""
+    """Run a task in this process and return its figures, or the reason of its failure."""
     start = perf_counter()
     try:
         with _ONE_CAPTURE, redirect_stdout(sys.stderr):
             answer = gpus(task.job, devices=task.devices, **cast(Options, task.options)).to_dict()
-    except BaseException as error:  # a model's, or ours: the other jobs go on
+    except BaseException as error:  # a model's error or ours: the other jobs continue
         unexpected = f"internal error: {type(error).__name__}: {str(error)[:300]}"
         failure = str(error) if isinstance(error, PlannerError) else unexpected
         return TaskResult(failure=" ".join(failure.split()), seconds=perf_counter() - start)
@@ -119,7 +119,7 @@ def _keys(grid: Grid) -> Iterator[_Key]:
 def _tasks(
     grid: Grid, catalogue: Mapping[str, CatalogueEntry], options: Mapping[str, Any]
 ) -> tuple[dict[_Key, Task], dict[_Key, str]]:
-    """Return the jobs of the grid, and why some recipes make none."""
+    """Return the tasks of the grid, and the reasons why some recipes have none."""
     tasks: dict[_Key, Task] = {}
     failures: dict[_Key, str] = {}
     for model, recipe in product(grid.models, grid.recipes):
@@ -136,7 +136,7 @@ def _tasks(
 
 
 def _without(task: Task, stored: TaskResult) -> Task:
-    """Return the task on the GPUs that have no cell yet."""
+    """Return the task restricted to GPUs without a stored cell."""
     devices = tuple(device for device in task.devices if device_digest(device) not in stored.cells)
     return replace(task, devices=devices)
 

@@ -1,4 +1,4 @@
-"""Plans of jobs whose samples are of many sizes, for `max_batch` and `estimate`."""
+"""Plan jobs whose samples have many sizes, for `max_batch` and `estimate`."""
 
 from dataclasses import dataclass
 from time import perf_counter
@@ -20,14 +20,14 @@ from planner.report import Result
 
 @dataclass(frozen=True, slots=True)
 class VaryingResult(Result):
-    """The largest batch, or the memory of one, on sampled batches; `str` gives the text report."""
+    """The largest batch, or the memory of one batch size, on sampled batches; `str` gives the text report."""
 
     plan: VaryingPlan
     import_seconds: float
 
     @property
     def answer_batch(self) -> int:
-        """Return the largest batch, with the allocator as configured; 0 where none fits."""
+        """Return the largest batch with the configured allocator, 0 if none fits."""
         return self.plan.sides[0].largest
 
     @property
@@ -37,26 +37,26 @@ class VaryingResult(Result):
 
     @property
     def fits(self) -> str:
-        """`yes` or `no`."""
+        """Return `yes` if a batch fits, else `no`."""
         return "yes" if self.answer_batch else "no"
 
 
 def open_any_request(
     model: Model | None, options: Options, batch: int | None = None, *, command: str = ""
 ) -> Request:
-    """Return the request of these options, whose samples may be of many sizes. Raises as `open_request`."""
+    """Return the request for a model whose samples may have many sizes. Raises as `open_request`."""
     return open_request(model, options, batch, command=command, check_job=check_any_sizes)
 
 
 def check_any_sizes(job: Job) -> None:
-    """Raise UsageError for options that do not go with the sizes of a job's samples."""
+    """Raise UsageError for options that contradict the sizes of the job's samples."""
     check_sizes(job)
     if size_ranges(job):
         check_varying(job)
 
 
 def is_varying(request: Request) -> bool:
-    """Return whether a request is for samples of many sizes."""
+    """Return whether the samples of a request have many sizes."""
     return bool(size_ranges(request.job))
 
 
@@ -80,9 +80,9 @@ def estimate_of_varying(request: Request) -> VaryingResult:
 
 
 def open_sized_programs(request: Request, budget: Budget | None = None) -> SizedPrograms:
-    """Return the programs of a request at all sizes, on its GPU or that of another budget.
+    """Return the programs of a request at all sizes, for its GPU or the GPU of another budget.
 
-    Raises UsageError for options that go with one size alone.
+    Raises UsageError for options that require samples of one size.
     """
     if isolation_limit(request.options) is not None or request.options.get("save_trace") is not None:
         flag = "--save-trace" if request.options.get("save_trace") is not None else "--isolate"

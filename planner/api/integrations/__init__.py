@@ -1,4 +1,4 @@
-"""Settings of training frameworks, one by one: their effect on a job, and the choice of its batch size.
+"""Integrations of training frameworks: they translate settings to a job, and set its batch size.
 
-The public names are those of `planner.api.integrations.lightning` and `planner.api.integrations.huggingface`.
+Public names are in `planner.api.integrations.lightning` and `planner.api.integrations.huggingface`.
 """

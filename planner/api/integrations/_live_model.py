@@ -1,4 +1,4 @@
-"""Plans for modules that exist already: what the adapters to training frameworks share."""
+"""Plan modules that exist already; shared by the integrations of training frameworks."""
 
 import dataclasses
 import warnings
@@ -20,36 +20,36 @@ if TYPE_CHECKING:
     from planner.capture import AnyLiveOptimizer, LiveEvaluation, Prepare, StandIn, Step
 
 
-_HINT = "check --input and --target"  # of the tracer, whose jobs come from a command line otherwise
+_HINT = "check --input and --target"  # a hint of the tracer for jobs from a command line
 
 
 class LiveLoop(Struct, frozen=True):
-    """A module in use with all that its framework decides of the loop around it."""
+    """An existing module with everything that its framework decides about the loop."""
 
     module: Any
     sample: Any  # a batch as the data loader gives it
     step: "Step"
-    fields: Mapping[str, Any]  # of `planner.Job`
+    fields: Mapping[str, Any]  # fields of `planner.Job`
     unplanned: tuple[str, ...] = ()  # settings that change memory and are not planned; the answer names them
     notes: tuple[str, ...] = ()  # further notes of the answer
     stand_ins: Iterable["StandIn"] = ()
-    optimizer: "AnyLiveOptimizer | None" = None  # in place of the job's
-    prepare: "Prepare | None" = None  # changes each copy of the module
-    held_bytes: int = 0  # of inputs that wait on the GPU beside the batch, for each sample
+    optimizer: "AnyLiveOptimizer | None" = None  # replaces the job's
+    prepare: "Prepare | None" = None  # modifies each copy of the module
+    held_bytes: int = 0  # bytes per sample of inputs that wait on the GPU besides the batch
     evaluation: "LiveEvaluation | None" = (
         None  # between the steps; None: as training steps, if the job evaluates
     )
 
 
 def plan_live_model(loop: LiveLoop, options: Options) -> MaxBatchResult:
-    """Return the largest batch for a module with a batch of its data.
+    """Return the largest batch for an existing module, planned with a batch of its data.
 
-    `options` are those of `planner.max_batch` that the user gives, which override those of the framework.
-    Raises the errors of `planner.errors` and no other: what goes wrong unexpectedly is a ModelError.
+    `options` are options of `planner.max_batch`, which override the framework's. Raises only the errors of
+    `planner.errors`: any unexpected error becomes a ModelError.
     """
     try:
         with model_errors(f"{type(loop.module).__name__}: cannot be planned"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a step logs to a trainer which is not there
+            warnings.simplefilter("ignore")  # a step may warn that it logs to a missing trainer
             return _planned(loop, options)
     except ModelError as error:
         message = str(error)
@@ -64,16 +64,16 @@ def _planned(loop: LiveLoop, options: Options) -> MaxBatchResult:
 
 
 class LiveJob(Struct, frozen=True):
-    """The job of a module in use, what builds a copy of it, and the notes of its answers."""
+    """The job of an existing module, a function that builds a copy of it, and notes for its answers."""
 
     job: Job
     build: Callable[[], Any]
-    batch: int  # of the sample
+    batch: int  # batch size of the sample
     notes: tuple[str, ...]
 
 
 def read_loop(loop: LiveLoop, options: Options) -> LiveJob:
-    """Return the job of a loop. Raises UsageError."""
+    """Return the job of an existing module's loop. Raises UsageError."""
     from planner.capture import fields_of_process, live_job, read_live_model
 
     chosen = any(options.get(name) is not None for name in ("optimizer", "optimizer_impl"))
@@ -95,7 +95,7 @@ def read_loop(loop: LiveLoop, options: Options) -> LiveJob:
 
 
 def named(make: Callable[[], Any], name: str) -> Callable[[], Any]:
-    """Return the same function under a name, which reports show."""
+    """Return a function that calls `make` and has the given name, which reports show."""
 
     def build() -> Any:
         return make()
@@ -105,25 +105,25 @@ def named(make: Callable[[], Any], name: str) -> Callable[[], Any]:
 
 
 def plan_job(job: Job, make: Callable[[], Any], notes: tuple[str, ...], options: Options) -> MaxBatchResult:
-    """Return the largest batch of a job whose model or trainer `make` makes, with more notes."""
+    """Return the largest batch of a job whose model or trainer `make` creates, with `notes` added."""
     result = max_batch(named(make, job.model), **options_of_job(job, options))
     assert isinstance(result, MaxBatchResult)
     return with_notes(result, notes)
 
 
 class Choice(Struct, frozen=True):
-    """A batch size to train with."""
+    """A chosen batch size, and the plan behind it."""
 
     result: MaxBatchResult
     batch: int
-    warning: str  # one line for the user; "" where there is nothing to warn of
+    warning: str  # one line for the user, "" if there is nothing to warn of
 
 
 def choose_batch(loop: LiveLoop, options: Options, multiple: int) -> Choice:
-    """Return the largest batch that trains without retries, rounded down to a multiple unless it is smaller.
+    """Return the largest batch that trains without retries, rounded down to a multiple if it is large enough.
 
-    An evaluation may take retries, one each time it starts: they cost little. Where each batch that fits
-    takes retries, it is the largest that fits, with a warning. Raises UsageError where not even 1 fits.
+    An evaluation may take retries, one each time it starts: they cost little. If every batch that fits takes
+    retries, the largest of them is chosen, with a warning. Raises UsageError if no batch fits.
     """
     result = plan_live_model(loop, options)
     if not loop.fields.get("evaluate"):
@@ -136,10 +136,10 @@ def choose_batch(loop: LiveLoop, options: Options, multiple: int) -> Choice:
 def choice_beside_evaluation(
     result: MaxBatchResult, plan_training: Callable[[], MaxBatchResult], multiple: int, smaller: str
 ) -> Choice:
-    """Return the batch of a training whose evaluation may take retries, which cost little.
+    """Return the batch size of a training whose evaluation may take retries, which cost little.
 
-    `plan_training` plans it without. An evaluation that does not fit at any batch is warned of, with a
-    sentence on how to make it `smaller`, and the batch is that of the training.
+    `plan_training` plans the training without evaluation. If the evaluation does not fit at any batch, the
+    batch size is the training's, with a warning that tells how to make the evaluation `smaller`.
     """
     if 0 < result.max_batch == result.comfortable_batch:
         return choice_of(result, multiple)
@@ -152,9 +152,9 @@ def choice_beside_evaluation(
 
 
 def choice_of(result: MaxBatchResult, multiple: int, comfortable: int | None = None) -> Choice:
-    """Return the batch size that a result makes: `comfortable`, by default the result's, where there is one.
+    """Return the batch size to use for a result: `comfortable`, or if there is none the largest that fits.
 
-    Raises UsageError where not even 1 fits.
+    It is rounded down to `multiple` if it is large enough. Raises UsageError if no batch fits.
     """
     if result.max_batch == 0:
         least = result.plan.search.least
@@ -168,7 +168,7 @@ def choice_of(result: MaxBatchResult, multiple: int, comfortable: int | None = N
 
 
 def with_notes(result: MaxBatchResult, notes: tuple[str, ...]) -> MaxBatchResult:
-    """Return the result with more assumptions, in its text and its JSON."""
+    """Return the result with further notes in its text and its JSON."""
 
     estimates = {field.name: getattr(result.plan, field.name) for field in fields(result.plan)}
     changed: dict[str, Any] = {
@@ -180,7 +180,7 @@ def with_notes(result: MaxBatchResult, notes: tuple[str, ...]) -> MaxBatchResult
 
 
 def options_of_job(job: Job, options: Options) -> Options:
-    """Return the job's fields as options, the user's over them; without a limit, for the local GPU."""
+    """Return a job's fields as options, overridden by `options`; the local GPU is the default limit."""
     chosen: dict[str, Any] = {
         "input": list(job.inputs),
         **{name: getattr(job, name) or None for name in FIELD_OPTIONS},

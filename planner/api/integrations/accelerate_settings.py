@@ -1,4 +1,4 @@
-"""All parameters of accelerate's `Accelerator`, which has some from the environment, and of its handlers."""
+"""The effects of all parameters of accelerate's `Accelerator`, its environment and its handlers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ _BY_HAND = "train with DDP, or plan by hand with planner.max_batch"
 
 
 def _is(kind: str) -> Callable[[Any], bool]:
-    """Return whether an accelerator distributes in this way."""
+    """Return a function that tells whether an accelerator's distributed type is `kind`."""
     return lambda accelerator: text_of(accelerator.distributed_type) == kind
 
 
@@ -31,7 +31,7 @@ def _drops_fsdp(accelerator: Any) -> bool:
         return False
     from accelerate.utils import parse_flag_from_env
 
-    return bool(parse_flag_from_env("ACCELERATE_USE_FSDP"))  # accelerate sets it where it gets a plugin
+    return bool(parse_flag_from_env("ACCELERATE_USE_FSDP"))  # accelerate sets it if it gets a plugin
 
 
 def _offloads(plugin: Any) -> bool:
@@ -48,8 +48,8 @@ def _dispatches(accelerator: Any) -> bool:
 
 SETTINGS: tuple[Setting, ...] = (
     *planned("mixed_precision gradient_accumulation_steps gradient_accumulation_plugin"),
-    *planned("kwargs_handlers"),  # by `HANDLERS`
-    *planned("deepspeed_plugin"),  # by `deepspeed_fields`
+    *planned("kwargs_handlers"),  # planned by `HANDLERS`
+    *planned("deepspeed_plugin"),  # planned by `deepspeed_fields`
     *harmless(
         "device_placement cpu rng_types log_with project_dir project_config step_scheduler_with_optimizer "
         "deepspeed_plugins"
@@ -60,7 +60,7 @@ SETTINGS: tuple[Setting, ...] = (
         "dispatch_batches holds the batches of all processes on the first GPU; one is counted",
         _dispatches,
     ),
-    refused(  # else by `fsdp_fields`
+    refused(  # otherwise planned by `fsdp_fields`
         "fsdp_plugin",
         "accelerate drops it in a process alone; plan under accelerate launch, or by hand with "
         "planner.max_batch(..., fsdp=8, fsdp_arg=['by=accelerate'])",
@@ -74,7 +74,7 @@ SETTINGS: tuple[Setting, ...] = (
         _is_split,
     ),
     stated("dynamo_backend", COMPILED, _has_dynamo),
-    *harmless("dynamo_plugin"),  # given by `dynamo_backend`, which is made into one
+    *harmless("dynamo_plugin"),  # made from `dynamo_backend`
 )
 
 # Fields of DistributedDataParallel's handlers; Lightning's `DDPStrategy` takes them as keywords.
@@ -104,7 +104,7 @@ FSDP: tuple[Setting, ...] = (
         "fsdp_version reshard_after_forward mixed_precision_policy auto_wrap_policy activation_checkpointing "
         "transformer_cls_names_to_wrap min_num_params"
     ),
-    # Of checkpoints, and of FSDP 1, which is refused
+    # Settings of checkpoints, and of FSDP 1, which is refused
     *harmless(
         "state_dict_type state_dict_config optim_state_dict_config sharding_strategy backward_prefetch "
         "limit_all_gathers use_orig_params param_init_fn sync_module_states forward_prefetch"
@@ -140,7 +140,7 @@ SCALER: tuple[Setting, ...] = (
     *harmless("init_scale growth_factor backoff_factor growth_interval"),
 )
 
-# Classes of `kwargs_handlers`, the attribute that an accelerator has each under, and the settings of each.
+# By class of `kwargs_handlers`: the accelerator's attribute with the handler, and the handler's settings.
 HANDLERS: dict[str, tuple[str, tuple[Setting, ...]]] = {
     "DistributedDataParallelKwargs": ("ddp_handler", DDP),
     "AutocastKwargs": ("autocast_handler", AUTOCAST),

@@ -1,4 +1,4 @@
-"""Splits of the batch size that a hook sets into micro-batches."""
+"""Split the samples of an optimizer step into micro-batches."""
 
 from msgspec import Struct
 
@@ -6,29 +6,29 @@ from planner.errors import UsageError
 
 
 class Split(Struct, frozen=True):
-    """Samples of one step of the optimizer on one device, in micro-batches."""
+    """The micro-batches of one optimizer step on one device."""
 
     batch: int
-    steps: int  # micro-batches in each step of the optimizer
+    steps: int  # micro-batches per optimizer step
 
     @property
     def samples(self) -> int:
-        """Return the effective batch size on one device."""
+        """Return the effective batch size on one device: the samples of one optimizer step."""
         return self.batch * self.steps
 
 
 def check_multiple(multiple: object) -> None:
-    """Raise UsageError for anything but a whole number from 1."""
+    """Raise UsageError unless `multiple` is a whole number of at least 1."""
     if isinstance(multiple, bool) or not isinstance(multiple, int) or multiple < 1:
         raise UsageError(f"multiple_of: {multiple!r} is refused; use a whole number from 1")
 
 
 def split(samples: int, most: int, multiple: int = 1, fewest: int = 1) -> Split:
-    """Split an effective batch into micro-batches of at most `most` samples, `fewest` at the least.
+    """Split an effective batch into at least `fewest` micro-batches of at most `most` samples.
 
-    Of all splits with up to twice as many micro-batches as needed, it is the one with the most samples, never
-    more than `samples`; among equals the one with the fewest micro-batches. So the product is exact wherever
-    a divisor between half of `most` and `most` exists.
+    Among splits with up to twice as many micro-batches as needed, the split with the most samples is chosen,
+    but never more than `samples`, and among equals the split with the fewest micro-batches. So the product is
+    exact if `samples` has a divisor between half of `most` and `most`.
     """
     unit = multiple if min(samples, most) >= multiple else 1
     needed = max(fewest, -(-samples // most))
@@ -38,7 +38,7 @@ def split(samples: int, most: int, multiple: int = 1, fewest: int = 1) -> Split:
 
 
 def split_up(samples: int, most: int, multiple: int = 1, fewest: int = 1) -> Split:
-    """Split as `split` where that is exact, else with as few samples more as the rounding takes."""
+    """Split like `split` if that is exact; otherwise round the samples up as little as possible."""
     exact = split(samples, most, multiple, fewest)
     if exact.samples == samples:
         return exact

@@ -1,4 +1,4 @@
-"""The fields of a job that DeepSpeed's engine trains, where a framework has its configuration."""
+"""Derive a job's fields for DeepSpeed's engine from a framework's DeepSpeed configuration."""
 
 import json
 from collections.abc import Mapping
@@ -19,13 +19,14 @@ NOTES = (
 def deepspeed_fields(
     given: str | Mapping[str, Any], fields: Mapping[str, Any], ranks: int, owner: str
 ) -> dict[str, Any]:
-    """Return a framework's fields of a job, changed to those of a rank of DeepSpeed.
+    """Return a job's fields from a framework, changed for one rank of DeepSpeed.
 
-    `given` is its configuration or the name of its file; `owner` names the setting in errors. A user's
-    `world_size` overrides `ranks`, those of the process. Raises UsageError for what is not planned of it.
+    `given` is DeepSpeed's configuration or the name of its file; `owner` names the setting in errors. `ranks`
+    is the number of ranks of the process, which a user's `world_size` overrides. Raises UsageError for
+    settings that are not planned.
     """
     config = _config_of(given, owner)
-    config.pop("steps_per_print", None)  # infinite under accelerate, which is no JSON
+    config.pop("steps_per_print", None)  # infinite under accelerate, which JSON lacks
     config["zero_allow_untested_optimizer"] = True  # accelerate/accelerator.py, _prepare_deepspeed
     clips = "gradient_clipping" in config and fields.get("clip_gradients") is not ClipGradients.NONE
     return {
@@ -33,7 +34,7 @@ def deepspeed_fields(
         "deepspeed": read_deepspeed(json.dumps(config), owner),
         "world_size": ranks if ranks > 1 else 0,
         "precision": _precision_left(config, fields["precision"], owner),
-        "grad_scaler": False,  # the engine's own
+        "grad_scaler": False,  # the engine has its own
         "clip_gradients": ClipGradients.NORM if clips else ClipGradients.NONE,
         "evaluate": False,
         "eval_batch": 0,
@@ -55,7 +56,7 @@ def _config_of(given: str | Mapping[str, Any], owner: str) -> dict[str, Any]:
 
 
 def _precision_left(config: Mapping[str, Any], precision: Precision, owner: str) -> Precision:
-    """Return the precision that fills "auto"; float32 where the configuration says all. Raises UsageError."""
+    """Return the precision that replaces "auto", float32 if nothing is "auto". Raises UsageError."""
     wanted = {Precision.AMP_BF16: "bf16", Precision.AMP_FP16: "fp16"}.get(precision)
     if wanted is None:
         return precision

@@ -1,4 +1,4 @@
-"""The fields of a job that FSDP2 shards, by accelerate's plugin or by transformers' arguments for it."""
+"""Derive a job's fields for FSDP2 from accelerate's plugin or from transformers' arguments."""
 
 import functools
 from collections.abc import Mapping
@@ -27,11 +27,11 @@ def fsdp_fields(
     syncs_each: bool = False,
     replicas: int = 1,
 ) -> dict[str, Any]:
-    """Return a framework's fields of a job, changed to those of a rank of FSDP2.
+    """Return a job's fields from a framework, changed for one rank of FSDP2.
 
-    `plugin` is accelerate's; `owner` names the setting in errors. A user's `fsdp` overrides `ranks`, those of
-    the process. `syncs_each` tells that gradients are reduced after each micro-batch. Raises UsageError for
-    what is not planned of it.
+    `plugin` is accelerate's; `owner` names the setting in errors. `ranks` is the number of ranks of the
+    process, which a user's `fsdp` overrides. With `syncs_each`, gradients are reduced after each micro-batch.
+    Raises UsageError for settings that are not planned.
     """
     if plugin.fsdp_version != 2:
         raise UsageError(f"{owner}: fsdp_version {plugin.fsdp_version} is not planned: set fsdp_version=2")
@@ -50,19 +50,21 @@ def fsdp_fields(
         **fields,
         "fsdp": ranks if ranks > 1 else 0,
         "fsdp_arg": tuple(f"{key}={_text(value)}" for key, value in given.items()),
-        "precision": Precision.FP32,  # the policy's
+        "precision": Precision.FP32,  # the policy has the precision
         "ddp": False,
         "ddp_bucket_view": False,
     }
 
 
 def notes_of_plugin(plugin: Any, owner: str) -> tuple[str, ...]:
-    """Return sentences on settings of a plugin that are not planned. Raises UsageError for refused ones."""
+    """Return sentences on a plugin's settings that are not planned. Raises UsageError for a refused one."""
     return notes_of(accelerate_settings.FSDP, plugin, owner)
 
 
 def plugin_of_arguments(arguments: Any) -> Any:
-    """Return the plugin that transformers' Trainer makes of its arguments. Raises UsageError for XLA's."""
+    """Return the FSDP plugin that transformers' Trainer creates from its arguments. Raises UsageError for
+    XLA.
+    """
     from accelerate import FullyShardedDataParallelPlugin
 
     if (arguments.fsdp_config or {}).get("xla"):
@@ -73,7 +75,7 @@ def plugin_of_arguments(arguments: Any) -> Any:
 
 
 def _policy(plugin: Any, precision: Precision, owner: str) -> dict[str, str]:
-    """Return the types that the plugin's policy has, or accelerate gives it for its mixed precision."""
+    """Return the precisions of the plugin's policy, or of accelerate's policy for its mixed precision."""
     policy = plugin.mixed_precision_policy
     if policy is None:  # accelerate/state.py, AcceleratorState
         mixed = _MIXED.get(precision)
@@ -90,7 +92,9 @@ def _policy(plugin: Any, precision: Precision, owner: str) -> dict[str, str]:
 
 
 def _wrapping(plugin: Any) -> dict[str, Any]:
-    """Return which modules are sharded by themselves; accelerate takes other functions as none for FSDP2."""
+    """Return the policy that selects separately sharded modules; unknown functions count as none, as in
+    accelerate.
+    """
     policy = plugin.auto_wrap_policy
     if isinstance(policy, functools.partial):
         policy = policy.func

@@ -1,4 +1,4 @@
-"""The batch size for Hugging Face's `Trainer` and for accelerate, planned before training.
+"""Plan the batch size for Hugging Face's `Trainer` and for accelerate before training.
 
     arguments = plan_training_arguments(model, arguments, sample, gpu="A100 80GB")
     trainer = Trainer(model, arguments, ...)
@@ -7,10 +7,10 @@
 
     batch = plan_batch_size(model, sample, optimizer, accelerator, gpu="auto")
 
-`sample` is a batch as the data collator gives it: a mapping of tensors with labels. Nothing is run on a GPU.
-Settings of the trainer or accelerator that change memory and are not planned are refused, or named: in the
-results of the functions `max_batch_of_...`, and as warnings of the others.
-Needs `pip install 'gpu-batch-planner[hf]'` or `'gpu-batch-planner[accelerate]'`.
+`sample` is a batch from the data collator: a mapping of tensors with labels. Nothing is run on a GPU.
+Settings of the trainer or accelerator that change memory and are not planned are refused or named: in the
+results of the functions `max_batch_of_...`, and as warnings by the other functions. Needs `pip install
+'gpu-batch-planner[hf]'` or `'gpu-batch-planner[accelerate]'`.
 """
 
 import copy
@@ -52,9 +52,10 @@ from planner.capture import (
 from planner.errors import UsageError, reason_of
 from planner.jobs import ClipGradients, Optimizer, OptimizerImpl, Precision, ZeroGrad
 
-prepare_torchvision()  # transformers imports torchvision where it is installed
+prepare_torchvision()  # transformers imports torchvision if it is installed
 
-# Of transformers.training_args.OptimizerNames those of torch; the others have the names of their classes.
+# The names in transformers.training_args.OptimizerNames for torch's optimizers; other optimizers are known by
+# their classes.
 _OPTIMIZERS: dict[str, tuple[Optimizer | str, OptimizerImpl]] = {
     "adamw_torch": (Optimizer.ADAMW, OptimizerImpl.FOREACH),
     "adamw_torch_fused": (Optimizer.ADAMW, OptimizerImpl.FUSED),
@@ -74,17 +75,19 @@ def plan_training_arguments(
     grow: bool = False,
     **options: Unpack[Options],
 ) -> Any:
-    """Return a copy of the `TrainingArguments` whose micro-batches fit, with the same effective batch.
+    """Return a copy of the `TrainingArguments` whose micro-batches fit, with the same effective batch if
+    possible.
 
-    A plan that cannot be made never ends the training: a warning gives the reason, and the copy has the batch
-    that it had.
+    If no plan can be made, training still continues: a warning gives the reason, and the copy keeps its batch
+    size.
 
-    The samples in each step of the optimizer on one device, `per_device_train_batch_size *
-    gradient_accumulation_steps`, stay as they are where all of them fit, or where a divisor of theirs makes
-    good use of the memory; else they become as few less as possible, with a warning, never more. Of all
-    splits with up to twice as many micro-batches as needed the one with the most samples is taken, then the
-    one with the fewest micro-batches. With `grow` the batch is the largest that fits, and accumulation goes
-    down to 1 at the least. Batches run without retries where any can. Raises UsageError for `multiple_of`.
+    The samples of one optimizer step on one device, `per_device_train_batch_size *
+    gradient_accumulation_steps`, are kept if all of them fit in one micro-batch, or if a divisor of their
+    number makes good use of the memory. Otherwise they are reduced as little as possible, with a warning, and
+    never increased. Among splits with up to twice as many micro-batches as needed, the split with the most
+    samples is chosen, and among equals the split with the fewest micro-batches. With `grow` the batch is the
+    largest that fits, and accumulation goes down to 1 at the least. The batch runs without retries if any
+    can. Raises UsageError for an invalid `multiple_of`.
     """
     check_multiple(multiple_of)
     try:
@@ -117,7 +120,7 @@ def _split_of_arguments(
 def max_batch_of_arguments(
     model: Any, arguments: Any, sample: Mapping[str, Any], **options: Unpack[Options]
 ) -> MaxBatchResult:
-    """Return the largest batch per device for `TrainingArguments`, with the report behind it.
+    """Return the largest batch per device for `TrainingArguments`, with its report.
 
     Its assumptions name the settings that are not planned. Raises the errors of `planner.errors`.
     """
@@ -128,15 +131,15 @@ def max_batch_of_arguments(
 def plan_trainer(
     trainer: Any, *, multiple_of: int = 1, grow: bool = False, **options: Unpack[Options]
 ) -> MaxBatchResult | None:
-    """Set batch size and accumulation of a Trainer of transformers or TRL so that its micro-batches fit.
+    """Set the batch size and accumulation of a Trainer of transformers or TRL so that micro-batches fit.
 
-    The trainer is as its constructor made it: `SFTTrainer`, `DPOTrainer`, `RewardTrainer`, `Trainer`, or a
-    class of yours that extends one. A copy of it without weights runs its own `train()`, so that loss,
-    reference model and adapters are its own. `per_device_train_batch_size` and `gradient_accumulation_steps`
-    of `trainer.args` become what `plan_training_arguments` says of them. Returns the report behind the batch.
+    The trainer is used as constructed: `SFTTrainer`, `DPOTrainer`, `RewardTrainer`, `Trainer`, or a class of
+    yours that extends one of them. A copy of it without weights runs its `train()`, so that its loss,
+    reference model and adapters are planned. `per_device_train_batch_size` and `gradient_accumulation_steps`
+    of `trainer.args` are chosen as by `plan_training_arguments`. Returns the plan for the batch.
 
-    A plan that cannot be made never ends the training: a warning gives the reason, the trainer stays as it
-    is, and None is returned. Raises UsageError for `multiple_of` and for an object that is no Trainer.
+    If no plan can be made, training still continues: a warning gives the reason, the trainer is unchanged,
+    and None is returned. Raises UsageError for an invalid `multiple_of` and for an object that is no Trainer.
     """
     check_multiple(multiple_of)
     check_trainer(trainer)
@@ -163,9 +166,9 @@ def _plan_and_set(trainer: Any, multiple_of: int, grow: bool, options: Options) 
 
 
 def max_batch_of_trainer(trainer: Any, **options: Unpack[Options]) -> MaxBatchResult:
-    """Return the largest batch per device for a Trainer of transformers or TRL, with the report behind it.
+    """Return the largest batch per device for a Trainer of transformers or TRL, with its report.
 
-    Takes what `plan_trainer` takes, and leaves the trainer as it is.
+    It takes the same trainers as `plan_trainer`, and does not change them.
     """
     return _plan_of_trainer(trainer, options)(trainer.args.gradient_accumulation_steps)
 
@@ -173,11 +176,11 @@ def max_batch_of_trainer(trainer: Any, **options: Unpack[Options]) -> MaxBatchRe
 def plan_batch_size(
     model: Any, sample: Mapping[str, Any], optimizer: Any, accelerator: Any, /, **options: Unpack[Options]
 ) -> int:
-    """Return the largest batch per process that runs without retries, for a loop with accelerate.
+    """Return the largest batch per process for a loop with accelerate, without retries if possible.
 
-    Precision, accumulation and the number of processes are those of the accelerator. The model is as it was
-    before `accelerator.prepare`, which wraps it. Raises the errors of `planner.errors`, UsageError where
-    nothing fits.
+    Precision, accumulation and the number of processes are the accelerator's. The model must not have been
+    wrapped by `accelerator.prepare` yet. If every batch that fits takes retries, a warning is given. Raises
+    the errors of `planner.errors`, UsageError if nothing fits.
     """
     loop = _loop_of_accelerator(model, sample, optimizer, accelerator)
     choice = choose_batch(loop, options, 1)
@@ -188,15 +191,16 @@ def plan_batch_size(
 def max_batch_of_loop(
     model: Any, sample: Mapping[str, Any], optimizer: Any, accelerator: Any, /, **options: Unpack[Options]
 ) -> MaxBatchResult:
-    """Return the largest batch per process for a loop with accelerate, with the report behind it.
+    """Return the largest batch per process for a loop with accelerate, with its report.
 
-    Takes what `plan_batch_size` takes; its assumptions name the settings that are not planned.
+    It takes the same arguments as `plan_batch_size`; the report's assumptions name settings that are not
+    planned.
     """
     return plan_live_model(_loop_of_accelerator(model, sample, optimizer, accelerator), options)
 
 
 def fields_of_arguments(arguments: Any) -> dict[str, Any]:
-    """Return the job options of `TrainingArguments`. Raises UsageError for an optimizer not planned."""
+    """Return a job's fields from `TrainingArguments`. Raises UsageError for settings that are not planned."""
     kind, implementation = _OPTIMIZERS.get(text_of(arguments.optim)) or (
         optimizer_name_of(arguments),
         OptimizerImpl.FOREACH,
@@ -230,7 +234,7 @@ def fields_of_arguments(arguments: Any) -> dict[str, Any]:
 
 
 def fields_of_accelerator(accelerator: Any) -> dict[str, Any]:
-    """Return the job options of an `Accelerator`. Raises UsageError for a precision not planned."""
+    """Return a job's fields from an `Accelerator`. Raises UsageError for settings that are not planned."""
     name = str(accelerator.mixed_precision)
     precision = look_up(_ACCELERATE_PRECISIONS, name, "mixed precision")
     scaler, ddp = accelerator.scaler_handler, accelerator.ddp_handler
@@ -254,7 +258,7 @@ def fields_of_accelerator(accelerator: Any) -> dict[str, Any]:
 
 
 def notes_of_arguments(arguments: Any) -> tuple[str, ...]:
-    """Return sentences on settings that are not planned. Raises UsageError for one that is refused."""
+    """Return sentences on arguments that are not planned. Raises UsageError for a refused one."""
     tables = (*transformers_settings.SETTINGS, *transformers_settings.VALUES)
     notes = notes_of(tables, arguments, "TrainingArguments")
     if arguments.fsdp:
@@ -263,7 +267,7 @@ def notes_of_arguments(arguments: Any) -> tuple[str, ...]:
 
 
 def notes_of_accelerator(accelerator: Any) -> tuple[str, ...]:
-    """Return sentences on settings that are not planned. Raises UsageError for one that is refused."""
+    """Return sentences on accelerate's settings that are not planned. Raises UsageError for a refused one."""
     notes = notes_of(accelerate_settings.SETTINGS, accelerator, "Accelerator")
     if text_of(accelerator.distributed_type) == "FSDP":
         notes += notes_of_plugin(accelerator.state.fsdp_plugin, "FullyShardedDataParallelPlugin")
@@ -275,15 +279,16 @@ def notes_of_accelerator(accelerator: Any) -> tuple[str, ...]:
 
 
 def notes_of_trainer(trainer: Any) -> tuple[str, ...]:
-    """Return sentences on what a trainer has that is not planned. Raises UsageError for what is refused."""
+    """Return sentences on a trainer's settings that are not planned. Raises UsageError for a refused one."""
     tables = (*transformers_settings.SETTINGS, *transformers_settings.VALUES)
     own = [one for one in tables if one.name not in transformers_settings.BY_ITS_TRAINER]
     return (*notes_of(own, trainer.args, "TrainingArguments"), *left_out(trainer))
 
 
 def _plan_of_trainer(trainer: Any, options: Options) -> Callable[..., MaxBatchResult]:
-    """Return a function that plans a trainer with so many micro-batches in each step; with `evaluates=False`
-    without its evaluation.
+    """Return a function that plans a trainer with a given number of micro-batches per optimizer step.
+
+    With `evaluates=False` it plans the trainer without evaluation.
     """
     job, unplanned = trainer_job(trainer), notes_of_trainer(trainer)
 
@@ -297,7 +302,7 @@ def _plan_of_trainer(trainer: Any, options: Options) -> Callable[..., MaxBatchRe
 def _choice_beside_evaluation(
     trainer: Any, plan: Callable[..., MaxBatchResult], steps: int, multiple: int
 ) -> Choice:
-    """Return the batch of a trainer, by its own evaluation too if it has one."""
+    """Return the batch size for a trainer, which accounts for its evaluation if it has one."""
     result = plan(steps)
     if not transformers_settings.evaluates(trainer.args):
         return choice_of(result, multiple)
@@ -355,9 +360,9 @@ def _bytes_a_sample(sample: Mapping[str, Any]) -> int:
 
 
 def _accumulating(loop: LiveLoop, steps: int) -> LiveLoop:
-    """Return the loop with so many micro-batches in each step of the optimizer.
+    """Return the loop with `steps` micro-batches per optimizer step.
 
-    The Trainer has the inputs of all of them on the GPU at once (transformers/trainer.py,
+    The Trainer holds the inputs of all of them on the GPU at once (transformers/trainer.py,
     `get_batch_samples`, from a data loader of accelerate that moves each batch to the device).
     """
     held = (steps - 1) * _bytes_a_sample(loop.sample)
@@ -373,15 +378,16 @@ def _accumulating(loop: LiveLoop, steps: int) -> LiveLoop:
 
 
 def _accumulating_few(loop: LiveLoop, steps: int) -> LiveLoop:
-    """Return the loop beside the inputs of so many micro-batches; to the allocator, more than two of them
-    are the same.
+    """Return the loop with the inputs of `steps` micro-batches, but with at most two micro-batches per step.
+
+    To the allocator, further micro-batches are the same.
     """
     held = _accumulating(loop, steps)
     return replace(held, fields={**held.fields, "accumulate": min(steps, 2)})
 
 
 def _warn(*lines: str) -> None:
-    """Warn of each line that is not empty, at the caller of a public function."""
+    """Issue each nonempty line as a warning at the caller of a public function."""
     level, frame = 2, sys._getframe(1)
     while frame.f_code.co_filename == __file__ and frame.f_back is not None:
         frame, level = frame.f_back, level + 1

@@ -33,12 +33,12 @@ from planner.errors import ModelError, UsageError, reason_of  # noqa: E402
 
 
 class BatchSizePlanner(Callback):  # type: ignore[misc]  # lightning's types are not followed
-    """Plans the largest batch from the module's `training_step` and the first batch of its data.
+    """A callback that plans the largest batch from a module's `training_step` and its first batch of data.
 
-    Precision, accumulation, clipping, averages, processes and optimizer are those of the trainer. Afterwards
-    `batch_size` is what was set and `result` the plan behind it, whose assumptions name what is not planned.
-    The batch runs without retries where any can. If no plan can be made, a warning has the reason; training
-    goes on with the batch size that it has; `result` and `batch_size` are None then.
+    Precision, accumulation, clipping, weight averages, processes and optimizer are the trainer's. Afterwards
+    `batch_size` is the batch size that was set and `result` its plan, whose assumptions name settings that
+    are not planned. The batch runs without retries if any can. If no plan can be made, a warning gives the
+    reason, training continues with its batch size, and `result` and `batch_size` are None.
     """
 
     def __init__(
@@ -49,11 +49,12 @@ class BatchSizePlanner(Callback):  # type: ignore[misc]  # lightning's types are
         sample: Any = None,
         **options: Unpack[Options],
     ) -> None:
-        """`batch_arg_name` is the attribute of the module or the data module that holds the batch size.
+        """Create the callback; `batch_arg_name` is the module's or data module's attribute to set.
 
-        The batch size is rounded down to `multiple_of`. `sample` is a batch to learn shapes from, by default
-        the first of the training data. `options` are those of `planner.max_batch`, such as `confidence`;
-        without `gpu` or `gpu_mib` it is planned for the local card. Raises UsageError for `multiple_of`.
+        The batch size is rounded down to a multiple of `multiple_of`. `sample` is a batch that shows the
+        shapes, by default the first batch of the training data. `options` are options of `planner.max_batch`,
+        such as `confidence`; the default GPU is the local one. Raises UsageError for an invalid
+        `multiple_of`.
         """
         check_multiple(multiple_of)
         self.result: MaxBatchResult | None = None
@@ -61,14 +62,14 @@ class BatchSizePlanner(Callback):  # type: ignore[misc]  # lightning's types are
         self._name, self._multiple, self._sample, self._options = batch_arg_name, multiple_of, sample, options
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Plan and set the batch size; the data is loaded afterwards."""
+        """Plan and set the batch size, before the data is loaded."""
         batch = trainer.strategy.broadcast(self._planned(trainer, pl_module))  # the same for all processes
         self.batch_size = None if batch is None else self._set(trainer, pl_module, batch)
         if self.batch_size is None:
             self.result = None
 
     def _planned(self, trainer: Trainer, module: LightningModule) -> int | None:
-        """Return the batch size; None, and a warning, if no plan can be made."""
+        """Return the planned batch size, or warn and return None if no plan can be made."""
         try:
             return self._plan(trainer, module)
         except Exception as error:  # a plan is a help: whatever goes wrong with it, training goes on
@@ -76,12 +77,12 @@ class BatchSizePlanner(Callback):  # type: ignore[misc]  # lightning's types are
             return None
 
     def _set(self, trainer: Trainer, module: LightningModule, batch: int) -> int | None:
-        """Set and return the batch size; None, and a warning, if module or data do not take it."""
+        """Set and return the batch size, or warn and return None if the module or its data refuses it."""
         before = lightning_getattr(module, self._name)
         try:
             lightning_setattr(module, self._name, batch)
             _load_data_anew(trainer)
-        except Exception as error:  # of the user's properties, schedules and data
+        except Exception as error:  # from the user's properties, schedules and data
             with suppress(Exception):
                 lightning_setattr(module, self._name, before)
             self._warn_of(error)
@@ -118,7 +119,7 @@ class BatchSizePlanner(Callback):  # type: ignore[misc]  # lightning's types are
 
 
 def _load_data_anew(trainer: Trainer) -> None:
-    """Forget data loaders of the old batch size, and schedules for their length, which may load the data."""
+    """Discard data loaders with the old batch size, and schedules computed from their length."""
     loop = trainer.fit_loop
     if loop._combined_loader is None:
         return

@@ -1,4 +1,4 @@
-"""The job that a Lightning trainer, its module and its data make."""
+"""Derive a job's loop from a Lightning trainer, its module and its data."""
 
 import warnings
 from types import SimpleNamespace
@@ -34,7 +34,7 @@ _COMPILED_METHODS = ("forward", "training_step", "validation_step", "test_step",
 def loop_of_trainer(
     trainer: Trainer, module: LightningModule, sample: Any, batch_name: str = "batch_size"
 ) -> LiveLoop:
-    """Return the loop that a trainer runs; `batch_name` is the attribute that holds its batch size.
+    """Return the loop of a trainer; `batch_name` is the attribute with its batch size.
 
     Raises UsageError for a setting that is refused.
     """
@@ -52,7 +52,7 @@ def loop_of_trainer(
 
     def prepare(copied: Any) -> None:
         copied.trainer = view
-        if module._compiler_ctx is not None:  # its compiled methods are bound to the original
+        if module._compiler_ctx is not None:  # compiled methods are bound to the original
             for name in _COMPILED_METHODS:
                 copied.__dict__.pop(name, None)
 
@@ -78,7 +78,7 @@ def loop_of_trainer(
 
 
 def without_validation_data(loop: LiveLoop, reason: str) -> LiveLoop:
-    """Return a loop whose validation is planned as training steps, and named with the reason."""
+    """Return the loop with validation planned as training steps, and a note with the reason."""
     fields = {**loop.fields, "eval_batch": 0}
     return replace(loop, evaluation=None, fields=fields, unplanned=(*loop.unplanned, _as_training(reason)))
 
@@ -93,7 +93,9 @@ def _as_training(reason: str) -> str:
 def _validation(
     trainer: Trainer, module: LightningModule, batch_name: str
 ) -> tuple[LiveEvaluation | None, tuple[str, ...]]:
-    """Return the validation with a batch of its own loader, and a note; None if its data cannot be read."""
+    """Return the validation with a batch of its data, and a note; None in its place if the data is
+    unreadable.
+    """
     source = trainer.fit_loop.epoch_loop.val_loop._data_source
     try:
         loader = _first_loader(source.dataloader())
@@ -104,21 +106,21 @@ def _validation(
             sample, _step_of(trainer, module, "validation_step"), 0 if follows else size
         )
         shapes = ", ".join(map(str, evaluation.inputs()))
-    except Exception as error:  # the data is the user's
+    except Exception as error:  # errors of the user's data
         return None, (_as_training(reason_of(error)),)
     batches = "as many samples as the training's" if follows else f"{size:,} samples"
     return evaluation, (f"validation is planned by its own step, on batches of {batches}: {shapes}",)
 
 
 def _first_loader(loaders: Any) -> Any:
-    """Return the first of a validation's loaders."""
+    """Return the first of a validation's loaders, which may be nested."""
     while isinstance(loaders, list | tuple | dict):
         loaders = next(iter(loaders.values() if isinstance(loaders, dict) else loaders))
     return loaders
 
 
 def _follows(source: Any, module: LightningModule, name: str, size: int) -> bool:
-    """Return whether the batch size of a loader is the attribute that the callback sets."""
+    """Return whether the batch size of a validation's loader follows the attribute that the callback sets."""
     lightning_setattr(module, name, size + 1)
     try:
         return int(_first_loader(source.dataloader()).batch_size) == size + 1
@@ -127,7 +129,7 @@ def _follows(source: Any, module: LightningModule, name: str, size: int) -> bool
 
 
 def _batch(trainer: Trainer, module: LightningModule) -> Any:
-    """Return the first batch of the training data, as it is moved to the GPU."""
+    """Return the first batch of the training data, after the hook before its transfer to the GPU."""
     return _first_batch(trainer, module, trainer.fit_loop._data_source.dataloader())
 
 
@@ -139,13 +141,13 @@ def _first_batch(trainer: Trainer, module: LightningModule, loader: Any) -> Any:
 
 
 def _data_hooks(trainer: Trainer, module: LightningModule, name: str) -> Any:
-    """Return a hook of the data module where that has one, else of the module."""
+    """Return a hook of the data module if it has it, else of the module."""
     selector = trainer._data_connector._datahook_selector
     return getattr(module if selector is None else selector.get_instance(name), name)
 
 
 def _step_of(trainer: Trainer, module: LightningModule, method: str) -> Any:
-    """Return a step of the module by this method, with the hook that changes a batch on the GPU before."""
+    """Return a function that runs a step method of the module after the hook for batches on the GPU."""
     name = "on_after_batch_transfer"
     transfer = _data_hooks(trainer, module, name)
     is_own = getattr(transfer, "__self__", None) is module
@@ -159,7 +161,7 @@ def _step_of(trainer: Trainer, module: LightningModule, method: str) -> Any:
 
 
 def validates(trainer: Trainer, module: LightningModule) -> bool:
-    """Return whether there is a validation loop between the training steps."""
+    """Return whether the trainer validates between training steps."""
     if trainer.limit_val_batches == 0 or not is_overridden("validation_step", module):
         return False
     source = trainer.fit_loop.epoch_loop.val_loop._data_source
@@ -167,7 +169,7 @@ def validates(trainer: Trainer, module: LightningModule) -> bool:
 
 
 def fields_of_trainer(trainer: Trainer) -> dict[str, Any]:
-    """Return the job options of a trainer. Raises UsageError for a precision that is not planned."""
+    """Return a job's fields from a trainer. Raises UsageError for a precision that is not planned."""
     name = str(trainer.precision)
     precision = look_up(_PRECISIONS, name, "precision")
     clip = ClipGradients.NONE
@@ -189,7 +191,7 @@ def fields_of_trainer(trainer: Trainer) -> dict[str, Any]:
 
 
 def _accumulation(trainer: Trainer) -> int:
-    """Return the most micro-batches in a step over all epochs."""
+    """Return the largest number of micro-batches per optimizer step over all epochs."""
     schedules = [callback.scheduling for callback in _of_class(trainer, "GradientAccumulationScheduler")]
     steps = [max(schedule.values()) for schedule in schedules]
     return int(max([trainer.accumulate_grad_batches, *steps]))
@@ -200,7 +202,7 @@ def _of_class(trainer: Trainer, name: str) -> list[Any]:
 
 
 def notes_of_trainer(trainer: Trainer) -> tuple[str, ...]:
-    """Return sentences on settings that are not planned. Raises UsageError for one that is refused."""
+    """Return sentences on a trainer's settings that are not planned. Raises UsageError for a refused one."""
     notes = list(notes_of(lightning_settings.SHARDED, trainer, "Trainer: strategy"))
     notes += notes_of(lightning_settings.TRAINER, trainer, "Trainer")
     for callback in trainer.callbacks:
@@ -226,7 +228,7 @@ def notes_of_trainer(trainer: Trainer) -> tuple[str, ...]:
 
 
 def _notes_of_callback(callback: Any) -> tuple[str, ...]:
-    """Return the sentence of the callback's nearest class in the table."""
+    """Return the sentence of the nearest class of a callback in the table."""
     settings = {setting.name: setting for setting in lightning_settings.CALLBACKS}
     kinds = [kind.__name__ for kind in type(callback).__mro__]
     setting = settings[next((kind for kind in kinds if kind in settings), "Callback")]
@@ -235,7 +237,7 @@ def _notes_of_callback(callback: Any) -> tuple[str, ...]:
 
 
 def notes_of_module(module: LightningModule) -> tuple[str, ...]:
-    """Return sentences on what the plan runs otherwise than the module would."""
+    """Return sentences on parts of a module that the plan does not run as it would."""
     changed = [name for name in lightning_settings.MODULE_HOOKS if is_overridden(name, module)]
     notes = [f"hooks of the module that are not planned: {', '.join(changed)}"] if changed else []
     return (*notes, *([COMPILED] if module._compiler_ctx is not None else []))

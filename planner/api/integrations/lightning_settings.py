@@ -1,4 +1,4 @@
-"""All that Lightning's `Trainer` takes: parameters; callbacks, strategies and plugins by their classes."""
+"""The effects of all parameters of Lightning's `Trainer`, its callbacks, strategies and plugins on a plan."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,18 +12,18 @@ def _is_sharded(trainer: Any) -> bool:
 
 
 def _is_strategy(name: str) -> Callable[[Any], bool]:
-    """Return whether a trainer's strategy is of this class."""
+    """Return a function that tells whether a trainer's strategy is of the class `name`."""
     return lambda trainer: name in [one.__name__ for one in type(trainer.strategy).__mro__]
 
 
 def strategy_name(trainer: Any) -> str:
-    """Return the class among `STRATEGIES` that the trainer's strategy is of, or the strategy's own."""
+    """Return the name of the trainer's strategy, or of its base class in `STRATEGIES`."""
     names = [one.__name__ for one in type(trainer.strategy).__mro__]
     return next((name for name in names if name in STRATEGIES), names[0])
 
 
 def averages_on_gpu(callback: Any) -> bool:
-    """Return whether an average of the weights is stored on their device."""
+    """Return whether a callback stores its average of the weights on the GPU."""
     return callback._device is None or not str(callback._device).startswith("cpu")
 
 
@@ -38,7 +38,7 @@ def _is_foreign(trainer: Any) -> bool:
 # Strategies that are planned; any other is refused.
 STRATEGIES = ("DDPStrategy", "SingleDeviceStrategy")
 
-# Those that have sharded the module before any callback runs, with what plans them instead.
+# Strategies that shard the module before any callback runs, with advice on how to plan them.
 SHARDED: tuple[Setting, ...] = (
     refused(
         "FSDPStrategy",
@@ -59,14 +59,14 @@ SHARDED: tuple[Setting, ...] = (
     ),
 )
 
-# `devices` and `num_nodes` go by the strategy and the number of processes, `callbacks` by `CALLBACKS`,
-# `plugins` by `PRECISION_PLUGINS`; the last two decide whether there is an evaluation.
+# `devices` and `num_nodes` are planned by the strategy and the number of processes, `callbacks` by
+# `CALLBACKS`, `plugins` by `PRECISION_PLUGINS`; the last two decide whether there is an evaluation.
 TRAINER: tuple[Setting, ...] = (
     *planned(
         "precision accumulate_grad_batches gradient_clip_val gradient_clip_algorithm benchmark devices "
         "num_nodes callbacks plugins limit_val_batches num_sanity_val_steps"
     ),
-    # When and how long it trains, what it prints and saves
+    # When and how long it trains, and what it prints and saves
     *harmless(
         "logger fast_dev_run max_epochs min_epochs max_steps min_steps max_time limit_train_batches "
         "limit_test_batches limit_predict_batches overfit_batches val_check_interval "
@@ -92,7 +92,7 @@ TRAINER: tuple[Setting, ...] = (
     ),
 )
 
-# Classes of callbacks; a subclass counts as its nearest ancestor here, `Callback` as one of the user's own.
+# Classes of callbacks. A subclass counts as its nearest ancestor here, a user's own callback as `Callback`.
 CALLBACKS: tuple[Setting, ...] = (
     *planned("EMAWeightAveraging WeightAveraging GradientAccumulationScheduler"),
     *harmless(
@@ -121,7 +121,7 @@ CALLBACKS: tuple[Setting, ...] = (
 # Classes of precision plugins that are planned; any other is refused. Other plugins change no memory.
 PRECISION_PLUGINS = ("Precision", "MixedPrecision", "HalfPrecision")
 
-# Hooks of a module that change what a step does; overridden, they are named.
+# Hooks of a module that change what a step does; overridden hooks are named in the answer.
 MODULE_HOOKS = (
     *("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping"),
     *("on_train_batch_start", "on_train_batch_end", "on_before_backward", "on_after_backward"),

@@ -1,6 +1,6 @@
-"""Split the samples of an optimizer step into micro-batches that fit, as transformers' Trainer takes them.
+"""Split the samples of an optimizer step into micro-batches that fit, for transformers' Trainer.
 
-The Trainer has the inputs of all micro-batches of a step on the GPU at once (transformers/trainer.py,
+The Trainer holds the inputs of all micro-batches of a step on the GPU at once (transformers/trainer.py,
 `get_batch_samples`, from a data loader of accelerate that moves each batch to the device).
 """
 
@@ -15,10 +15,11 @@ _NEGLIGIBLE_BYTES = 2**20
 def split_to_fit(
     samples: int, choose: Callable[[int], Choice], bytes_a_sample: int, multiple: int, grow: bool
 ) -> tuple[Choice, Split]:
-    """Return the split of so many samples, and the choice of a batch that it rests on.
+    """Return a split of `samples` samples into micro-batches that fit, and the choice of batch behind it.
 
-    `choose` plans a batch beside the inputs of so many micro-batches. Their number follows from the batch
-    that fits, and less fits the more there are: so it is planned again until no more of them come out.
+    `choose` plans a batch with the inputs of a number of micro-batches on the GPU. The number follows from
+    the batch that fits, and the more there are, the less fits: so it is planned again until the number no
+    longer rises.
     """
     choice = choose(1)
     if samples <= choice.batch:
@@ -35,7 +36,7 @@ def split_to_fit(
 
 
 def shortfall(samples: int, chosen: Split) -> str:
-    """Return a sentence on samples that no split of them takes; "" where there are none."""
+    """Return a sentence on samples that the chosen split leaves out, or "" if it takes all."""
     if chosen.samples >= samples:
         return ""
     return (

@@ -1,7 +1,7 @@
-"""Nouns for the settings of a training framework, and the one function that reads a table of them.
+"""The types for tables of a training framework's settings, and the function that reads such a table.
 
 Each setting is planned, without effect on GPU memory, stated in the answer, or refused. A table names every
-setting of the installed library, which a test checks, so that a new one cannot be ignored in silence.
+setting of the installed library, which a test checks, so that no new setting is silently ignored.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,46 +22,48 @@ COMPILED = (
 
 
 class Effect(StrEnum):
-    """The effect of a setting on a plan."""
+    """The possible effects of a setting on a plan."""
 
     PLANNED = "planned"  # a field of the job follows from it
     NONE = "without effect"  # on GPU memory, or on what is planned
-    STATED = "stated"  # not planned; the answer notes it wherever it is in use
-    REFUSED = "refused"  # not planned, and too large to go on without
+    STATED = "stated"  # not planned; the answer notes it if it is in use
+    REFUSED = "refused"  # not planned, and too large to ignore
 
 
 class Setting(Struct, frozen=True):
-    """A setting of a framework."""
+    """A setting of a framework, with its effect on a plan."""
 
     name: str
     effect: Effect
-    text: str = ""  # STATED: the sentence; REFUSED: why, and what to do
-    when: Callable[[Any], object] | None = None  # whether it is in use; None: its value is not off
+    text: str = ""  # STATED: the sentence; REFUSED: the reason and the remedy
+    when: Callable[[Any], object] | None = None  # tells whether it is in use; None: if its value is true
 
 
 def planned(names: str) -> tuple[Setting, ...]:
-    """Return settings that are planned."""
+    """Return settings that are planned, from their names in a text."""
     return tuple(Setting(name, Effect.PLANNED) for name in names.split())
 
 
 def harmless(names: str) -> tuple[Setting, ...]:
-    """Return settings that change no GPU memory."""
+    """Return settings that do not affect GPU memory, from their names in a text."""
     return tuple(Setting(name, Effect.NONE) for name in names.split())
 
 
 def stated(name: str, text: str, when: Callable[[Any], object] | None = None) -> Setting:
-    """Return a setting that the answer names."""
+    """Return a setting that is not planned but stated in the answer."""
     return Setting(name, Effect.STATED, text, when)
 
 
 def refused(name: str, text: str, when: Callable[[Any], object] | None = None) -> Setting:
-    """Return a setting that ends the plan."""
+    """Return a setting that is refused if it is in use."""
     return Setting(name, Effect.REFUSED, text, when)
 
 
 def notes_of(table: Iterable[Setting], source: object, owner: str) -> tuple[str, ...]:
-    """Return the sentences of all settings that are in use and not planned; `source` has them as attributes,
-    `owner` is its name. Raises UsageError for the first one that is refused.
+    """Return the sentences on settings that are in use and not planned.
+
+    `source` has the settings as attributes; `owner` is its name in messages. Raises UsageError for the first
+    setting that is refused.
     """
     notes = []
     for setting in table:
@@ -76,20 +78,20 @@ def notes_of(table: Iterable[Setting], source: object, owner: str) -> tuple[str,
 
 
 def look_up(plans: Mapping[str, T], name: str, what: str) -> T:
-    """Return the meaning of a name in a plan. Raises UsageError for one that is not planned."""
+    """Return the value of a name in a table. Raises UsageError for a name that is not planned."""
     if name not in plans:
         raise UsageError(f"{what} {name} is not planned; use one of {', '.join(plans)}")
     return plans[name]
 
 
 def text_of(value: Any) -> str:
-    """Return the text of a member of an enumeration, or of any other value."""
+    """Return the value of an enumeration's member, or of any other object, as text."""
     return str(getattr(value, "value", value))
 
 
 @contextmanager
 def model_errors(what: str) -> Iterator[None]:
-    """Raise ModelError for whatever goes wrong but for the planner's own errors."""
+    """Convert all exceptions in a block to ModelError, except the planner's own."""
     try:
         yield
     except PlannerError:

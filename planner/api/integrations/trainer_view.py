@@ -1,7 +1,7 @@
-"""A read-only stand-in for Lightning's trainer, for the `training_step` of a copied module.
+"""Read-only stand-ins for Lightning's trainer, for the `training_step` of a copied module.
 
-Steps read the trainer's plain state (epoch, counts, ranks, the data module's numbers) and log. The first is
-answered from the real trainer, the second goes nowhere. Anything that acts is refused.
+Steps read the trainer's plain state (epoch, counts, ranks, the data module's numbers) and log. State is read
+from the real trainer, and logs are discarded. Anything that acts is refused.
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ from planner.capture import settings_of
 from planner.errors import UsageError
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), Enum, PurePath)
-_MANY_BATCHES = 1_000  # in place of the number of batches before the data is loaded, which is infinite
+_MANY_BATCHES = 1_000  # in place of an infinite number of batches, before the data is loaded
 
 
 class Silent:
-    """Something that takes any call and does nothing, such as a logger."""
+    """An object that accepts any attribute or call and does nothing, such as a logger."""
 
     def __getattr__(self, name: str) -> "Silent":
         if name.startswith("__"):
@@ -31,7 +31,7 @@ class Silent:
 
 
 class View:
-    """The plain state of an object; what is not plain is refused with a message that names it."""
+    """A read-only view of an object's plain state; reading anything else raises UsageError."""
 
     def __init__(self, viewed: Any, name: str) -> None:
         self.__dict__.update(_viewed=viewed, _name=name)
@@ -48,14 +48,14 @@ class View:
         return _MANY_BATCHES if isinstance(value, float) and isinf(value) else value
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Forget what is set: nothing may change the real object while a plan is made."""
+        """Ignore the assignment: nothing may change the real object while a plan is made."""
 
     def __deepcopy__(self, memo: object) -> "View":
         return self
 
 
 class TrainerView(View):
-    """The plain state of a trainer, silent loggers, and optimizers without their parameters."""
+    """A view of a trainer's plain state, with silent loggers, and optimizers without parameters."""
 
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer, "trainer")
@@ -74,7 +74,7 @@ class TrainerView(View):
 
 
 def is_plain(value: object) -> bool:
-    """Return whether a value holds numbers, texts and the like alone."""
+    """Return whether a value consists only of numbers, texts, enumerations, paths and containers of them."""
     if isinstance(value, Mapping):
         return all(is_plain(one) for pair in value.items() for one in pair)
     if isinstance(value, list | tuple | set | frozenset):

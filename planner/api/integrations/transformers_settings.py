@@ -1,4 +1,4 @@
-"""All fields of `transformers.TrainingArguments`: planned, without effect, stated or refused."""
+"""The effects of all fields of `transformers.TrainingArguments` on a plan."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from planner.api.integrations.settings import COMPILED, Setting, harmless, plann
 
 
 def evaluates(arguments: Any) -> bool:
-    """Return whether the trainer evaluates while it trains."""
+    """Return whether the trainer evaluates during training."""
     return text_of(arguments.eval_strategy) != "no" or bool(arguments.eval_on_start)
 
 
@@ -109,7 +109,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
 )
 
-# Checked beside the fields of the same names, which are planned but for these values.
+# Checked in addition to the fields of the same names, which are planned except for these values.
 VALUES: tuple[Setting, ...] = (
     refused(
         "gradient_checkpointing_kwargs", "offload=True moves activations to the CPU; leave it away", _offloads
@@ -122,7 +122,7 @@ VALUES: tuple[Setting, ...] = (
     ),
 )
 
-# Fields whose sentences do not hold where a trainer's own `train()` runs on its longest sample.
+# Fields whose sentences do not apply if a trainer's own `train()` runs on its longest sample.
 BY_ITS_TRAINER = (
     *("torch_compile", "train_sampling_strategy"),
     *("eval_accumulation_steps", "include_for_metrics"),  # its own evaluation runs too

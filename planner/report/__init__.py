@@ -1,4 +1,4 @@
-"""Results as documents: plain text, terminal, JSON, page, plots."""
+"""Reports of results: plain text, terminal, JSON, HTML page and plots."""
 
 from planner._support.lazy_exports import attach_stub
 

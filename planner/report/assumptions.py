@@ -1,4 +1,4 @@
-"""Assumptions of an answer, as sentences; an answer without them would claim too much."""
+"""Put the assumptions of an answer into sentences; an answer without them would claim too much."""
 
 from collections.abc import Iterator
 
@@ -36,7 +36,7 @@ _TYPES = {
 
 
 def assumptions(estimate: Estimate) -> tuple[str, ...]:
-    """Return all assumptions, those on the GPU's figures included."""
+    """Return all assumptions of an estimate, including the assumptions about the GPU's figures."""
     context = estimate.budget.device.context
     spread = f" +- {context.spread / MIB:.0f}" if context.spread else ""
     taken = f"the CUDA context takes {context.value / MIB:.0f}{spread} MiB: {context.source}"
@@ -50,7 +50,7 @@ def assumptions(estimate: Estimate) -> tuple[str, ...]:
 
 
 def run_assumptions(estimate: Estimate) -> tuple[str, ...]:
-    """Return the assumptions that no table of the GPU shows."""
+    """Return the assumptions of an estimate that the table of the GPU's memory does not show."""
     return tuple(_run_assumptions(estimate))
 
 
@@ -65,7 +65,7 @@ def _run_assumptions(estimate: Estimate) -> Iterator[str]:
 
 
 def _ranks(estimate: Estimate) -> Iterator[str]:
-    """Yield which ranks the answer stands for."""
+    """Yield a sentence on which ranks the answer covers, if there are several."""
     job, planned = estimate.job, sum(len(row.ranks) for row in estimate.ranks)
     count = count_ranks(job)
     if count == 1:
@@ -82,7 +82,7 @@ def _ranks(estimate: Estimate) -> Iterator[str]:
 
 
 def job_assumptions(job: Job, budget: Budget) -> Iterator[str]:
-    """Yield the assumptions on a job and a GPU, whatever the batch."""
+    """Yield the assumptions about a job and a GPU that hold for every batch size."""
     if sentence := NOT_MODELLED.get(budget.device.vendor):
         yield sentence
     yield _calibration(budget)
@@ -103,7 +103,7 @@ def job_assumptions(job: Job, budget: Budget) -> Iterator[str]:
 
 
 def _torch(job: Job) -> str:
-    """Return the version of torch whose memory this is."""
+    """Return a sentence on the version of torch that is planned."""
     planned = planned_torch(job)
     if torch_version_of(job.torch) > NEWEST_TORCH:
         return (
@@ -113,7 +113,7 @@ def _torch(job: Job) -> str:
 
 
 def _calibration(budget: Budget) -> str:
-    """Return the calibration that is used, and the width of its interval."""
+    """Return a sentence on the calibration that is used and the width of its interval."""
     correction = budget.correction
     like = risk_sentence(budget.likeness)
     if correction is None:
@@ -132,7 +132,7 @@ def _calibration(budget: Budget) -> str:
 
 
 def risk_sentence(likeness: Likeness) -> str:
-    """Return the runs behind margins and probability, and what the job has beside them."""
+    """Return a sentence on the runs on which margins and probability rest, and on added uncertainties."""
     margins = margins_of(likeness)
     own = margins.residuals
     counts = [(own.verdicts.outcomes, "outcome"), (own.peaks, "peak")]
@@ -154,7 +154,7 @@ def risk_sentence(likeness: Likeness) -> str:
 
 
 def _precision(job: Job) -> str:
-    """Return the types and the memory format of what the model computes with."""
+    """Return a sentence on the precision and the memory format of the computation."""
     kind = _TYPES.get(job.precision, "")
     if job.mode is Mode.STEP:
         sentence = "its own step decides the types of tensors and where it autocasts"
@@ -195,7 +195,7 @@ def _loop(job: Job) -> str:
 
 
 def _sharding(job: Job) -> str:
-    """Return where a model of FSDP2 is when it is sharded."""
+    """Return a phrase on where an FSDP2 model is created and sharded."""
     if "by=accelerate" in job.fsdp_arg:
         return "the model is made on the CPU, and each block is moved whole, then sharded"
     offloaded = "; parameters, gradients and the optimizer's state on the CPU, in memory that torch pins"
@@ -203,7 +203,7 @@ def _sharding(job: Job) -> str:
 
 
 def _recipe(job: Job) -> tuple[str, ...]:
-    """Return the meaning of each option of the loop."""
+    """Return a sentence on each option of the training loop that is in use."""
     if job.mode is not Mode.TRAIN:
         return ()
     clipped = {ClipGradients.NORM: "their norm", ClipGradients.VALUE: "their values"}.get(job.clip_gradients)
@@ -228,7 +228,7 @@ def _recipe(job: Job) -> tuple[str, ...]:
 
 
 def _unlike_nnunet(job: Job) -> str:
-    """Return what nnU-Net does by default and the job does not."""
+    """Return the defaults of nnU-Net that the job lacks, or "" for other models."""
     if split_model(job.source or job.model).source != "nnunet":
         return ""
     timed = "" if job.cudnn_benchmark else "cudnn.benchmark (--cudnn-benchmark) and "
@@ -236,12 +236,12 @@ def _unlike_nnunet(job: Job) -> str:
 
 
 def _changed(config: AllocatorConfig) -> list[str]:
-    """Return the settings of the allocator that are not the defaults."""
+    """Return the allocator's settings that differ from the defaults, as NAME=VALUE."""
     defaults = asdict(AllocatorConfig())
     return [f"{name}={value}" for name, value in asdict(config).items() if value != defaults[name]]
 
 
 def unknown_sentence(ops: tuple[str, ...]) -> str:
-    """Return the sentence on operators whose scratch memory is not known."""
+    """Return a sentence on operators whose scratch memory is not counted."""
     shown = ", ".join(map(short_op, ops[:6])) + (f" and {len(ops) - 6} more" if len(ops) > 6 else "")
     return f"scratch memory is not counted for {shown}"

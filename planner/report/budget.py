@@ -1,4 +1,4 @@
-"""A GPU's memory, and what of it is left for the allocator."""
+"""Report a GPU's memory, from its total to the allocator's share."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from planner.report.units import SCHEMA, attributes, is_endless, memory_table, m
 
 
 def budget_table(budget: Budget) -> Table:
-    """Return the memory of the GPU from its total down to the allocator's share."""
+    """Return a table of the GPU's memory, from its total down to the allocator's share."""
     device, sure = budget.device, f"confidence {budget.confidence:g}"
     rows: list[tuple[str, int, str]] = []
     is_bounded = not is_endless(device.usable)
@@ -36,7 +36,7 @@ def budget_table(budget: Budget) -> Table:
 
 
 def device_to_json(budget: Budget) -> dict[str, Any]:
-    """Return the value of `device`, `allocator` what a replay may take; null is memory without end."""
+    """Return the JSON value of `device`, with the allocator's limits; null stands for unlimited memory."""
     limits = budget.limits
     return {
         **figures_to_json(budget.device),
@@ -56,12 +56,12 @@ def _figure(figure: SourcedBytes | None) -> dict[str, Any] | None:
 
 
 def planned_torch(job: Job) -> str:
-    """Return the version of torch that an answer stands for."""
+    """Return the version of torch for which an answer is planned."""
     return format_torch_version(min(torch_version_of(job.torch), NEWEST_TORCH))
 
 
 def job_to_report(job: Job, budget: Budget) -> dict[str, Any]:
-    """Return the keys with which most JSON objects begin: what is planned, on which GPU."""
+    """Return the first keys of most JSON objects: job, GPU and confidence."""
     return {
         "schema": SCHEMA,
         "model": job.model,
@@ -73,7 +73,7 @@ def job_to_report(job: Job, budget: Budget) -> dict[str, Any]:
 
 
 def figures_to_json(device: Device) -> dict[str, Any]:
-    """Return the figures of a GPU with their sources."""
+    """Return the figures of a GPU and their sources for JSON."""
     figures = {"total": device.total, "usable": device.usable, "context": device.context}
     sources = {name: figure.source for name, figure in figures.items()}
     return {

@@ -1,4 +1,4 @@
-"""Jobs, operators and growing memory in words."""
+"""Describe jobs, operators and growing memory in words."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # no other report needs them
     from planner.allocator import Failure
     from planner.planning import PeakLocation, StepLimit
 
-_MAX_SITES = 3  # of growing memory that a sentence names
+_MAX_SITES = 3  # most sites of growing memory in a sentence
 _PHASES = {
     Phase.INPUTS: "copying the batch to the GPU",
     Phase.FORWARD: "forward pass",
@@ -35,12 +35,12 @@ _PHASES = {
 
 
 def job_entry(job: Job) -> Entry:
-    """Return the line of a report that names what is run."""
+    """Return the report's entry that describes the job."""
     return Entry("Job", describe_job(job))
 
 
 def describe_job(job: Job) -> str:
-    """Describe the job in one line."""
+    """Return a description of the job in one line."""
     given = ", ".join(f"{key}={_value(value)}" for key, value in job.model_args)
     model = f"{job.model} = {job.source}" if job.source else job.model
     targets = job.targets if job.target is None else (job.target,)
@@ -50,7 +50,7 @@ def describe_job(job: Job) -> str:
 
 
 def describe_loop(job: Job) -> str:
-    """Return the part of a job that is not the model."""
+    """Return a description of a job without its model and inputs."""
     if job.mode is Mode.INFER:
         return ", ".join(("inference", *_numerics(job)))
     if job.mode is Mode.GENERATE:
@@ -70,7 +70,7 @@ def describe_loop(job: Job) -> str:
 
 
 def _numerics(job: Job) -> list[str]:
-    """Return precision, layout and libraries where they are not the defaults."""
+    """Return descriptions of precision, layout and libraries that differ from the defaults."""
     parts = {
         str(job.precision): job.precision is not Precision.FP32,
         "gradient scaling": job.grad_scaler,
@@ -87,7 +87,7 @@ def _numerics(job: Job) -> list[str]:
 
 
 def _recipe(job: Job) -> list[str]:
-    """Return the rest of what is not as in the simplest loop."""
+    """Return descriptions of all other options that differ from the simplest loop."""
     batches = f" of batches of {job.eval_batch:,}" if job.eval_batch else ""
     parts = {
         f"checkpointed {job.checkpoint}": job.checkpoint is not Checkpoint.NONE,
@@ -119,7 +119,7 @@ def _value(value: object) -> str:
 
 
 def place_text(place: "Failure | PeakLocation") -> str:
-    """Return when something happens in the loop, and who requests memory there."""
+    """Return a text on the place in the loop, the module and the operator that request memory."""
     return ", ".join(_place(place))
 
 
@@ -136,17 +136,17 @@ def _place(place: "Failure | PeakLocation") -> Iterator[str]:
 
 
 def short_op(op: str) -> str:
-    """Return `aten.convolution.default` as people call it."""
+    """Return the short name of an operator, `convolution` for `aten.convolution.default`."""
     return op.removeprefix("aten.").removesuffix(".default")
 
 
 def shape_text(shape: Sequence[int]) -> str:
-    """Return `64x3x224x224`."""
+    """Return a shape as text, such as `64x3x224x224`."""
     return "x".join(map(str, shape)) or "scalar"
 
 
 def growth_text(growth: Growth, limit: "StepLimit | None") -> str:
-    """Return the growth of each step, its source, and the number of steps that fit."""
+    """Return a sentence on the growth per step, its sources, and the number of steps that fit."""
     made = "; ".join(_site_text(site) for site in growth.sites[:_MAX_SITES])
     more = len(growth.sites) - _MAX_SITES
     others = f" and {more} other place" + "s" * (more > 1) if more > 0 else ""
@@ -173,7 +173,7 @@ def _end_text(last_step: int) -> str:
 
 
 def size_text(size_bytes: int) -> str:
-    """Return a size in MiB, or where that would be nothing in bytes."""
+    """Return a size as text in MiB, or in bytes if it is small."""
     return f"{mib(size_bytes, 1):,} MiB" if size_bytes >= MIB // 10 else f"{size_bytes:,} bytes"
 
 

@@ -1,6 +1,6 @@
-"""Nouns of a report, without any layout: `plain`, `terminal` and the page decide how they look.
+"""The elements of a report without layout, which `plain`, `terminal` and the page render.
 
-A document is a sequence of sections, a section one of blocks that belong together.
+A document is a sequence of sections, and a section a sequence of blocks that belong together.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,73 +10,73 @@ from msgspec import Struct
 
 from planner._support.printable import printable
 
-# How much a text matters, and whether it is good news; "neutral" is an answer that is neither yes nor no.
+# The importance of a text, and whether it is good news; "neutral" is an answer that is neither yes nor no.
 Style = Literal["", "strong", "faint", "neutral", "good", "warning", "bad"]
 
 
 class Cell(Struct, frozen=True):
-    """One field of a table."""
+    """A cell of a table."""
 
     text: str
     style: Style = ""
-    detail: str = ""  # in a line below, fainter
-    colour: str = ""  # of a mark before the text, or of the bar: #rrggbb
-    share: float | None = None  # of a whole: drawn as a bar in place of the text
+    detail: str = ""  # shown fainter in a line below
+    colour: str = ""  # colour of a mark before the text, or of the bar: #rrggbb
+    share: float | None = None  # share of a whole: drawn as a bar in place of the text
 
 
 class Column(Struct, frozen=True):
-    """A column by its heading; on a narrow terminal the one of rank 1 is left out first, rank 0 never."""
+    """A column of a table; a narrow terminal leaves out columns by rising rank, but never rank 0."""
 
     title: str = ""
     is_number: bool = False
-    min_width: int = 0  # in characters, so that tables below each other align
+    min_width: int = 0  # in characters, so that consecutive tables align
     rank: int = 0
-    name: str = ""  # in the line that names the columns left out, by default the title
+    name: str = ""  # name in the line on columns left out; by default the title
     is_bar: bool = False  # drawn on terminals only
 
 
 class Table(Struct, frozen=True):
-    """Rows of cells under columns; plain text indents the rows under the heading."""
+    """A table of rows of cells; plain text indents its rows under the heading."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell | str]]
     indent: int = 2
 
     def cells(self) -> list[list[Cell]]:
-        """Return the rows, each text as a cell."""
+        """Return the rows with each text converted to a cell."""
         return [[Cell(cell) if isinstance(cell, str) else cell for cell in row] for row in self.rows]
 
 
 class Entry(Struct, frozen=True):
-    """A line such as `Job: ...`."""
+    """A line with a name, such as `Job: ...`."""
 
     name: str
     text: str
 
 
 class Headline(Struct, frozen=True):
-    """The answer, with what belongs to it."""
+    """The answer of a report, with the lines that belong to it."""
 
     lines: Sequence[str | Entry]
     style: Style
 
 
 class Bullets(Struct, frozen=True):
-    """Sentences under a title, fainter than figures; without a sentence there is no title either."""
+    """A list of sentences under a title, fainter than figures; without sentences the title is omitted."""
 
     title: str
     sentences: Sequence[str]
 
 
 class Paragraph(Struct, frozen=True):
-    """A text that wraps."""
+    """A text that is wrapped to the width."""
 
     text: str
     style: Style = ""
 
 
 class Verbatim(Struct, frozen=True):
-    """Lines that stand as they are."""
+    """Lines that are shown unchanged."""
 
     lines: Sequence[str]
 
@@ -85,7 +85,7 @@ T = TypeVar("T")
 
 
 def printable_parts(part: T) -> T:
-    """Return a document, or a part of one, whose texts hold no character that a terminal obeys."""
+    """Return a document or a part of it with all control characters in its texts escaped."""
     if isinstance(part, str):
         return cast(T, printable(part))
     if isinstance(part, Struct):
@@ -100,7 +100,7 @@ Block = Headline | Entry | Table | Bullets | Paragraph | Verbatim
 
 
 class Document(Struct, frozen=True):
-    """A whole report."""
+    """A whole report, as a sequence of sections."""
 
     sections: Sequence[Sequence[Block]]
 

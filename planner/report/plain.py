@@ -1,4 +1,4 @@
-"""Plain text: aligned, at most 100 columns wide, the same in every pipe."""
+"""Render a document as plain text: aligned, at most 100 columns wide, the same in every pipe."""
 
 from collections.abc import Iterator
 from textwrap import wrap
@@ -16,12 +16,12 @@ from planner.report.document import (
 )
 
 WIDTH = 100
-_LABEL = 16  # columns of the name of an entry
+_LABEL = 16  # width of the name of an
 _GAP = "  "
 
 
 def render_plain(document: Document) -> str:
-    """Return the lines of a document, with an empty one between sections."""
+    """Return a document as text, with an empty line between sections."""
     sections = (
         "\n".join(line for block in section for line in _lines(block)) for section in document.sections
     )
@@ -48,14 +48,14 @@ def _lines(block: Block) -> Iterator[str]:
 
 
 def wrapped(beginning: str, text: str) -> list[str]:
-    """Return the text behind its beginning, and under itself where it takes several lines."""
+    """Return the lines of a text after its beginning, wrapped and indented by the beginning's width."""
     lines = wrap(text, WIDTH - len(beginning), break_on_hyphens=False) or [""]
     rest = " " * len(beginning)
     return [f"{beginning}{lines[0]}".rstrip(), *(f"{rest}{line}" for line in lines[1:])]
 
 
 def _table_lines(table: Table) -> Iterator[str]:
-    """Yield the heading and the rows; the last column wraps, the others are as wide as their cells."""
+    """Yield the heading and the rows of a table; the last column wraps, others are as wide as their cells."""
     shown = [place for place, column in enumerate(table.columns) if not column.is_bar]
     columns = [table.columns[place] for place in shown]
     rows = [[row[place] for place in shown] for row in table.cells()]

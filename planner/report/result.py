@@ -1,12 +1,12 @@
-"""Results of the planner, and the report of each."""
+"""The base class of results, and the table of the report of each."""
 
 from importlib import import_module
 from typing import Any, Literal
 
 from planner.report.document import printable_parts
 
-# The module of `commands` that reports a result, and what its functions `..._document` and `..._to_json`
-# begin with. They take the attributes of the result that their parameters name.
+# By result: the module in `commands` that reports it, and the prefix of the module's functions `..._document`
+# and `..._to_json`. Their parameters are named as the result's attributes that they take.
 REPORTS = {
     "AdviceResult": "advise:advice",
     "CacheResult": "cache:cache",
@@ -40,7 +40,7 @@ REPORTS = {
 
 
 def render(result: object, form: Literal["text", "terminal", "json"]) -> Any:
-    """Return the report of a result: text of at most 100 columns, what rich draws, or the JSON object."""
+    """Return the report of a result as text of at most 100 columns, as a rich object, or as a JSON object."""
     if form == "json":
         return _call(result, "to_json")
     document = printable_parts(_call(result, "document"))
@@ -61,7 +61,7 @@ def _call(result: object, suffix: str) -> Any:
 
 
 class Result:
-    """Mixin of results: `str` gives the text report, `to_dict` the JSON object; rich draws it."""
+    """The base class of results: `str` gives the text report, `to_dict` the JSON object; rich draws it."""
 
     __slots__ = ()
 

@@ -1,6 +1,6 @@
-"""The renderer for terminals: panels, tables and bars of rich, with all contents of the plain text.
+"""Render a document for terminals with rich: panels, tables and bars, with all contents of the plain text.
 
-Imported on a terminal alone: a pipe gets the text, and no import of rich.
+It is imported on terminals only: a pipe gets the text without an import of rich.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ from planner.report.document import (
 )
 
 BAR = 24  # columns
-ROOMY = 72  # columns of a terminal in which tables keep their least widths
+ROOMY = 72  # width of a terminal from which
 _ANY_WIDTH = 10_000
 _COLOURS = {
     "": "",
@@ -41,7 +41,7 @@ _COLOURS = {
 
 
 def render_terminal(document: Document) -> RenderableType:
-    """Return the blocks of a document below each other, with an empty line between sections."""
+    """Return a document's blocks as rich objects, with an empty line between sections."""
     drawn: list[RenderableType] = []
     for section in document.sections:
         drawn += [Text()] if drawn else []
@@ -66,7 +66,7 @@ def _draw(block: Block) -> RenderableType:
 
 
 def _panel(headline: Headline) -> RenderableType:
-    """Return the answer in a frame, with what belongs to it under it."""
+    """Return the answer in a frame, with its further lines inside."""
     tone = _COLOURS[headline.style]
     first, *rest = headline.lines
     if isinstance(first, Entry):
@@ -95,7 +95,7 @@ def _bullets(title: str, sentences: Sequence[str]) -> RenderableType:
 
 @dataclass(frozen=True, slots=True)
 class NarrowingTable:
-    """A table that leaves out its least important columns where they do not fit, and names them."""
+    """A table that leaves out its least important columns if they do not fit, and names them."""
 
     table: Table
 
@@ -108,7 +108,7 @@ class NarrowingTable:
         drawn = self._draw(shown)
         for place, column in zip(shown, drawn.columns, strict=True):
             if options.max_width >= ROOMY and drawn.show_header:
-                indent = 0 if place else self.table.indent  # which is for plain text
+                indent = 0 if place else self.table.indent  # the indent is for plain text
                 column.min_width = max(0, columns[place].min_width - indent)
         yield drawn
         names = [column.name or column.title for at, column in enumerate(columns) if at not in shown]

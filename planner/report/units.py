@@ -1,4 +1,4 @@
-"""The numbers of every report: the breakdown of a process, MiB, and rounding under which sums stay sums."""
+"""Format the numbers of reports: the breakdown of a process, MiB, and rounding that preserves sums."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -9,19 +9,18 @@ from planner.planning import Estimate
 from planner.program import LARGEST_BATCH, Category
 from planner.report.document import Cell, Column, Paragraph, Table
 
-SCHEMA = 1  # of every JSON object
-DIGITS = 1  # of MiB in texts
-NAME_WIDTH = 28  # columns of a table's first column, so that tables below each other align
+SCHEMA = 1  # version of every JSON object
+DIGITS = 1  # decimals of MiB in texts
+NAME_WIDTH = 28  # width of a table's first column, so that tables align
 FIGURE_WIDTH = 10
 
 
 def breakdown(estimate: Estimate) -> dict[str, int]:
-    """Return the bytes of the process by category, in the order of the reports; they add up to
-    `process_bytes`.
+    """Return the bytes of the process by category, which add up to `process_bytes`.
 
-    Tensors and workspaces as they stand at the allocated peak; `fragmentation` is what the allocator has
-    reserved beyond that, at its own peak. What a calibration adds counts as workspaces, which is what the
-    replay does not know of; what it takes off is taken from the fragmentation, then from the context.
+    Tensors and workspaces are counted at the allocated peak. `fragmentation` is the memory that the allocator
+    has reserved beyond that, at its own peak. Memory that a calibration adds counts as workspaces, which the
+    replay does not know; memory that it removes is taken from the fragmentation, then from the context.
     """
     run = estimate.run
     device = estimate.budget.device
@@ -40,17 +39,17 @@ def breakdown(estimate: Estimate) -> dict[str, int]:
 
 
 def mib(size_bytes: float, digits: int = 3) -> float:
-    """Return bytes as MiB, rounded."""
+    """Return a number of bytes in MiB, rounded."""
     return round(size_bytes / MIB, digits)
 
 
 def mib_text(size_bytes: float, digits: int = DIGITS) -> str:
-    """Return bytes as MiB for people, such as `1,234.5`."""
+    """Return a number of bytes in MiB as text, such as `1,234.5`."""
     return f"{mib(size_bytes, digits):,.{digits}f}"
 
 
 def mib_parts(parts: Mapping[str, int], digits: int = 3) -> dict[str, float]:
-    """Return bytes as MiB, rounded so that the parts add up to the rounded sum: steps of the running sum."""
+    """Return parts in MiB, rounded so that they add up to the rounded sum."""
     rounded: dict[str, float] = {}
     sum_bytes, before = 0, 0.0
     for name, size_bytes in parts.items():
@@ -62,7 +61,7 @@ def mib_parts(parts: Mapping[str, int], digits: int = 3) -> dict[str, float]:
 
 
 def attributes(value: object, *names: str) -> dict[str, Any]:
-    """Return attributes of an object for JSON, under `peak_mib` what `peak_bytes` holds; null if None."""
+    """Return attributes for JSON, all null if `value` is None; `peak_mib` is `peak_bytes` in MiB."""
     return {name: None if value is None else _attribute(value, name) for name in names}
 
 
@@ -74,7 +73,7 @@ def _attribute(value: object, name: str) -> Any:
 
 
 def with_mib(value: object) -> dict[str, Any] | None:
-    """Return the fields of an object, those in bytes as MiB behind the others; null of None."""
+    """Return an object's fields for JSON, with bytes converted to MiB and put last; None for None."""
     names = [] if value is None else list(to_builtins(value))
     sizes = [name for name in names if name.endswith("_bytes")]
     others = [name for name in names if name not in sizes]
@@ -82,7 +81,7 @@ def with_mib(value: object) -> dict[str, Any] | None:
 
 
 def memory_table(title: str, rows: Iterable[tuple[str, float, str]], name_width: int = NAME_WIDTH) -> Table:
-    """Return a table of names, MiB and remarks."""
+    """Return a table with columns for names, MiB and remarks."""
     columns = (Column(title, min_width=name_width), mib_column(), Column())
     sizes = ((name, Cell(mib_text(size), "strong"), Cell(remark, "faint")) for name, size, remark in rows)
     return Table(columns, tuple(sizes))
@@ -91,23 +90,23 @@ def memory_table(title: str, rows: Iterable[tuple[str, float, str]], name_width:
 def figures_table(
     title: str, names: Iterable[str], rows: Iterable[tuple[str, Iterable[float]]], digits: int = DIGITS
 ) -> Table:
-    """Return a table of names and several figures in MiB."""
+    """Return a table with a column for names and columns for several figures in MiB."""
     columns = [Column(title, min_width=NAME_WIDTH), *map(mib_column, names)]
     return Table(columns, [(name, *(mib_text(size, digits) for size in sizes)) for name, sizes in rows])
 
 
 def mib_column(title: str = "MiB") -> Column:
-    """Return a column of figures that aligns with those of other tables."""
+    """Return a column of figures of standard width."""
     return Column(title, is_number=True, min_width=FIGURE_WIDTH)
 
 
 def is_endless(figure: SourcedBytes) -> bool:
-    """Return whether this is the memory of a GPU that never runs out."""
+    """Return whether a memory size stands for a GPU with unlimited memory."""
     return figure.value >= UNLIMITED_BYTES
 
 
 def signed_percent(share: float) -> str:
-    """Return an error with one digit, such as `+6.3%`; nothing at all has no sign."""
+    """Return a relative error in percent with one decimal, such as `+6.3%`; zero has no sign."""
     text = f"{share:+.1%}"
     return "0.0%" if text in ("+0.0%", "-0.0%") else text
 
@@ -127,18 +126,18 @@ def probability_text(probability: float) -> str:
 
 
 def timing_line(**parts: float) -> Paragraph:
-    """Return the line of seconds by action, and their sum."""
+    """Return a line with the total time and the seconds of each activity."""
     spent = ", ".join(f"{seconds:.1f} s {doing}" for doing, seconds in parts.items())
     return Paragraph(f"Took {sum(parts.values()):.1f} s: {spent}", "faint")
 
 
 def batch_text(batch: int) -> str:
-    """Return the largest batch size; `any` where memory does not depend on it."""
+    """Return a largest batch size as text: `any` if memory does not limit it, `none` for 0."""
     return "any" if batch >= LARGEST_BATCH else f"{batch:,}" if batch else "none"
 
 
 def csv_text(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return a line of names, then one for each row."""
+    """Return rows as CSV: a header of names, and one line for each row."""
     import csv
     import io
 
@@ -150,7 +149,7 @@ def csv_text(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def to_builtins(value: object) -> Any:
-    """Return dataclasses and enums, however nested, as the dicts, lists and strings that JSON knows."""
-    from msgspec import json  # no text report needs it
+    """Return an object converted to the dicts, lists and strings of JSON, however nested."""
+    from msgspec import json  # imported late: no text report needs it
 
     return json.decode(json.encode(value))

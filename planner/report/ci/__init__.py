@@ -1,1 +1,1 @@
-"""The findings of `planner check` as the systems of continuous integration read them."""
+"""Reports of `planner check` for systems of continuous integration."""

@@ -1,4 +1,4 @@
-"""The findings of a check: what is wrong, how bad it is, and on which line of the configuration."""
+"""Turn the result of a check into findings, each with a level and a line of the configuration."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,15 +22,15 @@ Level = Literal["error", "warning", "note"]
 
 
 class Finding(Struct, frozen=True):
-    """Something that a reader of a pull request has to know."""
+    """A problem to be shown in a pull request."""
 
-    rule: str  # such as out-of-memory
+    rule: str  # an identifier such as out-of-memory
     level: Level
     title: str
     message: str  # one line
-    path: str  # of the configuration in the repository, with slashes
+    path: str  # path of the configuration in the repository, with slashes
     line: int
-    key: str  # the same finding has the same key in every run
+    key: str  # identifies the same finding in every run
 
 
 def findings_of(
@@ -43,7 +43,7 @@ def findings_of(
 ) -> tuple[Finding, ...]:
     """Return a finding for each verdict other than FITS, each job that was not planned, and each that grew.
 
-    `workspace` is the root of the repository, where it is known.
+    `workspace` is the root of the repository, if known.
     """
     path = path_in_repository(config.path, workspace)
     grown = () if comparison is None else _grown(path, comparison)
@@ -102,7 +102,7 @@ def _grown(path: str, comparison: Comparison) -> Iterator[Finding]:
 
 
 def path_in_repository(path: Path, workspace: Path | None) -> str:
-    """Return a path as a pull request shows it: in the workspace, else in the folder that has .git."""
+    """Return a path relative to the workspace, else to the folder with .git, else only its name."""
     roots = [] if workspace is None else [workspace]
     roots += [folder for folder in path.parents if (folder / ".git").exists()]
     for root in roots:

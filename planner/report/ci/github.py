@@ -1,6 +1,6 @@
-"""Findings as GitHub's runner reads them: annotations, and the summary of a job in Markdown.
+"""Report findings to GitHub's runner: as annotations, and as the summary of a job in Markdown.
 
-The runner takes workflow commands from standard error as from standard output.
+The runner reads workflow commands from standard error as well as from standard output.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +20,7 @@ _MARKS = {
 
 
 def annotations(findings: Iterable[Finding]) -> Iterator[str]:
-    """Yield a line for each finding, such as `::error file=pyproject.toml,line=7::...`."""
+    """Yield an annotation line for each finding, such as `::error file=pyproject.toml,line=7::...`."""
     for finding in findings:
         properties = {"file": finding.path, "line": str(finding.line), "title": f"planner: {finding.title}"}
         listed = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
@@ -38,7 +38,7 @@ def _property(text: str) -> str:
 def summary(
     rows: Sequence[CheckRow], failures: Sequence[CheckFailure], comparison: Comparison | None = None
 ) -> str:
-    """Return the verdicts as a table in Markdown."""
+    """Return the summary in Markdown: a table of verdicts, failures and the comparison."""
     lines = ["### GPU memory: `planner check`", ""]
     if rows:
         lines += [
@@ -98,7 +98,7 @@ def _line(row: CheckRow) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return a text that Markdown takes as it is."""
+    """Return a text escaped for a cell of a Markdown table."""
     for mark in "\\`*_<>|[]":
         text = text.replace(mark, f"\\{mark}")
     return " ".join(text.split())

@@ -1,4 +1,4 @@
-"""Findings in SARIF 2.1.0, the format of code scanning (OASIS, sarif-v2.1.0)."""
+"""Report findings in SARIF 2.1.0, the format of code scanning (OASIS, sarif-v2.1.0)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ _RULES = {
 
 
 def to_sarif(findings: Sequence[Finding]) -> dict[str, Any]:
-    """Return a log with one run; each result stands at the line of its job."""
+    """Return a SARIF log with one run, in which each result has the line of its job."""
     driver = {
         "name": "planner",
         "semanticVersion": installed_version("gpu-batch-planner") or "0.0.0",

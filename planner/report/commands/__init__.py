@@ -1,1 +1,1 @@
-"""One module a command: its report as a document and as JSON."""
+"""The reports of commands: one module each, with its document and its JSON."""

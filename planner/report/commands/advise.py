@@ -1,4 +1,4 @@
-"""The advice on a batch that does not fit."""
+"""The report of `planner advise`."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,7 +10,7 @@ from planner.report.describe import job_entry
 from planner.report.document import Block, Bullets, Cell, Column, Document, Headline, Paragraph, Table
 from planner.report.units import attributes, mib, mib_text, timing_line
 
-_NAME_WIDTH = 48  # columns of the options
+_NAME_WIDTH = 48  # width of the column of options
 
 
 def advice_document(advice: Advice, import_seconds: float) -> Document:
@@ -29,7 +29,7 @@ def advice_document(advice: Advice, import_seconds: float) -> Document:
 
 
 def refusals(failed: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Return a line for each reason, with all changes that it rules out.
+    """Return one line for each reason, with all changes that it rules out.
 
     >>> refusals([("--a", "no blocks"), ("--b 1", "no GPU"), ("--c", "no blocks")])
     ('--a and --c are out of the question: no blocks', '--b 1 is out of the question: no GPU')
@@ -45,7 +45,7 @@ def refusals(failed: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 
 
 def _verdict(advice: Advice) -> list[str]:
-    """Return the verdict on the batch as it is, with the missing memory."""
+    """Return the lines with the verdict on the unchanged batch and the missing memory."""
     attempt, sure = advice.unchanged, f"at confidence {advice.unchanged.estimate.budget.confidence:g}"
     if attempt.fits:
         how = ", though with allocator retries, which take time" if _retries(attempt) else ""
@@ -58,7 +58,7 @@ def _verdict(advice: Advice) -> list[str]:
 
 
 def _sets(advice: Advice) -> list[Block]:
-    """Return the sets of changes that make the batch fit, each with what its changes cost."""
+    """Return the blocks with the sets of changes that make the batch fit, and the cost of each change."""
     if not advice.sets:
         none = "No set of up to three changes makes it fit; take a smaller batch or a larger GPU"
         return [Paragraph(none, "bad")]

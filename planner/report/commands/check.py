@@ -48,7 +48,7 @@ def check_document(
     comparison: Comparison | None,
     seconds: float,
 ) -> Document:
-    """Return the verdicts in one table, with the reasons of those that are not FITS."""
+    """Return the report of `planner check`: a table of verdicts, and the reasons of all but FITS."""
     reasons = [f"{subject(row)}: {row.judgement.reason}" for row in rows if row.judgement.reason]
     failed = [Entry("Not planned", f"{failure.job.name}: {failure.why}") for failure in failures]
     return Document.of(
@@ -133,7 +133,7 @@ def _change_cells(change: CheckChange, comparison: Comparison) -> Iterator[Cell 
 
 
 def change_text(change_bytes: int) -> str:
-    """Return a change as people say it.
+    """Return a change in bytes as text for people.
 
     >>> change_text(1288490189), change_text(-5 * 2**20), change_text(0)
     ('+1.2 GiB', '-5.0 MiB', 'none')
@@ -145,7 +145,7 @@ def change_text(change_bytes: int) -> str:
 
 
 def module_text(change: CheckChange) -> str:
-    """Return the module that a change is in, with what of it; "" where none is."""
+    """Return the module with the largest change and its change as text, or "" if none is known."""
     module = change.module
     if module is None:
         return ""
@@ -153,13 +153,13 @@ def module_text(change: CheckChange) -> str:
 
 
 def place_text(change: CheckChange) -> str:
-    """Return the same in a sentence."""
+    """Return the module of a change as part of a sentence."""
     is_in_module = change.module is not None and change.module.name
     return f"{'in module ' if is_in_module else ''}{module_text(change)}"
 
 
 def subject(row: CheckRow) -> str:
-    """Return what a verdict is on, such as `finetune at batch 64 on RTX 4090`."""
+    """Return the subject of a verdict, such as `finetune at batch 64 on RTX 4090`."""
     return f"{row.job.name} at batch {row.job.batch:,} on {row.place}"
 
 

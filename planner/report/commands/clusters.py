@@ -1,4 +1,4 @@
-"""The report of `planner gpus --global-batch`: how many GPUs, and how the model is split over them."""
+"""The reports of `planner gpus --global-batch` and of splits on a cluster."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -26,8 +26,9 @@ _COLUMNS = (
 
 
 def clusters_document(table: ClusterTable) -> Document:
-    """Return the report: of several kinds of GPUs the fewest of each, of one kind several splits, and of a
-    cluster all splits on it.
+    """Return the report on the GPUs for a global batch.
+
+    It lists the fewest GPUs of each kind, several splits if there is one kind, or all splits on a cluster.
     """
     if table.advice is not None:
         return _advice_document(table, table.advice)
@@ -98,7 +99,7 @@ def _cells(table: ClusterTable, plan: ClusterPlan) -> tuple[Cell | str, ...]:
 
 
 def _split(plan: ClusterPlan) -> str:
-    """Return the numbers of ranks that DDP, FSDP and tensor parallel connect."""
+    """Return a text with the numbers of ranks for DDP, FSDP and tensor parallelism."""
     parts = (("ddp", plan.split.gpus * plan.job.ddp), ("fsdp", plan.job.fsdp), ("tp", plan.job.tp))
     return " x ".join(f"{name} {ranks}" for name, ranks in parts if ranks) or "-"
 
@@ -137,7 +138,7 @@ def _legend(table: ClusterTable) -> list[Block]:
 
 
 def clusters_to_json(table: ClusterTable) -> dict[str, Any]:
-    """Return the JSON object; MiB are rounded to 0.001."""
+    """Return the JSON object of the answer; MiB are rounded to 0.001."""
     return {
         "schema": SCHEMA,
         "model": table.job.model,

@@ -23,7 +23,7 @@ _FITS = {Outcome.FITS: "yes", Outcome.FITS_WITH_RETRIES: "retries", Outcome.DOES
 
 
 def comparison_document(comparison: Comparison) -> Document:
-    """Return all estimators, the measured value with its arithmetic, and what the errors refer to."""
+    """Return the report of `planner compare`: all estimates, the measured value and its arithmetic."""
     job, device, measured = comparison.job, comparison.budget.device, comparison.measured
     gpu = "" if is_endless(device.usable) else f", {device.name}"
     title = f"{job.model}, batch {comparison.batch}{gpu}: {describe_loop(job)}"
@@ -76,7 +76,7 @@ def _measured(measured: Measured) -> Iterator[tuple[str, float, str]]:
 
 
 def _printed(comparison: Comparison, measured: Measured) -> list[Block]:
-    """Return the errors with the earlier models counted as a part of this one."""
+    """Return a paragraph with the errors if earlier models on the GPU count as part of this model."""
     sizes = {row.key: row.size_bytes for row in comparison.rows}
     errors = [
         f"{NAMES[key]} {signed_percent(size / measured.printed_bytes - 1)}"
@@ -88,7 +88,7 @@ def _printed(comparison: Comparison, measured: Measured) -> list[Block]:
 
 
 def source_text(source: Source) -> str:
-    """Return the origin of a measured figure."""
+    """Return the origin of a measured figure as text."""
     shown = {"torch": "torch", "cuda": "CUDA"}
     versions = "".join(
         f", {shown[name]} {version}" for name, version in source.versions.items() if name in shown
@@ -97,7 +97,7 @@ def source_text(source: Source) -> str:
 
 
 def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
-    """Return the JSON object of `planner compare`; `error` is a signed share of the row's `against_mib`."""
+    """Return the JSON object of `planner compare`; `error` is relative to the row's `against_mib`."""
     return {
         **job_to_report(comparison.job, comparison.budget),
         "batch": comparison.batch,

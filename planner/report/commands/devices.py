@@ -1,4 +1,4 @@
-"""The device database: each figure with the kind of its source."""
+"""The report of `planner devices`: GPUs, each figure with the kind of its source."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ _COLUMNS = (
 
 
 def devices_document(devices: Sequence[Device]) -> Document:
-    """Return a table; up to three GPUs in full, with their sources."""
+    """Return a table of GPUs, or all details of each with its sources if there are up to three."""
     if not devices:
         none = "No card of the database matches; any other is planned for with --gpu-mib N"
         return Document.of([Paragraph(none)])
@@ -53,7 +53,7 @@ def _row(device: Device) -> tuple[Cell | str, ...]:
 
 
 def _in_full(device: Device) -> Table:
-    """Return everything that is known of a GPU: figures, and where they come from."""
+    """Return a table of all known figures of a GPU with their sources."""
     return Table((Column(device.name, min_width=16), Column()), tuple(_entries(device)))
 
 

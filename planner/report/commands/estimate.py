@@ -1,4 +1,4 @@
-"""The report of `planner estimate`, and what others take from it."""
+"""The report of `planner estimate`, and parts that other reports share."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -56,8 +56,8 @@ STYLES: dict[Outcome, Style] = {
     Outcome.DOES_NOT_FIT: "bad",
 }
 _UNSURE = (Answer.LIKELY, Answer.NOT_KNOWN)
-_NEARLY_ONE = 0.985  # from which on a probability has a digit behind the point: 99 % may be the confidence
-MAX_STEPS = 5  # of which the retries are listed
+_NEARLY_ONE = 0.985  # from this probability on it is shown with a decimal: 99 % may be the confidence
+MAX_STEPS = 5  # most steps whose retries are listed
 
 Lines = list[str | Entry]
 
@@ -73,13 +73,13 @@ def estimate_document(estimate: Estimate, import_seconds: float) -> Document:
 
 
 def headline(estimate: Estimate, *entries: Entry) -> Headline:
-    """Return the verdict on the batch, with the place of its failure."""
+    """Return the headline with the verdict on a batch, the place of a failure, and further entries."""
     answer, own = verdict(estimate)
     return Headline((answer, *own, *entries), style_of(estimate))
 
 
 def style_of(estimate: Estimate) -> Style:
-    """Return the style of what is said of a batch."""
+    """Return the style of statements about a batch."""
     if estimate.answer is None:
         return "neutral"
     is_warning = estimate.answer in _UNSURE or estimate.step_limit is not None
@@ -87,14 +87,14 @@ def style_of(estimate: Estimate) -> Style:
 
 
 def exit_entries(estimate: Estimate | None) -> list[Entry]:
-    """Return what exit code 1 says of a batch that does not certainly fail."""
+    """Return an entry that explains exit code 1 if the batch does not certainly fail."""
     if estimate is None or estimate.answer not in _UNSURE:
         return []
     return [Entry("Exit code", f"1: it does not fit at confidence {estimate.budget.confidence:g}")]
 
 
 def verdict(estimate: Estimate) -> tuple[str, tuple[Entry, ...]]:
-    """Return the verdict on the batch, with its figures."""
+    """Return the verdict on a batch as text, and entries with its figures."""
     batch, process = estimate.run.batch, f"{mib_text(estimate.process_bytes)} MiB"
     if estimate.answer is None:
         return f"Batch {batch} takes {process} of GPU memory", ()
@@ -106,7 +106,7 @@ def verdict(estimate: Estimate) -> tuple[str, tuple[Entry, ...]]:
 
 
 def batch_answer(estimate: Estimate) -> str:
-    """Return whether a batch fits, in one of four ways."""
+    """Return the sentence on whether a batch fits: yes, likely, unknown or no."""
     batch = estimate.run.batch
     if estimate.answer is Answer.DOES_NOT_FIT:
         return f"Batch {batch} does not fit"
@@ -118,13 +118,13 @@ def batch_answer(estimate: Estimate) -> str:
 
 
 def likely_text(estimate: Estimate) -> str:
-    """Return the probability that a batch fits."""
+    """Return the probability that a batch fits, as text."""
     share = 1 - (estimate.p_out_of_memory or 0)
     return f"{share:.0%}".replace("%", " %") if share < _NEARLY_ONE else probability_text(share)
 
 
 def until_text(estimate: Estimate) -> str:
-    """Return until which step a batch fits whose memory grows; "" where nothing ends it."""
+    """Return a text on the step until which a batch with growing memory fits, or "" if nothing ends it."""
     limit = estimate.step_limit
     if limit is None:
         return ""
@@ -137,7 +137,9 @@ def until_text(estimate: Estimate) -> str:
 
 
 def retries_entries(estimate: Estimate) -> list[Entry]:
-    """Return the cost of retries: those that are expected, else those in as little memory as may be there."""
+    """Return an entry with the cost of expected retries, else of retries in the least memory at the
+    confidence.
+    """
     if estimate.retry_costs:
         return [Entry("Retries", retries_text(estimate.retry_costs))]
     costs = estimate.retry_costs_at_confidence
@@ -147,12 +149,12 @@ def retries_entries(estimate: Estimate) -> list[Entry]:
 
 
 def scarce_text(estimate: Estimate) -> str:
-    """Return where the retries at the confidence are."""
+    """Return the phrase for the least memory at the confidence."""
     return f"in the least memory at confidence {estimate.budget.confidence:g}"
 
 
 def retries_text(costs: Sequence[RetryCost]) -> str:
-    """Return the cost of retries, by the traced steps."""
+    """Return the cost of retries in the traced steps, as text."""
     counts = [str(cost.retries) for cost in costs]
     if len(counts) > MAX_STEPS:
         counts = [*counts[:MAX_STEPS], "..."]
@@ -166,7 +168,7 @@ def retries_text(costs: Sequence[RetryCost]) -> str:
 
 
 def risk_entries(*estimates: Estimate) -> list[Entry]:
-    """Return the probability that each batch runs out of memory, where anything bounds it, or why not."""
+    """Return an entry with the probability that each batch runs out of memory, or why it is unknown."""
     probabilities = dict.fromkeys(
         f"{probability_text(estimate.p_out_of_memory)} at batch {estimate.run.batch}{_steps_text(estimate)}"
         for estimate in estimates
@@ -184,14 +186,14 @@ def risk_entries(*estimates: Estimate) -> list[Entry]:
 
 
 def _steps_text(estimate: Estimate) -> str:
-    """Return the steps that a probability is of, where memory grows until it ends."""
+    """Return the steps for which a probability holds if memory grows, else ""."""
     if estimate.growth is None or estimate.step_limit is None or estimate.outcome is Outcome.DOES_NOT_FIT:
         return ""
     return f" in {estimate.growth.steps} steps"
 
 
 def failure_entries(estimate: Estimate) -> list[Entry]:
-    """Return the entries about the end of the run under the budget."""
+    """Return an entry on where the run fails under the budget, if it does."""
     if estimate.failed is None or estimate.failed.failure is None:
         return []
     failure = estimate.failed.failure
@@ -209,7 +211,7 @@ def failure_entries(estimate: Estimate) -> list[Entry]:
 
 
 def memory_sections(estimate: Estimate) -> list[list[Block]]:
-    """Return the memory of the batch, and the parts of the process."""
+    """Return the sections on the memory of the batch, the parts of the process, and the ranks."""
     own: list[list[Block]] = [
         [batch_table(estimate), *_step_peaks(estimate.run)],
         [parts_table(breakdown(estimate))],
@@ -218,7 +220,7 @@ def memory_sections(estimate: Estimate) -> list[list[Block]]:
 
 
 def _ranks_table(rows: Sequence[RankFigures]) -> Table:
-    """Return the memory of each rank."""
+    """Return a table of the memory of each rank."""
     sizes = (
         (ranks_text(row.ranks), (row.peak_allocated_bytes, row.peak_reserved_bytes, row.process_bytes))
         for row in rows
@@ -227,7 +229,7 @@ def _ranks_table(rows: Sequence[RankFigures]) -> Table:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Return numbers of ranks, those that follow each other as a range."""
+    """Return the numbers of ranks as text, consecutive ones as a range."""
     parts: list[list[int]] = []
     for rank in ranks:
         if parts and rank == parts[-1][-1] + 1:
@@ -238,7 +240,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def batch_table(estimate: Estimate) -> Table:
-    """Return the memory of the batch."""
+    """Return a table of the peaks of a batch."""
     run, confidence = estimate.run, estimate.budget.confidence
     rows = [
         ("peak allocated", run.peak_allocated_bytes, "tensors and workspaces, as torch counts them"),
@@ -256,7 +258,7 @@ def batch_table(estimate: Estimate) -> Table:
 
 
 def _outside(estimate: Estimate) -> str:
-    """Return what the process consists of."""
+    """Return a phrase for the parts of the process."""
     return (
         "reserved and CUDA context"
         if estimate.budget.device.nccl is None
@@ -265,7 +267,7 @@ def _outside(estimate: Estimate) -> str:
 
 
 def _step_peaks(run: Replay) -> list[Paragraph]:
-    """Return the peaks of the first step and of later ones, where they are not the same."""
+    """Return a paragraph with the peaks of the first and of later steps, if they differ."""
     first, later = run.first_step, run.later_steps
     if later is None or mib(first.allocated_bytes, DIGITS) == mib(later.allocated_bytes, DIGITS):
         return []
@@ -275,7 +277,7 @@ def _step_peaks(run: Replay) -> list[Paragraph]:
 
 
 def parts_table(parts: Mapping[str, int]) -> Table:
-    """Return the breakdown of a process, with a bar for each share."""
+    """Return a table of the parts of a process, with a bar for each share."""
     columns = (
         Column("The process consists of", min_width=NAME_WIDTH),
         mib_column(),
@@ -292,7 +294,7 @@ def parts_table(parts: Mapping[str, int]) -> Table:
 
 
 def closing_section(estimate: Estimate | None, seconds: Seconds, import_seconds: float) -> list[Block]:
-    """Return the assumptions of the answer, and its time."""
+    """Return the last section of a report: the assumptions of the answer and the time that it took."""
     timing = timing_line(importing=import_seconds, tracing=seconds.trace, replaying=seconds.replay)
     return [timing] if estimate is None else [Bullets("Assumed", run_assumptions(estimate)), timing]
 
@@ -303,9 +305,9 @@ def closing_section(estimate: Estimate | None, seconds: Seconds, import_seconds:
 def estimate_to_json(estimate: Estimate, import_seconds: float) -> dict[str, Any]:
     """Return the JSON object of `planner estimate`.
 
-    If the batch does not fit at the confidence, `failure` describes that run. If it is not expected to fit,
-    the peaks are those of a GPU without end. MiB are rounded to 0.001, the breakdown so that it adds up to
-    `process_mib`.
+    If the batch does not fit at the confidence, `failure` describes the failing run. If it is not expected to
+    fit, the peaks are for a GPU with unlimited memory. MiB are rounded to 0.001, the breakdown so that it
+    adds up to `process_mib`.
     """
     run, failed = estimate.run, estimate.failed
     return {
@@ -335,19 +337,19 @@ def estimate_to_json(estimate: Estimate, import_seconds: float) -> dict[str, Any
 
 
 def plan_seconds_to_json(seconds: Seconds, import_seconds: float) -> dict[str, float]:
-    """Return the value of `seconds`."""
+    """Return the JSON value of `seconds`."""
     spent = {"import": import_seconds, "trace": seconds.trace, "replay": seconds.replay}
     return {name: round(value, 3) for name, value in spent.items()}
 
 
 def _rank(row: RankFigures) -> dict[str, Any]:
-    """Return the value of `ranks` for ranks that are alike."""
+    """Return the JSON value of `ranks` for ranks with equal figures."""
     figures = attributes(row, "peak_allocated_mib", "peak_reserved_mib", "process_mib")
     return {"ranks": list(row.ranks), "fits": row.outcome.value, **figures}
 
 
 def _risk(likeness: Likeness) -> dict[str, Any]:
-    """Return the basis of margins and probability without a calibration of the job."""
+    """Return the JSON value of `risk`: the basis of margins and probability without a calibration."""
     margins = margins_of(likeness)
     own = margins.residuals
     return {
@@ -364,7 +366,7 @@ def _risk(likeness: Likeness) -> dict[str, Any]:
 
 
 def _steps(run: Replay) -> dict[str, float | None]:
-    """Return the first step, which makes the optimizer's state, and later ones; null if not traced."""
+    """Return the JSON keys with the peaks of the first step and of later steps; null if not traced."""
     peaks: dict[str, float | None] = {}
     for name in ("first_step", "later_steps"):
         step = attributes(getattr(run, name), "allocated_mib", "reserved_mib")
@@ -373,7 +375,7 @@ def _steps(run: Replay) -> dict[str, float | None]:
 
 
 def _calibration(correction: Correction | None) -> dict[str, Any] | None:
-    """Return the calibration that answered; the figures are null if only its context is used."""
+    """Return the JSON value of `calibration`; its figures are null if only the context is used."""
     if correction is None:
         return None
     fit = correction.fit
@@ -388,7 +390,7 @@ def _calibration(correction: Correction | None) -> dict[str, Any] | None:
 
 
 def _growth(growth: Growth | None, limit: StepLimit | None) -> dict[str, Any] | None:
-    """Return the value of `growth` in the object of an estimate."""
+    """Return the JSON value of `growth` for an estimate."""
     if growth is None:
         return None
     return {

@@ -1,4 +1,4 @@
-"""The table to read before buying or renting, as document, JSON and CSV."""
+"""The report of `planner gpus` as document, JSON and CSV."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +26,7 @@ _COLUMNS = (
 )
 _PRICE_COLUMNS = (Column("USD/h", is_number=True), Column("instance", rank=8))
 _COST_COLUMN = Column("USD/M", is_number=True)
-_LESS = ("retrying", "headroom", "total MiB")  # columns that make room for prices
+_LESS = ("retrying", "headroom", "total MiB")  # columns that are left out for
 _BAR_COLOURS = {
     Outcome.FITS: "#009E73",
     Outcome.FITS_WITH_RETRIES: "#E69F00",
@@ -69,7 +69,7 @@ def gpus_document(table: FleetTable) -> Document:
 
 
 def _answer(table: FleetTable) -> Entry:
-    """Return the number of GPUs that run the job."""
+    """Return the entry with the number of GPUs that run the job."""
     sure, count = f"at confidence {table.confidence:g}", len(table.fits)
     if table.batch is None:
         best = sum(1 for fit in table.fits if fit.max_batch)
@@ -79,7 +79,7 @@ def _answer(table: FleetTable) -> Entry:
 
 
 def _row(table: FleetTable, fit: DeviceFit, most: int) -> tuple[Cell | str, ...]:
-    """Return the figures of a GPU; bars compare the largest batches, or the shares that --batch takes."""
+    """Return the row of a GPU; bars compare the largest batches, or with --batch the share that it takes."""
     device, outcome = fit.budget.device, _outcome(fit, table)
     taken = fit.process_bytes / device.usable.value
     share = fit.comfortable_batch / max(1, most) if table.batch is None else taken
@@ -113,7 +113,7 @@ def _has_costs(table: FleetTable) -> bool:
 
 
 def _prices(table: FleetTable, fit: DeviceFit) -> list[str]:
-    """Return price, instance and cost of samples, as far as the table has these columns."""
+    """Return the cells of price, cost and instance that the table's columns require."""
     quote = table.quotes.get(fit.budget.device.name, Quote())
     offer, cost = quote.offer, quote.per_million_samples
     if table.prices is None:
@@ -127,7 +127,7 @@ def _prices(table: FleetTable, fit: DeviceFit) -> list[str]:
 
 
 def _outcome(fit: DeviceFit, table: FleetTable) -> Outcome:
-    """Return the outcome of the batch that the row leads with: the largest at full speed, or --batch."""
+    """Return the outcome of the row's batch: of the largest without retries, or of --batch."""
     if not fit.max_batch:
         return Outcome.DOES_NOT_FIT
     leads = table.batch is None and fit.comfortable_batch
@@ -135,7 +135,7 @@ def _outcome(fit: DeviceFit, table: FleetTable) -> Outcome:
 
 
 def _sure(fit: DeviceFit) -> str:
-    """Return one word for the calibration, and a mark where the GPU's memory is not published."""
+    """Return one word for the calibration, with a mark if the GPU's memory is not published."""
     correction = fit.budget.correction
     words = {"exact": "measured", "same GPU": "near", "same architecture": "related"}
     if correction is None or correction.fit is None:
@@ -148,7 +148,7 @@ def _sure(fit: DeviceFit) -> str:
 
 
 def _legend(table: FleetTable) -> list[str]:
-    """Return the meaning of the columns that are used."""
+    """Return the legend of the columns that are used."""
     batches = "batch: the largest that runs without retries"
     if table.prices is None and any(fit.max_batch > fit.comfortable_batch for fit in table.fits):
         batches += (
@@ -168,7 +168,7 @@ def _legend(table: FleetTable) -> list[str]:
 
 
 def _price_legend(table: FleetTable) -> list[str]:
-    """Return what the prices are, and whose they are not."""
+    """Return the legend of the prices, and the names in the file that the database lacks."""
     if table.prices is None:
         return []
     whole = "USD/h: the cheapest instance with the GPU, paid for whole; - where the file has no price"
@@ -211,7 +211,7 @@ def _prices_to_json(prices: PriceList | None) -> dict[str, Any] | None:
 
 
 def gpus_to_csv(table: FleetTable) -> str:
-    """Return a line of names, then one for each GPU; instances are separated by semicolons."""
+    """Return the table as CSV, a header and one line per GPU; instances are separated by semicolons."""
     rows = [_row_to_json(table, fit) for fit in table.fits]
     for row in rows:
         row["capability"] = ".".join(map(str, row["capability"]))
@@ -220,7 +220,7 @@ def gpus_to_csv(table: FleetTable) -> str:
 
 
 def _source(fit: DeviceFit) -> str:
-    """Return what stands behind the figures: a calibration and how near it is, or the published residuals."""
+    """Return the source of a GPU's figures: a calibration and its level, or published residuals."""
     correction = fit.budget.correction
     if correction is None:
         likeness = fit.budget.likeness

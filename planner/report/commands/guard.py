@@ -1,4 +1,4 @@
-"""The report of `planner.guard`: a training's measured peaks beside the planned ones."""
+"""The report of `planner.guard`: measured and planned peaks of a training."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from planner.report.units import NAME_WIDTH, SCHEMA, mib_column, mib_text
 def guard_document(
     estimate: Estimate | None, observation: Observation, steps: int, remarks: Sequence[str]
 ) -> Document:
-    """Return the peaks of a training, with the planned ones where there are any."""
+    """Return the report on a training's measured peaks, with the planned peaks if there are any."""
     seen = observation
     if estimate is None:
         answer = f"Guard: {_ending(seen, steps)}; there is no plan to hold it against"
@@ -52,7 +52,7 @@ def guard_to_json(
     stored: Path | None,
     remarks: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the JSON object of a guard's result; `errors` are estimated over measured, less 1."""
+    """Return the JSON object of a guard's result; `errors` are estimated / measured - 1."""
     seen = observation
     run = None if estimate is None else Verification(estimate, seen)
     return {

@@ -49,7 +49,7 @@ def plan_document(plan: Plan, import_seconds: float) -> Document:
 
 
 def _headline(plan: Plan) -> Lines:
-    """Return the largest batch, or why there is none."""
+    """Return the lines with the largest batch, or with the reason why there is none."""
     search, sure = plan.search, f"at confidence {plan.budget.confidence:g}"
     if plan.at_max is None and plan.largest_of_any_size:
         return [Entry("Largest batch", f"none {sure} that is a multiple of {plan.multiple_of}")]
@@ -76,7 +76,7 @@ def _headline(plan: Plan) -> Lines:
 
 
 def none_text(least: str, failure: Estimate | None, *, smallest_trains: bool) -> str:
-    """Return that not even the smallest batch or size fits at the confidence, or how likely it fits."""
+    """Return a phrase saying that not even the smallest batch or size surely fits."""
     why = ", the smallest that trains" if smallest_trains else ""
     if failure is not None and failure.answer is Answer.LIKELY:
         return f"though {least} likely fits ({likely_text(failure)}){why}"
@@ -86,12 +86,12 @@ def none_text(least: str, failure: Estimate | None, *, smallest_trains: bool) ->
 
 
 def retrying_remark(lead: Estimate) -> str:
-    """Return what retries an answer needs that is not sure to run without."""
+    """Return a remark on an answer that needs, or may need, retries."""
     return ", none runs without retries" if lead.retry_costs else ", none is sure to run without retries"
 
 
 def retrying_entry(largest: str, retrying: Estimate) -> Entry:
-    """Return the largest batch or size that fits, with the retries that are expected, or may be needed."""
+    """Return an entry with the largest batch or size that fits with retries, expected or possible."""
     if retrying.retry_costs or not retrying.retry_costs_at_confidence:
         cost = f"at the cost of retries: {retries_text(retrying.retry_costs)}"
         return Entry("With retries", f"{largest}, {cost}")
@@ -100,7 +100,7 @@ def retrying_entry(largest: str, retrying: Estimate) -> Entry:
 
 
 def _multiple(plan: Plan) -> Lines:
-    """Return of which number the answer is a multiple, and what fits of any size."""
+    """Return an entry with `multiple_of` and the largest batch of any size, if a multiple was asked for."""
     if plan.multiple_of == 1:
         return []
     fits, at_ease = plan.largest_of_any_size, plan.comfortable_of_any_size
@@ -109,7 +109,7 @@ def _multiple(plan: Plan) -> Lines:
 
 
 def _beyond(failure: Estimate, largest: int) -> Headline:
-    """Return the memory of the smallest batch that does not fit, and the place of its failure."""
+    """Return a headline with the memory of the smallest failing batch and the place of its failure."""
     odd = ", though larger ones do" if failure.run.batch < largest else ""
     process = f"{mib_text(failure.process_bytes)} MiB"
     if failure.answer is not Answer.DOES_NOT_FIT:
@@ -121,7 +121,7 @@ def _beyond(failure: Estimate, largest: int) -> Headline:
 
 
 def plan_to_json(plan: Plan, import_seconds: float) -> dict[str, Any]:
-    """Return the JSON object of `planner max-batch`; `probes` has the `fits` of each batch tried."""
+    """Return the JSON object of `planner max-batch`; `probes` has the outcome of each batch tried."""
     return {
         **job_to_report(plan.job, plan.budget),
         "method": Method.TRACE.value,
@@ -133,7 +133,7 @@ def plan_to_json(plan: Plan, import_seconds: float) -> dict[str, Any]:
 
 
 def search_to_json(plan: "Plan | CommandPlan", nested: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-    """Return the keys that both kinds of searches have; `nested` writes a batch size on either side."""
+    """Return the JSON keys of any search; `nested` converts the result of one batch size."""
     sides = {name: getattr(plan, name) for name in ("at_max", "at_comfortable", "first_failure")}
     return {
         "max_batch": plan.search.largest,

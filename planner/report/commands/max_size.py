@@ -68,12 +68,12 @@ def _beyond(failure: Estimate, size: Size) -> Headline:
 
 
 def size_text(size: Size) -> str:
-    """Return a size as options of the command line write it."""
+    """Return a size as text, such as `512x512`."""
     return "x".join(map(str, size))
 
 
 def max_size_to_json(plan: SizePlan, import_seconds: float) -> dict[str, Any]:
-    """Return the JSON object of `planner max-size`; `probes` has the `fits` of each size tried."""
+    """Return the JSON object of `planner max-size`; `probes` has the outcome of each size tried."""
     sides = {name: getattr(plan, name) for name in ("at_max", "at_comfortable", "first_failure")}
     sizes = {"max_size": plan.largest, "comfortable_size": plan.comfortable}
     sizes |= {"answer_size": plan.comfortable or plan.largest}

@@ -1,4 +1,4 @@
-"""The report of `planner record`: what a snapshot contains, and where its history was written."""
+"""The report of `planner record`: the contents of a snapshot, and the files of its histories."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ _MOST_SITES = 12
 
 
 class RecordedHistory(Protocol):
-    """A history and its replay."""
+    """A history with the result of its replay."""
 
     @property
     def history(self) -> History: ...
@@ -23,7 +23,7 @@ class RecordedHistory(Protocol):
 
 
 def record_document(source: Path, recorded: Sequence[RecordedHistory], written: Sequence[Path]) -> Document:
-    """Return what each device's history contains, and the files."""
+    """Return the report of `planner record`: the contents of each device's history, and the files."""
     count = f"{len(recorded)} {'history' if len(recorded) == 1 else 'histories'}"
     answer = f"Written: {', '.join(map(str, written))}" if written else f"{count}; name --out to write"
     sections: list[list[Block]] = [[Headline((answer,), "good" if written else "neutral")]]
@@ -66,7 +66,7 @@ def _start_bytes(history: History) -> tuple[int, int]:
 
 
 def _places(history: History) -> list[str]:
-    """Return the lines and functions that the history names, once each."""
+    """Return the lines and functions that a history names, once each."""
     return list(dict.fromkeys(f"{site.module} {site.op}".strip() for site in history.sites if site.module))
 
 

@@ -1,4 +1,4 @@
-"""The readings of a process, in the form in which its notebook prints them."""
+"""The report of `planner replay`: the readings of a process, printed as in its notebook."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -13,7 +13,7 @@ from planner.report.units import SCHEMA, attributes, mib_text, with_mib
 
 
 def _torch_line(reading: MemoryReading) -> str:
-    """Return a line as the notebook's `print_memory_torch` writes it, without NVML's column."""
+    """Return a reading as the notebook's `print_memory_torch` prints it, without NVML's column."""
     allocated, peak = reading.allocated_bytes / MIB, reading.peak_allocated_bytes / MIB
     reserved = (reading.reserved_bytes or 0) / MIB
     return (
@@ -23,7 +23,7 @@ def _torch_line(reading: MemoryReading) -> str:
 
 
 def _tensorflow_line(reading: MemoryReading) -> str:
-    """Return a line as the notebook's `print_memory_tf` writes it, without the last column."""
+    """Return a reading as the notebook's `print_memory_tf` prints it, without the last column."""
     now, peak = reading.allocated_bytes / MIB, reading.peak_allocated_bytes / MIB
     return f"{reading.label}: current = {now:.1f} MiB, peak = {peak:.1f}MiB"
 
@@ -31,7 +31,7 @@ def _tensorflow_line(reading: MemoryReading) -> str:
 def process_document(
     process: Process, log: ProcessLog, framework: str, assumptions: Sequence[str]
 ) -> Document:
-    """Return the lines of a process under their headings, how it ended, and what is taken for granted."""
+    """Return the report of `planner replay`: readings under headings, the failure, and assumptions."""
     line = _torch_line if framework == "torch" else _tensorflow_line
     sections = (
         [Verbatim([*([f"## {name}"] if name else []), *map(line, readings)])]
@@ -53,7 +53,7 @@ def _end(process: Process, log: ProcessLog) -> str:
 
 
 def _describe(step: Step) -> str:
-    """Return a step that can request memory, in a few words."""
+    """Return a short description of a step that can request memory."""
     match step:
         case Define(name):
             return f"define {name}"
@@ -76,7 +76,7 @@ def process_to_json(
     seconds: Mapping[str, float],
     budget: Budget | None,
 ) -> dict[str, Any]:
-    """Return the JSON object of `planner replay`; null stands for what is not known."""
+    """Return the JSON object of `planner replay`; unknown values are null."""
     return {
         "schema": SCHEMA,
         "framework": framework,

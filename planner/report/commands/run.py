@@ -1,4 +1,4 @@
-"""Reports of commands that ran on emulated GPUs: `planner run`, and `planner max-batch -- COMMAND`."""
+"""The reports of commands on emulated GPUs: `planner run` and `planner max-batch -- COMMAND`."""
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,7 +31,7 @@ _VERDICTS = {
 
 
 def run_document(run: EmulatedRun, explained: ExplainedRun | None = None) -> Document:
-    """Return the report of `planner run`; with where the memory goes, if that is known."""
+    """Return the report of `planner run`, with a breakdown of the peak if the run was explained."""
     largest = run.largest
     stopped = f"; stopped after {largest.step_count} optimizer steps" if largest.was_stopped else ""
     ran = _what_ran(run, f"; exit code {run.exit_code}{stopped}")
@@ -56,7 +56,7 @@ def _what_ran(of: EmulatedRun | CommandPlan, ended: str = "") -> tuple[Entry, En
 
 
 def _failure_entries(failure: OutOfMemory | None) -> tuple[Entry, ...]:
-    """Return the place where memory ran out, if it did."""
+    """Return an entry with the place where memory ran out, if it did."""
     if failure is None:
         return ()
     parts = [
@@ -70,7 +70,7 @@ def _failure_entries(failure: OutOfMemory | None) -> tuple[Entry, ...]:
 
 
 def _crash_entries(run: EmulatedRun) -> tuple[Entry, ...]:
-    """Return how the command died after its work, if it did."""
+    """Return an entry on how the command crashed after its work, if it did."""
     if not run.crash:
         return ()
     text = f"{run.crash}, after the script had ended and its record was whole: not for want of GPU memory"
@@ -78,7 +78,7 @@ def _crash_entries(run: EmulatedRun) -> tuple[Entry, ...]:
 
 
 def versions_text(record: GpuRecord) -> str:
-    """Return the versions of torch and its libraries."""
+    """Return the versions of torch and its libraries as text."""
     return ", ".join(f"{name} {version}" for name, version in record.versions)
 
 
@@ -105,7 +105,7 @@ def _steps(record: GpuRecord) -> list[Block]:
 
 
 def run_summary(explained: ExplainedRun) -> Summary:
-    """Return the text of the page and the picture of an emulated run."""
+    """Return the summary of an explained emulated run, for the page and the picture."""
     run = explained.run
     gpu = f"{run.gpu} (emulated)"
     scripts = [word for word in run.command if word.endswith(".py")]
@@ -187,7 +187,7 @@ def _listed(batches: Sequence[int]) -> str:
 
 
 def run_to_json(run: EmulatedRun, explained: ExplainedRun | None = None) -> dict[str, Any]:
-    """Return the JSON object of `planner run`; with where the memory goes, if that is known."""
+    """Return the JSON object of `planner run`, with a breakdown of the peak if the run was explained."""
     largest = run.largest
     notes = () if explained is None else explained.notes
     return {
@@ -235,13 +235,13 @@ def _rank_to_json(record: GpuRecord) -> dict[str, Any]:
 
 
 def _failure_to_json(failure: OutOfMemory | None) -> dict[str, Any] | None:
-    """Return the place where memory ran out; the exit code shows whether that ended the process."""
+    """Return the JSON object of the place where memory ran out, or None if it did not."""
     fields = with_mib(failure) or {}
     return {name: field for name, field in fields.items() if name != "was_raised"} or None
 
 
 def command_plan_to_json(plan: CommandPlan) -> dict[str, Any]:
-    """Return the JSON object of `planner max-batch -- COMMAND`; `at_max` and its like are runs."""
+    """Return the JSON object of `planner max-batch -- COMMAND`; its sides such as `at_max` are runs."""
     return {
         "schema": SCHEMA,
         "emulated": True,

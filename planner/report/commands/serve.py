@@ -9,7 +9,9 @@ from planner.report.units import SCHEMA, memory_table, mib, timing_line, to_buil
 
 
 def serving_document(plan: ServingPlan, seconds: float) -> Document:
-    """Return the sequences, the memory from the server's share down to the blocks, and what is assumed."""
+    """Return the report of `planner serve`: sequences, memory from the server's share to the cache,
+    assumptions.
+    """
     return Document.of(
         [_headline(plan)],
         [memory_table(plan.device.name, _memory(plan))],
@@ -85,7 +87,7 @@ def _assumed(plan: ServingPlan) -> Iterator[str]:
 
 
 def serving_to_json(plan: ServingPlan, seconds: float) -> dict[str, Any]:
-    """Return the JSON object of the command."""
+    """Return the JSON object of `planner serve`."""
     return {
         "schema": SCHEMA,
         "model": plan.model.name,

@@ -1,4 +1,4 @@
-"""A sweep as document, JSON, CSV and Parquet."""
+"""The report of `planner sweep` as document, JSON, CSV and Parquet."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,13 +14,13 @@ RETRYING = (
     "in which none runs without"
 )
 _GPU_WIDTH, _RECIPE_WIDTH = 33, 11
-_RECIPES = 5  # beside each other
+_RECIPES = 5  # next to each other in a table
 
 _Cells = Mapping[tuple[str, str, str], GpuFigures]  # by model, recipe and GPU
 
 
 def sweep_document(table: SweepTable) -> Document:
-    """Return a table for each model: the largest batch of each GPU in each recipe that runs at full speed."""
+    """Return a table for each model: the largest batch without retries by GPU and recipe."""
     grid = table.grid
     cells = {(cell.model, cell.recipe, cell.figures.gpu): cell.figures for cell in table.cells}
     closing: list[Block] = [
@@ -81,12 +81,12 @@ def sweep_to_json(table: SweepTable) -> dict[str, Any]:
 
 
 def sweep_to_csv(table: SweepTable) -> str:
-    """Return a line of names, then one for each cell; empty where nothing fits."""
+    """Return the cells as CSV: a header and one line per cell; a figure is empty if nothing fits."""
     return csv_text(_names(), (cell.row() for cell in table.cells))
 
 
 def sweep_to_parquet(table: SweepTable) -> bytes:
-    """Return the columns of the CSV as a typed Parquet file. Raises ModelError without pyarrow."""
+    """Return the cells as a typed Parquet file with the CSV's columns. Raises ModelError without pyarrow."""
     try:
         import pyarrow
         import pyarrow.parquet

@@ -1,4 +1,4 @@
-"""The report on batches of samples of many sizes, of `planner max-batch` and `planner estimate`."""
+"""The reports of `planner max-batch` and `planner estimate` on samples of many sizes."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +23,7 @@ from planner.report.units import (
     with_mib,
 )
 
-_SHARES = (0.5, 0.95, 1.0)  # of steps, whose peaks are shown
+_SHARES = (0.5, 0.95, 1.0)  # shares of steps whose peaks
 _HOW = {
     Batching.PADDED: "samples in random order, padded to the largest of their batch",
     Batching.GROUPED: "samples grouped by size as transformers' group_by_length does, the largest first",
@@ -34,7 +34,7 @@ _HOW = {
 
 
 def varying_document(plan: VaryingPlan, import_seconds: float) -> Document:
-    """Return the report of samples of many sizes."""
+    """Return the report on a plan for samples of many sizes."""
     mine = plan.sides[0]
     sections: list[list[Block]] = [
         [Headline((*verdict(plan), job_entry(plan.job)), style(plan))],
@@ -49,14 +49,14 @@ def varying_document(plan: VaryingPlan, import_seconds: float) -> Document:
 
 
 def style(plan: VaryingPlan) -> Style:
-    """Return the style of the verdict."""
+    """Return the style of the verdict on a plan."""
     if plan.sides[0].budget.limits.allocator_limit_bytes is None:
         return "neutral"
     return "good" if plan.sides[0].largest else "bad"
 
 
 def verdict(plan: VaryingPlan) -> Lines:
-    """Return the answer with the user's allocator, and with the other one."""
+    """Return the lines with the answers for the user's allocator configuration and for the other one."""
     mine, other = plan.sides
     unit = unit_of(plan.job)
     sure = f"over {plan.job.run_steps:,} steps"
@@ -75,12 +75,12 @@ def verdict(plan: VaryingPlan) -> Lines:
 
 
 def unit_of(job: Job) -> str:
-    """Return the unit of batch sizes: tokens, or nothing."""
+    """Return the unit of a job's batch sizes: " tokens" or ""."""
     return " tokens" if job.batching is Batching.TOKENS else ""
 
 
 def largest_text(side: VaryingSide, unit: str) -> str:
-    """Return the largest batch with the confidence."""
+    """Return the largest batch and its confidence as text."""
     sure = f"at confidence {side.budget.confidence:g}"
     return f"{side.largest:,}{unit} {sure}" if side.largest else f"none {sure}, not even 1 lives"
 
@@ -100,7 +100,7 @@ def _lives(plan: VaryingPlan, side: VaryingSide) -> str:
 
 
 def risk_text(risk: RunRisk) -> str:
-    """Return the probability with its standard error."""
+    """Return the probability of running out of memory and its standard error as text."""
     error = risk.standard_error
     around = "" if not error or error < 0.0005 else f" +- {100 * error:.1f}"
     return f"{probability_text(risk.probability)}{around}"
@@ -111,7 +111,7 @@ def _name(side: VaryingSide) -> str:
 
 
 def sides_table(plan: VaryingPlan) -> Table:
-    """Return the memory with both configurations of the allocator."""
+    """Return a table of the memory with both configurations of the allocator."""
     columns = (
         Column("Sampled runs", min_width=NAME_WIDTH),
         Column("batch", is_number=True),
@@ -143,7 +143,7 @@ def sides_table(plan: VaryingPlan) -> Table:
 
 
 def _sampled(at: RunRisk) -> Table:
-    """Return the sampled runs, each with its end."""
+    """Return a table of the sampled runs, with the end of each."""
     columns = (
         Column(f"Runs at batch {at.batch:,}", min_width=NAME_WIDTH),
         Column("steps", is_number=True),
@@ -168,7 +168,7 @@ def _size_text(size: Size) -> str:
 
 
 def shape_text(shape: BatchShape) -> str:
-    """Return samples and size of a batch."""
+    """Return the number of samples and the size of a batch as text."""
     return f"{shape.batch}x{_size_text(shape.size)}"
 
 
@@ -201,7 +201,7 @@ def _assumptions(plan: VaryingPlan) -> Iterator[str]:
 
 
 def sampling_assumptions(plan: VaryingPlan) -> Iterator[str]:
-    """Yield how batches were drawn and played."""
+    """Yield sentences on how batches were drawn and replayed."""
     job, sizes = plan.job, plan.sizes
     low, high = _size_text(sizes.smallest), _size_text(sizes.largest)
     source = f"counted in {job.sizes}" if job.sizes else "uniform"
@@ -219,7 +219,7 @@ def sampling_assumptions(plan: VaryingPlan) -> Iterator[str]:
 
 
 def varying_to_json(plan: VaryingPlan, import_seconds: float) -> dict[str, Any]:
-    """Return the JSON object; `sides` has the user's configuration of the allocator first."""
+    """Return the JSON object of a plan; `sides` has the user's allocator configuration first."""
     return {
         **job_to_report(plan.job, plan.sides[0].budget),
         "method": Method.TRACE.value,

@@ -1,4 +1,4 @@
-"""The advice on batches of samples of many sizes."""
+"""The report of `planner advise` on samples of many sizes."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from planner.report.describe import job_entry
 from planner.report.document import Block, Bullets, Cell, Column, Document, Headline, Paragraph, Table
 from planner.report.units import attributes, timing_line
 
-_NAME_WIDTH = 48  # columns of the options
+_NAME_WIDTH = 48  # width of the column of options
 
 
 def varying_advice_document(advice: VaryingAdvice, import_seconds: float) -> Document:
@@ -38,7 +38,7 @@ def _style(advice: VaryingAdvice) -> Any:
 
 
 def _verdict(advice: VaryingAdvice) -> list[str]:
-    """Return the verdict on the recipe as it is."""
+    """Return the lines with the verdict on the unchanged recipe."""
     attempt = advice.unchanged
     unit = unit_of(attempt.training.job)
     largest = f"the largest batch is {largest_text(attempt.side, unit)}"
@@ -50,7 +50,7 @@ def _verdict(advice: VaryingAdvice) -> list[str]:
 
 
 def _table(advice: VaryingAdvice) -> Table:
-    """Return what each change brings, that of none first."""
+    """Return a table of the effect of each change, after the unchanged recipe."""
     columns = [
         Column("Each change by itself", min_width=_NAME_WIDTH),
         Column(f"largest{unit_of(advice.unchanged.training.job)}", is_number=True),
@@ -74,7 +74,7 @@ def _row(advice: VaryingAdvice, attempt: VaryingAttempt) -> tuple[Cell | str, ..
 
 
 def _together(advice: VaryingAdvice) -> list[Block]:
-    """Return the changes that fit together, or that none do."""
+    """Return a paragraph on the set of changes that fits, or on its absence, if no single change fits."""
     if advice.batch is None or any(one.fits for one in (advice.unchanged, *advice.singles)):
         return []
     found = advice.together
@@ -112,6 +112,6 @@ def varying_advice_to_json(advice: VaryingAdvice, import_seconds: float) -> dict
 
 
 def _risk(risk: RunRisk | None) -> dict[str, Any] | None:
-    """Return a risk without the runs that it rests on."""
+    """Return the JSON object of a risk without the runs behind it."""
     whole = risk_to_json(risk)
     return whole and {name: value for name, value in whole.items() if name != "runs"}

@@ -1,1 +1,1 @@
-"""The HTML page; it needs plotly and Jinja."""
+"""The HTML page of an explained run; it needs plotly and Jinja."""

@@ -1,7 +1,7 @@
-"""The figures of the page: timeline, breakdown, batch curve, modules; needs plotly.
+"""Draw the figures of the page: timeline, breakdown, batch curve and modules; needs plotly.
 
 Levels are MiB as floats, which are exact: bytes are whole and far below 2**53. A trace whose `meta` has `ink`
-is drawn in the colour of the page's text, which the page's script knows.
+is drawn in the text colour of the page, which the page's script knows.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,15 +17,15 @@ from planner.program import Alloc, Category, Event, Free, Phase, PhaseStart, Tra
 from planner.report.describe import short_op
 from planner.report.plots.colours import CATEGORY_COLOURS, PART_COLOURS
 
-MOST_POINTS = 2000  # that a page of this width can separate
-_LETTER = 0.0085  # of the width: a phase with less room than its name needs is left without it
+MOST_POINTS = 2000  # the most points that a page of this width can separate
+_LETTER = 0.0085  # share of the width: a phase narrower than its name is not labelled
 _CARD_COLOUR = "#D55E00"
 
 Figure = dict[str, Any]  # `data` and `layout`, as Plotly.newPlot takes them
 
 
 def make_figure(traces: list[Any], **layout: Any) -> Figure:
-    """Return a figure that plotly has checked: a property that it does not know raises ValueError."""
+    """Return a figure that plotly has checked. Raises ValueError for a property that plotly does not know."""
     figure = go.Figure(traces)
     margin = {"l": 76, "r": 16, "t": 16, "b": 44}
     clear = "rgba(0,0,0,0)"
@@ -52,7 +52,7 @@ def _axis(title: str, name: str) -> dict[str, Any]:
 
 
 def timeline_figure(explanation: Explanation, trace: Trace) -> Figure:
-    """Return the categories stacked under the line of what is reserved, event by event."""
+    """Return the timeline: categories stacked under the line of reserved memory, event by event."""
     timeline = explanation.timeline
     points = thin(timeline, MOST_POINTS)
     allocations = allocations_of(trace)
@@ -78,18 +78,18 @@ def timeline_figure(explanation: Explanation, trace: Trace) -> Figure:
 
 
 def _line(name: str, x: list[int], y: list[int], line: Mapping[str, Any], **others: Any) -> Any:
-    """Return a line through levels in bytes."""
+    """Return a line trace through levels given in bytes."""
     others = {"hovertemplate": _HOVER, **others}
     return go.Scatter(x=x, y=[level / MIB for level in y], name=name, mode="lines", line=line, **others)
 
 
 def allocations_of(trace: Trace) -> Mapping[int, Alloc]:
-    """Return the allocation of each block."""
+    """Return the allocation event of each block, by block."""
     return {event.block: event for event in trace.events if isinstance(event, Alloc)}
 
 
 def _happening(trace: Trace, allocations: Mapping[int, Alloc], index: int) -> str:
-    """Return the action of an event."""
+    """Return a description of an event for the hover text."""
     event: Event = trace.events[index]
     if isinstance(event, PhaseStart):
         return f"step {event.step}, {event.phase} begins"
@@ -101,12 +101,14 @@ def _happening(trace: Trace, allocations: Mapping[int, Alloc], index: int) -> st
 
 
 def escape_hover(text: str) -> str:
-    """Return a text of a figure; plotly's know a few HTML tags, and a name such as `<lambda>` is none."""
+    """Return a text escaped for a figure: plotly interprets some HTML tags, and names such as `<lambda>` look
+    alike.
+    """
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _phases(timeline: Timeline) -> tuple[list[Any], list[Any]]:
-    """Return a line where each step begins, a fainter one for its phases, and the names of the wider ones."""
+    """Return lines at the starts of steps and, fainter, of phases, and names of the wider phases."""
     total = len(timeline.allocated_bytes)
     ends = [*(index for index, _ in timeline.marks), total][1:]
     shapes, names, before = [], [], 0
@@ -133,7 +135,7 @@ def _name(x: float, text: str, height: float, side: str) -> dict[str, Any]:
 
 
 def breakdown_figure(parts: Mapping[str, int]) -> Figure:
-    """Return one bar: the process by category."""
+    """Return a bar of the process by category."""
     bars = [
         go.Bar(
             x=[size_bytes / MIB],
@@ -161,7 +163,7 @@ def breakdown_figure(parts: Mapping[str, int]) -> Figure:
 
 
 def curve_figure(curve: BatchCurve) -> Figure:
-    """Return memory against batch size on the chosen GPU; the page's script puts in those of others."""
+    """Return memory against batch size on the chosen GPU; the page's script inserts other GPUs' curves."""
     card = curve.cards[curve.chosen]
     sure = f"{card.budget.confidence:g}"
     lines = (
@@ -189,16 +191,17 @@ def curve_figure(curve: BatchCurve) -> Figure:
 
 @dataclass(slots=True)
 class _Leaf:
-    """Blocks of one module that one operator requested, in one category."""
+    """The blocks of one category that one operator requested in one module."""
 
     size_bytes: int = 0
     blocks: int = 0
-    largest: str = ""  # shape and source line of the largest
+    largest: str = ""  # shape and source line of the
 
 
 def modules_figure(explanation: Explanation, model: str) -> Figure:
-    """Return an icicle: modules beside those that hold them, at the end what their operators requested,
-    coloured by category. Fields of modules have no colour: the page's script gives them that of its panels.
+    """Return an icicle of modules and, at its end, their operators' blocks, coloured by category.
+
+    Fields of modules have no colour: the page's script gives them the colour of its panels.
     """
     rows = list(_module_rows(explanation, model))
     node = go.Icicle(

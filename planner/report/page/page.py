@@ -1,6 +1,6 @@
-"""One page that shows where the memory goes: self-contained, so that it opens anywhere; needs plotly, Jinja.
+"""Write a self-contained HTML page that shows where the memory goes; needs plotly and Jinja.
 
-The page's data stand in it as JSON, in whole bytes but for the figures, whose levels are MiB.
+The page contains its data as JSON, in whole bytes except for the figures, whose levels are MiB.
 """
 
 import json
@@ -37,7 +37,7 @@ VERDICTS = {
     Outcome.FITS_WITH_RETRIES: "△ fits, with retries",
     Outcome.DOES_NOT_FIT: "✗ does not fit",
 }
-_COLUMNS = {  # of a curve, by the attribute of its points
+_COLUMNS = {  # columns of a curve, by the attribute of its points
     **{"batch": "batch", "outcome": "outcome", "allocated": "peak_allocated_bytes"},
     **{"reserved": "peak_reserved_bytes", "process": "process_bytes", "process_upper": "process_upper_bytes"},
 }
@@ -52,7 +52,7 @@ def save_page(
     curve: BatchCurve | None,
     path: Path,
 ) -> None:
-    """Write the page; without a curve, one of this batch alone. Raises DataFileError."""
+    """Write the page to a file; without a curve it shows this batch only. Raises DataFileError."""
     save(path, page_html(summary, explanation, trace, limits, curve).encode(), "the page")
 
 
@@ -87,7 +87,7 @@ def page_html(
 
 
 def _embedded(data: dict[str, Any]) -> Markup:
-    """Return JSON that no text in it can end before its time."""
+    """Return the data as JSON escaped for a script element, which no text in it can close."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
@@ -96,7 +96,7 @@ def _embedded(data: dict[str, Any]) -> Markup:
 
 
 def _cells(table: Table) -> Iterator[list[tuple[Column, Cell, str]]]:
-    """Yield each row as columns, cells and colours of marks; a bar's is that of the first cell."""
+    """Yield each row as columns, cells and colours of marks; the first cell has the colour of a bar."""
     for cells in table.cells():
         colour = "".join(cell.colour for cell in cells if cell.share is not None)
         pairs = zip(table.columns, cells, strict=True)
@@ -105,7 +105,7 @@ def _cells(table: Table) -> Iterator[list[tuple[Column, Cell, str]]]:
 
 
 def _tensors(explanation: Explanation, top: int) -> Table:
-    """Return the largest blocks, with more columns than a terminal has room for."""
+    """Return a table of the largest blocks, with more columns than on a terminal."""
     titles = ("category", "tensor", "operator and module", "source")
     rows = [
         (
@@ -135,7 +135,7 @@ def _workspaces(explanation: Explanation, top: int) -> Table:
 
 
 def _choices(curve: BatchCurve) -> list[tuple[str, list[tuple[int, str]]]]:
-    """Return the GPUs by line, each with its number and its name."""
+    """Return the GPUs by product line, each with its number and its name."""
     groups: dict[str, list[tuple[int, str]]] = {}
     for number, card in enumerate(curve.cards):
         device = card.budget.device
@@ -146,13 +146,13 @@ def _choices(curve: BatchCurve) -> list[tuple[str, list[tuple[int, str]]]]:
     return sorted(groups.items(), key=lambda group: order.index(group[0]))
 
 
-# ---- what the page's script reads
+# ---- data for the page's script
 
 
 def page_data(
     summary: Summary, explanation: Explanation, trace: Trace, curve: BatchCurve | None
 ) -> dict[str, Any]:
-    """Return the data in the page."""
+    """Return the data that the page contains."""
     run = explanation.run
     figures = {
         "breakdown": breakdown_figure(summary.parts),
@@ -177,7 +177,7 @@ def page_data(
 
 
 def _card(card: DeviceCurve) -> dict[str, Any]:
-    """Return one GPU and its points, column by column; levels in bytes, null where there is no end."""
+    """Return the data of one GPU and its points by column; levels are in bytes, null if unlimited."""
     budget = card.budget
     room = max_reserved_bytes(budget.limits)
     return {
@@ -191,7 +191,7 @@ def _card(card: DeviceCurve) -> dict[str, Any]:
 
 
 def _about(card: DeviceCurve) -> str:
-    """Return the GPU and how sure its figures are, in one sentence."""
+    """Return a sentence on a GPU and how certain its figures are."""
     budget, device = card.budget, card.budget.device
     if is_endless(device.usable):
         return "No GPU is selected: choose one above."

@@ -1,1 +1,1 @@
-"""Pictures; they need matplotlib."""
+"""Pictures of results; they need matplotlib."""

@@ -1,4 +1,4 @@
-"""The frame of every picture. Matplotlib draws in memory; the suffix of the path selects the format."""
+"""Create, label and save the axes of pictures; the suffix of the path selects the format."""
 
 import io
 from pathlib import Path
@@ -15,7 +15,7 @@ _LABEL_POINTS, _TITLE_POINTS = 11, 12
 
 
 def make_axes(height_inches: float) -> Axes:
-    """Return the axes of a new picture."""
+    """Return the axes of a new picture of the given height."""
     figure = Figure(figsize=(_WIDTH_INCHES, height_inches), dpi=_DPI, layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
@@ -23,14 +23,14 @@ def make_axes(height_inches: float) -> Axes:
 
 
 def label_axes(axes: Axes, title: str, x: str, y: str = "", pad: float | None = None) -> None:
-    """Write the title over the axes, and their names beside them."""
+    """Write the title above the axes, and their names next to them."""
     axes.set_title(title, fontsize=_TITLE_POINTS, loc="left", pad=pad)
     axes.set_xlabel(x, fontsize=_LABEL_POINTS)
     axes.set_ylabel(y, fontsize=_LABEL_POINTS)
 
 
 def save_picture(axes: Axes, path: Path) -> None:
-    """Write the picture with all that lies outside of its axes. Raises DataFileError."""
+    """Write the picture to a file, with everything outside its axes. Raises DataFileError."""
     content, figure = io.BytesIO(), axes.get_figure(root=True)
     assert figure is not None
     figure.savefig(content, format=path.suffix.removeprefix("."), bbox_inches="tight")

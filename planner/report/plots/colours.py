@@ -1,4 +1,4 @@
-"""Colours of every picture, from Okabe and Ito (2008): distinct for all eyes and, by lightness, in grey."""
+"""The colours of pictures, by Okabe and Ito (2008): distinct for all eyes and, by lightness, in grey."""
 
 from planner.program import Category
 
@@ -6,12 +6,12 @@ CATEGORY_COLOURS = {  # from the bottom up, as they are stacked
     Category.PARAMETER: "#0072B2",
     Category.OPTIMIZER: "#CC79A7",
     Category.GRADIENT: "#D55E00",
-    Category.INPUT: "#777777",  # their eighth is black, which a dark page swallows
+    Category.INPUT: "#777777",  # their eighth colour is black, which is invisible on a dark page
     Category.ACTIVATION: "#7FBFE3",
     Category.TEMPORARY: "#F0E442",
     Category.WORKSPACE: "#009E73",
 }
-# Of all parts of a process by name; the last three are what no tensor or kernel holds.
+# Colours of all parts of a process by name; the last three are memory that no tensor or kernel holds.
 PART_COLOURS = {
     **{category.value: colour for category, colour in CATEGORY_COLOURS.items()},
     "context": "#4B5563",

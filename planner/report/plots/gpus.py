@@ -1,4 +1,4 @@
-"""Peak memory against batch size, with a line for each card: the picture of `planner gpus`."""
+"""Draw the picture of `planner gpus`: peak memory against batch size, with a line for each GPU."""
 
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,18 @@ OWN, LINES, TEXT = "#1f6fb4", "#c9ced4", "#333333"
 CURVE = "on a GPU with memory to spare"
 DOTS = "on a GPU at the right, with its own CUDA context"
 DOTS_WITH_RETRIES = "on a GPU at the right, with retries:\ncached memory is released, so less is reserved"
-_MOST_LABELS = 12  # names that need not be spread out
+_MOST_LABELS = 12  # most names that need not be
 _LABEL_POINTS = 10.5
 _NUMBERS_END = 1.11  # right end of the column of batch sizes, in widths of the axes
 _LEADER = {"arrowstyle": "-", "color": LINES, "linewidth": 0.9}
 _LEADER_ENDS = {"shrinkA": 2, "shrinkB": 0, "relpos": (0, 0.5)}
-_LABEL_SHARE = 0.048  # of the height of the axes that one label takes
+_LABEL_SHARE = 0.048  # share of the axes' height that
 
 
 def draw_gpus(table: FleetTable, path: Path) -> None:
-    """Draw the curve of the job and the GPUs that it crosses; of many, those furthest apart are named.
+    """Draw the curve of the job and the GPUs that run it; of many GPUs, a selection is drawn.
 
-    Raises UsageError where no card runs the job, DataFileError where the file cannot be written.
+    Raises UsageError if no GPU runs the job, DataFileError if the file cannot be written.
     """
     cards = sorted((fit for fit in table.fits if fit.max_batch), key=_memory)
     if not cards:
@@ -38,7 +38,7 @@ def draw_gpus(table: FleetTable, path: Path) -> None:
 
 
 def draw_on(axes: Axes, table: FleetTable, cards: list[DeviceFit]) -> None:
-    """Draw the curve of the job and these cards."""
+    """Draw the curve of the job and the given GPUs on axes."""
     batches, sizes = zip(*curve(table), strict=True)
     levels = [size_bytes / GIB for size_bytes in sizes]
     axes.plot(batches, levels, color=OWN, linewidth=2.2, zorder=3, label=CURVE)
@@ -51,11 +51,11 @@ def draw_on(axes: Axes, table: FleetTable, cards: list[DeviceFit]) -> None:
 
 
 def named_cards(cards: list[DeviceFit]) -> list[DeviceFit]:
-    """Return of many GPUs the smallest, the largest and the best known, as far apart as names have to be."""
+    """Return the GPUs to name: all if few, else the smallest, the largest and well-known ones between."""
     if len(cards) <= _MOST_LABELS:
         return cards
     whole = [fit for fit in cards if not _is_slice(fit)] or cards
-    apart = _LABEL_SHARE / 2 * max(map(_memory, whole))  # names may be moved off their lines by a little
+    apart = _LABEL_SHARE / 2 * max(map(_memory, whole))  # names may be moved off their lines a little
     ends = [min(whole, key=lambda fit: (_memory(fit), _renown(fit)))]
     ends.append(min(whole, key=lambda fit: (-_memory(fit), _renown(fit))))
     named: list[DeviceFit] = []
@@ -70,7 +70,7 @@ def _memory(fit: DeviceFit) -> int:
 
 
 def _renown(fit: DeviceFit) -> tuple[int, int, int, str]:
-    """Return an order in which GPUs that many have come first: by line, then newer ones, then faster ones."""
+    """Return a sort key that puts widely known GPUs first: by line, then newer, then faster."""
     device = fit.budget.device
     about, (major, minor) = device.about, device.capability
     if about is None:
@@ -86,7 +86,7 @@ def _is_slice(fit: DeviceFit) -> bool:
 
 
 def _cards(axes: Axes, cards: list[DeviceFit]) -> None:
-    """Draw a line at each card's memory, a dot at the requested batch or its largest, names on the right."""
+    """Draw a line at each GPU's memory, a dot at its requested or largest batch, and names on the right."""
     top = max(fit.max_batch for fit in cards)
     heights = [_memory(fit) / GIB for fit in cards]
     axes.set_ylim(0, 1.06 * max(heights))
@@ -104,7 +104,7 @@ def _cards(axes: Axes, cards: list[DeviceFit]) -> None:
 
 
 def _dot(fit: DeviceFit) -> dict[str, Any]:
-    """Return how what a batch takes on a GPU is drawn, and its text in the legend."""
+    """Return the style of the dot for a batch on a GPU, and its text in the legend."""
     plain = {"marker": "o", "markersize": 5, "linestyle": "none", "color": OWN}
     if fit.outcome is Outcome.FITS_WITH_RETRIES:
         return {**plain, "markerfacecolor": "white", "label": DOTS_WITH_RETRIES}
@@ -112,14 +112,14 @@ def _dot(fit: DeviceFit) -> dict[str, Any]:
 
 
 def _legend(axes: Axes) -> None:
-    """Name each kind of mark once: why a dot may lie beside the curve."""
+    """Draw a legend that names each kind of mark once."""
     handles, labels = axes.get_legend_handles_labels()
     kinds = dict(zip(labels, handles, strict=True))
     axes.legend(kinds.values(), kinds.keys(), loc="upper left", fontsize=9, frameon=True, edgecolor=LINES)
 
 
 def _apart(heights: list[float], ceiling: float) -> list[float]:
-    """Return the heights of the names: their line's, or as far off it as it takes not to overlap."""
+    """Return the heights of the names: each line's height, moved as little as avoids overlaps."""
     step = _LABEL_SHARE * ceiling
     placed: list[float] = []
     for height in heights:

@@ -1,4 +1,4 @@
-"""A picture of a run: what is allocated, for what, and reserved, event by event; needs matplotlib."""
+"""Draw a run event by event: allocated memory by category, and reserved memory; needs matplotlib."""
 
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,12 @@ from planner.program import Phase
 from planner.report.plots._axes import GIB, label_axes, make_axes, save_picture
 from planner.report.plots.colours import CATEGORY_COLOURS
 
-_MOST_POINTS = 2000  # that a picture of this width can separate
-_LETTER = 0.0108  # of the width: a phase with less room than its name needs is left without it
+_MOST_POINTS = 2000  # the most points that a picture of this width
+_LETTER = 0.0108  # share of the width: a phase narrower than its name is not labelled
 
 
 def draw_timeline(explanation: Explanation, caption: str, path: Path) -> None:
-    """Draw the categories stacked under the line of what is reserved. Raises DataFileError."""
+    """Draw the categories stacked under the line of reserved memory, to a file. Raises DataFileError."""
     axes = make_axes(4.6)
     _levels(axes, explanation.timeline)
     _phases(axes, explanation.timeline)
@@ -40,7 +40,7 @@ def _levels(axes: Axes, timeline: Timeline) -> None:
 
 
 def _phases(axes: Axes, timeline: Timeline) -> None:
-    """Draw a line where each step begins, a fainter one for its phases, and the names of the wider ones."""
+    """Draw lines at the starts of steps and, fainter, of phases, and names of the wider phases."""
     total, before = len(timeline.allocated_bytes), 0
     ends = [*(index for index, _ in timeline.marks), total][1:]
     for (start, mark), end in zip(timeline.marks, ends, strict=True):
@@ -62,14 +62,14 @@ def _label(axes: Axes, x: float, text: str, height: float, weight: str, side: st
 
 
 def _peak(axes: Axes, explanation: Explanation) -> None:
-    """Draw a mark on the allocated peak; its figure stands in the legend, where nothing lies under it."""
+    """Draw a mark at the allocated peak; its figure is in the legend, where it covers nothing."""
     level = explanation.run.peak_allocated_bytes / GIB
     label = f"peak allocated\n{level:.2f} GiB"
     axes.plot([explanation.peak.event], [level], "kv", markersize=6, zorder=4, label=label)
 
 
 def _legend(axes: Axes) -> None:
-    """Name the layers beside the picture, the highest first, as they lie in it."""
+    """Draw a legend next to the picture, with the layers in their order, the highest first."""
     handles, labels = axes.get_legend_handles_labels()
     beside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "frameon": False}
     axes.legend(handles[::-1], labels[::-1], fontsize=10, labelspacing=0.6, **beside)

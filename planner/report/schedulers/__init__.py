@@ -1,1 +1,1 @@
-"""Requests for GPUs in the words of schedulers: Slurm, Kubernetes, SkyPilot, Ray."""
+"""Requests for GPUs in the formats of schedulers: Slurm, Kubernetes, SkyPilot and Ray."""

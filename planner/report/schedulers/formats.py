@@ -1,4 +1,4 @@
-"""The answer in a scheduler's words, by the value of --format."""
+"""Write an answer as a scheduler's request, by the value of --format."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ FORMATS: dict[str, Callable[[Request], str]] = {
 
 
 def scheduler_text(table: FleetTable | ClusterTable, scheduler: str) -> str:
-    """Return the request for a scheduler. Raises UsageError for an unknown one."""
+    """Return the request for GPUs in a scheduler's format. Raises UsageError for an unknown scheduler."""
     if scheduler not in FORMATS:
         raise UsageError(f"--format {scheduler}: give one of {', '.join(FORMATS)}")
     request = request_of_fleet(table) if isinstance(table, FleetTable) else request_of_clusters(table)

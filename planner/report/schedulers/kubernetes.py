@@ -1,4 +1,4 @@
-"""Jobs for Kubernetes, whose nodes have the labels of NVIDIA's gpu-feature-discovery."""
+"""Write Jobs for Kubernetes clusters whose nodes have the labels of NVIDIA's gpu-feature-discovery."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ _PRODUCT, _MEMORY = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
 
 
 def kubernetes_text(request: Request) -> str:
-    """Return one Job for each resource and number of nodes, as YAML documents."""
+    """Return one Job for each combination of resource and numbers of nodes and GPUs, as YAML documents."""
     import yaml
 
     naming = Naming.of(request, "nvml")
@@ -62,7 +62,7 @@ def _job(resource: str, nodes: int, per_node: int, needs: Sequence[Need], naming
 
 
 def _terms(needs: Sequence[Need], naming: Naming) -> list[list[dict[str, Any]]]:
-    """Return alternatives of conditions: GPUs by product, and those of a shared name by memory too."""
+    """Return alternative node conditions: GPUs by product, and also by memory if a name is shared."""
     plain: list[str] = []
     shared: list[list[dict[str, Any]]] = []
     for need in needs:

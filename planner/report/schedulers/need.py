@@ -1,4 +1,4 @@
-"""The GPUs that a job may be given, and whether a scheduler's name of one means those alone."""
+"""List the GPUs that run a job, and find the scheduler's names that mean only such GPUs."""
 
 from collections.abc import Iterable, Mapping
 from typing import Self
@@ -21,7 +21,7 @@ from planner.report.units import batch_text, mib
 
 
 class Need(Struct, frozen=True):
-    """GPUs of one kind on which the job runs."""
+    """A number of GPUs of one kind on which the job runs."""
 
     device: Device
     gpus: int
@@ -30,19 +30,19 @@ class Need(Struct, frozen=True):
 
     @property
     def per_node(self) -> int:
-        """Return the GPUs of each node."""
+        """Return the number of GPUs per node."""
         return self.gpus // self.nodes
 
 
 class Request(Struct, frozen=True):
-    """Request to a scheduler: any of the needs."""
+    """A request to a scheduler, which any of its needs satisfies."""
 
     title: str
     needs: tuple[Need, ...]
 
 
 def request_of_fleet(table: FleetTable) -> Request:
-    """Return the GPUs that run the job alone, in the order of the table."""
+    """Return a request for one GPU that runs the job, in the order of the table."""
     which = "its largest batch on each GPU" if table.batch is None else f"batch {table.batch:,}"
     needs = [
         Need(fit.budget.device, 1, 1, _figures(
@@ -55,7 +55,7 @@ def request_of_fleet(table: FleetTable) -> Request:
 
 
 def request_of_clusters(table: ClusterTable) -> Request:
-    """Return the fewest GPUs of each kind, the kind that takes fewest first."""
+    """Return a request for the fewest GPUs of each kind, beginning with the kind that takes fewest."""
     rows = table.rows if table.advice is None else (table.advice.plans,)
     needs = []
     for plan in sorted((row.plans[0] for row in rows if row.plans), key=lambda plan: plan.split.gpus):
@@ -89,21 +89,21 @@ class Naming(Struct, frozen=True):
     """The names of GPUs in a scheduler's vocabulary."""
 
     needs: tuple[Need, ...]
-    names: Mapping[str, tuple[str, ...]]  # by those of the database
-    devices: tuple[Device, ...]  # of the database
+    names: Mapping[str, tuple[str, ...]]  # by the database's names
+    devices: tuple[Device, ...]  # all GPUs of the database
 
     @classmethod
     def of(cls, request: Request, vocabulary: Vocabulary) -> Self:
-        """Return the names for the GPUs of a request."""
+        """Return the names for a request's GPUs in a vocabulary."""
         known = (*load_devices(), *load_other_devices())
         return cls(request.needs, load_names(vocabulary), known)
 
     def of_device(self, device: Device) -> tuple[str, ...]:
-        """Return all names of a GPU, or of the whole of which it is a slice."""
+        """Return all names of a GPU, or for a slice of its whole GPU."""
         return known_names(device, self.names)
 
     def strangers(self, name: str) -> list[Device]:
-        """Return other GPUs that a name stands for, on which the job is not known to run."""
+        """Return the other GPUs with a name, on which the job is not known to run."""
         running = {need.device.name for need in self.needs}
         return [
             device
@@ -112,18 +112,20 @@ class Naming(Struct, frozen=True):
         ]
 
     def own(self, need: Need) -> list[str]:
-        """Return the names that stand for no GPU on which the job is not known to run; none for a slice."""
+        """Return the names of a need's GPU that no other GPU has on which the job may not run; [] for a
+        slice.
+        """
         if mig_slice(need.device) is not None:
             return []
         return [name for name in self.of_device(need.device) if not self.strangers(name)]
 
 
 def comment(lines: Iterable[str]) -> str:
-    """Return lines that shells, YAML and Python skip."""
+    """Return the lines as comments for shells, YAML and Python."""
     return "".join(f"# {line}\n" for line in lines)
 
 
 def unnamed(needs: Iterable[Need], scheduler: str) -> list[str]:
-    """Return the sentence about GPUs that a scheduler has no name of their own for."""
+    """Return a sentence on the GPUs for which a scheduler has no distinct name, [] if there are none."""
     names = ", ".join(need.device.name for need in needs)
     return [f"also, without a name of their own in {scheduler}: {names}"] if names else []

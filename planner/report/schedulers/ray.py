@@ -1,4 +1,4 @@
-"""Options for Ray's tasks and trainers, by its constants of accelerator_type."""
+"""Write options for Ray's tasks and trainers, with its constants of accelerator_type."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,9 @@ from planner.report.schedulers.need import Naming, Need, Request, comment, unnam
 
 
 def ray_text(request: Request) -> str:
-    """Return a list of keyword arguments in Python: of `ray.remote`, for several GPUs of `ScalingConfig`."""
+    """Return Python code: a list of keyword arguments of `ray.remote`, or of `ScalingConfig` for several
+    GPUs.
+    """
     naming = Naming.of(request, "ray")
     named = [need for need in request.needs if naming.own(need)]
     left = [need for need in request.needs if need not in named]

@@ -1,4 +1,4 @@
-"""A task's resources for SkyPilot, by the names of its catalogue."""
+"""Write a task's resources for SkyPilot, with the names of its catalogue."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from planner.report.schedulers.need import Naming, Request, comment, unnamed
 
 
 def skypilot_text(request: Request) -> str:
-    """Return the resources, any of the accelerators; of several numbers of nodes those with the fewest."""
+    """Return the resources with the accelerators as alternatives, in the fewest nodes possible."""
     import yaml
 
     naming = Naming.of(request, "skypilot")

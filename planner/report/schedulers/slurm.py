@@ -1,4 +1,4 @@
-"""Lines of a batch script for Slurm, with the types that AutoDetect=nvml gives (plugin gpu/nvml)."""
+"""Write lines of a batch script for Slurm, with the types of AutoDetect=nvml (plugin gpu/nvml)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,7 +8,7 @@ from planner.report.units import mib
 
 
 def slurm_text(request: Request) -> str:
-    """Return one request that is active, and the others behind ##SBATCH, which sbatch skips."""
+    """Return one active request, and the others after ##SBATCH, which sbatch ignores."""
     naming = Naming.of(request, "nvml")
     types = {need: _types(need, naming) for need in request.needs}
     named = [need for need in request.needs if types[need]]
@@ -29,7 +29,7 @@ def slurm_text(request: Request) -> str:
 
 
 def _types(need: Need, naming: Naming) -> list[str]:
-    """Return the types of a GPU: its names in lower case, blanks as underscores; of a slice with its size.
+    """Return the Slurm types of a GPU: its names in lower case with underscores, with the size for a slice.
 
     For a slice the name ends at its first hyphen, and the size is rounded to GiB (src/plugins/gpu/nvml).
     """
@@ -52,7 +52,7 @@ def _request(need: Need, name: str, word: str) -> list[str]:
 
 
 def _constraint(types: Mapping[Need, Sequence[str]]) -> list[str]:
-    """Return the line for clusters whose nodes have the types of their GPUs as features."""
+    """Return a commented line for clusters whose nodes have the types of their GPUs as features."""
     whole = [need for need in types if mig_slice(need.device) is None]
     if len({need.gpus for need in whole}) != 1:
         return []

@@ -1,1 +1,1 @@
-"""Stored calibrations, and what is measured for them."""
+"""Reports on stored calibrations and on the measurements for them."""

@@ -1,4 +1,4 @@
-"""The report of `planner report`: what was packed and written, or what is wrong with contributed files."""
+"""The report of `planner report`: packed and written files, or problems of contributed files."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,9 @@ _NEXT = (
 def contribution_document(
     packed: Sequence[str], written: Sequence[str], checked: Sequence[str], problems: Sequence[str]
 ) -> Document:
-    """Return the contents and where they were written, or the problems of checked files."""
+    """Return the report of `planner report`: the packed contents and their files, or the problems of checked
+    files.
+    """
     if checked:
         count = f"{len(checked)} file{'s' * (len(checked) > 1)}"
         if not problems:

@@ -1,4 +1,4 @@
-"""Calibrations, stored or just measured: the runs, the line, its residuals."""
+"""The reports of `planner tables` and `planner calibrate`: runs, fitted line and residuals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Folder:
 
 
 def tables_document(folders: Sequence[Folder], today: date) -> Document:
-    """Return the report of `planner tables`; the folders in the order in which look-ups go through them."""
+    """Return the report of `planner tables`; folders are given in the order of look-up."""
     sections: list[list[Block]] = []
     for folder in folders:
         if count := len(folder.calibrations):
@@ -37,7 +37,7 @@ def tables_document(folders: Sequence[Folder], today: date) -> Document:
 
 
 def calibration_section(calibration: Calibration, today: date) -> list[Block]:
-    """Return a calibration's origin, its line or the reason that there is none, and each run."""
+    """Return the section on a calibration: its origin, its line or why it has none, and its runs."""
     entries = (
         ("Job", describe_job(calibration.key.job)),
         ("From", _origin(calibration, today)),
@@ -69,7 +69,7 @@ def tables_to_json(folders: Sequence[Folder], today: date) -> dict[str, Any]:
 
 
 def calibration_to_json(calibration: Calibration, today: date) -> dict[str, Any]:
-    """Return one calibration. `fit` or `refused` is null; MiB are rounded to 0.001."""
+    """Return the JSON object of a calibration; `fit` or `refused` is null, and MiB are rounded to 0.001."""
     key, fit = calibration.key, calibration.fit
     return {
         "model": key.job.model,
@@ -88,7 +88,7 @@ def calibration_to_json(calibration: Calibration, today: date) -> dict[str, Any]
 
 
 def _age_days(calibration: Calibration, today: date) -> int | None:
-    """Return the age; None where the file's day is no date."""
+    """Return a calibration's age in days, or None if its day is no date."""
     try:
         return max(0, (today - date.fromisoformat(calibration.when)).days)
     except ValueError:
@@ -125,8 +125,10 @@ def _line(calibration: Calibration) -> str:
 
 
 def _run_to_json(calibration: Calibration, point: Point) -> dict[str, Any]:
-    """Return a run: measured, or emulated, is the process's peak or, where the overhead holds no context, its
-    rise; fitted is the value of the line, used whether the line was drawn through it.
+    """Return the JSON object of a calibration's run.
+
+    The measured or emulated size is the process's peak or, if the overhead excludes the context, its rise.
+    `fitted_mib` is the value of the line, and `used` whether the run was used to fit it.
     """
     observation, fit = point.observation, calibration.fit
     seen = fitted_peak_bytes(observation, calibration.includes_context)
@@ -156,16 +158,16 @@ def _run_row(run: dict[str, Any]) -> tuple[str, ...]:
     return (f"{run['batch']}", *("-" if size is None else f"{size:,.1f}" for size in sizes), residual, remark)
 
 
-# ---- what planner calibrate measured or imported
+# ---- runs that planner calibrate measured or imported
 
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """The runs that a call measured or imported."""
+    """The runs that one call of `planner calibrate` measured or imported, with the calibrations."""
 
     folder: Path
-    new: int  # runs made by this call
-    left: int  # series that the time did not suffice for
+    new: int  # runs of this call
+    left: int  # series for which the time did not suffice
     limits: Sequence[FoundLimit]
     calibrations: Sequence[Calibration]
     failures: Sequence[str]
@@ -174,7 +176,7 @@ class Campaign:
 
 
 def campaign_document(campaign: Campaign) -> Document:
-    """Return the runs that a call measured or imported, and each calibration."""
+    """Return the report of `planner calibrate`: its runs and each calibration."""
     count = f"{campaign.new} new run{'' if campaign.new == 1 else 's'}"
     head: list[Block] = [Paragraph(f"{count}, saved in {campaign.folder}")]
     if campaign.left:

@@ -1,4 +1,4 @@
-"""The reports of `planner verify`: runs on this machine's GPU held against their predictions."""
+"""The reports of `planner verify`: runs on this machine's GPU compared with their predictions."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ _FIGURES = (
 
 
 def verification_document(verification: Verification) -> Document:
-    """Return a run held against its estimate."""
+    """Return the report on a run compared with its estimate."""
     estimate, observation = verification.estimate, verification.observation
     start = _start(observation, estimate.budget.confidence, verification.holds)
     answer = f"{start}: batch {observation.batch} {_outcome(verification)}"
@@ -31,7 +31,7 @@ def verification_document(verification: Verification) -> Document:
 
 
 def limit_document(check: LimitCheck) -> Document:
-    """Return a largest batch held against runs around it."""
+    """Return the report on a predicted largest batch compared with runs around it."""
     plan = check.plan
     observation = check.runs[0].observation if check.runs else None
     start = _start(observation, plan.budget.confidence, check.holds)
@@ -59,7 +59,7 @@ def _start(observation: Observation | None, confidence: float, holds: bool) -> s
 
 
 def _bracket(check: LimitCheck) -> str:
-    """Return the bounds of the true largest batch by the runs."""
+    """Return a phrase on the bounds of the true largest batch that the runs show."""
     lived, died = check.lived, check.died
     if died is None:
         return f"{lived} ran as well, and nothing larger was tried" if lived else "nothing was tried"
@@ -69,7 +69,7 @@ def _bracket(check: LimitCheck) -> str:
 
 
 def _outcome(run: Verification) -> str:
-    """Return the prediction for a run and its outcome."""
+    """Return a phrase with the prediction for a run and its outcome."""
     predicted = _PREDICTIONS[run.estimate.outcome.value]
     if not run.ran:
         return f"was {predicted} and ran out of memory"
@@ -77,7 +77,7 @@ def _outcome(run: Verification) -> str:
 
 
 def peaks_table(run: Verification) -> Table:
-    """Return each predicted peak beside the measured or emulated one."""
+    """Return a table of predicted and measured or emulated peaks, with the errors."""
     estimate, seen = run.estimate, run.observation
     columns = (
         Column(seen.gpu, min_width=NAME_WIDTH),
@@ -103,7 +103,7 @@ def peaks_table(run: Verification) -> Table:
 
 
 def verification_to_json(verification: Verification, import_seconds: float) -> dict[str, Any]:
-    """Return the JSON object of `planner verify`; `errors` are estimated over measured, less 1."""
+    """Return the JSON object of `planner verify`; `errors` are estimated / measured - 1."""
     seen = verification.observation
     return {
         "schema": SCHEMA,
@@ -119,15 +119,15 @@ def verification_to_json(verification: Verification, import_seconds: float) -> d
 
 
 def measured_figures(seen: Observation) -> dict[str, Any]:
-    """Return the figures of a run in MiB, under a name that says where they come from."""
+    """Return the figures of a run in MiB, under `measured` or `emulated`."""
     figures, emulated = attributes(seen, *_FIGURES), seen.source == "emulated"
     return {"measured": None if emulated else figures, "emulated": figures if emulated else None}
 
 
 def limit_to_json(check: LimitCheck, import_seconds: float) -> dict[str, Any]:
-    """Return the JSON object of `planner verify` without a batch; `runs` are those of one with a batch.
+    """Return the JSON object of `planner verify` without a batch; `runs` are objects of single runs.
 
-    `true_largest` is the range in which the real one lies, as far as these runs show.
+    `true_largest` is the range of the true largest batch, as far as these runs show it.
     """
     observation = check.runs[0].observation if check.runs else None
     return {
@@ -144,7 +144,9 @@ def limit_to_json(check: LimitCheck, import_seconds: float) -> dict[str, Any]:
 
 
 def _verdict(observation: Observation | None, holds: bool) -> str:
-    """Return one word; an emulated GPU proves nothing of a real one's context and kernels."""
+    """Return the verdict in a word or two; an emulated GPU proves nothing about a real GPU's context and
+    kernels.
+    """
     if observation is not None and observation.source == "emulated":
         return "emulated"
     return "held" if holds else "did not hold"

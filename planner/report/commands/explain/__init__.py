@@ -1,1 +1,1 @@
-"""Reports of the memory of a batch by category, module, tensor and workspace."""
+"""Reports that explain the memory of a batch by category, module, tensor and workspace."""

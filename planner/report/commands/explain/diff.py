@@ -1,4 +1,4 @@
-"""The trace beside a recording of a GPU: what only the trace has, and what only the GPU's allocator did."""
+"""Report the differences between a trace and a GPU's recording: blocks that only one of them has."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ _MEANING = {
 
 @dataclass(frozen=True, slots=True)
 class ExtraGroup:
-    """Equal blocks that only one side has, at one place of the loop."""
+    """A group of equal blocks that only one side has, at one place of the loop."""
 
     kind: Kind
     phase: Phase
@@ -31,12 +31,12 @@ class ExtraGroup:
 
     @property
     def bytes(self) -> int:
-        """Return the size of the blocks of all steps."""
+        """Return the bytes of the group's blocks over all steps."""
         return self.size_bytes * len(self.steps)
 
 
 def group_extras(difference: Difference) -> list[ExtraGroup]:
-    """Return extras that repeat step by step in one entry, the largest sum first."""
+    """Group blocks of only one side that repeat step by step; return the groups by falling bytes."""
     groups: dict[tuple[Kind, Phase, str, str, int, str], list[int]] = {}
     for extra in difference.extras:
         key = (extra.kind, extra.phase, extra.module, extra.op, extra.size_bytes, extra.where)
@@ -46,7 +46,7 @@ def group_extras(difference: Difference) -> list[ExtraGroup]:
 
 
 def difference_sections(difference: Difference, top: int) -> list[list[Block]]:
-    """Return the sections on a recording."""
+    """Return the sections on the differences from a recording."""
     stretches = f"{difference.phases} stretch{'es' * (difference.phases != 1)}"
     aligned = (
         f"{difference.matched:,} blocks of {difference.traced_allocations:,} traced and "
@@ -83,7 +83,7 @@ def _extras(difference: Difference, top: int) -> list[Block]:
     )
     groups, rows = group_extras(difference), []
     missing = [group for group in groups if group.kind is Kind.TENSOR and group.phase is Phase.SETUP]
-    if missing:  # of a recording that began late these are all, and of no interest one by one
+    if missing:  # of a late recording these are all, and not interesting one by one
         count = sum(len(group.steps) for group in missing)
         why = f"{count:,} blocks of the model as it is placed on the GPU: did the recording begin after that?"
         rows.append((str(Kind.TENSOR), _mib(sum(group.bytes for group in missing)), "in all", why))
@@ -105,7 +105,7 @@ def _extra_row(group: ExtraGroup) -> tuple[str, str, str, str]:
 
 
 def _steps(steps: tuple[int, ...]) -> str:
-    """Return `steps 1 to 3`."""
+    """Return step numbers as text, such as `steps 1 to 3`."""
     numbers = sorted(set(steps))
     if len(numbers) == 1:
         return f"step {numbers[0]}"
@@ -154,7 +154,7 @@ def _life(life: LifetimeDifference) -> str:
 
 
 def difference_to_json(difference: Difference, top: int) -> dict[str, Any]:
-    """Return the `top` largest groups; `ops` has every operator."""
+    """Return the JSON object of a difference with its `top` largest groups; `ops` has every operator."""
     groups = group_extras(difference)
     return {
         **attributes(difference, "about", "notes"),

@@ -1,4 +1,4 @@
-"""The report of `planner explain`; in its JSON, sizes that add up are whole bytes, so that they do."""
+"""The report of `planner explain`; in its JSON, sizes that must add up are whole bytes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -48,7 +48,7 @@ def explanation_document(
 def breakdown_sections(
     parts: Mapping[str, int], explanation: Explanation, limits: DisplayLimits
 ) -> list[list[Block]]:
-    """Return the process by category, and the peak by module and tensor."""
+    """Return the sections on the process by category, and on the peak by module and tensor."""
     return [
         [parts_table(parts)],
         [*modules_tables(explanation, limits.depth)],
@@ -65,8 +65,8 @@ def explanation_to_json(
 ) -> dict[str, Any]:
     """Return the JSON object of `planner explain`; each breakdown adds up to `peak.allocated_bytes`.
 
-    `estimate` is the object of `planner estimate`. `tensors` are the `limits.top` largest, `modules` is cut
-    at the depth of the text. `difference` is null without a recording.
+    `estimate` is the object of `planner estimate`. `tensors` has the `limits.top` largest tensors; `modules`
+    is as deep as in the text. `difference` is null without a recording.
     """
     evaluation, levels = explanation.evaluation, ("peak_allocated", "peak_reserved", "end_allocated")
     return {
@@ -85,7 +85,7 @@ def explanation_to_json(
 
 
 def breakdown_to_json(explanation: Explanation, limits: DisplayLimits) -> dict[str, Any]:
-    """Return the keys that any explained run has; `categories` and the like add up to the allocated peak."""
+    """Return the JSON keys of any explained run; each breakdown adds up to the allocated peak."""
     depth = shown_depth(explanation, limits.depth)
     peak_bytes, gaps = explanation.run.peak_allocated_bytes, to_builtins(explanation.fragmentation)
     return {

@@ -1,4 +1,4 @@
-"""The run of an explanation, for the page and the pictures: of a plan here, of a command in `run`."""
+"""Summarize an explained run for the page and the pictures: a plan here, a command's run in `run`."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,24 +17,24 @@ from planner.report.units import breakdown, is_endless, mib_text
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The run of an explanation, in words and figures."""
+    """An explained run in words and figures."""
 
-    name: str  # of the model or the script
+    name: str  # name of the model or the script
     title: str
-    caption: str  # of a picture
-    about: str  # what is run, in one line
-    outcome: Outcome | None  # None where nothing bounds the memory
+    caption: str  # caption of a picture
+    about: str  # the job or command, in one line
+    outcome: Outcome | None  # None if nothing limits the memory
     answer: str
-    entries: tuple[Entry, ...]  # that belong to the answer, such as where memory runs out
+    entries: tuple[Entry, ...]  # added to the answer, such as where memory runs out
     tiles: tuple[tuple[str, str], ...]  # name, figure
-    parts: Mapping[str, int]  # of the process, by category
-    certainty: str  # of workspaces; "" where none are listed
+    parts: Mapping[str, int]  # bytes of the process, by category
+    certainty: str  # certainty of the workspaces; "" if none are listed
     assumptions: tuple[str, ...]
-    data: Mapping[str, Any]  # its keys in the page's JSON
+    data: Mapping[str, Any]  # the run's keys in the page's JSON
 
     @property
     def process_bytes(self) -> int:
-        """Return the size of the process."""
+        """Return the bytes of the process."""
         return sum(self.parts.values())
 
 
@@ -72,5 +72,5 @@ def _tiles(estimate: Estimate) -> Iterator[tuple[str, str]]:
 
 
 def tile_text(size_bytes: int) -> str:
-    """Return bytes as a figure with its unit."""
+    """Return a size as text in MiB with its unit."""
     return f"{mib_text(size_bytes)} MiB"

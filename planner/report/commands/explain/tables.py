@@ -1,4 +1,4 @@
-"""The tables of an explained run: its levels, and the peak by module and block."""
+"""Build the tables of an explained run: its levels, and the peak by module and block."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,9 +10,9 @@ from planner.report.document import Block, Cell, Column, Paragraph, Table
 from planner.report.plots.colours import CATEGORY_COLOURS
 from planner.report.units import NAME_WIDTH, attributes, figures_table, memory_table, mib_column, mib_text
 
-LISTED_WIDTH = 15  # columns of a size in a list of blocks
-MIN_SHARE = 0.005  # of the peak: modules below it are summed up in one line
-MAX_LINES = 30  # as many levels of modules are shown as these hold, unless the user gives a number
+LISTED_WIDTH = 15  # width of a size in a list of blocks
+MIN_SHARE = 0.005  # share of the peak below which modules are summed up in one line
+MAX_LINES = 30  # limit of lines for modules, which decides how many levels are shown by default
 OUTSIDE = "(outside of modules)"
 
 
@@ -20,12 +20,12 @@ OUTSIDE = "(outside of modules)"
 
 
 def peak_text(explanation: Explanation) -> str:
-    """Return the height and the time of the peak."""
+    """Return a text with the height and the place of the allocated peak."""
     return f"{mib_text(explanation.run.peak_allocated_bytes)} MiB in {place_text(explanation.peak)}"
 
 
 def levels_table(explanation: Explanation) -> Table:
-    """Return levels by step, by phase of the step that has the peak, and of evaluation alone."""
+    """Return a table of levels by step, by phase of the peak's step, and of the evaluation alone."""
     return figures_table("Highest levels", ("allocated", "reserved", "at the end"), _levels(explanation))
 
 
@@ -43,7 +43,7 @@ def _levels(explanation: Explanation) -> Iterator[tuple[str, tuple[int, int, int
 
 
 def fragmentation_table(explanation: Explanation) -> Table:
-    """Return the memory reserved and not allocated."""
+    """Return a table of memory that is reserved and not allocated, at the reserved peak."""
     gaps = explanation.fragmentation
     largest = [
         f"{mib_text(gap.size_bytes)} of {mib_text(gap.segment_bytes)}" for gap in gaps.largest_gaps[:3]
@@ -62,7 +62,7 @@ def fragmentation_table(explanation: Explanation) -> Table:
 
 
 def modules_tables(explanation: Explanation, depth: int | None) -> list[Table]:
-    """Return the tree of modules with shares of the allocated peak and what each holds most of."""
+    """Return a table of the tree of modules, with shares of the allocated peak and largest categories."""
     total = explanation.run.peak_allocated_bytes
     if not total:
         return []
@@ -78,7 +78,7 @@ def modules_tables(explanation: Explanation, depth: int | None) -> list[Table]:
 
 
 def shown_depth(explanation: Explanation, depth: int | None) -> int:
-    """Return the number of levels of modules to show: as given, or as can be read; at least 1."""
+    """Return the number of levels of modules to show: `depth` if given, else as many as are readable."""
     if depth is not None:
         return depth
     modules, depth, lines = explanation.modules, 1, 0
@@ -91,7 +91,7 @@ def shown_depth(explanation: Explanation, depth: int | None) -> int:
 
 
 def _module_rows(share: ModuleShare, level: int, total: int) -> Iterator[tuple[Cell | str, ...]]:
-    """Yield the modules below `share` and what is its own, the larger ones first, the smallest summed up."""
+    """Yield rows for the modules in `share` and its own memory, by falling size, the smallest summed up."""
     rows: list[tuple[int, ModuleShare | None]] = [(child.size_bytes, child) for child in share.children]
     if share.own_bytes and (level == 0 or share.children):
         rows.append((share.own_bytes, None))
@@ -133,14 +133,14 @@ def _own_roles(share: ModuleShare) -> dict[Category, int]:
 
 
 def tensors_section(explanation: Explanation, top: int) -> list[Block]:
-    """Return the largest blocks in use at the peak, each with the line of code behind it if that is known."""
+    """Return the section on the largest blocks in use at the peak, with lines of code if known."""
     columns = (Column(is_number=True, min_width=LISTED_WIDTH), Column(min_width=11), Column())
     rows = tuple(map(_block_row, explanation.blocks[:top]))
     return [Paragraph(tensors_title(explanation), "strong"), Table(columns, rows, indent=0)]
 
 
 def tensors_title(explanation: Explanation) -> str:
-    """Return the origin of the list."""
+    """Return the title of the list of blocks."""
     return f"Largest of the {len(explanation.blocks):,} blocks in use at the peak"
 
 
@@ -155,7 +155,7 @@ def _block_row(block: LiveBlock) -> tuple[Cell | str, ...]:
 
 
 def _block_text(block: LiveBlock) -> str:
-    """Return the content of a block and its requester."""
+    """Return a text with the content of a block and the operator that requested it."""
     born = "" if block.phase is Phase.SETUP else f", step {block.step} {block.phase}"
     where = f" in {block.module}" if block.module else ""
     tensor = f"{held}  " if (held := tensor_text(block)) else ""
@@ -163,13 +163,13 @@ def _block_text(block: LiveBlock) -> str:
 
 
 def tensor_text(block: LiveBlock) -> str:
-    """Return the content of a block, such as `64x3x224x224 float32`; "" if that is not known."""
+    """Return a block's shape and type, such as `64x3x224x224 float32`, or "" if they are not known."""
     detail = block.detail
     return "" if detail is None or not detail.dtype else f"{shape_text(detail.shape)} {detail.dtype}"
 
 
 def block_to_json(block: LiveBlock) -> dict[str, Any]:
-    """Return a block; what is not known of its tensor is null, as in a trace saved by `estimate`."""
+    """Return the JSON object of a block; unknown properties of its tensor are null, as in a saved trace."""
     fields = attributes(block.detail, "shape", "dtype", "source", "code")
     return {
         **attributes(block, "size_bytes", "requested_bytes", "category", "module", "op", "step", "phase"),

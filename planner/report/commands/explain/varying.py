@@ -1,4 +1,4 @@
-"""The worst batch of sampled runs: its memory by category and module, and what the steps before it add."""
+"""Report the worst batch of sampled runs by category and module, and memory added by earlier steps."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ def worst_batch_document(
 
 
 def _added_table(explanation: Explanation, sampled: SampledRun) -> Table:
-    """Return what the run reserves beyond the worst batch alone, as blocks of many sizes leave it."""
+    """Return a table of the memory that the run reserves beyond the worst batch alone."""
     alone, run = explanation.run, sampled.replay
     before = f"after the {sampled.worst_step - 1:,} steps before it, of other sizes"
     rows = [
@@ -63,7 +63,7 @@ def _added_table(explanation: Explanation, sampled: SampledRun) -> Table:
 
 
 def added_bytes(explanation: Explanation, sampled: SampledRun) -> int:
-    """Return the reserved peak of the run less that of its worst batch alone."""
+    """Return the reserved peak of the run minus the reserved peak of its worst batch alone."""
     return sampled.replay.peak_reserved_bytes - explanation.run.peak_reserved_bytes
 
 
@@ -76,7 +76,7 @@ def worst_batch_to_json(
     sequence: int,
     sampled: SampledRun,
 ) -> dict[str, Any]:
-    """Return the JSON object: that of the worst batch alone, and the sampled runs."""
+    """Return the JSON object of the worst batch alone, with the sampled runs."""
     return {
         **explanation_to_json(estimate, explanation, None, limits, import_seconds),
         "worst": {

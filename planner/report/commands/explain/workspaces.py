@@ -1,4 +1,4 @@
-"""The workspaces of convolutions: who takes them, what they consist of, how sure that is."""
+"""Report the workspaces of convolutions: layers, contents, and certainty."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +18,7 @@ _TERMS = {
     Term.IMAGES: "{times:,} x {of}, summed up by image",
     Term.UNNAMED: "unnamed",
 }
-_MIN_BYTES = 2**19 // 10  # of a part that is named: one digit of MiB
+_MIN_BYTES = 2**19 // 10  # smallest part that is named: one decimal of a MiB
 _OF_SIZES = (
     "What a part is for is inferred from its size; x, w and y are input, weights and output, or their "
     "gradients."
@@ -26,7 +26,7 @@ _OF_SIZES = (
 
 
 def workspaces_section(estimate: Estimate, explanation: Explanation, top: int) -> list[Block]:
-    """Return the largest workspaces of convolutions, what they consist of, and how sure that is."""
+    """Return the section on the largest workspaces of convolutions, their contents and certainty."""
     if not explanation.workspaces:
         return []
     title, sure = workspaces_title(explanation), certainty(estimate, explanation)
@@ -39,12 +39,12 @@ def workspaces_section(estimate: Estimate, explanation: Explanation, top: int) -
 
 
 def workspaces_title(explanation: Explanation) -> str:
-    """Return the origin of the list."""
+    """Return the title of the list of workspaces."""
     return f"Largest of the {len(explanation.workspaces):,} workspaces of convolutions"
 
 
 def workspace_text(one: LayerWorkspace) -> str:
-    """Return who takes it: direction, module, engine."""
+    """Return a text with the direction, module and engine of a workspace."""
     where = f" in {one.module}" if one.module else ""
     timed = ", while engines are timed" if one.searched else ""
     if one.engine is None:
@@ -54,7 +54,7 @@ def workspace_text(one: LayerWorkspace) -> str:
 
 
 def parts_text(one: LayerWorkspace) -> str:
-    """Return the parts of a workspace, with MiB if there are several."""
+    """Return the parts of a workspace as text, with MiB if there are several."""
     parts = list(_parts(one.parts))
     named = [part for part in parts if part[1] >= _MIN_BYTES] or parts[:1]
     if len(named) == 1:
@@ -76,7 +76,7 @@ def _parts(parts: tuple[Part, ...]) -> Iterator[tuple[str, int]]:
 
 
 def certainty(estimate: Estimate, explanation: Explanation) -> str:
-    """Return the certainty of the sizes; "" if there are none."""
+    """Return a text on the certainty of the workspaces' sizes, or "" if there are none."""
     if not explanation.workspaces:
         return ""
     if explanation.workspaces[0].engine is None and estimate.job.cudnn != PUBLISHED:
@@ -103,7 +103,7 @@ def certainty(estimate: Estimate, explanation: Explanation) -> str:
 
 
 def workspaces_to_json(estimate: Estimate, explanation: Explanation, top: int) -> dict[str, Any]:
-    """Return the `top` largest; `consists_of` adds up to `size_bytes`."""
+    """Return the JSON object of the `top` largest workspaces; `consists_of` adds up to `size_bytes`."""
     workspaces = explanation.workspaces
     source = None
     if workspaces:

@@ -99,7 +99,7 @@ def _statements(text: str) -> Iterator[tuple[int, str]]:
     while start < len(lines):
         end, opened, length = start + 1, _opened(lines[start]), len(lines[start])
         while end < len(lines):
-            # After many tries, only lines up to which all brackets are closed are tried; strings may hold some.
+            # After many tries, only ends at which all brackets are closed are tried; strings may hold some.
             if end == start + 1 or (_may_end(lines[end - 1]) and (opened <= 0 or parsed < _MOST_PARSED)):
                 parsed += length if end > start + 1 else 0
                 if parsed > 4 * _MOST_PARSED:

@@ -23,7 +23,7 @@ from planner.planning import (
     open_traces,
 )
 from planner.program import TraceSource
-from planner.report import Result
+from planner.report import Report, Result, report_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,11 @@ class AdviceResult(Result):
     def possible(self) -> bool:
         """Return whether the batch fits unchanged or with one of the sets of changes."""
         return self.advice.unchanged.fits or bool(self.advice.sets)
+
+    def _report(self) -> Report:
+        from planner.report import advice_document, advice_to_json
+
+        return report_of(advice_document, advice_to_json, self.advice, self.import_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,11 @@ class VaryingAdviceResult(Result):
         advice = self.advice
         attempts = (advice.unchanged, *advice.singles, *filter(None, (advice.together,)))
         return any(one.fits if advice.batch else one.side.largest > 0 for one in attempts)
+
+    def _report(self) -> Report:
+        from planner.report import varying_advice_document, varying_advice_to_json
+
+        return report_of(varying_advice_document, varying_advice_to_json, self.advice, self.import_seconds)
 
 
 def advise(

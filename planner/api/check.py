@@ -2,6 +2,7 @@
 
 from contextlib import chdir
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Unpack
@@ -22,7 +23,7 @@ from planner.planning.check import (
     load_config,
     parse_size,
 )
-from planner.report import Finding, Result, annotations, findings_of, summary, to_sarif
+from planner.report import Finding, Report, Result, annotations, findings_of, summary, to_sarif
 
 _OF_CHECK = (
     *("models", "allow_code", "isolate", "time_limit", "confidence", "cache", "warn", "on_progress"),
@@ -69,6 +70,31 @@ class CheckResult(Result):
 
     def _findings(self, workspace: Path | None) -> tuple[Finding, ...]:
         return findings_of(self.config, self.fail_on, self.rows, self.failures, self.comparison, workspace)
+
+    def _report(self) -> Report:
+        from planner.report import check_document, check_to_json
+
+        return Report(
+            partial(
+                check_document,
+                self.config,
+                self.fail_on,
+                self.rows,
+                self.failures,
+                self.comparison,
+                self.seconds,
+            ),
+            partial(
+                check_to_json,
+                self.config,
+                self.fail_on,
+                self.rows,
+                self.failures,
+                self.comparison,
+                self.is_yes,
+                self.seconds,
+            ),
+        )
 
 
 def check(

@@ -31,7 +31,7 @@ from planner.planning import (
     find_clusters,
 )
 from planner.program import LARGEST_BATCH, Target, TraceSource
-from planner.report import Result
+from planner.report import Report, Result, report_of
 
 _LARGEST_COUNT = 2**16  # largest number of GPUs
 _SMALLEST_MIB = 40_000  # smallest GPU that is searched if none is chosen
@@ -57,6 +57,11 @@ class ClusterResult(Result):
         from planner.report import scheduler_text
 
         return scheduler_text(self.table, scheduler)
+
+    def _report(self) -> Report:
+        from planner.report import clusters_document, clusters_to_json
+
+        return report_of(clusters_document, clusters_to_json, self.table)
 
 
 def clusters(

@@ -27,7 +27,7 @@ from planner.planning.estimators import (
     run_estimators,
 )
 from planner.program import OnProgress, Target, ignore_progress
-from planner.report import Result
+from planner.report import Report, Result, report_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,11 @@ class CompareResult(Result):
     """The estimates of all methods, and the measured value if one is stored; `str` gives the text report."""
 
     comparison: Comparison
+
+    def _report(self) -> Report:
+        from planner.report import comparison_document, comparison_to_json
+
+        return report_of(comparison_document, comparison_to_json, self.comparison)
 
 
 def compare(

@@ -10,7 +10,7 @@ from planner.api.request import Model, open_request
 from planner.api.varying import VaryingResult, estimate_of_varying, is_varying, open_any_request
 from planner.planning import Estimate
 from planner.planning.estimators import Method, find_method, reject_unsupported_options
-from planner.report import Result
+from planner.report import Report, Result, report_of
 
 if TYPE_CHECKING:
     from planner.planning.estimators import StaticEstimate
@@ -28,6 +28,11 @@ class EstimateResult(Result):
         """Return `yes`, `with_retries` or `no`."""
         return self.estimate.outcome.value
 
+    def _report(self) -> Report:
+        from planner.report import estimate_document, estimate_to_json
+
+        return report_of(estimate_document, estimate_to_json, self.estimate, self.import_seconds)
+
 
 @dataclass(frozen=True, slots=True)
 class StaticEstimateResult(Result):
@@ -40,6 +45,13 @@ class StaticEstimateResult(Result):
     def fits(self) -> str:
         """Return `yes` or `no`."""
         return "yes" if self.estimate.fits else "no"
+
+    def _report(self) -> Report:
+        from planner.report import static_estimate_document, static_estimate_to_json
+
+        return report_of(
+            static_estimate_document, static_estimate_to_json, self.estimate, self.import_seconds
+        )
 
 
 @overload

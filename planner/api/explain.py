@@ -32,7 +32,7 @@ from planner.planning import (
     with_last_batch,
 )
 from planner.program import FIT_BATCHES, Trace, ignore_progress
-from planner.report import Result
+from planner.report import Report, Result, report_of
 from planner.store import open_saved
 
 ReadRecording = Callable[[Job, int], Recording]  # reads a recording of a job at a batch size
@@ -73,6 +73,19 @@ class ExplainResult(Result):
         summary = summary_of(self.estimate, self.explanation)
         save_page(summary, self.explanation, self.trace, self.limits, curve, Path(path))
 
+    def _report(self) -> Report:
+        from planner.report import explanation_document, explanation_to_json
+
+        return report_of(
+            explanation_document,
+            explanation_to_json,
+            self.estimate,
+            self.explanation,
+            self.difference,
+            self.limits,
+            self.import_seconds,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class VaryingExplainResult(ExplainResult):
@@ -84,6 +97,21 @@ class VaryingExplainResult(ExplainResult):
     plan: VaryingPlan  # the plan from sampled runs
     sequence: int  # number of the run that has the batch
     sampled: SampledRun
+
+    def _report(self) -> Report:
+        from planner.report import worst_batch_document, worst_batch_to_json
+
+        return report_of(
+            worst_batch_document,
+            worst_batch_to_json,
+            self.estimate,
+            self.explanation,
+            self.limits,
+            self.import_seconds,
+            self.plan,
+            self.sequence,
+            self.sampled,
+        )
 
 
 def explain(

@@ -47,7 +47,7 @@ from planner.planning import (
     fit_devices,
 )
 from planner.program import FIT_BATCHES, LARGEST_BATCH, Outcome, Trace, find_growth
-from planner.report import Result, growth_text
+from planner.report import Report, Result, growth_text, report_of
 
 MOST_OF_VARYING = 12  # most GPUs, on each of which runs are sampled for some seconds
 MOST_OF_COMPILED = 8  # most kinds of GPU, for each of which several batch sizes are compiled
@@ -96,6 +96,11 @@ class GpusResult(Result):
             raise UsageError("--plot: a curve is of samples of one size; leave it away, or give one size")
 
         draw_gpus(self.table, Path(path))
+
+    def _report(self) -> Report:
+        from planner.report import gpus_document, gpus_to_json
+
+        return report_of(gpus_document, gpus_to_json, self.table)
 
 
 def gpus(

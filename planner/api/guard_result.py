@@ -1,6 +1,7 @@
 """The result of a guarded training: measured and planned peaks, and the stored observation."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from planner.errors import PlannerError
 from planner.hardware.calibration import Observation
 from planner.jobs import Job
 from planner.planning import Estimate
-from planner.report import Result
+from planner.report import Report, Result
 
 if TYPE_CHECKING:
     from calibration.probe.training_meter import Readings, TrainingMeter
@@ -26,6 +27,14 @@ class GuardResult(Result):
     steps: int  # optimizer steps
     stored: Path | None  # file of the observation
     remarks: tuple[str, ...]
+
+    def _report(self) -> Report:
+        from planner.report import guard_document, guard_to_json
+
+        return Report(
+            partial(guard_document, self.estimate, self.observation, self.steps, self.remarks),
+            partial(guard_to_json, self.estimate, self.observation, self.steps, self.stored, self.remarks),
+        )
 
 
 def result_of(

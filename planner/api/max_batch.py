@@ -14,7 +14,7 @@ from planner.api.varying import VaryingResult, is_varying, max_batch_of_varying,
 from planner.errors import UsageError
 from planner.planning import Plan
 from planner.planning.estimators import Method, find_method, reject_unsupported_options
-from planner.report import Result
+from planner.report import Report, Result, report_of
 
 if TYPE_CHECKING:
     from planner.planning.estimators import FormulaPlan
@@ -45,6 +45,11 @@ class MaxBatchResult(Result):
         """Return the largest batch size that fits without releasing cached memory, or 0 if none does."""
         return self.plan.search.comfortable
 
+    def _report(self) -> Report:
+        from planner.report import plan_document, plan_to_json
+
+        return report_of(plan_document, plan_to_json, self.plan, self.import_seconds)
+
 
 @dataclass(frozen=True, slots=True)
 class FormulaBatchResult(Result):
@@ -62,6 +67,11 @@ class FormulaBatchResult(Result):
     def answer_batch(self) -> int:
         """Return `max_batch`, as the formula does not consider retries."""
         return self.plan.max_batch
+
+    def _report(self) -> Report:
+        from planner.report import formula_plan_document, formula_plan_to_json
+
+        return report_of(formula_plan_document, formula_plan_to_json, self.plan, self.import_seconds)
 
 
 @overload

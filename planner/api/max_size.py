@@ -14,7 +14,7 @@ from planner.errors import UsageError
 from planner.jobs import Job, Size, at_size, size_ranges, split_model
 from planner.planning import CaptureMode, SizePlan, complete_from_library, find_max_size, sizes_between
 from planner.program import TraceSource
-from planner.report import Result
+from planner.report import Report, Result, report_of
 
 _SMALLEST_BATCH = 2  # the smallest batch of nnU-Net's planner
 _OF_RUNS = ("sizes", "batching", "run_steps", "seed")  # options of runs on samples of many sizes
@@ -43,6 +43,11 @@ class MaxSizeResult(Result):
     def answer_size(self) -> Size | None:
         """Return the size that the report leads with: `comfortable_size`, else `max_size`."""
         return self.comfortable_size or self.max_size
+
+    def _report(self) -> Report:
+        from planner.report import max_size_document, max_size_to_json
+
+        return report_of(max_size_document, max_size_to_json, self.plan, self.import_seconds)
 
 
 def max_size(

@@ -14,7 +14,7 @@ from planner.allocator.history import (
     save_published,
 )
 from planner.errors import UsageError, unsaved
-from planner.report import Result
+from planner.report import Report, Result, report_of
 
 _SUFFIX = ".json.gz"
 
@@ -34,6 +34,11 @@ class RecordResult(Result):
     source: Path
     recorded: tuple[Recorded, ...]  # by device
     written: tuple[Path, ...]  # empty if no file was named
+
+    def _report(self) -> Report:
+        from planner.report import record_document, record_to_json
+
+        return report_of(record_document, record_to_json, self.source, self.recorded, self.written)
 
 
 def record_snapshot(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from time import perf_counter
@@ -25,7 +26,7 @@ from planner.planning.process import (
     run_process,
 )
 from planner.program import OnProgress, Trace, ignore_progress
-from planner.report import Result, is_endless, short_op
+from planner.report import Report, Result, is_endless, short_op
 
 NOTEBOOK, VARIABLE = "notebook", "variable"  # included processes, the defaults of the two functions
 LIKELIEST = 0.5  # the confidence without a margin, so that expected values are given
@@ -62,6 +63,23 @@ class ProcessResult(Result):
     def ran_to_its_end(self) -> bool:
         """Return whether all requests of the process were served."""
         return self.log.failure is None
+
+    def _report(self) -> Report:
+        from planner.report import process_document, process_to_json
+
+        return Report(
+            partial(process_document, self.process, self.log, self.framework, self.assumptions),
+            partial(
+                process_to_json,
+                self.process,
+                self.log,
+                self.framework,
+                self.assumptions,
+                self.unknown_ops,
+                self.seconds,
+                self.budget,
+            ),
+        )
 
 
 def replay_process(source: Source = NOTEBOOK, **options: Unpack[ReplayOptions]) -> ProcessResult:

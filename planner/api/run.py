@@ -14,7 +14,7 @@ from planner.jobs import check_count
 from planner.planning import DisplayLimits
 from planner.planning.command import CommandPlan, ExplainedRun, explain_run, find_largest_batch
 from planner.program import OnProgress, Outcome, ignore_progress
-from planner.report import Result
+from planner.report import Report, Result, report_of
 
 MAX_GPUS = 64
 MAX_STEPS = 2**40
@@ -48,6 +48,11 @@ class RunResult(Result):
             summary, explained = run_summary(self.explained), self.explained
             save_page(summary, explained.explanation, explained.trace, DisplayLimits(), None, Path(path))
 
+    def _report(self) -> Report:
+        from planner.report import run_document, run_to_json
+
+        return report_of(run_document, run_to_json, self.run, self.explained)
+
 
 @dataclass(frozen=True, slots=True)
 class CommandResult(Result):
@@ -64,6 +69,11 @@ class CommandResult(Result):
     def comfortable_batch(self) -> int:
         """Return the largest batch size that runs without retries of the allocator, or 0 if none does."""
         return self.plan.search.comfortable
+
+    def _report(self) -> Report:
+        from planner.report import command_plan_document, command_plan_to_json
+
+        return report_of(command_plan_document, command_plan_to_json, self.plan)
 
 
 def run(

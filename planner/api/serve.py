@@ -9,7 +9,7 @@ from planner.api.options import Options
 from planner.api.request import make_job
 from planner.planning import ServingPlan, ServingSettings, plan_serving
 from planner.program import ignore_progress
-from planner.report import Result
+from planner.report import Report, Result, report_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,11 @@ class ServeResult(Result):
     def sequences(self) -> int:
         """Return how many sequences of the given length run at once, 0 if none fits."""
         return self.plan.sequences
+
+    def _report(self) -> Report:
+        from planner.report import serving_document, serving_to_json
+
+        return report_of(serving_document, serving_to_json, self.plan, self.seconds)
 
 
 def serve(

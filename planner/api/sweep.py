@@ -35,7 +35,7 @@ from planner.planning.sweep import (
     run_all,
 )
 from planner.program import OnProgress
-from planner.report import Result
+from planner.report import Report, Result, report_of
 
 # A worker of a Dask cluster may have several threads; captures run one at a time in a process.
 _ONE_CAPTURE = threading.Lock()
@@ -46,6 +46,11 @@ class SweepResult(Result):
     """The grid of a sweep with its cells; `str` gives the text report."""
 
     table: SweepTable
+
+    def _report(self) -> Report:
+        from planner.report import sweep_document, sweep_to_json
+
+        return report_of(sweep_document, sweep_to_json, self.table)
 
 
 def sweep(

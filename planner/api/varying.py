@@ -15,7 +15,7 @@ from planner.planning import (
     estimate_varying,
     find_varying_batch,
 )
-from planner.report import Result
+from planner.report import Report, Result, report_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,11 @@ class VaryingResult(Result):
     def fits(self) -> str:
         """Return `yes` if a batch fits, else `no`."""
         return "yes" if self.answer_batch else "no"
+
+    def _report(self) -> Report:
+        from planner.report import varying_document, varying_to_json
+
+        return report_of(varying_document, varying_to_json, self.plan, self.import_seconds)
 
 
 def open_any_request(

@@ -1,49 +1,34 @@
-"""The base class of results, and the table of the report of each."""
+"""The base class of results, each of which has a report."""
 
-from importlib import import_module
-from typing import Any, Literal
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, NamedTuple, ParamSpec
 
-from planner.report.document import printable_parts
+from planner.report.document import Document, printable_parts
 
-# By result: the module in `commands` that reports it, and the prefix of the module's functions `..._document`
-# and `..._to_json`. Their parameters are named as the result's attributes that they take.
-REPORTS = {
-    "AdviceResult": "advise:advice",
-    "CacheResult": "cache:cache",
-    "CalibrateResult": "calibrations.tables:campaign",
-    "CheckResult": "check:check",
-    "ClusterResult": "clusters:clusters",
-    "CommandResult": "run:command_plan",
-    "CompareResult": "compare:comparison",
-    "DevicesResult": "devices:devices",
-    "EstimateResult": "estimate:estimate",
-    "ExplainResult": "explain.report:explanation",
-    "FormulaBatchResult": "static_estimate:formula_plan",
-    "GpusResult": "gpus:gpus",
-    "GuardResult": "guard:guard",
-    "LimitResult": "calibrations.verify:limit",
-    "MaxBatchResult": "max_batch:plan",
-    "MaxSizeResult": "max_size:max_size",
-    "ProcessResult": "replay:process",
-    "RecordResult": "record:record",
-    "ReportResult": "calibrations.contribution:contribution",
-    "RunResult": "run:run",
-    "ServeResult": "serve:serving",
-    "StaticEstimateResult": "static_estimate:static_estimate",
-    "SweepResult": "sweep:sweep",
-    "TablesResult": "calibrations.tables:tables",
-    "VaryingAdviceResult": "varying_advice:varying_advice",
-    "VaryingExplainResult": "explain.varying:worst_batch",
-    "VaryingResult": "varying:varying",
-    "VerifyResult": "calibrations.verify:verification",
-}
+P = ParamSpec("P")
 
 
-def render(result: object, form: Literal["text", "terminal", "json"]) -> Any:
+class Report(NamedTuple):
+    """Functions that make the two forms of a result's report."""
+
+    document: Callable[[], Document]
+    to_json: Callable[[], dict[str, Any]]
+
+
+def report_of(
+    document: Callable[P, Document], to_json: Callable[P, dict[str, Any]], *args: P.args, **kwargs: P.kwargs
+) -> Report:
+    """Return the report whose two forms are made from the same arguments."""
+    return Report(partial(document, *args, **kwargs), partial(to_json, *args, **kwargs))
+
+
+def render(result: "Result", form: Literal["text", "terminal", "json"]) -> Any:
     """Return the report of a result as text of at most 100 columns, as a rich object, or as a JSON object."""
+    report = result._report()
     if form == "json":
-        return _call(result, "to_json")
-    document = printable_parts(_call(result, "document"))
+        return report.to_json()
+    document = printable_parts(report.document())
     if form == "text":
         from planner.report.plain import render_plain
 
@@ -53,17 +38,14 @@ def render(result: object, form: Literal["text", "terminal", "json"]) -> Any:
     return render_terminal(document)
 
 
-def _call(result: object, suffix: str) -> Any:
-    module, _, prefix = REPORTS[type(result).__name__].partition(":")
-    report = getattr(import_module(f"planner.report.commands.{module}"), f"{prefix}_{suffix}")
-    code = report.__code__
-    return report(*(getattr(result, name) for name in code.co_varnames[: code.co_argcount]))
-
-
 class Result:
     """The base class of results: `str` gives the text report, `to_dict` the JSON object; rich draws it."""
 
     __slots__ = ()
+
+    def _report(self) -> Report:
+        """Return the report of the result."""
+        raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of the command."""

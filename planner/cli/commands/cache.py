@@ -11,7 +11,7 @@ from planner.cli.output import warn
 from planner.cli.paths import cache_folder
 from planner.errors import UsageError
 from planner.hardware.cudnn import open_answer_cache
-from planner.report import Result
+from planner.report import Report, Result, report_of
 from planner.store import CacheStats, open_cache
 
 CLEAR = "clear"
@@ -27,6 +27,20 @@ class CacheResult(Result):
     answers: CacheStats
     answers_limit_bytes: int
     is_cleared: bool
+
+    def _report(self) -> Report:
+        from planner.report import cache_document, cache_to_json
+
+        return report_of(
+            cache_document,
+            cache_to_json,
+            self.folder,
+            self.usage,
+            self.limit_bytes,
+            self.answers,
+            self.answers_limit_bytes,
+            self.is_cleared,
+        )
 
 
 @with_options()

@@ -11,7 +11,7 @@ from planner.errors import ModelError, UsageError
 from planner.hardware.calibration import Fit
 from planner.jobs import allowed_sources, check_count, require_one_size
 from planner.program import LARGEST_BATCH, OnProgress
-from planner.report import Campaign, Result
+from planner.report import Campaign, Report, Result, report_of
 
 if TYPE_CHECKING:
     from calibration.calibrate import CalibrationResult
@@ -24,6 +24,11 @@ class CalibrateResult(Result):
     """The runs of a call, and the calibrations that they give."""
 
     campaign: Campaign
+
+    def _report(self) -> Report:
+        from planner.report import campaign_document, campaign_to_json
+
+        return report_of(campaign_document, campaign_to_json, self.campaign)
 
 
 @with_options(JOB)

@@ -7,7 +7,7 @@ from typer import Argument
 
 from planner.cli.options import Answer, with_options
 from planner.hardware import Device
-from planner.report import Result
+from planner.report import Report, Result, report_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +15,11 @@ class DevicesResult(Result):
     """The GPUs that match."""
 
     devices: tuple[Device, ...]
+
+    def _report(self) -> Report:
+        from planner.report import devices_document, devices_to_json
+
+        return report_of(devices_document, devices_to_json, self.devices)
 
 
 @with_options()

@@ -18,7 +18,7 @@ from planner.hardware.calibration import (
     pack,
     write_calibration,
 )
-from planner.report import Result
+from planner.report import Report, Result, report_of
 
 _NOTHING = "FILE is missing: name a calibration (a .yaml of planner tables) or an observation (runs/*.json)"
 
@@ -31,6 +31,18 @@ class ReportResult(Result):
     written: tuple[str, ...]  # empty where the answer was no
     checked: tuple[str, ...]
     problems: tuple[str, ...]
+
+    def _report(self) -> Report:
+        from planner.report import contribution_document, contribution_to_json
+
+        return report_of(
+            contribution_document,
+            contribution_to_json,
+            self.packed,
+            self.written,
+            self.checked,
+            self.problems,
+        )
 
 
 @with_options()

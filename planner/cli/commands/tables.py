@@ -5,7 +5,7 @@ from datetime import date
 
 from planner.cli.options import Answer, Calibrations, with_options
 from planner.cli.paths import folders_to_read
-from planner.report import Folder, Result
+from planner.report import Folder, Report, Result, report_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +14,11 @@ class TablesResult(Result):
 
     folders: tuple[Folder, ...]
     today: date
+
+    def _report(self) -> Report:
+        from planner.report import tables_document, tables_to_json
+
+        return report_of(tables_document, tables_to_json, self.folders, self.today)
 
 
 @with_options()

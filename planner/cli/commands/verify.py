@@ -1,13 +1,14 @@
 """`planner verify`. What measures is imported where it runs: no other command needs it."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from planner.cli.options import CALIBRATIONS, DEVICE, JOB, Answer, option, with_options
 from planner.hardware import check_detected, detected_device
 from planner.planning import Estimate
 from planner.program import OnProgress
-from planner.report import Result
+from planner.report import Report, Result
 
 if TYPE_CHECKING:
     from calibration.verify import LimitCheck, Verification
@@ -20,6 +21,14 @@ class VerifyResult(Result):
     verification: "Verification"
     import_seconds: float
 
+    def _report(self) -> Report:
+        from planner.report import verification_document, verification_to_json
+
+        return Report(
+            partial(verification_document, self.verification),
+            partial(verification_to_json, self.verification, self.import_seconds),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class LimitResult(Result):
@@ -27,6 +36,14 @@ class LimitResult(Result):
 
     check: "LimitCheck"
     import_seconds: float
+
+    def _report(self) -> Report:
+        from planner.report import limit_document, limit_to_json
+
+        return Report(
+            partial(limit_document, self.check),
+            partial(limit_to_json, self.check, self.import_seconds),
+        )
 
 
 @with_options(JOB, DEVICE, CALIBRATIONS)

@@ -22,7 +22,7 @@ class CaptureMemory:
         return all((one.module, one.op) in self.growth_lines for one in trace.growth_sources)
 
     def add_lines(self, trace: Trace) -> None:
-        """Remember the source lines of the growth sources of a trace that was captured with source lines."""
+        """Remember the source lines of a trace's growth sources, if the trace was captured with them."""
         self.growth_lines.update(
             ((one.module, one.op), (one.source, one.code)) for one in trace.growth_sources
         )

@@ -50,7 +50,7 @@ class CompiledCalls:
 
 @contextmanager
 def watch_compiled(calls: CompiledCalls) -> Iterator[None]:
-    """Run compiled code as eager code while open, and add the names of what is called to `calls`.
+    """Run compiled code as eager code while open, and add the names of called functions to `calls`.
 
     A compiler would trace the recorder as well.
     """

@@ -1,4 +1,4 @@
-"""Replace attributes of torch and of libraries while a context is open, for the threads of the plan alone."""
+"""Replace attributes of torch and of libraries while a context is open, but only for the plan's threads."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -9,9 +9,10 @@ from planner.capture.cuda.threads import beside_other_threads
 
 
 def patched(holder: Any, name: str, new: Any, *, create: bool = False) -> AbstractContextManager[object]:
-    """Return a context in which an attribute of a module, a class or an object is `new`.
+    """Return a context in which the attribute `name` of a module, class or object is `new`.
 
-    Threads that run already call the function from before. With `create` the attribute need not exist.
+    Other threads that are already running still call the original function. With `create` the attribute need
+    not exist.
     """
     plain = getattr(holder, name, None)
     return mock.patch.object(holder, name, beside_other_threads(new, plain), create=create)
@@ -19,7 +20,7 @@ def patched(holder: Any, name: str, new: Any, *, create: bool = False) -> Abstra
 
 @contextmanager
 def all_patched(holder: Any, attributes: Mapping[str, Any], *, create: bool = False) -> Iterator[None]:
-    """Replace several attributes of one holder while open, as `patched` replaces one."""
+    """Replace several attributes of a module, class or object while open, each as by `patched`."""
     with ExitStack() as stack:
         for name, new in attributes.items():
             stack.enter_context(patched(holder, name, new, create=create))

@@ -95,7 +95,7 @@ def restored_settings() -> tuple[Setting, ...]:
 
 
 def changed_settings() -> dict[str, str]:
-    """Return the settings that influence traces and differ from their defaults: value's repr by name."""
+    """Return the repr, by name, of each setting that influences traces and differs from its defaults."""
     values = {one.name: (one.read(), one.defaults) for one in reapplied_settings() if one.defaults}
     return {name: repr(value) for name, (value, defaults) in values.items() if value not in defaults}
 

@@ -69,7 +69,7 @@ def _additive(call: SdpaCall, mask: Tensor | None, dtype: torch.dtype) -> Tensor
     """Convert a boolean mask to numbers to add to the scores (`convert_boolean_attn_mask`).
 
     The result has the mask's shape; a mask of numbers, or None, is returned unchanged. Before torch 2.5 the
-    result is made of zeros that are filled in place where the mask is not set.
+    result is made of zeros, which are filled in place with -inf at positions that the mask leaves out.
     """
     if mask is None or mask.dtype is not torch.bool:
         return mask

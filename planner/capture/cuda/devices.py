@@ -185,10 +185,10 @@ def is_put_on_gpu(tensor: Tensor) -> bool:
 
 
 def put_off_until_recorded(work: Callable[[], None]) -> bool:
-    """Postpone work of a constructor until the set-up is recorded; return False if the loop runs already.
+    """Postpone work of a constructor until the set-up is recorded, and return whether it was postponed.
 
-    The work then runs after the tensors that were put on the GPU so far are recorded. If the loop runs, or no
-    placement is open, the caller must run the work itself.
+    The work then runs after the tensors that were put on the GPU so far are recorded. If the loop runs
+    already, or no placement is open, nothing is postponed and the caller must run the work itself.
     """
     if not _opened or _opened[-1].is_running:
         return False

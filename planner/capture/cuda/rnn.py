@@ -219,7 +219,7 @@ def cudnn_rnn_backward(
     hidden: int, projected: int, layers: int, batch_first: bool, p: float, train: bool, bidirectional: bool,
     batch_sizes: Sequence[int], dropout: Tensor | None, reserve: Tensor, mask: Sequence[bool],
 ) -> Any:  # fmt: skip
-    """Return the gradients of the input, the states, and the weights, these as views of one buffer."""
+    """Return the gradients of input, states and weights; the weights' gradients are views of one buffer."""
     if grad_output is None and grad_hy is None and grad_cy is None:
         return None, None, None, [None] * len(weight)
     if batch_first and not batch_sizes:

@@ -67,7 +67,7 @@ class _Reducing:
         return Reduction(tensor)
 
     def reduce_bucket(self, group: Any, bucket: Any) -> Any:
-        """Reduce a bucket of gradients; the communication hook that each model gets."""
+        """Reduce a bucket of gradients, as the communication hook of a model."""
         buffer = bucket.buffer()
         self.all_reduce(buffer, group=group, async_op=True)
         return _done(buffer)

@@ -147,7 +147,7 @@ class _Operators:
         self.name = self.NAME = name
 
     def load(self, *_: Any, **__: Any) -> Any:
-        """Return stand-ins for the operators that DeepSpeed's engines call on a GPU."""
+        """Return the operators that DeepSpeed's engines call on a GPU, with Adam's kernels doing nothing."""
         return SimpleNamespace(
             flatten=torch._utils._flatten_dense_tensors,
             unflatten=torch._utils._unflatten_dense_tensors,

@@ -19,7 +19,7 @@ _Result = TypeVar("_Result")
 
 
 class _StageNeededError(PlannerError):
-    """A stage needs metadata that the previous stage has not sent yet."""
+    """Raised if a stage needs metadata that the previous stage has not sent yet."""
 
     def __init__(self, stage: int, rank: int) -> None:
         super().__init__(f"stage {stage} of rank {rank} sends nothing")
@@ -27,7 +27,7 @@ class _StageNeededError(PlannerError):
 
 
 class _StageKnownError(PlannerError):
-    """The stage that is being traced for its metadata has sent it."""
+    """Raised once the stage that is traced for its metadata has sent it, to end the trace."""
 
 
 class Stages:

@@ -46,7 +46,7 @@ Suspended = Callable[[], AbstractContextManager[object]]
 
 
 class Compiler:
-    """Runs torch.compile in one capture, for its planned GPU."""
+    """The replacements that make torch.compile work in one capture, for its planned GPU."""
 
     def __init__(self, recorder: Recorder, suspended: Suspended) -> None:
         """Prepare to compile for the recorder's GPU.

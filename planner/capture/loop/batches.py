@@ -51,7 +51,7 @@ def empty_batch(job: Job, batch: int, device: str, known: Mapping[str, Any] = Ma
 
 
 def detection_batch(model: nn.Module, job: Job, batch: int, device: str) -> Batch:
-    """Return a list of `batch` images of the job's first input, with a list of targets unless it infers.
+    """Return `batch` images of the job's first input, with their targets unless the job's mode is `infer`.
 
     Each tensor is copied to the device separately. Boxes are of many sizes all over the image; masks and
     keypoints are included for models that need them.
@@ -85,7 +85,10 @@ def _target(model: nn.Module, height: int, width: int, device: str) -> dict[str,
 
 
 def _boxes(height: int, width: int) -> Tensor:
-    """Return `OBJECTS` boxes centred on the image's diagonal, an eighth to a half of it in width."""
+    """Return `OBJECTS` boxes centred on the image's diagonal.
+
+    Their sides are an eighth to a half of the image's sides.
+    """
     step = torch.arange(1, OBJECTS + 1) / (OBJECTS + 1)
     middle = torch.stack((step * width, step * height), 1)
     half = middle.new_tensor([width, height]) * (1 + torch.arange(OBJECTS) % 4)[:, None] / 16

@@ -39,7 +39,10 @@ def convert_model(model: nn.Module, job: Job) -> nn.Module:
 
 
 def convert_inputs(job: Job) -> Job:
-    """Return the job with float32 inputs and targets in the model's dtype, if that is a half type."""
+    """Return the job with its float32 inputs and targets in the dtype of a half-precision model.
+
+    A job whose model is not converted to half precision is returned unchanged.
+    """
     if job.precision not in _CONVERTED:
         return job
 

@@ -44,7 +44,7 @@ def pointwise_output(*operands: Any, dtype: torch.dtype | None = None, **_: Any)
 
 
 def _alone(x: Any, *numbers: Any, **options: Any) -> Any:
-    """Return the output of a pointwise operator over one tensor, whose numbers are no operands."""
+    """Return the output of a pointwise operator over one tensor; its numbers do not affect the layout."""
     if any(isinstance(number, complex) for number in numbers):
         return NotImplemented
     return pointwise_output(x, **options)

@@ -24,7 +24,7 @@ BATCH_ON_GPU_NOTE = (
 
 
 class BatchOnHostError(PlannerError):
-    """A user's step used its batch without moving it to the GPU."""
+    """Raised if a user's step uses its batch without moving it to the GPU."""
 
 
 def _refuse_changes(model: BuiltModel, job: Job) -> BuiltModel:

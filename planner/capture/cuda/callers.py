@@ -1,4 +1,4 @@
-"""Distinguish callers: user code, torch and the planner, and libraries that cache answers."""
+"""Tell from stack frames whether user code, torch, the planner or a library that caches answers runs."""
 
 import sys
 import sysconfig
@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 
 _TORCH = frozenset(("torch", "planner", "functorch", "torchgen"))
-# Libraries that query once and cache the answer beyond the capture.
+# Libraries that query the machine once and cache the answer beyond the capture.
 _CACHING = _TORCH | {
     *("bitsandbytes", "deepspeed", "diffusers", "monai"),
     *("peft", "timm", "torchmetrics", "torchvision", "transformers", "triton"),
@@ -17,7 +17,7 @@ _CACHING = _TORCH | {
 _PATHS = sysconfig.get_paths()
 _INSTALLED = (_PATHS["stdlib"], _PATHS["platstdlib"], str(Path(__file__).resolve().parents[2]))
 
-# Modules of these that query anew for each script, or make a stream.
+# Modules of these libraries that query again for each script, or make a stream.
 _OF_ONE_RUN = ("transformers.training_args", "transformers.cache_utils", "torch.cuda.graphs")
 
 
@@ -26,22 +26,25 @@ def _root_of(frame: FrameType) -> str:
 
 
 def is_of_torch(frame: FrameType) -> bool:
-    """Return whether torch's own Python code or the planner runs in the frame."""
+    """Return whether a frame runs torch's own Python code or the planner's code, except for `_OF_ONE_RUN`."""
     return _root_of(frame) in _TORCH and frame.f_globals.get("__name__") not in _OF_ONE_RUN
 
 
 def caches_answers(frame: FrameType) -> bool:
-    """Return whether the frame is of a library that caches answers about the machine."""
+    """Return whether a frame runs code of a library that caches answers about the machine."""
     return is_of_library(frame) and frame.f_globals.get("__name__") not in _OF_ONE_RUN
 
 
 def is_of_library(frame: FrameType) -> bool:
-    """Return whether the frame is of torch, the planner or a library that is not the user's."""
+    """Return whether a frame runs code of torch, the planner or a library in `_CACHING`."""
     return _root_of(frame) in _CACHING
 
 
 def line_of_caller(is_left_out: Callable[[FrameType], bool] = is_of_library) -> str:
-    """Return the innermost line of code that is not left out as FILE:LINE; "" where there is none."""
+    """Return the innermost line on the stack as FILE:LINE, or "" if there is none.
+
+    Frames for which `is_left_out` returns True are skipped.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and is_left_out(frame):
         frame = frame.f_back
@@ -49,7 +52,7 @@ def line_of_caller(is_left_out: Callable[[FrameType], bool] = is_of_library) -> 
 
 
 def modules_of_users() -> Iterator[ModuleType]:
-    """Yield the imported modules that belong neither to Python nor to an installed library."""
+    """Yield the imported modules that are not part of Python, the planner or an installed library."""
     for module in sys.modules.copy().values():
         file = getattr(module, "__file__", None)
         if isinstance(module, ModuleType) and isinstance(file, str) and _is_of_user(file):

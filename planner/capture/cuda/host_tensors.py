@@ -1,7 +1,7 @@
-"""Tensors on meta that stand for tensors of the CPU: they take no memory of the GPU.
+"""Track the tensors on meta that stand for tensors of the CPU, which take no memory of the GPU.
 
-What a data loader yields lies on the CPU and may be as large as the batch, so it is on meta as all else. An
-operator whose tensors all lie on the CPU gives another one there.
+Batches of a data loader are on the CPU and may be large, so in a capture they are on meta like all other
+tensors. An operator whose tensors are all on the CPU returns tensors on the CPU.
 """
 
 import weakref
@@ -31,29 +31,29 @@ _TAKE_BOTH = frozenset(
 
 
 def innermost(tensor: Tensor) -> Tensor:
-    """Return the tensor beneath the wrappers of torch.func, which have no storage of their own."""
+    """Return the tensor inside the wrappers of torch.func, which have no storage themselves."""
     while is_functorch_wrapped_tensor(tensor):
         tensor = get_unwrapped(tensor)
     return tensor
 
 
 class Side(Enum):
-    """The memory in which an operator puts its results."""
+    """The memory in which an operator puts its results: the GPU's or the host's."""
 
     GPU = auto()
     HOST = auto()
 
 
 class HostTensors:
-    """The tensors of one capture that stand for the CPU's, by their storages."""
+    """The tensors on meta that stand for tensors of the CPU in one capture, tracked by their storages."""
 
     def __init__(self) -> None:
         self._storages: dict[int, weakref.ref[Any]] = {}
-        self.destination: Side | None = None  # of what operators make; None: that of their arguments
+        self.destination: Side | None = None  # of operators' results; None: the side of their arguments
         self.have_met = False  # an operator got tensors of both sides
-        self._pinned: dict[int, int] = {}  # bytes of pinned storages that are alive, by identity
-        self._pinned_bytes = self._most_bytes = 0  # that torch pins for them, now and at most
-        self.most_pinned: tuple[int, ...] = ()  # bytes of each when they were most
+        self._pinned: dict[int, int] = {}  # bytes of the living pinned storages, by `_cdata`
+        self._pinned_bytes = self._most_bytes = 0  # pinned by torch for them, now and at most
+        self.most_pinned: tuple[int, ...] = ()  # bytes of each pinned storage when the sum was largest
 
     def __bool__(self) -> bool:
         return bool(self._storages)
@@ -62,14 +62,14 @@ class HostTensors:
         return bool(self._storages) and innermost(tensor).untyped_storage()._cdata in self._storages
 
     def add(self, tensor: Tensor) -> None:
-        """Count a tensor on meta, and its views, to the CPU's memory."""
+        """Mark a tensor on meta, and all tensors that share its storage, as tensors of the CPU."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._storages:
             self._storages[key] = weakref.ref(storage, lambda _: self._storages.pop(key, None))
 
     def pin(self, tensor: Tensor) -> Tensor:
-        """Count a tensor on meta to the CPU's pinned memory; returns it."""
+        """Mark a tensor on meta as a tensor in pinned memory of the CPU; returns the tensor."""
         self.add(tensor)
         storage = tensor.untyped_storage()
         key = storage._cdata
@@ -85,12 +85,12 @@ class HostTensors:
         self._pinned_bytes -= pinned_bytes([self._pinned.pop(key)])
 
     def is_pinned(self, tensor: Tensor) -> bool:
-        """Return whether a tensor lies in pinned memory."""
+        """Return whether a tensor is marked as one in pinned memory."""
         return innermost(tensor).untyped_storage()._cdata in self._pinned
 
     @contextmanager
     def moving_to(self, side: Side) -> Iterator[None]:
-        """Put what operators make on this side while open, wherever their arguments are."""
+        """Put the results of operators on this side while open, wherever their arguments are."""
         before, self.destination = self.destination, side
         try:
             yield
@@ -100,7 +100,7 @@ class HostTensors:
     def side_of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Side:
         """Return the side on which an operator with these arguments puts its results.
 
-        Raises RuntimeError, as torch does on a GPU, where tensors of both sides meet.
+        Raises RuntimeError, as torch does on a GPU, if the arguments include tensors of both sides.
         """
         if self.destination is not None:
             return self.destination
@@ -122,11 +122,10 @@ class HostTensors:
         kwargs: dict[str, Any],
         copy_to_meta: Callable[[Tensor], Tensor],
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Return an operator's arguments with those that lie on the CPU itself, which user code made there,
-        on meta as the others of the CPU.
+        """Return an operator's arguments with real CPU tensors copied to meta as tensors of the CPU.
 
-        Returns None where there are none, where the operator changes one, or where one of the GPU is among
-        the others.
+        User code made such tensors on the CPU; scalar tensors are not copied. Returns None if no argument is
+        such a tensor, if the operator changes one of them, or unless all other tensors stand for the CPU's.
         """
         tensors = [one for one in leaves_of((args, kwargs)) if isinstance(one, Tensor)]
         made = [one for one in tensors if one.device.type == "cpu" and one.dim()]
@@ -144,7 +143,7 @@ class HostTensors:
         return map_leaves(on_meta, args), map_leaves(on_meta, kwargs)
 
     def add_results(self, out: Any) -> None:
-        """Count the results of an operator to the CPU's memory."""
+        """Mark the results of an operator on meta as tensors of the CPU."""
         for one in leaves_of(out):
             if isinstance(one, Tensor) and one.is_meta:
                 self.add(one)

@@ -1,1 +1,1 @@
-"""Rules for the workspaces of kernels."""
+"""Define rules for the workspaces of CUDA kernels."""

@@ -1,4 +1,4 @@
-"""Helpers of workspace rules: sizes of tensors, arguments of calls, copies that kernels make of operands."""
+"""Help workspace rules with sizes of tensors, arguments of calls, and copies that kernels make."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,17 +11,17 @@ from planner.capture.workspaces.ops import Hold, Op, Ops, Release
 
 
 def released(held: Sequence[Op]) -> Ops:
-    """Return the release of held blocks, where there are any."""
+    """Return the op that releases as many held blocks as `held` has; () if it is empty."""
     return (Release(len(held)),) if held else ()
 
 
 def argument(args: tuple[Any, ...], position: int, default: Any = None) -> Any:
-    """Return an argument or its default, for which torch passes a shorter tuple."""
+    """Return the argument at a position, or the default if torch passed fewer arguments."""
     return args[position] if len(args) > position else default
 
 
 def tensor_bytes(t: Tensor) -> int:
-    """Return the bytes of a contiguous copy: elements times their size.
+    """Return the bytes of a contiguous copy of a tensor.
 
     >>> import torch
     >>> tensor_bytes(torch.empty(2, 3, device="meta").expand(4, 2, 3))
@@ -31,12 +31,12 @@ def tensor_bytes(t: Tensor) -> int:
 
 
 def contiguous_copies(*tensors: Tensor | None) -> Ops:
-    """Return the copies that `contiguous()` makes of tensors that are not, held until the kernel returns."""
+    """Return the copies that `contiguous()` makes of tensors that are not contiguous, as held blocks."""
     return tuple(Hold(tensor_bytes(t)) for t in tensors if t is not None and not t.is_contiguous())
 
 
 def positional_args(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[Any, ...]:
-    """Return all arguments in the order of the operator's schema, where some were passed by name.
+    """Return all arguments of a call, positional and by name, in the order of the operator's schema.
 
     >>> import torch
     >>> x = torch.empty(2)
@@ -50,13 +50,16 @@ def positional_args(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | N
 
 
 def dense_copies(*tensors: Tensor | None) -> Ops:
-    """Return the copies for kernels that also read tensors in the format of their `suggest_memory_format`."""
+    """Return the copies of tensors that are neither contiguous nor dense in channels last, as held blocks.
+
+    Kernels that also read tensors in the format of their `suggest_memory_format` make them.
+    """
     given = [t for t in tensors if t is not None and not t.is_contiguous()]
     return tuple(Hold(tensor_bytes(t)) for t in given if not _is_channels_last(t))
 
 
 def copies_in_format_of(x: Tensor, *others: Tensor | None) -> Ops:
-    """Return copies of the others where they are not in the format that the strides of `x` suggest."""
+    """Return the copies of other tensors that bring them to the memory format that `x` suggests."""
     if not suggests_channels_last(x):
         return contiguous_copies(*others)
     given = [t for t in others if t is not None]
@@ -68,15 +71,15 @@ def _is_channels_last(t: Tensor) -> bool:
 
 
 def ceil_div(number: int, divisor: int) -> int:
-    """Return the quotient rounded up."""
+    """Return the quotient of two integers rounded up."""
     return -(-number // divisor)
 
 
 def floor_power_of_2(number: int) -> int:
-    """Return the largest power of two that is no larger, at least 1."""
+    """Return the largest power of two that is not larger than a number, at least 1."""
     return 1 << (max(number, 1).bit_length() - 1)
 
 
 def accumulator_bytes(x: Tensor) -> int:
-    """Return the size of the type in which kernels accumulate floats (ATen/AccumulateType.h)."""
+    """Return the bytes of the type in which kernels accumulate a tensor's floats (ATen/AccumulateType.h)."""
     return 8 if x.dtype is torch.float64 else 4

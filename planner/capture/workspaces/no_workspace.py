@@ -1,4 +1,4 @@
-"""Operators declared to need no workspace: their CUDA kernels allocate the outputs alone.
+"""List the operators that are declared to need no workspace, since their CUDA kernels allocate only outputs.
 
 Pointwise operators and views need no entry. An entry states that the CUDA implementation named in
 native_functions.yaml allocates its outputs and nothing else, or nothing that depends on the batch.
@@ -59,9 +59,9 @@ _NAMES = """
     _amp_foreach_non_finite_check_and_unscale_ _amp_update_scale_
 """
 
-# bitsandbytes: one kernel each, with what they need in registers (csrc/ops.cu)
+# bitsandbytes: one kernel each, which needs only registers (csrc/ops.cu)
 _OF_LIBRARIES = ("bitsandbytes::optimizer_update_32bit", "bitsandbytes::optimizer_update_8bit_blockwise")
-# Collectives, whose buffers of NCCL lie outside of the allocator, and copies into a tensor that is given.
+# Collectives, whose buffers NCCL allocates outside of torch's allocator, and copies into a given tensor.
 _COLLECTIVES = """
     c10d::_allgather_base_ c10d::_reduce_scatter_base_ c10d::allreduce_ c10d::broadcast_ c10d::alltoall_base_
     c10d::barrier c10d::send c10d::recv_ c10d::recv_any_source_

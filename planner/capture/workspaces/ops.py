@@ -1,8 +1,9 @@
-"""Operations of a kernel on the allocator, in the order in which a workspace rule lists them.
+"""Define the operations (ops) of a kernel on the allocator, which workspace rules return.
 
-A rule gives a sequence of ops for one call of an operator. A plain number is a block of so many bytes that is
-freed before the next op. A rule without `Output` and `Outputs` has all outputs made before its first op;
-outputs that it does not name are made after its last. Blocks of no bytes are skipped.
+A rule returns a sequence of ops for one call of an operator. A plain number is a block of that many bytes
+which is freed before the next op. If the sequence has neither `Output` nor `Outputs`, all outputs are made
+before its first op; otherwise outputs that it does not name are made after its last op. Blocks of 0 bytes are
+skipped.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,27 +13,27 @@ from typing import Any
 
 from planner.program import Convolution, ConvWorkspace, OpKind, Target
 
-# Returns the provenance of the block of this number; called for explanations alone, where shapes are numbers.
+# Returns the provenance of a block by its number; called only for explanations, for which shapes are numbers.
 ExplainBlock = Callable[[int], ConvWorkspace]
 
 
 @dataclass(frozen=True, slots=True)
 class KernelOp:
-    """An operation of a kernel."""
+    """An operation of a kernel on the allocator."""
 
     kind: OpKind
-    number: int = 0  # of bytes, of blocks to free or beneath which one is freed, or of outputs to skip
-    convolution: Convolution | None = None  # for which a library answers
+    number: int = 0  # bytes; or blocks to free, or above the block to free; or outputs to skip
+    convolution: Convolution | None = None  # the convolution whose workspace a library tells
     explain: ExplainBlock | None = field(default=None, compare=False, repr=False)
 
 
 Hold = partial(KernelOp, OpKind.HOLD)  # a block that lives until it is released or the kernel returns
 Keep = partial(KernelOp, OpKind.KEEP)  # a block that is never freed
-Release = partial(KernelOp, OpKind.RELEASE)  # of the held blocks that were allocated last
-ReleaseBeneath = partial(KernelOp, OpKind.RELEASE_BENEATH)  # of the one so many beneath the last one
-UseCublas = partial(KernelOp, OpKind.CUBLAS)  # the first product, where cuBLAS may take its workspace
-Output = partial(KernelOp, OpKind.OUTPUT)  # the next output, or as many further on as are skipped
-Outputs = partial(KernelOp, OpKind.OUTPUTS)  # all outputs that are not made yet
+Release = partial(KernelOp, OpKind.RELEASE)  # frees the given number of held blocks, the last ones allocated
+ReleaseBeneath = partial(KernelOp, OpKind.RELEASE_BENEATH)  # frees the held block that many before the last
+UseCublas = partial(KernelOp, OpKind.CUBLAS)  # a product, in which cuBLAS may take its workspace
+Output = partial(KernelOp, OpKind.OUTPUT)  # makes the next output, after skipping the given number
+Outputs = partial(KernelOp, OpKind.OUTPUTS)  # makes all outputs that are not made yet
 
 Op = int | KernelOp
 Ops = tuple[Op, ...]
@@ -41,9 +42,9 @@ Rule = Callable[[Args, Any, Target], Ops]  # arguments, result, GPU
 
 
 def kind_and_size(op: Op) -> tuple[OpKind, Any]:
-    """Return an op as programs store it: its kind, and its size or number of blocks, its convolution, or 0.
+    """Return an op as programs store it: its kind, and its number of bytes or blocks, or its convolution.
 
-    Outputs are stored in the order in which they are made, so that `Output` needs no number.
+    The number of `Output` is stored as 0, since programs store outputs in the order in which they are made.
     """
     if not isinstance(op, KernelOp):
         return OpKind.TRANSIENT, op
@@ -53,7 +54,7 @@ def kind_and_size(op: Op) -> tuple[OpKind, Any]:
 
 
 def answer_convolutions(ops: Ops, target: Target) -> Ops:
-    """Return the ops with the workspaces that the target's library answers for convolutions."""
+    """Return the ops with convolutions replaced by the workspaces that the target's library tells."""
     return tuple(answered for op in ops for answered in _answer(op, target))
 
 

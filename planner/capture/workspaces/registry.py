@@ -1,6 +1,6 @@
-"""Workspaces of CUDA kernels: memory that they allocate and free, or keep, without a tensor that holds it.
+"""Look up the rule for an operator's workspaces: memory that its CUDA kernel allocates besides tensors.
 
-An operator has a rule, is declared to need no workspace, or is unknown. Every answer names unknown operators.
+An operator has a rule, is declared to need no workspace, or is unknown. Every plan names unknown operators.
 """
 
 from typing import Any
@@ -33,23 +33,26 @@ _RULES_BY_NAME = {
     **detection.RULES_BY_NAME,
     **packed_copies.RULES_BY_NAME,
     **quantized.RULES_BY_NAME,
-}  # of compiled extensions
+}  # operators of compiled extensions
 _CPU_OUTPUTS = operator_table(attention.CPU_OUTPUTS)
 
 
 def rule_of(func: Any) -> Rule | None:
-    """Return the rule of this operator, if it has one."""
+    """Return the workspace rule of an operator, or None if it has none."""
     return RULES.get(func) or _RULES_BY_NAME.get(func._schema.name)
 
 
 def cpu_outputs(func: Any, version: TorchVersion) -> tuple[int, ...]:
-    """Return the positions of results that the CUDA kernel of a version of torch keeps on the CPU."""
+    """Return the positions of results that an operator's CUDA kernel makes on the CPU, by torch's version."""
     positions, on_gpu_since = _CPU_OUTPUTS.get(func, ((), None))
     return positions if on_gpu_since is None or version < on_gpu_since else ()
 
 
 def is_unknown(func: Any) -> bool:
-    """Return whether this operator has no rule and is not declared to need no workspace."""
+    """Return whether it is unknown if an operator needs a workspace.
+
+    False if it has a rule, is declared to need none, or is a pointwise operator, a view or a cuBLAS product.
+    """
     if rule_of(func) is not None or func in gemm.BLAS_OPS:
         return False
     schema = func._schema

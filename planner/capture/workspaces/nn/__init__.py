@@ -1,1 +1,1 @@
-"""Workspaces of layers and losses."""
+"""Define workspace rules of layers and losses."""

@@ -1,6 +1,6 @@
-"""Workspaces of softmax and attention kernels.
+"""Give the workspaces of softmax and attention kernels.
 
-ATen/native/transformers/cuda/attention.cu and attention_backward.cu, cuda/flash_attn/flash_api.cpp,
+Sources: ATen/native/transformers/cuda/attention.cu and attention_backward.cu, cuda/flash_attn/flash_api.cpp,
 native/cudnn/MHA.cpp; ATen/native/cuda/SoftMax.cu.
 """
 
@@ -18,9 +18,10 @@ from planner.program import Target, TorchVersion
 
 
 def _softmax_backward(args: Args, out: Any, target: Target) -> Ops:
-    """Hold the product of gradient and output beside the result, and contiguous copies of product and output.
+    """Return the ops of softmax's backward pass.
 
-    Source: SoftMax.cu, softmax_backward_cuda_out.
+    After the result they hold the product of gradient and output, and contiguous copies of product and output
+    if they are not contiguous. Source: SoftMax.cu, softmax_backward_cuda_out.
     """
     grad, output = args[0], args[1]
     product = Hold(max(tensor_bytes(grad), tensor_bytes(output)))
@@ -36,11 +37,11 @@ def _is_product_contiguous(grad: Tensor, output: Tensor) -> bool:
 
 
 def _safe_softmax(args: Args, out: Tensor, target: Target) -> Ops:
-    """Hold the mask of the input's entries at minus infinity, and that of rows with no others.
+    """Return the ops of a softmax that is 0 in rows without finite entries.
 
-    Rows without any finite entry are zeroed in the softmax, in place but for tensors on meta
-    (ATen/native/transformers/attention.cpp). Halves are converted first where the result is no half of their
-    kind, but for float16.
+    They hold a mask of entries at minus infinity, and a mask of rows that have only such entries. These rows
+    are zeroed in place, except for tensors on meta (ATen/native/transformers/attention.cpp). An input of
+    another type than the result is converted first, unless it is float16.
     """
     x, dim = args[0], args[1] % out.dim()
     rows = out.numel() // out.shape[dim]
@@ -52,23 +53,24 @@ def _safe_softmax(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _no_workspace(args: Args, out: Any, target: Target) -> Ops:
-    """Allocate nothing besides the outputs.
+    """Return no ops: the kernels are assumed to allocate only their outputs.
 
-    Left out are partial outputs in float32 of flash attention, some MiB in generation and at the smallest
-    batches: a call with fewer than 1.6 blocks of 64 rows a multiprocessor is split over the keys
+    Flash attention's partial outputs in float32 are left out. They take some MiB in generation and at the
+    smallest batches: a call with fewer than 1.6 blocks of 64 rows a multiprocessor is split over the keys
     (`set_params_splitkv`). A workspace of cuDNN's engines is unknown; cudnn-frontend requests none.
     """
     return ()
 
 
 def _flash_backward(args: Args, out: Any, target: Target) -> Ops:
-    """Hold sums of rows and the queries' gradient in float32; for grouped queries also the gradients of keys
-    and values for every head of the query.
+    """Return the ops of flash attention's backward pass.
 
-    Rows are rounded up to 128, heads to 32, or to 64 above 128.
+    They hold row sums and the queries' gradient in float32, and for grouped queries also the gradients of
+    keys and values for every head of the query. Rows are rounded up to 128, the width of heads to 32, or to
+    64 above 128.
 
-    Under deterministic algorithms the accumulator is as many times larger as the GPU has multiprocessors
-    for each head of the batch; one is assumed, which is what a large batch has.
+    With deterministic algorithms the accumulator is multiplied by the number of multiprocessors per head of
+    the batch; 1 is assumed, which holds for a large batch.
     """
     grad, query, key, _, result = args[:5]
     batch, heads, rows, width = query.shape
@@ -82,11 +84,11 @@ def _flash_backward(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _cudnn_backward(args: Args, out: Any, target: Target) -> Ops:
-    """Allocate one workspace: sums of rows and the queries' gradient in float32, and for grouped queries the
-    gradients of keys and values for every head of the query.
+    """Return the ops of the backward pass of cuDNN's attention: one workspace.
 
-    Source: cudnn-frontend, scaled_dot_product_flash_attention.h (SDPA backward). The engine's own part is
-    unknown. A gradient whose last dimension is strided is copied first.
+    It has row sums and the queries' gradient in float32, and for grouped queries the gradients of keys and
+    values for every head of the query. Source: cudnn-frontend, scaled_dot_product_flash_attention.h (SDPA
+    backward). The engine's own part is unknown. A gradient whose last dimension is strided is copied first.
     """
     grad, query, key, value = args[:4]
     batch, heads, rows, width = query.shape
@@ -107,7 +109,7 @@ RULES: Mapping[str, Rule] = {
     "_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
 }
 
-# Positions of the generator's seed and offset where they stay on the CPU outside graph capture, and the first
+# Positions of the generator's seed and offset, which are on the CPU outside of graph capture, and the first
 # version of torch that has them on the GPU.
 CPU_OUTPUTS: Mapping[str, tuple[tuple[int, ...], TorchVersion | None]] = {
     "_scaled_dot_product_efficient_attention": ((2, 3), None),

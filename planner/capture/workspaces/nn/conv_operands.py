@@ -1,4 +1,4 @@
-"""Calls of convolutions, the memory formats of their operands, and the copies that bring these into one."""
+"""Represent calls of convolutions and their operands, and the copies that give operands a common format."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from planner.program import Target
 
 @dataclass(frozen=True, slots=True)
 class ConvCall:
-    """A call of either pass; `y` is the output or its gradient."""
+    """A call of a convolution's forward or backward pass; `y` is the output or its gradient."""
 
     x: Tensor
     weight: Tensor
@@ -33,44 +33,46 @@ class ConvCall:
     target: Target
 
     def of_each_dimension(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Return a stride, padding or dilation with a number for each dimension: `padding="valid"` leaves one
-        zero for all (`expand_param_if_needed` in Convolution.cpp).
+        """Return a stride, padding or dilation with a number for each dimension.
+
+        A single number is repeated: `padding="valid"` gives one zero (`expand_param_if_needed`,
+        Convolution.cpp).
         """
         return tuple(map(int, sizes)) * (self.x.dim() - 2 if len(sizes) == 1 else 1)
 
 
 @dataclass(frozen=True, slots=True)
 class ConvOperand:
-    """An operand as a kernel of two or three dimensions sees it: an image of one row for a sequence."""
+    """An operand as a kernel of two or three dimensions sees it; a sequence becomes an image of one row."""
 
     shape: tuple[Any, ...]
     strides: tuple[Any, ...]
     size_bytes: Any
     suggests_last: bool
-    can_be_last: bool  # not in double precision
+    can_be_last: bool  # may be channels last, which double precision is not
 
     def copied(self, is_last: bool) -> "ConvOperand":
-        """Return a copy in the channels-last or the contiguous format."""
+        """Return a copy of the operand in the channels-last or the contiguous format."""
         strides = channels_last(self.shape) if is_last else contiguous(self.shape)
         return ConvOperand(self.shape, strides, self.size_bytes, is_last, self.can_be_last)
 
     def copies_to(self, is_last: bool) -> Ops:
-        """Return the copy that `contiguous` makes in a format."""
+        """Return the copy that `contiguous` makes to a format, as an op; () if the operand has it already."""
         return () if is_in_format(self.shape, self.strides, is_last) else (Hold(self.size_bytes),)
 
     def contiguous(self, is_last: bool) -> "ConvOperand":
-        """Return the operand after `contiguous` in a format."""
+        """Return the operand after `contiguous` to a format: itself, or a copy."""
         return self if is_in_format(self.shape, self.strides, is_last) else self.copied(is_last)
 
     def group_of(self, groups: int) -> "ConvOperand":
-        """Return the part of a dense operand that lies in one of so many groups of channels."""
+        """Return the part of a dense operand in one of `groups` groups of channels."""
         shape = (self.shape[0], self.shape[1] // groups, *self.shape[2:])
         size_bytes = self.size_bytes // groups
         return ConvOperand(shape, self.strides, size_bytes, self.suggests_last, self.can_be_last)
 
 
 def operand_of(t: Tensor) -> ConvOperand:
-    """Return a tensor as an operand."""
+    """Return a tensor as a convolution's operand; a sequence becomes an image of one row."""
     shape, strides = tuple(t.shape), tuple(t.stride())
     if len(shape) == 3:  # Convolution.cpp, view4d
         strides = (*strides[:2], shape[2] * strides[2], strides[2])
@@ -80,15 +82,18 @@ def operand_of(t: Tensor) -> ConvOperand:
 
 
 def input_of(x: Tensor) -> ConvOperand:
-    """Return an input as an operand after `copy_of_sequence`."""
+    """Return an input as an operand; a sequence is contiguous after `copy_of_sequence`."""
     return operand_of(x).copied(is_last=False) if x.dim() == 3 else operand_of(x)
 
 
 def copy_of_sequence(x: Tensor) -> Ops:
-    """Return the copy of a sequence that is not contiguous, which is made before anything else."""
+    """Return the copy of an input that is a non-contiguous sequence, which is made first; else ()."""
     return contiguous_copies(x) if x.dim() == 3 else ()
 
 
 def is_channels_last(a: ConvOperand, b: ConvOperand) -> bool:
-    """Return whether cuDNN runs channels last (ATen/native/ConvUtils.h, cudnn_conv_suggest_memory_format)."""
+    """Return whether cuDNN runs two operands in channels last.
+
+    Source: ATen/native/ConvUtils.h, cudnn_conv_suggest_memory_format.
+    """
     return a.can_be_last and (a.suggests_last or b.suggests_last)

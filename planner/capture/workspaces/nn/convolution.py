@@ -1,7 +1,7 @@
-"""Workspaces of convolutions: PyTorch's own, and the convolutions that cuDNN runs.
+"""Give the workspaces of convolutions, which cuDNN or kernels of PyTorch run.
 
-cuDNN's workspace depends on which of its engines its heuristics choose: `Target.conv_workspaces` answers for
-each call. Kernels of PyTorch's own are those of `native_convolution`.
+cuDNN's workspace depends on which of its engines its heuristics choose; `Target.conv_workspaces` tells it for
+each call. `native_convolution` has the workspaces of PyTorch's kernels.
 """
 
 from collections.abc import Mapping
@@ -33,10 +33,11 @@ aten = torch.ops.aten
 
 
 def _forward(args: Args, out: Any, target: Target) -> Ops:
-    """Run aten::convolution, which for a transposed one is the data gradient of another.
+    """Return the ops of aten::convolution.
 
     Operands that are not in the format of the call are copied: the input before the output is made, the
-    weight after it (ATen/native/Convolution.cpp, ATen/native/cudnn/ConvShared.cpp).
+    weight after it (ATen/native/Convolution.cpp, ATen/native/cudnn/ConvShared.cpp). A transposed convolution
+    is run as the data gradient of another convolution.
     """
     call = ConvCall(args[0], args[1], out, args[3], args[4], args[5], args[6], args[8], target)
     x, weight = input_of(call.x), operand_of(call.weight)
@@ -50,11 +51,12 @@ def _forward(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _backward(args: Args, out: Any, target: Target) -> Ops:
-    """Make the gradients of input, weight and bias (ATen/native/Convolution.cpp, convolution_backward).
+    """Return the ops of the gradients of input, weight and bias.
 
-    That of the bias is a sum of the output's gradient over all but the channels. The input is copied where it
-    is not in the format of the forward pass and the weight gradient is needed, the output's gradient where it
-    is not in that of the input.
+    The bias gradient is a sum of the output's gradient over all dimensions except the channels. The input is
+    copied if the weight gradient is needed and the input is not in the format of the forward pass. The
+    output's gradient is copied if it is not in the input's format. Source: ATen/native/Convolution.cpp,
+    convolution_backward.
     """
     grad, x, weight, mask = args[0], args[1], args[2], args[10]
     call = ConvCall(x, weight, grad, args[4], args[5], args[6], args[7], args[9], target)
@@ -75,7 +77,7 @@ def _backward(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _shared_copies(call: ConvCall, *, wants_weight: bool) -> tuple[Ops, ConvOperand, ConvOperand]:
-    """Return the copies that both gradients share, and the input and the output's gradient after them."""
+    """Return the copies that both gradients share, and the copied input and output's gradient."""
     x, grad, weight = input_of(call.x), operand_of(call.y), operand_of(call.weight)
     copies: Ops = ()
     if wants_weight:
@@ -93,7 +95,7 @@ def _shared_copies(call: ConvCall, *, wants_weight: bool) -> tuple[Ops, ConvOper
 
 
 def _data_gradient(call: ConvCall, grad: ConvOperand) -> Ops:
-    """Make the result first, then copies of weight and output's gradient."""
+    """Return the ops of the data gradient: the result, copies of weight and output's gradient, workspaces."""
     weight = operand_of(call.weight)
     is_last = is_channels_last(grad, weight)
     copies = (*weight.copies_to(is_last), *grad.copies_to(is_last))
@@ -101,7 +103,7 @@ def _data_gradient(call: ConvCall, grad: ConvOperand) -> Ops:
 
 
 def _weight_gradient(call: ConvCall, x: ConvOperand, grad: ConvOperand) -> Ops:
-    """Copy the output's gradient and the input, then make the result.
+    """Return the ops of the weight gradient: copies of the output's gradient and input, result, workspaces.
 
     A transposed convolution copies in the opposite order.
     """
@@ -116,7 +118,7 @@ def _weight_gradient(call: ConvCall, x: ConvOperand, grad: ConvOperand) -> Ops:
 
 
 def _cudnn_ops(call: ConvCall, direction: Direction, is_last: bool) -> Ops:
-    """Return the convolution that cuDNN runs for a pass."""
+    """Return the op of the convolution that cuDNN runs for a pass; () for empty tensors and unknown types."""
     is_empty = any(size == 0 for t in (call.x, call.y, call.weight) for size in t.shape)
     if call.x.dtype not in _DTYPES or is_empty:
         return ()
@@ -130,7 +132,7 @@ _DTYPES = {getattr(torch, name): name for name in ("float32", "float64", "float1
 
 
 def _query(call: ConvCall, direction: Direction, is_last: bool) -> Convolution:
-    """Return the call as cuDNN sees it: a transposed convolution is another one from output to input."""
+    """Return a call as cuDNN sees it: a transposed one becomes a plain convolution from output to input."""
     x, y = (call.y, call.x) if call.transposed else (call.x, call.y)
     x_size, weight_size, y_size = (tuple(t.shape) for t in (x, call.weight, y))
     padding, stride, dilation = map(call.of_each_dimension, (call.padding, call.stride, call.dilation))

@@ -1,6 +1,6 @@
-"""Workspaces of operators of detectors: `nonzero`, and torchvision's compiled ones, known by name.
+"""Give the workspaces of `nonzero` and of torchvision's compiled operators for detectors.
 
-ATen/native/cuda/Nonzero.cu; torchvision/csrc/ops/cuda/nms_kernel.cu and roi_align_kernel.cu (0.28).
+Sources: ATen/native/cuda/Nonzero.cu; torchvision/csrc/ops/cuda/nms_kernel.cu and roi_align_kernel.cu (0.28).
 """
 
 from typing import Any
@@ -13,16 +13,16 @@ from planner.capture.workspaces.tensor.indexing import true_elements_ops
 from planner.capture.workspaces.tensor.sorting import sort_ops
 from planner.program import OpKind, Target
 
-_BOXES_PER_WORD = 64  # threadsPerBlock of nms_kernel.cu: one bit for each of so many boxes
+_BOXES_PER_WORD = 64  # threadsPerBlock of nms_kernel.cu: a word has one bit for each box
 
 
 def _nonzero(args: Args, out: Any, target: Target) -> Ops:
-    """Find the true elements."""
+    """Return the ops of `nonzero`, which finds the true elements."""
     return true_elements_ops(args[0], target, Outputs())
 
 
 def _nms(args: Args, out: Tensor, target: Target) -> Ops:
-    """Sort the scores and the boxes by them, and hold a bit for each pair of boxes."""
+    """Return the ops of torchvision's nms: sort boxes by score, and hold a bit for each pair of boxes."""
     boxes, scores = args[:2]
     many = boxes.shape[0]
     if not many:
@@ -36,7 +36,7 @@ def _nms(args: Args, out: Tensor, target: Target) -> Ops:
         Release(held + 1),  # the sorted scores, which are not read
         Hold(tensor_bytes(boxes)),
         Hold(8 * many * ceil_div(many, _BOXES_PER_WORD)),
-        Hold(tensor_bytes(out)),  # positions in the order that stay, back from the CPU
+        Hold(tensor_bytes(out)),  # ranks of the kept boxes, copied back from the CPU
         Outputs(),
     )
 
@@ -50,7 +50,7 @@ def _roi_align_backward(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 RULES: dict[str, Rule] = {"nonzero": _nonzero}
-# By name, since torchvision's operators exist only once it, or the shim for it, is imported.
+# Given by name, since torchvision's operators exist only after torchvision, or the shim for it, is imported.
 RULES_BY_NAME: dict[str, Rule] = {
     "torchvision::nms": _nms,
     "torchvision::roi_align": _roi_align,

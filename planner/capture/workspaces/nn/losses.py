@@ -1,6 +1,6 @@
-"""Workspaces of losses: the unreduced loss, which is made in full before its mean or sum.
+"""Give the workspaces of losses, mainly the unreduced loss, which is made in full before its mean or sum.
 
-ATen/native/BinaryOps.cpp, Loss.cpp and cuda/Loss.cu.
+Sources: ATen/native/BinaryOps.cpp, Loss.cpp and cuda/Loss.cu.
 """
 
 from math import prod
@@ -23,7 +23,10 @@ def _whole(x: Tensor, target: Tensor) -> int:
 
 
 def _result_first(at: int) -> Rule:
-    """Make the scalar first (a structured operator); argument number `at` is the reduction."""
+    """Return the rule of a structured loss, which makes the scalar before the unreduced loss.
+
+    The loss's argument at position `at` is the kind of reduction.
+    """
 
     def rule(args: Args, out: Any, target: Target) -> Ops:
         if argument(args, at, 1) == _NONE:
@@ -34,7 +37,11 @@ def _result_first(at: int) -> Rule:
 
 
 def _result_last(at: int, temporaries: int) -> Rule:
-    """Make tensors like the loss first, the last of which is the result if it is not reduced."""
+    """Return the rule of a loss that makes tensors of the unreduced loss's size before its result.
+
+    The loss's argument at position `at` is the kind of reduction. Without reduction, the last of the
+    `temporaries` tensors is the result.
+    """
 
     def rule(args: Args, out: Any, target: Target) -> Ops:
         whole = Hold(_whole(args[0], args[1]))
@@ -46,21 +53,30 @@ def _result_last(at: int, temporaries: int) -> Rule:
 
 
 def _binary_cross_entropy(args: Args, out: Any, target: Target) -> Ops:
-    """Copy the mean into the storage of the unreduced loss (`meta_kernels/cuda_layouts.py`)."""
+    """Return the ops of binary cross entropy: its mean is copied into the storage of the unreduced loss.
+
+    See `meta_kernels/cuda_layouts.py`.
+    """
     if argument(args, 3, 1) == _NONE:
         return ()
     return Outputs(), Hold(args[0].element_size()), *reduction(args[0], None, 4, target)
 
 
 def _ctc_loss(args: Args, out: Any, target: Target) -> Ops:
-    """Hold lengths and offsets of the targets on the GPU (ATen/native/cuda/LossCTC.cu)."""
+    """Return the ops of CTC loss: lengths and offsets of the targets on the GPU, then the outputs.
+
+    Source: ATen/native/cuda/LossCTC.cu.
+    """
     samples = 8 * args[0].shape[1]
     return Hold(samples), Hold(samples), Hold(samples), Output(1), Outputs()  # the forward variables first
 
 
 def _ctc_loss_backward(args: Args, out: Any, target: Target) -> Ops:
-    """Hold the backward variables, as large as the forward ones; of a large problem sum up those of blanks
-    by `logsumexp`, and replace the gradients of infinite losses in a copy.
+    """Return the ops of CTC loss's backward pass.
+
+    They hold the backward variables, which are as large as the forward variables. A large problem sums the
+    variables of blanks by `logsumexp`, and with `zero_infinity` replaces gradients of infinite losses in a
+    copy.
     """
     scores, alpha = args[1], args[6]
     steps, samples, labels = scores.shape

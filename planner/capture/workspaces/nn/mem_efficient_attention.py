@@ -1,8 +1,8 @@
-"""Workspaces of CUTLASS's memory-efficient attention kernels.
+"""Give the workspaces of CUTLASS's memory-efficient attention kernels.
 
-Of the headers that torch 2.13 installs, mem_eff_attention/kernels/cutlassF.h and cutlassB.h select a variant,
-kernel_forward.h and kernel_backward.h give its needs; ATen/native/transformers/cuda/attention.cu and
-attention_backward.cu allocate around it.
+Sources are the headers that torch 2.13 installs: mem_eff_attention/kernels/cutlassF.h and cutlassB.h select a
+variant, kernel_forward.h and kernel_backward.h define its workspace. Other memory is allocated in
+ATen/native/transformers/cuda/attention.cu and attention_backward.cu.
 """
 
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ _ANY_WIDTH = 65536
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A backward kernel: the tile of scores that a block computes, and the widest head it accepts."""
+    """A variant of the backward kernel: its tile of scores, the widest head it accepts, its architecture."""
 
     queries: int
     keys: int
     width: int
     half: bool
-    generation: int  # the architecture that it is compiled for: 50, 70, 75 or 80
+    generation: int  # the architecture for which it is compiled: 50, 70, 75 or 80
 
     @property
     def keeps_outputs(self) -> bool:
@@ -36,12 +36,12 @@ class Variant:
 
     @property
     def computes_delta(self) -> bool:
-        """Return whether the kernel itself makes the row sums of grad * out (kKernelComputesDelta)."""
+        """Return whether the kernel itself computes the row sums of grad * out (kKernelComputesDelta)."""
         return self.half and (self.keeps_outputs or self.generation != 70)
 
 
 def forward(args: Args, out: Any, target: Target) -> Ops:
-    """Allocate an accumulator in float32 for halves whose heads do not fit in registers."""
+    """Return the ops of the forward pass: a float32 accumulator for half precision with wide heads."""
     key, value = args[1], args[2]
     half = value.dtype is not torch.float32
     if half and max(key.shape[-1], value.shape[-1]) > _RF_WIDTH:
@@ -50,11 +50,11 @@ def forward(args: Args, out: Any, target: Target) -> Ops:
 
 
 def backward(args: Args, out: Any, target: Target) -> Ops:
-    """Copy the gradient to be contiguous, make the gradients, hold delta (the row sums of grad * out), and
-    allocate the accumulators.
+    """Return the ops of the backward pass.
 
-    Where the kernel does not compute delta, the product, its row sums and their contiguous transpose, which
-    is delta, are alive together: temporaries of one C++ expression die at its end.
+    They copy the gradient to be contiguous, make the outputs, hold delta (the row sums of grad * out), and
+    allocate the accumulators. If the kernel does not compute delta, the product, its row sums and their
+    contiguous transpose, which is delta, are alive together: temporaries of a C++ expression die at its end.
     """
     grad, query, key, value = args[:4]
     batch, heads, rows, _ = query.shape
@@ -68,17 +68,17 @@ def backward(args: Args, out: Any, target: Target) -> Ops:
         return (copy, Outputs(), delta, workspace)
     product = [Hold(4 * grad.numel())] * (3 if variant.half else 1)  # halves are converted to float32 first
     if heads > 1 and rows > 1:
-        product.append(delta)  # the sums as they come, of which delta is the transpose
+        product.append(delta)  # the row sums before they are transposed to delta
     return (copy, Outputs(), *product, delta, *[ReleaseBeneath(1)] * len(product), workspace)
 
 
 def backward_variant(
     dtype: torch.dtype, width: int, dropout_p: float, capability: tuple[int, int]
 ) -> Variant:
-    """Return the first kernel of cutlassB.h that accepts a head of this width and fits in shared memory.
+    """Return the first kernel in cutlassB.h that accepts a head of this width and fits in shared memory.
 
-    Tiles of 128 queries do not fit on GPUs with 64 or 99 KiB a block (7.5, 8.6, 8.9, 12.x); that is
-    inferred from why the list has narrower ones behind them, not from the sizes of the structures.
+    Tiles of 128 queries do not fit on GPUs with 64 or 99 KiB a block (7.5, 8.6, 8.9, 12.x). This is inferred
+    from the narrower tiles that follow them in the list, not from the sizes of the structures.
     """
     half = dtype is not torch.float32
     generation = next(g for g in (80, 75, 70, 50) if capability[0] * 10 + capability[1] >= g)
@@ -96,10 +96,10 @@ def backward_variant(
 
 
 def workspace_bytes(variant: Variant, query: Tensor, key: Tensor, value: Tensor) -> int:
-    """Return `Params::workspace_size`, in which gradients are accumulated in float32.
+    """Return the bytes of `Params::workspace_size`, in which gradients are accumulated in float32.
 
-    torch 2.0 had none for floats; splitting the keys over blocks, which needs the one for queries, came
-    later and stands from compute capability 7.0 on.
+    torch 2.0 needed no workspace for floats. Later versions split the keys over blocks from compute
+    capability 7.0 on, which needs an accumulator for the queries' gradient.
     """
     batch, heads, rows, width = query.shape
     stored = 0
@@ -113,8 +113,9 @@ def workspace_bytes(variant: Variant, query: Tensor, key: Tensor, value: Tensor)
 
 
 def _key_splits(variant: Variant, blocks: int, keys: int) -> int:
-    """Return over how many blocks a variant that accumulates the gradients of keys and values spreads the
-    keys of one head (attention_backward.cu).
+    """Return the number of blocks over which the keys of one head are split (attention_backward.cu).
+
+    `blocks` is the batch size times the number of heads.
     """
     if variant.generation < 70 or torch.are_deterministic_algorithms_enabled():
         return 1

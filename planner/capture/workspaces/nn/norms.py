@@ -1,4 +1,4 @@
-"""Workspaces of normalization layers."""
+"""Give the workspaces of normalization layers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,24 +24,24 @@ from planner.program import Target
 
 
 def _layer_norm(args: Args, out: Any, target: Target) -> Ops:
-    """Copy operands to be contiguous before the outputs are made."""
+    """Return the ops of layer norm: contiguous copies of the operands, then the outputs."""
     x, _, weight, bias = args[:4]
     return (*contiguous_copies(x, weight, bias), Outputs())
 
 
 def _rms_norm(args: Args, out: Any, target: Target) -> Ops:
-    """Copy operands to be contiguous before the outputs are made."""
+    """Return the ops of RMS norm: contiguous copies of the operands, then the outputs."""
     return (*contiguous_copies(args[0], args[2]), Outputs())
 
 
 def _layer_norm_backward(args: Args, out: Any, target: Target) -> Ops:
-    """Make the input's gradient, then those of weight and bias."""
+    """Return the ops of layer norm's backward pass: the input's gradient, then the weight's and bias's."""
     grad, x, normalized, _, _, weight, _, mask = args
     return _normalized_backward(grad, x, normalized, weight, out, mask, target)
 
 
 def _rms_norm_backward(args: Args, out: Any, target: Target) -> Ops:
-    """Make the input's gradient, then that of the weight."""
+    """Return the ops of RMS norm's backward pass: the input's gradient, then the weight's."""
     grad, x, normalized, _, weight, mask = args
     return _normalized_backward(grad, x, normalized, weight, out, mask, target)
 
@@ -55,9 +55,10 @@ def _normalized_backward(
     grad: Tensor, x: Tensor, normalized: Sequence[int], weight: Tensor | None, out: Any,
     mask: Sequence[bool], target: Target,
 ) -> Ops:  # fmt: skip
-    """Allocate partial sums per block of rows, where there are many (`LaunchGammaBetaBackwardCUDAKernel`).
+    """Return the ops of the backward pass of layer norm or RMS norm.
 
-    Their sum makes the gradient anew, and what was made for it first is freed right after.
+    With many rows, partial sums are allocated per block of rows (`LaunchGammaBetaBackwardCUDAKernel`). Their
+    sum is a new tensor, and the tensor first made for the gradient is freed after it.
     """
     columns = x.shape[x.dim() - len(normalized) :].numel()
     rows = x.numel() // max(columns, 1)
@@ -80,9 +81,10 @@ def _normalized_backward(
 
 
 def _group_norm(args: Args, out: Any, target: Target) -> Ops:
-    """Allocate scale and shift of every sample and channel; with channels last, moments of rows before.
+    """Return the ops of group norm.
 
-    Newer versions hold mean and deviation of half precision as floats as well.
+    They hold scale and shift of every sample and channel; with channels last, moments of rows come before.
+    Newer versions of torch also hold mean and deviation of half precision as floats.
     """
     x, weight, bias, samples, channels, pixels, groups = args[:7]
     ops: list[Op] = [Outputs()]
@@ -96,7 +98,10 @@ def _group_norm(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _group_norm_backward(args: Args, out: Any, target: Target) -> Ops:
-    """Allocate sums of grad * x and of grad per sample and channel, then the gradient's coefficients."""
+    """Return the ops of group norm's backward pass.
+
+    They hold sums of grad * x and of grad per sample and channel, then the coefficients of the gradient.
+    """
     _, x, _, _, weight, samples, channels, pixels, groups, mask = args
     unit = accumulator_bytes(x)
     ops: list[Op] = [Outputs(), Hold(samples * channels * unit), Hold(samples * channels * unit)]
@@ -114,7 +119,7 @@ _WELFORD_BYTES = 24  # mean, squares, a 64-bit count, count as a float
 
 
 def _closest_factor(number: int) -> int:
-    """Return the largest divisor up to the square root (`ClosestFactor`)."""
+    """Return the largest divisor of a number up to its square root (`ClosestFactor`)."""
     factor = int(number**0.5)
     while number % factor:
         factor -= 1
@@ -125,7 +130,10 @@ def _closest_factor(number: int) -> int:
 
 
 def is_cudnn_batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool) -> bool:
-    """Return whether cuDNN runs batch norm (`_select_batch_norm_backend`), for an epsilon from 1e-5 on."""
+    """Return whether cuDNN runs batch norm with an epsilon of at least 1e-5.
+
+    Source: `_select_batch_norm_backend`.
+    """
     if weight is None or bias is None or x.dim() < 3:
         return False
     if torch.bfloat16 in (x.dtype, weight.dtype):
@@ -136,12 +144,12 @@ def is_cudnn_batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, t
 
 
 def _batch_norm(args: Args, out: Any, target: Target) -> Ops:
-    """Allocate partial moments in the native kernel for channels last; for other layouts that are not
-    contiguous, volumes in channels last among them, and beyond indices of 32 bits, reduce to mean and
-    variance, bfloat16 as floats (`batch_norm_choose_impl`, `batch_norm_mean_var`).
+    """Return the ops of batch norm, () if cuDNN runs it or in eval mode.
 
-    cuDNN's workspace and reserve for the plain operation count as empty, as measured peaks of models with
-    batch norm confirm.
+    PyTorch's kernel for channels last allocates partial moments. Other layouts that are not contiguous, among
+    them volumes in channels last, and tensors beyond 32-bit indices are reduced to mean and variance,
+    bfloat16 as floats (`batch_norm_choose_impl`, `batch_norm_mean_var`). cuDNN's workspace and reserve for
+    the plain operation count as empty, as measured peaks of models with batch norm confirm.
     """
     x, weight, bias, _, _, training = args[:6]
     if is_cudnn_batch_norm(x, weight, bias, training) or not training:
@@ -154,9 +162,11 @@ def _batch_norm(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _batch_norm_backward(args: Args, out: Any, target: Target) -> Ops:
-    """Hold sums until the input's gradient is made, which the native kernel for channels last makes last.
+    """Return the ops of batch norm's backward pass.
 
-    Source: Normalization.cuh, batch_norm_backward_reduce_cuda_channels_last_template.
+    cuDNN copies the gradient to the input's format. PyTorch's kernel for channels last holds sums until it
+    has made the input's gradient, which is last. Source: Normalization.cuh,
+    batch_norm_backward_reduce_cuda_channels_last_template.
     """
     grad, x, weight = args[:3]
     training = args[7]
@@ -172,7 +182,10 @@ def _batch_norm_backward(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _partial_moments(x: Tensor, values: int) -> Ops:
-    """Allocate staging data and semaphores of kernels that read channels last (`flexible_launch_configs`)."""
+    """Return the staging data and semaphores of kernels that read channels last.
+
+    Source: `flexible_launch_configs`.
+    """
     if not _reads_channels_last(x):
         return ()
     channels = x.shape[1]
@@ -188,8 +201,9 @@ def _partial_moments(x: Tensor, values: int) -> Ops:
 
 
 def _reads_channels_last(x: Tensor) -> bool:
-    """Return whether kernels for channels last run, as for matrices and images of one pixel too
-    (`batch_norm_choose_impl`).
+    """Return whether kernels for channels last run (`batch_norm_choose_impl`).
+
+    They also run for matrices and for images of one pixel.
     """
     return x.stride(1) == 1 or suggests_channels_last(x)
 

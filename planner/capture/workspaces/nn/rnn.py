@@ -1,11 +1,11 @@
-"""Workspaces of cuDNN's recurrent layers, and sizes of their weights and reserve space.
+"""Give the workspaces of cuDNN's recurrent layers, and the sizes of their weights and reserve space.
 
-cuDNN does not document the sizes of its reserve space and its workspace. The formulas below give exactly
-those of a P100 in 2017 (LSTM: 736,000,000 and 17,730,560 bytes, GRU: 864,000,000 and 13,169,920;
+cuDNN does not document the sizes of its reserve space and workspace. The formulas below give exactly the
+sizes reported for a P100 in 2017 (LSTM: 736,000,000 and 17,730,560 bytes, GRU: 864,000,000 and 13,169,920;
 pytorch/pytorch issue 2895) for four layers of width 320 over 123 inputs, 250 steps of 100 samples. The issue
 names the number of parameters, from which layers and widths follow; steps and samples are inferred with the
-formulas. Newer versions, half precision, dropout and projections are assumed to be alike. The emulated GPU
-answers by the same formulas (planner/emulator/csrc/cudnn_layers.c).
+formulas. Newer versions, half precision, dropout and projections are assumed to need the same. The emulated
+GPU answers by the same formulas (planner/emulator/csrc/cudnn_layers.c).
 """
 
 from typing import Any, NamedTuple
@@ -18,22 +18,22 @@ from planner.program import Target, threads_per_sm
 
 
 class Mode(NamedTuple):
-    """A kind of recurrent layer; its name is that of `nn.RNNBase.mode`."""
+    """A kind of recurrent layer; `name` is its value of `nn.RNNBase.mode`."""
 
     name: str
     gates: int
     reserve: int  # vectors as wide as the hidden state that training keeps per layer, direction and step
 
 
-# By number in cudnnRNNMode_t. An LSTM keeps the gates and the cell's state.
+# In the order of cudnnRNNMode_t. An LSTM keeps the gates and the cell's state.
 MODES = (Mode("RNN_RELU", 1, 1), Mode("RNN_TANH", 1, 1), Mode("LSTM", 4, 5), Mode("GRU", 3, 6))
 MODE_NUMBERS = {mode.name: number for number, mode in enumerate(MODES)}
 
 
-# cudnnDropoutGetStatesSize, by inference: a curandState for each thread that is resident at most. torch's
-# comment names "slightly over 2 MB", as an M40 would take. The emulated GPU answers by the same formula.
+# Inferred for cudnnDropoutGetStatesSize: a curandState for each thread that the GPU can hold at once. torch's
+# comment names "slightly over 2 MB", which agrees with an M40. The emulated GPU answers by the same formula.
 _GENERATOR_BYTES = 48
-FIRST_DROPOUT_DIM = 2  # rank of the stand-in for the state of dropout where it is made; 1 where it is there
+FIRST_DROPOUT_DIM = 2  # rank of the placeholder for dropout's state in the call that makes it; 1 afterwards
 
 
 class RnnSizes(NamedTuple):
@@ -57,7 +57,7 @@ class RnnSizes(NamedTuple):
 
     @property
     def directions(self) -> int:
-        """Return 2 for a bidirectional layer."""
+        """Return the number of directions: 2 for a bidirectional layer, else 1."""
         return 2 if self.bidirectional else 1
 
     @property
@@ -66,62 +66,70 @@ class RnnSizes(NamedTuple):
         return self.projected or self.hidden
 
     def weight_elements(self) -> int:
-        """Return the elements of the flattened weights: all matrices, and both biases, used or not."""
+        """Return the number of elements of the flattened weights: matrices and two biases, used or not."""
         per_row = 2 * MODES[self.mode].gates + self.projected
         return self._matrix_elements() + self.layers * self.directions * self.hidden * per_row
 
     def reserve_bytes(self, rows: int, element_bytes: int) -> int:
-        """Return the bytes that training keeps: states of the cells, and outputs of all layers but the last.
+        """Return the bytes that training keeps: cells' states, and outputs of all layers except the last.
 
-        `rows` are steps times samples.
+        `rows` is steps times samples.
         """
         vectors = MODES[self.mode].reserve + (1 if self.projected else 0)
         elements = self.layers * vectors * self.hidden + (self.layers - 1) * self.width
         return rows * self.directions * element_bytes * elements
 
     def workspace_bytes(self, samples: int, element_bytes: int) -> int:
-        """Return the bytes of the transposed matrices and some vectors per sample."""
+        """Return the bytes of the workspace: the transposed matrices, and some vectors per sample."""
         vectors = self.layers * self.directions * samples * self.hidden * (3 * MODES[self.mode].gates - 1)
         return element_bytes * (self._matrix_elements() + vectors)
 
     def _matrix_elements(self) -> int:
-        """Return the elements of the matrices: each layer after the first takes all directions' outputs."""
+        """Return the number of elements of all matrices; each later layer takes all directions' outputs."""
         inputs = self.inputs + (self.layers - 1) * self.width * self.directions
         return self.directions * MODES[self.mode].gates * self.hidden * (inputs + self.layers * self.width)
 
 
 def _workspace(x: Tensor, batch_sizes: list[int], *sizes: Any) -> int:
-    """Return the bytes of the workspace; `sizes` are those of `RnnSizes` but for the inputs."""
+    """Return the bytes of the workspace for an input; `sizes` are fields of `RnnSizes` except `inputs`."""
     samples = batch_sizes[0] if batch_sizes else x.shape[1]
     return RnnSizes(sizes[0], x.shape[-1], *sizes[1:]).workspace_bytes(samples, x.element_size())
 
 
 def _steps_first(x: Tensor, batch_first: bool, batch_sizes: list[int]) -> Tensor:
-    """Return the tensor with its steps first, as cuDNN needs it contiguous."""
+    """Return a view of an input with its steps first, the layout that cuDNN needs contiguous."""
     return x.transpose(0, 1) if batch_first and not batch_sizes else x
 
 
 def _forward(args: Args, out: Any, target: Target) -> Ops:
-    """Make the state of dropout once, copy the input to be contiguous, make a buffer for weights that lie
-    apart, then hold the workspace.
+    """Return the ops of a recurrent layer's forward pass.
+
+    They make the state of dropout in the first call, copy the input to be contiguous, make a buffer for
+    weights that are not in one, and hold the workspace.
     """
     x, _, _, buffer, _, _, mode, hidden, projected, layers, batch_first = args[:11]
     bidirectional, sizes, dropout = args[13:16]
     x = _steps_first(x, batch_first, sizes)
     space = _workspace(x, sizes, mode, hidden, projected, layers, bidirectional)
-    states = Output(), Output(), Output()  # output, hy, cy; the latter is empty but for an LSTM
-    weights = () if buffer is not None else (Output(1),)  # behind the reserve space
+    states = Output(), Output(), Output()  # output, hy, cy; cy is empty except for an LSTM
+    weights = () if buffer is not None else (Output(1),)  # the output after the reserve space
     state = _dropout_state(target) if dropout is not None and dropout.dim() == FIRST_DROPOUT_DIM else ()
     return (*state, *contiguous_copies(x), *states, *weights, Hold(space), Outputs())
 
 
 def _dropout_state(target: Target) -> Ops:
-    """Draw a seed on the GPU, then keep a generator for each thread that the GPU holds (cudnn/RNN.cpp)."""
+    """Return the ops that make dropout's state: a seed, and a generator for each of the GPU's threads.
+
+    Source: cudnn/RNN.cpp.
+    """
     return 8, Keep(_GENERATOR_BYTES * threads_per_sm(target.capability) * target.sm_count)
 
 
 def _backward(args: Args, out: Any, target: Target) -> Ops:
-    """Run `_cudnn_rnn_backward_input`, then `_cudnn_rnn_backward_weight`, each with its own workspace."""
+    """Return the ops of a recurrent layer's backward pass.
+
+    `_cudnn_rnn_backward_input` runs first, then `_cudnn_rnn_backward_weight`, each with a separate workspace.
+    """
     x, _, _, _, hx, cx, output, grad, grad_hy, grad_cy, mode, hidden, projected, layers, batch_first = args[
         :15
     ]

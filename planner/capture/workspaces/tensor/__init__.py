@@ -1,1 +1,1 @@
-"""Workspaces of operators on tensors."""
+"""Define workspace rules of operators on tensors."""

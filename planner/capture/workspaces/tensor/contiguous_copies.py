@@ -1,8 +1,8 @@
-"""Workspaces of kernels that copy operands to be contiguous and allocate nothing else.
+"""Give the workspaces of kernels that make contiguous copies of operands and allocate nothing else.
 
-Each calls `contiguous()` inside, which no operator shows. Where a kernel also reads channels last, only
-other layouts are copied. A structured kernel has its outputs before it runs, so that the copies come after
-them. The order is as an allocator recorded it with torch 2.13 on an emulated GPU.
+Each kernel calls `contiguous()` internally, which no dispatched operator shows. If a kernel also reads
+channels last, only other layouts are copied. A structured kernel gets its outputs before it runs, so copies
+come after them. The order was recorded by the allocator of torch 2.13 on an emulated GPU.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ from planner.program import Target
 def _copies_after(
     copies: Callable[..., Ops], positions: tuple[int, ...], args: Args, out: Any, target: Target
 ) -> Ops:
-    """Copy these arguments once the outputs are made, as structured kernels do."""
+    """Return the ops of a structured kernel: outputs, then copies of the arguments at `positions`."""
     tensors = [argument(args, position) for position in positions]
     return (Outputs(), *copies(*(t for t in tensors if isinstance(t, Tensor))))
 
@@ -51,53 +51,75 @@ _FIRST_DENSE = """
 
 
 def _input_before_output(copies: Callable[..., Ops], args: Args, out: Any, target: Target) -> Ops:
-    """Copy the input, then make the output (AdaptiveAveragePooling.cu, AdaptiveAveragePooling3d.cu)."""
+    """Return the ops of adaptive average pooling: a copy of the input, then the output.
+
+    Source: AdaptiveAveragePooling.cu, AdaptiveAveragePooling3d.cu.
+    """
     return (*copies(args[0]), Outputs())
 
 
 def _gradient_like_input(args: Args, out: Any, target: Target) -> Ops:
-    """Copy the gradient to the input's format (DilatedMaxPool3d.cu)."""
+    """Return the outputs, then a copy of the gradient in the input's format (DilatedMaxPool3d.cu)."""
     grad, x = args[:2]
     return (Outputs(), *copies_in_format_of(x, grad))
 
 
 def _gradient_and_input(args: Args, out: Any, target: Target) -> Ops:
-    """Copy the input to a dense format, the gradient to the same (DilatedMaxPool2d.cu, AveragePool2d.cu)."""
+    """Return the outputs, then copies of input and gradient in one dense format.
+
+    Source: DilatedMaxPool2d.cu, AveragePool2d.cu.
+    """
     grad, x = args[:2]
     return (Outputs(), *dense_copies(x), *copies_in_format_of(x, grad))
 
 
 def _gradient_of_adaptive_pool(args: Args, out: Any, target: Target) -> Ops:
-    """Copy the gradient unless the input is channels last (AdaptiveAveragePooling.cu)."""
+    """Return the outputs, then a contiguous copy of the gradient unless the input is channels last.
+
+    Source: AdaptiveAveragePooling.cu.
+    """
     grad, x = args[:2]
     return (Outputs(), *(() if suggests_channels_last(x) else contiguous_copies(grad)))
 
 
 def _gradient_of_adaptive_max_pool(args: Args, out: Any, target: Target) -> Ops:
-    """Copy gradient and indices, and make a contiguous result (AdaptiveMaxPooling2d.cu)."""
+    """Return the outputs, then contiguous copies of gradient, indices and result.
+
+    Source: AdaptiveMaxPooling2d.cu.
+    """
     return (Outputs(), *contiguous_copies(args[0], args[2], out))
 
 
 def _gradient_of_bilinear(args: Args, out: Any, target: Target) -> Ops:
-    """Copy the gradient to a dense format, unless it has the output's size (UpSampleBilinear2d.cu)."""
+    """Return the outputs, then a dense copy of the gradient unless it has the output's size.
+
+    Source: UpSampleBilinear2d.cu.
+    """
     return () if args[0].shape == out.shape else (Outputs(), *dense_copies(args[0]))
 
 
 def _through_contiguous(args: Args, out: Any, target: Target) -> Ops:
-    """Make contiguous results, where the outputs are not, and copy the input (AdaptiveMaxPooling2d.cu,
-    UpSampleNearest3d.cu, UpSampleTrilinear3d.cu, UpSampleBilinear2d.cu).
+    """Return the outputs, contiguous results if the outputs are not contiguous, and a copy of the input.
+
+    Source: AdaptiveMaxPooling2d.cu, UpSampleNearest3d.cu, UpSampleTrilinear3d.cu, UpSampleBilinear2d.cu.
     """
     outputs = out if isinstance(out, tuple) else (out,)
     return (Outputs(), *contiguous_copies(*outputs), *contiguous_copies(args[0]))
 
 
 def _gradient_of_trilinear(args: Args, out: Any, target: Target) -> Ops:
-    """Copy the gradient, then make a contiguous result, where the output is not (UpSampleTrilinear3d.cu)."""
+    """Return the outputs, a copy of the gradient, and a contiguous result if the output is not contiguous.
+
+    Source: UpSampleTrilinear3d.cu.
+    """
     return (Outputs(), *contiguous_copies(args[0]), *contiguous_copies(out))
 
 
 def _unfold(args: Args, out: Any, target: Target) -> Ops:
-    """Copy the input beside a block of its size, which is resized to the output (Im2Col.cu)."""
+    """Return the ops of `im2col`: a block of the input's size, a copy of the input, and the output.
+
+    The block is resized to the output; if it is large enough, it is the output (Im2Col.cu).
+    """
     x = args[0]
     if tensor_bytes(x) >= tensor_bytes(out):
         return (Outputs(), *contiguous_copies(x))
@@ -105,7 +127,7 @@ def _unfold(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _running(args: Args, out: Tensor, target: Target) -> Ops:
-    """Convert the input to the type of its running sums, or copy it to be contiguous (ReduceOps.cpp)."""
+    """Return the output, then the input converted to its type, or else a contiguous copy (ReduceOps.cpp)."""
     x = args[0]
     return (
         (Outputs(), *contiguous_copies(x)) if x.dtype is out.dtype else (Outputs(), Hold(tensor_bytes(out)))
@@ -113,12 +135,12 @@ def _running(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _nll_loss2d(args: Args, out: Any, target: Target) -> Ops:
-    """Make the total weight before the loss, then the copies (NLLLoss2d.cu)."""
+    """Return the ops of `nll_loss2d`: total weight, loss, then contiguous copies (NLLLoss2d.cu)."""
     return (Output(1), Output(), *contiguous_copies(*(t for t in args[:3] if isinstance(t, Tensor))))
 
 
 def _dropout(args: Args, out: Any, target: Target) -> Ops:
-    """Make the mask before the output (Dropout.cu, dropout_cuda)."""
+    """Return the ops of dropout: the mask, then the output (Dropout.cu, dropout_cuda)."""
     return (Output(1), Output())
 
 

@@ -1,4 +1,4 @@
-"""Workspaces of Fourier transforms and distances."""
+"""Give the workspaces of Fourier transforms and of Euclidean distances."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -11,7 +11,7 @@ from planner.program import Target
 
 
 def notes_on_transforms(operators: Iterable[str]) -> tuple[str, ...]:
-    """Return a note where Fourier transforms are among the operators of a trace."""
+    """Return a note on cuFFT's work area if a trace's operators include Fourier transforms; else ()."""
     if not any(name.startswith("aten._fft_") for name in operators):
         return ()
     return (
@@ -21,11 +21,11 @@ def notes_on_transforms(operators: Iterable[str]) -> tuple[str, ...]:
 
 
 def _fourier(args: Args, out: Tensor, target: Target) -> Ops:
-    """Copy the input where cuFFT cannot read it as it lies, and allocate cuFFT's work area.
+    """Return the ops of a Fourier transform: output, a copy of an input that cuFFT cannot read, work area.
 
-    The output comes first (ATen/native/cuda/SpectralOps.cpp, `_fft_r2c_cufft`). cuFFT does not document the
-    size of its work area. For lengths of small prime factors it is assumed to be the larger of input and
-    output, an upper bound there (inferred, not measured).
+    Source: ATen/native/cuda/SpectralOps.cpp, `_fft_r2c_cufft`. cuFFT does not document the size of its work
+    area. It is assumed to be the larger of input and output, an upper bound for lengths with small prime
+    factors (inferred, not measured).
     """
     x, dims = args[:2]
     copies = () if _is_readable(x, dims) else (Hold(tensor_bytes(x)),)
@@ -33,10 +33,11 @@ def _fourier(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _is_readable(x: Tensor, dims: Sequence[int]) -> bool:
-    """Return whether cuFFT reads a tensor as it lies.
+    """Return whether cuFFT reads a tensor without a copy.
 
-    The dimensions that are not transformed, by falling strides, have to be one for `reshape` (`_exec_fft`),
-    and each stride a multiple of the next one of those that are (CuFFTPlanCache.h, `as_cufft_embed`).
+    The dimensions that are not transformed, by falling strides, must merge into one by `reshape`
+    (`_exec_fft`). The stride of each transformed dimension must be a multiple of the next one's
+    (CuFFTPlanCache.h, `as_cufft_embed`).
     """
     transformed = [dim % x.dim() for dim in dims]
     sizes, strides = x.shape, x.stride()
@@ -56,13 +57,16 @@ def _is_readable(x: Tensor, dims: Sequence[int]) -> bool:
 
 
 def _fourier_to_real(args: Args, out: Tensor, target: Target) -> Ops:
-    """Copy the input, which the transform overwrites, and allocate cuFFT's work area."""
+    """Return the ops of a transform to real numbers: output, a copy of the input to overwrite, work area."""
     x = args[0]
     return Outputs(), Hold(tensor_bytes(x)), max(tensor_bytes(x), tensor_bytes(out))
 
 
 def _euclidean_distance(args: Args, out: Tensor, target: Target) -> Ops:
-    """Multiply rows extended by their norms and by ones (ATen/native/Distance.cpp)."""
+    """Return the ops of Euclidean distances, a product of rows extended by norms and ones.
+
+    Source: ATen/native/Distance.cpp.
+    """
     x, y = args[:2]
     ops: list[Op] = []
     for points in (x, y):

@@ -1,10 +1,10 @@
-"""Workspaces of matrix products: those that cuBLAS keeps, and copies of operands that it cannot read.
+"""Give the workspaces of matrix products: memory that cuBLAS keeps, and copies of operands.
 
-ATen/cuda/CublasHandlePool.cpp: the first use of a handle takes a workspace from the caching allocator and
-keeps it for ever, one per (handle, stream). Handles belong to threads, and a training process has two that
-multiply matrices: the one that runs the forward pass and the one in which autograd runs the backward pass.
-Its size is that of `planner.program.workspace_bytes`. cuBLASLt, which adds biases as it multiplies, uses the
-same one or another of 1 MiB, by version (`planner.program.lt_workspace`).
+The first use of a cuBLAS handle takes a workspace from the caching allocator and keeps it for the life of the
+process, one per handle and stream (ATen/cuda/CublasHandlePool.cpp). Handles belong to threads, and a training
+process has two threads that multiply matrices: one runs the forward pass, the other is autograd's thread for
+the backward pass. `planner.program.workspace_bytes` gives the size. cuBLASLt, which adds biases as it
+multiplies, uses the same workspace or another of 1 MiB, by version (`planner.program.lt_workspace`).
 """
 
 from collections.abc import Mapping
@@ -30,23 +30,24 @@ BLAS_OPS = frozenset(map(overload, _BLAS_NAMES.split()))
 
 
 class CublasWorkspaces:
-    """The threads and streams whose cuBLAS handle has its workspace already."""
+    """A record of the threads and streams whose cuBLAS handles have their workspaces already."""
 
     def __init__(self, target: Target, config: str = "") -> None:
-        """`config` is the text of CUBLAS_WORKSPACE_CONFIG."""
+        """`config` is the value of CUBLAS_WORKSPACE_CONFIG."""
         self._bytes = workspace_bytes(target.capability, config, target.torch)
         self._keeps_lt = lt_workspace(target.torch) is LtWorkspace.KEPT
         self._used: set[tuple[bool, int]] = set()
         self._lt_used: set[tuple[bool, int]] = set()
 
     def forget(self) -> None:
-        """Let each thread begin anew, since the workspaces are freed."""
+        """Forget all threads and streams, since torch has freed the workspaces."""
         self._used.clear()
         self._lt_used.clear()
 
     def first_use(self, phase: Phase, stream: int = 0) -> int:
-        """Return the bytes that cuBLAS allocates and keeps in this call: 0 after the first of a thread and
-        stream.
+        """Return the bytes that cuBLAS allocates and keeps in a call: 0 unless its thread and stream are new.
+
+        The phase tells the thread: autograd's in the backward pass, else the main thread.
         """
         place = phase is Phase.BACKWARD, stream  # autograd's thread, or the main one
         if place in self._used:
@@ -55,7 +56,7 @@ class CublasWorkspaces:
         return self._bytes
 
     def first_lt_use(self, func: Any, args: Args, phase: Phase, stream: int = 0) -> int:
-        """Return the bytes that cuBLASLt allocates and keeps in this call, as `first_use` does of cuBLAS."""
+        """Return the bytes that cuBLASLt allocates and keeps in a call, as `first_use` for cuBLAS."""
         place = phase is Phase.BACKWARD, stream
         if not self._keeps_lt or place in self._lt_used:
             return 0
@@ -66,9 +67,9 @@ class CublasWorkspaces:
 
 
 def uses_cublas(func: Any, args: Args, ops: Ops) -> bool:
-    """Return whether a call multiplies matrices by cuBLAS: by its operator, or by the ops of its rule.
+    """Return whether a call uses cuBLAS, judged by its operator or by the ops of its rule.
 
-    Columns are multiplied by rows pointwise in torch 2.13 (ATen/native/cuda/Blas.cpp).
+    In torch 2.13 a batch of outer products is multiplied pointwise instead (ATen/native/cuda/Blas.cpp).
     """
     if func not in BLAS_OPS:
         return any(isinstance(one, KernelOp) and one.kind is OpKind.CUBLAS for one in ops)
@@ -76,7 +77,9 @@ def uses_cublas(func: Any, args: Args, ops: Ops) -> bool:
 
 
 def _uses_lt(args: Args) -> bool:
-    """Return whether `addmm` runs in cuBLASLt: of a bias per column and more than one row and column
+    """Return whether cuBLASLt runs a call of `addmm`.
+
+    It does if the bias has one number per column, and the second matrix has more than one row and column
     (addmm_out_cuda_impl, ATen/native/cuda/Blas.cpp).
     """
     bias, _, second = args[:3]
@@ -85,13 +88,13 @@ def _uses_lt(args: Args) -> bool:
     return bool(is_bias and inner > 1 and columns > 1)
 
 
-# ---- copies of operands, since cuBLAS reads rows or columns that are next to each other
+# ---- copies of operands, since cuBLAS reads matrices with contiguous rows or columns
 # (prepare_matrix_for_cublas and prepare_batch_matrix_for_cublas, ATen/native/cuda/Blas.cpp and
 # cuBlasCommonArgs.h)
 
 
 def _copy_for_cublas(matrix: Tensor) -> Ops:
-    """Copy an operand whose last two dimensions are no matrix that cuBLAS reads."""
+    """Return the copy of an operand that cuBLAS cannot read, as an op; () if it can read the operand."""
     rows, columns = matrix.shape[-2:]
     down, right = matrix.stride()[-2:]
     if (down == 1 and right >= max(1, rows)) or (right == 1 and down >= max(1, columns)):
@@ -102,12 +105,12 @@ def _copy_for_cublas(matrix: Tensor) -> Ops:
 
 
 def _product(first: int, args: Args, out: Any, target: Target) -> Ops:
-    """Copy both operands, of which the first is the argument at this position."""
+    """Return the copies of a product's operands, which are the arguments at `first` and after it."""
     return (*_copy_for_cublas(args[first]), *_copy_for_cublas(args[first + 1]))
 
 
 def _addmm(args: Args, out: Any, target: Target) -> Ops:
-    """Copy both operands, and hold cuBLASLt's workspace in versions in which each call takes its own."""
+    """Return the ops of `addmm`: copies of the operands, and cuBLASLt's workspace if each call takes one."""
     takes_own = lt_workspace(target.torch) is LtWorkspace.OF_CALL and _uses_lt(args)
     return (*_product(1, args, out, target), *((Hold(LT_BYTES),) if takes_own else ()))
 

@@ -1,8 +1,8 @@
-"""Workspaces of factorizations, determinants and solves: cuBLAS's, and the temporaries of torch's kernels.
+"""Give the workspaces of factorizations, determinants and solves, including temporaries of torch's kernels.
 
-ATen/native/cuda/linalg/BatchLinearAlgebra.cpp and BatchLinearAlgebraLib.cpp, by their default backend in
-builds without MAGMA. Work areas of cuSOLVER are left out: no rule gives their sizes, and emulated runs take
-none.
+Sources: ATen/native/cuda/linalg/BatchLinearAlgebra.cpp and BatchLinearAlgebraLib.cpp, with the default
+backend of builds without MAGMA. Work areas of cuSOLVER are left out: no rule gives their sizes, and emulated
+runs take none.
 """
 
 from collections.abc import Iterable
@@ -14,12 +14,12 @@ from planner.capture.workspaces._rule import argument
 from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Release, Rule, UseCublas
 from planner.program import Target
 
-_POINTER, _INFO, _INDEX = 8, 4, 8  # bytes: of a matrix in a batched call, of a status, of a permutation
+_POINTER, _INFO, _INDEX = 8, 4, 8  # bytes of a matrix's pointer, of a status, and of a permutation's index
 _CUSOLVER = ("_linalg_det", "_linalg_slogdet", "linalg_lu_factor_ex", "linalg_lu_solve")
 
 
 def notes_on_factorizations(operators: Iterable[str]) -> tuple[str, ...]:
-    """Return a note where factorizations by cuSOLVER are among the operators of a trace."""
+    """Return a note on cuSOLVER's work areas if a trace's operators include its factorizations; else ()."""
     if not any(name.startswith(tuple(f"aten.{one}" for one in _CUSOLVER)) for name in operators):
         return ()
     return ("work areas of cuSOLVER's factorizations are left out, as emulated runs leave them out",)
@@ -30,17 +30,17 @@ def _batch(matrices: Tensor) -> int:
 
 
 def _batched(batch: int) -> Ops:
-    """Pass pointers to both operands' matrices to cuBLAS."""
+    """Return the ops of a batched call of cuBLAS, which takes pointers to both operands' matrices."""
     return (Hold(_POINTER * batch), Hold(_POINTER * batch), UseCublas(), Release(2))
 
 
 def _triangular(batch: int, size: int) -> Ops:
-    """Solve by `triangular_solve_kernel`: one matrix after another if they are few and large."""
+    """Return the ops of `triangular_solve_kernel`, which solves few large matrices one after another."""
     return (UseCublas(),) if batch <= 8 and size >= 64 else _batched(batch)
 
 
 def _factor(matrices: Tensor) -> Ops:
-    """Factor by `lu_factor`: by cuSOLVER alone, or batches of small square matrices by cuBLAS."""
+    """Return the ops of `lu_factor`: pointers if cuBLAS factors a batch of small matrices, else ()."""
     rows, columns, batch = *matrices.shape[-2:], _batch(matrices)
     if rows != columns or batch == 1 or rows >= 512:
         return ()
@@ -52,7 +52,10 @@ def _factors(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
 
 
 def _sign_of_permutation(matrices: Tensor) -> Ops:
-    """Count the pivots that are no identity (`lu_det_P`, ATen/native/LinearAlgebraUtils.h)."""
+    """Return the ops of a permutation's sign, from the pivots that move a row.
+
+    Source: `lu_det_P`, ATen/native/LinearAlgebraUtils.h.
+    """
     size, batch = matrices.shape[-1], _batch(matrices)
     return (
         Hold(_INDEX * batch),
@@ -85,7 +88,7 @@ def _log_determinant(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops
 
 
 def _solve(args: Args, out: Tensor, target: Target) -> Ops:
-    """Choose cuSOLVER, cuBLAS or two triangular solves, as `lu_solve_kernel` does by sizes."""
+    """Return the ops of `lu_solve_kernel`, which chooses cuSOLVER, cuBLAS or two triangular solves."""
     factors, adjoint = args[0], argument(args, 4, False)
     batch, size = _batch(out), factors.shape[-1]
     columns = out.shape[-1 if argument(args, 3, True) else -2]

@@ -1,4 +1,4 @@
-"""Workspaces of copies between many tensors and one, as FSDP makes them: tables for a kernel that does all.
+"""Give the workspaces of copies between many tensors and one, as FSDP makes them: tables for a single kernel.
 
 A table has 8 bytes for each address, size and thread block (ATen/native/cuda/TensorShape.cu).
 """
@@ -16,11 +16,11 @@ from planner.capture.workspaces.ops import Args, Hold, Ops, Rule
 from planner.program import Target, threads_per_sm
 
 _BLOCK_THREADS = 128
-_TILE_BYTES = 16 * _BLOCK_THREADS  # that a thread block copies at a time
+_TILE_BYTES = 16 * _BLOCK_THREADS  # bytes that a thread block copies at a time
 
 
 def _split_with_sizes_copy(args: Args, out: Any, target: Target) -> Ops:
-    """Copy the parts of a tensor along a dimension into tensors of their own."""
+    """Return the table for copying a tensor's parts along a dimension into tensors; () if it needs none."""
     source, sizes, dim, parts = args[:4]
     if not _are_dense(source, *parts) or any(part.dtype is not source.dtype for part in parts):
         return ()  # copied one after another
@@ -38,7 +38,7 @@ def _split_with_sizes_copy(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _chunk_cat(args: Args, out: Any, target: Target) -> Ops:
-    """Concatenate the chunks of tensors, padded to whole ones."""
+    """Return the table for concatenating chunks of padded tensors, or else the padded copies of tensors."""
     tensors, dim, chunks, whole = args[:4]
     dtype = tensors[0].dtype
     casts = dtype is not whole.dtype
@@ -53,12 +53,12 @@ def _chunk_cat(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _padded(tensor: Tensor, dim: int, chunks: int) -> int:
-    """Return the elements of a slice of the padded tensor along a dimension."""
+    """Return the elements of a tensor from dimension `dim` on, padded there to a multiple of `chunks`."""
     return ceil_div(tensor.shape[dim], chunks) * chunks * prod(tensor.shape[dim + 1 :])
 
 
 def _are_dense(*tensors: Tensor) -> bool:
-    """Return whether all are contiguous apart from the order of their dimensions."""
+    """Return whether all tensors are contiguous apart from the order of their dimensions."""
     return all(is_dense(one.shape, one.stride()) for one in tensors)
 
 

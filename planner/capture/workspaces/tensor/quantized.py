@@ -1,8 +1,8 @@
-"""Memory that bitsandbytes' operators allocate on CUDA, and the order of their outputs.
+"""Give the workspaces of bitsandbytes' operators on CUDA, and the order of their outputs.
 
-bitsandbytes/backends/cuda/ops.py and backends/default/ops.py of version 0.50. A product with weights of 4
-bits runs in a kernel of its own for few rows, and else dequantizes the weight first; the library's own
-function decides, by shape, compute capability and number of multiprocessors.
+Sources: bitsandbytes/backends/cuda/ops.py and backends/default/ops.py of version 0.50. A product with 4-bit
+weights runs in a single kernel for few rows, and otherwise dequantizes the weight first. A function of the
+library decides by shape, compute capability and number of multiprocessors.
 """
 
 import ast
@@ -33,7 +33,7 @@ _LIMIT = "_gemm_4bit_custom_max_m"
 
 
 def _gemm_4bit(args: Args, out: Any, target: Target) -> Ops:
-    """Multiply in one kernel, or dequantize the statistics and the weight first."""
+    """Return the ops of a product with a 4-bit weight: one kernel, or dequantized statistics and weight."""
     activations, weight, shape, absmax, blocksize = args[:5]
     outer, inner = shape
     rows = activations.numel() // inner
@@ -59,10 +59,10 @@ def _is_one_kernel(dtype: Any, rows: Any, outer: int, inner: int, blocksize: int
 
 @functools.cache
 def _decision() -> tuple[Any, int]:
-    """Return the library's function that chooses the kernel, and the number of rows up to which it is asked.
+    """Return bitsandbytes' function that chooses the kernel, and the most rows for which it is asked.
 
-    The module itself needs CUDA, so that the function is taken from its source. Versions before 0.50 have
-    none and dequantize for more than one row.
+    The module itself needs CUDA, so the function is compiled from its source. None for versions before 0.50,
+    which lack the function and dequantize for more than one row.
     """
     package = importlib.util.find_spec("bitsandbytes")
     assert package is not None and package.origin is not None
@@ -85,7 +85,10 @@ def _decision() -> tuple[Any, int]:
 
 
 def _int8_vectorwise_quant(args: Args, out: Any, target: Target) -> Ops:
-    """Make row statistics before rows; with a threshold, look for outliers and find none."""
+    """Return the ops of int8 quantization by rows: statistics, then rows.
+
+    With a threshold, outliers are looked for, and none are assumed to be found.
+    """
     activations, threshold = args[0], argument(args, 1, 0.0)
     if threshold <= 0.0:
         return (Output(1), Output())
@@ -94,7 +97,7 @@ def _int8_vectorwise_quant(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _int8_product(args: Args, out: Any, target: Target) -> Ops:
-    """Multiply into int32 and convert to float16, and from it to another type."""
+    """Return the ops of an int8 product: sums in int32, converted to float16, and from it to another type."""
     result = out[0] if isinstance(out, tuple | list) else out
     sums = Hold(4 * result.numel())
     if result.dtype is torch.float16:

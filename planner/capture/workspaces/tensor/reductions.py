@@ -1,10 +1,10 @@
-"""Workspaces of reductions: partial results that blocks of threads pass to each other through memory.
+"""Give the workspaces of reductions: partial results that blocks of threads exchange through memory.
 
-ATen/native/cuda/Reduce.cuh (read in the headers of torch 2.13): a reduction whose outputs do not fill the
-GPU splits each output's inputs over several blocks, and takes a buffer of one partial result per output and
-block, and a semaphore per column of blocks. The number of blocks depends on that of multiprocessors. The
-size of the buffer counts the width of a block twice where rows are summed, so that it comes to some 0.75 MiB
-for each multiprocessor.
+If the outputs of a reduction do not fill the GPU, each output's inputs are split over several blocks. This
+takes a buffer with one partial result per output and block, and a semaphore per column of blocks. The number
+of blocks depends on the number of multiprocessors. If rows are summed, the buffer's size counts the width of
+a block twice, so it has some 0.75 MiB for each multiprocessor. Source: ATen/native/cuda/Reduce.cuh in the
+headers of torch 2.13.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 class Dense(NamedTuple):
-    """Shape and strides of a contiguous tensor that a kernel makes."""
+    """A contiguous tensor that a kernel makes, given by its shape."""
 
     shape: tuple[int, ...]
 
@@ -47,13 +47,14 @@ class Dense(NamedTuple):
 
 class _Dim(NamedTuple):
     size: int
-    stride: int  # of the input, in elements
+    stride: int  # stride of the input, in elements
 
 
 def reduction(x: Tensor | Dense, dims: Sequence[int] | None, partial_bytes: int, target: Target) -> Ops:
-    """Return the buffer and semaphores of a reduction of `x` over `dims` (all, if none are named).
+    """Return the buffer and semaphores of a reduction of `x` over `dims`, or () if it needs none.
 
-    `partial_bytes` is the size of one partial result: 4 for a sum of floats, 16 for mean and variance.
+    An empty `dims` or None means all dimensions. `partial_bytes` is the size of one partial result: 4 for a
+    sum of floats, 16 for mean and variance.
     """
     rank = x.dim()
     gone = {dim % rank for dim in dims} if dims and rank else set(range(rank))
@@ -67,7 +68,7 @@ def reduction(x: Tensor | Dense, dims: Sequence[int] | None, partial_bytes: int,
 
 
 def _coalesce(dims: list[_Dim]) -> list[_Dim]:
-    """Return dimensions fastest first, neighbours that continue each other joined (TensorIteratorBase)."""
+    """Return dimensions from the smallest stride up, with adjacent dimensions merged (TensorIteratorBase)."""
     joined: list[_Dim] = []
     for dim in sorted((d for d in dims if d.size > 1), key=lambda d: d.stride):
         if joined and joined[-1].size * joined[-1].stride == dim.stride:
@@ -80,8 +81,8 @@ def _coalesce(dims: list[_Dim]) -> list[_Dim]:
 def _split(
     reduced: list[_Dim], remaining: list[_Dim], inputs: int, outputs: int, partial_bytes: int, target: Target
 ) -> Ops:
-    """Follow `setReduceConfig` in its own order."""
-    # True where the fastest dimension is reduced.
+    """Return the buffer and semaphores of a reduction; the steps follow `setReduceConfig` in its order."""
+    # True if the fastest dimension is reduced.
     along = not remaining or (bool(reduced) and reduced[0].stride < remaining[0].stride)
     fastest = (reduced if along else remaining)[0].stride if reduced or remaining else 1
     width, height = (inputs, outputs) if along else (outputs, inputs)
@@ -111,7 +112,7 @@ def _split(
 
 
 def _output_vector(reduced: list[_Dim], remaining: list[_Dim]) -> int:
-    """Return `get_output_vec_size` for a storage that starts at a multiple of the vector."""
+    """Return `get_output_vec_size`, the outputs that a thread computes, for an aligned storage."""
     vector = _VECTOR
     for value in (remaining[0].size, *(d.stride for d in (*reduced, *remaining[1:]))):
         while value % vector:
@@ -127,12 +128,15 @@ def _block(width: int, height: int, threads: int) -> tuple[int, int]:
 
 
 def _partial_bytes(x: Tensor) -> int:
-    """Return the size of an accumulator, whose type for whole numbers is int64 (ATen/AccumulateType.h)."""
+    """Return the bytes of a sum's accumulator, which is int64 for int64 inputs (ATen/AccumulateType.h)."""
     return 8 if x.dtype is torch.int64 else accumulator_bytes(x)
 
 
 def _sum_over(position: int | None) -> Rule:
-    """Reduce to one accumulator an output, over the dimensions of this argument or over everything."""
+    """Return the rule of a reduction with one accumulator per output.
+
+    It reduces the dimensions given by the argument at `position`, or all if `position` is None.
+    """
 
     def rule(args: Args, out: Any, target: Target) -> Ops:
         dims = None if position is None else argument(args, position)
@@ -142,8 +146,10 @@ def _sum_over(position: int | None) -> Rule:
 
 
 def _converted_sum(position: int | None) -> Rule:
-    """Convert the input to the type of the sums first, but for halves in floats, which the kernel converts
-    (ATen/native/ReduceOpsUtils.h, make_reduction_from_ty).
+    """Return the rule of a sum that first converts its input to the type of the result.
+
+    The kernel itself converts half precision summed to float32 (ATen/native/ReduceOpsUtils.h,
+    make_reduction_from_ty). `position` as for `_sum_over`.
     """
 
     def rule(args: Args, out: Any, target: Target) -> Ops:
@@ -157,7 +163,10 @@ def _converted_sum(position: int | None) -> Rule:
 
 
 def _largest(position: int | None) -> Rule:
-    """Reduce to one value of the result's type an output (ReduceMaxValuesKernel.cu, ReduceLogicKernel.cu)."""
+    """Return the rule of a reduction whose partial results have the result's type; `position` as `_sum_over`.
+
+    Source: ReduceMaxValuesKernel.cu, ReduceLogicKernel.cu.
+    """
 
     def rule(args: Args, out: Any, target: Target) -> Ops:
         dims = None if position is None else argument(args, position)
@@ -167,33 +176,43 @@ def _largest(position: int | None) -> Rule:
 
 
 def _extremum_of_all(args: Args, out: Tensor, target: Target) -> Ops:
-    """Copy what is not contiguous once the output is made, then reduce it (ATen/native/ReduceAllOps.cpp)."""
+    """Return the ops of `max` or `min` over a whole tensor, which first copies a non-contiguous input.
+
+    The copy follows the output (ATen/native/ReduceAllOps.cpp).
+    """
     x, copy = args[0], contiguous_copies(args[0])
     rest = reduction(Dense(tuple(x.shape)), None, out.element_size(), target)
     return (Outputs(), *copy, *rest) if copy else rest
 
 
 def _count(args: Args, out: Tensor, target: Target) -> Ops:
-    """Sum up the mask of what is not zero as int64 (ATen/native/TensorAdvancedIndexing.cpp)."""
+    """Return the ops of `count_nonzero`: the mask of nonzero elements, converted to int64 and summed.
+
+    Source: ATen/native/TensorAdvancedIndexing.cpp.
+    """
     x, dims = args[0], argument(args, 1)
     mask = () if x.dtype is torch.bool else (Hold(x.numel()),)
     return (*mask, Outputs(), Hold(8 * x.numel()), *reduction(x, dims, 8, target))
 
 
 def _extremum(args: Args, out: Any, target: Target) -> Ops:
-    """Reduce to a value and its index: a pair of 16 bytes."""
+    """Return the ops of a reduction to a value and its index, a pair of 16 bytes."""
     dim = argument(args, 1)
     return reduction(args[0], None if dim is None else [dim], 16, target)
 
 
 def _variance(args: Args, out: Any, target: Target) -> Ops:
-    """Reduce to `WelfordData` of SharedReduceOps.h: mean, sum of squares, count, count as a float."""
+    """Return the ops of a variance, a reduction to `WelfordData` (SharedReduceOps.h).
+
+    It has mean, sum of squares, count, and count as a float.
+    """
     return reduction(args[0], argument(args, 1), 32 if args[0].dtype is torch.float64 else 16, target)
 
 
 def _logsumexp(args: Args, out: Tensor, target: Target) -> Ops:
-    """Hold the maxima, for a time with those that are infinite, and exp(x - maxima) in full while the result
-    is made (ATen/native/ReduceOps.cpp).
+    """Return the ops of `logsumexp`: maxima, a mask of infinite ones, and exp(x - maxima) in full size.
+
+    Source: ATen/native/ReduceOps.cpp.
     """
     maxima = Hold(tensor_bytes(out))
     return maxima, maxima, out.numel(), Release(1), Hold(tensor_bytes(args[0])), Outputs()

@@ -1,7 +1,7 @@
-"""Workspaces of sorting and of operators that sort.
+"""Give the workspaces of sorting and of operators that sort.
 
-ATen/native/cuda/Sort.cpp, Sort.cu, SortStable.cu, TensorTopK.cpp and Sorting.cpp; the temporary storage of
-CUB's radix sort as CUDA 13.0 has it (cub/device/dispatch/dispatch_radix_sort.cuh, tuning_radix_sort.cuh).
+Sources: ATen/native/cuda/Sort.cpp, Sort.cu, SortStable.cu, TensorTopK.cpp and Sorting.cpp; for the temporary
+storage of CUB's radix sort, CUDA 13.0 (cub/device/dispatch/dispatch_radix_sort.cuh, tuning_radix_sort.cuh).
 """
 
 from functools import partial
@@ -14,7 +14,7 @@ from planner.capture.workspaces.ops import Args, Hold, Op, Ops, Outputs, Rule
 from planner.program import Target
 
 _SMALL = 4096  # up to here, rows are sorted in place (should_use_small_sort)
-_LARGE = 1_000_000  # from here on, rows are sorted one after the other
+_LARGE = 1_000_000  # from here on, rows are sorted one after another
 _DIGITS = 256  # of eight bits
 _ALIGNED = 256  # bytes
 _ONE_BLOCK, _ONE_BLOCK_ITEMS = 256, 19  # threads, and words of four bytes for each
@@ -22,12 +22,12 @@ _SHARED_BYTES = 48 * 1024
 
 
 def radix_sort_bytes(many: int, key_bytes: int, value_bytes: int, target: Target, bits: int = 0) -> int:
-    """Return the temporary storage of CUB's radix sort of so many pairs by the low `bits` of their keys, or
-    by all.
+    """Return the bytes of temporary storage that CUB's radix sort of `many` pairs takes.
 
-    Few pairs are sorted by a single block. Otherwise it holds digits for each pass of eight bits, digits for
-    each block of pairs, and of several passes the other halves of the double buffers. Keys of less than four
-    bytes are sorted otherwise before compute capability 9.0, for which the same is about right.
+    The sort uses the low `bits` bits of keys, or all if 0. Few pairs are sorted by a single block. Otherwise
+    the storage holds digits for each pass of eight bits, digits for each block of pairs, and with several
+    passes the other halves of the double buffers. Keys of less than four bytes are sorted in another way
+    before compute capability 9.0; the same formula is about right for them.
     """
     if many <= _ONE_BLOCK * (_ONE_BLOCK_ITEMS * 4 // max(4, key_bytes, value_bytes)):
         return 1
@@ -39,7 +39,7 @@ def radix_sort_bytes(many: int, key_bytes: int, value_bytes: int, target: Target
 
 
 def _block_pairs(key_bytes: int, value_bytes: int, capability: tuple[int, int]) -> int:
-    """Return the pairs that a block of threads sorts in a pass, which its shared memory bounds."""
+    """Return the number of pairs that a block of threads sorts in a pass, bounded by its shared memory."""
     threads, words = 384, 21  # words of four bytes for each thread
     if capability >= (9, 0):
         of_key = {4: 29 if value_bytes == 8 else 17 if value_bytes else 18, 8: 24 if value_bytes == 8 else 30}
@@ -54,12 +54,12 @@ def _block_pairs(key_bytes: int, value_bytes: int, capability: tuple[int, int]) 
 
 
 def _sort(position: int, args: Args, out: Any, target: Target) -> Ops:
-    """Sort along the dimension that stands at this position of the arguments."""
+    """Return the ops of a sort along the dimension given by the argument at `position`."""
     return sort_ops(args[0], argument(args, position, -1), target)
 
 
 def sort_ops(x: Tensor, dim: int, target: Target) -> Ops:
-    """Return the ops of a sort along this dimension, after values and indices are made."""
+    """Return the ops of a sort of `x` along a dimension, after values and indices are made."""
     if x.dim() == 0 or x.numel() == 0:
         return ()
     row = x.shape[dim]
@@ -81,7 +81,7 @@ def sort_ops(x: Tensor, dim: int, target: Target) -> Ops:
 
 
 def _topk(args: Args, out: Any, target: Target) -> Ops:
-    """Select by radix, then sort the selection: in place, or with copies for more than 4096."""
+    """Return the ops of `topk`: a selection by radix, then a sort of it, with copies if it exceeds 4096."""
     values, indices = out
     dim = argument(args, 2, -1)
     if values.dim() == 0 or values.shape[dim] <= _SMALL or not argument(args, 4, True):
@@ -91,13 +91,13 @@ def _topk(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _median(args: Args, out: Any, target: Target) -> Ops:
-    """Sort all elements."""
+    """Return the ops of `median` over a whole tensor, which sorts all elements."""
     flat = args[0].reshape(-1)
     return (Hold(tensor_bytes(flat)), Hold(8 * flat.numel()), *sort_ops(flat, 0, target), Outputs())
 
 
 def _randperm(args: Args, out: Tensor, target: Target) -> Ops:
-    """Sort 0, 1, 2, ... by random keys (ATen/native/cuda/Randperm.cu)."""
+    """Return the ops of `randperm`, which sorts 0, 1, 2, ... by random keys (cuda/Randperm.cu)."""
     many = out.numel()
     keys = 8 * many
     sort_bytes = radix_sort_bytes(many, 8, out.element_size(), target)
@@ -105,7 +105,10 @@ def _randperm(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _multinomial(args: Args, out: Tensor, target: Target) -> Ops:
-    """Hold exponential noise over the weights where samples are not replaced (Distributions.cpp)."""
+    """Return the ops of `multinomial`: running sums for several draws with replacement, else noise.
+
+    Source: Distributions.cpp.
+    """
     replacement = argument(args, 2, False)
     if replacement and args[1] > 1:
         return (2 * tensor_bytes(args[0]),)  # normalised weights and their running sums

@@ -1,4 +1,4 @@
-"""A GPU that is not there: real PyTorch on stand-in libraries."""
+"""Emulate a GPU: run real PyTorch on stand-ins for NVIDIA's libraries."""
 
 from planner._support.lazy_exports import attach_stub
 

@@ -11,10 +11,10 @@ MAX_COUNT = 64
 
 
 def describe_gpu(device: Device, count: int = 1, context_bytes: int | None = None) -> str:
-    """Return the value of PLANNER_EMULATED_GPU: `KEY=VALUE` joined by semicolons.
+    """Return the value of PLANNER_EMULATED_GPU for a GPU: `KEY=VALUE` pairs joined by semicolons.
 
-    `count` GPUs of this kind are visible. `context_bytes` is by default the device's own. Raises UsageError
-    for a compute capability whose limits are not known, and for a count that is out of range.
+    `count` GPUs of this kind are visible. `context_bytes` is by default the device's. Raises UsageError for a
+    GPU that is not NVIDIA's, a compute capability whose limits are not known, and a count out of range.
     """
     if not 1 <= count <= MAX_COUNT:
         raise UsageError(f"--gpus {count}: give a number from 1 to {MAX_COUNT}")
@@ -28,7 +28,7 @@ def describe_gpu(device: Device, count: int = 1, context_bytes: int | None = Non
         )
     shared_per_block, threads, blocks = SM_LIMITS[device.capability]
     major, minor = device.capability
-    shared_reserved = 1024 if major >= 8 else 0  # of an SM's shared memory, for each block
+    shared_reserved = 1024 if major >= 8 else 0  # bytes of an SM's shared memory reserved for each block
     described = describe_for_cudnn(device.capability, device.target.sm_count)
     fields: dict[str, str | int] = {
         "name": f"NVIDIA {device.name.replace(';', ',')} {EMULATED}",

@@ -1,4 +1,4 @@
-"""The allocator's history of an emulated process, and the trace that it makes."""
+"""Read the allocator histories of emulated processes, and convert them to traces."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -13,27 +13,27 @@ from planner.allocator.history import HistoryEvent, interleave, lifetimes, to_ev
 from planner.errors import DataFileError
 from planner.program import Alloc, Category, Event, Phase, PhaseStart, Site, Trace
 
-PLACED = ("alloc", "free_requested")  # the actions that places count
+PLACED = ("alloc", "free_requested")  # a place in a history is the number of these actions before it
 
 
 class StepEnd(NamedTuple):
-    """The end of an optimizer step."""
+    """The end of an optimizer step in an allocator history."""
 
-    allocated: int  # blocks allocated before it
-    freed: int  # blocks freed before it
+    allocated: int  # number of blocks allocated before it
+    freed: int  # number of blocks freed before it
     step: int
 
 
 class CourseMark(NamedTuple):
-    """A phase or a module begins."""
+    """The start of a phase or a module in an allocator history."""
 
-    place: int  # blocks allocated and blocks freed before it, added up
+    place: int  # number of blocks allocated plus blocks freed before it
     phase: Phase
     module: str  # qualified name; "" outside of modules
 
 
 class Holder(NamedTuple):
-    """A tensor that is identified by its memory."""
+    """The address of a tensor's memory, with the tensor's category and module."""
 
     address: int
     category: Category
@@ -41,32 +41,35 @@ class Holder(NamedTuple):
 
 
 class Course(Struct, frozen=True):
-    """The phases and modules of a script while the allocator works."""
+    """The phases and modules of a script, and the tensors that hold memory, at places of its history."""
 
     marks: tuple[CourseMark, ...]
     held: tuple[tuple[int, int], ...]  # place, index into `tables`
     tables: tuple[tuple[Holder, ...], ...]
-    missing: tuple[str, ...] = ()  # what is not recorded
+    missing: tuple[str, ...] = ()  # parts of the control flow that are not recorded
     cublas_workspace: str = ""  # CUBLAS_WORKSPACE_CONFIG
 
 
 class ProcessHistory(Struct, frozen=True):
-    """All that torch's allocator did for one process on one GPU."""
+    """All actions of torch's allocator for one process on one GPU."""
 
     rank: int
     pid: int
     device: int
     alloc_conf: str  # PYTORCH_ALLOC_CONF
-    fraction: float  # of the GPU's memory, as `set_per_process_memory_fraction` sets it
-    is_whole: bool  # it begins with the process
+    fraction: float  # the limit of `set_per_process_memory_fraction`, as a fraction of the GPU's memory
+    is_whole: bool  # whether the history begins with the process
     events: tuple[HistoryEvent, ...]
     sites: tuple[Site, ...]  # FILE:LINE of the script, function
     step_ends: tuple[StepEnd, ...]
-    course: Course | None = None  # where it was allocated
+    course: Course | None = None  # phases and modules of the script; None: not recorded
 
 
 def read_histories(folder: Path) -> tuple[ProcessHistory, ...]:
-    """Read the histories in a folder, by rank, process and GPU. Raises DataFileError for a broken one."""
+    """Return the histories in a folder, sorted by rank, process and GPU.
+
+    Raises DataFileError for a file that is no history.
+    """
     histories: list[ProcessHistory] = []
     for path in sorted(folder.glob("*.history")):
         try:
@@ -77,10 +80,10 @@ def read_histories(folder: Path) -> tuple[ProcessHistory, ...]:
 
 
 def trace_of(history: ProcessHistory, batch: int, scratch_depth: int = 0) -> Trace:
-    """Return the trace of a history that was recorded at a batch size.
+    """Convert a history that was recorded at a batch size to a trace.
 
-    Blocks that are freed before another one is allocated are scratch, with the category WORKSPACE;
-    with a `scratch_depth` of 1 also those in whose life only such blocks are allocated, and so on. Raises
+    A block that is freed before another block is allocated is scratch and gets the category WORKSPACE. With a
+    `scratch_depth` of 1, so does a block during whose life only such blocks are allocated, and so on. Raises
     ValueError if the history does not begin with the process.
     """
     if not history.is_whole:
@@ -97,7 +100,7 @@ def trace_of(history: ProcessHistory, batch: int, scratch_depth: int = 0) -> Tra
 
 
 def _phase_marks(history: ProcessHistory) -> Iterator[tuple[int, PhaseStart]]:
-    """Yield where phases begin after the first one; without a course each step is one."""
+    """Yield (place, start) for each phase after the first; without a course, each step is one phase."""
     ends = [end.allocated + end.freed for end in history.step_ends]
     if history.course is None:
         for place, end in zip(ends, history.step_ends, strict=True):
@@ -113,7 +116,10 @@ def _phase_marks(history: ProcessHistory) -> Iterator[tuple[int, PhaseStart]]:
 
 
 def _with_end(events: Sequence[Event]) -> tuple[Event, ...]:
-    """Return the events with the end of the loop where a script allocates nothing after its last step."""
+    """Return the events with the last start of a phase replaced by the end of the loop, if it is the end.
+
+    It is if the phase is INPUTS and nothing is allocated after it.
+    """
     backwards = reversed(list(enumerate(events)))
     at, mark = next((index, event) for index, event in backwards if isinstance(event, PhaseStart))
     follows = any(isinstance(event, Alloc) for event in events[at:])
@@ -123,7 +129,7 @@ def _with_end(events: Sequence[Event]) -> tuple[Event, ...]:
 
 
 def _scratch(events: Sequence[Event], most: int) -> set[int]:
-    """Return the blocks in whose life only scratch is allocated, nested at most so deep."""
+    """Return the blocks during whose life only scratch blocks are allocated, nested at most `most` deep."""
     ends = lifetimes(events)
     depths: dict[int, int] = {}
     for block in sorted(ends, reverse=True):

@@ -1,5 +1,5 @@
-"""Code that runs inside the user's own Python: it builds and loads the stand-in libraries, and records.
+"""Build and load the stand-in libraries inside the user's own Python process, and record its memory.
 
-Standard library only, Python 3.9 or newer, relative imports: the command's environment need not have the
-planner.
+This package uses only the standard library, Python 3.9 or newer and relative imports, since the environment
+of the user's command need not have the planner.
 """

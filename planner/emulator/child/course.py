@@ -1,8 +1,8 @@
-"""Record what the script does while torch's allocator works: phases, modules, and what blocks hold.
+"""Record the script's phases, modules and tensors in memory along the history of torch's allocator.
 
-Places are identified by how many blocks torch's statistics count as allocated and freed so far, both added
-up, so that they can be found again in the allocator's history. Compiled code runs no hooks: there is no
-module inside it.
+A place in the history is the number of blocks that torch's statistics count as allocated plus freed so far,
+by which it is found again in the history. Compiled code runs no hooks, so modules inside of it are not
+recorded.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from importlib import import_module
 from typing import Any
 from weakref import ref
 
-_COMPILED = "_orig_mod"  # the name of a compiled module in the one that stands for it
-ReadPlaces = Callable[[], "dict[int, int]"]  # of each GPU in use
+_COMPILED = "_orig_mod"  # the name of a compiled module inside of torch's wrapper of it
+ReadPlaces = Callable[[], "dict[int, int]"]  # returns the place of each GPU in use
 _PARAMETERS, _GRADIENTS, _OPTIMIZER, _INPUTS = "parameters", "gradients", "optimizer", "inputs"
 
 
 class Course:
-    """The course of the script in this process: phases and modules, and holders of memory, by place."""
+    """A record of the script's phases, modules and holders of memory in this process, by place."""
 
     def __init__(self, torch: Any, read_places: ReadPlaces) -> None:
         self._torch, self._read_places = torch, read_places
@@ -29,7 +29,7 @@ class Course:
         self._missing = self._attach()
 
     def restart(self) -> None:
-        """Begin the record of this process, which may be a fork of another."""
+        """Begin an empty record; a forked process calls this to drop its parent's record."""
         self._modules = ModuleNames(self._torch)
         self._running: list[Any] = []
         self._phase, self._in_backward, self._in_step = "setup", False, False
@@ -38,9 +38,9 @@ class Course:
         self._tables: dict[tuple[tuple[int, str, str], ...], int] = {}
 
     def _attach(self) -> list[str]:
-        """Begin to watch; return what cannot be watched in this version of torch."""
+        """Register hooks; return the parts of the control flow that this version of torch cannot watch."""
         missing = []
-        # torch.compile warns that hooks run for the module that stands for a compiled one too
+        # torch.compile warns that hooks also run for its wrapper of a compiled module
         warnings.filterwarnings("ignore", r"Using `torch.compile\(module\)` when there are global hooks")
         modules = import_module("torch.nn.modules.module")
         modules.register_module_forward_pre_hook(self._enter)
@@ -64,12 +64,12 @@ class Course:
                 return engine(*args, **kwargs)
             finally:
                 self._in_backward = outer
-                if self._in_step and not outer:  # an optimizer called for this pass and goes on
+                if self._in_step and not outer:  # an optimizer's step called this pass and continues
                     self._mark("optimizer")
 
         return run_backward
 
-    # ---- what torch calls
+    # ---- hooks that torch calls
 
     def _enter(self, module: Any, args: Any) -> None:
         if self._torch.compiler.is_compiling():
@@ -80,7 +80,10 @@ class Course:
         self._mark(self._phase)
 
     def _begin_forward(self, module: Any, given: Any) -> None:
-        """Note what an outermost module is called with; one without parameters may be of the data loading."""
+        """Record that an outermost module starts a forward pass, with the tensors it is called with.
+
+        A module without parameters starts none, since it may belong to the loading of data.
+        """
         is_new = self._modules.add(module)
         if self._phase == "forward" or next(module.parameters(), None) is not None:
             self._phase = "forward"
@@ -90,7 +93,7 @@ class Course:
         if self._torch.compiler.is_compiling():
             return
         while self._running and self._running.pop() is not module:
-            pass  # an exception ended the modules inside
+            pass  # an exception left inner modules
         self._mark(self._phase)
 
     def _begin_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -98,13 +101,13 @@ class Course:
         self._mark("optimizer")
 
     def end_step(self, optimizer: Any) -> None:
-        """Note that an optimizer step ends, and what is held then."""
+        """Record that an optimizer step ends, and the tensors that are held then."""
         self._in_step = False
         self._hold([*self._modules.holders(), *self._modules.holders_of(optimizer)])
         self._mark("inputs")
 
     def hold_all(self) -> None:
-        """Note what is held now, when memory ran out or the process ends."""
+        """Record the tensors that models hold now; called when memory runs out or the process ends."""
         self._hold(list(self._modules.holders()))
 
     # ---- the record
@@ -115,7 +118,7 @@ class Course:
         for device, place in self._read_places().items():
             marks = self._marks.setdefault(device, [])
             if marks and marks[-1][0] == place:
-                marks.pop()  # nothing was allocated since
+                marks.pop()  # nothing was allocated or freed since
             if not marks or marks[-1][1:] != (phase, module):
                 marks.append((place, phase, module))
 
@@ -127,7 +130,7 @@ class Course:
             self._held.setdefault(device, []).append((place, table))
 
     def rows(self, device: int) -> dict[str, Any]:
-        """Return the JSON object of one GPU."""
+        """Return the record of one GPU as a JSON object."""
         return {
             "marks": self._marks.get(device, []),
             "held": self._held.get(device, []),
@@ -138,9 +141,10 @@ class Course:
 
 
 class ModuleNames:
-    """Qualified names of modules, as the outermost ones that were called know them.
+    """A registry of qualified names of modules within the outermost modules that were called.
 
-    The first of these that has parameters is the model, whose own name is ""; others go by their class.
+    The first outermost module that has parameters is the model, whose own name is ""; others are named by
+    their class.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -150,7 +154,7 @@ class ModuleNames:
         self._has_model = False
 
     def add(self, root: Any) -> bool:
-        """Take the names of an outermost module; return whether it is new."""
+        """Register the names of an outermost module and the modules in it; return whether it was unknown."""
         if self._known(root) is not None:
             return False
         has_parameters = next(root.parameters(), None) is not None
@@ -169,19 +173,19 @@ class ModuleNames:
         return entry[1] if entry is not None and entry[0]() is module else None
 
     def name(self, module: Any) -> str:
-        """Return the name of a module; one that no outermost module knows goes by its class."""
+        """Return the registered name of a module, or else the name of its class."""
         name = self._known(module)
         return type(module).__name__ if name is None else name
 
     def _modules(self) -> Iterator[tuple[Any, str]]:
-        """Yield the modules of the outermost ones that have parameters and still live, with their names."""
+        """Yield the modules in outermost modules that have parameters and still exist, with their names."""
         for live in self._roots:
             root = live()
             for module in root.modules() if root is not None else ():
                 yield module, self.name(module)
 
     def holders(self) -> Iterator[tuple[int, str, str]]:
-        """Yield addresses of parameters, buffers and gradients, each with its category and module."""
+        """Yield (address, category, module) for parameters, buffers and gradients of known models."""
         for module, name in self._modules():
             for tensor in (*module._parameters.values(), *module._buffers.values()):
                 yield from _held_by(tensor, _PARAMETERS, name)
@@ -189,7 +193,7 @@ class ModuleNames:
                 yield from _held_by(getattr(tensor, "grad", None), _GRADIENTS, name)
 
     def holders_of(self, optimizer: Any) -> Iterator[tuple[int, str, str]]:
-        """Yield the same of what an optimizer updates and keeps."""
+        """Yield (address, category, module) for an optimizer's parameters, their gradients and its state."""
         owners: dict[int, str] = {}
         for module, name in self._modules():
             owners.update((id(one), name) for one in module._parameters.values())
@@ -204,14 +208,14 @@ class ModuleNames:
 
 
 def _compiled() -> Iterator[str]:
-    """Yield that code was compiled, if any was."""
+    """Yield a note that modules inside of compiled code are not recorded, if torch.compile compiled code."""
     utils = sys.modules.get("torch._dynamo.utils")
     if utils is not None and utils.counters["stats"]["unique_graphs"]:
         yield "modules inside of compiled code"
 
 
 def _inputs(torch: Any, args: Any) -> Iterator[tuple[int, str, str]]:
-    """Yield the tensors that the model is given from outside: those without a graph behind them."""
+    """Yield holders for tensors among a module's arguments that autograd did not compute: the inputs."""
     for tensor in _tensors(torch, args):
         if tensor.grad_fn is None and not tensor.requires_grad:
             yield from _held_by(tensor, _INPUTS, "")
@@ -229,13 +233,13 @@ def _tensors(torch: Any, value: Any) -> Iterator[Any]:
 
 
 def _held_by(tensor: Any, category: str, module: str) -> Iterator[tuple[int, str, str]]:
-    """Yield the address of a tensor's memory on a GPU; a sharded tensor's is that of its own part."""
+    """Yield (address, category, module) for a tensor with memory on a GPU; a DTensor by its local part."""
     tensor = getattr(tensor, "_local_tensor", tensor)
     if tensor is None or not tensor.is_cuda:
         return
     try:
         address = tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):  # a tensor without memory of its own
+    except (RuntimeError, NotImplementedError):  # a tensor without a storage
         return
     if address:
         yield address, category, module

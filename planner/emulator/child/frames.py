@@ -1,4 +1,4 @@
-"""Locate a process in its script; distinguish its code from torch's, installed packages' and Python's."""
+"""Find the line of the script and the module that run in a process."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ _OTHERS = (
 
 
 def is_own(path: str) -> bool:
-    """Return whether a file is the script's: not torch's, nor an installed package's, nor Python's."""
+    """Return whether a file belongs to the script, rather than to torch, an installed package or Python."""
     return Path(path).is_file() and not any(part in path for part in _OTHERS)
 
 
 def place(torch: Any) -> dict[str, Any]:
-    """Return the module and the line that run in this thread, or in the main one if this is autograd's.
+    """Return the phase, module and script line that run in this thread.
 
-    No frame is held when this returns, since one keeps the tensors of its variables: so the list begins with
-    the caller's, as a list that holds its own frame is freed by Python's garbage collector alone.
+    In autograd's thread, the phase is "backward" and the line is the main thread's. No frame is held after
+    the return, since a frame keeps the tensors in its variables alive. So the list of frames begins with the
+    caller's frame: only Python's garbage collector would free a list that holds this function's own frame.
     """
     frames = _frames(sys._getframe(1))
     in_backward = not any(is_own(frame.f_code.co_filename) for frame in frames)
@@ -50,13 +51,13 @@ def _frames(frame: Any) -> list[Any]:
 
 
 def line_of(frames: list[Any]) -> str:
-    """Return the innermost line of the script, as FILE:LINE."""
+    """Return the innermost line of the script in frames, outermost first, as FILE:LINE; "" if none is."""
     own = next((frame for frame in reversed(frames) if is_own(frame.f_code.co_filename)), None)
     return "" if own is None else f"{own.f_code.co_filename}:{own.f_lineno}"
 
 
 def _module_path(torch: Any, frames: list[Any]) -> str:
-    """Return the dotted name of the innermost module that runs, as the outermost one knows it."""
+    """Return the dotted name, within the outermost running module, of the innermost running module."""
     running = [_first_argument(frame) for frame in frames]
     modules = [one for one in running if isinstance(one, torch.nn.Module)]
     if not modules:
@@ -66,12 +67,12 @@ def _module_path(torch: Any, frames: list[Any]) -> str:
 
 
 def _first_argument(frame: Any) -> Any:
-    """Return the object whose method runs, whatever the method calls it."""
+    """Return the value of a frame's first argument, which is the object whose method runs."""
     names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
     if not names:
         return None
     variables = frame.f_locals
     first = variables.get(names[0])
-    if isinstance(variables, dict):  # before Python 3.13, a copy that the frame of a function keeps
+    if isinstance(variables, dict):  # before Python 3.13, a copy that the frame keeps alive
         variables.clear()
     return first

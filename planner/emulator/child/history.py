@@ -1,6 +1,6 @@
-"""Write down the allocator's history of a process: blocks allocated and freed, with the code that did.
+"""Write the allocator's history of a process to a file: blocks allocated and freed, with lines of the script.
 
-The file is JSON, one object for each GPU of the process; `planner/emulator/history.py` reads it.
+The file is JSON with one object for each GPU of the process; `planner/emulator/history.py` reads it.
 """
 
 from __future__ import annotations
@@ -13,28 +13,31 @@ from typing import Any
 from .course import Course
 from .frames import is_own
 
-MAX_EVENTS = 4_000_000  # of the allocator's history; older ones go
+MAX_EVENTS = 4_000_000  # torch's history keeps at most this many events, and drops older ones
 _ACTIONS = ("alloc", "free_requested", "free_completed", "oom")
 
 
 class History:
-    """The allocator's history of this process."""
+    """A writer of the allocator's history of this process, which also records ends of optimizer steps."""
 
     def __init__(self, torch: Any, path: Path, process: dict[str, int], course: Course | None) -> None:
         self._torch, self._path, self._process, self._course = torch, path, process, course
         self._step_ends: dict[int, list[tuple[int, int, int]]] = {}  # by device
 
     def mark(self, device: int, step: int, stats: dict[str, Any]) -> None:
-        """Note that an optimizer step ends here.
+        """Record that an optimizer step ends now on a GPU.
 
-        The place is identified by how many blocks torch's statistics count as allocated and freed so far.
+        Its place is the numbers of blocks that torch's statistics count as allocated and freed so far.
         """
         counts = stats["allocation"]["all"]
         place = (int(counts["allocated"]), int(counts["freed"]), step)
         self._step_ends.setdefault(device, []).append(place)
 
     def write(self, devices: list[int]) -> None:
-        """Write the file; a process that ends for want of memory has one too."""
+        """Write the history of the given GPUs to the file; an error is only printed.
+
+        A process that runs out of memory has a file too.
+        """
         snapshot = self._torch.cuda.memory._snapshot()
         rows = [self._device(number, snapshot) for number in devices]
         try:
@@ -72,9 +75,9 @@ class History:
 
 
 def _site(frames: list[dict[str, Any]], own: dict[str, bool]) -> tuple[str, str]:
-    """Return the innermost line of the script, as FILE:LINE, and the innermost function that runs.
+    """Return the innermost line of the script in frames, as FILE:LINE, and the innermost function's name.
 
-    `own` remembers which files are the script's.
+    `own` caches for each file whether it belongs to the script.
     """
     for frame in frames:
         name = frame["filename"]

@@ -1,7 +1,7 @@
-"""Pass Python objects from rank to rank through the store of their process group.
+"""Pass Python objects between ranks through the store of their process group.
 
-The stand-in of NCCL moves no bytes between processes. Stages of a pipeline tell each other the shapes of
-what they will send, as objects, and cannot start without.
+The stand-in for NCCL moves no bytes between processes. But stages of a pipeline exchange the shapes of the
+tensors that they will send, as Python objects, and cannot start without them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from typing import Any
 
 
 def attach(torch: Any) -> None:
-    """Replace `send_object_list` and `recv_object_list` of torch.distributed; their tensors stay."""
+    """Replace torch.distributed's `send_object_list` and `recv_object_list`; the new ones also use the store.
+
+    They still call the original functions, which allocate tensors.
+    """
     if not torch.distributed.is_available():
         return
     c10d = import_module("torch.distributed.distributed_c10d")
@@ -26,7 +29,7 @@ def attach(torch: Any) -> None:
 
 
 def _keys(c10d: Any) -> Callable[[Any, int, int], str]:
-    """Return what names the next message of a group from a rank to another."""
+    """Return a function that makes the store's key for a group's next message from one rank to another."""
     counts: Counter[tuple[str, int, int]] = Counter()
 
     def key_of(group: Any, source: int, to: int) -> str:
@@ -75,7 +78,7 @@ def _receiving(c10d: Any, plain: Callable[..., int]) -> Callable[..., int]:
         key = key_of(group, source, c10d.get_rank(group))
         objects = pickle.loads(c10d._get_default_store().get(key))  # noqa: S301  # as torch itself does
         read = c10d._tensor_to_object
-        c10d._tensor_to_object = lambda *_: None  # no bytes came
+        c10d._tensor_to_object = lambda *_: None  # no bytes were received
         try:
             rank = plain(object_list, src, group, *args, group_src=group_src, **kwargs)
         finally:

@@ -1,7 +1,8 @@
-"""Generate the rest of a stand-in library: each function of a header that no source file defines.
+"""Generate the functions of a stand-in library that its headers declare but no source file defines.
 
-Prototypes come from the preprocessed public headers. A function that makes something gives an opaque object
-for each handle; one that returns sizes or counts gives zeros; all others only return their library's answer.
+Prototypes come from the preprocessed public headers. A function that creates handles writes an opaque object
+for each; a function that returns sizes or counts writes zeros; all others only return the library's fixed
+answer.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ class Parameter:
     """One parameter of a prototype."""
 
     text: str  # its declaration, with a name
-    name: str | None  # None for a pointer to a function
+    name: str | None  # None for a function pointer
 
     @property
     def base(self) -> str:
-        """Return the type without qualifiers and stars."""
+        """Return the name of the parameter's type, without qualifiers and pointers."""
         words = re.sub(r"[*\[\]]", " ", self.text).split()
         return next((word for word in words if word not in ("const", "struct", "enum")), "")
 
     @property
     def is_output(self) -> bool:
-        """Return whether a value may be written through it."""
+        """Return whether a value may be written through the parameter: a single pointer that is not const."""
         return self.text.count("*") + self.text.count("[") == 1 and "const" not in self.text
 
 
@@ -49,23 +50,23 @@ class Prototype:
 
     @property
     def head(self) -> str:
-        """Return the head of its definition."""
+        """Return the head of the function's definition in C."""
         listed = ", ".join(one.text for one in self.parameters) or "void"
         return f"{self.result} {self.name}({listed})"
 
 
 @dataclass(frozen=True)
 class Library:
-    """The part of one library that is generated."""
+    """The description of a library from which its missing functions are generated."""
 
-    prefix: str  # regular expression of the names that are its own
-    answer: str  # what a function returns that does nothing
+    prefix: str  # regular expression that the library's function names begin with
+    answer: str  # the value that a function returns which does nothing
     headers: tuple[str, ...]
-    forwards: bool = False  # functions without a handle go on to the installed cuDNN
+    forwards: bool = False  # functions without a handle call the installed cuDNN
 
 
 def parse_prototypes(preprocessed: str, prefix: str) -> tuple[list[Prototype], set[str]]:
-    """Return the prototypes whose names match `prefix`, and the types that are handles."""
+    """Return the prototypes in preprocessed headers whose names match `prefix`, and all types of handles."""
     text = _QUALIFIER.sub("", _ATTRIBUTE.sub("", preprocessed))
     pattern = re.compile(
         r"(?:^|[;}])\s*([\w\s\*]+?[\s\*])(" + prefix + r"\w*)\s*\(((?:[^();{}]|\([^()]*\))*)\)\s*(?=;)", re.M
@@ -92,7 +93,7 @@ def _split(parameters: str) -> list[str]:
 
 
 def _parameter(index: int, text: str) -> Parameter:
-    """Read a parameter; one without a name gets one."""
+    """Return a parameter from its declaration; a parameter without a name gets one from its index."""
     if "(" in text:
         return Parameter(text, None)
     match = re.search(r"(\w+)\s*(\[[^\]]*\])*\s*$", text)
@@ -110,7 +111,10 @@ def _parameter(index: int, text: str) -> Parameter:
 
 
 def generate(library: Library, preprocessed: str, defined: Iterable[str], imported: Iterable[str]) -> str:
-    """Return the C source of what `defined` lacks; `imported` names are defined even without a prototype."""
+    """Return C source that defines the library's functions that are not in `defined`.
+
+    Functions in `imported` are defined even if the headers have no prototype for them.
+    """
     prototypes, handles = parse_prototypes(preprocessed, library.prefix)
     done = set(defined)
     lines = ["#define _GNU_SOURCE", "#include <stddef.h>", '#include "core.h"']
@@ -149,7 +153,7 @@ def _outputs(prototype: Prototype, library: Library, handles: set[str]) -> list[
         elif _READS.search(prototype.name) and one.base not in _OPAQUE and library.answer == "0":
             written.append(f"if ({one.name}) __builtin_memset({one.name}, 0, sizeof *{one.name});")
         elif one.name == "info" and re.match(r"cublas.(gels|geqrf|getrs)Batched", prototype.name):
-            written.append("*info = 0;")  # in host memory, unlike others of that name
+            written.append("*info = 0;")  # in host memory, unlike `info` of other functions
     return written
 
 

@@ -1,9 +1,9 @@
-/* What copies and fills wrote to device memory: pieces of at most PLANNER_EMULATED_COPY_BYTES, stored on the
- * host. Kernels write nothing here and nobody sees where they would, nor when a block has another tensor. So
- * a read gets contents only where it takes whole pieces, as a tensor does that comes back as it was copied,
- * and not for numbers of up to 4 bytes: losses, flags and counts of elements, which kernels write. One that
- * was broadcast reads once as it was: DDP sends the sizes of its buckets so, of which a small model has one.
- */
+/* Data that copies and fills wrote to device memory: pieces of at most PLANNER_EMULATED_COPY_BYTES, stored on
+ * the host. Kernels write nothing here, and it is not known where they would write, or when a block gets
+ * another tensor. So a read gets stored data only if it covers whole pieces, as for a tensor that is copied
+ * back unchanged. Numbers of up to 4 bytes read as zeros: losses, flags and counts of elements, which kernels
+ * write. But a number that was broadcast can be read once: DDP broadcasts the sizes of its buckets, and a
+ * small model has only one. */
 #define _GNU_SOURCE
 #include "core.h"
 #include <pthread.h>
@@ -17,7 +17,7 @@ typedef struct {
   bool is_sent;
 } piece;
 #define NUMBER 4      /* bytes of a loss, a flag, a count */
-static piece *pieces; /* by rising address; none overlaps another */
+static piece *pieces; /* sorted by rising address, without overlaps */
 static size_t count, room;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -32,7 +32,7 @@ static size_t copy_limit(void) {
   return limit;
 }
 
-/* the first piece that ends above the address */
+/* Returns the index of the first piece that ends above the address. */
 static size_t first_above(uintptr_t at) {
   size_t low = 0, high = count;
   while (low < high) {
@@ -74,7 +74,7 @@ static void put(uintptr_t at, const char *bytes, size_t size) {
   cut(at, size);
   insert(first_above(at), at, bytes, size);
 }
-/* Reads whole pieces, one or several. Returns false, with zeros, where the range is something else. */
+/* Reads a range that consists of whole pieces. For any other range, writes zeros and returns false. */
 static bool get(char *to, uintptr_t at, size_t size) {
   uintptr_t end = at + size, reached = at;
   size_t first = first_above(at), i = first;

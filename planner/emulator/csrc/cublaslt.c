@@ -1,7 +1,7 @@
-/* One algorithm for every request. torch takes its cuBLASLt workspace from its own allocator, whatever
- * stands here; cuDNN's engines that are built on cuBLASLt add what the heuristics name to the workspace of
- * their plans. We name the most that the caller allows, up to PLANNER_EMULATED_CUBLASLT_WORKSPACE; 0, the
- * default, is an assumption, and docs/cudnn.md has what is known. */
+/* cuBLASLt with one algorithm for every request. torch takes its cuBLASLt workspace from its own allocator,
+ * whatever is returned here; cuDNN's engines that are built on cuBLASLt add the workspace of the heuristic's
+ * result to the workspace of their plans. The result has the largest workspace that the caller allows, up to
+ * PLANNER_EMULATED_CUBLASLT_WORKSPACE. Its default, 0, is an assumption; docs/cudnn.md says what is known. */
 #define _GNU_SOURCE
 #include "core.h"
 #include <cublasLt.h>
@@ -9,7 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- a matrix and an operation, as far as the log shows them; both lie in the caller's memory or in ours */
+/* ---- the fields of matrices and operations that the log shows; both are stored in the caller's objects, or
+ * in objects made here */
 typedef struct {
   int type, batch;
   uint64_t rows, columns;

@@ -1,5 +1,6 @@
 /* The CUDA Runtime API (cuda_runtime_api.h): errors, devices, memory, streams and events of the described
- * GPU. What the header declares and no file here defines is generated, and answers cudaErrorNotSupported. */
+ * GPU. Functions that the header declares and no file here defines are generated, and return
+ * cudaErrorNotSupported. */
 #define _GNU_SOURCE
 #include "cudart.h"
 #include <stdio.h>
@@ -133,7 +134,7 @@ static void fill(struct cudaDeviceProp *p, int d) {
   p->clusterLaunch = c->major >= 9;
 #endif
 }
-#undef cudaGetDeviceProperties /* CUDA 12 gives it a suffix */
+#undef cudaGetDeviceProperties /* CUDA 12 defines it with a suffix */
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int d) {
   LOG();
   if (d < 0 || d >= emu_gpu()->count) return emu_fail(cudaErrorInvalidDevice);
@@ -314,7 +315,7 @@ cudaError_t cudaMemcpyFromSymbol(void *t, const void *sym, size_t n, size_t o, e
   OK;
 }
 
-/* ---- memory pools: as plain memory */
+/* ---- memory pools, which are treated as plain memory */
 static struct pool {
   uint64_t threshold;
 } pools[EMU_MAX_GPUS];
@@ -430,7 +431,7 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *h, void *p) {
   OK;
 }
 cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t h,
-                                 unsigned f) { /* the other's memory: addresses only */
+                                 unsigned f) { /* reserves only addresses for the other process's memory */
   size_t n;
   memcpy(&n, (char *)&h + 8, sizeof n);
   *p = emu_reserve(n);

@@ -1,4 +1,4 @@
-/* The CUDA Runtime API: graphs. A stream remembers that it captures; a graph holds nothing and replays
+/* The CUDA Runtime API: graphs. A stream remembers whether it captures; graphs are empty and replay
  * nothing. */
 #define _GNU_SOURCE
 #include "cudart.h"

@@ -1,6 +1,6 @@
-/* The CUDA Runtime API: kernels, which are registered and launched into nothing, their attributes and
- * occupancy, variables on the device, and the driver's functions by name. Entry points of the compiler are
- * those of crt/host_runtime.h. */
+/* The CUDA Runtime API: kernels and their attributes and occupancy, variables on the device, and the driver's
+ * functions by name. Launches of kernels do nothing. Entry points that the compiler calls are from
+ * crt/host_runtime.h. */
 #define _GNU_SOURCE
 #include "cudart.h"
 #include <dlfcn.h>
@@ -99,7 +99,7 @@ cudaError_t cudaFuncGetName(const char **n, const void *f) {
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *n, const void *f, int block,
                                                                    size_t shared, unsigned g) {
   LOG();
-  const emu_gpu_t *c = emu_gpu(); /* by threads, blocks and dynamic shared memory; registers are not known */
+  const emu_gpu_t *c = emu_gpu(); /* limits: threads, blocks, dynamic shared memory; registers are unknown */
   int most = block > 0 ? c->threads_per_sm / ((block + 31) / 32 * 32) : 0;
   if (most > c->blocks_per_sm) most = c->blocks_per_sm;
   size_t each = shared + c->shared_reserved;
@@ -191,7 +191,7 @@ cudaError_t cudaGetSymbolSize(size_t *n, const void *symbol) {
   OK;
 }
 
-/* ---- the driver's functions by name: those of our libcuda.so.1 */
+/* ---- the driver's functions by name, from the stand-in libcuda.so.1 */
 static void *library;
 static void open_driver(void) { library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL); }
 static void *driver(const char *name) {

@@ -1,8 +1,8 @@
-/* cuDNN's documented backend API for the described GPU. Descriptors go to the installed library; heuristics
- * and plans are requested for a GPU that is described (CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR) where the caller
- * names a handle, so that workspaces are the library's own answers. Nothing is executed. Functions that no
- * file here defines are generated: those without a handle go on to the installed library, those with one
- * succeed. */
+/* cuDNN's documented backend API for the described GPU. Calls for descriptors are passed to the installed
+ * library. If the caller names a handle, heuristics and plans are requested for a described GPU instead
+ * (CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR), so that workspaces are the library's own answers. Nothing is
+ * executed. Functions that no file here defines are generated: functions without a handle call the installed
+ * library, functions with a handle succeed. */
 #define _GNU_SOURCE
 #include "cudnn_real.h"
 #include <dlfcn.h>
@@ -56,7 +56,7 @@ static void note(void *d, int kind) {
   size_t i = slot(d);
   if (!table[i].at) held++;
   table[i].at = d;
-  table[i].kind = kind; /* an address that is used again is overwritten */
+  table[i].kind = kind; /* overwrites the kind of an address that is reused */
   pthread_mutex_unlock(&lock);
 }
 static int kind_of(void *d) {
@@ -108,7 +108,7 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t d, cudnnBackendA
       return REAL(cudnnBackendSetAttribute)(d, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR,
                                             strlen(json), json);
     }
-    OK; /* an operation graph needs none */
+    OK; /* an operation graph needs no handle */
   }
   return REAL(cudnnBackendSetAttribute)(d, a, t, n, v);
 }

@@ -1,10 +1,10 @@
-/* cuDNN's layers outside the backend API. Sizes of weights follow the documented layout; sizes of temporary
- * and reserve space are documented nowhere and stand here by formula. */
+/* cuDNN's layers outside of the backend API. Sizes of weights follow the documented layout; sizes of
+ * temporary and reserve space are not documented and follow formulas. */
 #define _GNU_SOURCE
 #include "cudnn_real.h"
 #include <stdlib.h>
 
-/* ---- dropout: sizeof(curandState) for each of the most threads that are resident (by inference) */
+/* ---- dropout: sizeof(curandState) for each thread that the GPU can hold at once (inferred) */
 cudnnStatus_t cudnnDropoutGetStatesSize(cudnnHandle_t h, size_t *n) {
   LOG();
   *n = (size_t)48 * emu_gpu()->sm_count * emu_gpu()->threads_per_sm;
@@ -19,7 +19,7 @@ cudnnStatus_t cudnnRestoreDropoutDescriptor(cudnnDropoutDescriptor_t d, cudnnHan
   OK;
 }
 
-/* ---- batch norm: no size is documented. Zero for the plain spatial mode. */
+/* ---- batch norm: sizes are not documented, and 0 is returned, as for the plain spatial mode */
 cudnnStatus_t cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(
     cudnnHandle_t h, cudnnBatchNormMode_t m, cudnnBatchNormOps_t o, const cudnnTensorDescriptor_t x,
     const cudnnTensorDescriptor_t z, const cudnnTensorDescriptor_t y, const cudnnTensorDescriptor_t b,
@@ -47,15 +47,15 @@ cudnnStatus_t cudnnGetBatchNormalizationTrainingExReserveSpaceSize(cudnnHandle_t
   OK;
 }
 
-/* ---- recurrent layers: weights by the documented layout; temporary space, which is not documented, by the
-   formulas of planner/capture/workspaces/nn/rnn.py */
+/* ---- recurrent layers: weights follow the documented layout; temporary space, which is not documented,
+   follows the formulas of planner/capture/workspaces/nn/rnn.py */
 typedef struct {
   int algo, cell, bias, direction, input;
   cudnnDataType_t type;
   int in, hidden, proj, layers;
 } rnn;
 typedef struct {
-  int rows, batch; /* all steps of all samples; the samples of the first step */
+  int rows, batch; /* number of steps of all samples; number of samples */
 } rnn_data;
 cudnnStatus_t cudnnCreateRNNDescriptor(cudnnRNNDescriptor_t *d) {
   *d = (cudnnRNNDescriptor_t)emu_new(sizeof(rnn));
@@ -96,7 +96,7 @@ static int outward(const rnn *r) { return r->proj > 0 && r->proj < r->hidden ? r
 static size_t biases(const rnn *r) {
   return r->bias == CUDNN_RNN_NO_BIAS ? 0 : r->bias == CUDNN_RNN_DOUBLE_BIAS ? 2 : 1;
 }
-static size_t matrices(const rnn *r, int layer) { /* elements of one direction's matrices */
+static size_t matrices(const rnn *r, int layer) { /* number of elements of one direction's matrices */
   size_t in = layer ? (size_t)ways(r) * outward(r) : (size_t)r->in;
   return (size_t)gates(r) * r->hidden * (in + outward(r)) +
          (outward(r) < r->hidden ? (size_t)r->hidden * r->proj : 0);
@@ -156,8 +156,8 @@ cudnnStatus_t cudnnGetRNNTempSpaceSizes(cudnnHandle_t h, cudnnRNNDescriptor_t d,
   LOG();
   const rnn *r = (const rnn *)d;
   const rnn_data *s = (const rnn_data *)x;
-  /* A row keeps in each layer the gates and an LSTM's cell, or six vectors of a GRU, and a projection's
-     input; and the outputs of all layers but the last. */
+  /* For each row, every layer keeps the gates and an LSTM's cell, or six vectors of a GRU, and the input of a
+     projection; all layers except the last also keep their outputs. */
   int kept = (r->cell == CUDNN_LSTM ? 5 : r->cell == CUDNN_GRU ? 6 : 1) + (outward(r) < r->hidden);
   size_t row = (size_t)r->layers * kept * r->hidden + (size_t)(r->layers - 1) * outward(r);
   size_t vectors = (size_t)r->layers * s->batch * r->hidden * (3 * gates(r) - 1);

@@ -1,9 +1,9 @@
-/* The installed cuDNN behind the stand-in: descriptors, heuristics and plans are its own. */
+/* Access to the installed cuDNN, which makes the descriptors, heuristics and plans of the stand-in. */
 #pragma once
 #include "core.h"
 #include <cudnn.h>
 
-void *emu_real_cudnn(const char *name); /* NULL where the library lacks the function */
+void *emu_real_cudnn(const char *name); /* the library's function of this name; NULL if it lacks it */
 #define REAL(name)                                                                                           \
   ({                                                                                                         \
     static typeof(&name) symbol_;                                                                            \

@@ -1,6 +1,6 @@
-/* The CUDA Driver API (cuda.h): initialization, devices, contexts, and functions by name. What the header
- * declares and no file here defines is generated, and answers CUDA_ERROR_NOT_SUPPORTED; so does
- * cuGetExportTable. */
+/* The CUDA Driver API (cuda.h): initialization, devices, contexts, and functions by name. Functions that the
+ * header declares and no file here defines, among them cuGetExportTable, are generated and return
+ * CUDA_ERROR_NOT_SUPPORTED. */
 #define _GNU_SOURCE
 #include "driver.h"
 #include <dlfcn.h>

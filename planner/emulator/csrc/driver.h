@@ -1,4 +1,4 @@
-/* What the parts of the driver stand-in share. */
+/* Functions that the parts of the stand-in for the driver share. */
 #pragma once
 #include "core.h"
 #include <cuda.h>

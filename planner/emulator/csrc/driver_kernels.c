@@ -1,4 +1,4 @@
-/* The CUDA Driver API: streams, events, modules and kernels, which are launched into nothing. */
+/* The CUDA Driver API: streams, events, modules and kernels. Launches of kernels do nothing. */
 #define _GNU_SOURCE
 #include "driver.h"
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* The CUDA Driver API: device and pinned memory, copies, and virtual memory management, on which torch's
- * expandable segments stand. */
+/* The CUDA Driver API: device and pinned memory, copies, and virtual memory management, which torch's
+ * expandable segments use. */
 #define _GNU_SOURCE
 #include "driver.h"
 #include <pthread.h>
@@ -141,7 +141,7 @@ static mapping *mappings;
 static size_t mapping_count, mapping_room;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static void release(physical *m) { /* with the lock */
+static void release(physical *m) { /* the caller holds the lock */
   if (--m->refs) return;
   emu_give(m->device, m->size);
   free(m);

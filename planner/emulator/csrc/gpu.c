@@ -1,4 +1,4 @@
-/* The described GPU: read once from PLANNER_EMULATED_GPU, a list of KEY=VALUE joined by semicolons. */
+/* The described GPU, read once from PLANNER_EMULATED_GPU, a list of KEY=VALUE pairs joined by semicolons. */
 #define _GNU_SOURCE
 #include "core.h"
 #include <pthread.h>
@@ -28,8 +28,8 @@ static size_t number_of(const char *key) {
   return strtoull(text, NULL, 10);
 }
 
-/* CUDA_VISIBLE_DEVICES as a list of indices; the first that is none ends the list (CUDA C++ Programming
- * Guide). */
+/* Returns the number of GPUs that CUDA_VISIBLE_DEVICES makes visible. It is a list of indices, and the first
+ * invalid index ends the list (CUDA C++ Programming Guide). */
 static int visible(int count) {
   const char *text = getenv("CUDA_VISIBLE_DEVICES");
   if (!text) return count;
@@ -80,7 +80,8 @@ const char *emu_cudnn_description(void) {
   return cudnn_description;
 }
 
-/* A binary kernel image runs on GPUs of its own major version whose minor version is not lower. */
+/* Sets the newest kernel image that the GPU can run. A binary image runs on GPUs with its major version and a
+ * minor version that is not lower. */
 void emu_set_kernel_images(const char *architectures) {
   int capability = 10 * emu_gpu()->major + gpu.minor, newest = 0;
   for (const char *at = architectures; (at = strstr(at, "sm_")); at += 3) {
@@ -94,13 +95,14 @@ int emu_kernel_image(void) {
   return kernel_image;
 }
 
-/* By the numbers that cudaDeviceAttr and CUdevice_attribute share; what is not listed is 0: not supported. */
+/* Reads an attribute by its number, which cudaDeviceAttr and CUdevice_attribute share. Attributes that are
+ * not listed are 0: not supported. */
 bool emu_attribute(int attribute, int device, int *value) {
   const emu_gpu_t *g = emu_gpu();
   switch (attribute) {
   case 1:
   case 2:
-  case 3: *value = 1024; break;       /* threads of a block, and along x and y */
+  case 3: *value = 1024; break;       /* threads of a block: in all, along x, along y */
   case 4: *value = 64; break;         /* along z */
   case 5: *value = 2147483647; break; /* blocks of a grid along x */
   case 6:

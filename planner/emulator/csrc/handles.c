@@ -1,4 +1,4 @@
-/* Streams, opaque handles and the log of calls. Work on a stream is done as soon as it is submitted. */
+/* Streams, opaque handles and the log of calls. Work on a stream is complete as soon as it is submitted. */
 #define _GNU_SOURCE
 #include "core.h"
 #include <pthread.h>

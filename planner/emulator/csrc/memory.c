@@ -1,6 +1,6 @@
-/* Memory without contents. Each device has one range of addresses, in which segments lie; what counts against
- * its capacity is counted beside. Nothing is read or written there: contents.c keeps what small copies
- * brought. */
+/* Memory without contents. Each device has one range of addresses, in which blocks are placed; the bytes in
+ * use are counted separately against its capacity. Nothing is read or written in the range: contents.c keeps
+ * the data of small copies. */
 #define _GNU_SOURCE
 #include "core.h"
 #include <pthread.h>
@@ -10,7 +10,7 @@
 
 #define MIB ((size_t)1 << 20)
 #define PAGE (2 * MIB) /* the driver's granularity for large allocations */
-#define SPANS 16       /* addresses of a device, in multiples of its memory */
+#define SPANS 16       /* size of a device's address range, in multiples of its memory */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -21,7 +21,7 @@ typedef struct {
 typedef struct {
   uintptr_t base;
   size_t span, used, peak;
-  block *blocks; /* by falling address */
+  block *blocks; /* sorted by falling address */
   size_t count, room;
 } arena;
 typedef struct {
@@ -98,8 +98,9 @@ static size_t rounded(size_t bytes) {
   size_t step = bytes >= MIB ? PAGE : 512;
   return ((bytes ? bytes : 1) + step - 1) & ~(step - 1);
 }
-/* The highest gap that is large enough, since addresses fall as most published runs suggest
- * (docs/emulator.md), or the lowest where PLANNER_EMULATED_ADDRESSES=rising. */
+/* Whether blocks are placed in the lowest gap that is large enough, with PLANNER_EMULATED_ADDRESSES=rising.
+ * By default they are placed in the highest gap, since most published runs suggest falling addresses
+ * (docs/emulator.md). */
 static bool is_rising(void) {
   const char *text = getenv("PLANNER_EMULATED_ADDRESSES");
   return text && !strcmp(text, "rising");
@@ -108,7 +109,7 @@ static void *place(arena *a, size_t size, size_t requested) {
   uintptr_t step = size >= MIB ? PAGE : 512;
   bool rising = is_rising();
   for (size_t n = 0; n <= a->count; n++) {
-    size_t i = rising ? a->count - n : n; /* the gap above block i, or above the base for the last */
+    size_t i = rising ? a->count - n : n; /* gap i is above block i; the last is above the base */
     uintptr_t top = i ? a->blocks[i - 1].at : a->base + a->span;
     uintptr_t floor = i < a->count ? a->blocks[i].at + a->blocks[i].size : a->base;
     uintptr_t at = rising ? (floor + step - 1) & ~(step - 1) : (top - size) & ~(step - 1);

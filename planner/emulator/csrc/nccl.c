@@ -1,4 +1,4 @@
-/* Communicators that know who they are; collectives succeed at once. */
+/* Communicators that store their size, rank and device; collectives succeed at once. */
 #include "core.h"
 #include <nccl.h>
 #include <stdlib.h>
@@ -72,8 +72,8 @@ ncclResult_t ncclMemFree(void *p) {
   emu_free(p);
   return ncclSuccess;
 }
-/* Data: what the others would have sent is taken to be the same as one's own. Buffers that only the root has
- * may be NULL elsewhere (NCCL's documentation of ncclReduce and ncclBroadcast). */
+/* ---- collectives: other ranks are assumed to send the same data as this rank. A buffer that only the root
+ * needs may be NULL on other ranks (NCCL's documentation of ncclReduce and ncclBroadcast). */
 static size_t width(ncclDataType_t t) {
   switch (t) {
   case ncclInt64:
@@ -83,7 +83,7 @@ static size_t width(ncclDataType_t t) {
   case ncclUint32:
   case ncclFloat32: return 4;
   case ncclFloat16:
-  case 9: /* ncclBfloat16, where the header has it */ return 2;
+  case 9: /* ncclBfloat16, which some headers lack */ return 2;
   default: return 1;
   }
 }

@@ -1,5 +1,5 @@
-/* libnvidia-ml: what torch uses of NVML's documented API (expandable segments, OOM messages, device counts).
- */
+/* libnvidia-ml: the part of NVML's documented API that torch uses (expandable segments, OOM messages, device
+ * counts). */
 #include "core.h"
 #include <stdio.h>
 #include <string.h>
@@ -74,7 +74,7 @@ int nvmlDeviceGetCudaComputeCapability(void *d, int *a, int *b) {
   *b = emu_gpu()->minor;
   OK;
 }
-/* This process, once it has a context there; of others nothing is known. */
+/* Lists this process if it has a context on the GPU; other processes are not known. */
 static int running(void *d, unsigned *n, process *p) {
   int device = (int)(uintptr_t)d - 1, room = (int)*n;
   *n = emu_context_active(device) ? 1 : 0;
@@ -87,10 +87,10 @@ static int running(void *d, unsigned *n, process *p) {
 int nvmlDeviceGetComputeRunningProcesses(void *d, unsigned *n, process *p) { return running(d, n, p); }
 int nvmlDeviceGetComputeRunningProcesses_v3(void *d, unsigned *n, partitioned_process *p) {
   int e = running(d, n, p ? &p->of : NULL);
-  if (!e && *n) p->gpu_instance = p->compute_instance = ~0u; /* the card is not partitioned */
+  if (!e && *n) p->gpu_instance = p->compute_instance = ~0u; /* the GPU is not partitioned (MIG) */
   return e;
 }
-int nvmlDeviceGetGpuFabricInfoV(void *d, void *info) { OK; } /* the caller has put "not supported" into it */
+int nvmlDeviceGetGpuFabricInfoV(void *d, void *info) { OK; } /* the caller set `info` to "not supported" */
 int nvmlDeviceGetNvLinkRemoteDeviceType(void *d, unsigned l, void *t) { return 3; }
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *d, unsigned l, void *t) { return 3; }
 int nvmlDeviceGetNvLinkState(void *d, unsigned l, void *t) { return 3; }

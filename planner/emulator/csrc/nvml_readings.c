@@ -1,6 +1,5 @@
-/* libnvidia-ml: what programs read of a card besides memory. The emulated one computes nothing: its
- * utilization, power, energy and temperature are 0. What a card may leave open is answered with "not
- * supported". */
+/* libnvidia-ml: readings of a GPU besides memory. The emulated GPU computes nothing, so its utilization,
+ * power, energy and temperature are 0. Readings that a GPU need not support return "not supported". */
 #define _GNU_SOURCE
 #include "core.h"
 #include <sched.h>
@@ -28,7 +27,7 @@ typedef struct {
 
 static int index_of(void *d) { return (int)(uintptr_t)d - 1; }
 
-/* ---- memory and processes, in their other forms */
+/* ---- memory and processes, in other versions of their functions */
 int nvmlDeviceGetMemoryInfo_v2(void *d, memory_v2 *m) {
   const emu_gpu_t *gpu = emu_gpu();
   m->total = gpu->total_bytes;
@@ -67,7 +66,7 @@ int nvmlDeviceGetTotalEnergyConsumption(void *d, unsigned long long *millijoules
   *millijoules = 0;
   OK;
 }
-static int clock_of(int type, unsigned *mhz) { /* type 2 is the memory's */
+static int clock_of(int type, unsigned *mhz) { /* type 2 is the memory's clock */
   *mhz = (type == 2 ? emu_gpu()->memory_clock_khz : emu_gpu()->clock_khz) / 1000;
   OK;
 }
@@ -79,7 +78,7 @@ int nvmlDeviceGetPerformanceState(void *d, int *state) {
   OK;
 }
 
-/* ---- what the card is */
+/* ---- properties of the GPU */
 int nvmlSystemGetNVMLVersion(char *s, unsigned n) {
   snprintf(s, n, "13.580.00");
   OK;
@@ -126,7 +125,7 @@ int nvmlDeviceGetMaxMigDeviceCount(void *d, unsigned *n) {
   OK;
 }
 int nvmlDeviceGetTopologyCommonAncestor(void *a, void *b, int *level) {
-  *level = 50; /* no bridge nearer than the processors' own link */
+  *level = 50; /* NVML_TOPOLOGY_SYSTEM: connected through the link between processors */
   OK;
 }
 int nvmlDeviceGetCpuAffinity(void *d, unsigned words, unsigned long *set) {
@@ -140,7 +139,7 @@ int nvmlDeviceGetCpuAffinityWithinScope(void *d, unsigned words, unsigned long *
 int nvmlDeviceSetCpuAffinity(void *d) { OK; }
 int nvmlDeviceClearCpuAffinity(void *d) { OK; }
 
-/* ---- what consumer cards leave open too */
+/* ---- readings that consumer GPUs do not support either */
 #define LEFT_OPEN(name)                                                                                      \
   int name(void *d) { return NOT_SUPPORTED; }
 LEFT_OPEN(nvmlDeviceGetEccMode)

@@ -1,4 +1,4 @@
-"""Start the emulated GPU in a Python process that `planner run` started: its folder is on PYTHONPATH."""
+"""Start the emulated GPU in a Python process of `planner run`, which puts this folder on PYTHONPATH."""
 
 import importlib.util
 import os
@@ -23,7 +23,7 @@ def _start_planner() -> None:
 
 
 def _run_own_sitecustomize() -> None:
-    """Run the environment's own `sitecustomize`, which this file hides."""
+    """Run the environment's `sitecustomize`, which this file hides."""
     for entry in sys.path:
         path = Path(entry, "sitecustomize.py")
         if path.is_file() and path.resolve().parent != _HERE:

@@ -1,5 +1,5 @@
-/* Qualifiers of CUDA's headers, as a C compiler for the host alone has to see them: for installations that
- * bring no crt folder. */
+/* Qualifiers of CUDA's headers as a C compiler for the host needs them, for installations without a crt
+ * folder. */
 #pragma once
 #define __host__
 #define __device__

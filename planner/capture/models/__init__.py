@@ -1,1 +1,1 @@
-"""Models by name, as modules without weights."""
+"""Find models by name, and build them as modules without weights."""

@@ -1,6 +1,6 @@
 """Train a LightningModule by its own `training_step` and `configure_optimizers`.
 
-The module is attached to a `Trainer` of its own Lightning package, without loggers, callbacks and loops, so
+The module is attached to a `Trainer` of its Lightning package, without loggers, callbacks and loops, so
 that code which reads the trainer or steps optimizers by hand works unchanged. Facts from lightning 2.6.
 """
 

@@ -97,7 +97,7 @@ class _StepModule(nn.Module):
 
     @property
     def make_own_optimizer(self) -> Callable[[], optim.Optimizer] | None:
-        """Return a function that makes the live module's optimizer over this copy, or None without one."""
+        """Return a function that makes the live module's optimizer over this copy; None if it has none."""
         optimizer = self._optimizer
         return None if optimizer is None else lambda: optimizer.over(self.module)
 
@@ -123,7 +123,7 @@ def read_live_model(
     held_bytes: int = 0,
     evaluation: LiveEvaluation | None = None,
 ) -> LiveModel:
-    """Return the description of a live module and its batch from which copies without weights are built.
+    """Describe a live module and a batch of its data, so that copies without weights can be built.
 
     `sample` is a batch as the data loader yields it: tensors in tuples, lists and mappings, the batch size
     being the first dimension of each. An object that has one of the `stand_ins`, such as a trainer, is not

@@ -38,8 +38,8 @@ class LiveTraining(Struct, frozen=True):
     """A training loop as derived from its objects: the module, the fields of a job and the step."""
 
     module: nn.Module  # without wrappers
-    name: str  # its class
-    fields: Mapping[str, Any]  # of `planner.Job`
+    name: str  # name of the module's class
+    fields: Mapping[str, Any]  # fields of `planner.Job`
     step: Step
     notes: tuple[str, ...]  # assumptions about the loss
     is_compiled: bool
@@ -152,7 +152,7 @@ def _parts(batch: object) -> tuple[tuple[Any, ...], Any]:
 def _step_of(batch: object, loss: LossFunction | None) -> Step:
     """Return a step that calls the model on a batch and then the loss, and that also returns the output.
 
-    A plan keeps what a step returns alive until the next step, as the variables of a loop do.
+    A plan keeps a step's result alive until the next step, as the variables of a loop do.
     """
 
     def on_mapping(module: nn.Module, given: Any) -> Any:
@@ -200,7 +200,7 @@ def apart_from_training() -> Iterator[None]:
             one.update(before)
 
 
-# ---- what is on the GPU already
+# ---- memory in use on the GPU already
 
 
 def bytes_beside(model: nn.Module, optimizer: optim.Optimizer, batch: object, index: int) -> int:

@@ -1,6 +1,6 @@
 """Compute the patch sizes that nnU-Net's planner tries, and the network that it chooses for each.
 
-The rules are those of nnunetv2/experiment_planning/experiment_planners: network_topology.py,
+The rules follow nnunetv2/experiment_planning/experiment_planners: network_topology.py,
 get_pool_and_conv_props, for the strides and kernels of a patch, and default_experiment_planner.py,
 get_plans_for_configuration, for the patches, from the largest down.
 """
@@ -11,9 +11,9 @@ from typing import Any
 
 from msgspec import Struct
 
-SMALLEST_MAP = 4  # voxels of an axis at the deepest stage (UNet_featuremap_min_edge_length)
-MOST_VOXELS = {2: 2048**2, 3: 256**3}  # of the first patch, before it is cut to the median shape
-MOST_FEATURES = {2: 512, 3: 320}  # of a stage (UNet_max_features_2d, UNet_max_features_3d)
+SMALLEST_MAP = 4  # fewest voxels of an axis at the deepest stage (UNet_featuremap_min_edge_length)
+MOST_VOXELS = {2: 2048**2, 3: 256**3}  # voxels of the first patch, before the cut to the median shape
+MOST_FEATURES = {2: 512, 3: 320}  # most features of a stage (UNet_max_features_2d, UNet_max_features_3d)
 _OF_STAGES = ("n_conv_per_stage", "n_blocks_per_stage", "n_conv_per_stage_decoder")
 
 Sizes = tuple[int, ...]
@@ -28,7 +28,7 @@ class Topology(Struct, frozen=True):
 
     @property
     def divisors(self) -> Sizes:
-        """Return each axis's product of strides, of which the patch's size must be a multiple."""
+        """Return for each axis the product of its strides, which must divide the patch's size."""
         return tuple(map(prod, zip(*self.strides, strict=True)))
 
 

@@ -14,7 +14,7 @@ from planner.capture.patching import all_patched, patched
 from planner.errors import UsageError
 from planner.jobs import SOURCES, Job, split_model
 
-_FETCHING = (  # arguments of constructors that fetch weights, or load them from a path, where they are set
+_FETCHING = (  # arguments that make constructors fetch weights, or load them from a path, if they are set
     *("pretrained", "pretrained_url", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path"),
     *("encoder_weights", "pretrained_model_name_or_path", "cache_dir"),
 )

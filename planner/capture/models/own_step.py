@@ -113,7 +113,7 @@ def modules_held_by(value: object) -> list[nn.Module]:
 
 
 def needs_arguments(function: object, given: dict[str, Any]) -> bool:
-    """Return whether a function has required arguments that are not in `given`, as a step has its batch."""
+    """Return whether a function has required arguments that are not in `given`, such as a step's batch."""
     if not inspect.isfunction(function):
         return False
     parameters = inspect.signature(function).parameters.values()
@@ -216,7 +216,7 @@ class _Holdings:
     def _held_by_function(self, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
         """Yield the closure variables of a function and the globals that its code names, with their names.
 
-        Globals are followed only if they are those of a user's file. A wrapped function comes first.
+        Globals are followed only if the function is in a user's file. A wrapped function comes first.
         """
         yield "", getattr(function, "__wrapped__", None)
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)

@@ -158,7 +158,7 @@ def quantize_on_meta(model: nn.Module) -> dict[int, list[Tensor]]:
     if not modules:
         return ready
     functional: ModuleType = import_library("bitsandbytes.functional", extra="bitsandbytes")
-    tables = {"dynamic": torch.empty(256, device="meta")}  # one for all weights, made with the first
+    tables = {"dynamic": torch.empty(256, device="meta")}  # one for all weights, from the first on
     allocated = ready
     with mock.patch.dict(functional.name2qmap, tables, clear=True), torch.no_grad():
         for module in modules:
@@ -170,7 +170,7 @@ def quantize_on_meta(model: nn.Module) -> dict[int, list[Tensor]]:
 def _parts(module: Any) -> list[Tensor]:
     """Return the tensors of a module's quantized weight.
 
-    The scales of an 8-bit weight may be in the module's state, where its first call moves them.
+    The scales of an 8-bit weight are in the module's state after its first call.
     """
     weight = module.weight
     if type(weight).__name__ == "Int8Params":

@@ -1,7 +1,7 @@
 """Import the modules in a user's file's folder, as Python does when the file is run as a script.
 
-A script can import a `utils.py` of its own folder. Two folders may each have a `utils.py`, or its name may be
-that of an installed package, but a process has only one module of a name. So modules from one folder are
+A script can import a `utils.py` from its folder. Two folders may each have a `utils.py`, or an installed
+package may have this name, but a process has only one module of a name. So modules from one folder are
 removed from `sys.modules` while modules of another folder are imported.
 """
 

@@ -82,7 +82,7 @@ def is_of_diffusers(model: nn.Module) -> bool:
 
 
 def quantize_by_torchao(model: nn.Module, job: Job) -> nn.Module:
-    """Quantize the model's linear layers by torchao, each as it is moved to the GPU; return the model.
+    """Quantize the model's linear layers by torchao, each on its move to the GPU; return the model.
 
     Raises UsageError for an unknown or unsuitable option, ModelError if the model has no linear layer.
     """
@@ -120,7 +120,7 @@ def _config_of(job: Job) -> Any:
 
 
 def _configured(job: Job, make: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-    """Return torchao's configuration, made by `make` with the job's values over those of `given`.
+    """Return the configuration that `make` makes from the values `given` and the job's values, which win.
 
     Raises UsageError for a value that `make` does not take.
     """

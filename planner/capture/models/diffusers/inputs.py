@@ -106,8 +106,8 @@ def _floats(*shape: int) -> TensorSpec:
     return TensorSpec(shape)
 
 
-STEP = TensorSpec((), "int64")  # of the noise schedule
-TIME = TensorSpec(())  # from 0 to 1, of flow matching
+STEP = TensorSpec((), "int64")  # a step of the noise schedule
+TIME = TensorSpec(())  # a time of flow matching, from 0 to 1
 
 
 def _size(config: Config, default: int) -> tuple[int, int]:

@@ -1,1 +1,1 @@
-"""Build models of transformers from their configurations, and read and train by its Trainers."""
+"""Build models of transformers from their configurations, and run its Trainers in captures."""

@@ -36,7 +36,7 @@ _OF_SQUARES = ("rt_detr", "d_fine", "deim")
 AUDIO_SAMPLES = 160_000  # 10 s at 16 kHz
 _TEXT, _IMAGE, _SOUND, _SPECTROGRAM = "input_ids", "pixel_values", "input_values", "input_features"
 _MAIN = (_TEXT, _IMAGE, _SPECTROGRAM, _SOUND)
-_PARTS = ("vision_config", "text_config", "audio_config", "encoder")  # of configurations made of several
+_PARTS = ("vision_config", "text_config", "audio_config", "encoder")  # configurations within a configuration
 _LABELS = (
     *("labels", "start_positions", "end_positions", "next_sentence_label", "mask_labels", "class_labels"),
     "sentence_order_label",

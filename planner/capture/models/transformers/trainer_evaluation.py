@@ -1,4 +1,4 @@
-"""Run the evaluation of a Trainer of transformers or TRL by its own loop, between two training steps.
+"""Evaluate a Trainer of transformers or TRL by its own loop, between two of its steps.
 
 The batches are copies of the longest sample of its evaluation data, as many samples each as
 `per_device_eval_batch_size` says. Losses, predictions and labels are gathered as the loop gathers them, which
@@ -32,18 +32,14 @@ def evaluates(arguments: Any) -> bool:
 
 
 class Evaluation:
-    """The evaluation of one trainer; after `run`, `notes` say which part of it is planned."""
+    """The evaluation of one trainer; `notes` say after `run` what is planned of it."""
 
     def __init__(self, trainer: Any, name: str) -> None:
         self._trainer, self._name = trainer, name
         self.notes: tuple[str, ...] = ()
 
     def run(self) -> None:
-        """Evaluate on each of the trainer's evaluation datasets; a note names an evaluation that fails.
-
-        Evaluations that generate texts are not run. Errors about reads of values, and PlannerErrors, are
-        raised.
-        """
+        """Evaluate on each of the trainer's datasets. An evaluation that fails is left out, and named."""
         trainer = self._trainer
         if getattr(trainer.args, "predict_with_generate", False):
             self.notes = (
@@ -77,10 +73,7 @@ class Evaluation:
         self.notes += (self._note(batch, count, gathered),)
 
     def _metrics(self) -> Any:
-        """Return a replacement of the trainer's `compute_metrics` that returns {}, or None if it has none.
-
-        The trainer's function computes on the CPU.
-        """
+        """Return a function in place of the trainer's, which gets arrays on the CPU; None if it has none."""
         return None if self._trainer.compute_metrics is None else lambda *given, **named: {}
 
     def _note(self, batch: int, count: int | None, gathered: int) -> str:

@@ -34,9 +34,10 @@ class _Place(NamedTuple):
 
 
 def fit_program(runs: Sequence[RecordedRun], job: Job, unit: int = 1) -> Program:
-    """Return the program fitted to two runs at different batch sizes on one GPU, or to three successive ones.
+    """Return the program fitted to two runs at different batch sizes on one GPU, or to three runs.
 
-    Batch sizes are counted in units of `unit` samples. Raises NotAffineError if the runs do not fit.
+    Three runs have successive batch sizes. Batch sizes are counted in units of `unit` samples. Raises
+    NotAffineError if the runs do not fit.
     """
     traces = [replace(run.trace, batch=run.trace.batch // unit) for run in runs]
     if any(Fact.RANDOM_SIZES in trace.facts for trace in traces):

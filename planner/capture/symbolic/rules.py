@@ -27,7 +27,7 @@ from planner.program import (
     workspace_bytes,
 )
 
-MOST_VARIANTS = 128  # of one signature; if it needs more, batch sizes in between are captured
+MOST_VARIANTS = 128  # limit for one signature; if it needs more, batch sizes in between are captured
 # Numbers of multiprocessors from small to large GPUs; a number in between mostly takes the same branches.
 SM_COUNTS = (14, 20, 24, 28, 34, 40, 46, 58, 68, 72, 80, 84, 108, 128, 132, 142, 148, 170, 188)
 _ALWAYS = GuardedOps(1, LARGEST_BATCH, (), (), ())

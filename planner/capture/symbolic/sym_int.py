@@ -169,7 +169,7 @@ def _line(letter: str, a: tuple[int, int] | None, b: tuple[int, int] | None) -> 
 
 
 def _refine_range(env: ShapeEnv, comparison: str, difference: tuple[int, int], holds: bool) -> None:
-    """Narrow the range of batch sizes to where `fixed + slope * batch` compares with 0 as `holds` says."""
+    """Narrow the range to batch sizes for which `fixed + slope * batch` compares with 0 as `holds` says."""
     fixed, slope = difference
     if slope == 0:
         return

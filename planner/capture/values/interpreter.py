@@ -295,7 +295,7 @@ class ValueInterpreter:
         """Return the meta counterpart of a real tensor, with its value; return other results unchanged."""
         if not isinstance(real, Tensor):
             return real
-        real = real.clone()  # dense, with its strides where it was dense before
+        real = real.clone()  # a dense copy, which keeps the strides of a dense tensor
         like = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
         if real.numel():
             storage = real.untyped_storage()

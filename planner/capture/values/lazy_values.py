@@ -102,7 +102,7 @@ def compute(op: DeferredOp) -> tuple[Any, dict[int, torch.UntypedStorage]]:
 
 
 def run(op: DeferredOp) -> None:
-    """Run a deferred operator and store its results in those of its values that are still in use.
+    """Run a deferred operator and store its results in its values that are still in use.
 
     The values stay unknown if the operator is randomized, or if it fails on the CPU.
     """

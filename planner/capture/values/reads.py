@@ -183,7 +183,7 @@ def scaled_result(func: Any, result: ReadResult, read: Tensor) -> Any:
 
 
 def _unique(result: ReadResult, read: Tensor) -> tuple[Tensor, ...]:
-    """Return results of `_unique2` on meta, with a number of distinct values as for a smaller tensor.
+    """Return results of `_unique2` on meta, with a number of distinct values guessed from a smaller tensor.
 
     The number stays the same if at most half of the smaller tensor's elements are distinct, else it grows in
     proportion.

@@ -29,7 +29,7 @@ class KernelOp:
 
 Hold = partial(KernelOp, OpKind.HOLD)  # a block that lives until it is released or the kernel returns
 Keep = partial(KernelOp, OpKind.KEEP)  # a block that is never freed
-Release = partial(KernelOp, OpKind.RELEASE)  # frees the given number of held blocks, the last ones allocated
+Release = partial(KernelOp, OpKind.RELEASE)  # frees the given number of held blocks, last allocated first
 ReleaseBeneath = partial(KernelOp, OpKind.RELEASE_BENEATH)  # frees the held block that many before the last
 UseCublas = partial(KernelOp, OpKind.CUBLAS)  # a product, in which cuBLAS may take its workspace
 Output = partial(KernelOp, OpKind.OUTPUT)  # makes the next output, after skipping the given number

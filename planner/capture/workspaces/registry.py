@@ -49,7 +49,7 @@ def cpu_outputs(func: Any, version: TorchVersion) -> tuple[int, ...]:
 
 
 def is_unknown(func: Any) -> bool:
-    """Return whether it is unknown if an operator needs a workspace.
+    """Return whether it is not known if an operator needs a workspace.
 
     False if it has a rule, is declared to need none, or is a pointwise operator, a view or a cuBLAS product.
     """

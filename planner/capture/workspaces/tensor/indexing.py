@@ -215,7 +215,7 @@ def _expanded_strides(index: Tensor, shape: Sequence[int]) -> list[int]:
 
 
 def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether strides, listed from the last dimension on, are those of a contiguous tensor."""
+    """Return whether a tensor of a shape is contiguous, given its strides from the last dimension on."""
     expected = 1
     for size, stride in zip(reversed(shape), strides, strict=True):
         if size != 1 and stride != expected:

@@ -14,7 +14,7 @@ from planner.capture.workspaces._rule import argument
 from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Release, Rule, UseCublas
 from planner.program import Target
 
-_POINTER, _INFO, _INDEX = 8, 4, 8  # bytes of a matrix's pointer, of a status, and of a permutation's index
+_POINTER, _INFO, _INDEX = 8, 4, 8  # bytes: of a matrix in a batched call, of a status, of a permutation
 _CUSOLVER = ("_linalg_det", "_linalg_slogdet", "linalg_lu_factor_ex", "linalg_lu_solve")
 
 

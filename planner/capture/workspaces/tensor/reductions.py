@@ -210,7 +210,7 @@ def _variance(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _logsumexp(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `logsumexp`: maxima, a mask of infinite ones, and exp(x - maxima) in full size.
+    """Return the ops of `logsumexp`: maxima, a mask of infinite maxima, exp(x - maxima) in full size.
 
     Source: ATen/native/ReduceOps.cpp.
     """

@@ -15,7 +15,7 @@ from planner.program import Target
 
 _SMALL = 4096  # up to here, rows are sorted in place (should_use_small_sort)
 _LARGE = 1_000_000  # from here on, rows are sorted one after another
-_DIGITS = 256  # of eight bits
+_DIGITS = 256  # values of a digit of eight bits
 _ALIGNED = 256  # bytes
 _ONE_BLOCK, _ONE_BLOCK_ITEMS = 256, 19  # threads, and words of four bytes for each
 _SHARED_BYTES = 48 * 1024

@@ -116,10 +116,7 @@ def _phase_marks(history: ProcessHistory) -> Iterator[tuple[int, PhaseStart]]:
 
 
 def _with_end(events: Sequence[Event]) -> tuple[Event, ...]:
-    """Return the events with the last start of a phase replaced by the end of the loop, if it is the end.
-
-    It is if the phase is INPUTS and nothing is allocated after it.
-    """
+    """Return the events, with a last phase INPUTS that allocates nothing replaced by the end of the loop."""
     backwards = reversed(list(enumerate(events)))
     at, mark = next((index, event) for index, event in backwards if isinstance(event, PhaseStart))
     follows = any(isinstance(event, Alloc) for event in events[at:])

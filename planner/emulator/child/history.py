@@ -13,7 +13,7 @@ from typing import Any
 from .course import Course
 from .frames import is_own
 
-MAX_EVENTS = 4_000_000  # torch's history keeps at most this many events, and drops older ones
+MAX_EVENTS = 4_000_000  # torch's history keeps at most this many events, the latest
 _ACTIONS = ("alloc", "free_requested", "free_completed", "oom")
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 
 def attach(torch: Any) -> None:
-    """Replace torch.distributed's `send_object_list` and `recv_object_list`; the new ones also use the store.
+    """Make torch.distributed's `send_object_list` and `recv_object_list` pass objects through the store.
 
-    They still call the original functions, which allocate tensors.
+    The original functions are still called, since they allocate tensors.
     """
     if not torch.distributed.is_available():
         return

@@ -31,7 +31,7 @@ def is_lightning_module(module: object) -> bool:
 def train_by_lightning(module: object, job: Job) -> nn.Module:
     """Return a module whose forward pass is the LightningModule's `training_step`.
 
-    In mode `step` that pass is a whole step, with the optimization that the module does by hand. Raises
+    In mode `step` the forward pass is a whole step, whose optimization the module does by hand. Raises
     ModelError for other objects, and for manual optimization in other modes.
     """
     package = _package_of(module)

@@ -137,7 +137,7 @@ def _note_those_on_cpu(model: nn.Module, placement: Placement) -> None:
 def _move_placed(model: nn.Module, placement: Placement) -> list[tuple[Tensor, Tensor]]:
     """Move to meta the tensors in plain attributes that user code put on the GPU.
 
-    Returns the same pairs as `move_to_meta`.
+    Returns each moved tensor with its counterpart on meta.
     """
     moved = []
     for holder, key, tensor in _plain_tensors(model):

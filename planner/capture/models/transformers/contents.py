@@ -63,7 +63,7 @@ def _patches_and_types(config: Any, specs: Mapping[str | None, TensorSpec], batc
 
 
 def _grid(config: Any, image: TensorSpec) -> tuple[int, int]:
-    """Return the rows and columns of an image's patches; a list of patches is taken as near to a square."""
+    """Return the rows and columns of an image's patches; for a list of patches, of the squarest grid."""
     merged = config.vision_config.spatial_merge_size
     if len(image.shape) == 3:
         of_tokens = merged * config.vision_config.patch_size

@@ -30,7 +30,7 @@ def longest_sample(trainer: Any, dataset: Any, what: str, name: str) -> tuple[An
 
 
 def first_samples(dataset: Any) -> Iterator[Any]:
-    """Yield a dataset's first `MOST_SAMPLES` samples as DataLoader reads them: by index, or streamed."""
+    """Return an iterator over the first `MOST_SAMPLES` samples, by index or streamed as DataLoader does."""
     has_index = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     if isinstance(dataset, IterableDataset) or not has_index:
         return islice(iter(dataset), MOST_SAMPLES)

@@ -1,9 +1,9 @@
-"""The command `planner`: options in, a report or JSON out, errors as one line and an exit code.
+"""The command `planner`: run a command line, print a report or JSON, and turn errors into exit codes.
 
-Exit codes: 0 done; 1 the honest answer is no; 2 wrong usage; 3 the model cannot be built or traced; 4 a data
-file is broken, or the answer or a file cannot be written; 5 a GPU is needed and there is none; 70 an error of
-the planner itself (EX_SOFTWARE, so that a crash is never taken for a no); 130 interrupted; 141 whoever read
-standard output went away; 143 ended by SIGTERM.
+Exit codes: 0 done; 1 the answer is no; 2 wrong usage; 3 the model cannot be built or traced; 4 a data file is
+broken, or the answer or a file cannot be written; 5 a GPU is needed and there is none; 70 an error of the
+planner itself (EX_SOFTWARE, so that a crash is never mistaken for a no); 130 interrupted; 141 the reader of
+standard output has closed it; 143 ended by SIGTERM.
 """
 
 import errno
@@ -18,9 +18,9 @@ from planner.cli.ending import INTERRUPTED, EndedError, Ending
 from planner.errors import DataFileError, PlannerError, UsageError
 
 INTERNAL, BROKEN_PIPE = 70, 141
-# What keeps the answer off standard output: no room, a file that may not grow, or none that is open.
+# Errors that prevent writing to standard output: a full disk, a file size limit, or a closed stream.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-# What keeps a path from being looked at: a folder that may not be entered, a name that no file has.
+# Errors that prevent access to a path: a folder without permission, an impossible name.
 _UNREACHABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
 _INSTALLABLE = {
     "torch": "torch is not installed: this job has to be traced; pip install torch torchvision. Jobs of the "
@@ -30,26 +30,26 @@ _CLOSED = "is closed, so that the answer cannot be written; send it to /dev/null
 
 
 def main() -> None:
-    """Run the command line of this process and exit."""
-    # Imports make a million objects that live to the end. Looking through them for garbage again and again,
-    # and once more at the exit, would take a third of the time (benchmarks/speed/startup.py).
+    """Run this process's command line and exit with its code."""
+    # Imports create a million objects that live to the end. Searching them for garbage repeatedly, and once
+    # more at the exit, would take a third of the time (benchmarks/speed/startup.py).
     gc.set_threshold(100_000, 50, 100)
     _ensure_std_streams()
     if "--debug" not in sys.argv:
-        sys.unraisablehook = lambda _: None  # what a finalizer of a model raises is no error of the plan
+        sys.unraisablehook = lambda _: None  # errors in a model's finalizers are no errors of the plan
     code = Ending().guard(lambda: run(sys.argv[1:]))
     gc.freeze()
     sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:
-    """Run a command line and give its exit code: the one place where errors become a line and a code."""
+    """Run a command line and return its exit code; all errors become one line and a code here."""
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    debug = "--debug" in own  # and not that of a command behind --
+    debug = "--debug" in own  # and not an option of a command after --
     try:
         if "_PLANNER_COMPLETE" in os.environ and _complete():
             return 0
-        # Here and not above, so that an interrupt during the imports ends as quietly as any other.
+        # Imported here, so that an interrupt during the imports ends as quietly as any other.
         from planner.cli.parser import parse
 
         with warnings.catch_warnings():
@@ -85,10 +85,10 @@ def run(arguments: list[str]) -> int:
 
 
 def _ensure_std_streams() -> None:
-    """Give a process that was started without a stream (`>&-`) one in its place.
+    """Replace standard streams that were closed when the process started (`>&-`).
 
-    Without standard error the messages are dropped. Without standard output nobody can have the answer, so
-    that each write there fails, as it does on a full disk; the place is taken, lest a file be opened there.
+    Without standard error, messages are dropped. Without standard output nobody can read the answer, so each
+    write to it fails, as on a full disk; its descriptor is taken, so that no file is opened under it.
     """
     if sys.stderr is None:
         sys.stderr = _stand_in(2, os.O_WRONLY)
@@ -97,7 +97,7 @@ def _ensure_std_streams() -> None:
 
 
 def _stand_in(number: int, way: int) -> TextIO:
-    """Return a stream of the null device at the number of one that is closed, opened this way."""
+    """Return a text stream for the null device, opened in mode `way`, at a closed descriptor."""
     opened = os.open(os.devnull, way)
     if opened != number:
         os.dup2(opened, number)
@@ -106,12 +106,12 @@ def _stand_in(number: int, way: int) -> TextIO:
 
 
 def _detach_stream(stream: TextIO) -> None:
-    """Python flushes once more when it exits; now there is somebody to take it."""
+    """Redirect a broken stream to the null device, since Python flushes it once more at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _complete() -> bool:
-    """Complete the word at the cursor for a shell."""
+    """Print completions for the word at the cursor; return whether the shell's request was answered here."""
     from planner.cli.completion.shells import answer_shell
 
     reply = answer_shell(os.environ)
@@ -121,13 +121,13 @@ def _complete() -> bool:
 
 
 def _print_error(message: str, code: int, debug: bool) -> int:
-    """Return one line on standard error, after the traceback of the error in flight with `debug`."""
+    """Print an error as one line on standard error, after a traceback with `debug`; return the exit code."""
     try:
         if debug:
-            import traceback  # 3 ms, which no answer needs
+            import traceback  # imported late: 3 ms
 
             traceback.print_exc()
         print(f"planner: {printable(shortened(' '.join(message.split())))}", file=sys.stderr, flush=True)
-    except OSError:  # nobody reads it, or the disk is full; the exit code stays
+    except OSError:  # nobody reads it, or the disk is full; the exit code is kept
         _detach_stream(sys.stderr)
     return code

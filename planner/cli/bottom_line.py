@@ -1,4 +1,4 @@
-"""Progress beside a command that prints on the same terminal: the last line, outside of what scrolls."""
+"""Show progress on the last line of a terminal, below a command's output, which scrolls above it."""
 
 import os
 import sys
@@ -9,16 +9,16 @@ from typing import TextIO
 from planner.cli.output import print_progress
 from planner.program import OnProgress
 
-_LEAST_ROWS = 4  # a lower terminal is left to the command
-# Of a VT100: down and up by a line at the same column, the cursor's place, the lines that scroll.
+_LEAST_ROWS = 4  # a terminal with fewer rows is left to
+# Codes of a VT100: down and up by a line in the same column, the cursor's position, the lines that scroll.
 _MAKE_ROOM, _SAVE, _RESTORE, _ERASE = "\x1bD\x1b[1A", "\x1b7", "\x1b8", "\x1b[2K"
 
 
 @contextmanager
 def live_progress() -> Iterator[tuple[OnProgress, float]]:
-    """Return a function that shows one line of progress, and how many seconds apart it is to be called.
+    """Yield a function that shows one line of progress, and the seconds between its calls.
 
-    On a terminal the line stands at the bottom and is replaced; elsewhere each is printed.
+    On a terminal the line is at the bottom and is replaced; elsewhere each line is printed.
     """
     if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
         yield print_progress, 10.0
@@ -31,14 +31,14 @@ def live_progress() -> Iterator[tuple[OnProgress, float]]:
 
 
 class BottomLine:
-    """The last line of a terminal, on which nothing else is written while the lines above it scroll."""
+    """The last line of a terminal, reserved for progress while the lines above it scroll."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._rows = 0  # of the terminal when the line was taken; 0 before
+        self._rows = 0  # rows of the terminal when the line was reserved; 0 before
 
     def show(self, line: str) -> None:
-        """Replace the line; the command's cursor stays where it is."""
+        """Replace the text of the line without moving the command's cursor."""
         size = os.get_terminal_size(self._stream.fileno())
         if size.lines < _LEAST_ROWS:
             return
@@ -47,7 +47,7 @@ class BottomLine:
         self._write(f"{take}{_SAVE}\x1b[{size.lines};1H{_ERASE}{text}{_RESTORE}")
 
     def close(self) -> None:
-        """Give the line back, empty."""
+        """Clear the line and let the whole terminal scroll again."""
         if self._rows:
             self._write(f"{_SAVE}\x1b[r\x1b[{self._rows};1H{_ERASE}{_RESTORE}")
             self._rows = 0

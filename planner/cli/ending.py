@@ -1,4 +1,4 @@
-"""End on Ctrl-C and SIGTERM: unwind from wherever the process is, through any code that runs in it."""
+"""End the process on Ctrl-C and SIGTERM, by an exception that unwinds any running code."""
 
 import _thread
 import os
@@ -9,15 +9,15 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
-_MOST_SWALLOWED = 100  # then the code that runs keeps no exception, and the process ends without unwinding
+_MOST_SWALLOWED = 100  # exceptions; then the running code catches all, and the process ends without unwinding
 
 INTERRUPTED, ENDED = 130, 143
 
 
 class EndedError(KeyboardInterrupt):
-    """SIGTERM or Ctrl-C: it passes each `except` that an interrupt passes, on its way to the one exit.
+    """SIGTERM or Ctrl-C as an exception, which only handlers of KeyboardInterrupt catch.
 
-    Whoever reports it calls `settle`, after which no signal is handled.
+    The code that reports it calls `settle`, after which no signal is handled.
     """
 
     def __init__(self, number: int, settle: Callable[[], None]) -> None:
@@ -28,22 +28,22 @@ class EndedError(KeyboardInterrupt):
 
 
 class Ending:
-    """The end of this process by a signal.
+    """The handler of signals that end this process.
 
-    A model's code, and callbacks of C, may swallow the exception. It is watched: it lives as long as it
-    unwinds the stack, and if it dies before anybody reported it, the signal is sent again.
+    A model's code and callbacks of C may swallow the exception. It is watched: it lives while it unwinds the
+    stack, and if it dies before it was reported, the signal is sent again.
     """
 
     def __init__(self) -> None:
         self._swallowed = 0
-        self._error: weakref.ref[EndedError] | None = None  # the one that unwinds the stack
-        self._number = 0  # of the signal that arrived
+        self._error: weakref.ref[EndedError] | None = None  # the exception that unwinds the
+        self._number = 0  # number of the signal that arrived
         self._is_settled = False
-        self._exit = os._exit  # a model may have replaced it, as a capture does
+        self._exit = os._exit  # saved, as a model may replace it, like a capture
 
     def guard(self, run: Callable[[], int]) -> int:
-        """Return the exit code of `run`, or of a signal that it swallowed. Signals are ignored afterwards."""
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else nobody is to interrupt it
+        """Run a function and return its exit code, or the code of a signal that it swallowed."""
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it ignores interrupts
             signal.signal(signal.SIGINT, self._end)
         signal.signal(signal.SIGTERM, self._end)
         code = INTERRUPTED
@@ -60,7 +60,7 @@ class Ending:
         return code
 
     def settle(self) -> None:
-        """Ignore both signals from now on: the exit code stands."""
+        """Ignore both signals from now on, as the exit code is final."""
         self._is_settled = True
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
@@ -69,7 +69,7 @@ class Ending:
         return EndedError(self._number, self.settle)
 
     def _end(self, number: int, frame: FrameType | None) -> None:
-        """Unwind, so that workers end and no half of a file is left; a second signal finds that under way."""
+        """Handle a signal: raise an exception, so that workers end and no file is left incomplete."""
         if self._is_settled or (self._error is not None and self._error() is not None):
             return
         self._number = self._number or number
@@ -78,16 +78,16 @@ class Ending:
         raise self._watched_error()
 
     def _watched_error(self) -> EndedError:
-        """Return the exception; no frame of its traceback may name it, which would keep it alive."""
+        """Return a watched exception, to which no traceback frame may refer, as that would keep it alive."""
         error = self._make_error()
         self._error = weakref.ref(error, self._send_again)
         return error
 
     def _send_again(self, _: Any) -> None:
-        """Send the signal again for an exception that died: somebody swallowed it.
+        """Send the signal again, since the exception died: some code swallowed it.
 
-        A thread does, since what is raised in a callback of a weak reference is lost. If it is quick enough
-        to find the callback running, that exception dies too, and the next one is sent.
+        A thread sends it, since an exception raised in a callback of a weak reference is lost. If the thread
+        is quick enough to find the callback running, that exception dies too, and the next signal is sent.
         """
         if not self._is_settled:
             self._swallowed += 1

@@ -1,6 +1,6 @@
-"""Options that commands share, and the decorator that gives them to a command.
+"""The options that commands share, and the decorator that adds them to a command.
 
-Each value arrives as a string and is converted here, so that all refusals read alike.
+Each value arrives as a string and is converted here, so that all error messages are alike.
 """
 
 import inspect
@@ -18,17 +18,17 @@ from planner.jobs import JOB_OPTIONS, JobOption, OptionKind, shown
 from planner.report import Result
 
 Action = Callable[[], int]  # a parsed command, ready to run; returns the exit code
-Answer = tuple[Result, bool]  # what a command prints, and whether it is a yes: exit code 0, else 1
+Answer = tuple[Result, bool]  # a command's result, and whether it means yes: exit code 0, else 1
 Group = Mapping[str, Any]  # the annotation of each parameter, by its name
 
 
 def option(metavar: str, text: str, *flags: str) -> Any:
-    """Return the declaration of an option with a value, spelled as its parameter where no flag is given."""
+    """Return the declaration of an option with a value, named as its parameter if no flag is given."""
     return Option(*flags, metavar=metavar, help=text)
 
 
 def flag(spelling: str, text: str) -> Any:
-    """Return the declaration of an option without a value; typer would add a `--no-...`."""
+    """Return the declaration of an option without a value and without typer's `--no-...`."""
     return Option(spelling, help=text)
 
 
@@ -66,7 +66,7 @@ _TYPES: Mapping[OptionKind, Any] = {
 
 
 def _declare(option: JobOption) -> Any:
-    """Return the parameter of a job option as typer reads it."""
+    """Return the declaration of a job option for typer."""
     spelling = f"{option.flag}/--no-{option.flag[2:]}" if option.is_negatable else option.flag
     kind = _TYPES.get(option.kind, list[str] | None)
     return Annotated[kind, Option(spelling, metavar=option.metavar, help=option.help)]
@@ -132,11 +132,11 @@ _OUTPUT: Group = {
 
 
 def with_options(*groups: Group) -> Callable[[Callable[..., Answer | int]], Callable[..., Action]]:
-    """Add the options of these groups, and those of the output, to the parameters of a command.
+    """Return a decorator that adds groups of options, and the output options, to a command.
 
-    The command gets what it names of `options`, keywords of the functions of `planner.api`, and
-    `on_progress`; its answer is printed here, unless it names `output` and returns an exit code. What typer
-    calls converts the values alone; the command runs when the result is called.
+    The command receives the parameters that it names: `options`, keywords of the functions of `planner.api`,
+    and `on_progress`. Its answer is printed here, unless it names `output` and returns an exit code. The
+    function that typer calls only converts the values; the command runs when its result is called.
     """
 
     def decorate(command: Callable[..., Answer | int]) -> Callable[..., Action]:
@@ -164,11 +164,11 @@ def with_options(*groups: Group) -> Callable[[Callable[..., Answer | int]], Call
     return decorate
 
 
-_GIVEN = ("options", "on_progress", "output")  # parameters of a command that are no options
+_GIVEN = ("options", "on_progress", "output")  # parameters of a command that are not
 
 
 def _run(command: Callable[..., Any], output: Output, /, **arguments: Any) -> int:
-    """Run a command under a line of progress, print its answer, and return the exit code."""
+    """Run a command with a line of progress, print its answer, and return the exit code."""
     parameters = inspect.signature(command).parameters
     if "output" in parameters:
         code: int = command(**arguments, output=output)
@@ -191,7 +191,7 @@ def _convert(name: str, annotation: Any, value: Any) -> Any:
 
 
 def _keywords(values: dict[str, Any]) -> dict[str, Any]:
-    """Return options of the command line as the functions of `planner.api` take them."""
+    """Return the options as keywords for the functions of `planner.api`."""
     if "no_cache" in values:
         values |= {"cache": None if values.pop("no_cache") else cache_folder(), "warn": warn}
     if "no_calibration" in values:
@@ -202,14 +202,14 @@ def _keywords(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def option_flag(name: str) -> str:
-    """Return the spelling of an option on the command line."""
+    """Return the flag of an option on the command line."""
     return "--" + name.replace("_", "-")
 
 
 def parse_int(flag: str, text: str) -> int:
-    """Return a whole number; its range is checked by whoever uses it. Raises UsageError."""
+    """Parse a whole number, whose range is not checked here. Raises UsageError."""
     try:
-        # The length is looked at first because Python refuses to convert thousands of digits.
+        # The length is checked first because Python refuses to convert thousands of digits.
         if len(text) <= 100 and "_" not in text:
             return int(text)
     except ValueError:
@@ -218,7 +218,7 @@ def parse_int(flag: str, text: str) -> int:
 
 
 def parse_float(flag: str, text: str) -> float:
-    """Return a number; its range is checked by whoever uses it. Raises UsageError."""
+    """Parse a number, whose range is not checked here. Raises UsageError."""
     try:
         return float(text)
     except ValueError:

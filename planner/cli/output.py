@@ -1,4 +1,4 @@
-"""Standard output: the answer and nothing else. Standard error: one line of progress on a terminal."""
+"""Write the answer, and nothing else, to standard output, and progress to standard error."""
 
 import json
 import os
@@ -14,18 +14,18 @@ from planner.errors import UnsavedError
 from planner.program import OnProgress
 from planner.report import Result, render
 
-SILENT_SECONDS = 2  # after which a line of progress counts
-WIDEST = 120  # columns of a report on a terminal: longer lines are hard to follow
+SILENT_SECONDS = 2  # after which a line of progress shows its time
+WIDEST = 120  # columns of a report on a terminal: longer lines are hard to read
 
 
 class Output(NamedTuple):
-    """Format of the answer."""
+    """The format of the answer."""
 
     json: bool
 
 
 def emit(result: Result, output: Output) -> None:
-    """Print a report, or its JSON on one line; on a terminal with rich's tables."""
+    """Print a result's report, drawn with rich on a terminal, or its JSON on one line."""
     if output.json:
         print(json.dumps(render(result, "json")), flush=True)
     elif _shows_unicode(sys.stdout):
@@ -35,7 +35,7 @@ def emit(result: Result, output: Output) -> None:
 
 
 def _shows_unicode(stream: TextIO) -> bool:
-    """Return whether a stream ends on a terminal that shows more than letters; a pipe gets the plain text."""
+    """Return whether a stream is a terminal that shows Unicode; others get plain text."""
     letters_only = os.environ.get("TERM", "") in ("dumb", "unknown")
     return stream.isatty() and not letters_only and (stream.encoding or "").lower().startswith("utf")
 
@@ -51,7 +51,7 @@ def _draw(report: object) -> None:
 
 @contextmanager
 def emit_before_raising(write: Callable[[Any], None]) -> Iterator[None]:
-    """Write a result that could not be saved, then raise the error of saving it."""
+    """Write the result of an UnsavedError raised in the block, then raise the error again."""
     try:
         yield
     except UnsavedError as error:
@@ -61,10 +61,10 @@ def emit_before_raising(write: Callable[[Any], None]) -> Iterator[None]:
 
 @contextmanager
 def progress(elsewhere: OnProgress = lambda line: None) -> Iterator[OnProgress]:
-    """Keep what a model prints off standard output, and yield a function that shows a line of progress.
+    """Redirect a model's output to standard error, and yield a function that shows a line of progress.
 
-    On a terminal each line replaces the one before, and none is left in the end; `elsewhere` gets the lines
-    where standard error is no terminal.
+    On a terminal each line replaces the line before, and none is left at the end; otherwise `elsewhere` is
+    called with the lines.
     """
     with redirect_stdout(sys.stderr):
         if sys.stderr.isatty():
@@ -75,7 +75,7 @@ def progress(elsewhere: OnProgress = lambda line: None) -> Iterator[OnProgress]:
 
 
 def warn(line: str) -> None:
-    """Print one line on standard error, after the line of progress there."""
+    """Print a warning on standard error, over the current line of progress."""
     start = "\r" if sys.stderr.isatty() else ""
     print(f"{start}planner: {printable(shortened(' '.join(line.split())))}", file=sys.stderr)
 
@@ -105,24 +105,24 @@ def _status_line() -> Iterator[OnProgress]:
 
 
 class _Progress:
-    """One line on a terminal, with the seconds that it stands there once these are some."""
+    """A line of progress on a terminal, with its seconds once it has been shown for some."""
 
     def __init__(self) -> None:
         self._line, self._width, self._since = "", 0, monotonic()
         self._lock = Lock()
 
     def show_line(self, line: str) -> None:
-        """Show a line in place of the one before."""
+        """Show a new line in place of the current one."""
         self._line, self._since = printable(line), monotonic()
         self.show()
 
     def show(self) -> None:
-        """Show the line as it is by now."""
+        """Show the current line with its time."""
         if self._line:
             self._write(progress_line(self._line, monotonic() - self._since))
 
     def wipe(self) -> None:
-        """Leave nothing there."""
+        """Erase the line."""
         if self._line:
             self._write("")
             print("\r", end="", file=sys.stderr, flush=True)
@@ -134,5 +134,5 @@ class _Progress:
 
 
 def progress_line(line: str, seconds: float) -> str:
-    """Return the work in progress, with its time where that is longer than two seconds."""
+    """Return a line of progress, with its time from two seconds on."""
     return f"{line}, {seconds:.0f} s" if seconds >= SILENT_SECONDS else line

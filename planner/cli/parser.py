@@ -1,4 +1,4 @@
-"""The parser of the command line: typer's, from strings to a command that is ready to run."""
+"""Parse the command line with typer, into a command that is ready to run."""
 
 import re
 from collections.abc import Callable
@@ -18,29 +18,29 @@ COMMANDS = (
     *("calibrate", "verify", "cache", "sweep", "run", "serve", "max-size", "check", "report", "record"),
 )
 _VERSIONS = {"planner": "gpu-batch-planner", "torch": "torch", "torchvision": "torchvision"}
-# Base of all errors about a command line: public in click, private in a typer that has click within.
+# Base class of all errors about a command line: public in click, private in a typer that contains click.
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 def parse(arguments: list[str]) -> Action:
-    """Return the command of a command line; help is printed here. Raises UsageError."""
+    """Return the command of a command line, ready to run; print help if asked. Raises UsageError."""
     arguments = _with_mode(arguments)
     name = arguments[0] if arguments and arguments[0] in COMMANDS else None
     try:
         if name is None:
             parsed = build_group()(arguments or ["--help"], prog_name="planner", standalone_mode=False)
-        else:  # building the others would take longer than a plan from cached traces
+        else:  # building all commands would
             parsed = build_command(name)(arguments[1:], prog_name=f"planner {name}", standalone_mode=False)
     except _CommandLineError as error:
         raise UsageError(_one_line(error, name)) from error
-    if parsed == 130:  # typer's answer to an interrupt
+    if parsed == 130:  # typer's code for an
         raise KeyboardInterrupt
     return parsed if callable(parsed) else lambda: int(parsed or 0)
 
 
 def _with_mode(arguments: list[str]) -> list[str]:
-    """Return the arguments with the default mode after a `--compile` that names none, as in other tools."""
+    """Return the arguments with the default mode inserted after each `--compile` without a mode."""
     own = arguments.index("--") if "--" in arguments else len(arguments)
     given: list[str] = []
     for position, argument in enumerate(arguments):
@@ -52,7 +52,7 @@ def _with_mode(arguments: list[str]) -> list[str]:
 
 
 def find_command(name: str) -> Callable[..., Action]:
-    """Return the command from the module of its name."""
+    """Import a command's module and return its function."""
     module = name.replace("-", "_")
     commands = import_module(f"planner.cli.commands.{module}")
     command: Callable[..., Action] = getattr(commands, f"{module}_command")
@@ -60,14 +60,14 @@ def find_command(name: str) -> Callable[..., Action]:
 
 
 def build_command(name: str) -> Any:
-    """Return the parser of one command."""
+    """Return typer's parser of one command."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(name, cls=_Command, context_settings=_SETTINGS)(find_command(name))
     return get_command(app)
 
 
 def build_group() -> Any:
-    """Return the parser of the whole command line."""
+    """Return typer's parser of the whole command line."""
     app = typer.Typer(
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
@@ -83,7 +83,7 @@ def build_group() -> Any:
 
 
 class _Command(TyperCommand):
-    """Command whose values stay strings: typer's conversion imports pydantic, which takes 60 ms."""
+    """A command whose values remain strings: typer's conversion imports pydantic, which takes 60 ms."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         values, rest, _ = self.make_parser(ctx).parse_args(args=list(args))
@@ -94,7 +94,7 @@ class _Command(TyperCommand):
 
 
 def _value(value: Any) -> Any:
-    """Return the string, flag or list that is given; None for click's marks of nothing."""
+    """Return the given string, flag or list, or None for click's markers of missing values."""
     if isinstance(value, tuple):
         value = list(value)
     return value if value != [] and isinstance(value, str | bool | list) else None
@@ -119,7 +119,7 @@ def _root(
 
 
 def _one_line(error: Any, name: str | None) -> str:
-    """Return the error as one line that names the command whose help explains more."""
+    """Return an error as one line that names the command whose help explains more."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context else f"planner {name}" if name else "planner"
     message = error.format_message().rstrip(".")

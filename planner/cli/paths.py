@@ -1,4 +1,4 @@
-"""Paths of a command line: the user's own folders, and files to be written."""
+"""Find and check paths of a command line: the user's folders, and files to be written."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,33 +8,33 @@ from planner.errors import UsageError
 
 
 def own_folder() -> Path | None:
-    """Return the folder that `planner calibrate` writes by default and look-ups read; None without a home."""
+    """Return the user's folder of calibrations, whether it exists or not, or None without a home folder."""
     folder = data_dir()
     return None if folder is None else folder / "calibrations"
 
 
 def cache_folder() -> Path | None:
-    """Return the folder of cached traces; None if no home is known."""
+    """Return the folder of cached traces, or None without a home folder."""
     folder = cache_dir()
     return None if folder is None else folder / "traces"
 
 
 def folders_to_read(given: list[str] | None) -> list[Path]:
-    """Return the folders of --calibrations, then the user's own if it is there."""
+    """Return the folders of --calibrations, then the user's folder if it exists."""
     return list(dict.fromkeys([*map(Path, given or ()), *filter(None, [folder_to_read()])]))
 
 
 def folder_to_read() -> Path | None:
-    """Return the user's own folder if it is there."""
+    """Return the user's folder of calibrations if it exists, else None."""
     own = own_folder()
     try:
         return own if own is not None and own.is_dir() else None
-    except OSError:  # a home that this user may not enter
+    except OSError:  # a home folder without permission
         return None
 
 
 def folder_to_write(given: Path | None) -> Path:
-    """Return the folder of --out, or the user's own. Raises UsageError where there is neither."""
+    """Return the folder of --out, or else the user's. Raises UsageError if there is neither."""
     folder = given or own_folder()
     if folder is None:
         raise UsageError("no home folder is known to keep calibrations in: give --out DIR")
@@ -42,12 +42,12 @@ def folder_to_write(given: Path | None) -> Path:
 
 
 def plot_path(text: str | None) -> Path | None:
-    """Return the file to draw to. Raises UsageError for what would fail after the work is done."""
+    """Return the file of --plot. Raises UsageError for a wrong suffix or without matplotlib."""
     return _checked_path("--plot", text, (".png", ".svg", ".pdf"), ".png, .svg or .pdf", "matplotlib", "plot")
 
 
 def page_path(text: str | None) -> Path | None:
-    """Return the file of the page. Raises UsageError for what would fail after the work is done."""
+    """Return the file of --html. Raises UsageError for a wrong suffix or without plotly."""
     return _checked_path("--html", text, (".html", ".htm"), ".html", "plotly", "page")
 
 

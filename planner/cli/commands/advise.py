@@ -1,4 +1,4 @@
-"""`planner advise`."""
+"""The command `planner advise`."""
 
 from typing import Any
 

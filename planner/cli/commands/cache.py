@@ -1,4 +1,4 @@
-"""`planner cache`."""
+"""The command `planner cache`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ CLEAR = "clear"
 
 @dataclass(frozen=True, slots=True)
 class CacheResult(Result):
-    """The traces and the answers of cuDNN in a folder, or those that were deleted."""
+    """The cached traces and answers of cuDNN in a folder, present or deleted."""
 
     folder: Path
     usage: CacheStats

@@ -1,4 +1,4 @@
-"""`planner calibrate`. What measures is imported where it runs: no other command needs it."""
+"""The command `planner calibrate`. Measuring code is imported when it runs: no other command needs it."""
 
 from dataclasses import dataclass
 from datetime import date
@@ -21,7 +21,7 @@ DEFAULT_MINUTES = 10.0
 
 @dataclass(frozen=True, slots=True)
 class CalibrateResult(Result):
-    """The runs of a call, and the calibrations that they give."""
+    """The result of `planner calibrate`: its runs and the calibrations fitted to them."""
 
     campaign: Campaign
 
@@ -75,7 +75,7 @@ def calibrate_command(
 
 
 def _reject_beside(flag: str, options: dict[str, Any]) -> None:
-    """Raise UsageError for the first option that means nothing beside `flag`."""
+    """Raise UsageError for the first given option that has no effect in combination with `flag`."""
     for name, value in options.items():
         if name not in ("cache", "warn") and value is not None:
             raise UsageError(f"{option_flag(name)} and {flag}: the latter defines what is run; leave one")

@@ -1,4 +1,4 @@
-"""`planner check`."""
+"""The command `planner check`."""
 
 import json
 import os
@@ -102,7 +102,7 @@ def _is_in_actions() -> bool:
 
 
 def _save_summary(result: "CheckResult", path: Path | None) -> None:
-    """Write the summary to its file, or in GitHub's Actions behind what the job's summary has."""
+    """Write the summary to a file, or append it to the job's summary in GitHub's Actions."""
     if path is not None:
         save(path, result.summary().encode(), "the summary")
         return

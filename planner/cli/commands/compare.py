@@ -1,4 +1,4 @@
-"""`planner compare`."""
+"""The command `planner compare`."""
 
 from typing import Annotated, Any
 

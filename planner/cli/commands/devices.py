@@ -1,4 +1,4 @@
-"""`planner devices`."""
+"""The command `planner devices`."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -12,7 +12,7 @@ from planner.report import Report, Result, report_of
 
 @dataclass(frozen=True, slots=True)
 class DevicesResult(Result):
-    """The GPUs that match."""
+    """The GPUs that match the words of `planner devices`."""
 
     devices: tuple[Device, ...]
 

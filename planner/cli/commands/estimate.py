@@ -1,4 +1,4 @@
-"""`planner estimate`."""
+"""The command `planner estimate`."""
 
 from typing import Any
 

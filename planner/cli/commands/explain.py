@@ -1,4 +1,4 @@
-"""`planner explain`."""
+"""The command `planner explain`."""
 
 from functools import partial
 from pathlib import Path
@@ -57,7 +57,7 @@ def explain_command(
 
 
 def _load_recording(path: Path, job: Job, batch: int) -> Recording:
-    """Return a GPU's record of a job; a folder may hold many records."""
+    """Load a GPU's recording of a job at a batch size from a file, or from a folder of recordings."""
     from calibration.records.load import load_recording
 
     return load_recording(path, job, batch)

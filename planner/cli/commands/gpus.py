@@ -1,4 +1,4 @@
-"""`planner gpus`."""
+"""The command `planner gpus`."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -97,7 +97,7 @@ def gpus_command(
 
 
 def _check_format(form: str | None, csv: bool | None, output: Output) -> None:
-    """Refuse an unknown scheduler, and two ways to answer."""
+    """Raise UsageError for an unknown scheduler, or for --format with --csv or --json."""
     if form is None:
         return
     from planner.report import FORMATS
@@ -112,7 +112,7 @@ def _check_format(form: str | None, csv: bool | None, output: Output) -> None:
 def _answer_cluster(
     options: dict[str, Any], output: Output, csv: bool | None, path: object, form: str | None
 ) -> int:
-    """Answer how many GPUs a global batch needs."""
+    """Answer how many GPUs a global batch needs, and return the exit code."""
     if "global_batch" not in options:
         name = next(name for name in (*CLUSTER, *_COUNTS) if name in options)
         raise UsageError(f"--{name.replace('_', '-')}: say for which batch, such as --global-batch 512")

@@ -1,4 +1,4 @@
-"""`planner max-batch`."""
+"""The command `planner max-batch`."""
 
 from typing import Annotated, Any
 

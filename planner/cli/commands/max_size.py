@@ -1,4 +1,4 @@
-"""`planner max-size`."""
+"""The command `planner max-size`."""
 
 from typing import Annotated, Any
 

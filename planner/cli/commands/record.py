@@ -1,4 +1,4 @@
-"""`planner record`: a memory snapshot as an anonymous history, for an issue or a pull request."""
+"""The command `planner record`: convert a memory snapshot to an anonymous history."""
 
 from pathlib import Path
 from typing import Annotated

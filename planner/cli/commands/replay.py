@@ -1,4 +1,4 @@
-"""The readings of a process, in the form in which its notebook prints them."""
+"""The command `planner replay`."""
 
 from typing import Annotated, Any
 

@@ -1,4 +1,4 @@
-"""`planner report`: what was measured on this machine, packed for an issue or a pull request."""
+"""The command `planner report`: pack measurements of this machine for an issue or a pull request."""
 
 import sys
 from dataclasses import dataclass
@@ -25,10 +25,10 @@ _NOTHING = "FILE is missing: name a calibration (a .yaml of planner tables) or a
 
 @dataclass(frozen=True, slots=True)
 class ReportResult(Result):
-    """Calibrations that were packed, or files that were checked."""
+    """The calibrations that were packed, or the files that were checked."""
 
     packed: tuple[str, ...]  # the content of each file
-    written: tuple[str, ...]  # empty where the answer was no
+    written: tuple[str, ...]  # empty if the user's answer was
     checked: tuple[str, ...]
     problems: tuple[str, ...]
 
@@ -75,7 +75,7 @@ def report_command(
 
 
 def _calibration_of(path: Path) -> Calibration:
-    """Return a calibration by its file, or by that of one of its runs. Raises UsageError or DataFileError."""
+    """Return the calibration in a file, or with the run in a file. Raises UsageError or DataFileError."""
     if path.suffix != ".json":
         return load_calibration(path)
     from calibration.observations import load_observation
@@ -96,7 +96,7 @@ def _is_same_run(one: object, other: object) -> bool:
 
 
 def _agreed(texts: tuple[str, ...], targets: list[Path]) -> bool:
-    """Show what would be written, and ask. Raises UsageError where nobody can answer."""
+    """Show the contents to be written and ask for consent. Raises UsageError if nobody can be asked."""
     for target, text in zip(targets, texts, strict=True):
         sys.stderr.write(f"{target}:\n{text}\n")
     if not sys.stdin.isatty():

@@ -1,4 +1,4 @@
-"""`planner run`."""
+"""The command `planner run`."""
 
 import sys
 from functools import partial

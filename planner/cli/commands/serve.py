@@ -1,4 +1,4 @@
-"""`planner serve`."""
+"""The command `planner serve`."""
 
 from typing import Annotated, Any
 

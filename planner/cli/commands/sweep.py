@@ -1,4 +1,4 @@
-"""`planner sweep`."""
+"""The command `planner sweep`."""
 
 import os
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""`planner tables`."""
+"""The command `planner tables`."""
 
 from dataclasses import dataclass
 from datetime import date

@@ -1,4 +1,4 @@
-"""`planner verify`. What measures is imported where it runs: no other command needs it."""
+"""The command `planner verify`. Measuring code is imported when it runs: no other command needs it."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult(Result):
-    """A run held against its estimate."""
+    """The result of `planner verify` with a batch: a run and its estimate."""
 
     verification: "Verification"
     import_seconds: float
@@ -32,7 +32,7 @@ class VerifyResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class LimitResult(Result):
-    """A largest batch held against runs around it."""
+    """The result of `planner verify` without a batch: a predicted largest batch and runs around it."""
 
     check: "LimitCheck"
     import_seconds: float

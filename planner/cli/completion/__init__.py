@@ -1,1 +1,1 @@
-"""Completion in shells."""
+"""Completion of command lines in shells."""

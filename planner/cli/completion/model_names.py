@@ -1,6 +1,6 @@
-"""Names for completion after `--model`: the catalogue's, and those of the model libraries that are installed.
+"""Complete names after `--model`: names of the catalogue and of installed model libraries.
 
-A library's sources are searched, not imported: a key that is pressed must not wait for torch.
+A library's source files are searched, not imported: a key press must not wait for torch.
 """
 
 import re
@@ -12,10 +12,10 @@ from pathlib import Path
 from planner.errors import PlannerError
 from planner.jobs import load_catalogue
 
-# torchvision/models/_api.py, timm/models/_registry.py: the decorator before a function that makes a model.
+# torchvision/models/_api.py, timm/models/_registry.py: the decorator of a function that creates a model.
 _REGISTERED = re.compile(r"^@register_model(?:\(\))?$[\s\S]*?^def (\w+)\(", re.MULTILINE)
 _SMP_MODEL = re.compile(r"^class (\w+)\(SegmentationModel\)", re.MULTILINE)
-# diffusers/models/__init__.py: names of a module, which are imported on first use.
+# diffusers/models/__init__.py: names of a module that are imported on first use.
 _EXPORTED = re.compile(
     r'^    _import_structure\["(?:autoencoders|controlnets|transformers|unets)\.\w+"\] = \[([^\]]*)\]',
     re.MULTILINE,
@@ -24,14 +24,14 @@ _IMPORTED = re.compile(r"^from \.\w+ import (?:\(([^)]*)\)|(.*))$", re.MULTILINE
 
 
 def model_names(beginning: str) -> list[str]:
-    """Return the values of `--model` that begin so; whole libraries only once their name stands there."""
+    """Return the values of `--model` with this beginning, a library's models only after its colon."""
     library = next((name for name in LIBRARIES if beginning.startswith(f"{name}:")), None)
     if library is not None:
         members = (f"{library}:{name}" for name in sorted(set(LIBRARIES[library]())))
         return [name for name in members if name.startswith(beginning)]
     names = [*_catalogued(), *(f"{name}:" for name in LIBRARIES)]
     matches = [name for name in names if name.startswith(beginning)]
-    if len(matches) == 1 and matches[0].endswith(":"):  # so that a shell goes on in place of ending the word
+    if len(matches) == 1 and matches[0].endswith(":"):  # so that a shell continues the word, not ends it
         return model_names(matches[0]) or matches
     return matches
 
@@ -44,20 +44,20 @@ def _catalogued() -> list[str]:
 
 
 def _defined(package: str, files: str, definition: re.Pattern[str]) -> Iterator[str]:
-    """Yield the models that a package defines; torchvision's quantized ones are no sources."""
+    """Yield the models that a package defines, except torchvision's quantized ones, which are no sources."""
     for file in _files(package, files):
         if file.parent.name != "quantization":
             yield from definition.findall(_text(file))
 
 
 def _from_transformers() -> Iterator[str]:
-    """Yield the types of models, each of which has a folder."""
+    """Yield the model types of transformers, each of which has a folder."""
     for file in _files("transformers", "models/*/configuration_*.py"):
         yield file.parent.name
 
 
 def _from_monai() -> Iterator[str]:
-    """Yield the networks that the package gives out, one spelling of each."""
+    """Yield the networks that MONAI exports, in one spelling each."""
     for file in _files("monai", "networks/nets/__init__.py"):
         spelled: dict[str, str] = {}
         for several, one in _IMPORTED.findall(_text(file)):
@@ -67,7 +67,7 @@ def _from_monai() -> Iterator[str]:
 
 
 def _from_diffusers() -> Iterator[str]:
-    """Yield the networks, transformers, autoencoders and ControlNets that the package gives out."""
+    """Yield the networks, transformers, autoencoders and ControlNets that diffusers exports."""
     for file in _files("diffusers", "models/__init__.py"):
         for several in _EXPORTED.findall(_text(file)):
             yield from re.findall(r'"(\w+)"', several)

@@ -1,8 +1,8 @@
-"""Candidates at the cursor of a command line: commands, options, values, GPUs, models.
+"""Complete command lines in shells: commands, options, values, GPUs and models.
 
 typer writes the scripts for the shells (`planner --install-completion`), which pass the command line and the
-place of the cursor in environment variables. It could answer them, but not where bash ends words at `:`. For
-bash and zsh the answers come from here.
+cursor's position in environment variables. typer could answer them too, but not in bash, which ends words at
+`:`. The answers for bash and zsh are made here.
 """
 
 import inspect
@@ -17,14 +17,14 @@ ASKED = "_PLANNER_COMPLETE"  # set by the scripts of typer/_completion_shared.py
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A word that may stand there, and what it means."""
+    """A possible word at the cursor, with its meaning."""
 
     word: str
     help: str = ""
 
 
 def answer_shell(environment: Mapping[str, str]) -> str | None:
-    """Return the answer to a shell's script; None for shells that are left to typer."""
+    """Return the answer to a shell's script, or None for shells that are left to typer."""
     match environment.get(ASKED):
         case "complete_bash":
             return _for_bash(environment.get("COMP_WORDS", ""), environment.get("COMP_CWORD", ""))
@@ -34,11 +34,11 @@ def answer_shell(environment: Mapping[str, str]) -> str | None:
 
 
 def _for_bash(line: str, place: str) -> str:
-    """Return one word a line. Bash ends words at `:` and `=` and takes them for words of their own."""
+    """Return the candidates for bash, one per line, without the part that bash counts as earlier words."""
     parts = _split(line)
     number = int(place) if place.isdigit() else len(parts)
     parts = parts[: number + 1] + [""] * (number + 1 - len(parts))
-    words, replaced = [parts[0]], ""  # `replaced`: what of the last word bash would put in another place
+    words, replaced = [parts[0]], ""  # `replaced`: the part of the last word that bash splits off
     for part in parts[1:]:
         joins = part[:1] in (":", "=") or (replaced and words[-1].endswith((":", "=")))
         if joins and len(words) > 1 and words[-1]:
@@ -53,7 +53,7 @@ def _for_bash(line: str, place: str) -> str:
 
 
 def _for_zsh(line: str) -> str:
-    """Return a call of zsh's completion functions, which the script evaluates."""
+    """Return a call of zsh's completion functions, which the shell's script evaluates."""
     words = _split(line)[1:]
     word = words.pop() if words and not line[-1:].isspace() else ""
     matches = candidates(words, word)
@@ -68,7 +68,7 @@ def _for_zsh(line: str) -> str:
 
 
 def _split(line: str) -> list[str]:
-    """Return the words of a line that need not be finished: a quote may be open."""
+    """Return the words of a command line, which may end within quotes."""
     for closing in ("", '"', "'"):
         try:
             return shlex.split(line + closing)
@@ -77,11 +77,11 @@ def _split(line: str) -> list[str]:
     return line.split()
 
 
-# ---- what may stand there
+# ---- candidates
 
 
 def candidates(before: Sequence[str], word: str) -> list[Candidate]:
-    """Return what may stand in place of `word` after the words of a command line behind `planner`."""
+    """Return the candidates in place of `word` after the words `before` on a command line of `planner`."""
     if not before:
         commands = [Candidate(name, _summary(find_command(name))) for name in COMMANDS]
         commands += [Candidate(option) for option in ("--install-completion", "--show-completion", "--help")]
@@ -111,7 +111,7 @@ def _beginning(offered: Sequence[Candidate], word: str) -> list[Candidate]:
 
 
 def _values(command: str, field: str, beginning: str) -> list[str]:
-    """Return the values of a parameter; none for files, numbers and texts, which the shell completes."""
+    """Return the values of a parameter with this beginning; [] for files, numbers and texts."""
     if field == "model":
         from planner.cli.completion.model_names import model_names
 
@@ -135,7 +135,7 @@ def _choices(command: str) -> dict[str, Sequence[str]]:
 
 
 def gpu_names(beginning: str) -> list[str]:
-    """Return one spelling of each card that begins so, without blanks; case and punctuation do not matter."""
+    """Return one spelling without blanks of each GPU with this beginning, ignoring case and punctuation."""
     from planner.hardware import device_key, load_devices, load_other_devices
 
     key = device_key(beginning)

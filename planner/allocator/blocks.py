@@ -100,7 +100,7 @@ class Block:
         return rest
 
     def absorb(self, upper: "Block") -> None:
-        """Merge the next block, which must be in no index and is invalid afterwards, into this one."""
+        """Merge the next block, which must be in no index and is invalid afterwards, into this block."""
         self.size_bytes += upper.size_bytes
         self.next = upper.next
         if upper.next is not None:

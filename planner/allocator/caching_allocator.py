@@ -192,7 +192,7 @@ class CachingAllocator:
         insort(cached, (block.size_bytes, block.rank, block))
 
     def empty_cache(self) -> None:
-        """Release every segment that is wholly free to CUDA, or every free page of expandable segments."""
+        """Release to CUDA every segment that is wholly free, or every free page of expandable segments."""
         for turn in (1, 0):  # large, then small
             for stream in sorted(stream for stream in self._of_streams if stream < GRAPH_POOL):
                 self._segments.release_pool(self._of_streams[stream][turn])
@@ -343,7 +343,7 @@ def _make_pools(config: AllocatorConfig) -> tuple[BlockPool, BlockPool]:
 
 
 def _room_bytes(block: Block) -> int:
-    """Return the size of a cached block plus that of the unmapped block after it, if any."""
+    """Return the size of a cached block plus the size of the unmapped block after it, if any."""
     upper = block.next
     if upper is None or upper.in_use:  # it cannot be cached, or the two would have merged
         return block.size_bytes

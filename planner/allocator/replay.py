@@ -86,9 +86,7 @@ def replay_trace(
 
 
 class ReplayedProcess:
-    """A simulated process that replays traces one after another, each with the memory left by the earlier
-    ones.
-    """
+    """A simulated process that replays traces in sequence, each with the memory left by earlier traces."""
 
     def __init__(
         self,
@@ -204,7 +202,7 @@ def replay_with_breakdown(trace: Trace, limits: MemoryLimits) -> tuple[Replay, M
 
 
 class OptionalRequests:
-    """The server of requests for convolution workspaces, which tries other sizes if one is refused.
+    """The handler of requests for convolution workspaces, which tries other sizes if a request is refused.
 
     PyTorch tries cuDNN's engines in order, and fails if none can be served. It reuses the engine for later
     calls of the same convolution, and starts again if that engine's workspace is refused (ATen/native/cudnn:

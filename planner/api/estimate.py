@@ -25,7 +25,7 @@ class EstimateResult(Result):
 
     @property
     def fits(self) -> str:
-        """Return `yes`, `with_retries` or `no`."""
+        """Return whether the batch fits: `yes`, `with_retries` or `no`."""
         return self.estimate.outcome.value
 
     def _report(self) -> Report:
@@ -43,7 +43,7 @@ class StaticEstimateResult(Result):
 
     @property
     def fits(self) -> str:
-        """Return `yes` or `no`."""
+        """Return whether the batch fits: `yes` or `no`."""
         return "yes" if self.estimate.fits else "no"
 
     def _report(self) -> Report:

@@ -257,7 +257,7 @@ def _table_of_varying(
 
 
 def _of_vendors(fits: Sequence[DeviceFit]) -> list[str]:
-    """Return notes on what is not modelled on GPUs of other vendors."""
+    """Return notes on effects that are not modelled on GPUs of other vendors."""
     vendors = dict.fromkeys(fit.budget.device.vendor for fit in fits)
     return [NOT_MODELLED[vendor] for vendor in vendors if vendor in NOT_MODELLED]
 

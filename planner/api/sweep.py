@@ -63,7 +63,8 @@ def sweep(
 ) -> SweepResult:
     """Compute the cells of a grid that the store lacks, and return all cells.
 
-    Raises DataFileError where a result cannot be written; what was written before stays.
+    Raises DataFileError if a result cannot be written; results written before are kept. `options` are options
+    of `planner.gpus` for all jobs.
     """
     start = perf_counter()
     tasks, failures = _tasks(grid, catalogue, options)

@@ -112,7 +112,7 @@ class _Progress:
         self._lock = Lock()
 
     def show_line(self, line: str) -> None:
-        """Show a new line in place of the current one."""
+        """Show a new line in place of the current line."""
         self._line, self._since = printable(line), monotonic()
         self.show()
 

@@ -139,7 +139,7 @@ class Quantize(StrEnum):
 
     @property
     def is_of_torchao(self) -> bool:
-        """Return whether the quantization is one of torchao's."""
+        """Return whether torchao does the quantization."""
         return "-" in self.value
 
     @property

@@ -204,7 +204,7 @@ def _required(function: _Function, given: Collection[str] = ()) -> list[str]:
 
 
 def _returned(function: _Function) -> Iterator[ast.expr]:
-    """Yield the expressions that a function returns, without those of inner functions."""
+    """Yield the expressions that a function itself returns; inner functions are skipped."""
     waiting: list[Iterable[ast.AST]] = [function.body]
     while waiting:
         for node in waiting.pop():

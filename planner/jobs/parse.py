@@ -147,7 +147,7 @@ def split_model(model: str) -> ModelName:
 
 
 def parse_loss(text: object) -> Loss | str:
-    """Parse a loss: a named one or FILE.py:NAME. Raises UsageError."""
+    """Parse a loss, given by its name or as FILE.py:NAME. Raises UsageError."""
     if not isinstance(text, str):
         raise UsageError(f"--loss: a {type(text).__name__} is refused; name your own as FILE.py:NAME")
     if text in list(Loss):

@@ -67,9 +67,7 @@ _CLASSES = (("num_classes", 2),)
 def _on(
     sample: str, *arguments: tuple[tuple[str, Any], ...], target: str | None = None, **more: Any
 ) -> Sample:
-    """Return a sample with arguments, for a network with a target and cross-entropy, or without and a summed
-    output.
-    """
+    """Return a sample with cross-entropy as its loss if it has a target, else with the sum of its outputs."""
     kind = Loss.CROSS_ENTROPY if target else Loss.SUM
     given = (*(pair for group in arguments for pair in group), *more.items())
     return Sample(tuple(sample.split()), target, kind, given)

@@ -1,4 +1,4 @@
-"""The symbolic trace of a training loop: events, sizes, guards."""
+"""The traces and programs of a training loop: events, symbolic sizes, and guards."""
 
 from planner._support.lazy_exports import attach_stub
 

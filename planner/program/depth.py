@@ -48,7 +48,7 @@ class RepeatedBlock(Struct, frozen=True):
 
 
 def compare_depths(shallow: Trace, deep: Trace, layer: re.Pattern[str], inserted: int) -> RepeatedBlock:
-    """Compare the traces of two models of which the deeper one has one repeated block more.
+    """Compare the traces of two models, the deeper of which has one repeated block more.
 
     `layer` finds the number of a block in a module's name, as its only group. `inserted` is the number of the
     block that counts as the additional one: one in the middle, since the first and the last differ. Raises
@@ -108,7 +108,7 @@ class _Walk:
         return insertions
 
     def _parts(self, i: int, j: int, end: int) -> list[tuple[Event, ...]]:
-        """Split an insertion into the parts of which each is repeated before the next one begins.
+        """Split an insertion into parts; all copies of a part come before the copies of the next part.
 
         It has two parts if it allocates blocks equal to the one before it and then frees blocks: all added
         blocks are allocated before the first is freed.
@@ -299,7 +299,7 @@ class _Order:
             while 0 <= index < len(self._events) and seen < _VOTES:
                 event = self._events[index]
                 birth = self._births[event.block] if isinstance(event, Free) else -1
-                is_held = birth >= 0 and index >= origin.position  # where the insertion stands
+                is_held = birth >= 0 and index >= origin.position  # at the insertion's position
                 if is_held and self._phases[birth] == self._phases[origin.position]:
                     seen += 1
                     votes += 1 if (birth >= origin.position) == (step < 0) else -1

@@ -107,9 +107,7 @@ def express_ops(
 
 
 def evaluate(variant: GuardedOps, batch: int, sm_count: int) -> OpenKernelOps | None:
-    """Return the operations at a batch size and number of SMs, or None if that is out of range or a guard
-    fails.
-    """
+    """Return the operations at a batch size and number of SMs, or None if out of range or a guard fails."""
     if not variant.min_batch <= batch <= variant.max_batch:
         return None
     if not variant.ops and not variant.guards:

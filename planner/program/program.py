@@ -115,7 +115,7 @@ class Program:
     notes: tuple[str, ...] = ()
     facts: frozenset[Fact] = frozenset()
     provenance: tuple[TensorProvenance, ...] = ()  # only in programs for one batch size
-    conv_workspaces: tuple[ConvWorkspace, ...] = ()  # likewise
+    conv_workspaces: tuple[ConvWorkspace, ...] = ()  # only in programs for one batch size
     growth_sources: tuple[GrowthSource, ...] = ()
     torch: str = ""  # the version that captured it; "" if the notes name it
     pinned: tuple[tuple[int, int], ...] = ()  # of each pinned host block: fixed bytes, and bytes per sample
@@ -125,7 +125,7 @@ class Program:
 
     @property
     def is_affine(self) -> bool:
-        """Return whether all sizes are affine in the batch size, counted in single samples."""
+        """Return whether all sizes are affine in the number of samples."""
         return self.unit == 1 and not any(
             isinstance(event, AffineAlloc) and event.bytes_per_pair for event in self.events
         )
@@ -359,7 +359,7 @@ def validate_program(program: Program, batches: Sequence[int]) -> None:
 
 
 def sample_batches(min_batch: int, max_batch: int) -> Iterator[int]:
-    """Yield the batch sizes at which rules are sampled: each up to 16, then at least eight per doubling."""
+    """Yield the batch sizes at which rules are sampled: each up to 16, then up to eight per doubling."""
     batch = min_batch
     while batch < max_batch:
         yield batch

@@ -49,7 +49,7 @@ class StepSequence(Struct, frozen=True):
         return len(self.steps) > 1 and self.steps[-1] == self.steps[-2]
 
     def step(self, number: int) -> tuple[Action, ...]:
-        """Return the actions of a step; 0 is the set-up, and steps beyond the traced ones repeat the last.
+        """Return the actions of a step; 0 is the set-up, and steps beyond the traced steps repeat the last.
 
         Raises ValueError for a step beyond the traced steps if the sequence is not periodic.
         """

@@ -44,7 +44,7 @@ class CacheDirectory:
     _warned: set[str] = field(default_factory=set)
 
     def get(self, key: Fingerprint) -> ProgramFile | None:
-        """Return the file stored under a key and mark it as used, or None if there is no valid one."""
+        """Return the file stored under a key and mark it as used, or None if there is no valid file."""
         path = self._path(key)
         try:
             if not path.exists():

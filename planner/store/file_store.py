@@ -137,7 +137,9 @@ class SavedJob:
         return workspaces
 
     def _programs(self, target: Target) -> list[Program]:
-        """Return the programs for the target's compute capability, or else for that of the file's GPU."""
+        """Return the programs for the target's compute capability, or else for the capability of the file's
+        GPU.
+        """
         try:
             for capability in (target.capability, self.target.capability):
                 programs = [one.program for one in self.file.programs if one.load_target(capability)]

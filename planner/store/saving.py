@@ -107,7 +107,7 @@ def group_by_structure(programs: Iterable[tuple[Program, Target]]) -> list[Progr
 
 
 def _fitted(trace_at: Callable[[int], Trace], batch: int, target: Target) -> Program:
-    """Return a program with affine tensors, its workspaces fitted to two traces, or one trace's program."""
+    """Return a program fitted to two traces if their tensors are affine, else the program of one trace."""
     traced = trace_at(batch)
     low, third = [size for size in (*FIT_BATCHES, FIT_BATCHES[-1] + 1) if size != batch][:2]
     with suppress(NotAffineError, ModelError):  # ModelError: the model refuses other batch sizes

@@ -1,4 +1,4 @@
-"""Remove from a history what may identify a person or a machine: folders, hosts, times and free texts."""
+"""Make a history anonymous: remove folders, hosts, times and free texts."""
 
 import re
 

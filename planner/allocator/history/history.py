@@ -38,7 +38,7 @@ class HistoryMark(NamedTuple):
 
 
 class History(Struct, frozen=True):
-    """Events of the allocator of one GPU, from some moment of the process on."""
+    """The recorded events of one GPU's allocator, from some moment of its process on."""
 
     gpu: str
     torch: str  # version

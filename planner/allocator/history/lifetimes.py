@@ -38,7 +38,7 @@ class Recording(Struct, frozen=True):
 
 
 class Allocation(Struct, frozen=True):
-    """An allocation of a trace or a recording; recorded ones are given the names of traced ones."""
+    """An allocation of a trace or a recording; recorded allocations get the names of traced allocations."""
 
     requested_bytes: int
     size_bytes: int  # rounded

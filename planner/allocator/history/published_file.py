@@ -69,7 +69,7 @@ class PublishedHistory(msgspec.Struct, frozen=True):
 
 
 def load_published(path: Path) -> PublishedHistory:
-    """Read a published history from a file. Raises DataFileError if the file is not one."""
+    """Read a published history from a file. Raises DataFileError for any other file."""
     try:
         content = msgspec.json.decode(read_packed(path, LARGEST_FILE_BYTES), type=_PublishedFile)
         history = _history(content)

@@ -57,7 +57,7 @@ def fsdp_fields(
 
 
 def notes_of_plugin(plugin: Any, owner: str) -> tuple[str, ...]:
-    """Return sentences on a plugin's settings that are not planned. Raises UsageError for a refused one."""
+    """Return notes on a plugin's settings that are not planned. Raises UsageError for refused settings."""
     return notes_of(accelerate_settings.FSDP, plugin, owner)
 
 

@@ -258,7 +258,7 @@ def fields_of_accelerator(accelerator: Any) -> dict[str, Any]:
 
 
 def notes_of_arguments(arguments: Any) -> tuple[str, ...]:
-    """Return sentences on arguments that are not planned. Raises UsageError for a refused one."""
+    """Return notes on arguments that are not planned. Raises UsageError for refused arguments."""
     tables = (*transformers_settings.SETTINGS, *transformers_settings.VALUES)
     notes = notes_of(tables, arguments, "TrainingArguments")
     if arguments.fsdp:
@@ -267,7 +267,9 @@ def notes_of_arguments(arguments: Any) -> tuple[str, ...]:
 
 
 def notes_of_accelerator(accelerator: Any) -> tuple[str, ...]:
-    """Return sentences on accelerate's settings that are not planned. Raises UsageError for a refused one."""
+    """Return notes on an accelerator's settings that are not planned. Raises UsageError for refused
+    settings.
+    """
     notes = notes_of(accelerate_settings.SETTINGS, accelerator, "Accelerator")
     if text_of(accelerator.distributed_type) == "FSDP":
         notes += notes_of_plugin(accelerator.state.fsdp_plugin, "FullyShardedDataParallelPlugin")
@@ -279,7 +281,7 @@ def notes_of_accelerator(accelerator: Any) -> tuple[str, ...]:
 
 
 def notes_of_trainer(trainer: Any) -> tuple[str, ...]:
-    """Return sentences on a trainer's settings that are not planned. Raises UsageError for a refused one."""
+    """Return notes on a trainer's settings that are not planned. Raises UsageError for refused settings."""
     tables = (*transformers_settings.SETTINGS, *transformers_settings.VALUES)
     own = [one for one in tables if one.name not in transformers_settings.BY_ITS_TRAINER]
     return (*notes_of(own, trainer.args, "TrainingArguments"), *left_out(trainer))

@@ -93,7 +93,7 @@ def _as_training(reason: str) -> str:
 def _validation(
     trainer: Trainer, module: LightningModule, batch_name: str
 ) -> tuple[LiveEvaluation | None, tuple[str, ...]]:
-    """Return the validation with a batch of its data, and a note; None in its place if the data is
+    """Return the validation with a batch of its data and a note, or None and a note if the data is
     unreadable.
     """
     source = trainer.fit_loop.epoch_loop.val_loop._data_source
@@ -202,7 +202,7 @@ def _of_class(trainer: Trainer, name: str) -> list[Any]:
 
 
 def notes_of_trainer(trainer: Trainer) -> tuple[str, ...]:
-    """Return sentences on a trainer's settings that are not planned. Raises UsageError for a refused one."""
+    """Return notes on a trainer's settings that are not planned. Raises UsageError for refused settings."""
     notes = list(notes_of(lightning_settings.SHARDED, trainer, "Trainer: strategy"))
     notes += notes_of(lightning_settings.TRAINER, trainer, "Trainer")
     for callback in trainer.callbacks:
@@ -237,7 +237,7 @@ def _notes_of_callback(callback: Any) -> tuple[str, ...]:
 
 
 def notes_of_module(module: LightningModule) -> tuple[str, ...]:
-    """Return sentences on parts of a module that the plan does not run as it would."""
+    """Return notes on parts of a module that the plan does not run as training would."""
     changed = [name for name in lightning_settings.MODULE_HOOKS if is_overridden(name, module)]
     notes = [f"hooks of the module that are not planned: {', '.join(changed)}"] if changed else []
     return (*notes, *([COMPILED] if module._compiler_ctx is not None else []))

@@ -44,7 +44,9 @@ def _catalogued() -> list[str]:
 
 
 def _defined(package: str, files: str, definition: re.Pattern[str]) -> Iterator[str]:
-    """Yield the models that a package defines, except torchvision's quantized ones, which are no sources."""
+    """Yield the models that a package defines; torchvision's quantized models, which are no sources, are
+    omitted.
+    """
     for file in _files(package, files):
         if file.parent.name != "quantization":
             yield from definition.findall(_text(file))

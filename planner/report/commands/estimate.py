@@ -229,7 +229,7 @@ def _ranks_table(rows: Sequence[RankFigures]) -> Table:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Return the numbers of ranks as text, consecutive ones as a range."""
+    """Return the numbers of ranks as text, consecutive numbers as a range."""
     parts: list[list[int]] = []
     for rank in ranks:
         if parts and rank == parts[-1][-1] + 1:

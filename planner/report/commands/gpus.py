@@ -127,7 +127,7 @@ def _prices(table: FleetTable, fit: DeviceFit) -> list[str]:
 
 
 def _outcome(fit: DeviceFit, table: FleetTable) -> Outcome:
-    """Return the outcome of the row's batch: of the largest without retries, or of --batch."""
+    """Return the outcome of the batch that leads the row: the largest without retries, or --batch."""
     if not fit.max_batch:
         return Outcome.DOES_NOT_FIT
     leads = table.batch is None and fit.comfortable_batch

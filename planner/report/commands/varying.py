@@ -56,7 +56,7 @@ def style(plan: VaryingPlan) -> Style:
 
 
 def verdict(plan: VaryingPlan) -> Lines:
-    """Return the lines with the answers for the user's allocator configuration and for the other one."""
+    """Return the lines with the answers for the user's and for the other allocator configuration."""
     mine, other = plan.sides
     unit = unit_of(plan.job)
     sure = f"over {plan.job.run_steps:,} steps"

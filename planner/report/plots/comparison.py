@@ -41,7 +41,7 @@ def _bars(axes: Axes, comparison: Comparison) -> None:
 
 
 def _truth(axes: Axes, comparison: Comparison) -> None:
-    """Draw a line for the measured allocated peak, and a short one for the measured reserved memory."""
+    """Draw a line at the measured allocated peak, and a short line at the measured reserved memory."""
     if comparison.measured is None:
         return
     measured = comparison.measured.allocated_bytes / GIB

@@ -51,7 +51,7 @@ def draw_on(axes: Axes, table: FleetTable, cards: list[DeviceFit]) -> None:
 
 
 def named_cards(cards: list[DeviceFit]) -> list[DeviceFit]:
-    """Return the GPUs to name: all if few, else the smallest, the largest and well-known ones between."""
+    """Return the GPUs to name: all if few, else the smallest, the largest and well-known GPUs between."""
     if len(cards) <= _MOST_LABELS:
         return cards
     whole = [fit for fit in cards if not _is_slice(fit)] or cards

@@ -1,4 +1,4 @@
-"""GPUs, and what is known of the memory around the allocator."""
+"""Describe GPUs, and the memory of a process on them outside the allocator."""
 
 from planner._support.lazy_exports import attach_stub
 

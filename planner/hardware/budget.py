@@ -1,27 +1,28 @@
-"""Budget: the part of a GPU's memory that is left for the caching allocator, at a confidence.
+"""Compute the part of a GPU's memory that is left for the caching allocator, at a confidence.
 
-A run needs r times the memory that its replay needs at the least, r being normal (residuals.py: fitted to
-outcomes of published runs of the job's kind; likeness.py widens it). A batch fits if, with the confidence,
+A run needs r times the memory that its replay needs at least. r is normal; residuals.py fits it to the
+outcomes of published runs of the job's kind, and likeness.py widens it. A batch fits if, with the confidence,
 
-    context + r * need <= usable memory,
+    context + r * need <= usable memory.
 
-context and usable memory having their own deviations; all of them are taken as normal and independent. The
-spread of r is that of verdicts, not of peaks: where memory is short, cuDNN falls back to plans with smaller
-workspaces, so that a run which peaks high on an empty card still fits a small one. No margin is negative.
+Context and usable memory have their own deviations; all are taken as normal and independent. The spread of r
+is fitted to verdicts, not to peaks: if memory is short, cuDNN falls back to plans with smaller workspaces, so
+a run that peaks high on an empty card still fits a small card. No margin is negative.
 
-Where a calibration answers, a batch fits if its replay does not fail within
+If a calibration answers, a batch fits if its replay does not fail within
 
     (usable memory - overhead - z * spread) / slope,
 
-`overhead` with the context in it. A cap on the allocator keeps the margin of verdicts: it bounds the reserved
-memory alone, of which the overhead is no part, and peaks on an empty card hardly show what fits a full one.
+in which `overhead` includes the context. A cap on the allocator keeps the margin of verdicts: it bounds only
+the reserved memory, of which the overhead is no part, and peaks on an empty card hardly show which batches
+fit a full card.
 
-The room at a confidence is the least that there is with it, and there may be more. But the caching allocator
-is not monotone in its memory: a batch that releases cached memory in order to fit may fail where there is a
-little more. At a confidence c above 0.5 such a batch must fit in OTHER_ROOMS further rooms as well, those at
-confidences from c down to 1 - c in equal steps, 0.5 among them. They are eight, so that no stretch of rooms
-that has an eighth of the probability goes unseen; each costs a replay at most. A batch that fits without
-retries does the same in any larger room, and is not replayed again.
+The memory limit at a confidence c (a "room" in the code) is the memory that is available with probability c;
+there may be more. But the caching allocator is not monotone in its memory: a batch that releases cached
+memory in order to fit may fail with a little more memory. For c above 0.5 such a batch must also fit under
+OTHER_ROOMS further limits, at confidences from c down to 1 - c in equal steps, 0.5 among them. With eight
+limits, no range that has an eighth of the probability is missed; each limit costs a replay at most. A batch
+that fits without retries does the same under any larger limit, and is not replayed again.
 """
 
 from math import hypot, sqrt
@@ -41,37 +42,35 @@ from planner.jobs import Job
 from planner.program import Trace
 
 EVEN_ODDS = 0.5  # the confidence without a margin
-OTHER_ROOMS = 8  # an even number: the likeliest room is one of them
+OTHER_ROOMS = 8  # an even number, so that the likeliest limit is among them
 
 
 class Budget(Struct, frozen=True):
-    """The allocator's share of a GPU."""
+    """The memory of a GPU that the allocator may take, at a confidence."""
 
     device: Device
     confidence: float
     cap_bytes: int | None  # a bound on the allocator alone, as `set_per_process_memory_fraction` sets
-    limits: MemoryLimits  # what the replay may take, so that the answer holds with the confidence
+    limits: MemoryLimits  # of the replay, so that the answer holds with the confidence
     correction: Correction | None = None  # the calibration that answers; None: none does
-    likeness: Likeness = Likeness()  # to the published runs whose residuals its margins and probabilities are
-    larger_limits: tuple[
-        MemoryLimits, ...
-    ] = ()  # of rooms as probable, in which a batch with retries must fit
+    likeness: Likeness = Likeness()  # to published runs, whose residuals give margins and probabilities
+    larger_limits: tuple[MemoryLimits, ...] = ()  # in which a batch with retries must fit too
 
     @property
     def rooms(self) -> tuple[MemoryLimits, ...]:
-        """Return the limits of each room in which a batch must fit, from the smallest to the largest."""
+        """Return all memory limits under which a batch must fit, from the smallest to the largest."""
         return (self.limits, *self.larger_limits)
 
     @property
     def likely_limits(self) -> MemoryLimits:
-        """Return what the replay may take on the GPU as it is expected to be, without a margin."""
+        """Return the likeliest memory limits on the GPU, which have no margin."""
         limits = limits_at(self, EVEN_ODDS)
         assert limits is not None
         return limits
 
     @property
     def bound_bytes(self) -> int | None:
-        """Return the bound on the allocator alone: the cap, else the fraction in its configuration."""
+        """Return the bound on the allocator alone, by the cap or else by its configuration, or None."""
         fraction_bytes = self.limits.config.memory_limit_bytes(self.device.usable.value)
         return fraction_bytes if self.cap_bytes is None else self.cap_bytes
 
@@ -84,11 +83,11 @@ def make_budget(
     correction: Correction | None = None,
     likeness: Likeness = Likeness(),  # noqa: B008
 ) -> Budget:
-    """Return a budget with room for the context, the driver and the uncertainty of each.
+    """Return the budget that a GPU leaves to the allocator after the context, the driver and their margins.
 
-    A correction with a context puts it in place of the GPU's. A cap bounds the allocator alone, so that only
-    the uncertainty of the replay counts against it. Raises UsageError for a confidence outside of 0.5 to 1,
-    a cap below 2 MiB, and a configuration with a fraction of unlimited memory.
+    A context of the correction replaces the GPU's. A cap bounds the allocator alone, so only the uncertainty
+    of the replay counts against it. Raises UsageError for a confidence outside of 0.5 to 1, a cap below
+    2 MiB, and a configuration with a fraction of unlimited memory.
     """
     check_confidence(confidence)
     if cap_bytes is not None and cap_bytes < 2 * MIB:
@@ -113,13 +112,16 @@ def with_config(budget: Budget, config: AllocatorConfig) -> Budget:
 
 
 def _lower_confidences(confidence: float) -> tuple[float, ...]:
-    """Return the confidences of the further rooms, from high to low; none at even odds."""
+    """Return the confidences of the further memory limits, from high to low; empty at even odds."""
     step = (2 * confidence - 1) / OTHER_ROOMS
     return tuple(confidence - number * step for number in range(1, OTHER_ROOMS + 1)) if step else ()
 
 
 def limits_at(budget: Budget, confidence: float) -> MemoryLimits | None:
-    """Return what a replay may take at any confidence; None below even odds: no memory is too little."""
+    """Return the memory limits of a replay at a confidence from 0 to 1, or None if no limit is too small.
+
+    None is possible only below even odds.
+    """
     z = NormalDist().inv_cdf(confidence)
     device, cap_bytes, verdicts = budget.device, budget.cap_bytes, margins_of(budget.likeness).verdicts
     scale = 1 + verdicts.location + z * verdicts.scale
@@ -132,21 +134,21 @@ def limits_at(budget: Budget, confidence: float) -> MemoryLimits | None:
         left, deviation, slope = room_beside_process(device, budget.correction)
         need = _max_need(left, deviation, verdicts, z) if slope is None else (left - z * deviation) / slope
         capacity = max(0, int(need))
-        # A fraction in the configuration refers to the total, and bounds the allocator alone as a cap does.
+        # A fraction in the configuration refers to the total, and bounds only the allocator, as a cap does.
         total = int(device.usable.value / scale)
     limit_bytes = None if cap_bytes is None else int(cap_bytes / scale)
     return MemoryLimits(capacity, limit_bytes, total, budget.limits.config)
 
 
 def check_confidence(confidence: float) -> float:
-    """Return the probability. Raises UsageError for one outside of 0.5 to 1."""
+    """Return the confidence. Raises UsageError unless it is from 0.5 to below 1."""
     if not 0.5 <= confidence < 1:
         raise UsageError(f"--confidence {confidence}: give a probability from 0.5 to below 1, such as 0.99")
     return confidence
 
 
 def judge_budget(budget: Budget, job: Job, trace: Trace) -> Budget:
-    """Return the budget with the margins of the published runs that the job is like. Raises DataFileError."""
+    """Return the budget with the margins of the published runs that a job resembles. Raises DataFileError."""
     likeness = likeness_of(job, trace, budget.device.capability)
     if platform := PLATFORMS.get(budget.device.vendor):
         likeness = replace(likeness, unlike=(platform, *likeness.unlike))
@@ -154,7 +156,7 @@ def judge_budget(budget: Budget, job: Job, trace: Trace) -> Budget:
 
 
 def with_likeness(budget: Budget, likeness: Likeness) -> Budget:
-    """Return the budget with the margins of published runs that a job is like so far."""
+    """Return the budget with the margins for this likeness of a job to published runs."""
     if likeness == budget.likeness:
         return budget
     return make_budget(
@@ -163,8 +165,9 @@ def with_likeness(budget: Budget, likeness: Likeness) -> Budget:
 
 
 def _max_need(left: float, deviation: float, verdicts: Spread, z: float) -> float:
-    """Return the largest n with (1 + location) n + z hypot(deviation, scale n) <= left; at most `left` from
-    even odds on. Below them, 1 + location + z scale is positive.
+    """Return the largest n with (1 + location) n + z hypot(deviation, scale n) <= left.
+
+    If z is at least 0, it is at most `left`. If z is negative, 1 + location + z scale must be positive.
     """
     mean = 1 + verdicts.location
     if left <= z * deviation:
@@ -178,13 +181,13 @@ def _max_need(left: float, deviation: float, verdicts: Spread, z: float) -> floa
 
 
 def room_beside_process(device: Device, correction: Correction | None) -> tuple[float, float, float | None]:
-    """Return the GPU's memory for the replay, its deviation, and a fit's slope if any."""
+    """Return the GPU's memory for the replay in bytes, its deviation, and the slope of a fit or None."""
     overhead, deviation, slope = _process_overhead(device, correction)
     return device.usable.value - overhead, hypot(deviation, device.usable.spread), slope
 
 
 def _process_overhead(device: Device, correction: Correction | None) -> tuple[float, float, float | None]:
-    """Return the process's memory besides the replay, its deviation, and the slope where there is a fit."""
+    """Return the process's bytes outside the replay, their deviation, and the slope of a fit or None."""
     size, spread = device.outside
     if correction is None or correction.fit is None:
         return size, spread, None
@@ -196,12 +199,12 @@ def _process_overhead(device: Device, correction: Correction | None) -> tuple[fl
 
 
 def beside_context(device: Device) -> tuple[int, float]:
-    """Return what lies outside torch's allocator and the CUDA context, and its deviation: NCCL's memory."""
+    """Return NCCL's bytes, which are outside torch's allocator and the context, and their deviation."""
     return (0, 0.0) if device.nccl is None else (device.nccl.value, device.nccl.spread)
 
 
 def is_fitted(budget: Budget) -> bool:
-    """Return whether a line through measured runs of the job answers in place of published runs."""
+    """Return whether the budget's margins come from a line through measured runs of the job."""
     return budget.correction is not None and budget.correction.fit is not None
 
 
@@ -214,14 +217,14 @@ def process_bytes(budget: Budget, peak_reserved_bytes: int) -> int:
 def upper_process_bytes(budget: Budget, peak_reserved_bytes: int) -> int:
     """Return the most that nvidia-smi shows for the process, context included, at the confidence.
 
-    A process that fits takes no more than its GPU has: where the allocator meets that end it releases cached
-    segments, and cuDNN takes smaller workspaces. One that needs more than the GPU has is not bounded by it.
+    The bound of a process that is expected to fit is at most the GPU's usable memory, since the allocator
+    releases cached segments and cuDNN takes smaller workspaces if memory is short.
     """
     (outside, deviation), usable_bytes = budget.device.outside, budget.device.usable.value
     z = NormalDist().inv_cdf(budget.confidence)
     expected = process_bytes(budget, peak_reserved_bytes)
     correction = budget.correction
-    if correction is not None and correction.fit is not None:  # its prediction bound, and what is beside it
+    if correction is not None and correction.fit is not None:  # its prediction bound and other spreads
         fit = correction.fit
         margin = fit.bound_bytes(peak_reserved_bytes, budget.confidence) - fit.peak_bytes(peak_reserved_bytes)
         spread = beside_context(budget.device)[1] if correction.includes_context else deviation

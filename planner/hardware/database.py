@@ -1,4 +1,4 @@
-"""The device database: GPUs by name, from devices/*.yaml, whose format devices/README.md describes."""
+"""Read the device database: GPUs by name, from devices/*.yaml (devices/README.md describes the format)."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -27,8 +27,8 @@ from planner.hardware.device import (
 from planner.hardware.vendors import refuse_apple
 
 DEVICES_FOLDER = Path(__file__).with_name("devices")
-OTHER_FOLDER = DEVICES_FOLDER / "other"  # of other makers than NVIDIA
-EMULATED = "(emulated)"  # how torch names an emulated GPU, at the end
+OTHER_FOLDER = DEVICES_FOLDER / "other"  # GPUs of other makers than NVIDIA
+EMULATED = "(emulated)"  # the end of torch's name for an emulated GPU
 
 _Mib = Annotated[float, Meta(ge=0, le=LARGEST_TOTAL_MIB)]
 _Number = Annotated[float, Meta(ge=1, le=1_000_000)]
@@ -89,7 +89,10 @@ class _DeviceFile(_Record, frozen=True):
 
 
 def load_devices(folder: Path = DEVICES_FOLDER) -> tuple[Device, ...]:
-    """Return the GPUs of a folder by memory and name. Raises DataFileError, also for a name of two GPUs."""
+    """Return the GPUs of a folder, sorted by memory and name.
+
+    Raises DataFileError, also if two GPUs share a name.
+    """
     paths = sorted(folder.glob("*.yaml"))
     if not paths:
         raise DataFileError(f"{folder}: no device file (*.yaml) here")
@@ -104,12 +107,15 @@ def load_devices(folder: Path = DEVICES_FOLDER) -> tuple[Device, ...]:
 
 
 def load_other_devices() -> tuple[Device, ...]:
-    """Return the GPUs of other makers, for which less is modelled. Raises DataFileError."""
+    """Return the GPUs of other makers than NVIDIA, for which less is modelled. Raises DataFileError."""
     return load_devices(OTHER_FOLDER)
 
 
 def find_device(name: str, folder: Path = DEVICES_FOLDER) -> Device:
-    """Return the GPU of a name or alias, by `device_key`. Raises UsageError, which names the nearest."""
+    """Return the GPU with a name or alias, compared by `device_key`.
+
+    Raises UsageError for an unknown name, which lists the nearest names.
+    """
     others = load_other_devices() if folder == DEVICES_FOLDER else ()
     devices = {
         device_key(alias): device
@@ -139,7 +145,7 @@ def search_devices(devices: Iterable[Device], words: Sequence[str]) -> tuple[Dev
 
 
 def device_key(name: str) -> str:
-    """Return the key that all names of a GPU share.
+    """Return the key of a GPU's name: the name in lower case without punctuation, maker and brand.
 
     >>> device_key("NVIDIA GeForce RTX 4090"), device_key("rtx4090 (emulated)")
     ('rtx4090', 'rtx4090')
@@ -149,7 +155,7 @@ def device_key(name: str) -> str:
 
 
 def is_emulated(gpu: str) -> bool:
-    """Return whether a GPU's name, as torch gives it, is that of an emulated one."""
+    """Return whether torch's name of a GPU says that the GPU is emulated."""
     return gpu.endswith(EMULATED)
 
 

@@ -1,4 +1,4 @@
-"""GPUs as the planner sees them: a few figures, each with its origin.
+"""Describe a GPU by a few figures, each with its origin.
 
 `database.find_device` answers `--gpu NAME`, `generic_device` answers `--gpu-mib N`.
 """
@@ -13,33 +13,33 @@ from planner.hardware.context import context_size, typical_context
 from planner.program import Target
 
 MIB = 2**20
-UNLIMITED_BYTES = 2**60  # the "total" of a GPU that never runs out
+UNLIMITED_BYTES = 2**60  # the "total" of a GPU of unlimited memory
 SMALLEST_TOTAL_MIB = 100
 LARGEST_TOTAL_MIB = 10_000_000
 
 
 class FigureKind(StrEnum):
-    """The worth of a figure."""
+    """The kind of a figure's origin, which says how reliable the figure is."""
 
     MEASURED = "measured"  # by this project, on that GPU
-    PUBLISHED = "published"  # printed by the tools of others: nvidia-smi, torch's logs and error messages
+    PUBLISHED = "published"  # by others, as tools print it: nvidia-smi, torch's logs and error messages
     DATASHEET = "datasheet"  # of the maker
     DERIVED = "derived"  # computed from figures of other GPUs
-    UNVERIFIED = "unverified"  # somebody remembers it
+    UNVERIFIED = "unverified"  # from memory, without a source
     USER = "user"  # given on the command line
 
 
 class SourcedBytes(Struct, frozen=True):
-    """A size and its origin; the reports show both."""
+    """A size with its origin and standard deviation; reports show size and origin."""
 
     value: int  # bytes
     source: str  # one phrase: "nvidia-smi", "torch 2.10 log", "derived from ...", "--gpu-mib"
-    spread: int = 0  # one standard deviation, bytes; 0 where the figure is exact
+    spread: int = 0  # one standard deviation, bytes; 0 if the figure is exact
     kind: FigureKind = FigureKind.UNVERIFIED
 
 
 class SourcedValue(Struct, frozen=True):
-    """A figure of the database other than a size, and its origin."""
+    """A figure of the database other than a size, with its origin."""
 
     value: float
     source: str
@@ -47,7 +47,7 @@ class SourcedValue(Struct, frozen=True):
 
 
 class ProductLine(StrEnum):
-    """The customers a GPU is made for; a slice is a part of one (MIG)."""
+    """The market that a GPU is made for; SLICE is a part of a GPU (MIG)."""
 
     CONSUMER = "consumer"
     WORKSTATION = "workstation"
@@ -56,7 +56,7 @@ class ProductLine(StrEnum):
 
 
 class Vendor(StrEnum):
-    """The maker of a GPU, whose libraries torch calls there."""
+    """The maker of a GPU, which decides the libraries that torch calls on it."""
 
     NVIDIA = "nvidia"
     AMD = "amd"
@@ -67,7 +67,7 @@ class ProductInfo(Struct, frozen=True):
     """Facts that help to choose a GPU; the multiprocessors also decide the workspaces of some kernels."""
 
     line: ProductLine
-    multiprocessors: SourcedValue | None = None  # None where no source is known
+    multiprocessors: SourcedValue | None = None  # None if no source is known
     memory_type: str = ""  # such as GDDR6X
     bandwidth: SourcedValue | None = None  # GB/s, of 10**9 bytes
     instances: tuple[str, ...] = ()  # of clouds that carry it
@@ -75,39 +75,42 @@ class ProductInfo(Struct, frozen=True):
 
 
 class Device(Struct, frozen=True):
-    """A GPU, or a bound to plan for."""
+    """A GPU to plan for, known or given only by its memory."""
 
     name: str
-    total: SourcedBytes  # what nvidia-smi shows
-    usable: SourcedBytes  # what torch sees as total memory: less what the driver keeps
+    total: SourcedBytes  # as nvidia-smi shows it
+    usable: SourcedBytes  # torch's total memory: `total` less the memory that the driver keeps
     context: SourcedBytes  # CUDA context and loaded kernels of a training process, after its third step
     capability: tuple[int, int]  # compute capability; decides kernels and the cuBLAS workspace
     aliases: tuple[str, ...] = ()
     capability_source: str = "assumed"
-    about: ProductInfo | None = None  # None where the GPU's file has none
+    about: ProductInfo | None = None  # None if the GPU's file has none
     nccl: SourcedBytes | None = None  # NCCL's own memory in a job of several GPUs
     vendor: Vendor = Vendor.NVIDIA
 
     @property
     def outside(self) -> tuple[int, float]:
-        """Return the memory of a process outside torch's allocator, and its deviation."""
+        """Return the bytes of a process outside torch's allocator (context and NCCL), and their deviation."""
         if self.nccl is None:
             return self.context.value, self.context.spread
         return self.context.value + self.nccl.value, hypot(self.context.spread, self.nccl.spread)
 
     @property
     def target(self) -> Target:
-        """Return the target of its kernels; unknown multiprocessors are those of the largest such GPU."""
+        """Return the compute capability and multiprocessors of the GPU, which decide which kernels run.
+
+        If the number of multiprocessors is unknown, the largest GPU of the capability stands in.
+        """
         count = None if self.about is None else self.about.multiprocessors
         return Target.for_capability(self.capability, None if count is None else round(count.value))
 
 
-# A straight line through `total - usable` of the GPUs in devices/*.yaml, and the deviation around it, as
+# A straight line through `total - usable` of the GPUs in devices/*.yaml, and the deviation from it;
 # benchmarks/fits/generic_device.py prints them.
 DRIVER_MIB = 398
 DRIVER_SHARE = 0.0023
 DRIVER_SPREAD_MIB = 98
-GENERIC_CAPABILITY = (8, 6)  # Ampere, for want of knowledge
+GENERIC_CAPABILITY = (8, 6)  # Ampere, assumed for unknown GPUs
 
 
 def _derived(mib: int, spread_mib: int, source: str) -> SourcedBytes:
@@ -121,7 +124,7 @@ GENERIC_CONTEXT = _derived(
 
 
 def generic_context(capability: tuple[int, int], about: ProductInfo | None) -> SourcedBytes:
-    """Return the context of a GPU on which none was measured, by its multiprocessors where they are known."""
+    """Return the estimated context of a GPU, from its number of multiprocessors if that is known."""
     if about is None or about.multiprocessors is None:
         return GENERIC_CONTEXT
     count = round(about.multiprocessors.value)
@@ -130,7 +133,7 @@ def generic_context(capability: tuple[int, int], about: ProductInfo | None) -> S
 
 
 def generic_usable(total_bytes: int) -> SourcedBytes:
-    """Return torch's total of a GPU of which only nvidia-smi's total is known: less 398 MiB and 0.23 %."""
+    """Return torch's total for a GPU, estimated as nvidia-smi's total less 398 MiB and 0.23 %."""
     reserved_bytes = DRIVER_MIB * MIB + round(DRIVER_SHARE * total_bytes)
     source = f"total less {DRIVER_MIB} MiB and {DRIVER_SHARE:.2%}: the known cards' line"
     spread_bytes = DRIVER_SPREAD_MIB * MIB
@@ -138,7 +141,10 @@ def generic_usable(total_bytes: int) -> SourcedBytes:
 
 
 def generic_device(total_mib: int) -> Device:
-    """Return a GPU of so many MiB in nvidia-smi. Raises UsageError below 100 and above 10,000,000 MiB."""
+    """Return an unknown GPU with this total in MiB in nvidia-smi.
+
+    Raises UsageError below 100 and above 10,000,000 MiB.
+    """
     if not SMALLEST_TOTAL_MIB <= total_mib <= LARGEST_TOTAL_MIB:
         raise UsageError(
             f"a GPU of {total_mib} MiB makes no sense: give its total memory in MiB as nvidia-smi shows it, "
@@ -149,7 +155,7 @@ def generic_device(total_mib: int) -> Device:
 
 
 def unlimited_device() -> Device:
-    """Return a GPU that never runs out, with the generic context: for an estimate that names no GPU."""
+    """Return a GPU of unlimited memory with the generic context, for an estimate that names no GPU."""
     endless = SourcedBytes(UNLIMITED_BYTES, "no GPU given", kind=FigureKind.USER)
     return _ampere("unlimited", endless, endless)
 

@@ -1,4 +1,4 @@
-"""The GPU of this machine as a device: `--gpu auto`, and runs that were measured here."""
+"""Describe the GPU of this machine as a device, for `--gpu auto` and for runs that were measured here."""
 
 from contextlib import ExitStack
 from importlib import import_module
@@ -13,7 +13,10 @@ from planner.hardware.device import GENERIC_CONTEXT, Device, FigureKind, Sourced
 
 
 def local_device(folder: Path = DEVICES_FOLDER, nvml: Any = None) -> Device:
-    """Return this machine's first GPU by pynvml. Raises NoGpuError without GPU, driver or nvidia-ml-py."""
+    """Return this machine's first GPU, as pynvml finds it.
+
+    Raises NoGpuError without a GPU, a driver or nvidia-ml-py.
+    """
     try:
         library = nvml or import_module("pynvml")
         library.nvmlInit()
@@ -23,7 +26,7 @@ def local_device(folder: Path = DEVICES_FOLDER, nvml: Any = None) -> Device:
             name = library.nvmlDeviceGetName(handle)
             total_bytes = int(library.nvmlDeviceGetMemoryInfo(handle).total)
             major, minor = library.nvmlDeviceGetCudaComputeCapability(handle)
-    except Exception as error:  # NVML's own errors have no base that is known without it
+    except Exception as error:  # the base class of NVML's errors is unknown without the library
         problem = (
             "nvidia-ml-py is missing" if isinstance(error, ImportError) else " ".join(str(error).split())
         )
@@ -35,7 +38,10 @@ def local_device(folder: Path = DEVICES_FOLDER, nvml: Any = None) -> Device:
 
 
 def detected_device(gpu: str, versions: Versions, folder: Path = DEVICES_FOLDER) -> Device:
-    """Return a GPU that a process found, known or by its figures. Raises UsageError without a memory size."""
+    """Return a GPU that a process found, from the database, or else from the figures in `versions`.
+
+    Raises UsageError if no memory size is known.
+    """
     devices = [device for device in load_devices(folder) if is_same_gpu(device, gpu, versions)]
     if devices:
         return devices[0]
@@ -51,7 +57,7 @@ def detected_device(gpu: str, versions: Versions, folder: Path = DEVICES_FOLDER)
 
 
 def check_detected(named: str, gpu: str, versions: Versions) -> Device:
-    """Return the GPU that `--gpu` names. Raises UsageError if it is not the one that a process found."""
+    """Return the GPU that `--gpu` names. Raises UsageError if a process found a different GPU."""
     device = find_device(named)
     if not is_same_gpu(device, gpu, versions):
         raise UsageError(f"--gpu {named}: this machine has {gpu}; leave --gpu away")

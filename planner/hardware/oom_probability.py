@@ -1,4 +1,4 @@
-"""The probability that a batch runs out of memory, by the margins of the runs that the job is like."""
+"""Estimate the probability that a batch runs out of memory, by the margins of runs that the job resembles."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -14,7 +14,7 @@ from planner.program import Outcome, Trace, live_bytes_bound
 
 MAX_REPLAYS = 6
 CERTAIN = 0.0005  # a probability this near to 0 or 1 is not refined
-TOLERANCE = 0.1  # of the smaller of a probability and its complement
+TOLERANCE = 0.1  # as a share of a probability or its complement, the smaller
 
 
 def estimate_oom_probability(
@@ -22,11 +22,12 @@ def estimate_oom_probability(
 ) -> float | None:
     """Return the probability that the batch of `run` runs out of memory on the GPU.
 
-    None where nothing bounds it, or where no run is like the job and no calibration answers. `run`
-    is one that did not fail, in limits of the budget's configuration. The batch's least need lies between the
-    bytes of its tensors and its peak reserved; replays between them narrow it as closely as matters.
-    `in_rooms` are replays in some rooms: where one above the least need fails, so do all between the next
-    ones, smaller and larger, that are enough. The answer is never below the truth of the model there.
+    None if nothing bounds the memory, or if no run resembles the job and no calibration answers. `run` is a
+    replay that did not fail, under limits of the budget's configuration. The smallest memory in which the
+    batch fits is between the bytes of its tensors and its reserved peak; replays in between narrow it down as
+    far as needed. `in_rooms` are replays under some limits. If a replay above the smallest memory fails, all
+    limits up to the next limit that fits on either side are assumed to fail, so that the probability is not
+    underestimated.
     """
     if budget.cap_bytes is None and budget.device.usable.value >= UNLIMITED_BYTES:
         return None
@@ -54,15 +55,18 @@ def estimate_oom_probability(
 
 
 def _probability_of_failures(budget: Budget, known: Sequence[tuple[float, bool]]) -> float:
-    """Return the probability of a room between two known ones of which at least one is not enough."""
+    """Return the probability that the memory is between two neighbouring limits of which at least one fails.
+
+    `known` are limits, rising, and whether each fits.
+    """
     stretches = ((low, high) for (low, a), (high, b) in pairwise(known) if not (a and b))
     return sum(oom_probability_at(budget, high) - oom_probability_at(budget, low) for low, high in stretches)
 
 
 def oom_probability_at(budget: Budget, need_bytes: float) -> float:
-    """Return the probability that a run whose replay needs so much at the least runs out of memory.
+    """Return the probability that a run runs out of memory if its replay needs at least `need_bytes`.
 
-    GPU and cap are taken to be exceeded together or not at all, since one error is behind both.
+    The larger probability of exceeding the GPU or the cap counts, since one error is behind both.
     """
     verdicts = margins_of(budget.likeness).verdicts
     probabilities = [0.0]
@@ -79,7 +83,7 @@ def oom_probability_at(budget: Budget, need_bytes: float) -> float:
 def probability_beyond(room: float, need: float, verdicts: Spread, deviation: float) -> float:
     """Return the probability that a run whose replay needs `need` takes more than `room`.
 
-    `deviation` is that of `room`; all are in one unit.
+    `deviation` is the standard deviation of `room`; all are in the same unit.
 
     >>> probability_beyond(100, 100, Spread(9, 0.0, 0.01), 0.0)
     0.5

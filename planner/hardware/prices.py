@@ -1,6 +1,6 @@
-"""Prices of instances with GPUs, from a file in the schema of SkyPilot's catalogues.
+"""Read the prices of instances with GPUs from a file in the schema of SkyPilot's catalogues.
 
-No price is part of the planner: prices change, and each answer names its file and the date of it.
+The planner ships no prices, since they change; each answer names the file of its prices and their date.
 """
 
 import csv
@@ -23,40 +23,41 @@ _DATE = re.compile(r"(?<!\d)(20\d\d-[01]\d-[0-3]\d)(?!\d)")
 
 
 class Offer(NamedTuple):
-    """An instance with GPUs and what it costs, whole."""
+    """A cloud instance with GPUs, and its price."""
 
-    price: float  # US dollars an hour
+    price: float  # of the whole instance, US dollars per hour
     instance: str
     gpus: int
-    place: str  # region, with the zone where the file names one
+    place: str  # the zone if the file names one, else the region
 
     @property
     def price_of_gpu(self) -> float:
-        """Return the share of one GPU."""
+        """Return the price per GPU in US dollars per hour."""
         return self.price / self.gpus
 
 
 class PriceList(Struct, frozen=True):
-    """The cheapest instance with each GPU."""
+    """A list of the cheapest instance with each GPU."""
 
     file: str
     date: date
-    date_source: str  # where the date stands
+    date_source: str  # the place from which the date was read
     is_spot: bool
     offers: Mapping[str, Offer]  # by the GPU's name in the database
     unknown: tuple[str, ...]  # accelerators that the database does not have
 
     def sentence(self) -> str:
-        """Return what the prices are."""
+        """Return a phrase with the date, the source and the kind of the prices."""
         kind = "spot" if self.is_spot else "on demand"
         return f"prices of {self.date.isoformat()} ({self.date_source}) from {self.file}, {kind}"
 
 
 def read_prices(path: Path, given_date: str | None = None, is_spot: bool = False) -> PriceList:
-    """Return the cheapest instance with each GPU of the database.
+    """Read a file of prices, and return the cheapest instance with each GPU of the database.
 
-    The date is the given one, or that of a comment line at the top, of the file's name, or of its last
-    change. Raises DataFileError with the line, UsageError for a date that is none.
+    The date is `given_date`, else it is read from a comment at the top of the file or from the file's name,
+    else it is the day of the file's last change. Raises DataFileError with the line, and UsageError for an
+    invalid `given_date`.
     """
     try:
         text = read_text(path, 64 * MIB, "utf-8-sig")
@@ -79,7 +80,7 @@ def read_prices(path: Path, given_date: str | None = None, is_spot: bool = False
 
 
 def _dated(path: Path, text: str, changed: date, given: str | None) -> tuple[date, str]:
-    """Return the date of a list and where it stands."""
+    """Return the date of a price list, and the place from which it was read."""
     if given is not None:
         found = _day(given)
         if found is None or _DATE.fullmatch(given) is None:
@@ -102,7 +103,7 @@ def _day(text: str) -> date | None:
 
 
 def _rows(path: Path, text: str, column: str) -> Iterator[tuple[str, Offer | None]]:
-    """Yield accelerator and offer of each row with whole GPUs; no offer where the price is left empty."""
+    """Yield the accelerator and the offer of each row with whole GPUs; the offer is None without a price."""
     lines = ("" if line.startswith("#") else line for line in text.splitlines())
     reader = csv.reader(lines, strict=True)
     names: list[str] = []

@@ -1,4 +1,4 @@
-"""Names of the database's GPUs in the vocabularies of schedulers, from devices/names/*.yaml."""
+"""Read the names of the database's GPUs in the vocabularies of schedulers, from devices/names/*.yaml."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +17,7 @@ _MIG = " MIG "  # in the names of slices, between the GPU and the profile
 
 
 class _NamesRecord(Struct, frozen=True, forbid_unknown_fields=True):
-    """Names of one source."""
+    """The names of GPUs from one source."""
 
     source: Text
     kind: FigureKind
@@ -25,7 +25,7 @@ class _NamesRecord(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MigSlice(NamedTuple):
-    """A part of a GPU."""
+    """A MIG slice of a GPU."""
 
     gpu: str  # name of the whole GPU in the database
     profile: str  # such as 3g.40gb
@@ -41,12 +41,12 @@ def load_names(vocabulary: Vocabulary, folder: Path = DEVICES_FOLDER) -> Mapping
 
 
 def known_names(device: Device, names: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the names of a GPU, none where it has none; a slice has those of its whole GPU."""
+    """Return the names of a GPU, or of the whole GPU for a slice; empty if there are none."""
     part = mig_slice(device)
     return names.get(device.name if part is None else part.gpu, ())
 
 
 def mig_slice(device: Device) -> MigSlice | None:
-    """Return GPU and profile of a slice, None of a whole GPU."""
+    """Return the GPU and profile of a MIG slice, or None for a whole GPU."""
     gpu, is_slice, profile = device.name.partition(_MIG)
     return MigSlice(gpu, profile) if is_slice else None

@@ -1,8 +1,8 @@
-"""Name what is not modelled on GPUs of other makers than NVIDIA.
+"""State the limits of plans for GPUs of other makers than NVIDIA.
 
 Torch's allocator is the same code under ROCm (c10/cuda, hipified) and has the same size classes on XPU
-(c10/xpu/XPUCachingAllocator.cpp). What libraries take is not: these answers have the widest margins of all
-kinds and no probability. Metal's allocator has heaps of its own and is refused.
+(c10/xpu/XPUCachingAllocator.cpp). The memory of libraries differs, so these answers have the widest margins
+of all kinds and no probability. GPUs of Apple are refused, since Metal's allocator has its own heaps.
 """
 
 import re
@@ -34,7 +34,7 @@ _APPLE = re.compile(r"(apple)?m[1-9](pro|max|ultra)?(\d+gb)?|(apple)?mps|(apple)
 
 
 def refuse_apple(key: str) -> None:
-    """Refuse a GPU of Apple by its key. Raises UsageError."""
+    """Raise UsageError if the key of a GPU (`device_key`) names a GPU of Apple."""
     if _APPLE.fullmatch(key):
         raise UsageError(
             "Apple's GPUs are not planned: torch's MPS allocator takes memory in heaps of Metal, shared with "

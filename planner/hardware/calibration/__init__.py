@@ -1,4 +1,4 @@
-"""Stored calibrations: model, lookup, files."""
+"""Store, look up and fit calibrations, which correct estimates by measured runs."""
 
 from planner._support.lazy_exports import attach_stub
 

@@ -1,8 +1,8 @@
-"""Calibrations that users contribute: what is taken out of them, and what a file has to show.
+"""Prepare the calibrations that users contribute, without private data, and check contributed files.
 
 A contributed file has the format of a calibration with `source: contributed`. It names versions, card, job
-and peaks. Code is not in it, nor are paths, hosts, users or serial numbers: a model of a file, or of a
-guarded training, is a digest.
+and peaks. It has no code, paths, hosts, users or serial numbers: a model from a file, or of a guarded
+training, is replaced by a digest.
 """
 
 import re
@@ -35,7 +35,10 @@ _VERSIONS = {
 
 
 def pack(calibration: Calibration, read: Callable[[Path], bytes] = Path.read_bytes) -> Calibration:
-    """Return a calibration as it is contributed. Raises UsageError where it may not be."""
+    """Return a calibration in the form to contribute, without private data.
+
+    Raises UsageError if it may not be contributed.
+    """
     key = calibration.key
     if calibration.source != "measured" or is_emulated(key.gpu):
         raise UsageError(f"{calibration.describe()}: only what was measured on a real GPU is contributed")
@@ -53,9 +56,9 @@ def pack(calibration: Calibration, read: Callable[[Path], bytes] = Path.read_byt
 
 
 def check_contribution(path: Path) -> list[str]:
-    """Return what is wrong with a contributed file, one line each; none of one that may be merged.
+    """Return the problems of a contributed file, one line each; empty if the file may be merged.
 
-    The file is read strictly: an error of its format has line and key.
+    The file is read strictly: an error of its format names line and key.
     """
     try:
         calibration = load_calibration(path)
@@ -72,7 +75,7 @@ def check_contribution(path: Path) -> list[str]:
 
 
 def _public_job(job: Job, read: Callable[[Path], bytes]) -> Job:
-    """Return the job with a digest in place of a model that is somebody's own."""
+    """Return the job with a digest in place of a private model: from a file, or of a guarded training."""
     structure = dict(job.model_args).get("structure")
     name = job.source or job.model
     if structure is not None and len(job.model_args) == 1:
@@ -82,14 +85,14 @@ def _public_job(job: Job, read: Callable[[Path], bytes]) -> Job:
         return job
     try:
         content = read(Path(file))
-    except OSError:  # the file is elsewhere now: its name stands for it
+    except OSError:  # the file is gone: its name is digested in its place
         content = file.encode()
     digest = sha256(content + member.encode()).hexdigest()[:16]
     return replace(job, model=f"file:{digest}", source="")
 
 
 def _private(job: Job) -> Iterator[str]:
-    """Yield what of a job names a file, a person or a machine."""
+    """Yield a problem for each part of a job that names a file, a person or a machine."""
     if not _PUBLIC.fullmatch(job.source or job.model):
         yield f"job.model: {job.source or job.model!r} is no public name and no digest"
     values: dict[str, Any] = job_to_json(job)
@@ -111,7 +114,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _implausible(calibration: Calibration) -> Iterator[str]:
-    """Yield what of the figures cannot be so."""
+    """Yield the implausible figures of a calibration as problems."""
     key, runs = calibration.key, [point.observation for point in calibration.points]
     devices = [device for device in load_devices() if is_same_gpu(device, key.gpu, key.versions)]
     if not devices:
@@ -157,7 +160,7 @@ def _of_run(run: Observation, versions: Versions) -> Iterator[str]:
 
 
 def _not_affine(runs: list[Observation]) -> Iterator[str]:
-    """Yield the batches whose allocated peak is far from the line through the smallest and the largest."""
+    """Yield as problems the batches whose allocated peak is far from the line through the extreme batches."""
     peaks = {run.batch: run.peak_allocated_bytes for run in runs if run.is_unconstrained}
     known = {batch: peak for batch, peak in peaks.items() if peak is not None}
     if len(known) < 3:

@@ -1,9 +1,9 @@
-"""Calibration files: one per job, GPU, versions and settings; `docs/calibration.md` describes the layout.
+"""Read and write calibration files, one per job, GPU, versions and settings.
 
-Reading is strict: each error names the file, the line and the key. A file of an older version lacks the
-options that jobs had not got then, and stands for their defaults. A file is replaced whole by a rename, under
-a lock on its folder, so that any number of processes may add to it; what is broken or belongs to something
-else is never touched.
+`docs/calibration.md` describes the layout. Reading is strict: each error names the file, the line and the
+key. A file of an older version lacks options that jobs did not have then, and these have their defaults. A
+file is replaced atomically by a rename, under a lock on its folder, so that any number of processes may add
+to it. A file that is broken or foreign is never changed.
 """
 
 import json
@@ -40,18 +40,18 @@ from planner.jobs import PUBLISHED, Job, job_from_json, job_to_json
 
 SCHEMA = 2
 _OLDEST_SCHEMA = 1  # in which a job without `cudnn` had the workspaces of published runs
-TABLES_FOLDER = Path(__file__).resolve().parents[3] / "calibration" / "tables"  # ship with the package
+TABLES_FOLDER = Path(__file__).resolve().parents[3] / "calibration" / "tables"  # shipped with the package
 COMMUNITY = "community"  # the folder of the package's tables that users have contributed
 LOCK = ".lock"
 _STATEMENTS = ("source", "about", "when", "traced_with", "includes_context")
-_OF_KEY = ("job", "gpu", "versions", "settings", "source")  # stand once in a file, not at each point
+_OF_KEY = ("job", "gpu", "versions", "settings", "source")  # written once in a file, not for each point
 
 S = TypeVar("S", bound=Struct)
 Fitter = Callable[[Sequence[Point]], Fit | NoFit]
 
 
 class Origins(Struct, frozen=True):
-    """The statements of a file about its figures."""
+    """The statements of a file about the origin of its figures."""
 
     source: Origin
     about: str
@@ -59,7 +59,7 @@ class Origins(Struct, frozen=True):
 
 
 class _Settings(Settings, frozen=True, forbid_unknown_fields=True):
-    cudnn_benchmark: bool = False  # stood here until it became part of the job
+    cudnn_benchmark: bool = False  # a setting until it became part of the job
 
 
 class _Point(Observation, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,27 +83,27 @@ class _CalibrationFile(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_folders(folders: Iterable[Path]) -> tuple[Calibration, ...]:
-    """Return all calibrations of these folders, in this order; a missing folder holds none."""
+    """Read all calibrations in these folders, in this order; a missing folder is skipped."""
     paths = [path for folder in folders if folder.is_dir() for path in sorted(folder.glob("*.yaml"))]
     return tuple(map(load_calibration, paths))
 
 
 def load_calibration(path: Path) -> Calibration:
-    """Return the calibration of one file. Raises DataFileError for anything else, and for a newer schema."""
+    """Read the calibration in a file. Raises DataFileError for any other file, and for a newer schema."""
     return _calibration(read_entry(path))
 
 
 def search_path(first: Sequence[Path]) -> tuple[Path, ...]:
-    """Return the given folders, then the tables of the package, those of users last.
+    """Return the folders to search for calibrations: the given folders, then the package's tables.
 
-    Raises UsageError for one that is none.
+    The tables that users have contributed come last. Raises UsageError if a given folder does not exist.
     """
     contributed = TABLES_FOLDER / COMMUNITY
     return (*check_folders(first), TABLES_FOLDER, *([contributed] if contributed.is_dir() else []))
 
 
 def check_folders(folders: Sequence[Path]) -> Sequence[Path]:
-    """Return the folders. Raises UsageError for one that is none."""
+    """Return the folders unchanged. Raises UsageError for a folder that does not exist."""
     for folder in folders:
         if not folder.is_dir():
             raise UsageError(f"--calibrations {folder}: no such folder; make it or leave the option away")
@@ -111,7 +111,7 @@ def check_folders(folders: Sequence[Path]) -> Sequence[Path]:
 
 
 def file_name(key: Key) -> str:
-    """Return a name that is readable in front and different for different keys by its end."""
+    """Return the name of a key's file: a readable part, then a digest that differs between keys."""
     document = json.dumps(_key_to_json(key), sort_keys=True)
     model = key.job.source or key.job.model
     readable = re.sub(r"[^a-z0-9]+", "-", f"{key.gpu} {model} {key.job.optimizer}".lower()).strip("-")
@@ -119,11 +119,11 @@ def file_name(key: Key) -> str:
 
 
 def add_points(folder: Path, key: Key, points: Sequence[Point], origins: Origins, fit: Fitter) -> Calibration:
-    """Put runs into the file of their key, fit all that it then holds, write it and return its content.
+    """Add runs to the calibration file of their key, fit a line to all its runs, and return the calibration.
 
-    A run that is there already, to the last field, is not added again, but its replayed peak is taken
-    anew. Raises ValueError for points of another key or origin, DataFileError where the file cannot be
-    written or is broken or foreign; it is left as it is then.
+    A run that the file has already, equal in all fields, is not added again, but its replayed peak is
+    replaced. Raises ValueError for points of another key or origin, and DataFileError if the file cannot be
+    written, is broken or foreign; the file is not changed then.
     """
     for point in points:
         if key_of(point.observation) != key:
@@ -189,7 +189,7 @@ def _calibration(entry: Entry) -> Calibration:
 
 
 def _fields(kind: type[S], record: S) -> S:
-    """Return a record of a file without what it has besides."""
+    """Return the fields of a file's record that `kind` has, as a `kind`."""
     return kind(**{name: getattr(record, name) for name in kind.__struct_fields__})
 
 
@@ -212,7 +212,10 @@ def _order(point: Point) -> tuple[int, str, str]:
 
 
 def _load_own(path: Path, key: Key) -> Calibration | None:
-    """Return the present content of a key's file; None where there is none."""
+    """Read the calibration in the file of a key, or return None if there is no file.
+
+    Raises DataFileError if the file is of another key.
+    """
     if not path.exists() and not path.is_symlink():
         return None
     stored = load_calibration(path)
@@ -222,7 +225,7 @@ def _load_own(path: Path, key: Key) -> Calibration | None:
 
 
 def write_calibration(path: Path, calibration: Calibration) -> None:
-    """Write the file of a calibration. Raises DataFileError."""
+    """Write a calibration to its file. Raises DataFileError, also if it is too large."""
     text = calibration_text(calibration)
     if len(text.encode()) > LARGEST_FILE_BYTES:
         raise DataFileError(f"{path}: full; move it away to begin a new one")
@@ -230,7 +233,7 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
 
 
 def calibration_text(calibration: Calibration) -> str:
-    """Return the content of a calibration's file."""
+    """Return a calibration as the YAML text of its file."""
     import yaml
 
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -264,7 +267,7 @@ def _point_to_json(point: Point) -> dict[str, Any]:
 
 
 def _locked(folder: Path) -> AbstractContextManager[Any]:
-    """Return a context in which all other processes are locked out of the folder."""
+    """Create a folder and return a context that locks it against all other processes."""
     from filelock import FileLock
 
     try:

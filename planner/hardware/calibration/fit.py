@@ -1,27 +1,28 @@
-"""The line through measured peaks over replayed ones. Pure: points in, a fit or a reason for none out.
+"""Fit the line through measured peaks over replayed peaks, or give the reason why there is none.
 
-`measured = overhead + slope * replayed`, by Huber's loss around the line of Theil and Sen:
+The line is `measured = overhead + slope * replayed`, by Huber's loss around the line of Theil and Sen:
 
-- Some batch sizes lie far off, to one side: cuDNN takes a transient workspace at one batch and none at the
-  next. Least squares would tilt the line; Huber's loss bounds what one point can do, stays convex, so that
-  the answer does not hang on a start value, and loses 5 % against least squares where all is well. Theil and
-  Sen's line (a median of slopes) gives the scale that Huber's loss needs.
-- What is known beforehand enters as two more residuals under the same loss. A replay counts the allocator's
-  bytes, so the slope is held near 1, by `(slope - 1) / 0.01`: four points that scatter by 4 % would else tilt
-  the line by 10 %. The overhead is held near what is loaded lazily, on top of the context that the runs
-  showed where the peak holds it. Where the points are good (10 MiB of scatter over 1 GiB) neither changes
-  anything, and bounded loss lets good points overrule both.
-- A line that predicts left-out batch sizes worse than no line, by the median error or by the mean, is not
-  supported by its points. Without a line the planner adds the context to the replay; so the other side of
-  the comparison is the replay alone where runs hold their rise over the context and, where the peak holds
-  it, the replay with the median context that the same runs showed (a refusal keeps it in use). Where no run
-  holds its context, there is nothing to compare with. A line good to 1 % stands in any case: below it,
-  chance decides.
-- The scale is the median of the absolute residuals without the two that a line can always make zero
-  (Maronna, Martin and Yohai, Robust Statistics, section 4.4.2), times 1.4826: a deviation under normality.
-- The spread that is stored is that scale and the one of published runs about their replays together, as
-  variances, weighted with the residuals behind the one and with two for the other: five points that happen to
-  lie on a line do not make the sixth lie there, and a scale without outliers knows nothing of the next one.
+- Some batch sizes are far off, to one side: cuDNN takes a transient workspace at one batch and none at the
+  next. Least squares would tilt the line. Huber's loss bounds the effect of one point, is convex, so that the
+  answer does not depend on a start value, and loses 5 % against least squares on normal data. The line of
+  Theil and Sen (a median of slopes) gives the scale that Huber's loss needs.
+- Prior knowledge enters as two more residuals under the same loss. A replay counts the allocator's bytes, so
+  the slope is held near 1, by `(slope - 1) / 0.01`: otherwise four points that scatter by 4 % would tilt the
+  line by 10 %. The overhead is held near the size of lazily loaded code, plus the context that the runs
+  showed if their peaks include it. With good points (10 MiB of scatter over 1 GiB) neither changes anything,
+  and the bounded loss lets good points overrule both.
+- A line is not supported by its points if it predicts left-out batch sizes worse than no line, by the median
+  or by the mean error. Without a line the planner adds the context to the replay. So the line is compared
+  with the replay alone if the runs give their rise over the context, and with the replay plus the median
+  context of the same runs if their peaks include the context (which stays in use after a refusal). If no run
+  has a context, there is nothing to compare with. A line with an error of at most 1 % is never refused, since
+  below 1 % chance decides.
+- The scale is the median of the absolute residuals without the two smallest, which a line can always make
+  zero (Maronna, Martin and Yohai, Robust Statistics, section 4.4.2), times 1.4826: a deviation under
+  normality.
+- The stored spread combines this scale with the scale of published runs about their replays, as variances.
+  The weights are the degrees of freedom of the residuals and two. So five points that happen to be on a line
+  do not make the sixth certain, and outliers still to come are allowed for.
 """
 
 from collections.abc import Sequence
@@ -44,13 +45,13 @@ SMALLEST_RANGE = 1.1  # the largest replayed peak over the smallest
 # Quartiles of measured over replayed peak of 60 published runs, 0.996 and 1.009, by 1.349
 # (benchmarks/published/outcomes.py)
 SLOPE_DEVIATION = 0.01
-# What kernels, cuDNN and cuBLAS load lazily: 20 to 120 MiB in the same runs.
+# Size of the lazily loaded code of kernels, cuDNN and cuBLAS: 20 to 120 MiB in the same runs.
 LAZY_MIB, LAZY_DEVIATION_MIB = 70.0, 50.0
 HUBER = 1.345  # 95 % efficiency under normality
 NVML_STEP_MIB = 2.0  # published figures are multiples of it; no scale below makes sense
-USUAL_FREEDOMS = 2  # weight of what runs usually scatter by
+USUAL_FREEDOMS = 2  # weight of the usual scatter of runs
 OUTLIER = 3.0  # scales
-GOOD_ERROR = 0.01  # a line that reaches it is never refused
+GOOD_ERROR = 0.01  # a line with at most this error is never refused
 SLOPES = (0.5, 2.0)  # outside, the replay and the run are not the same job
 
 Floats = NDArray[np.float64]
@@ -66,15 +67,15 @@ class LeftOut(Struct, frozen=True):
 
     @property
     def error(self) -> float:
-        """Return the relative error; positive where too much is predicted."""
+        """Return the relative error of the prediction, positive if it is too large."""
         return self.calibrated_bytes / self.measured_bytes - 1
 
 
 def fit_points(points: Sequence[Point]) -> Fit | NoFit:
-    """Return the robust line through the unconstrained runs, or why there is none.
+    """Return the robust line through the unconstrained runs, or the reason why there is none.
 
-    Runs that died, released cached segments to go on or had a cap are clipped, and left out. Raises
-    ValueError for emulated runs among others.
+    Runs that failed, had retries or had a cap are left out, since limits clip their peaks. Raises ValueError
+    if emulated and other runs are mixed.
     """
     if len({point.observation.source == "emulated" for point in points}) > 1:
         raise ValueError("emulated runs and others are not fitted together")
@@ -112,7 +113,10 @@ def fit_points(points: Sequence[Point]) -> Fit | NoFit:
 
 
 def leave_one_batch_out(points: Sequence[Point]) -> list[LeftOut]:
-    """Return each batch size as predicted by the line through the others; needs four batch sizes."""
+    """Return the prediction of each run by the line through the other batch sizes.
+
+    It needs four batch sizes.
+    """
     whole = [point for point in points if point.observation.is_unconstrained]
     context = includes_context(whole)
     left_out = []
@@ -144,14 +148,14 @@ def _refuse(points: Sequence[Point], whole: Sequence[Point], used: Sequence[Poin
 
 
 def _worse_than_none(used: Sequence[Point], context: bool) -> NoFit | None:
-    """Return a refusal if the line predicts left-out batch sizes worse than the planner does without it."""
+    """Return a refusal if left-out batch sizes are predicted better without the line, else None."""
     added = _median_context_bytes(used) if context else 0
     if added is None:
         return None
     lefts = leave_one_batch_out(used)
     with_line = [abs(left.error) for left in lefts]
     without = [abs((left.replayed_bytes + added) / left.measured_bytes - 1) for left in lefts]
-    for average, words in ((median, ""), (fmean, " on average")):  # the mean feels the tail, which kills runs
+    for average, words in ((median, ""), (fmean, " on average")):  # the mean shows the tail, which kills runs
         if average(with_line) > max(GOOD_ERROR, average(without)):
             return NoFit(
                 f"left-out batches come out {100 * average(with_line):.1f} % off with the line{words} and "
@@ -161,29 +165,32 @@ def _worse_than_none(used: Sequence[Point], context: bool) -> NoFit | None:
 
 
 def _median_context_bytes(points: Sequence[Point]) -> float | None:
-    """Return the median of the runs' contexts; None without any."""
+    """Return the median size of the runs' contexts, or None if no run has a context."""
     contexts = [point.observation.context_after_bytes for point in points]
     sizes = [size_bytes for size_bytes in contexts if size_bytes is not None]
     return median(sizes) if sizes else None
 
 
 def _expected_overhead(points: Sequence[Point], context: bool) -> float | None:
-    """Return the expected overhead in MiB; None where the peak holds a context that no run measured."""
+    """Return the expected overhead in MiB, or None if peaks include a context that no run measured."""
     if not context:
         return 0.0 if points[0].observation.source == "emulated" else LAZY_MIB  # no kernels are loaded there
-    shown = _median_context_bytes(points)  # after the third step: with what was loaded by then
+    shown = _median_context_bytes(points)  # after the third step, with lazily loaded code
     return None if shown is None else shown / MIB
 
 
 def _columns(points: Sequence[Point], context: bool) -> tuple[Floats, Floats]:
-    """Return replayed and measured peaks in MiB."""
+    """Return the replayed and the measured peaks of points in MiB."""
     pairs = [(p.replayed_bytes, fitted_peak_bytes(p.observation, context)) for p in points]
     columns = np.array([(x, y) for x, y in pairs if y is not None], dtype=np.float64) / MIB
     return columns[:, 0], columns[:, 1]
 
 
 def _line(x: Floats, y: Floats, expected: float | None) -> tuple[float, float]:
-    """Return the overhead in MiB and the slope."""
+    """Fit the robust line to peaks in MiB, and return its overhead and slope.
+
+    `expected` is the expected overhead in MiB, None if it is unknown.
+    """
     center = float(x.mean())
     start = float(theilslopes(y, x)[0]) if np.ptp(x) else 1.0  # equal peaks show no slope
     level = float(np.median(y - start * (x - center)))
@@ -203,13 +210,13 @@ def _line(x: Floats, y: Floats, expected: float | None) -> tuple[float, float]:
 
 
 def _usual_scale(points: Sequence[Point]) -> float:
-    """Return the scatter of published runs of this kind about their replays, at the mean peak, in MiB."""
+    """Return the usual scatter in MiB of published runs of the job's kind, for the mean of these peaks."""
     kind = kind_without_trace(points[0].observation.job)
     share = load_residuals().kinds[kind].verdicts.scale
     return share * float(np.mean([point.replayed_bytes for point in points])) / MIB
 
 
 def _scale(residuals: Floats) -> float:
-    """Return one robust standard deviation of the residuals of a line."""
+    """Return a robust standard deviation of the residuals of a line, in MiB."""
     telling = np.sort(np.abs(residuals))[2:]
     return max(NVML_STEP_MIB, 1.4826 * float(np.median(telling))) if len(telling) else NVML_STEP_MIB

@@ -1,7 +1,7 @@
-"""Selection of the stored calibration that answers for a job on a GPU.
+"""Select the stored calibration that answers for a job on a GPU.
 
-The search falls back level by level. A whole line carries over only to the same job; to another job only the
-CUDA context does, because workspaces and the allocator's rounding belong to the job.
+The search falls back level by level. A whole line applies only to the same job. To another job only the CUDA
+context applies, because workspaces and the allocator's rounding depend on the job.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,34 +18,34 @@ from planner.hardware.database import device_key
 from planner.hardware.device import MIB, Device, FigureKind, SourcedBytes
 from planner.jobs import PUBLISHED, Job
 
-# Deviation of published contexts for several GPUs, drivers and versions around their line. It widens every
+# Deviation of published contexts for several GPUs, drivers and versions from their line. It widens every
 # answer that comes from other versions or another GPU.
 CONTEXT_SPREAD_BYTES = SPREAD_MIB * MIB
 SAME_MEMORY = 0.05  # two GPUs of one name are one model if their memory agrees within this share
 
 
 class MatchLevel(StrEnum):
-    """The level at which a calibration matches a query; the nearest first."""
+    """The level at which a calibration matches a query, from the nearest on."""
 
     EXACT = "exact"  # same job, GPU and versions
-    SAME_GPU = "same GPU"  # same job on it under other versions; or the context of other jobs on it
-    SAME_ARCHITECTURE = "same architecture"  # likewise, of another GPU with the same major capability
+    SAME_GPU = "same GPU"  # same job and GPU under other versions; or the context of other jobs on the GPU
+    SAME_ARCHITECTURE = "same architecture"  # likewise, on another GPU with the same major capability
 
 
 class Correction(Struct, frozen=True):
-    """The corrections of stored calibrations for a job on a GPU."""
+    """The correction of an estimate by stored calibrations, for a job on a GPU."""
 
     level: MatchLevel
-    about: str  # which calibration answers, for people
+    about: str  # a phrase that names the calibration
     source: Origin
-    context: SourcedBytes | None  # in place of the GPU's own where calibrations have one
-    fit: Fit | None  # None where only the context carries over
-    includes_context: bool  # whether the fit's overhead holds the context
+    context: SourcedBytes | None  # replaces the GPU's context; None: calibrations have none
+    fit: Fit | None  # None if only the context applies
+    includes_context: bool  # whether the fit's overhead includes the context
     extra_spread_bytes: int  # uncertainty on top of the fit's: other versions, another GPU; one deviation
 
 
 class CalibrationQuery(Struct, frozen=True):
-    """A job on a GPU; versions that the user does not know are None and count as the same."""
+    """A job on a GPU for which a calibration is searched; a version of None matches any version."""
 
     job: Job
     device: Device
@@ -54,11 +54,11 @@ class CalibrationQuery(Struct, frozen=True):
 
 
 def find_calibration(stored: Sequence[Calibration], query: CalibrationQuery) -> Correction | None:
-    """Return the correction by the nearest calibration; None where the defaults have to do.
+    """Return the correction by the nearest calibration, or None if none applies and the defaults are used.
 
-    Of equally near ones the first in `stored` answers, so folders that come first on the search path win.
-    What users have contributed answers only where nothing else has a line, widened as other versions are; an
-    emulated calibration only where none that was measured has one, and only for its own GPU.
+    Of equally near calibrations the first in `stored` answers, so folders that come first on the search path
+    win. A contributed calibration answers only if no other has a line, and is widened like other versions. An
+    emulated calibration answers only if no measured calibration has a line, and only for its own GPU.
     """
     usable = [one for one in stored if _same_settings(one.key, query)]
     measured = _find([one for one in usable if one.source not in ("emulated", "contributed")], query)
@@ -74,14 +74,17 @@ def find_calibration(stored: Sequence[Calibration], query: CalibrationQuery) -> 
 
 
 def _contributed(correction: Correction) -> Correction:
-    """Return a correction of another's machine: named so, and no surer than one of other versions."""
+    """Return a contributed correction with a mark in its text and the spread of other versions at least."""
     extra = max(correction.extra_spread_bytes, CONTEXT_SPREAD_BYTES)
     about = f"contributed by a user: {correction.about}"
     return replace(correction, about=about, extra_spread_bytes=extra)
 
 
 def find_run(stored: Iterable[Calibration], query: CalibrationQuery, batch: int) -> Observation | None:
-    """Return an unconstrained measured run of this very job, batch size and GPU, with all its peaks."""
+    """Return a stored run of the same job, batch size and GPU, or None if there is none.
+
+    The run is unconstrained, not emulated, and its allocated peak is known.
+    """
     for one in stored:
         same = _same_settings(one.key, query) and is_same_job(one.key.job, query.job)
         if one.source != "emulated" and same and _is_on(one, query.device):
@@ -93,7 +96,10 @@ def find_run(stored: Iterable[Calibration], query: CalibrationQuery, batch: int)
 
 
 def is_same_gpu(device: Device, gpu: str, versions: Versions) -> bool:
-    """Return whether `gpu`, as torch, nvidia-smi or the device database calls it, is this one."""
+    """Return whether `gpu`, a name from torch, nvidia-smi or the device database, is a name of a device.
+
+    The memory sizes in `versions` have to agree too.
+    """
     if device_key(gpu) not in map(device_key, (device.name, *device.aliases)):
         return False
     totals = (
@@ -122,19 +128,19 @@ def _find(usable: Sequence[Calibration], query: CalibrationQuery) -> Correction 
 
 
 def _by_job(here: Sequence[Calibration], query: CalibrationQuery) -> Correction | None:
-    """Return the correction by a line of the job itself, among calibrations of one GPU."""
+    """Return the correction by a line of the same job among calibrations of one GPU, or None."""
     same_job = [one for one in here if _same_replay(one.key.job, query.job)]
     exact = [one for one in same_job if _same_torch(one.key.versions.torch, query.torch)]
     return _by_fit(MatchLevel.EXACT, exact) or _by_fit(MatchLevel.SAME_GPU, same_job)
 
 
 def _by_fit(level: MatchLevel, calibrations: Iterable[Calibration]) -> Correction | None:
-    """Return the correction by the first calibration that has a line."""
+    """Return the correction by the first calibration that has a line, or None if none has."""
     for one in calibrations:
         if isinstance(one.fit, Fit):
             inside, about = one.includes_context, one.describe()
             context = _median_context(one.contexts, about) if inside else None
-            # Without a context in the fit, the GPU's own is added, whose deviation holds the versions.
+            # Without a context in the fit, the GPU's context is added, whose deviation covers other versions.
             moved = level is MatchLevel.SAME_ARCHITECTURE or (inside and level is MatchLevel.SAME_GPU)
             extra = CONTEXT_SPREAD_BYTES if moved else 0
             return Correction(level, about, one.source, context, one.fit, inside, extra)
@@ -142,7 +148,7 @@ def _by_fit(level: MatchLevel, calibrations: Iterable[Calibration]) -> Correctio
 
 
 def _by_context(level: MatchLevel, calibrations: Iterable[Calibration]) -> Correction | None:
-    """Return the median context of all runs of other jobs."""
+    """Return a correction by the median context of all runs, or None if no run has a context."""
     with_context = [one for one in calibrations if one.contexts]
     if not with_context:
         return None
@@ -161,14 +167,17 @@ def _median_context(sizes: Sequence[int], source: str, extra_bytes: int = 0) -> 
 
 
 def is_same_job(one: Job, other: Job) -> bool:
-    """Return whether two jobs take the same memory in a step: names and the number of steps do not count."""
+    """Return whether two jobs take the same memory in a step.
+
+    Names, the number of steps, the dataset's size, lengths and the source of cuDNN's workspaces do not count.
+    """
     return _memory_relevant(one) == _memory_relevant(other)
 
 
 def _same_replay(one: Job, other: Job) -> bool:
-    """Return whether a line through the replays of one stands for the other.
+    """Return whether a line through the replays of one job applies to the other job.
 
-    Where published runs answered for convolutions, it does not for replays in which a cuDNN did. Jobs without
+    It does not if published runs gave the workspaces of convolutions for only one of them. Jobs without
     convolutions have no `cudnn`.
     """
     agree = not one.cudnn or (one.cudnn == PUBLISHED) is (other.cudnn == PUBLISHED)
@@ -184,15 +193,15 @@ def _memory_relevant(job: Job) -> tuple[Job, list[str]]:
 
 
 def _same_settings(key: Key, query: CalibrationQuery) -> bool:
-    """Return whether runs had PyTorch's defaults, save the allocator's options, which are those of the query.
+    """Return whether a calibration's runs had the query's allocator options and otherwise PyTorch's defaults.
 
-    With cuDNN's benchmark mode even the context may be another one, since it loads the kernels of all plans
-    that it times (inferred).
+    The benchmark mode of cuDNN must be equal too: with it even the context may differ, since it loads the
+    kernels of all plans that it times (inferred).
     """
     same_mode = key.job.cudnn_benchmark == query.job.cudnn_benchmark
     return same_mode and key.settings == Settings(alloc_conf=query.alloc_conf)
 
 
 def _same_torch(version: str, queried: str | None) -> bool:
-    """Return whether two versions differ in patch level and build at most."""
+    """Return whether two versions of torch have the same major and minor number; None matches any."""
     return queried is None or version.split("+")[0].split(".")[:2] == queried.split("+")[0].split(".")[:2]

@@ -1,9 +1,9 @@
-"""Calibrations: `measured peak = overhead + slope * replayed peak reserved`, fitted over several batch sizes.
+"""The data of calibrations: `measured peak = overhead + slope * replayed peak reserved`, and its runs.
 
-A calibration belongs to one job on one GPU. Its runs are observations, which probes make; a figure that was
-not measured is None, never 0. A run on an emulated GPU is never called measured: its source is `emulated`, in
-every record. `files` reads and writes calibrations, `fit` makes the line, `lookup` selects the one that
-answers for a job.
+A calibration belongs to one job on one GPU, and its line is fitted over several batch sizes. Its runs are
+observations, which probes make; a figure that was not measured is None, never 0. A run on an emulated GPU is
+never called measured: its source is `emulated`, in every record. `files` reads and writes calibrations, `fit`
+fits the line, and `lookup` selects the calibration that answers for a job.
 """
 
 from collections.abc import Iterable
@@ -18,31 +18,31 @@ from planner.hardware.database import is_emulated
 if TYPE_CHECKING:
     from planner.jobs import Job
 else:
-    Job = Any  # msgspec takes a job as it is: `planner.jobs.job_from_json` reads it
+    Job = Any  # msgspec does not convert a job: `planner.jobs.job_from_json` reads it
 
 Origin = Literal["measured", "published", "emulated", "contributed"]  # contributed: measured by a user
 _Level = Annotated[int, Meta(ge=0, le=99)]
 
 
 def origin_of(gpu: str) -> Origin:
-    """Return the origin of figures that were taken on a GPU, by its name."""
+    """Return the origin of figures that were measured on the GPU of this name: emulated or measured."""
     return "emulated" if is_emulated(gpu) else "measured"
 
 
 class Versions(Struct, frozen=True, forbid_unknown_fields=True):
-    """The software and hardware of a run; None where the record lacks it."""
+    """The versions of software and the memory of the GPU in a run; None if the record lacks a figure."""
 
     torch: Text  # as in `torch.__version__`: "2.6.0+cu124"
     cuda: Text | None  # `torch.version.cuda`: "12.4"
     cudnn: Text | None  # "9.1.0"
     driver: Text | None  # "550.54.15"
     capability: tuple[_Level, _Level]  # compute capability: (8, 6)
-    torch_total_bytes: Count | None  # the GPU's memory as `torch.cuda.get_device_properties` gives it
-    nvml_total_bytes: Count | None  # the GPU's memory as nvidia-smi shows it
+    torch_total_bytes: Count | None  # the GPU's memory by `torch.cuda.get_device_properties`
+    nvml_total_bytes: Count | None  # the GPU's memory by nvidia-smi
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
-    """The settings of the process that change its memory and are no part of its job."""
+    """The settings of a process that affect its memory and are not part of its job."""
 
     matmul_tf32: bool = False  # `torch.backends.cuda.matmul.allow_tf32`
     cudnn_tf32: bool = True  # `torch.backends.cudnn.allow_tf32`
@@ -51,14 +51,17 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Observation(Struct, frozen=True, forbid_unknown_fields=True):
-    """A run of a job at one batch size in a fresh process. Raises ValueError for a source unlike the GPU."""
+    """The memory of a run of a job at one batch size in a fresh process.
+
+    Raises ValueError if `source` does not agree with the GPU: emulated or not.
+    """
 
     job: Job
     batch: Positive
     gpu: Text  # as torch names it: "NVIDIA GeForce RTX 3060"
     versions: Versions
     settings: Settings
-    oom: bool  # the run died of want of memory; the peaks are those until then
+    oom: bool  # the run ran out of memory; the peaks are those until then
     source: Origin
     about: str  # published: whose figures, from which file; measured: "" or a remark
     when: Text  # the day of the run, ISO 8601: "2025-05-06"
@@ -69,8 +72,8 @@ class Observation(Struct, frozen=True, forbid_unknown_fields=True):
     context_before_bytes: int | None = None  # NVML's level before the first tensor
     context_after_bytes: int | None = None  # NVML's level after the third step less what torch has reserved
     retries: Count | None = None  # how often the allocator released cached segments to go on
-    # The process's peak over its level before the first tensor, where a record has only this difference; None
-    # where both ends are known and stand above.
+    # The process's peak less its level before the first tensor, if a record has only this difference; None if
+    # both are known and given above.
     process_rise_bytes: Count | None = None
 
     def __post_init__(self) -> None:
@@ -79,7 +82,7 @@ class Observation(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def rise_bytes(self) -> int | None:
-        """Return the process's peak over its level before the first tensor: what it reserved and loaded."""
+        """Return the process's peak less its level before the first tensor, or None if it is unknown."""
         if self.process_rise_bytes is not None:
             return self.process_rise_bytes
         if self.process_peak_bytes is None or self.context_before_bytes is None:
@@ -88,23 +91,23 @@ class Observation(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_unconstrained(self) -> bool:
-        """Return whether nothing bounded the run, so that its peak is its own."""
+        """Return whether no limit affected the run: no failure, no retries and no cap."""
         return not self.oom and not self.retries and self.settings.allocator_cap_bytes is None
 
 
 class Point(Struct, frozen=True):
-    """A run and its replayed peak."""
+    """A run and the peak of its replay."""
 
     observation: Observation
     replayed_bytes: int  # peak reserved of the replay without a limit
 
 
 class Fit(Struct, frozen=True, forbid_unknown_fields=True):
-    """The line through the points, and their deviation from it."""
+    """The line through the points of a calibration, and their deviation from it."""
 
     overhead_bytes: Annotated[int, Meta(ge=-LARGEST, le=LARGEST)]
     slope: Annotated[float, Meta(ge=0.01, le=100)]
-    spread_bytes: Count  # one standard deviation: of the residuals and two more, of runs in general
+    spread_bytes: Count  # one standard deviation, of the residuals combined with two more of runs in general
     points: Annotated[int, Meta(ge=3, le=LARGEST)]
     center_bytes: Count  # mean of the replayed peaks
     width_bytes: Positive  # root of the sum of their squared distances from the mean
@@ -112,7 +115,7 @@ class Fit(Struct, frozen=True, forbid_unknown_fields=True):
     outliers: tuple[Positive, ...]  # batch sizes more than three spreads off the line
 
     def peak_bytes(self, replayed_bytes: int) -> int:
-        """Return the peak that would be measured."""
+        """Return the peak that the line predicts for a replayed peak."""
         return round(self.overhead_bytes + self.slope * replayed_bytes)
 
     def leverage(self, replayed_bytes: int) -> float:
@@ -120,23 +123,23 @@ class Fit(Struct, frozen=True, forbid_unknown_fields=True):
         return 1 / self.points + ((replayed_bytes - self.center_bytes) / self.width_bytes) ** 2
 
     def bound_bytes(self, replayed_bytes: int, confidence: float) -> int:
-        """Return the one-sided upper prediction bound by Student's t, spread and leverage."""
-        from scipy.special import stdtrit  # 60 ms, paid only by those who have a calibration
+        """Return the one-sided upper prediction bound of a peak, by Student's t, spread and leverage."""
+        from scipy.special import stdtrit  # takes 60 ms to import, only if there is a calibration
 
-        # Of the degrees of freedom two go to the line, and two more are in the spread.
+        # Two degrees of freedom are lost to the line, and two more are in the spread.
         deviations = float(stdtrit(self.points, confidence))
         margin = deviations * self.spread_bytes * sqrt(1 + self.leverage(replayed_bytes))
         return self.peak_bytes(replayed_bytes) + round(margin)
 
 
 class NoFit(Struct, frozen=True, forbid_unknown_fields=True, rename={"reason": "refused"}):
-    """The reason why the points support no line."""
+    """The reason why a calibration's points support no line."""
 
     reason: Text
 
 
 class Key(Struct, frozen=True):
-    """The validity of a calibration; one file per key."""
+    """The job, GPU, versions and settings for which a calibration is valid; each key has one file."""
 
     job: Job
     gpu: str
@@ -149,10 +152,10 @@ class Calibration(Struct, frozen=True):
 
     key: Key
     source: Origin
-    about: str  # where the figures come from, one sentence
+    about: str  # the origin of the figures, one sentence
     when: str  # the day of the last run, ISO 8601
     traced_with: str  # the version of torch under which the replayed peaks were traced
-    includes_context: bool  # whether the overhead holds the CUDA context, or only what lies on top of it
+    includes_context: bool  # whether the overhead includes the CUDA context, or only memory beyond it
     points: tuple[Point, ...]
     fit: Fit | NoFit
 
@@ -165,17 +168,20 @@ class Calibration(Struct, frozen=True):
         return [size_bytes for size_bytes in sizes if size_bytes is not None]
 
     def describe(self) -> str:
-        """Return the calibration in a few words."""
+        """Return a phrase that names the calibration's job, GPU, version of torch and source."""
         job, gpu, torch = self.key.job, self.key.gpu, self.key.versions.torch
         return f"{job.source or job.model} with {job.optimizer} on {gpu}, torch {torch}, {self.source}"
 
 
 def fitted_peak_bytes(observation: Observation, with_context: bool) -> int | None:
-    """Return the peak that is fitted: the process's, or its rise over the level before the first tensor."""
+    """Return the peak to fit: the process's with the context, else its rise from before the first tensor."""
     return observation.process_peak_bytes if with_context else observation.rise_bytes
 
 
 def includes_context(points: Iterable[Point]) -> bool:
-    """Return whether all unconstrained runs have the process's peak; emulated ones lack the context."""
+    """Return whether the process's peak, context included, is known for all unconstrained runs.
+
+    Emulated runs have no context, so the result is False with any of them, and without unconstrained runs.
+    """
     runs = [point.observation for point in points if point.observation.is_unconstrained]
     return bool(runs) and all(run.process_peak_bytes is not None and run.source != "emulated" for run in runs)

@@ -1,4 +1,4 @@
-"""Queries to an installed cuDNN for a GPU that is only described."""
+"""Find the workspaces of convolutions: from an installed cuDNN, from stored answers, or by a fitted term."""
 
 from planner._support.lazy_exports import attach_stub
 

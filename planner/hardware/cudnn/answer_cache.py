@@ -1,9 +1,9 @@
-"""Answers of a cuDNN, cached in a file for later plans.
+"""Cache the answers of a cuDNN in a file for later plans.
 
-One SQLite database, which several processes may read and write at once: answers are written in transactions,
-with a rollback journal rather than a write-ahead log, which does not work on network file systems. A failed
-read is a query that is not cached, a failed write an answer that is queried again; neither is an error. A
-file that is no such database is deleted and begun again. An answer is stored with a checksum of it and its
+The file is a SQLite database, which several processes may read and write at once. Answers are written in
+transactions, with a rollback journal, since a write-ahead log does not work on network file systems. After a
+failed read cuDNN is queried, and after a failed write it is queried again later; neither is an error. A file
+that is no such database is deleted and replaced. Each answer is stored with a checksum of the answer and its
 key, since SQLite has none.
 """
 
@@ -27,8 +27,8 @@ from planner.program import Engine
 
 T = TypeVar("T")
 NAME = "convolutions.sqlite"
-LIMIT_BYTES = 128 * 2**20  # 80 to 100 bytes an answer
-_FLUSH_SECONDS = 1.0  # an interrupted process loses the answers of so long
+LIMIT_BYTES = 128 * 2**20  # at 80 to 100 bytes per answer
+_FLUSH_SECONDS = 1.0  # an interrupted process loses the answers of this time
 _WAIT_SECONDS = 2.0  # for another process that writes
 _CHECKSUM_BYTES = 4
 _SCHEMA = "CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, answer BLOB NOT NULL)"
@@ -44,7 +44,7 @@ _DELETE_OLDER_HALF = """
 
 @dataclass(eq=False)
 class AnswerCache:
-    """The answers in a folder, by key."""
+    """A cache of answers by key, in a file in a folder."""
 
     folder: Path
     limit_bytes: int = LIMIT_BYTES
@@ -62,7 +62,7 @@ class AnswerCache:
         return self.folder / NAME
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the answer under a key; None if there is none."""
+        """Return the answer under a key, or None if there is none."""
         with self._lock:
             pending = self._pending.get(key)
             if pending is not None:
@@ -77,19 +77,19 @@ class AnswerCache:
         return None if row is None else _checked(key, row[0])
 
     def put(self, key: bytes, answer: bytes) -> None:
-        """Store an answer, at the latest when the process ends."""
+        """Store an answer, which is written to the file at the latest when the process ends."""
         with self._lock:
             self._pending[key] = answer
             if monotonic() - self._flushed > _FLUSH_SECONDS:
                 self._flush()
 
     def flush(self) -> None:
-        """Write what is not written yet."""
+        """Write all answers that are not written yet."""
         with self._lock:
             self._flush()
 
     def stats(self) -> tuple[int, int]:
-        """Return the number of answers, and the bytes of their file."""
+        """Return the number of answers in the file and its size in bytes; 0 answers if it is damaged."""
         try:
             size_bytes = self._path.stat().st_size
         except OSError:
@@ -97,12 +97,12 @@ class AnswerCache:
         try:
             with closing(_connect_to_read(self._path)) as connection:
                 (answers,) = connection.execute("SELECT count(*) FROM answers").fetchone()
-        except (OSError, sqlite3.Error):  # it is damaged
+        except (OSError, sqlite3.Error):  # the file is damaged
             return 0, size_bytes
         return answers, size_bytes
 
     def clear(self) -> tuple[int, int]:
-        """Delete the file; return the statistics. Raises DataFileError."""
+        """Delete the file, and return its statistics before. Raises DataFileError."""
         stats = self.stats()
         try:
             if self._path.exists():
@@ -123,18 +123,18 @@ class AnswerCache:
     def _flush(self) -> None:
         self._flushed = monotonic()
         _write(self._path, self._pending, self.limit_bytes)
-        self._pending.clear()  # where they cannot be written now, they are queried again
+        self._pending.clear()  # answers that could not be written are queried again later
 
 
 @dataclass(eq=False, slots=True)
 class LibraryAnswers:
-    """The answers of one library in a cache."""
+    """The part of a cache with the answers of one library."""
 
     cache: AnswerCache
-    library: bytes  # digest of what decides its answers beside GPU and convolution
+    library: bytes  # digest of everything that decides its answers apart from GPU and convolution
 
     def version(self) -> int | None:
-        """Return the library's version."""
+        """Return the library's cached version, or None if it is not cached."""
         return self._get(self._key("version"), int)
 
     def put_version(self, version: int) -> None:
@@ -142,7 +142,7 @@ class LibraryAnswers:
         self.cache.put(self._key("version"), msgpack.encode(version))
 
     def get(self, query: tuple[Any, ...]) -> tuple[Engine, ...] | None:
-        """Return the engines for a query; None where it has none."""
+        """Return the cached engines for a query, or None if they are not cached."""
         return self._get(self._key(query), tuple[Engine, ...])
 
     def put(self, query: tuple[Any, ...], engines: tuple[Engine, ...]) -> None:
@@ -161,7 +161,7 @@ class LibraryAnswers:
 
 
 def _checked(key: bytes, stored: object) -> bytes | None:
-    """Return an answer whose checksum is right."""
+    """Return a stored answer without its checksum, or None if the checksum is wrong."""
     if not isinstance(stored, bytes):
         return None
     answer = stored[_CHECKSUM_BYTES:]
@@ -173,8 +173,8 @@ def _with_checksum(key: bytes, answer: bytes) -> bytes:
 
 
 def _connect_to_read(path: Path) -> sqlite3.Connection:
-    # Threads take turns by a lock. By default SQLite would make the file; if it might only read, it could not
-    # take back what a killed process had half written.
+    # A lock keeps threads apart. By default SQLite would create the file; in mode "ro" it could not roll back
+    # a transaction that a killed process left unfinished.
     if path.is_symlink() or not path.is_file():
         raise OSError(f"{path} is no regular file")
     where = f"{path.absolute().as_uri()}?mode=rw"
@@ -183,7 +183,7 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open the file in a transaction that no other process writes beside; an error takes all of it back."""
+    """Open the file in an exclusive transaction, which an error rolls back."""
     with closing(sqlite3.connect(path, timeout=_WAIT_SECONDS, isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("BEGIN EXCLUSIVE")
@@ -193,7 +193,7 @@ def _writing(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _write(path: Path, answers: dict[bytes, bytes], limit_bytes: int) -> None:
-    """Add answers to a file, if it can be written; a damaged one is begun again."""
+    """Add answers to a file if it can be written; a damaged file is replaced."""
     if not answers:
         return
     rows = [(key, _with_checksum(key, answer)) for key, answer in answers.items()]
@@ -202,7 +202,7 @@ def _write(path: Path, answers: dict[bytes, bytes], limit_bytes: int) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         for one in (path, _journal_of(path)):
             if one.is_symlink() or (one.exists() and not one.is_file()):
-                one.unlink()  # of somebody else: SQLite would write to its target, or wait for a pipe
+                one.unlink()  # it is foreign: SQLite would write to a link's target, or wait for a pipe
         with _writing(path) as connection:
             connection.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", rows)
             if connection.execute(_ABOVE_LIMIT, (limit_bytes,)).fetchone()[0]:
@@ -215,7 +215,7 @@ def _write(path: Path, answers: dict[bytes, bytes], limit_bytes: int) -> None:
 def _or_anew(path: Path, add: Callable[[], None]) -> None:
     try:
         add()
-    except sqlite3.OperationalError:  # a full disk, a folder that may only be read, another process
+    except sqlite3.OperationalError:  # a full disk, a read-only folder, another process
         raise
     except sqlite3.DatabaseError:
         _delete(path)
@@ -232,5 +232,5 @@ def _journal_of(path: Path) -> Path:
 
 
 def _flush_at_end(path: Path, pending: dict[bytes, bytes], limit_bytes: int, process: int) -> None:
-    if os.getpid() == process:  # a fork has a copy of what its parent will write
+    if os.getpid() == process:  # a fork has a copy of the answers that its parent will write
         _write(path, pending, limit_bytes)

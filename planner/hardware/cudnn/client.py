@@ -1,10 +1,10 @@
-"""Queries to an installed cuDNN: the engines that it would run for a convolution, without a GPU.
+"""Query an installed cuDNN for the engines that it would run for a convolution, without a GPU.
 
 Since 9.8 cuDNN's heuristics answer for a GPU that is only described (NVIDIA's documentation of its cuDNN
 Frontend, "Deviceless Ahead-of-time Compilation"). They name engines in the order in which PyTorch tries them,
-and a plan made of one holds its workspace. PyTorch runs the first that works, or times all of them where
-`torch.backends.cudnn.benchmark` is set (ATen/native/cudnn/Conv_v8.cpp). Any cuDNN from 9.8 on may be queried,
-whatever torch is installed; a process of its own holds it.
+and the plan of an engine states its workspace. PyTorch runs the first engine that works, or times all of them
+if `torch.backends.cudnn.benchmark` is set (ATen/native/cudnn/Conv_v8.cpp). Any cuDNN from 9.8 on may be
+queried, whatever torch is installed; it runs in a separate process.
 """
 
 import json
@@ -31,40 +31,41 @@ from planner.program import SM_LIMITS, Convolution, Engine, Workspaces
 if TYPE_CHECKING:
     from planner.hardware.cudnn.answer_cache import AnswerCache, LibraryAnswers
 
-# From here on the answers of 9.20 are the same whatever the number of multiprocessors: all of 3,000 that were
-# compared, at 28 to 188 of them. Of 500 on 7.5, 82 are not.
+# From this capability on, the answers of 9.20 do not depend on the number of multiprocessors: all of 3,000
+# that were compared, at 28 to 188 multiprocessors, are equal. Of 500 on 7.5, 82 are not.
 SAME_FOR_ALL_COUNTS = (8, 0)
-QUERIES_OF_PROCESS = 2000  # cuDNN 9.28 keeps 0.4 MB of each until its process ends
+QUERIES_OF_PROCESS = 2000  # cuDNN 9.28 keeps 0.4 MB of each query until its process ends
 # Once cuDNN has selected an engine for a pointwise convolution on 7.x, its process considers no TF32 on newer
 # GPUs either, and selects other engines for a quarter of their convolutions. In the other order all answers
-# are the same, as they are among either. So it was of 300 convolutions, with 9.8 to 9.28.
+# are unaffected, and so they are within either group. This holds for 300 convolutions, with 9.8 to 9.28.
 TF32_SINCE = (8, 0)
 
 
 @dataclass(eq=False, slots=True)
 class Cudnn:
-    """A library in processes of its own, with its answers so far."""
+    """A cuDNN library in separate processes, with its answers so far."""
 
     version: str
     _start: Callable[[], tuple[Worker, int]]
-    _workers: dict[bool, Worker]  # for GPUs without TF32 and for those with it
-    lacks: str = ""  # why its engines that are built on cuBLASLt are left out; "": they are not
+    _workers: dict[bool, Worker]  # by whether the GPU has TF32
+    lacks: str = ""  # why engines that are built on cuBLASLt are left out; "": they are not
     cached: "LibraryAnswers | None" = None  # of earlier processes
-    silent: set[tuple[int, int]] = field(default_factory=set)  # capabilities that end its process
+    silent: set[tuple[int, int]] = field(default_factory=set)  # capabilities whose queries end its process
     _answers: dict[tuple[Any, ...], tuple[Engine, ...]] = field(default_factory=dict)
-    _asked: Counter[bool] = field(default_factory=Counter)  # of each process
+    _asked: Counter[bool] = field(default_factory=Counter)  # queries of each process
 
     def workspaces(self, capability: tuple[int, int], multiprocessors: int, query: Convolution) -> Workspaces:
-        """Return the workspaces without `benchmark`; none where cuDNN does not answer."""
+        """Return the workspace without `benchmark`, of the first engine; 0 bytes if cuDNN does not answer."""
         engines = self.engines(capability, multiprocessors, query, every=False)
         return Workspaces(engines[0].workspace_bytes, engine=engines[0]) if engines else Workspaces(0)
 
     def benchmarked(
         self, capability: tuple[int, int], multiprocessors: int, query: Convolution
     ) -> Workspaces:
-        """Return the workspaces with `benchmark`: room for the largest, while all are timed
-        (generate_and_filter_plans), then what one of them takes. Which one nobody knows before; it is taken
-        to be the heuristics' first.
+        """Return the workspaces with `benchmark`: the largest of all engines, and of the selected engine.
+
+        The largest is allocated while all engines are timed (generate_and_filter_plans). The engine that is
+        selected then is unknown in advance, and is assumed to be the first of the heuristics.
         """
         engines = self.engines(capability, multiprocessors, query, every=True)
         if not engines:
@@ -75,7 +76,10 @@ class Cudnn:
     def engines(
         self, capability: tuple[int, int], multiprocessors: int, query: Convolution, *, every: bool
     ) -> tuple[Engine, ...]:
-        """Return the engines that PyTorch times with `benchmark`, in cuDNN's order, or the first alone."""
+        """Return the engines that PyTorch considers, in cuDNN's order.
+
+        With `every` these are all engines that PyTorch times with `benchmark`, else only the first.
+        """
         count = multiprocessors if capability < SAME_FOR_ALL_COUNTS else 0
         key = (capability, count, query, every)
         if key not in self._answers:
@@ -85,7 +89,7 @@ class Cudnn:
     def _find(
         self, capability: tuple[int, int], multiprocessors: int, query: Convolution, every: bool
     ) -> tuple[Engine, ...]:
-        """Return the engines that are cached, or what a process answers; none for a silent capability."""
+        """Return the engines from the cache, or else from a process; empty for a silent capability."""
         if capability in self.silent:
             return ()
         same_for_all = capability >= SAME_FOR_ALL_COUNTS
@@ -101,7 +105,10 @@ class Cudnn:
         return engines
 
     def _request(self, capability: tuple[int, int], message: dict[str, Any]) -> list[Any]:
-        """Return the answer of a process; none where the query ends it, which silences the capability."""
+        """Return the answer of a process to a query.
+
+        If the query ends the process, the answer is empty and the capability is silent from then on.
+        """
         has_tf32 = capability >= TF32_SINCE
         if has_tf32 not in self._workers or self._asked[has_tf32] == QUERIES_OF_PROCESS:
             self._workers[has_tf32], _ = self._start()
@@ -116,22 +123,23 @@ class Cudnn:
         return answers
 
 
-CublasLt = Callable[[Path], Path | str]  # from cuDNN's folder to a library, or the reason why there is none
+CublasLt = Callable[[Path], Path | str]  # returns cuBLASLt for cuDNN's folder, or why there is none
 
 
 def open_cudnn(where: str, cublaslt_for: CublasLt, gpu: str, cache_folder: Path | None = None) -> Cudnn:
-    """Return the library in this folder, or for `INSTALLED` that of the first package on Python's path.
+    """Open the cuDNN in a folder, or for `INSTALLED` the cuDNN of the first package on Python's path.
 
-    `cublaslt_for` returns what its process loads as cuBLASLt: the real one answers only where a GPU is,
-    and engines that are built on it drop out. So do those that cuDNN compiles at run time where there is no
-    driver: one that lies beside that library is loaded too, and given `gpu`. With both, answers are cached in
-    `cache_folder`. Raises UsageError where there is no cuDNN, or one that cannot be queried without a GPU.
+    `cublaslt_for` returns the library that the process loads as cuBLASLt. The real cuBLASLt answers only on a
+    machine with a GPU; without a stand-in, engines that are built on it drop out. Engines that cuDNN compiles
+    at run time drop out without a driver, so a driver next to that library is loaded too, and given `gpu`.
+    With both, answers are cached in `cache_folder`. Raises UsageError if there is no cuDNN, or if it cannot
+    be queried without a GPU.
     """
     # A fork does not share its parent's pipes.
     return _open(where, cublaslt_for, gpu, cache_folder, os.getpid())
 
 
-@cache  # a library is loaded once; what it answers is the same every time
+@cache  # a library is loaded once; its answers are always the same
 def _open(where: str, cublaslt_for: CublasLt, gpu: str, cache_folder: Path | None, _process: int) -> Cudnn:
     folder = installed_folder() if where == INSTALLED else Path(where).expanduser()
     if not (folder / LIBRARY).is_file():
@@ -155,7 +163,7 @@ def _open(where: str, cublaslt_for: CublasLt, gpu: str, cache_folder: Path | Non
 
 
 def open_answer_cache(folder: Path) -> "AnswerCache | None":
-    """Return the answers that are cached in a folder; None for a Python without SQLite."""
+    """Return the cache of answers in a folder, or None for a Python without SQLite."""
     try:
         from planner.hardware.cudnn.answer_cache import AnswerCache
     except ImportError:
@@ -173,7 +181,10 @@ def _open_cached(folder: Path, library: bytes) -> "LibraryAnswers | None":
 
 
 def _start(where: str, folder: Path, cublaslt: Path | None, gpu: str) -> tuple[Worker, int]:
-    """Start a process that loads the library; return it with the library's version. Raises UsageError."""
+    """Start a process that loads the library, and return the process and the library's version.
+
+    Raises UsageError.
+    """
     child = str(Path(__file__).with_name("worker.py"))
     stand_in = [] if cublaslt is None else [str(cublaslt), gpu]
     described = json.dumps(describe_for_cudnn((8, 0), 108))
@@ -192,10 +203,11 @@ def _start(where: str, folder: Path, cublaslt: Path | None, gpu: str) -> tuple[W
 
 
 def describe_for_cudnn(capability: tuple[int, int], multiprocessors: int) -> dict[str, Any]:
-    """Return the JSON object that describes a GPU to cuDNN; a version that needs more fields names them.
+    """Return the JSON object that describes a GPU to cuDNN.
 
-    On 8.x the answers of cuDNN are the same whatever the limits; on 9.0 a few of a hundred depend on the
-    clock rates, which are those of an H100 SXM.
+    A version of cuDNN that needs more fields names them in its error. On 8.x the answers of cuDNN do not
+    depend on the limits. On 9.0 a few of a hundred depend on the clock rates, for which an H100 SXM's are
+    given.
     """
     major, minor = capability
     shared_bytes, threads, blocks = SM_LIMITS.get((major, minor), SM_LIMITS[8, 6])

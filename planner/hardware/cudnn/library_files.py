@@ -1,4 +1,4 @@
-"""The files of a cuDNN: where an installed one lies, and what tells one library from another."""
+"""Find the files of an installed cuDNN, and compute a digest that identifies it."""
 
 import os
 import sys
@@ -12,12 +12,15 @@ from planner.errors import UsageError
 
 LIBRARY = "libcudnn.so.9"
 _BESIDE = ("libnvrtc*.so.*", "libcublas*.so.*")  # of NVIDIA's other packages
-_OWN = ("client.py", "worker.py")  # how it is queried
-_VARIABLES = ("CUDNN", "CUBLAS", "NVIDIA_TF32", "PLANNER_EMULATED", "LD_")  # read by it or by the linker
+_OWN = ("client.py", "worker.py")  # the code that queries cuDNN
+_VARIABLES = ("CUDNN", "CUBLAS", "NVIDIA_TF32", "PLANNER_EMULATED", "LD_")  # read by cuDNN or by the linker
 
 
 def installed_folder() -> Path:
-    """Return the folder of the first package on Python's path that brings cuDNN. Raises UsageError."""
+    """Return the library folder of the first package on Python's path that has cuDNN.
+
+    Raises UsageError if there is none.
+    """
     for entry in sys.path:
         folder = Path(entry) / "nvidia" / "cudnn" / "lib"
         if (folder / LIBRARY).is_file():
@@ -29,11 +32,11 @@ def installed_folder() -> Path:
 
 
 def digest_library(folder: Path, cublaslt: Path, gpu: str) -> bytes:
-    """Return a digest of what decides the answers beside GPU and convolution.
+    """Return a digest of everything that decides cuDNN's answers apart from the query.
 
-    It holds paths, sizes and times of the library's files, of those that it loads and of the stand-ins of
-    cuBLASLt and the driver; the environment; and the planner's own code. The library has half a gigabyte, too
-    much to read each time.
+    It covers the paths, sizes and times of the library's files, of the files that it loads, and of the
+    stand-ins of cuBLASLt and the driver; the environment; and the planner's own code. The library's contents
+    are not read, as they have half a gigabyte.
     """
     files = [(str(path), status.st_size, status.st_mtime_ns) for path, status in _files(folder, cublaslt)]
     variables = sorted(one for one in os.environ.items() if one[0].startswith(_VARIABLES))
@@ -47,5 +50,5 @@ def _files(folder: Path, cublaslt: Path) -> Iterator[tuple[Path, os.stat_result]
     for pattern in _BESIDE:
         found += folder.parent.parent.glob(f"*/lib/{pattern}")
     for path in sorted(found):
-        if path.is_file():  # no link whose target is gone
+        if path.is_file():  # skips links whose target is gone
             yield path, path.stat()

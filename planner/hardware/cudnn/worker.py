@@ -2,11 +2,11 @@
 
     python worker.py FOLDER DEVICE [CUBLASLT GPU]
 
-FOLDER holds cuDNN, DEVICE describes a GPU to begin with, CUBLASLT is a library to find as cuBLASLt, with a
-driver beside it that shows GPU, as `planner/emulator/gpu.py` describes one.
+FOLDER holds cuDNN, DEVICE describes a GPU to begin with. CUBLASLT is a library to load as cuBLASLt; the
+driver in its folder shows GPU, in the form of `planner/emulator/gpu.py`.
 
-Run as a file, with the standard library alone: cuDNN may end a process, and prints to standard error as it
-likes. Enumerators are those of cuDNN's headers (cudnn_graph_v9.h).
+It runs as a file, with the standard library alone, since cuDNN may end a process and prints to standard
+error. Enumerators are those of cuDNN's headers (cudnn_graph_v9.h).
 """
 
 import ctypes
@@ -19,15 +19,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-OLDEST = 90800  # that answers for a GPU that is only described
+OLDEST = 90800  # the first version that answers for a GPU that is only described
 _DTYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
 _NOTES = (
     *("tensor cores", "down-converts", "reduced precision", "FFT", "not deterministic", "Winograd"),
     *("Winograd 4x4", "Winograd 6x6", "Winograd 13x13", "strict NaN"),
 )  # CUDNN_NUMERICAL_NOTE_*, by number
 _REFUSED_BY_TORCH = "down-converts"  # ATen/native/cudnn/Conv_v8.cpp, filterEngineConfigs
-# Engines of wrong results in three dimensions, by direction, and the first version and the one after the last
-# (Conv_v8.cpp, plan_errata_exception, torch 2.11; pytorch/pytorch#163539).
+# Engines with wrong results in three dimensions, by direction, with the first version and the first version
+# after the last (Conv_v8.cpp, plan_errata_exception, torch 2.11; pytorch/pytorch#163539).
 _ERRATA = {"forward": (23, 90800, 91500), "data gradient": (23, 8000, None)}
 
 # Descriptors, attributes and types of the backend API.
@@ -37,7 +37,7 @@ _OPERATIONS = {  # its descriptor, then the attributes convolution, x, w, y, alp
     "data gradient": (12, 708, 710, 709, 711, 706, 707),
     "weight gradient": (11, 714, 716, 715, 717, 712, 713),
 }
-_INSTANT, _FALLBACK = 0, 2  # CUDNN_HEUR_MODE_*, as PyTorch asks for them
+_INSTANT, _FALLBACK = 0, 2  # CUDNN_HEUR_MODE_*, as PyTorch requests them
 _ALL_CONFIGS = sys.maxsize
 _TYPES: dict[str, tuple[int, Any]] = {
     "dtype": (1, ctypes.c_int32),
@@ -49,18 +49,18 @@ _TYPES: dict[str, tuple[int, Any]] = {
     "descriptor": (15, ctypes.c_void_p),
     "char": (24, ctypes.c_char),
 }
-_ALIGNMENT = 32  # bytes; the most that Conv_v8.cpp looks for, and the caching allocator gives 512
+_ALIGNMENT = 32  # bytes; the most that Conv_v8.cpp checks for; the caching allocator aligns to 512
 
 
 class RefusedError(Exception):
-    """cuDNN does not do this; the text is its own."""
+    """The error that cuDNN refuses a call; the text is cuDNN's."""
 
 
 class Library:
-    """The backend API, as far as questions about convolutions go."""
+    """A loaded cuDNN, with the part of its backend API that queries about convolutions need."""
 
     def __init__(self, folder: Path, cublaslt: str = "") -> None:
-        # Libraries that it loads from NVIDIA's other packages; one that is loaded is found by its own name.
+        # Libraries that cuDNN needs from NVIDIA's other packages; once loaded, they are found by name.
         patterns = ["libnvrtc-builtins.so.*", "libnvrtc.so.*"]  # for the engines that it compiles at run time
         if not cublaslt:
             patterns.insert(0, "libcublasLt.so.*")
@@ -82,27 +82,27 @@ class Library:
             raise RefusedError(self.functions.cudnnGetErrorString(status).decode())
 
     def create(self, kind: int, made: ExitStack) -> Any:
-        """Return a descriptor that lives as long as `made`."""
+        """Return a new descriptor of a kind, which is destroyed with the stack `made`."""
         descriptor = ctypes.c_void_p()
         self.call("CreateDescriptor", kind, ctypes.byref(descriptor))
         made.callback(self.functions.cudnnBackendDestroyDescriptor, descriptor)
         return descriptor
 
     def set(self, descriptor: Any, attribute: int, kind: str, *values: Any) -> None:
-        """Give an attribute its values."""
+        """Set the values of a descriptor's attribute."""
         code, of = _TYPES[kind]
         array = _pointers(values) if kind == "descriptor" else (of * len(values))(*values)
         self.call("SetAttribute", descriptor, attribute, code, ctypes.c_int64(len(values)), array)
 
     def get(self, descriptor: Any, attribute: int, kind: str, room: int, into: Any) -> int:
-        """Read an attribute; returns of how many values."""
+        """Read at most `room` values of a descriptor's attribute into `into`, and return their number."""
         count = ctypes.c_int64()
         room_there, count_there = ctypes.c_int64(room), ctypes.byref(count)
         self.call("GetAttribute", descriptor, attribute, _TYPES[kind][0], room_there, count_there, into)
         return count.value
 
     def device(self, described: dict[str, Any]) -> Any:
-        """Return the descriptor of a GPU."""
+        """Return the descriptor of a described GPU, which is created once."""
         text = json.dumps(described)
         if text not in self.devices:
             device = self.create(_DEVICE, ExitStack())  # lives as long as the process
@@ -114,11 +114,11 @@ class Library:
 
 
 def engines(library: Library, question: dict[str, Any]) -> Iterator[tuple[int, list[str], int]]:
-    """Yield number, notes and workspace of those that PyTorch lets pass, in order.
+    """Yield the number, notes and workspace of each engine that PyTorch accepts for a convolution, in order.
 
-    No plan is made of them: that takes up to three seconds for an engine that is compiled at run time, and
-    the workspace of a configuration is that of its plan. Where only the first that is yielded counts, the
-    first configuration is requested alone before all are, for which cuDNN takes ten times as long.
+    No plan is made of an engine: this takes up to three seconds if the engine is compiled at run time, and
+    its configuration states the same workspace. If only the first engine is needed (not `every`), the first
+    configuration is requested alone before all configurations, for which cuDNN takes ten times as long.
     """
     with ExitStack() as made:
         try:
@@ -137,7 +137,7 @@ def engines(library: Library, question: dict[str, Any]) -> Iterator[tuple[int, l
 
 
 def _is_erratum(library: Library, question: dict[str, Any], number: int) -> bool:
-    """Return whether PyTorch leaves an engine out because of its results."""
+    """Return whether PyTorch excludes an engine because of wrong results."""
     if len(question["x"]) != 5 or question["direction"] not in _ERRATA:
         return False
     engine, first, after = _ERRATA[question["direction"]]
@@ -172,7 +172,7 @@ def _tensor(library: Library, made: ExitStack, letter: str, question: dict[str, 
 
 def _convolution(library: Library, made: ExitStack, question: dict[str, Any]) -> Any:
     convolution = library.create(_CONVOLUTION, made)
-    # Conv_v8.cpp, getConvDescriptor: half precision is added up in single
+    # Conv_v8.cpp, getConvDescriptor: half precision is summed in single precision
     computed = "float64" if question["dtype"] == "float64" else "float32"
     library.set(convolution, 100, "dtype", _DTYPES[computed])
     library.set(convolution, 101, "mode", 1)  # CUDNN_CROSS_CORRELATION
@@ -184,7 +184,7 @@ def _convolution(library: Library, made: ExitStack, question: dict[str, Any]) ->
 
 
 def _configs(library: Library, made: ExitStack, graph: Any, device: Any, mode: int, most: int) -> list[Any]:
-    """Return the first configurations of a mode's heuristics, in their order."""
+    """Return at most the first `most` configurations of a mode of heuristics, in order; empty if refused."""
     heuristics = library.create(_HEURISTICS, made)
     library.set(heuristics, 201, "descriptor", graph)
     library.set(heuristics, 200, "heuristic", mode)
@@ -236,14 +236,17 @@ def _pointers(descriptors: Sequence[Any]) -> Any:
 
 
 def main() -> None:
-    """Answer an empty query with the library's version or an error, others with engines."""
+    """Answer each query on standard input: an empty query by the library's version, others by engines.
+
+    The answer to an empty query is an error if the library cannot be loaded.
+    """
     _, folder, device, *stand_in = sys.argv
     if stand_in:
         os.environ["PLANNER_EMULATED_GPU"] = stand_in[1]
     try:
         library = Library(Path(folder), *stand_in[:1])
         about: dict[str, Any] = {"version": library.version}
-        if library.version >= OLDEST:  # it takes a GPU's description
+        if library.version >= OLDEST:  # it accepts a GPU's description
             library.device(json.loads(device))
     except (OSError, RefusedError) as error:
         about = {"error": str(error)}

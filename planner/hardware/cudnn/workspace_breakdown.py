@@ -1,10 +1,10 @@
-"""The parts of a convolution's workspace, by its size alone.
+"""Infer the parts of a convolution's workspace from its size alone.
 
-A library returns how many bytes it takes, not why. But the sizes of tensors are known, and what kernels put
-beside them follows few patterns, which stand here as terms. cuDNN's answers for some thousands of
-convolutions and published logs (benchmarks/published/README.md, `cudnn_workspaces.csv`) show them; what a
-term is for is our inference. Where terms add up to the workspace, but for `NARROW_BYTES`, they are named;
-else copies are, if little is left beside them, and what is left is called unnamed.
+A library returns the size of a workspace, not its contents. But the sizes of tensors are known, and kernels
+store few other things, which are the terms of this module. cuDNN's answers for some thousands of convolutions
+and published logs (benchmarks/published/README.md, `cudnn_workspaces.csv`) show these sizes; the purpose of a
+term is our inference. If terms add up to the workspace, except for `NARROW_BYTES`, they are named. Otherwise
+copies are named if they leave little of the workspace, and the rest is called unnamed.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,39 +16,41 @@ from msgspec import Struct
 
 from planner.program import Alloc, Convolution, ConvWorkspace, Direction, Trace
 
-NARROW_BYTES = 2048  # cuDNN aligns the parts of a workspace and keeps small tables beside them
-_COPIES_OVER_BESIDE = 10_000  # the same for large copies: tables grow with the kernel's steps
-_BESIDE_TILES_BYTES, _COUNTER_BYTES = 512, 4  # in all; for each tile, whose blocks wait for each other
-_LARGEST_LOOSE_SHARE = 0.02  # of a workspace, beside copies alone: tables for strides and borders
-_LARGEST_UNNAMED_SHARE = 0.25  # the same where kernels mostly copy
-_TILE_BYTES = 4 * 128 * 128  # what a block of threads adds up
+NARROW_BYTES = 2048  # unexplained rest: cuDNN aligns the parts of a workspace and adds small tables
+_COPIES_OVER_BESIDE = 10_000  # ratio of large copies to such a rest: tables grow with the kernel's steps
+_BESIDE_TILES_BYTES, _COUNTER_BYTES = 512, 4  # rest in all, and for each tile: its blocks wait for others
+_LARGEST_LOOSE_SHARE = 0.02  # rest as a share of a workspace of copies: tables for strides and borders
+_LARGEST_UNNAMED_SHARE = 0.25  # the same if kernels mostly copy
+_TILE_BYTES = 4 * 128 * 128  # the sums of one block of threads
 _MOST_TILES, _MOST_SUMS = 1024, 128
-_SUM_OVER_BESIDE = 32  # at least: any size is a number of times small weights, and a little
+_SUM_OVER_BESIDE = 32  # least ratio of a sum to the rest: any size is a multiple of small weights and a rest
 _IMAGE_TIMES = (1, 2, 4, 8)  # sums for each image
 _ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class Term(StrEnum):
+    """The kind of a workspace's part."""
+
     COPY = "copy"  # of x, w or y: in another layout
-    FILLED = "filled copy"  # the same, at least half as large again: channels are filled up to 8 or 16 bytes
-    FLOAT32 = "float32 copy"  # of the result: more precise than it, or with channels in whole tiles
+    FILLED = "filled copy"  # the same, at least 1.5 times as large: channels are filled up to 8 or 16 bytes
+    FLOAT32 = "float32 copy"  # of the result, before it is rounded, or with channels in whole tiles
     SUMS = "partial sums"  # of the result in float32, most often the weights' gradient: the sum is split
     TILES = "partial sums in tiles"  # the same, 128 x 128 numbers at a time
     FILTERS = "Winograd filters"  # transformed weights alone; tiles of x and y stay in the kernel
     WINOGRAD = "Winograd"  # transformed weights, inputs and outputs
     FFT = "FFT"
-    GEMM = "matrix of patches"  # each patch under the kernel a column: explicit GEMM
+    GEMM = "matrix of patches"  # with a column for each patch under the kernel: explicit GEMM
     IMAGES = "image-wise sums"  # a gradient of the weights for each image: the fitted term without a library
     UNNAMED = "unnamed"
 
 
 class Part(Struct, frozen=True):
-    """One term of a workspace."""
+    """A part of a workspace: a term, the tensor that it belongs to, and its size."""
 
     term: Term
-    of: str  # x, w, y, or "" where it is not of one tensor
+    of: str  # x, w, y, or "" if it does not belong to one tensor
     times: int
-    size_bytes: int  # all times together
+    size_bytes: int  # of all times together
 
 
 Parts = tuple[Part, ...]
@@ -58,16 +60,19 @@ class LayerWorkspace(Struct, frozen=True):
     """The workspace of one convolution in one direction, however often it runs."""
 
     module: str  # qualified; "" outside of modules
-    direction: Direction  # as cuDNN sees it: the forward pass of a transposed one is a data gradient
-    size_bytes: int  # as it is requested
-    searched: bool  # room for the largest of all engines, while they are timed
-    engine: int | None  # None where stored answers or the fitted term give it
+    direction: Direction  # for cuDNN: the forward pass of a transposed convolution is a data gradient
+    size_bytes: int  # as requested
+    searched: bool  # for the largest of all engines, while they are timed
+    engine: int | None  # None if stored answers or the fitted term give the size
     notes: str
     parts: Parts  # add up to `size_bytes`
 
 
 def layer_workspaces(trace: Trace) -> tuple[LayerWorkspace, ...]:
-    """Return each once, by falling size; none where the trace was taken without details."""
+    """Return the distinct workspaces of a trace's convolutions, by falling size.
+
+    There are none if the trace was captured without details.
+    """
     rows = {row.block: row for row in trace.conv_workspaces}
     births = [event for event in trace.events if isinstance(event, Alloc) and event.block in rows]
     layers = dict.fromkeys(_of_layer(trace, birth, rows[birth.block]) for birth in births)
@@ -85,9 +90,10 @@ def _of_layer(trace: Trace, birth: Alloc, row: ConvWorkspace) -> LayerWorkspace:
 
 
 def name_parts(query: Convolution, notes: tuple[str, ...], workspace_bytes: int) -> Parts:
-    """Terms that add up to the workspace, the largest first; `notes` are those of cuDNN's engine.
+    """Return parts that add up to the workspace, the largest first and an unnamed rest last.
 
-    x, w and y are the input, the weights and the output of the convolution, or their gradients.
+    `notes` are the notes of cuDNN's engine. x, w and y are the input, the weights and the output of the
+    convolution, or their gradients.
     """
     if workspace_bytes <= 0:
         return ()
@@ -101,7 +107,7 @@ def name_parts(query: Convolution, notes: tuple[str, ...], workspace_bytes: int)
 
 
 def _exact(query: Convolution, transforms: list[str], workspace_bytes: int) -> Parts:
-    """Return terms with no more than `NARROW_BYTES` beside them; () where there are none."""
+    """Return parts that explain the workspace except for a small rest, or () if there are none."""
     for part in _whole(query, transforms):
         if 0 <= workspace_bytes - part.size_bytes <= _BESIDE_TILES_BYTES:
             return (part,)
@@ -120,16 +126,16 @@ def _exact(query: Convolution, transforms: list[str], workspace_bytes: int) -> P
 
 
 def _loose(query: Convolution, workspace_bytes: int) -> Parts:
-    """Return copies alone, where little is left beside them."""
+    """Return copies that leave only a limited share of the workspace, or () if there are none."""
     shares = [_LARGEST_LOOSE_SHARE]
-    if not query.channels_last or _ELEMENT_BYTES[query.dtype] != 2:  # tensor cores read these as they are
+    if not query.channels_last or _ELEMENT_BYTES[query.dtype] != 2:  # else tensor cores read without copies
         shares.append(_LARGEST_UNNAMED_SHARE)
     splits = (_almost(_copies(query), workspace_bytes, share * workspace_bytes) for share in shares)
     return next(filter(None, splits), ())
 
 
 def _almost(copies: Iterable[Parts], workspace_bytes: int, beside_bytes: float) -> Parts | None:
-    """Return the first copies that leave so much of the workspace at most; None where there are none."""
+    """Return the first copies that leave at most `beside_bytes` of the workspace, or None if none do."""
     return next((one for one in copies if 0 <= workspace_bytes - _bytes_of(one) <= beside_bytes), None)
 
 
@@ -137,13 +143,16 @@ def _bytes_of(parts: Parts) -> int:
     return sum(part.size_bytes for part in parts)
 
 
-# ---- what stands beside copies: () where the term does not apply
+# ---- parts in addition to copies: () if the term does not apply
 
 _Beside = Callable[[Convolution, int], Parts]
 
 
 def _filters(query: Convolution, left_bytes: int) -> Parts:
-    """25 numbers of 4 bytes for each pair of channels, and one for each channel of the result."""
+    """Return the Winograd filters that take the remaining bytes, or ().
+
+    They have 25 numbers of 4 bytes for each pair of channels, and one number for each channel of the result.
+    """
     rows, channels = query.w[0], query.w[1]
     size_bytes = 100 * rows * channels + 4 * (rows if query.direction is Direction.FORWARD else channels)
     fits = 0 <= left_bytes - size_bytes <= NARROW_BYTES
@@ -151,7 +160,11 @@ def _filters(query: Convolution, left_bytes: int) -> Parts:
 
 
 def _sums(query: Convolution, left_bytes: int) -> Parts:
-    """Channels as they are, filled up, or in whole tiles, in which those of w stand beside each other."""
+    """Return the partial sums of the result that take the remaining bytes, or ().
+
+    The channels of a sum are unchanged, filled up, or in whole tiles. In a tile, the channels of w are next
+    to each other.
+    """
     result = _result(query)
     rows, channels, *extents = getattr(query, result)
     sizes = [4 * rows * _up(channels, step) * prod(extents) for step in (1, 4, 8, 64, 128)]
@@ -176,9 +189,11 @@ def _tiles(query: Convolution, left_bytes: int) -> Parts:
 
 
 def _copies(query: Convolution) -> Iterator[Parts]:
-    """Yield all choices of tensors to copy. Of contiguous ones a kernel for channels last copies most,
-    so the fullest come first; in channels_last the emptiest do. Inputs come before the result, and a gradient
-    of the weights last, since their partial sums are likelier.
+    """Yield all choices of tensors to copy, the likeliest first.
+
+    A kernel for channels last copies most contiguous tensors, so the choices with most copies come first for
+    contiguous tensors, and the choices with fewest copies for channels_last. Inputs come before the result,
+    and a gradient of the weights last, since its partial sums are likelier.
     """
     result = _result(query)
     sign = 1 if query.channels_last else -1
@@ -195,7 +210,7 @@ def _copies(query: Convolution) -> Iterator[Parts]:
 def _sized(
     query: Convolution, letters: tuple[str, ...], float32: Mapping[str, tuple[int, ...]]
 ) -> Iterator[Parts]:
-    """Yield copies of these tensors, with each padding that kernels are seen to use."""
+    """Yield copies of these tensors, with each padding that kernels use."""
     kinds = [(Term.COPY, letter, _sizes(query, letter)) for letter in letters]
     kinds += [(Term.FLOAT32, letter, sizes) for letter, sizes in float32.items()]
     for chosen in product(*(sizes for _, _, sizes in kinds)):
@@ -206,7 +221,10 @@ def _sized(
 
 
 def _sizes(query: Convolution, letter: str) -> tuple[int, ...]:
-    """Return bytes of a copy whose channels, or each group's, fill 16 bytes or 8; the last is as it is."""
+    """Return the possible sizes in bytes of a copy of a tensor, the last without padding.
+
+    The channels, of the tensor or of each group, are padded to 16 bytes or 8, or not at all.
+    """
     element_bytes = _ELEMENT_BYTES[query.dtype]
     sizes: tuple[int, ...] = getattr(query, letter)
     groups = 1 if letter == "w" else max(1, query.x[1] // max(1, query.w[1]))
@@ -221,7 +239,10 @@ def _sizes(query: Convolution, letter: str) -> tuple[int, ...]:
 
 
 def _float32_sizes(query: Convolution, letter: str) -> tuple[int, ...]:
-    """Return the bytes of a result in float32, in half precision, and with channels in whole tiles."""
+    """Return the possible sizes in bytes of a result in float32, unlike any size of a copy.
+
+    Channels are unchanged or filled up for results in half precision, or in whole tiles.
+    """
     sizes: tuple[int, ...] = getattr(query, letter)
     steps = (1, 8, 64, 128) if _ELEMENT_BYTES[query.dtype] == 2 else (64, 128)
     spread = 4 * sizes[0] * prod(sizes[2:])
@@ -237,7 +258,11 @@ def _result(query: Convolution) -> str:
 
 
 def _whole(query: Convolution, transforms: list[str]) -> Iterator[Part]:
-    """Yield parts of square kernels over images; `GEMM` not of points, where it would be a copy."""
+    """Yield the parts that may be a whole workspace: image-wise sums, GEMM, Winograd and FFT.
+
+    A matrix of patches is not yielded for pointwise kernels, for which it would be a copy. Winograd and FFT
+    apply to square kernels over images.
+    """
     kernel = query.w[2:]
     images_bytes = 4 * query.x[0] * prod(query.w)
     if query.direction is Direction.WEIGHT and images_bytes:
@@ -250,7 +275,7 @@ def _whole(query: Convolution, transforms: list[str]) -> Iterator[Part]:
     if len(kernel) != 2 or kernel not in ((3, 3), (5, 5)) or set(query.stride) != {1}:
         return
     channels = query.w[0] * query.w[1], query.w[0] + query.w[1]
-    if "Winograd" in transforms or not transforms:  # no note names it where cuBLASLt multiplies the tiles
+    if "Winograd" in transforms or not transforms:  # no note names it if cuBLASLt multiplies the tiles
         size, tile = (6, 4) if kernel == (3, 3) else (13, 9)
         images = _up(made[0], 16) * prod(-(-extent // tile) for extent in made[2:])
         yield Part(Term.WINOGRAD, "", 1, 4 * size**2 * (channels[0] + channels[1] * images))

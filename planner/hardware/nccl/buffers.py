@@ -1,18 +1,19 @@
-"""Compute what NCCL takes of a GPU from its sources, as a range; published figures hold it.
+"""Compute NCCL's memory on a GPU by the rules in its sources, as a range that contains published figures.
 
-NCCL allocates by channel and peer, and how many channels it opens depends on the links between GPUs, which no
-job says. Sources, read in NVIDIA/nccl v2.18.6, v2.20.5, v2.21.5, v2.22.3, v2.28.9 and 2.30.7:
+NCCL allocates by channel and peer. The number of channels depends on the links between GPUs, which a job does
+not name. Sources, read in NVIDIA/nccl v2.18.6, v2.20.5, v2.21.5, v2.22.3, v2.28.9 and 2.30.7:
 
-- init.cc: each connection has a buffer of each protocol, 4 MiB (Simple), 512 KiB (LL) and 4,800 KiB (LL128);
-  transport/p2p.cc puts all at the receiving end, or the first at the sending one where GPUs read (Ampere over
-  NVLink). In units of 2 MiB both are 12 MiB a channel and direction. Through host memory (transport/shm.cc)
-  nothing is on the GPU.
-- a ring has one such connection in and out; a tree adds one to the other neighbour, where there are three
-  ranks or more. Since 2.22 what an algorithm needs is connected when it first runs (NCCL_RUNTIME_CONNECT).
-- transport/net.cc, `sharedNetBuffersInit`: 16 chunks a channel for sending and receiving, whether anything
-  does; a chunk has 512 KiB where all GPUs of one node have NVLink, else 128; channels are a power of two.
-- transport/nvls.cc: NVLink SHARP (9.0 and newer, three ranks or more) has two buffers a channel and rank of
-  the node; of 1 MiB since 2.21, of 4 before.
+- init.cc: each connection has a buffer of each protocol, 4 MiB (Simple), 512 KiB (LL) and 4,800 KiB (LL128).
+  transport/p2p.cc puts all at the receiving end, or the first at the sending end if GPUs read (Ampere over
+  NVLink). In units of 2 MiB both cases take 12 MiB per channel and direction. Through host memory
+  (transport/shm.cc) nothing is on the GPU.
+- a ring has one such connection in and out; a tree adds one to the other neighbour if there are three ranks
+  or more. Since 2.22 the connections of an algorithm are made when it first runs (NCCL_RUNTIME_CONNECT).
+- transport/net.cc, `sharedNetBuffersInit`: 16 chunks per channel for sending and receiving, even without any
+  network traffic; a chunk has 512 KiB if all GPUs of one node have NVLink, else 128; channels are a power of
+  two.
+- transport/nvls.cc: NVLink SHARP (9.0 and newer, three ranks or more) has two buffers per channel and rank of
+  the node, of 1 MiB since 2.21, of 4 before.
 
 NCCL's kernels are loaded once for all communicators.
 """
@@ -34,18 +35,18 @@ NEWEST_NCCL = (2, 29)
 
 
 class Range(NamedTuple):
-    """A size in MiB."""
+    """A range of a figure (a size in MiB, or a number of channels or ranks) with its likely value."""
 
     low: float
     likely: float
     high: float
 
 
-# 470 - 388 MiB: a first group of one rank and each further one on an RTX 3060 (sglang #35538). Of other GPUs
-# no figure is known; local memory of kernels grows with the multiprocessors.
+# 470 - 388 MiB: a first group of one rank, and each further group, on an RTX 3060 (sglang #35538). For other
+# GPUs no figure is known; local memory of kernels grows with the multiprocessors.
 KERNELS = Range(40, 82, 300)
 _NVLINK_CHANNELS = {
-    (7, 0): Range(4, 12, 12),  # six links, each of them twice
+    (7, 0): Range(4, 12, 12),  # six links, each twice
     (8, 0): Range(4, 24, 24),  # twelve links, twice
     (9, 0): Range(8, 24, 32),  # logs: 8 (H20), 16 (H800, nccl #892), 24 (H100, nccl #1259)
 }
@@ -54,25 +55,25 @@ _OTHER_CHANNELS = Range(2, 2, 8)  # logs of RTX 4090 (nccl-tests #307); a bridge
 
 
 class Communicator(NamedTuple):
-    """One communicator, as far as its memory is known."""
+    """The properties of a communicator that decide its memory."""
 
-    nccl: tuple[int, int]
+    nccl: tuple[int, int]  # version
     capability: tuple[int, int]  # of the GPUs
-    ranks: Range  # one number where it is known
+    ranks: Range  # three equal numbers if it is known
 
 
 def nccl_of_torch(version: TorchVersion) -> tuple[int, int]:
-    """Return the NCCL that wheels of torch bring; the newest known for newer versions."""
+    """Return the version of NCCL in the wheels of a version of torch; the newest known for newer versions."""
     return _PINNED.get(version, NEWEST_NCCL if version > (2, 8) else (2, 20))
 
 
 def communicator_mib(communicator: Communicator) -> Range:
-    """Return the buffers of one communicator."""
+    """Return the size of one communicator's buffers in MiB."""
     return Range(*(_buffers(communicator, pick) for pick in (_low, _likely, _high)))
 
 
 def nccl_mib(communicator: Communicator, count: int) -> Range:
-    """Return the memory of so many communicators of a process, kernels included."""
+    """Return the memory in MiB of `count` equal communicators of a process, including kernels."""
     each = communicator_mib(communicator)
     return Range(*(kernels + count * one for kernels, one in zip(KERNELS, each, strict=True)))
 
@@ -90,16 +91,16 @@ def _high(size: Range) -> float:
 
 
 def _buffers(communicator: Communicator, pick: Callable[[Range], float]) -> float:
-    """Return the buffers at one end of the range, or in between."""
+    """Return the low, likely or high size of a communicator's buffers in MiB, as `pick` selects."""
     nccl, capability, ranks = communicator.nccl, communicator.capability, pick(communicator.ranks)
     has_nvlink = capability in _NVLINK_CHANNELS or capability >= (10, 0) and capability[0] < 12
     channels = pick(_NVLINK_CHANNELS.get(capability, _NEWER_CHANNELS) if has_nvlink else _OTHER_CHANNELS)
     other_neighbour = ranks > 2
     if nccl >= CONNECTED_ON_USE:  # large collectives run on rings; small ones may open the tree
         tree = pick(Range(0, 0, 1)) * other_neighbour
-    else:  # a chain's ends have one neighbour, whose connection back is the ring's where they are two
+    else:  # a chain's ends have one neighbour; with two ranks, the connection back is the ring's
         tree = pick(Range(0.5, 1, 1)) * other_neighbour
-    # Where GPUs see each other through the host alone, or nothing has run yet, there is none.
+    # If GPUs reach each other only through the host, or nothing has run yet, there is no ring.
     ring = pick(Range(0, 1, 1))
     network = pick(Range(0, 1, 2)) * (ranks > GPUS_OF_A_NODE)
     connections = channels * CONNECTION_MIB * (ring + tree + network)

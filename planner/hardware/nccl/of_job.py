@@ -1,4 +1,4 @@
-"""NCCL's memory in the processes of a job."""
+"""Compute NCCL's memory in the processes of a job."""
 
 from msgspec.structs import replace
 
@@ -16,9 +16,9 @@ from planner.program import torch_version_of
 
 
 def with_nccl_of(budget: Budget, job: Job) -> Budget:
-    """Return the budget with room for NCCL where the job runs on several GPUs.
+    """Return the budget less NCCL's memory if the job runs on several GPUs.
 
-    The spread is half the distance from the likely figure to the farther end of the range.
+    The spread of NCCL's memory is half the distance from the likely figure to the farther end of the range.
     """
     count = communicators_of(job)
     if not count:
@@ -45,7 +45,7 @@ def with_nccl_of(budget: Budget, job: Job) -> Budget:
 def communicators_of(job: Job) -> int:
     """Return the number of NCCL's communicators that a process of the job uses; 0 on one GPU."""
     if job.deepspeed:
-        return 2  # the default group, and that of its data parallel ranks (utils/groups.py)
+        return 2  # the default group and the group of data parallel ranks (utils/groups.py)
     if job.world_size:
         return 1
     if job.mode is not Mode.TRAIN:

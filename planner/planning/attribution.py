@@ -59,7 +59,7 @@ class LiveBlock(Struct, frozen=True):
 
 
 class ModuleShare(Struct, frozen=True):
-    """The memory that a module and those inside it hold at the peak. The model itself has the name ""."""
+    """The memory that a module and all modules inside it hold at the peak; the model has the name ""."""
 
     name: str  # qualified
     size_bytes: int  # `own_bytes` and the sizes of the children
@@ -88,7 +88,7 @@ class Fragmentation(Struct, frozen=True):
 
 
 class StepPeak(Struct, frozen=True):
-    """The highest levels within a step; step 0 is the set-up."""
+    """The highest memory levels within a step; step 0 is the set-up."""
 
     step: int
     allocated_bytes: int

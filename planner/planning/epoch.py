@@ -96,7 +96,7 @@ class EpochPrograms(Struct, frozen=True):
     programs: ProgramSet
 
     def trace(self, batch: int, target: Target) -> Trace:
-        """Return the trace as `with_last_batch` stitches it."""
+        """Return the trace at a batch size, including the smaller batch at the end of an epoch."""
         return with_last_batch(self.job, batch, lambda size: self.programs.trace(size, target))
 
     def key(self, batch: int, target: Target) -> Hashable:

@@ -61,7 +61,7 @@ class RankFigures(Struct, frozen=True):
 
 
 class Estimate(Struct, frozen=True):
-    """The memory of one batch size on one card."""
+    """The estimated memory of one batch size on one card."""
 
     job: Job
     budget: Budget

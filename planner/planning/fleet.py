@@ -33,7 +33,7 @@ from planner.program import Outcome, ProgramSet
 
 
 class DeviceFit(Struct, frozen=True):
-    """The answer for one GPU."""
+    """The largest batch size of a job on one GPU, and the memory of one batch size there."""
 
     budget: Budget
     max_batch: int  # 0 if not even the smallest batch size that trains fits

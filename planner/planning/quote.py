@@ -1,4 +1,4 @@
-"""Compute what training costs on a rented GPU."""
+"""Compute the price of training on a rented GPU."""
 
 from msgspec import Struct
 

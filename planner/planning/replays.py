@@ -141,7 +141,7 @@ class TimedPrograms:
         return self._timed(self.programs.trace, batch, target)
 
     def key(self, batch: int, target: Target) -> Hashable:
-        """Return the key by which the traces of one batch size differ."""
+        """Return a key that is equal for GPUs whose traces at a batch size are equal, or None if unknown."""
         return self._timed(self.programs.key, batch, target)
 
     def bound(self, target: Target) -> LowerBound | None:
@@ -184,7 +184,7 @@ class TargetReplays:
         return max(self.batch_sizes.floor(1), *(batch + 1 for batch in self.too_small), 1)
 
     def is_refused(self, batch: int) -> bool:
-        """Return whether a capture at a batch size that was tried has failed."""
+        """Return whether the capture of a batch size was tried and failed."""
         return batch in self.too_small or batch in self.too_large
 
     def top(self, limits: MemoryLimits) -> int:
@@ -287,7 +287,8 @@ class TargetReplays:
     def expected(self, batch: int, budget: Budget) -> tuple[Outcome, MemoryLimits]:
         """Return whether a batch fits at a budget's confidence, and the limits to replay its figures under.
 
-        These are the likeliest limits, or unlimited memory if the batch does not fit under those either.
+        These are the likeliest limits, or unlimited memory if the batch does not fit under the likeliest
+        limits either.
         """
         limits, outcome = budget.likely_limits, self.outcome_in_rooms(batch, budget.rooms)
         is_failing = outcome is Outcome.DOES_NOT_FIT and self.outcome(batch, limits) is outcome

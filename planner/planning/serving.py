@@ -1,6 +1,6 @@
 """Count the sequences whose keys and values fit a server's GPU next to the weights.
 
-The rules are those of vLLM's V1 engine, which has a paged key-value cache. It claims a share of the GPU's
+The rules are from vLLM's V1 engine, which has a paged key-value cache. It claims a share of the GPU's
 memory, `gpu_memory_utilization` of the total (vllm/v1/worker/utils.py, request_memory), and refuses to start
 if less is free. From the share it subtracts the GPU memory that was lost since a reading taken after the
 context was created, and the peak of a profile run above the memory that stays allocated

@@ -36,7 +36,7 @@ class Verdict(StrEnum):
 
 
 class Judgement(Struct, frozen=True):
-    """A verdict with its figures."""
+    """A verdict on a batch, with its reason and figures."""
 
     verdict: Verdict
     reason: str  # "" for FITS

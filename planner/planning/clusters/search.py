@@ -97,7 +97,7 @@ class _Need(Struct, frozen=True):
     notes: tuple[str, ...]
 
 
-BudgetOf = Callable[[Job], Budget]  # of one kind of GPU, with room for NCCL in this job
+BudgetOf = Callable[[Job], Budget]  # of one kind of GPU, less NCCL's memory in this job
 
 
 class ClusterSearch:
@@ -184,7 +184,10 @@ class ClusterSearch:
     def _least_costly(
         self, gpus: int, possible: Mapping[Recipe, int], budget_of: BudgetOf
     ) -> ClusterPlan | None:
-        """Return the plan of the fastest recipe that fits, with its largest micro-batch."""
+        """Return the plan of the fastest recipe that fits this number of GPUs, or None if none fits.
+
+        It has the recipe's largest micro-batch.
+        """
         for recipe, fewest in possible.items():
             if gpus < fewest or gpus not in self._question.gpu_counts(recipe.tp):
                 continue

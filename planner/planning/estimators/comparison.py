@@ -57,7 +57,7 @@ class Measured(Struct, frozen=True):
 
     @property
     def resident_bytes(self) -> int:
-        """Return the bytes of the earlier models."""
+        """Return the total bytes of earlier models that stayed on the GPU."""
         return sum(resident.size_bytes for resident in self.residents)
 
     @property
@@ -169,7 +169,7 @@ def measured_by_run(run: Observation) -> Measured | None:
 def resident_bytes_after(trace: Trace) -> int:
     """Return the bytes of parameters, buffers and gradients that a model still holds at the end of a trace.
 
-    The sizes are those of the allocator's blocks, which may be larger than the tensors.
+    The sizes of the allocator's blocks count, which may be larger than the tensors.
     """
     recorder = TimelineRecorder()
     replay_trace(trace, on_event=recorder)

@@ -47,7 +47,7 @@ def find_method(name: str | None, usable: tuple[Method, ...] = tuple(Method)) ->
 def reject_unsupported_options(method: Method, options: Mapping[str, object]) -> None:
     """Raise UsageError for the first option that is given but not supported by the method.
 
-    Names are those of `planner.api.Options`. An option that is None, False or empty counts as not given.
+    Names are fields of `planner.api.Options`. An option that is None, False or empty counts as not given.
     """
     supported = [*_COMMON, *(option.name for option in JOB_OPTIONS if method in option.methods)]
     for name, value in options.items():

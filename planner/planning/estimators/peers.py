@@ -21,7 +21,7 @@ class PeerEstimate(msgspec.Struct, frozen=True):
 
     @property
     def total_bytes(self) -> int:
-        """Return the tool's estimate of the memory that training takes."""
+        """Return the tool's estimate in bytes, the sum of its parts."""
         return sum(size_bytes for _, size_bytes in self.parts)
 
 

@@ -39,7 +39,7 @@ _UnitBytes = Annotated[float, Meta(ge=0, le=2**40)]
 
 
 class Source(Struct, frozen=True, forbid_unknown_fields=True):
-    """The origin of figures."""
+    """The origin of published figures."""
 
     title: Text
     framework: Literal["torch", "tensorflow"]

@@ -47,7 +47,7 @@ def run_estimator(
 ) -> StaticEstimate:
     """Estimate one batch size by any method but the trace.
 
-    Raises UsageError for a job that the method has no term for, ModelError where it fails on the model.
+    Raises UsageError for a job that the method has no term for, ModelError if it fails on the model.
     """
     on_progress(f"estimating by {method}")
     start = perf_counter()

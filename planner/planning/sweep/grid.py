@@ -63,7 +63,7 @@ class Recipe(Struct, frozen=True):
 
 
 class Grid(Struct, frozen=True):
-    """The models, recipes and GPUs of a file."""
+    """The models, recipes and GPUs of a sweep file."""
 
     about: str
     models: tuple[NamedModel, ...]

@@ -63,7 +63,7 @@ def summarize(model: nn.Module, job: Job, batch: int) -> Any:
     try:
         return summary(model, input_data=list(args) if args else kwargs, device="meta", verbose=0)
     except (Exception, SystemExit) as error:
-        # torchinfo wraps what the model raises in a list of the layers that ran.
+        # torchinfo wraps the model's error in a list of the layers that ran.
         problem = f"torchinfo fails: {error_line(error.__cause__ or error)}"
         raise ModelError(f"{job.model}: {problem}; check --input, or use --method trace") from error
     finally:

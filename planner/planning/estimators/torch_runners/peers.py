@@ -37,8 +37,8 @@ def estimate_by_memtracker(job: Job, batch: int, build: Build = build_model) -> 
 def estimate_by_torchinfo(job: Job, batch: int, build: Build = build_model) -> PeerEstimate:
     """Return torchinfo's "Estimated Total Size": the sum of input, parameters, and doubled outputs.
 
-    The outputs are those of all leaf modules with parameters. The input size includes the few bytes of
-    Python's own storage objects. Raises as `build` does, and ModelError if the model does not run.
+    Only the outputs of leaf modules with parameters count. The input size includes the few bytes of Python's
+    own storage objects. Raises as `build` does, and ModelError if the model does not run.
     """
     statistics = summarize(build(job), job, batch)
     return sum_of_layers(

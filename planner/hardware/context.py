@@ -23,7 +23,7 @@ TYPICAL_STACKS_MIB, TYPICAL_STACKS_SPREAD_MIB = 93, 74  # of the known GPUs from
 
 
 class ContextSize(NamedTuple):
-    """The memory of a process outside torch's allocator."""
+    """The estimated size of a CUDA context, with its standard deviation."""
 
     mib: int
     spread_mib: int  # one standard deviation

@@ -37,7 +37,7 @@ _Version = Annotated[int, Meta(ge=0, le=99)]
 
 
 class _Record(Struct, frozen=True, forbid_unknown_fields=True):
-    """A mapping of a device file."""
+    """The base class of the mappings in a device file."""
 
 
 class _Figure(_Record, frozen=True, kw_only=True):

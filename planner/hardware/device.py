@@ -99,7 +99,7 @@ class Device(Struct, frozen=True):
     def target(self) -> Target:
         """Return the compute capability and multiprocessors of the GPU, which decide which kernels run.
 
-        If the number of multiprocessors is unknown, the largest GPU of the capability stands in.
+        If the number of multiprocessors is unknown, the number of the largest GPU of the capability is taken.
         """
         count = None if self.about is None else self.about.multiprocessors
         return Target.for_capability(self.capability, None if count is None else round(count.value))

@@ -155,7 +155,7 @@ def add_points(folder: Path, key: Key, points: Sequence[Point], origins: Origins
 
 
 def key_of(observation: Observation) -> Key:
-    """Return the key of the file that a run belongs to."""
+    """Return the calibration key of a run: its job, GPU, versions and settings."""
     return Key(observation.job, observation.gpu, observation.versions, observation.settings)
 
 

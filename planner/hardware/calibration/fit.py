@@ -58,7 +58,7 @@ Floats = NDArray[np.float64]
 
 
 class LeftOut(Struct, frozen=True):
-    """The prediction of one batch size by the line through the others."""
+    """The prediction of a run by the line through all other batch sizes."""
 
     batch: int
     measured_bytes: int

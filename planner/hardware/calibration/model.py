@@ -70,8 +70,8 @@ class Observation(Struct, frozen=True, forbid_unknown_fields=True):
     end_allocated_bytes: Count | None = None  # after the last step
     process_peak_bytes: Count | None = None  # NVML's, with the context
     context_before_bytes: int | None = None  # NVML's level before the first tensor
-    context_after_bytes: int | None = None  # NVML's level after the third step less what torch has reserved
-    retries: Count | None = None  # how often the allocator released cached segments to go on
+    context_after_bytes: int | None = None  # NVML's level after the third step less torch's reserved memory
+    retries: Count | None = None  # times that the allocator released cached segments to serve a request
     # The process's peak less its level before the first tensor, if a record has only this difference; None if
     # both are known and given above.
     process_rise_bytes: Count | None = None
@@ -119,7 +119,7 @@ class Fit(Struct, frozen=True, forbid_unknown_fields=True):
         return round(self.overhead_bytes + self.slope * replayed_bytes)
 
     def leverage(self, replayed_bytes: int) -> float:
-        """Return the leverage of a replayed peak: 1 / points in their middle, and rising."""
+        """Return the statistical leverage of a replayed peak: 1 / points at their mean, rising from there."""
         return 1 / self.points + ((replayed_bytes - self.center_bytes) / self.width_bytes) ** 2
 
     def bound_bytes(self, replayed_bytes: int, confidence: float) -> int:

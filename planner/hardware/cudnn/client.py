@@ -62,7 +62,7 @@ class Cudnn:
     def benchmarked(
         self, capability: tuple[int, int], multiprocessors: int, query: Convolution
     ) -> Workspaces:
-        """Return the workspaces with `benchmark`: the largest of all engines, and of the selected engine.
+        """Return the two workspaces with `benchmark`: of the selected engine, and the largest of all engines.
 
         The largest is allocated while all engines are timed (generate_and_filter_plans). The engine that is
         selected then is unknown in advance, and is assumed to be the first of the heuristics.

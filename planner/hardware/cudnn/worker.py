@@ -6,7 +6,7 @@ FOLDER holds cuDNN, DEVICE describes a GPU to begin with. CUBLASLT is a library 
 driver in its folder shows GPU, in the form of `planner/emulator/gpu.py`.
 
 It runs as a file, with the standard library alone, since cuDNN may end a process and prints to standard
-error. Enumerators are those of cuDNN's headers (cudnn_graph_v9.h).
+error. Enumerators are from cuDNN's headers (cudnn_graph_v9.h).
 """
 
 import ctypes
@@ -76,7 +76,7 @@ class Library:
         self.devices: dict[str, Any] = {}
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call a function of the backend. Raises RefusedError."""
+        """Call a function of the backend API by name. Raises RefusedError if it returns an error."""
         status = getattr(self.functions, f"cudnnBackend{name}")(*arguments)
         if status:
             raise RefusedError(self.functions.cudnnGetErrorString(status).decode())

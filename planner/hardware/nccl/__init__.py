@@ -1,1 +1,1 @@
-"""NCCL's memory, which lies outside of torch's allocator."""
+"""Compute NCCL's memory, which is outside of torch's allocator."""

@@ -103,7 +103,7 @@ class Entry(msgspec.Struct, frozen=True):
         return entries
 
     def items(self) -> list["Entry"]:
-        """Return the values of a list."""
+        """Return the items of a list as entries. Raises DataFileError if the value is no list."""
         import yaml
 
         if not isinstance(self.node, yaml.SequenceNode):

@@ -46,7 +46,7 @@ class Verification(Struct, frozen=True):
 
     @property
     def errors(self) -> Mapping[str, float]:
-        """Return the relative error of each measured peak, or nothing if the run was out of memory.
+        """Return the relative error of each measured peak by name; empty if the run was out of memory.
 
         An error is the estimated over the measured peak, less 1.
         """
@@ -69,7 +69,7 @@ class LimitCheck(Struct, frozen=True):
 
     @property
     def holds(self) -> bool:
-        """Return whether every run holds; see `Verification.holds`."""
+        """Return whether every run stays within its estimate; see `Verification.holds`."""
         return all(run.holds for run in self.runs)
 
     @property

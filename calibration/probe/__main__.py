@@ -32,7 +32,7 @@ NO_GPU = "no NVIDIA GPU is usable here: {}; measure on a machine with one, then 
 
 
 def main() -> None:
-    """Answer the requests on standard input."""
+    """Run the worker: answer the requests on standard input until it ends."""
     serve(lambda message, _: answer(message), FAILURE)
     sys.stderr.flush()
     os._exit(0)  # skips CUDA's tear-down, which takes long

@@ -34,7 +34,7 @@ class ProbeRequest(Struct, frozen=True):
     batch: int
     allocator_cap_bytes: int | None = None  # a bound on the caching allocator alone
     alloc_conf: str = ""  # the text of PYTORCH_ALLOC_CONF
-    history: Path | None = None  # where the allocator's history is written; None: it is not recorded
+    history: Path | None = None  # the file for the allocator's history; None: it is not recorded
     device: str = "cuda"  # tests use "cpu": the same loop, no figures
 
 

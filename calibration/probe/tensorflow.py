@@ -28,7 +28,7 @@ def measure(process: Process, tf: Any) -> tuple[MemoryReading, ...]:
     """Run the steps of a process with TensorFlow on its first GPU, and return the readings.
 
     `tf` is the module `tensorflow`. `allocated_bytes` is TensorFlow's `current`, and the peak is its `peak`;
-    it does not show its reserved memory. Raises UsageError for steps other than those of plain tensors, and
+    it does not show its reserved memory. Raises UsageError for a step that is not about plain tensors, and
     NoGpuError if there is no GPU.
     """
     for index, step in enumerate(process):

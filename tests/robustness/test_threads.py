@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from planner import estimate, max_batch
+from planner.capture.cuda.threads import beside_other_threads
 
 NET = """
 from torch import nn
@@ -128,3 +129,20 @@ def test_a_step_is_planned_alike_beside_a_thread(tmp_path: Path) -> None:
     with training() as problems:
         assert peak() == quiet
     assert problems == []
+
+
+def test_an_object_in_place_of_a_function_stays_itself() -> None:
+    """A stand-in with attributes, such as a kernel that takes a grid, is not wrapped for other threads."""
+
+    class Kernel:
+        def __call__(self) -> None: ...
+
+    kernel, end = Kernel(), threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    try:
+        assert beside_other_threads(kernel, print) is kernel
+        assert beside_other_threads(print, input) is not print
+    finally:
+        end.set()
+        thread.join()

@@ -3,6 +3,7 @@
 import functools
 import sys
 from collections.abc import Callable
+from inspect import isroutine
 from threading import enumerate as all_threads, get_ident
 from types import FrameType
 from typing import Any
@@ -12,7 +13,7 @@ def beside_other_threads(new: Any, plain: Any) -> Any:
     """Return a form of `new` that behaves as `plain` in other threads that are already running.
 
     Threads that a model starts later belong to the plan and see `new`. If no other thread runs, or if `new`
-    is a class or a plain value, `new` itself is returned.
+    is no function, `new` itself is returned.
     """
     bystanders = frozenset(one.ident for one in all_threads()) - {get_ident()}
     if not bystanders:
@@ -21,7 +22,10 @@ def beside_other_threads(new: Any, plain: Any) -> Any:
         return staticmethod(beside_other_threads(new.__func__, plain))
     if isinstance(new, property):
         return property(lambda held: (plain if get_ident() in bystanders else new).__get__(held))
-    if isinstance(new, type) or isinstance(plain, type) or not (callable(new) and callable(plain)):
+    is_function = isroutine(new) or isinstance(
+        new, functools.partial
+    )  # others have attributes
+    if not is_function or isinstance(plain, type) or not callable(plain):
         return new
     return _choosing(new, plain, bystanders)
 

@@ -155,7 +155,7 @@ def test_an_evaluation_that_does_not_fit_is_warned_of(
     """
     monkeypatch.chdir(tmp_path)
     trainer = scalar_labels()
-    trainer.args.eval_strategy, trainer.args.per_device_eval_batch_size = "epoch", 256
+    trainer.args.eval_strategy, trainer.args.per_device_eval_batch_size = "epoch", 2048
     trainer.eval_dataset = [trainer.train_dataset[0]] * 100_000
     trainer.compute_metrics = lambda prediction: {}
     trainer.model.num_labels = trainer.model.config.num_labels = 4000

@@ -20,11 +20,11 @@ def beside_other_threads(new: Any, plain: Any) -> Any:
         return new
     if isinstance(new, staticmethod):
         return staticmethod(beside_other_threads(new.__func__, plain))
+    if isinstance(new, classmethod):
+        return classmethod(beside_other_threads(new.__func__, plain.__func__))
     if isinstance(new, property):
         return property(lambda held: (plain if get_ident() in bystanders else new).__get__(held))
-    is_function = isroutine(new) or isinstance(
-        new, functools.partial
-    )  # others have attributes
+    is_function = callable(new) and (isroutine(new) or isinstance(new, functools.partial))
     if not is_function or isinstance(plain, type) or not callable(plain):
         return new
     return _choosing(new, plain, bystanders)

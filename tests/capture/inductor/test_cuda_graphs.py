@@ -106,7 +106,7 @@ def test_graph_breaks_make_more_graphs() -> None:
     [
         ({"accumulate": 2}, "--accumulate"),
         ({"keep_grads": True}, "--keep-grads"),
-        ({"inputs": (TensorSpec((32,), "float32"), parse_tensor_spec("16..64"))}, "sizes that vary"),
+        ({"inputs": (TensorSpec((32,), "float32"), parse_tensor_spec("16..64"))}, "samples of many sizes"),
     ],
 )
 def test_jobs_that_fail_with_graphs_are_refused(fields: dict[str, object], reason: str) -> None:

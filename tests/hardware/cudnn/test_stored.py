@@ -1,25 +1,15 @@
-"""Stored answers of cuDNN: curves through workspaces, similar convolutions, and the files that ship."""
+"""Stored answers of cuDNN: curves through workspaces, similar convolutions, and the file that ships."""
 
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
-from planner._support.gzip_text import pack
-from planner.hardware.cudnn import stored
-from planner.hardware.cudnn.stored import (
-    StoredFile,
-    StoredGpus,
-    StoredWorkspaces,
-    file_name,
-    fit_curve,
-    key_of,
-    stored_answers,
-    stored_gpus,
-    value_at,
-)
+from planner.hardware.cudnn.answers_file import Kind, StoredGpus, open_answers, write_answers
+from planner.hardware.cudnn.curves import fit_curve, value_at
+from planner.hardware.cudnn.keys import key_of
+from planner.hardware.cudnn.stored import StoredWorkspaces, stored_answers
 from planner.hardware.cudnn.workspace_breakdown import Term, layer_workspaces
 from planner.program.convolution import Convolution, ConvWorkspace, Direction
 from planner.program.events import Alloc, Category, Free, Site, Trace
@@ -54,73 +44,67 @@ def test_a_step_is_found(place: int, below: int, above: int) -> None:
     assert abs(value_at(curve, place + place // 8 + 1) - above) <= 4096
 
 
+Query = partial[StoredWorkspaces]
+
+
 @pytest.fixture
-def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Replace the files that ship by one with one convolution, of 1 MiB a sample."""
+def query(tmp_path: Path) -> Query:
+    """Answers by a file with one convolution, of 1 MiB a sample."""
     curve = ((1, 1024), (MIB, 1024 * MIB))
-    file = StoredFile("9.99.0", [curve], {key_of(convolution(1)): 0})
-    path = tmp_path / file_name(StoredGpus(AMPERE, None), "float32", channels_last=False)
-    path.write_bytes(pack(msgspec.json.encode(file).decode()))
-    monkeypatch.setattr(stored, "FOLDER", tmp_path)
-    stored_answers.cache_clear()
-    stored_gpus.cache_clear()
-    yield
-    stored_answers.cache_clear()
-    stored_gpus.cache_clear()
+    path = tmp_path / "answers.bin"
+    table = {StoredGpus(AMPERE, None): {key_of(convolution(1)): curve}}
+    write_answers(path, "9.99.0", {Kind("float32", channels_last=False): table})
+    return partial(StoredWorkspaces, path=path)
 
 
-@pytest.mark.usefixtures("answers")
-def test_a_stored_convolution_at_any_batch_size() -> None:
+def test_a_stored_convolution_at_any_batch_size(query: Query) -> None:
     """The note names the version."""
-    query = StoredWorkspaces(benchmark=False)
-    assert query(AMPERE, 28, convolution(7)).workspace_bytes == 7 * MIB
-    assert query.notes(AMPERE) == (
+    answers = query(benchmark=False)
+    assert answers(AMPERE, 28, convolution(7)).workspace_bytes == 7 * MIB
+    assert answers.notes(AMPERE) == (
         "convolutions take the workspaces that cuDNN 9.99.0 requests, by stored answers",
     )
 
 
-@pytest.mark.usefixtures("answers")
-def test_a_similar_convolution_is_scaled_and_named() -> None:
+def test_a_similar_convolution_is_scaled_and_named(query: Query) -> None:
     """By the elements of input and output; one of another kernel has no similar one and counts as empty."""
-    query = StoredWorkspaces(benchmark=True)
-    assert query(AMPERE, 28, convolution(7)).workspace_bytes == 7 * MIB
-    assert query(AMPERE, 28, convolution(7, extent=28)).workspace_bytes == 7 * MIB // 4
-    assert query(AMPERE, 28, convolution(7, kernel=1)).workspace_bytes == 0
-    first, second, third = query.notes(AMPERE)
+    answers = query(benchmark=True)
+    assert answers(AMPERE, 28, convolution(7)).workspace_bytes == 7 * MIB
+    assert answers(AMPERE, 28, convolution(7, extent=28)).workspace_bytes == 7 * MIB // 4
+    assert answers(AMPERE, 28, convolution(7, kernel=1)).workspace_bytes == 0
+    first, second, third = answers.notes(AMPERE)
     far = "whose channels and extents differ by a factor of up to 4.0 in all"
     assert f"1 of 3 are not among them and borrow those of similar ones, {far}" in first
     assert second == "no workspace is counted for 1 of 3 convolutions"
     assert "lack the engines that cudnn.benchmark times" in third
 
 
-@pytest.mark.usefixtures("answers")
-def test_a_newer_gpu_takes_the_answers_of_the_nearest_older_one() -> None:
+def test_a_newer_gpu_takes_the_answers_of_the_nearest_older_one(query: Query) -> None:
     """A GPU that is older than all takes those of the oldest."""
     for capability in ((8, 7), (12, 1), (6, 1)):
-        query = StoredWorkspaces(benchmark=False)
-        assert query(capability, 28, convolution(7)).workspace_bytes == 7 * MIB
-        assert query.notes(capability)[0].endswith("by stored answers for compute capability 8.6")
+        answers = query(benchmark=False)
+        assert answers(capability, 28, convolution(7)).workspace_bytes == 7 * MIB
+        assert answers.notes(capability)[0].endswith("by stored answers for compute capability 8.6")
 
 
 def test_turing_takes_the_answers_of_the_nearest_number_of_multiprocessors() -> None:
     """There alone it decides; a note names whose answers they are, unless they are the GPU's own."""
     for sm_count, named in ((40, ""), (46, " for compute capability 7.5 with 40 multiprocessors"), (68, "")):
-        query = StoredWorkspaces(benchmark=False)
-        query((7, 5), sm_count, convolution(7))
-        assert query.notes((7, 5))[0].partition(";")[0].endswith(f"by stored answers{named}")
+        answers = StoredWorkspaces(benchmark=False)
+        answers((7, 5), sm_count, convolution(7))
+        assert answers.notes((7, 5))[0].partition(";")[0].endswith(f"by stored answers{named}")
 
 
-@pytest.mark.usefixtures("answers")
-def test_a_type_without_stored_answers_is_named() -> None:
+def test_a_type_without_stored_answers_is_named(query: Query) -> None:
     """Nothing is counted for it, and nothing else is said."""
-    query = StoredWorkspaces(benchmark=False)
+    answers = query(benchmark=False)
     double = replace(convolution(7), dtype="float64")
-    assert query(AMPERE, 28, double).workspace_bytes == 0
-    assert query.notes(AMPERE) == ("no workspace is counted for 1 of 1 convolutions",)
+    assert answers(AMPERE, 28, double).workspace_bytes == 0
+    assert answers.notes(AMPERE) == ("no workspace is counted for 1 of 1 convolutions",)
 
 
-@pytest.mark.parametrize("gpus", stored_gpus(), ids=str)
-def test_files_that_ship(gpus: StoredGpus) -> None:
+@pytest.mark.parametrize("gpus", open_answers().gpus(Kind("float32", channels_last=False)), ids=str)
+def test_the_file_that_ships(gpus: StoredGpus) -> None:
     """A ResNet's layers have answers in float32, of a few copies of both operands at most."""
     answers = stored_answers(gpus.capability, gpus.sm_count or 100, "float32", channels_last=False)
     assert answers is not None
@@ -130,7 +114,6 @@ def test_files_that_ship(gpus: StoredGpus) -> None:
     assert 0 <= value_at(curve, 256) <= 8 * operand_bytes
 
 
-@pytest.mark.usefixtures("answers")
 def test_a_stored_workspace_is_named_by_its_size() -> None:
     """A copy of x and y is one, whatever answered; only the term of published runs is summed by image."""
     x, w, size_bytes = (2, 64, 56, 56), (64, 64, 3, 3), 2 * 4 * 2 * 64 * 56 * 56

@@ -1,0 +1,99 @@
+"""The jobs whose convolutions have stored answers: common models, and the options that differ."""
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+Options = dict[str, Any]
+_PLANS = Path(__file__).parents[1] / "benchmarks/emulated/capabilities/nnunet"
+_EXTENTS = (64, 96, 128)
+_UNET = {"channels": [16, 32, 64, 128, 256], "strides": [2, 2, 2, 2]}
+_WIDE_UNET = {"channels": [32, 64, 128, 256, 512], "strides": [2, 2, 2, 2]}
+_DYN_UNET = {"kernel_size": [3] * 5, "strides": [1, 2, 2, 2, 2], "upsample_kernel_size": [2] * 4}
+_NNU_NET = {
+    **{"kernel_size": [3] * 6, "strides": [1, 2, 2, 2, 2, 2], "upsample_kernel_size": [2] * 5},
+    **{"filters": [32, 64, 128, 256, 320, 320], "deep_supervision": False},
+}
+# MONAI's networks with their own arguments, beside channels of the input and classes.
+_VOLUMES: tuple[tuple[str, Options, int, int], ...] = (
+    ("BasicUNet", {}, 1, 2),
+    ("BasicUNet", {}, 4, 3),
+    ("UNet", {**_UNET, "num_res_units": 2}, 1, 2),
+    ("UNet", {**_WIDE_UNET, "num_res_units": 2}, 1, 14),
+    ("UNet", {**_UNET, "num_res_units": 0}, 4, 3),
+    ("SegResNet", {"init_filters": 8}, 1, 2),
+    ("SegResNet", {"init_filters": 16}, 4, 3),
+    ("SegResNet", {"init_filters": 32}, 1, 14),
+    ("DynUNet", _DYN_UNET, 1, 3),
+    ("DynUNet", _NNU_NET, 4, 3),
+    ("VNet", {}, 1, 2),
+    ("AttentionUnet", {"channels": [16, 32, 64, 128], "strides": [2, 2, 2]}, 1, 2),
+    ("AttentionUnet", {"channels": [32, 64, 128, 256, 512], "strides": [2, 2, 2, 2]}, 4, 3),
+    ("UNETR", {}, 1, 14),
+    ("UNETR", {}, 4, 3),
+    ("SwinUNETR", {"feature_size": 24}, 1, 14),
+    ("SwinUNETR", {"feature_size": 48}, 1, 14),
+    ("SwinUNETR", {"feature_size": 48}, 4, 3),
+)
+# Frames and extent of the clips of torchvision's video models.
+_CLIPS = ((16, 112), (8, 112), (32, 112), (16, 224))
+_VIDEO_MODELS = ("r3d_18", "mc3_18", "r2plus1d_18", "s3d")
+# The patches that nnU-Net's planner gives to public datasets for 8 to 40 GB.
+_PATCHES = (
+    *((128, 128, 128), (96, 160, 160), (64, 192, 192), (80, 192, 160), (112, 160, 128), (160, 128, 112)),
+    *((64, 192, 160), (64, 160, 160), (80, 160, 160), (56, 192, 160), (48, 192, 192), (40, 56, 40)),
+    *((96, 96, 96), (64, 64, 64), (160, 160, 160), (96, 224, 192), (112, 256, 256), (160, 192, 160)),
+    *((192, 192, 192), (128, 320, 320)),
+)
+_THICK_PATCHES = (
+    (20, 320, 256),
+    (20, 256, 224),
+    (28, 256, 256),
+    (16, 320, 320),
+    (24, 320, 320),
+    (40, 224, 224),
+)
+
+
+def volume_jobs() -> Iterator[tuple[str, Options]]:
+    """Yield the model and the options of each job with three-dimensional convolutions."""
+    for name, (frames, extent) in product(_VIDEO_MODELS, _CLIPS):
+        yield f"torchvision:{name}", {"input": f"3x{frames}x{extent}x{extent}", "target": "scalar:int64"}
+    for (name, own, channels, classes), extent in product(_VOLUMES, _EXTENTS):
+        yield f"monai:{name}", _monai_options(name, own, channels, classes, extent)
+    yield from map(_patch_job, product(("SizesPlans", "SizesResEncPlans"), ("3d_fullres",), _PATCHES))
+    yield from map(_patch_job, product(("SizesPlans",), ("3d_thick",), _THICK_PATCHES))
+
+
+def _monai_options(name: str, own: Options, channels: int, classes: int, extent: int) -> Options:
+    arguments = {"in_channels": channels, "out_channels": classes, **own}
+    if "UNETR" not in name:
+        arguments["spatial_dims"] = 3
+    if name == "UNETR":
+        arguments["img_size"] = extent
+    extents = "x".join([str(extent)] * 3)
+    target = f"{classes}x{extents}"
+    return {
+        "input": f"{channels}x{extents}",
+        "target": target,
+        "loss": "bce_with_logits",
+        "model_arg": arguments,
+    }
+
+
+def _patch_job(chosen: tuple[str, str, tuple[int, int, int]]) -> tuple[str, Options]:
+    plans, configuration, patch = chosen
+    arguments = {"configuration": configuration, "patch_size": list(patch), "replan": True}
+    return f"nnunet:{_PLANS / plans}.json", {"model_arg": arguments}
+
+
+def classifier_jobs() -> Iterator[tuple[str, Options]]:
+    """Yield torchvision's classifiers, each with its own options."""
+    from planner.capture import prepare_torchvision
+
+    prepare_torchvision()
+    import torchvision
+
+    for name in torchvision.models.list_models(module=torchvision.models):
+        yield f"torchvision:{name}", {}

@@ -58,8 +58,9 @@ JOBS = {"classifiers": (classifier_jobs, tuple(RECIPES)), "volumes": (volume_job
 CAPABILITIES: tuple[Capability, ...] = ((8, 6), (8, 0), (8, 9), (9, 0), (7, 5), (12, 0))
 SM_COUNTS = {(7, 5): (40, 68)}  # of a T4 and an RTX 2080 Ti: there alone answers depend on it
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+MOST_VOLUMES = 256  # of a batch
 MOST_ELEMENTS = 2**35  # of the larger operand
-CONVOLUTIONS_OF_PROCESS = 500  # cuDNN keeps memory of each query until its process ends
+CONVOLUTIONS_OF_PROCESS = 2000  # cuDNN keeps memory of each query until its process ends
 
 
 class Collector:
@@ -105,7 +106,8 @@ def batches_of(key: str) -> list[int]:
     """Return the batch sizes to ask for: all whose tensors a GPU may hold."""
     one = convolution_of(key, "float32", channels_last=False, batch=1)
     elements = max(prod(one.x), prod(one.y))
-    return [batch for batch in BATCHES if batch <= 2 or batch * elements <= MOST_ELEMENTS]
+    most = MOST_VOLUMES if len(one.x) == 5 else BATCHES[-1]
+    return [batch for batch in BATCHES if batch <= 2 or (batch <= most and batch * elements <= MOST_ELEMENTS)]
 
 
 def load_library(folder: Path) -> Library:

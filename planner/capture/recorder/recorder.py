@@ -26,6 +26,7 @@ from planner.capture.recorder.pending_collectives import PendingCollectives
 from planner.capture.recorder.provenance import ProvenanceCollector
 from planner.capture.symbolic.kernel_calls import RecordedCall, to_meta
 from planner.capture.workspaces._rule import positional_args
+from planner.capture.workspaces.nn.volumes import note_on_call
 from planner.capture.workspaces.ops import KernelOp, Ops, Outputs, answer_convolutions
 from planner.capture.workspaces.registry import is_unknown
 from planner.capture.workspaces.tensor.gemm import CublasWorkspaces, uses_cublas
@@ -92,6 +93,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._pending = PendingCollectives()
         self._pool: int | None = None  # the private one in use
         self._conv_workspaces: dict[int, ConvWorkspace] = {}  # by block
+        self._notes: dict[str, None] = {}  # on kernels
         self._autotuned: set[str] = set()  # signatures of calls whose engines a library has timed
 
     # ---- called by the loop
@@ -209,6 +211,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         rows = self._conv_workspaces
         conv_workspaces = tuple(rows[block] for block in blocks if block in rows)
         unknown = tuple(sorted(self.unknown_ops))
+        notes = (*notes, *self._notes)
         trace = Trace(events, self._log.sites(), batch, unknown, notes, provenance, conv_workspaces)
         return replace(trace, pinned=self.host.most_pinned, facts=frozenset(self.facts))
 
@@ -300,6 +303,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if op.rule is not None:
             answered = answer_convolutions(op.rule(args, out, self.target), self.target)
             ops = self._autotune_once(op, args, answered)
+            if note := note_on_call(op.func, args, out, self.target):
+                self._notes[note] = None
         cublas_bytes = (
             self._cublas.first_use(self._phase, self._blas_stream) if uses_cublas(op.func, args, ops) else 0
         )

@@ -19,6 +19,7 @@ from planner.capture.workspaces.nn.conv_operands import (
     is_channels_last,
     operand_of,
 )
+from planner.capture.workspaces.nn.volumes import is_volume_without_cudnn
 from planner.capture.workspaces.ops import Hold, Op, Ops, Output, Release, ReleaseBeneath, UseCublas
 from planner.capture.workspaces.tensor.reductions import Dense, reduction
 
@@ -86,11 +87,13 @@ def depthwise_gradients(grad: ConvOperand, x: ConvOperand, mask: Sequence[bool])
 def runs_products(call: ConvCall) -> bool:
     """Return whether PyTorch unfolds the input to columns and multiplies them by the weight.
 
-    That is so for bfloat16 below compute capability 8.0, where it does not take cuDNN (`use_cudnn`), but for
-    depthwise convolutions.
+    It does where it does not take cuDNN (`use_cudnn`), but for depthwise convolutions: for bfloat16 below
+    compute capability 8.0, and for volumes in some versions.
     """
+    if is_depthwise(call):
+        return False
     is_bfloat16 = torch.bfloat16 in (call.x.dtype, call.weight.dtype)
-    return is_bfloat16 and call.target.capability < (8, 0) and not is_depthwise(call)
+    return (is_bfloat16 and call.target.capability < (8, 0)) or is_volume_without_cudnn(call)
 
 
 def forward_products(call: ConvCall, *, has_bias: bool) -> Ops:

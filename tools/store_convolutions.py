@@ -81,6 +81,10 @@ class Collector:
         """Return none."""
         return ConvWorkspaceSource.NONE
 
+    def uncounted_share(self, capability: Capability) -> float:
+        """Return none."""
+        return 0.0
+
     def notes(self, capability: Capability) -> tuple[str, ...]:
         """Return none."""
         return ()

@@ -329,6 +329,10 @@ class Query:
         """Return that a library answers."""
         return ConvWorkspaceSource.LIBRARY
 
+    def uncounted_share(self, capability: tuple[int, int]) -> float:
+        """Return none."""
+        return 0.0
+
     def notes(self, capability: tuple[int, int]) -> tuple[str, ...]:
         """Return none."""
         return ()

@@ -54,6 +54,10 @@ class Reach:
         """Return that published runs answer."""
         return ConvWorkspaceSource.PUBLISHED
 
+    def uncounted_share(self, capability: Capability) -> float:
+        """Return none."""
+        return 0.0
+
     def notes(self, capability: Capability) -> tuple[str, ...]:
         """Return none."""
         return ()

@@ -60,7 +60,11 @@ def record(
     session = _Session(job, target, path_of or capability, build, provenance, calls, memory, Stages())
     trace = session.run(batch)
     if conv_workspace_query is not None and has_convolutions(trace):
-        trace = replace(trace, conv_workspace_source=conv_workspace_query.source(capability))
+        trace = replace(
+            trace,
+            conv_workspace_source=conv_workspace_query.source(capability),
+            uncounted_share=conv_workspace_query.uncounted_share(capability),
+        )
     if not trace.growth_sources or provenance is not None:
         return trace
     if not memory.knows_lines(trace):  # they take a second run, since finding them takes time

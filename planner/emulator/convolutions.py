@@ -86,6 +86,10 @@ class DefaultWorkspaces:
         """Return the source of the answers."""
         return self._source.source(capability)
 
+    def uncounted_share(self, capability: tuple[int, int]) -> float:
+        """Return the share of convolutions without an answer."""
+        return self._source.uncounted_share(capability)
+
     def notes(self, capability: tuple[int, int]) -> tuple[str, ...]:
         """Return notes on the answers."""
         return self._source.notes(capability)
@@ -139,6 +143,10 @@ class CudnnWorkspaces:
         if capability in self.library.silent:
             return ConvWorkspaceSource.UNCOUNTED
         return ConvWorkspaceSource.SIMILAR if self.library.lacks else ConvWorkspaceSource.LIBRARY
+
+    def uncounted_share(self, capability: tuple[int, int]) -> float:
+        """Return all where the library does not answer for a capability."""
+        return float(capability in self.library.silent)
 
     def notes(self, capability: tuple[int, int]) -> tuple[str, ...]:
         """Return which library answers, and for what it does not."""

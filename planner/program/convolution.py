@@ -20,7 +20,7 @@ class ConvWorkspaceSource(StrEnum):
     STORED = "stored"  # answers of a cuDNN, stored for the very convolutions
     SIMILAR = "similar"  # some stored for similar ones, or a cuDNN without some of its engines
     PUBLISHED = "published"  # a term fitted to published runs
-    UNCOUNTED = "uncounted"  # nothing, for most convolutions
+    UNCOUNTED = "uncounted"  # nothing, for any convolution
 
 
 class Convolution(Struct, frozen=True):
@@ -134,6 +134,9 @@ class ConvWorkspaceQuery(Protocol):
 
     def source(self, capability: tuple[int, int]) -> ConvWorkspaceSource:
         """Return the source of the answers so far for GPUs of a compute capability."""
+
+    def uncounted_share(self, capability: tuple[int, int]) -> float:
+        """Return the share of the convolutions so far, by their operands, whose workspaces are not known."""
 
     def notes(self, capability: tuple[int, int]) -> tuple[str, ...]:
         """Return notes on those answers."""

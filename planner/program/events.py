@@ -133,6 +133,7 @@ class Trace(Struct, frozen=True):
     next_workspaces: NextWorkspaces | None = None  # after a refused one; None: they are not known
     pinned: tuple[int, ...] = ()  # bytes of each block of pinned host memory, when they were most
     workspaces_of: WorkspacesOf | None = None  # what answered for convolutions
+    uncounted_share: float = 0.0  # of convolutions, by their operands' sizes, whose workspaces are not known
     facts: frozenset[Fact] = frozenset()
 
     def convolution_by_block(self) -> Mapping[int, Convolution]:

@@ -197,6 +197,7 @@ def name_source(trace: Trace, convolutions: ConvWorkspaceQuery, target: Target) 
         trace,
         notes=(*trace.notes, *convolutions.notes(capability)),
         conv_workspace_source=convolutions.source(capability),
+        uncounted_share=convolutions.uncounted_share(capability),
         next_workspaces=partial(convolutions.following, capability, target.sm_count),
         workspaces_of=partial(convolutions, capability, target.sm_count),
     )

@@ -59,6 +59,10 @@ class PublishedWorkspaces:
         """Return that published runs answer."""
         return ConvWorkspaceSource.PUBLISHED
 
+    def uncounted_share(self, capability: Capability) -> float:
+        """Return none: published runs have their own distribution, with all that the term leaves out."""
+        return 0.0
+
     def notes(self, capability: Capability) -> tuple[str, ...]:
         """Return what the term rests on."""
         return (

@@ -1,10 +1,29 @@
-"""The stored convolution that is most similar to one that is not stored."""
+"""The stored convolutions that are most similar to one that is not stored.
+
+Workspaces are mostly copies of the operands, so that those of similar convolutions are as many copies. Some
+convolutions get an engine of their own, whose workspace is dozens of copies. So the nearest three lend, and
+the median of what they lend is taken: two of them have to agree on such a size.
+"""
 
 from collections.abc import Iterable, Sequence
+from heapq import nsmallest
 from math import log2, prod
 from typing import NamedTuple
 
 from planner.hardware.cudnn.keys import convolution_of
+
+LENDERS = 3
+
+
+class Operands(NamedTuple):
+    """The elements of a convolution's operands, of which workspaces are copies."""
+
+    per_sample: int  # of input and output
+    weight: int
+
+    def count(self, batch: int) -> int:
+        """Return the elements of all three at a batch size."""
+        return self.per_sample * batch + self.weight
 
 
 class Candidate(NamedTuple):
@@ -12,15 +31,20 @@ class Candidate(NamedTuple):
 
     place: int  # among the keys
     features: tuple[float, ...]
-    operand_size: int
+    operands: Operands
 
 
 class Similar(NamedTuple):
     """A stored convolution that stands for another."""
 
     place: int  # among the keys
-    factor: float  # elements of input and output of the other over its own
+    own: Operands
+    other: Operands  # of the one that is asked for
     distance: float  # the sum of all doublings between their sizes
+
+    def factor(self, batch: int) -> float:
+        """Return what its workspace at a batch size is multiplied by: the other has as many copies."""
+        return self.other.count(batch) / self.own.count(batch)
 
 
 def family_of(key: str) -> str:
@@ -39,20 +63,18 @@ def candidates_of(family: str, keys: Iterable[str]) -> list[Candidate]:
     return [_candidate(place, key) for place, key in likely if family_of(key) == family]
 
 
-def find_similar(key: str, candidates: Sequence[Candidate]) -> Similar | None:
-    """Return the convolution of a family that is most similar to one; None if there is none."""
-    own = _candidate(-1, key)
-    if not candidates:
-        return None
-    nearest = min(candidates, key=lambda one: _distance(one.features, own.features))
-    factor = own.operand_size / nearest.operand_size
-    return Similar(nearest.place, factor, _distance(nearest.features, own.features))
+def find_similar(key: str, candidates: Sequence[Candidate]) -> list[Similar]:
+    """Return the convolutions of a family that are most similar to one, from the nearest on."""
+    one = _candidate(-1, key)
+    distances = ((_distance(other.features, one.features), other) for other in candidates)
+    nearest = nsmallest(LENDERS, distances, key=lambda pair: pair[0])
+    return [Similar(other.place, other.operands, one.operands, distance) for distance, other in nearest]
 
 
 def _candidate(place: int, key: str) -> Candidate:
     one = convolution_of(key, "float32", channels_last=False, batch=1)
-    features = tuple(log2(max(size, 1)) for size in (one.x[1], one.w[0], *one.x[2:]))
-    return Candidate(place, features, prod(one.x) + prod(one.y))
+    features = tuple(log2(max(size, 1)) for size in (one.x[1], *one.w[:2], *one.x[2:]))
+    return Candidate(place, features, Operands(prod(one.x) + prod(one.y), prod(one.w)))
 
 
 def _distance(one: Sequence[float], other: Sequence[float]) -> float:

@@ -2,13 +2,16 @@
 
 The file holds the answers of one version: of each convolution the workspace as lines through a few batch
 sizes, for some GPUs, types and memory layouts. `tools/store_convolutions.py` writes it. A convolution that
-is not among them takes the answer of the most similar one, scaled by the elements of input and output.
+is not among them takes the median answer of the three that are most similar, scaled by the elements of input,
+output and weight.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from math import prod
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 from planner.hardware.cudnn.answers_file import (
@@ -20,16 +23,33 @@ from planner.hardware.cudnn.answers_file import (
 )
 from planner.hardware.cudnn.curves import Curve, value_at
 from planner.hardware.cudnn.keys import key_of
-from planner.hardware.cudnn.similar import Candidate, candidates_of, family_of, find_similar
+from planner.hardware.cudnn.similar import Candidate, Similar, candidates_of, family_of, find_similar
 from planner.program import Capability, Convolution, ConvWorkspaceSource, Workspaces
 
 
-class Scaled(NamedTuple):
-    """A curve whose workspaces are multiplied by a factor."""
+class Own(NamedTuple):
+    """The stored answer for a convolution at any batch size."""
 
     curve: Curve
-    factor: float
-    distance: float = 0.0  # from the convolution that it is of: the sum of all doublings of its sizes
+
+    def at(self, batch: int) -> int:
+        """Return the workspace, in bytes."""
+        return value_at(self.curve, batch)
+
+
+class Borrowed(NamedTuple):
+    """The answer that similar convolutions lend."""
+
+    lenders: tuple[tuple[Curve, Similar], ...]
+
+    @property
+    def distance(self) -> float:
+        """Return the sum of all doublings between the sizes of the convolution and of its farthest lender."""
+        return max(similar.distance for _, similar in self.lenders)
+
+    def at(self, batch: int) -> int:
+        """Return the median of the lenders' workspaces, in bytes."""
+        return round(median(value_at(curve, batch) * one.factor(batch) for curve, one in self.lenders))
 
 
 @dataclass(frozen=True)
@@ -47,17 +67,15 @@ class Answers:
         place = self.places.get(key)
         return None if place is None else self.curves[place]
 
-    def find_similar(self, key: str) -> Scaled | None:
-        """Return the curve of the most similar convolution, scaled by the elements of input and output, or
-        None if none is of its family.
-        """
+    def find_similar(self, key: str) -> Borrowed | None:
+        """Return the answer by the most similar convolutions, or None if none is of its family."""
         family = family_of(key)
         if family not in self._families:
             of_family = candidates_of(family, self.places)
             self._families[family] = [one for one in of_family if self.curves[one.place] is not None]
-        similar = find_similar(key, self._families[family])
-        curve = None if similar is None else self.curves[similar.place]
-        return None if similar is None or curve is None else Scaled(curve, similar.factor, similar.distance)
+        found = ((self.curves[one.place], one) for one in find_similar(key, self._families[family]))
+        lenders = tuple((curve, one) for curve, one in found if curve is not None)
+        return Borrowed(lenders) if lenders else None
 
 
 class StoredWorkspaces:
@@ -67,10 +85,10 @@ class StoredWorkspaces:
 
     def __init__(self, *, benchmark: bool, path: Path = ANSWERS_FILE) -> None:
         self._benchmark, self._path = benchmark, path
-        self._found: dict[tuple[Any, ...], Scaled] = {}
+        self._found: dict[tuple[Any, ...], Own | Borrowed] = {}
         self._similar: dict[str, float] = {}  # how far from the convolutions whose answers they take
         self._unknown: set[str] = set()
-        self._all: set[str] = set()
+        self._all: dict[str, int] = {}  # elements of input and output of a sample
         self._version = ""
         self._others: dict[Capability, StoredGpus] = {}  # whose answers stand for others
 
@@ -83,8 +101,7 @@ class StoredWorkspaces:
         )
         if key not in self._found:
             self._found[key] = self._find(capability, sm_count, convolution)
-        found = self._found[key]
-        return Workspaces(round(value_at(found.curve, convolution.x[0]) * found.factor))
+        return Workspaces(self._found[key].at(convolution.x[0]))
 
     def following(
         self, capability: Capability, sm_count: int, convolution: Convolution, size_bytes: int
@@ -93,13 +110,16 @@ class StoredWorkspaces:
         return None
 
     def source(self, capability: Capability) -> ConvWorkspaceSource:
-        """Return whether all answers are those of the very convolutions, and whether most have any."""
-        if 2 * len(self._unknown) > len(self._all):
+        """Return whether all answers are those of the very convolutions, and whether there are any."""
+        if self._unknown == self._all.keys():
             return ConvWorkspaceSource.UNCOUNTED
-        if self._unknown:
-            return ConvWorkspaceSource.PUBLISHED
         exact = not self._similar and not self._benchmark and capability not in self._others
         return ConvWorkspaceSource.STORED if exact else ConvWorkspaceSource.SIMILAR
+
+    def uncounted_share(self, capability: Capability) -> float:
+        """Return the share of the convolutions without an answer, by the elements of input and output."""
+        unknown = sum(self._all[key] for key in self._unknown)
+        return unknown / sum(self._all.values()) if unknown else 0.0
 
     def notes(self, capability: Capability) -> tuple[str, ...]:
         """Return which version's answers these are, and for how many convolutions there are others."""
@@ -113,7 +133,7 @@ class StoredWorkspaces:
                 f"ones, whose channels and extents differ by a factor of up to {farthest:,.1f} in all (with "
                 "an installed cuDNN, such as that of torch for CUDA, it is queried instead)"
             )
-        if self._unknown == self._all:
+        if self._unknown == self._all.keys():
             notes.clear()
         if self._unknown:
             notes.append(f"no workspace is counted for {len(self._unknown)} of {len(self._all)} convolutions")
@@ -123,14 +143,14 @@ class StoredWorkspaces:
             )
         return tuple(notes)
 
-    def _find(self, capability: Capability, sm_count: int, convolution: Convolution) -> Scaled:
+    def _find(self, capability: Capability, sm_count: int, convolution: Convolution) -> Own | Borrowed:
         key = key_of(convolution)
         answers = stored_answers(
             *(capability, sm_count, convolution.dtype),
             channels_last=convolution.channels_last,
             path=self._path,
         )
-        self._all.add(key)
+        self._all[key] = prod(convolution.x[1:]) + prod(convolution.y[1:])
         if answers is None:
             self._unknown.add(key)
             return NOTHING
@@ -139,16 +159,16 @@ class StoredWorkspaces:
             self._others[capability] = answers.gpus
         curve = answers.find(key)
         if curve is not None:
-            return Scaled(curve, 1)
-        similar = answers.find_similar(key)
-        if similar is None:
+            return Own(curve)
+        borrowed = answers.find_similar(key)
+        if borrowed is None:
             self._unknown.add(key)
             return NOTHING
-        self._similar[key] = similar.distance
-        return similar
+        self._similar[key] = borrowed.distance
+        return borrowed
 
 
-NOTHING = Scaled(((1,), (0,)), 1)
+NOTHING = Own(((1,), (0,)))
 
 
 @cache

@@ -113,6 +113,9 @@ class Seen:
     def source(self, capability: Any) -> ConvWorkspaceSource:
         return ConvWorkspaceSource.LIBRARY
 
+    def uncounted_share(self, capability: Any) -> float:
+        return 0.0
+
     def notes(self, capability: Any) -> tuple[str, ...]:
         return ()
 

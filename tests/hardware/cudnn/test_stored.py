@@ -11,7 +11,7 @@ from planner.hardware.cudnn.curves import fit_curve, value_at
 from planner.hardware.cudnn.keys import key_of
 from planner.hardware.cudnn.stored import StoredWorkspaces, stored_answers
 from planner.hardware.cudnn.workspace_breakdown import Term, layer_workspaces
-from planner.program.convolution import Convolution, ConvWorkspace, Direction
+from planner.program.convolution import Convolution, ConvWorkspace, ConvWorkspaceSource, Direction
 from planner.program.events import Alloc, Category, Free, Site, Trace
 from tests.helpers.models import AMPERE
 from tests.helpers.structs import replace
@@ -67,16 +67,39 @@ def test_a_stored_convolution_at_any_batch_size(query: Query) -> None:
 
 
 def test_a_similar_convolution_is_scaled_and_named(query: Query) -> None:
-    """By the elements of input and output; one of another kernel has no similar one and counts as empty."""
+    """By the elements of input, output and weight at the batch size; one of another kernel has no similar one
+    and counts as empty.
+    """
     answers = query(benchmark=True)
     assert answers(AMPERE, 28, convolution(7)).workspace_bytes == 7 * MIB
-    assert answers(AMPERE, 28, convolution(7, extent=28)).workspace_bytes == 7 * MIB // 4
+    for batch in (1, 7, 1024):  # the weights count more in a small batch
+        own, weight = 2 * batch * 64 * 56 * 56, 64 * 64 * 9
+        borrowed = round(batch * MIB * (own // 4 + weight) / (own + weight))
+        assert answers(AMPERE, 28, convolution(batch, extent=28)).workspace_bytes == borrowed
     assert answers(AMPERE, 28, convolution(7, kernel=1)).workspace_bytes == 0
     first, second, third = answers.notes(AMPERE)
     far = "whose channels and extents differ by a factor of up to 4.0 in all"
     assert f"1 of 3 are not among them and borrow those of similar ones, {far}" in first
     assert second == "no workspace is counted for 1 of 3 convolutions"
     assert "lack the engines that cudnn.benchmark times" in third
+    assert answers.source(AMPERE) is ConvWorkspaceSource.SIMILAR
+    assert answers.uncounted_share(AMPERE) == pytest.approx(1 / (1 + 1 + 1 / 4))  # by elements of x and y
+
+
+def test_one_lender_alone_does_not_decide(tmp_path: Path) -> None:
+    """Of three convolutions that are as similar, one has an engine that takes dozens of copies: it is lent by
+    none, at any batch size.
+    """
+    own, outlier = ((1, 1024), (MIB, 1024 * MIB)), ((1, 1024), (75 * MIB, 75 * 1024 * MIB))
+    extents = {55: own, 56: outlier, 57: own}
+    table = {key_of(convolution(1, extent=extent)): curve for extent, curve in extents.items()}
+    path = tmp_path / "answers.bin"
+    write_answers(path, "9.99.0", {Kind("float32", channels_last=False): {StoredGpus(AMPERE, None): table}})
+    answers = StoredWorkspaces(benchmark=False, path=path)
+    assert answers(AMPERE, 28, convolution(2, extent=56)).workspace_bytes == 150 * MIB
+    for batch in (1, 64):
+        borrowed = answers(AMPERE, 28, convolution(batch, extent=54)).workspace_bytes
+        assert 0.9 * batch * MIB < borrowed < batch * MIB
 
 
 def test_a_newer_gpu_takes_the_answers_of_the_nearest_older_one(query: Query) -> None:
@@ -101,6 +124,7 @@ def test_a_type_without_stored_answers_is_named(query: Query) -> None:
     double = replace(convolution(7), dtype="float64")
     assert answers(AMPERE, 28, double).workspace_bytes == 0
     assert answers.notes(AMPERE) == ("no workspace is counted for 1 of 1 convolutions",)
+    assert (answers.source(AMPERE), answers.uncounted_share(AMPERE)) == (ConvWorkspaceSource.UNCOUNTED, 1)
 
 
 @pytest.mark.parametrize("gpus", open_answers().gpus(Kind("float32", channels_last=False)), ids=str)
@@ -112,6 +136,21 @@ def test_the_file_that_ships(gpus: StoredGpus) -> None:
     assert curve is not None
     operand_bytes = 4 * 256 * 64 * 56 * 56
     assert 0 <= value_at(curve, 256) <= 8 * operand_bytes
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("direction", Direction)
+def test_volumes_have_answers_of_their_own(dtype: str, direction: Direction) -> None:
+    """On every GPU, for a patch of nnU-Net in training: of a few copies of its operands."""
+    x, w, ones = (2, 32, 128, 128, 128), (32, 32, 3, 3, 3), (1, 1, 1)
+    query = Convolution(direction, dtype, x, w, x, False, ones, ones, ones)
+    operand_bytes = (4 if dtype == "float32" else 2) * 2 * 32 * 128**3
+    for gpus in open_answers().gpus(Kind(dtype, channels_last=False)):
+        answers = StoredWorkspaces(benchmark=False)
+        size_bytes = answers(gpus.capability, gpus.sm_count or 100, query).workspace_bytes
+        assert 0 <= size_bytes <= 6 * operand_bytes
+        assert answers.source(gpus.capability) is ConvWorkspaceSource.STORED
+        assert answers.uncounted_share(gpus.capability) == 0
 
 
 def test_a_stored_workspace_is_named_by_its_size() -> None:

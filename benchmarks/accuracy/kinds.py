@@ -18,7 +18,7 @@ from benchmarks.accuracy.rows import DIES, Row
 from benchmarks.accuracy.rows_points import T4
 from benchmarks.accuracy.rows_published import CAPS, CNNS, TIMM, TRANSFORMERS
 from benchmarks.emulated.answers import ANSWERS, AnswersRow
-from benchmarks.emulated.uncounted import UNCOUNTED, UncountedRow
+from benchmarks.emulated.volumes import VOLUMES, VolumesRow
 from benchmarks.rows import read_rows as read_emulated
 from planner.hardware.residuals import RESIDUALS_FILE, Doubt, KindSettings, RunKind, Spread
 
@@ -34,12 +34,15 @@ ABOUT = (
     "verdicts: normal distribution of (memory needed) / (memory that the replay needs), less 1, as likely as "
     "the outcomes make it, and of fixed sizes the peaks. peak_ratios: process peaks on an empty card over "
     "replayed peak reserved, model and optimizer on both sides. doubts: deviations that are added: setting, "
-    "between the means of kinds and GPUs; stored and similar, by benchmarks/emulated/answers.csv. Of "
-    "convolutions that are not counted, both by benchmarks/emulated/uncounted.csv."
+    "between the means of kinds and GPUs; stored and similar, by benchmarks/emulated/answers.csv; volumes "
+    "and uncounted, by benchmarks/emulated/volumes.csv."
 )
 RESTS_ON = {
     Doubt.STORED: "needs of float32 CNNs by stored answers beside those by the library, both computed",
     Doubt.SIMILAR: "the same on images of another size, where some answers are of similar convolutions",
+    Doubt.VOLUMES: "the same of three-dimensional CNNs at sizes that are not stored",
+    Doubt.UNCOUNTED: "needs of three-dimensional CNNs without workspaces beside those by the library, both "
+    "computed",
 }
 FEW_PEAKS_CONFIDENCE = 0.99  # at which a normal distribution stands for Student's
 
@@ -86,10 +89,6 @@ GROUPS: Mapping[RunKind, Group] = {
     RunKind.LARGE: Group(
         "models of billions of parameters in float32 (A100 40GB), of which only median and 95th percentile "
         "of the error are known",
-    ),
-    RunKind.UNCOUNTED: Group(
-        "three-dimensional CNNs (torchvision, MONAI) without workspaces beside those that cuDNN 9.20 "
-        "requests, both computed",
     ),
 }
 
@@ -145,18 +144,7 @@ def kind_spread(rows: Sequence[Row], kind: RunKind) -> Spread:
     if kind is RunKind.LARGE:
         scale = max(LARGE_MEDIAN / norm.ppf(0.75), LARGE_95 / norm.ppf(0.975))
         return Spread(0, 0.0, round(float(scale), 5))
-    if kind is RunKind.UNCOUNTED:
-        return spread_of_uncounted()
     return fit_spread(outcomes_of(rows, kind))
-
-
-def spread_of_uncounted() -> Spread:
-    """Return a distribution about 1: the wider of that of all needs by the library and that in which the
-    farthest has its rank.
-    """
-    ratios = [row.library_mib / row.uncounted_mib for row in read_emulated(UNCOUNTED, UncountedRow)]
-    farthest = (max(ratios) - 1) / norm.ppf(len(ratios) / (len(ratios) + 1))
-    return Spread(0, 0.0, round(max(spread_of_peaks(ratios).scale, float(farthest)), 5))
 
 
 def spread_of_peaks(ratios: Sequence[float]) -> Spread:
@@ -166,11 +154,35 @@ def spread_of_peaks(ratios: Sequence[float]) -> Spread:
     return Spread(0, 0.0, round(float(scale), 5))
 
 
-def spread_of_answers(doubt: Doubt) -> float:
-    """Return the root mean square difference of needs by the library from those by such stored answers."""
-    rows = [row for row in read_emulated(ANSWERS, AnswersRow) if row.convolutions == doubt.value]
-    ratios = [row.library_mib / row.stored_mib - 1 for row in rows]
-    return float(np.sqrt(np.mean(np.square(ratios))))
+def spread_of_answers(doubt: Doubt) -> tuple[float, float]:
+    """Return the deviations of needs and of peaks by the library from those by such answers.
+
+    Peaks of images are not known apart from needs.
+    """
+    if doubt in (Doubt.STORED, Doubt.SIMILAR):
+        rows = [row for row in read_emulated(ANSWERS, AnswersRow) if row.convolutions == doubt.value]
+        scale = root_mean_square([row.library_mib / row.stored_mib - 1 for row in rows])
+        return scale, scale
+    volumes = read_emulated(VOLUMES, VolumesRow)
+    if doubt is Doubt.VOLUMES:
+        volumes = [row for row in volumes if row.convolutions == Doubt.SIMILAR.value]
+        needs = [row.library_mib / row.stored_mib for row in volumes]
+        peaks = [row.library_peak_mib / row.stored_peak_mib for row in volumes]
+    else:
+        needs = [row.library_mib / row.uncounted_mib for row in volumes]
+        peaks = [row.library_peak_mib / row.uncounted_peak_mib for row in volumes]
+    return deviation_of(needs), deviation_of(peaks)
+
+
+def deviation_of(ratios: Sequence[float]) -> float:
+    """Return a deviation about 1: the root mean square, or what gives the largest its rank."""
+    farthest = (max(ratios) - 1) / norm.ppf(len(ratios) / (len(ratios) + 1))
+    return max(root_mean_square([ratio - 1 for ratio in ratios]), float(farthest))
+
+
+def root_mean_square(differences: Sequence[float]) -> float:
+    """Return the deviation about none."""
+    return float(np.sqrt(np.mean(np.square(differences))))
 
 
 def peak_ratio(row: Row) -> float:
@@ -187,9 +199,6 @@ def peak_rows(rows: Iterable[Row], kind: RunKind) -> list[Row]:
 
 def peak_ratios(rows: Iterable[Row], kind: RunKind, without: str = "") -> list[float]:
     """Return the ratios of a kind, rising, without those of the model `without`."""
-    if kind is RunKind.UNCOUNTED:
-        uncounted = read_emulated(UNCOUNTED, UncountedRow)
-        return sorted(row.library_peak_mib / row.uncounted_peak_mib for row in uncounted)
     return sorted(peak_ratio(row) for row in peak_rows(rows, kind) if row.model != without)
 
 
@@ -223,15 +232,16 @@ def write_residuals(rows: Sequence[Row]) -> None:
             "verdicts": to_builtins(spread),
             "peak_ratios": [round(ratio, 4) for ratio in ratios],
         }
+    setting = between_kinds(rows)
     doubts = {
-        Doubt.SETTING: (between_kinds(rows), "the means of these kinds of runs on each GPU"),
+        Doubt.SETTING: ((setting, setting), "the means of these kinds of runs on each GPU"),
         **{doubt: (spread_of_answers(doubt), RESTS_ON[doubt]) for doubt in RESTS_ON},
     }
     content = {
         "about": ABOUT,
         "doubts": {
-            doubt.value: {"scale": round(scale, 5), "rests_on": rests_on}
-            for doubt, (scale, rests_on) in doubts.items()
+            doubt.value: {"scale": round(scale, 5), "peak_scale": round(peaks, 5), "rests_on": rests_on}
+            for doubt, ((scale, peaks), rests_on) in doubts.items()
         },
         "kinds": kinds,
     }

@@ -27,6 +27,7 @@ from benchmarks.accuracy.stats import (
 )
 from benchmarks.accuracy.torchtitan import TORCHTITAN
 from benchmarks.accuracy.torchtune import TORCHTUNE
+from benchmarks.accuracy.volumes import volumes_lines
 from benchmarks.published.timm_brackets import OTHER_OUTSIDE_MIB, OUTSIDE_MIB, TOTAL_MIB
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -59,6 +60,7 @@ def write_report(rows: Sequence[Row]) -> str:
         [texts.HEAD], measured_lines(table), [texts.FITTED], _bars(rows), settings_lines(rows), _peaks(rows),
         _beside(rows), _calibrated(rows), _outcomes(rows), _brackets(rows), _worst(rows), _ablation(rows),
         _points(rows), _collection(rows), _operators(rows), calibration_lines(rows),
+        volumes_lines(),
     )  # fmt: skip
     text = "\n".join(line for section in sections for line in section).rstrip("\n")
     PAGE.write_text(text + "\n", encoding="utf-8")

@@ -142,13 +142,15 @@ by the job's options and the operators of its trace:
 - Where something else is open (workspaces by a fitted term, cudnn.benchmark, lengths of texts), the
   distribution is that of published runs of the kind, which have all doubts in them.
 - Stored answers in place of a cuDNN add the difference of needs from those by the library, one deviation
-  for stored convolutions and one where some are answered by similar ones.
+  for stored convolutions and one where some are answered by similar ones, images and volumes apart.
 - What no measured run has adds the deviation between kinds and GPUs, in quadrature: a setting that no run
   of the kind had, another torch than the one whose cuDNN is stored, no backward pass, varying lengths,
   scratch memory that is not known; three-dimensional convolutions, convolutions over sequences and
   recurrent layers, which emulated runs alone show. The answer names them.
-- Convolutions whose workspaces are not counted, as three-dimensional ones without a cuDNN: the
-  distribution is that of needs and peaks by the library over those without workspaces, both computed.
+- Convolutions whose workspaces are not known add the difference of needs, and of peaks, by the library from
+  those without workspaces, in proportion to their share of all convolutions by the sizes of their tensors,
+  whatever their number; less where convolutions allocate less of what layers do than in any network that
+  shows it, as in a transformer on patches.
 - Sizes that depend on values as in detectors, and generation: there is no probability, and the margins
   are the widest of all kinds, wider by that deviation. DistributedDataParallel adds none, since its
   buckets are exact; NCCL's memory has a range of its own.

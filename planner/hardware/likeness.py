@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from planner.hardware.residuals import (
     Doubt,
+    DoubtSpread,
     KindSettings,
     Residuals,
     RunKind,
@@ -28,9 +29,14 @@ from planner.jobs import INSTALLED, STORED, Job, Lengths, MemoryFormat, Mode, Pr
 from planner.program import NEWEST_TORCH, Alloc, Category, ConvWorkspaceSource, Fact, Trace, torch_version_of
 
 FEW_CONVOLUTIONS = 4  # up to so many cut an image into patches, and workspaces of cuDNN matter little
+# The least share of convolutions in what layers allocate, of the networks behind `Doubt.UNCOUNTED`. Among
+# them the differences do not depend on it; where it is smaller, they are taken to be in proportion.
+LEAST_PART = 0.056
 LARGE_PARAMETERS = 10**9
 FEW_PEAKS = 30  # below, a quantile of them alone promises too much
 CONVOLUTION = "aten.convolution.default"
+_CONVOLUTIONS = (CONVOLUTION, "aten.convolution_backward.default")
+_OF_LAYERS = (Category.ACTIVATION, Category.TEMPORARY)
 _RECURRENT = ("_rnn", "lstm", "gru")
 _DETECTION = ("nms", "roi_align")
 # Inputs that tokenizers and feature extractors make, padded to the longest sample of a batch.
@@ -43,6 +49,7 @@ class Departure(Struct, frozen=True):
 
     what: str  # the end of a sentence
     doubt: Doubt = Doubt.SETTING
+    weight: float = 1.0  # by which the doubt counts
 
 
 class Likeness(Struct, frozen=True):
@@ -61,6 +68,7 @@ class MarginPart(Struct, frozen=True):
     what: str
     scale: float
     rests_on: str  # which runs show it
+    peak_scale: float = 0.0  # of peaks on an empty GPU
 
 
 class Margins(Struct, frozen=True):
@@ -68,7 +76,7 @@ class Margins(Struct, frozen=True):
 
     verdicts: Spread
     residuals: Residuals
-    widening: float  # the deviation that departures add
+    peak_widening: float  # the deviation that departures add to peaks
     parts: tuple[MarginPart, ...]  # whose deviations make up that of the verdicts, in quadrature
 
     def peak_ratio(self, confidence: float) -> float:
@@ -78,7 +86,7 @@ class Margins(Struct, frozen=True):
         ratio = quantile(ratios, confidence) if ratios else 1.0
         if len(ratios) < FEW_PEAKS:
             ratio = max(ratio, 1 + verdicts.location + z * verdicts.scale)
-        return max(1.0, 1 + hypot(ratio - 1, z * self.widening))
+        return max(1.0, 1 + hypot(ratio - 1, z * self.peak_widening))
 
 
 def margins_of(likeness: Likeness) -> Margins:
@@ -87,11 +95,8 @@ def margins_of(likeness: Likeness) -> Margins:
     own = published.kinds[likeness.kind]
     spread = published.widest if likeness.unlike else own.verdicts
     parts = tuple(
-        MarginPart(what, published.doubts[doubt].scale, published.doubts[doubt].rests_on)
-        for what, doubt in (
-            *((departure.what, departure.doubt) for departure in likeness.departures),
-            *((what, Doubt.SETTING) for what in likeness.unlike[:1]),
-        )
+        _part_of(departure, published.doubts[departure.doubt])
+        for departure in (*likeness.departures, *map(Departure, likeness.unlike[:1]))
     )
     widening = hypot(*(part.scale for part in parts))
     parts = (MarginPart(likeness.kind.value, spread.scale, own.runs), *parts)
@@ -99,7 +104,13 @@ def margins_of(likeness: Likeness) -> Margins:
         own = replace(own, peak_ratios=())
     elif likeness.kind in (RunKind.BENCHMARK, RunKind.BENCHMARK_LAST):
         own = replace(own, peak_ratios=published.kinds[RunKind.CONVOLUTIONS].peak_ratios)
-    return Margins(replace(spread, scale=hypot(spread.scale, widening)), own, widening, parts)
+    peak_widening = hypot(*(part.peak_scale for part in parts))
+    return Margins(replace(spread, scale=hypot(spread.scale, widening)), own, peak_widening, parts)
+
+
+def _part_of(departure: Departure, doubt: DoubtSpread) -> MarginPart:
+    weight = departure.weight
+    return MarginPart(departure.what, weight * doubt.scale, doubt.rests_on, weight * doubt.peak_scale)
 
 
 def likeness_of(job: Job, trace: Trace, capability: tuple[int, int]) -> Likeness:
@@ -115,8 +126,6 @@ def kind_of(job: Job, trace: Trace) -> RunKind:
     """Return the kind of published runs that is nearest to a job."""
     sites = Counter(site.op for site in trace.sites)
     if sites[CONVOLUTION] > FEW_CONVOLUTIONS:
-        if trace.conv_workspace_source is ConvWorkspaceSource.UNCOUNTED:
-            return RunKind.UNCOUNTED
         is_fitted = trace.conv_workspace_source is ConvWorkspaceSource.PUBLISHED
         if is_fitted and job.precision is Precision.FP32 and not job.cudnn_benchmark:
             return RunKind.CONVOLUTIONS
@@ -152,6 +161,21 @@ def lengths_of(job: Job, trace: Trace) -> tuple[Lengths, str]:
     return Lengths.FIXED, ""
 
 
+def _weight_of_convolutions(trace: Trace) -> float:
+    return min(1.0, part_of_convolutions(trace) / LEAST_PART)
+
+
+def part_of_convolutions(trace: Trace) -> float:
+    """Return the share of convolutions in the bytes that steps allocate for results and their gradients."""
+    numbers = {number for number, site in enumerate(trace.sites) if site.op in _CONVOLUTIONS}
+    own = every = 0
+    for event in trace.events:
+        if isinstance(event, Alloc) and event.category in _OF_LAYERS:
+            every += event.size_bytes
+            own += event.size_bytes if event.site in numbers else 0
+    return own / every if own else 0.0
+
+
 def _is_integer(spec: TensorSpec) -> bool:
     return spec.dtype.startswith("int")
 
@@ -181,8 +205,12 @@ def _departures(
     settings = load_residuals().kinds[kind].settings
     if settings is not None:
         yield from map(Departure, _other_settings(job, sites, settings, capability))
-    elif sites[CONVOLUTION] > FEW_CONVOLUTIONS:
+    elif sites[CONVOLUTION] > FEW_CONVOLUTIONS or _has_volumes(job):
         yield from _of_answers(job, trace)
+    if trace.uncounted_share:
+        weight = trace.uncounted_share * _weight_of_convolutions(trace)
+        what = f"with no workspace known for {trace.uncounted_share:.0%} of its convolutions"
+        yield Departure(what, Doubt.UNCOUNTED, weight)
     yield from map(Departure, _unmeasured(job, sites))
     if lengths is Lengths.VARYING and kind not in (RunKind.TEXTS, RunKind.LARGE):
         yield Departure("with samples of varying lengths")
@@ -210,16 +238,29 @@ def _of_answers(job: Job, trace: Trace) -> Iterator[Departure]:
     if source is ConvWorkspaceSource.STORED:
         yield Departure("with stored answers for convolutions", Doubt.STORED)
     if source is ConvWorkspaceSource.SIMILAR:
-        yield Departure("with stored answers for similar convolutions", Doubt.SIMILAR)
+        what = "with stored answers for similar convolutions"
+        if _has_volumes(job):
+            yield Departure(what, Doubt.VOLUMES, _weight_of_convolutions(trace))
+        else:
+            yield Departure(what, Doubt.SIMILAR)
     is_named = job.cudnn not in ("", INSTALLED, STORED)
     if not is_named and torch_version_of(job.torch) < NEWEST_TORCH:
         yield Departure(f"with torch {job.torch}, whose cuDNN is another")
 
 
+def _has_volumes(job: Job) -> bool:
+    """Return whether convolutions of a job are three-dimensional."""
+    return 4 in _ranks_of_inputs(job)
+
+
+def _ranks_of_inputs(job: Job) -> set[int]:
+    return {len(spec.shape) for spec in job.inputs if not _is_integer(spec)}
+
+
 def _unmeasured(job: Job, sites: Counter[str]) -> Iterator[str]:
     """Yield what no measured run has."""
-    ranks = {len(spec.shape) for spec in job.inputs if not _is_integer(spec)}
-    if sites[CONVOLUTION] and 4 in ranks:
+    ranks = _ranks_of_inputs(job)
+    if sites[CONVOLUTION] and _has_volumes(job):
         yield "with three-dimensional convolutions"
     if sites[CONVOLUTION] > FEW_CONVOLUTIONS and ranks and max(ranks) < 3:
         yield "with convolutions over sequences"

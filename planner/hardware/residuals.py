@@ -28,7 +28,6 @@ class RunKind(StrEnum):
     BENCHMARK_LAST = "convolutions, cudnn.benchmark, channels_last"  # in mixed precision
     TEXTS = "texts of varying lengths"
     LARGE = "billions of parameters"
-    UNCOUNTED = "convolutions, not counted"  # no workspaces, for want of a cuDNN and of stored answers
 
 
 class Doubt(StrEnum):
@@ -37,6 +36,8 @@ class Doubt(StrEnum):
     SETTING = "setting"  # a setting that no run of the kind has
     STORED = "stored"  # stored answers for the convolutions
     SIMILAR = "similar"  # stored answers for similar convolutions
+    VOLUMES = "volumes"  # the same for three-dimensional ones
+    UNCOUNTED = "uncounted"  # no workspaces of convolutions, for want of a cuDNN and of stored answers
 
 
 class Spread(Struct, frozen=True):
@@ -71,9 +72,10 @@ class Residuals(Struct, frozen=True):
 
 
 class DoubtSpread(Struct, frozen=True):
-    """The deviation that a doubt adds, as a share of what a replay needs."""
+    """The deviations that a doubt adds, as shares of what a replay needs and of its peak."""
 
     scale: Annotated[float, Meta(ge=0)]
+    peak_scale: Annotated[float, Meta(ge=0)]  # on an empty GPU, where no workspace is refused
     rests_on: str  # for people
 
 

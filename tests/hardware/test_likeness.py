@@ -1,6 +1,7 @@
 """Published runs that a job is like: the certainty of its answer."""
 
 import json
+from math import hypot
 
 import pytest
 import torch
@@ -215,8 +216,8 @@ TIMM = {"cudnn_benchmark": True, **AMP}
         ({"memory_format": MemoryFormat.CHANNELS_LAST}, FITTED, RunKind.CONVOLUTIONS, ["in channels_last"]),
         ({"mode": Mode.INFER}, FITTED, RunKind.CONVOLUTIONS, ["without a backward pass"]),
         (AMP, LIBRARY, RunKind.FIXED, []),
-        ({}, ConvWorkspaceSource.UNCOUNTED, RunKind.UNCOUNTED, []),
-        (TIMM, ConvWorkspaceSource.UNCOUNTED, RunKind.UNCOUNTED, []),
+        ({}, ConvWorkspaceSource.UNCOUNTED, RunKind.FIXED, []),
+        (TIMM, ConvWorkspaceSource.UNCOUNTED, RunKind.BENCHMARK, []),
         ({}, LIBRARY, RunKind.FIXED, []),
         ({}, ConvWorkspaceSource.STORED, RunKind.FIXED, ["with stored answers for convolutions"]),
         ({}, ConvWorkspaceSource.SIMILAR, RunKind.FIXED, ["with stored answers for similar convolutions"]),
@@ -242,5 +243,55 @@ def test_kinds_of_convolutions(
     assert kind_of(job, trace) is kind
     assert [one.what for one in likeness_of(job, trace, AMPERE).departures] == departures
     elsewhere = [one.what for one in likeness_of(job, trace, HOPPER).departures]
-    other = [] if kind in (RunKind.FIXED, RunKind.UNCOUNTED) else ["on compute capability 9.0"]
+    other = [] if kind is RunKind.FIXED else ["on compute capability 9.0"]
     assert sorted(elsewhere) == sorted([*departures, *other])
+
+
+@pytest.mark.parametrize("count", [1, 5], ids=["few convolutions", "many"])
+@pytest.mark.parametrize("share", [1.0, 0.4], ids=["all", "a minority"])
+def test_convolutions_without_a_known_workspace_widen_in_proportion(count: int, share: float) -> None:
+    """To their share of all convolutions, however many there are, as long as convolutions allocate as much of
+    what layers do as in the networks that show it: here half of that, parameters and scratch memory left out.
+    """
+    from planner.program.events import Alloc, Category, Site
+
+    sites = (
+        *(Site(f"layer{number}", "aten.convolution.default") for number in range(count)),
+        Site("x", "relu"),
+    )
+    sizes = ((0, 28, Category.ACTIVATION), (count, 972, Category.TEMPORARY))
+    aside = ((0, 900, Category.PARAMETER), (0, 900, Category.WORKSPACE))
+    events = tuple(
+        Alloc(block, size_bytes, category, site)
+        for block, (site, size_bytes, category) in enumerate((*sizes, *aside), 1)
+    )
+    source = ConvWorkspaceSource.UNCOUNTED if share == 1 else ConvWorkspaceSource.STORED
+    trace = Trace(events, sites, 1, conv_workspace_source=source, uncounted_share=share)
+    likeness = likeness_of(Job("m", inputs=(IMAGE,)), trace, AMPERE)
+    departure = next(one for one in likeness.departures if one.doubt is Doubt.UNCOUNTED)
+    assert departure.what == f"with no workspace known for {share:.0%} of its convolutions"
+    assert departure.weight == pytest.approx(0.5 * share)
+    doubt, margins = load_residuals().doubts[Doubt.UNCOUNTED], margins_of(likeness)
+    (part,) = (part for part in margins.parts if part.what == departure.what)
+    assert (part.scale, part.peak_scale) == pytest.approx(
+        (0.5 * share * doubt.scale, 0.5 * share * doubt.peak_scale)
+    )
+    known = margins_of(likeness_of(Job("m", inputs=(IMAGE,)), replace(trace, uncounted_share=0.0), AMPERE))
+    assert margins.verdicts.scale == pytest.approx(hypot(known.verdicts.scale, part.scale))
+    assert margins.peak_ratio(0.99) > known.peak_ratio(0.99) > 1
+
+
+def test_a_few_volumes_that_borrow_their_workspaces_widen_too() -> None:
+    """As those of many do: three-dimensional convolutions are large, however few."""
+    from planner.program.events import Alloc, Category, Site
+
+    volume = TensorSpec((3, 8, 32, 32))
+    trace = Trace(
+        (Alloc(1, 100, Category.TEMPORARY, 0),),
+        (Site("layer", "aten.convolution.default"),),
+        1,
+        conv_workspace_source=ConvWorkspaceSource.SIMILAR,
+    )
+    departures = likeness_of(Job("m", inputs=(volume,)), trace, AMPERE).departures
+    assert [(one.doubt, one.weight) for one in departures] == [(Doubt.VOLUMES, 1), (Doubt.SETTING, 1)]
+    assert not likeness_of(Job("m", inputs=(IMAGE,)), trace, AMPERE).departures

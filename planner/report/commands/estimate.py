@@ -361,7 +361,9 @@ def _risk(likeness: Likeness) -> dict[str, Any]:
         "scale": round(margins.verdicts.scale, 5),
         "departures": [departure.what for departure in likeness.departures],
         **attributes(likeness, "unlike", "lengths"),
-        "parts": [to_builtins(part) for part in margins.parts],
+        "parts": [
+            {"what": part.what, "scale": part.scale, "rests_on": part.rests_on} for part in margins.parts
+        ],
     }
 
 

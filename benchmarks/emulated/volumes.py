@@ -1,0 +1,171 @@
+"""Compare needs of volumes by a library's answers, by stored answers, and without workspaces of convolutions.
+
+    python -m benchmarks.emulated.volumes --cudnn FOLDER [--to FILE.csv]
+
+The jobs are three-dimensional CNNs of torchvision and MONAI, which train with AdamW on an A100, and networks
+of nnU-Net's plans with the recipe of nnU-Net. Some have sizes whose convolutions are stored, others none of
+those. A need is the least memory in which a replay does not fail, to a MiB; a peak is what it reserves where
+nothing limits it. All are computed.
+"""
+
+import argparse
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from benchmarks.emulated.answers import needed_mib
+from benchmarks.emulated.rows import add_row
+from benchmarks.rows import read_rows
+from planner.allocator.config import MemoryLimits, config_of_torch
+from planner.allocator.replay import replay_trace
+from planner.api.request import make_job
+from planner.errors import PlannerError
+from planner.hardware.cudnn import PublishedWorkspaces, StoredWorkspaces
+from planner.hardware.database import find_device
+from planner.hardware.device import MIB
+from planner.hardware.likeness import part_of_convolutions
+from planner.planning.programs import open_programs
+from planner.program import ignore_progress
+from planner.store import ProgramSource
+
+VOLUMES = Path(__file__).with_name("volumes.csv")
+GPU = "A100 80GB"
+PRECISIONS = ("fp32", "amp-fp16")
+_VIDEOS = (
+    *(
+        ("r3d_18", "16x112x112"),
+        ("mc3_18", "16x112x112"),
+        ("r2plus1d_18", "16x112x112"),
+        ("s3d", "16x224x224"),
+    ),
+    *(
+        ("r3d_18", "24x128x128"),
+        ("mc3_18", "16x160x160"),
+        ("r2plus1d_18", "8x128x171"),
+        ("s3d", "32x256x256"),
+    ),
+)
+_UNET = {"channels": [16, 32, 64, 128, 256], "strides": [2, 2, 2, 2], "num_res_units": 2}
+_DYN_UNET = {"kernel_size": [3] * 5, "strides": [1, 2, 2, 2, 2], "upsample_kernel_size": [2] * 4}
+_ATTENTION = {"channels": [16, 32, 64, 128], "strides": [2, 2, 2]}
+# Model, arguments, channels of input and output, extent, batch size.
+_VOLUMES: tuple[tuple[str, dict[str, Any], int, int, int, int], ...] = (
+    ("BasicUNet", {}, 4, 3, 96, 2),
+    ("BasicUNet", {}, 4, 3, 128, 2),
+    ("SegResNet", {"init_filters": 16}, 4, 3, 96, 1),
+    ("SegResNet", {"init_filters": 16}, 4, 3, 128, 1),
+    ("UNet", _UNET, 1, 2, 96, 4),
+    ("UNet", _UNET, 1, 2, 128, 4),
+    ("SwinUNETR", {"feature_size": 48}, 1, 14, 96, 1),
+    ("SwinUNETR", {"feature_size": 48}, 4, 3, 128, 1),
+    ("UNETR", {"img_size": 96}, 1, 14, 96, 1),
+    ("DynUNet", _DYN_UNET, 1, 3, 128, 2),
+    ("VNet", {}, 1, 2, 96, 2),
+    ("AttentionUnet", _ATTENTION, 1, 2, 96, 2),
+    ("BasicUNet", {"features": [24, 24, 48, 96, 192, 24]}, 2, 5, 112, 2),
+    ("SegResNet", {"init_filters": 24}, 2, 5, 112, 1),
+    ("UNet", {**_UNET, "channels": [24, 48, 96, 192, 384]}, 2, 5, 80, 2),
+    ("SwinUNETR", {"feature_size": 36}, 2, 5, 64, 2),
+    ("UNETR", {"img_size": 112}, 2, 5, 112, 1),
+    ("DynUNet", {**_DYN_UNET, "filters": [24, 48, 96, 192, 256]}, 2, 5, 112, 2),
+    ("VNet", {}, 2, 5, 80, 2),
+    ("AttentionUnet", {**_ATTENTION, "channels": [24, 48, 96, 192]}, 2, 5, 80, 2),
+)
+_PLANS = "nnunet:benchmarks/emulated/capabilities/nnunet/{}.json"
+# Patches of nnU-Net's plans: those of its presets for 8 GB, and others.
+_PATCHES = (
+    *(("SizesPlans", (128, 128, 128)), ("SizesResEncPlans", (128, 128, 128)), ("SizesPlans", (96, 160, 160))),
+    *(("SizesPlans", (96, 144, 112)), ("SizesResEncPlans", (64, 224, 160)), ("SizesPlans", (32, 192, 224))),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class VolumesRow:
+    """One job without workspaces and with those that the library requests, in MiB."""
+
+    number: int
+    model: str
+    input: str
+    batch: int
+    precision: str
+    part: float  # of convolutions in what layers allocate
+    convolutions: str  # the source of the stored answers: of the very convolutions, or some of similar ones
+    library_mib: int  # needs
+    stored_mib: int
+    uncounted_mib: int
+    library_peak_mib: int
+    stored_peak_mib: int
+    uncounted_peak_mib: int
+
+
+Drawn = tuple[str, int, dict[str, Any]]  # model, batch size, options
+
+
+def jobs() -> list[Drawn]:
+    """Return the jobs; those of plans have their own precision and optimizer."""
+    videos = (
+        (f"torchvision:{name}", 4, {"input": f"3x{clip}", "target": "scalar:int64"}) for name, clip in _VIDEOS
+    )
+    drawn = [*videos, *map(_of_volumes, _VOLUMES)]
+    recipes = ({"optimizer": "adamw", "precision": precision} for precision in PRECISIONS)
+    trained = [(name, batch, {**own, **recipe}) for recipe, (name, batch, own) in product(recipes, drawn)]
+    plans = (
+        (_PLANS.format(name), 2, {"model_arg": {"patch_size": list(patch), "replan": True}})
+        for name, patch in _PATCHES
+    )
+    return [*trained, *plans]
+
+
+def _of_volumes(row: tuple[str, dict[str, Any], int, int, int, int]) -> Drawn:
+    name, own, channels, classes, size, batch = row
+    arguments = {"in_channels": channels, "out_channels": classes, **own}
+    if "UNETR" not in name:
+        arguments["spatial_dims"] = 3
+    extents = f"{size}x{size}x{size}"
+    options = {"input": f"{channels}x{extents}", "target": f"{classes}x{extents}", "loss": "bce_with_logits"}
+    return f"monai:{name}", batch, {**options, "model_arg": arguments}
+
+
+def compare_job(number: int, drawn: Drawn, cudnn: str) -> VolumesRow:
+    """Plan one job by the three sources."""
+    model, batch, options = drawn
+    job, _, _ = make_job(model, {**options, "cudnn": cudnn})  # type: ignore[typeddict-item]
+    programs = open_programs(job, ignore_progress)
+    assert isinstance(programs, ProgramSource)
+    needs, peaks, kind, part = [], [], "", 0.0
+    stored = StoredWorkspaces(benchmark=False)
+    for answers in (programs.convolutions, stored, PublishedWorkspaces({})):
+        source = ProgramSource(job, (), programs.open_builder, answers)
+        trace = source.trace(batch, find_device(GPU).target)
+        kind = trace.conv_workspace_source.value if answers is stored else kind
+        part = round(part_of_convolutions(trace), 3)
+        needs.append(needed_mib(trace, batch, job.torch))
+        limits = MemoryLimits(config=config_of_torch(job.torch))
+        peaks.append(replay_trace(trace, limits).peak_reserved_bytes // MIB)
+    shape = str(options.get("input") or options["model_arg"]["patch_size"])
+    return VolumesRow(number, model, shape, batch, job.precision.value, part, kind, *needs, *peaks)
+
+
+def main() -> None:
+    """Plan the jobs without a row."""
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
+    parser.add_argument("--cudnn", required=True, help="the folder of the library")
+    parser.add_argument("--to", type=Path, default=VOLUMES, metavar="FILE")
+    options = parser.parse_args()
+    known = {row.number for row in read_rows(options.to, VolumesRow)}
+    for number, drawn in enumerate(jobs()):
+        if number in known:
+            continue
+        try:
+            row = compare_job(number, drawn, options.cudnn)
+        except PlannerError as error:
+            print(f"{number}: {error}", flush=True)
+            continue
+        add_row(options.to, row)
+        print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -37,6 +37,7 @@ class RunOptions(Struct, frozen=True):
     alloc_conf: str | None = None  # PYTORCH_ALLOC_CONF; None: as the environment has it
     snapshot: Path | None = None  # where the history of the largest process goes, as torch writes it
     keeps_histories: bool = False  # read the allocator's history of each process
+    history_steps: int | None = None  # optimizer steps that they cover; None: all
     keeps_course: bool = False  # with it, phases, modules and what blocks hold
     output: Any = None  # where the command's standard output goes; None: to that of the planner
     errors: Any = None  # where its standard error goes; likewise
@@ -97,6 +98,7 @@ def _variables(options: RunOptions, folder: Path, cache: Path) -> dict[str, str]
         _RECORDS: str(folder),
         "PLANNER_EMULATED_COPY_BYTES": str(_COPY_BYTES if options.copy_bytes is None else options.copy_bytes),
         "PLANNER_EMULATED_HISTORY": _history_kinds(options),
+        "PLANNER_EMULATED_HISTORY_STEPS": str(options.history_steps or 0),
         "PLANNER_EMULATED_STOP_AFTER": str(options.stop_after or 0),
         "PLANNER_EMULATED_STOP_AFTER_EVALUATION": "1" if options.stops_after_evaluation else "",
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),  # what was timed here is not for a real GPU

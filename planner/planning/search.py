@@ -138,6 +138,38 @@ def largest_near(
     return probes.search(boundary_from_guess(probes.fits, guess, limit), comfortable)
 
 
+def boundary_along_lines(
+    fits: Callable[[int], bool], need_bytes: Callable[[int], int], max_bytes: int, start: int, limit: int
+) -> int:
+    """Return a batch size up to `limit` that fits and whose successor does not; `start` fits.
+
+    The guesses lie on lines through what the batch sizes that fit need, the first of them through nothing at
+    batch size 0. `need_bytes` is asked only for those that fit. `fits` had better remember its answers.
+    """
+    low, guess, low_bytes = 0, start, 0
+    for _ in range(MOST_LINES):
+        slope_bytes = (need_bytes(guess) - low_bytes) / (guess - low)
+        if slope_bytes <= 0:
+            break
+        more = int((max_bytes - need_bytes(guess)) // slope_bytes)
+        low, low_bytes, guess = guess, need_bytes(guess), min(guess + more, MOST_STRETCH * guess, limit)
+        if guess <= low:
+            break
+        if not fits(guess):
+            return boundary_between(fits, low, guess)
+    return boundary_from_guess(fits, max(low, guess), limit)
+
+
+def boundary_between(fits: Callable[[int], bool], low: int, high: int) -> int:
+    """Return a batch size that fits and whose successor does not, from `low`, taken to fit, to below `high`.
+
+    `high` does not fit; as a guess it is often one too large.
+    """
+    if high - low < 2 or fits(high - 1):
+        return high - 1
+    return _bisect(fits, low, high - 1)
+
+
 def round_down(search: Search, multiple: int, outcome: Callable[[int], Outcome]) -> Search:
     """Return the search with its answers replaced by the largest multiples below them that fit.
 

@@ -15,9 +15,9 @@ from planner.emulator.launch import RunOptions
 from planner.emulator.record import EmulatedRun, GpuRecord, OutOfMemory, Peaks, StepPeaks
 from planner.hardware.device import MIB, Device, SourcedBytes, generic_device
 from planner.planning.command.batch_finder import BatchFinder
+from planner.planning.command.by_runs import search_whole
 from planner.planning.command.command_runs import CommandRuns
 from planner.planning.command.fit import Fit, fit_runs, limits_of
-from planner.planning.command.largest_batch import search_whole
 from planner.program import LARGEST_BATCH
 from planner.program.events import Alloc, Category, Free, Outcome, Phase, PhaseStart, Site
 from planner.program.fit import Affine, rounded_affine
@@ -45,7 +45,7 @@ class HandRuns(CommandRuns):
     """Runs of a job on the simulator of the allocator, in place of torch's own."""
 
     def __init__(self, job: Job, device: Device) -> None:
-        super().__init__((), RunOptions(device), Path(), print)
+        super().__init__((), RunOptions(device, stop_after=3), Path(), print)
         self._job = job
 
     def run(self, batch: int, options: RunOptions, where: str) -> EmulatedRun:
@@ -222,8 +222,9 @@ def test_nothing_fits() -> None:
     assert (plan.largest, runs.on_gpu[1].outcome) == (0, Outcome.DOES_NOT_FIT)
 
 
-def test_workspaces_that_memory_refuses_are_left_to_runs() -> None:
-    """A library that does with less fits where a replay of its history does not; runs find how far."""
+@pytest.mark.parametrize("mib", [700, 1500, 4096, 40000])
+def test_workspaces_that_memory_refuses_are_left_to_runs(mib: int) -> None:
+    """A library that does with less fits where a replay of its history does not; few runs find how far."""
 
     def job(batch: int) -> Iterator[Move]:
         for action, name, size in training(batch):
@@ -233,15 +234,39 @@ def test_workspaces_that_memory_refuses_are_left_to_runs() -> None:
                 else (action, name, size)
             )
 
-    runs = HandRuns(job, gpu(4096))
+    runs = HandRuns(job, gpu(mib))
     finder = BatchFinder(runs, 1)
     plan = finder.find()
+    assert runs.count <= 10
     assert runs.on_gpu[plan.comfortable].outcome is Outcome.FITS
     assert runs.on_gpu[plan.comfortable + 1].outcome is Outcome.FITS_WITH_RETRIES
     assert runs.on_gpu[plan.largest].outcome is Outcome.FITS_WITH_RETRIES
     assert runs.on_gpu[plan.largest + 1].outcome is Outcome.DOES_NOT_FIT
     assert (finder.fit is not None, len(finder.notes)) == (True, 1)
     assert finder.notes[0].startswith("the largest batch with retries is found by runs alone: at batch ")
+
+
+def test_workspaces_that_jump_with_the_batch_are_left_to_runs() -> None:
+    """If no line holds for what a library requests, runs bracket both answers."""
+
+    def job(batch: int) -> Iterator[Move]:
+        for action, name, size in training(batch):
+            if (action, name) == ("a", "scratch"):
+                yield "t", name, size + (3 if batch < 200 else 11) * MIB * batch
+            else:
+                yield action, name, size
+
+    runs = HandRuns(job, gpu(4096))
+    finder = BatchFinder(runs, 1)
+    plan = finder.find()
+    assert (plan.comfortable, plan.largest, finder.fit) == (199, 399, None)
+    outcomes = [runs.on_gpu[batch].outcome for batch in (199, 200, 399, 400)]
+    assert outcomes == [
+        Outcome.FITS,
+        Outcome.FITS_WITH_RETRIES,
+        Outcome.FITS_WITH_RETRIES,
+        Outcome.DOES_NOT_FIT,
+    ]
 
 
 def evaluating(batch: int, size_mib: int = 0, sample_mib: int = 0) -> Iterator[Move]:
@@ -251,25 +276,29 @@ def evaluating(batch: int, size_mib: int = 0, sample_mib: int = 0) -> Iterator[M
 
 
 @pytest.mark.parametrize(
-    ("size_mib", "sample_mib", "fits"),
-    [(10, 0, lambda steps: steps), (0, 30, lambda steps: (4096 - 100) // 30), (5000, 0, lambda steps: 0)],
+    ("size_mib", "sample_mib", "fits", "most_runs"),
+    [
+        (10, 0, lambda steps: steps, 5),
+        (0, 30, lambda steps: (4096 - 100) // 30, 9),
+        (5000, 0, lambda steps: 0, 4),
+    ],
 )
 def test_the_answer_runs_through_the_evaluation(
-    size_mib: int, sample_mib: int, fits: Callable[[int], int]
+    size_mib: int, sample_mib: int, fits: Callable[[int], int], most_runs: int
 ) -> None:
     """An evaluation that takes more memory than the steps decides, for each batch size or for all of them."""
     steps = HandRuns(training, gpu(4096))
-    search = BatchFinder(steps, 1).find()
+    largest_by_steps = BatchFinder(HandRuns(training, gpu(4096)), 1).find().largest
     whole = HandRuns(lambda batch: evaluating(batch, size_mib, sample_mib), gpu(4096))
-    notes: list[str] = []
-    found = search_whole(whole, steps, search, 1, notes)
-    expected = fits(search.largest)
-    assert (found.largest, bool(notes)) == (expected, expected < search.largest)
-    assert whole.count <= 9
-    if 0 < expected < search.largest:
-        assert whole.outcome(expected + 1) is Outcome.DOES_NOT_FIT
-        assert notes[0].startswith(
-            f"batch {search.comfortable} runs its first optimizer steps, and needs more"
+    finder = BatchFinder(steps, 1, whole)
+    found = search_whole(whole, steps, finder.find(), 1, finder.most, finder.notes)
+    expected = fits(largest_by_steps)
+    assert (found.largest, bool(finder.notes)) == (expected, expected < largest_by_steps)
+    assert whole.outcome(expected + 1) is Outcome.DOES_NOT_FIT
+    assert steps.count + whole.count <= most_runs
+    if expected < largest_by_steps:
+        assert finder.notes[0].startswith(
+            f"batch {largest_by_steps} runs its first optimizer steps, and needs more"
         )
 
 

@@ -369,9 +369,11 @@ for epoch in range(2):
     assert answer["covered"].startswith("5 optimizer steps, and the evaluation after step 4")
     assert dict(answer["confirmed"])[answer["max_batch"] + 64] == "no"
     assert len(answer["notes"]) == 1 and "in what follows them" in answer["notes"][0]
+    assert answer["runs"] <= 10
     script.write_text(code.replace("ROWS", "2 ** 20"), encoding="utf-8")
     answer = largest_batch(emulator, script, "--gpu-mib", "2000", "--multiple-of", "64", exit_code=1)
     assert (answer["max_batch"], answer["first_failure"]["failure"]["line"]) == (0, f"{script}:11")
+    assert answer["runs"] <= 5
 
 
 def test_the_largest_batch_of_a_script(emulator: Emulator, tmp_path: Path) -> None:

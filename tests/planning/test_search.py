@@ -6,7 +6,15 @@ from math import log2
 import pytest
 from hypothesis import example, given, strategies as st
 
-from planner.planning.search import MOST_ISLANDS, NEIGHBOURS, Search, largest, largest_by_extrapolation
+from planner.planning.search import (
+    MOST_ISLANDS,
+    NEIGHBOURS,
+    Search,
+    boundary_along_lines,
+    boundary_between,
+    largest,
+    largest_by_extrapolation,
+)
 from planner.program import LARGEST_BATCH
 from planner.program.events import Outcome
 
@@ -201,3 +209,36 @@ def test_any_line_leads_to_a_boundary(fits: int, comfortable: int, noise: list[i
 
     search = largest_by_extrapolation(boundaries(fits, comfortable), (need_bytes, need_bytes), 300, (2, 3))
     assert answer_of(search) == (fits, comfortable, fits + 1)
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000), st.integers(0, 10**6))
+def test_a_line_through_what_fits_leads_to_the_boundary(start: int, more: int, fixed_bytes: int) -> None:
+    """The need of batch sizes that fit is asked alone, and two lines are enough if it is linear."""
+    boundary, asked = start + more, []
+    limit_bytes = fixed_bytes + 1000 * boundary + 999
+
+    def fits(batch: int) -> bool:
+        asked.append(batch)
+        return fixed_bytes + 1000 * batch <= limit_bytes
+
+    def need_bytes(batch: int) -> int:
+        assert fixed_bytes + 1000 * batch <= limit_bytes
+        return fixed_bytes + 1000 * batch
+
+    assert boundary_along_lines(fits, need_bytes, limit_bytes, start, LARGEST_BATCH) == boundary
+    assert len(set(asked)) <= 6
+
+
+@given(st.integers(0, 5000), st.integers(1, 5000), st.data())
+def test_a_boundary_between_probes_is_found_by_bisection(low: int, width: int, data: st.DataObject) -> None:
+    """One below the end is probed first, then halves."""
+    boundary = data.draw(st.integers(low, low + width - 1))
+    asked = []
+
+    def fits(batch: int) -> bool:
+        asked.append(batch)
+        return batch <= boundary
+
+    assert boundary_between(fits, low, low + width) == boundary
+    assert len(asked) <= 2 + log2(width)
+    assert not asked or asked[0] == low + width - 1

@@ -38,8 +38,7 @@ def attach(torch: Any, core: Any) -> None:
         return
     recorder = Recorder(torch, core, Path(folder))
     import_module("torch.optim.optimizer").register_optimizer_step_post_hook(recorder.after_step)
-    if os.environ.get("PLANNER_EMULATED_STOP_AFTER_EVALUATION"):
-        recorder.watch_evaluation()
+    recorder.watch_evaluation()
     torch.cuda._lazy_call(recorder.watch_memory)
     os.register_at_fork(after_in_child=recorder.restart)
     register_after_fork(recorder, _finish_with_process)
@@ -159,7 +158,6 @@ class Recorder:
         self._peaks: Peaks | None = None  # until torch initializes CUDA
         kinds = os.environ.get("PLANNER_EMULATED_HISTORY", "").split()
         self._course = Course(torch, self._places) if "course" in kinds else None
-        self._stops_after_evaluation = False
         self.restart()
 
     def restart(self) -> None:
@@ -181,7 +179,9 @@ class Recorder:
         self._failure: dict[str, Any] | None = None
         self._raised = False  # an exception ended the script
         self._stop_after = int(os.environ.get("PLANNER_EMULATED_STOP_AFTER") or 0)
-        self._evaluation = Evaluation()
+        ends_after_evaluation = bool(os.environ.get("PLANNER_EMULATED_STOP_AFTER_EVALUATION"))
+        self._evaluation = Evaluation() if ends_after_evaluation else None
+        self._history_steps = int(os.environ.get("PLANNER_EMULATED_HISTORY_STEPS") or 0)  # 0: all
 
     # ---- what torch calls
 
@@ -195,13 +195,16 @@ class Recorder:
             self._write(whole=False)  # an empty list: the process uses CUDA
 
     def watch_evaluation(self) -> None:
-        """Begin to count the modules that run without gradients; the first evaluation ends the script."""
+        """Begin to count the modules that run without gradients, if the first evaluation ends the script."""
+        if self._evaluation is None:
+            return
         modules: Any = import_module("torch.nn.modules.module")
         modules.register_module_forward_pre_hook(self._note_module)
-        self._stops_after_evaluation = True
 
     def _note_module(self, module: Any, args: Any) -> None:
-        if not self._torch.compiler.is_compiling() and not self._torch.is_grad_enabled():
+        if self._torch.compiler.is_compiling() or self._torch.is_grad_enabled():
+            return
+        if self._evaluation is not None:
             self._evaluation.modules += 1
 
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -218,13 +221,24 @@ class Recorder:
             self._course.end_step(optimizer)
         self._add_step(self._read_peaks())
         self._write(whole=False)
-        self._evaluation.end_step(self._count)
-        if self._count == self._stop_after or (self._stops_after_evaluation and self._evaluation.is_over):
+        if self._count == self._history_steps:
+            self._end_history()
+        if self._evaluation is not None:
+            self._evaluation.end_step(self._count)
+        if self._count == self._stop_after or (self._evaluation is not None and self._evaluation.is_over):
             self._stopping = True
             ending = threading.Timer(_GRACE_SECONDS, self._end)  # threads of the script may live on
             ending.daemon = True
             ending.start()
             raise SystemExit(0)
+
+    def _end_history(self) -> None:
+        """Write the allocator's history and record no more of it."""
+        if self._history is not None:
+            self._history.write(self._devices())
+            self._history = None
+            if self._snapshot is None:
+                self._torch.cuda.memory._record_memory_history(None)
 
     def _end(self) -> None:
         """Write the record and end the process, whatever else runs in it."""
@@ -359,5 +373,5 @@ class Recorder:
             "step_count": self._count,
             "was_stopped": self._stopping,
             "raised": self._raised,
-            "evaluated_before_step": self._evaluation.before_step,
+            "evaluated_before_step": None if self._evaluation is None else self._evaluation.before_step,
         }

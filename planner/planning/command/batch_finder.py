@@ -2,21 +2,26 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from planner.emulator import EmulatedRun
+from planner.planning.command.by_runs import (
+    by_units,
+    fails_after_steps,
+    in_samples,
+    largest_with_retries,
+    largest_without_retries,
+    search_by_runs,
+)
 from planner.planning.command.command_runs import CommandRuns
 from planner.planning.command.fit import Fit, end_and_peak, fit_runs
 from planner.planning.search import (
     Search,
     boundary_from_guess,
     largest,
-    largest_by_extrapolation,
     largest_near,
 )
 from planner.program import LARGEST_BATCH, Outcome
 
-T = TypeVar("T")
 _FIRST_BATCH = 32  # whose history guides the search
 _NEAR = 0.95  # of the batch size that one history suggests: near the answer, and likely to fit
 _MOST_STRETCH = 16  # a history is not followed beyond so many times its batch size
@@ -29,10 +34,12 @@ class BatchFinder:
 
     runs: CommandRuns
     unit: int
+    whole: CommandRuns | None = None  # runs beyond the first optimizer steps, which answers have to survive
     fit: Fit | None = None  # None: histories do not align, runs alone answer
     notes: list[str] = field(default_factory=list)
     recorded: dict[int, EmulatedRun] = field(default_factory=dict)  # runs in which memory bounds nothing
     most: int = LARGEST_BATCH
+    retries_differ: str = ""  # why replays do not tell the largest batch size with retries
 
     def find(self) -> Search:
         """Find the largest batch size by replay, or by runs alone."""
@@ -68,21 +75,16 @@ class BatchFinder:
         for end_bytes, peak_bytes in end_and_peak(self.recorded[first], first):
             per_sample_bytes = (peak_bytes - end_bytes) // first
             if per_sample_bytes > 0:
-                guess = min(guess, max(0, self._room_bytes() - end_bytes) // per_sample_bytes)
+                guess = min(guess, max(0, self.runs.room_bytes - end_bytes) // per_sample_bytes)
         guess = max(1, int(_NEAR * guess) // self.unit) * self.unit
         return guess if guess != first else 2 * first
-
-    def _room_bytes(self) -> int:
-        """Return the memory of the GPU that is left to the allocator."""
-        device = self.runs.device
-        return device.usable.value - device.context.value
 
     def _with_steps(self, batch: int) -> int:
         """Return the batch size, or the largest below it at which the command takes any optimizer step."""
         if self._has_steps(batch):
             return batch
         units = batch // self.unit
-        batch = boundary_from_guess(self._by_units(self._has_steps), units // 2, units - 1) * self.unit
+        batch = boundary_from_guess(by_units(self._has_steps, self.unit), units // 2, units - 1) * self.unit
         self.most = batch
         self.notes.append(
             f"from batch {batch + self.unit} on the command takes no optimizer step, as where its data set "
@@ -114,23 +116,13 @@ class BatchFinder:
         return self.fit.outcome(batch)
 
     def _search(self) -> Search:
-        return self._in_samples(largest(self._by_units(self._outcome), self.most // self.unit))
+        return in_samples(largest(by_units(self._outcome, self.unit), self.most // self.unit), self.unit)
 
     def _search_near(self, search: Search, outcome: Callable[[int], Outcome]) -> Search:
         """Search again by this outcome of a batch size, near an earlier search."""
         guesses = search.comfortable // self.unit, search.largest // self.unit
-        return self._in_samples(largest_near(self._by_units(outcome), guesses, self.most // self.unit))
-
-    def _by_units(self, function: Callable[[int], T]) -> Callable[[int], T]:
-        """Return a function of the batch size as one of multiples."""
-        return lambda units: function(units * self.unit)
-
-    def _in_samples(self, search: Search) -> Search:
-        """Return a search among multiples with its batch sizes in samples."""
-        unit = self.unit
-        failure = None if search.first_failure is None else search.first_failure * unit
-        probes = tuple((units * unit, outcome) for units, outcome in search.probes)
-        return Search(search.largest * unit, search.comfortable * unit, failure, probes)
+        found = largest_near(by_units(outcome, self.unit), guesses, self.most // self.unit)
+        return in_samples(found, self.unit)
 
     def _confirm(self, search: Search) -> Search:
         """Run the answers and their successors, and search again where a run disagrees."""
@@ -139,16 +131,19 @@ class BatchFinder:
         while (batch := self._unconfirmed(search)) is not None:
             if self.runs.count >= most_runs:
                 return self._find_by_runs("replays and runs disagree again and again", search)
-            expected, outcome = self._outcome(batch), self.runs.outcome(batch)
+            expected = self._outcome(batch)
+            if self._needs_more_whole(batch, search, expected):
+                return search
+            outcome = self.runs.outcome(batch)
             contradictions = 0 if outcome is expected else contradictions + 1
             # A history without retries is that with memory to spare; another one would take a run more.
             if outcome is Outcome.FITS or contradictions > 1:
                 reason = self._learn(batch)
-                if reason and outcome is not Outcome.FITS and batch > search.comfortable + self.unit:
-                    return self._find_retrying_by_runs(reason, search)
                 if reason:
                     return self._find_by_runs(reason, search)
             search = self._search_near(search, self._outcome)
+        if self.retries_differ:
+            return self._find_retrying_by_runs(search)
         if search.largest and self.fit is not None and not self.fit.depends_on_batch:
             self.notes.append(
                 f"memory is the same at batches {' and '.join(map(str, self.fit.batches))}: the command's "
@@ -156,63 +151,69 @@ class BatchFinder:
             )
         return search
 
+    def _needs_more_whole(self, batch: int, search: Search, expected: Outcome) -> bool:
+        """Run an answer that is expected to fit whole; return whether it needs more memory after its steps.
+
+        A whole run that fits as expected, or fails in its first steps, stands for a run of these.
+        """
+        is_answer = batch in (search.comfortable, search.largest) and expected is not Outcome.DOES_NOT_FIT
+        if self.whole is None or not is_answer:
+            return False
+        outcome = self.whole.outcome(batch)
+        if fails_after_steps(self.whole, self.runs, batch):
+            return True
+        if outcome in (expected, Outcome.FITS, Outcome.DOES_NOT_FIT):
+            self.runs.on_gpu[batch] = self.whole.on_gpu[batch]
+            return False
+        return self.runs.outcome(batch) is expected
+
     def _learn(self, batch: int) -> str:
-        """Fit the history at a batch size that ran; return why replays cannot go on, or ""."""
+        """Fit the history at a batch size that ran; return why replays cannot go on, or "".
+
+        Replays with memory to spare may show no retries that a library does without, by smaller workspaces:
+        they still tell which batch sizes run without retries.
+        """
         self._record(batch)
         reason = self._refit(batch)
-        outcome = self.runs.outcome(batch)
-        if self.fit is not None and self.fit.outcome(batch) is not outcome:
-            return f"at batch {batch} a replay gives {self.fit.outcome(batch)}, a run {outcome}"
-        return reason
+        if self.fit is None:
+            return reason
+        expected, outcome = self.fit.outcome(batch), self.runs.outcome(batch)
+        differs = f"at batch {batch} a replay gives {expected}, a run {outcome}"
+        if Outcome.FITS not in (expected, outcome) and expected is not outcome:
+            self.retries_differ = differs
+            return ""
+        return "" if expected is outcome else differs
 
     def _unconfirmed(self, search: Search) -> int | None:
         """Return a batch size that decides the answer and that did not run on the GPU; None: all did."""
         if search.largest and not self._depends_on_batch():
             deciding = [max(self.recorded)]
         else:
-            best, comfortable = search.largest, search.comfortable
-            deciding = [comfortable, comfortable + self.unit, best, best + self.unit]
+            answers = [search.comfortable, *([] if self.retries_differ else [search.largest])]
+            deciding = [batch for answer in answers for batch in (answer, answer + self.unit)]
         return next(
             (batch for batch in deciding if 0 < batch <= self.most and batch not in self.runs.on_gpu), None
         )
 
     # ---- by runs
 
-    def _find_retrying_by_runs(self, reason: str, near: Search) -> Search:
-        """Find the largest batch with retries by runs; the one without retries is confirmed already.
-
-        Where memory is short, cuDNN does with smaller workspaces, which no history with memory to spare
-        shows.
-        """
-        self.notes.append(f"the largest batch with retries is found by runs alone: {reason}")
-
-        def fits(batch: int) -> bool:
-            return self.runs.outcome(batch) is not Outcome.DOES_NOT_FIT
-
-        guess, limit = near.largest // self.unit, self.most // self.unit
-        best = boundary_from_guess(self._by_units(fits), guess, limit) * self.unit
-        probes = {**dict(near.probes), **{batch: run.outcome for batch, run in self.runs.on_gpu.items()}}
-        return Search(best, near.comfortable, best + self.unit, tuple(sorted(probes.items())))
+    def _find_retrying_by_runs(self, near: Search) -> Search:
+        """Find the largest batch with retries by runs; the one without retries is confirmed already."""
+        self.notes.append(f"the largest batch with retries is found by runs alone: {self.retries_differ}")
+        return self._search_of_runs(near.comfortable, near)
 
     def _find_by_runs(self, reason: str, near: Search | None = None) -> Search:
         """Find the largest batch size by runs alone: near an answer that did not hold, or along lines."""
         self.fit = None
         self.notes.append(f"found by runs alone, since histories cannot be replayed: {reason}")
-        if near is not None:
-            return self._search_near(near, self.runs.outcome)
-
-        def reserved_bytes(batch: int) -> int:
-            return self.runs.unbounded(batch).largest.peak.reserved_bytes
-
-        def allocated_bytes(batch: int) -> int:
-            return self.runs.unbounded(batch).largest.peak.allocated_bytes
-
-        low, high = min(self.recorded) // self.unit, max(self.recorded) // self.unit
-        search = largest_by_extrapolation(
-            self._by_units(self.runs.outcome),
-            (self._by_units(reserved_bytes), self._by_units(allocated_bytes)),
-            self._room_bytes(),
-            (low, max(high, low + 1)),
-            self.most // self.unit,
+        if near is None:
+            return search_by_runs(self.runs, self.unit, (min(self.recorded), max(self.recorded)), self.most)
+        return self._search_of_runs(
+            largest_without_retries(self.runs, self.unit, near.comfortable, self.most), near
         )
-        return self._in_samples(search)
+
+    def _search_of_runs(self, comfortable: int, near: Search) -> Search:
+        """Find the largest batch size with retries by runs, near a search that did not hold."""
+        best = largest_with_retries(self.runs, self.unit, max(comfortable, near.largest), self.most)
+        probes = {**dict(near.probes), **{batch: run.outcome for batch, run in self.runs.on_gpu.items()}}
+        return Search(max(comfortable, best), comfortable, best + self.unit, tuple(sorted(probes.items())))

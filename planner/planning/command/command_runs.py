@@ -27,20 +27,17 @@ class CommandRuns:
     on_progress: OnProgress
     on_gpu: dict[int, EmulatedRun] = field(default_factory=dict)
     with_spare: dict[int, EmulatedRun] = field(default_factory=dict)
+    count: int = 0  # runs of the command
 
     @property
     def device(self) -> Device:
         """Return the GPU."""
         return self.options.device
 
-    @property
-    def count(self) -> int:
-        """Return the number of runs of the command."""
-        return len(self.on_gpu) + len(self.with_spare)
-
     def outcome(self, batch: int) -> Outcome:
         """Run the command at this batch size and return whether it fits."""
         if batch not in self.on_gpu:
+            self.count += 1
             self.on_gpu[batch] = self.run(batch, self.options, "on the GPU")
         return self.on_gpu[batch].outcome
 
@@ -54,8 +51,26 @@ class CommandRuns:
             spare = SourcedBytes(size_bytes, "memory to spare")
             device = replace(self.options.device, total=spare, usable=spare)
             options = replace(self.options, device=device)
+            self.count += 1
             self.with_spare[batch] = self.run(batch, options, "with memory to spare")
         return self.with_spare[batch]
+
+    def reserved_bytes(self, batch: int) -> int:
+        """Return the memory that this batch size needs without retries: the peak of reserved memory."""
+        if batch not in self.with_spare:
+            self.outcome(batch)  # if it fits, the run is an answer too
+        return self.unbounded(batch).largest.peak.reserved_bytes
+
+    def allocated_bytes(self, batch: int) -> int:
+        """Return the memory that this batch size needs with retries: the peak of allocated memory."""
+        if batch not in self.with_spare and self.outcome(batch) is not Outcome.DOES_NOT_FIT:
+            return self.on_gpu[batch].largest.peak.allocated_bytes
+        return self.unbounded(batch).largest.peak.allocated_bytes
+
+    @property
+    def room_bytes(self) -> int:
+        """Return the memory of the GPU that is left to the allocator."""
+        return self.device.usable.value - self.device.context.value
 
     def run(self, batch: int, options: RunOptions, where: str) -> EmulatedRun:
         """Run the command at this batch size."""

@@ -13,8 +13,9 @@ from planner.emulator import EmulatedRun, RunOptions
 from planner.errors import UsageError
 from planner.hardware import MIB, check_confidence
 from planner.planning.command.batch_finder import BatchFinder
+from planner.planning.command.by_runs import search_whole
 from planner.planning.command.command_runs import PLACEHOLDER, CommandRuns
-from planner.planning.search import Search, largest_by_extrapolation
+from planner.planning.search import Search
 from planner.program import LARGEST_BATCH, OnProgress, Outcome
 
 STEPS = 3  # optimizer steps of each run: the first makes the optimizer's state
@@ -50,7 +51,7 @@ def find_largest_batch(
     """Find the largest batch size at which a command fits, in about six runs of a few optimizer steps each.
 
     Histories at two batch sizes are aligned and replayed; runs confirm the answers and their successors.
-    If histories do not align, runs alone lead to the answer. The answers then run to the end of the first
+    If histories do not align, runs alone lead to the answer. The answers run to the end of the first
     evaluation, or of the script, unless `options.stop_after` ends all runs before. `{batch}` stands for the
     batch size in one of the command's words or more; only multiples of `multiple_of` are looked at. The
     context is taken as large as it is with this confidence; the rest is emulated. Raises the errors of
@@ -64,11 +65,13 @@ def find_largest_batch(
         )
     start = perf_counter()
     runs = CommandRuns(tuple(command), _cautious(options, confidence), cache, on_progress)
-    finder = BatchFinder(runs, multiple_of)
-    search = finder.find()
     whole = CommandRuns(tuple(command), _to_evaluation(runs.options), cache, on_progress)
-    if options.stop_after is None:
-        search = search_whole(whole, runs, search, multiple_of, finder.notes)
+    goes_on = options.stop_after is None
+    finder = BatchFinder(runs, multiple_of, whole if goes_on else None)
+    search = by_steps = finder.find()
+    if goes_on:
+        search = search_whole(whole, runs, by_steps, multiple_of, finder.most, finder.notes)
+    replayed = () if finder.fit is None or search is not by_steps else finder.fit.batches
     on_gpu = {**runs.on_gpu, **whole.on_gpu}
     failed = [batch for batch, run in on_gpu.items() if run.outcome is Outcome.DOES_NOT_FIT]
     search = replace(search, first_failure=min(failed, default=None))
@@ -82,7 +85,7 @@ def find_largest_batch(
         _run_at(on_gpu, search.largest),
         _run_at(on_gpu, search.comfortable),
         _run_at(on_gpu, search.first_failure or 0),
-        () if finder.fit is None else finder.fit.batches,
+        replayed,
         tuple((batch, run.outcome) for batch, run in sorted(on_gpu.items())),
         "" if answer is None else _covered(answer),
         tuple(finder.notes),
@@ -94,38 +97,6 @@ def find_largest_batch(
 def _run_at(on_gpu: Mapping[int, EmulatedRun], batch: int) -> EmulatedRun | None:
     """Return the run at a batch size, or at the largest that ran if the search has no end."""
     return on_gpu.get(max(on_gpu) if batch >= LARGEST_BATCH // 2 else batch)
-
-
-def search_whole(
-    whole: CommandRuns, steps: CommandRuns, search: Search, unit: int, notes: list[str]
-) -> Search:
-    """Run the answers of a search by steps to the first evaluation, and search below if they fail there."""
-    if search.largest >= LARGEST_BATCH // 2:
-        whole.outcome(max(steps.on_gpu))
-        return search
-    answers = sorted({search.comfortable, search.largest} - {0})
-    failed = [batch for batch in answers if whole.outcome(batch) is not steps.outcome(batch)]
-    if not failed:
-        return search
-    notes.append(
-        f"batch {failed[0]} runs its first optimizer steps, and needs more memory in what follows them: an "
-        "evaluation, a checkpoint or later steps"
-    )
-    if whole.outcome(unit) is Outcome.DOES_NOT_FIT:
-        return Search(0, 0, unit, ((unit, Outcome.DOES_NOT_FIT),))
-    device, most = whole.device, search.largest // unit
-    found = largest_by_extrapolation(
-        lambda units: whole.outcome(units * unit),
-        (
-            lambda units: whole.unbounded(units * unit).largest.peak.reserved_bytes,
-            lambda units: whole.unbounded(units * unit).largest.peak.allocated_bytes,
-        ),
-        device.usable.value - device.context.value,
-        (1, max(2, most)),
-        most,
-    )
-    probes = tuple((units * unit, outcome) for units, outcome in found.probes)
-    return Search(found.largest * unit, found.comfortable * unit, found.first_failure, probes)
 
 
 def _covered(run: EmulatedRun) -> str:
@@ -142,7 +113,7 @@ def _covered(run: EmulatedRun) -> str:
 
 def _to_evaluation(options: RunOptions) -> RunOptions:
     """Return the options of runs that go on to the first evaluation, or to the end of the script."""
-    return replace(options, stop_after=None, stops_after_evaluation=True, keeps_histories=False)
+    return replace(options, stop_after=None, stops_after_evaluation=True, history_steps=options.stop_after)
 
 
 def _cautious(options: RunOptions, confidence: float) -> RunOptions:

@@ -529,3 +529,25 @@ train(torchvision.models.resnet18(num_classes=10), 8, steps=5)
     answer = emulator.run(code, "--gpu", "L4", "--stop-after", "2")
     assert answer["ranks"][0]["step_count"] == 2
     assert answer["ranks"][0]["after_steps"] is not None
+
+
+def test_memory_of_a_long_run_does_not_grow_with_its_steps(emulator: Emulator) -> None:
+    """What a step makes on the host, the recorder and the stand-in libraries let go."""
+    code = """
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def host_bytes():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+def steps(count):
+    for _ in range(count):
+        model(torch.empty(8, 8, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+steps(500)
+before = host_bytes()
+steps(2000)
+print("grown", host_bytes() - before, file=sys.stderr)
+"""
+    done = emulator.start(code, "--gpu", "L4")
+    grown_bytes = next(int(line.split()[1]) for line in done.stderr.splitlines() if line.startswith("grown "))
+    assert grown_bytes < 2000 * 512  # less than any object of a step

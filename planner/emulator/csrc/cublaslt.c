@@ -32,6 +32,10 @@ cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *l, cudaDataTyp
   *l = emu_handle();
   return cublasLtMatrixLayoutInit_internal(*l, sizeof **l, type, rows, columns, ld);
 }
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) {
+  free(l);
+  return 0;
+}
 cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l, cublasLtMatrixLayoutAttribute_t a,
                                                 const void *v, size_t n) {
   if (a == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT && n == 4) memcpy(&((layout *)l)->batch, v, 4);
@@ -46,6 +50,10 @@ cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *o, cublasComputeTy
                                         cudaDataType scale) {
   *o = emu_handle();
   return cublasLtMatmulDescInit_internal(*o, sizeof **o, compute, scale);
+}
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t o) {
+  free(o);
+  return 0;
 }
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t o, cublasLtMatmulDescAttributes_t a,
                                               const void *v, size_t n) {

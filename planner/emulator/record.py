@@ -53,6 +53,7 @@ class GpuRecord(Struct, frozen=True):
     step_count: int
     was_stopped: bool  # by --stop-after
     raised: bool = False  # an exception ended the script
+    merged_from: int | None = None  # the step from which on one row has the largest peaks of all steps
     evaluated_before_step: int | None = None  # the step after an evaluation that ended the script
 
     @property

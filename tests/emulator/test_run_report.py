@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from planner.emulator.child.steps import MOST_ROWS, Steps
 from planner.emulator.launch import RunOptions, run_emulated
 from planner.emulator.record import EmulatedRun, GpuRecord, OutOfMemory, Peaks, StepPeaks, read_records
 from planner.errors import DataFileError, ModelError, UnsavedError
@@ -277,3 +278,33 @@ def test_json_of_a_search() -> None:
     assert (answer["replayed"], answer["notes"], answer["runs"]) == ([32, 40], [], 6)
     assert answer["covered"] == "the first 3 optimizer steps: nothing after them"
     assert answer["confirmed"] == [[40, "yes"], [41, "with_retries"], [44, "with_retries"], [45, "no"]]
+
+
+def test_the_record_of_a_long_run_is_bounded() -> None:
+    """Steps that all differ fill a number of rows; later ones share the last row and its largest peaks."""
+    steps, kept = Steps(), []
+    for step in range(1, 3 * MOST_ROWS + 1):
+        steps.add(step, {0: {"allocated_bytes": step % 7, "reserved_bytes": step % 5}})
+        kept.append(len(steps.rows))
+    assert max(kept) == MOST_ROWS
+    last = steps.of(0)[-1]
+    assert (last["first"], last["last"], steps.merged_from) == (MOST_ROWS, 3 * MOST_ROWS, MOST_ROWS)
+    assert last["peaks"] == {"allocated_bytes": 6, "reserved_bytes": 4}
+
+
+def test_equal_steps_are_one_row() -> None:
+    """A run of any number of equal steps has one row and merges nothing."""
+    steps = Steps()
+    for step in range(1, 3 * MOST_ROWS + 1):
+        steps.add(step, {0: {"allocated_bytes": 1}})
+    assert steps.of(0) == [{"first": 1, "last": 3 * MOST_ROWS, "peaks": {"allocated_bytes": 1}}]
+    assert steps.merged_from is None
+
+
+def test_merged_steps_are_named() -> None:
+    """One row for many steps that differ is not taken for steps with the same peaks."""
+    long = run(replace(record(), merged_from=1000))
+    assert "from step 1,000 on, one row has the largest peaks of all steps" in render_plain(
+        run_document(long)
+    )
+    assert run_to_json(long)["ranks"][0]["merged_from"] == 1000

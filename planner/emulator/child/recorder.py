@@ -23,6 +23,7 @@ from typing import Any
 from .course import Course
 from .frames import line_of, place
 from .history import MAX_EVENTS, History
+from .steps import Steps
 
 _WRITE_SECONDS = 0.5  # between records of a running process
 _GRACE_SECONDS = 5.0  # for a script that is stopped
@@ -173,7 +174,7 @@ class Recorder:
         history = History(torch, self._path.with_suffix(".history"), self._process, self._course)
         self._history = history if "events" in kinds else None
         self._peaks = None
-        self._steps: list[dict[str, Any]] = []
+        self._steps = Steps()
         self._count, self._stopping, self._finished = 0, False, False
         self._finishing = threading.Lock()
         self._failure: dict[str, Any] | None = None
@@ -219,7 +220,7 @@ class Recorder:
                 self._history.mark(device, self._count, self._peaks.stats(device))
         if self._course is not None:
             self._course.end_step(optimizer)
-        self._add_step(self._read_peaks())
+        self._steps.add(self._count, self._read_peaks())
         self._write(whole=False)
         if self._count == self._history_steps:
             self._end_history()
@@ -327,13 +328,6 @@ class Recorder:
             }
         return read
 
-    def _add_step(self, peaks: dict[int, dict[str, int]]) -> None:
-        """Add a step; equal ones in a row are one entry."""
-        if self._steps and self._steps[-1]["peaks"] == peaks:
-            self._steps[-1]["last"] = self._count
-        else:
-            self._steps.append({"first": self._count, "last": self._count, "peaks": peaks})
-
     def _write(self, whole: bool) -> None:
         if not whole and time.monotonic() - self._written < _WRITE_SECONDS and self._count > 3:
             return
@@ -342,7 +336,7 @@ class Recorder:
         self._written = time.monotonic()
         after = self._read_peaks() if whole else {}  # what came after the last step, such as an evaluation
         failed = [] if self._failure is None else [self._failure["device"]]
-        devices = {*after, *failed, *(device for step in self._steps for device in step["peaks"])}
+        devices = {*after, *failed, *self._steps.devices()}
         records = [self._record(device, after.get(device)) for device in sorted(devices)]
         partial = self._path.with_suffix(".partial")
         try:
@@ -356,11 +350,11 @@ class Recorder:
         assert self._peaks is not None
         torch, failure = self._torch, self._failure
         cudnn = torch.backends.cudnn.version()
-        steps = [step for step in self._steps if device in step["peaks"]]
         return {
             **self._process,
             "device": device,
-            "steps": [{**step, "peaks": step["peaks"][device]} for step in steps],
+            "steps": self._steps.of(device),
+            "merged_from": self._steps.merged_from,
             "after_steps": after,
             "retries": self._peaks.stats(device)["num_alloc_retries"],
             "pinned_bytes": self._core.emu_pinned_bytes(),

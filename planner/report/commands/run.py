@@ -100,8 +100,12 @@ def _steps(record: GpuRecord) -> list[Block]:
     ]
     if record.after_steps is not None:
         rows.append(("after the last step", record.after_steps))
-    table, more = _table("Optimizer step", rows), len(record.steps) - MAX_STEPS
-    return [table, *([Paragraph(f"and {more} more, which --json lists")] if more > 0 else [])]
+    more, closing = len(record.steps) - MAX_STEPS, []
+    if more > 0:
+        closing.append(f"and {more:,} more, which --json lists")
+    if record.merged_from is not None:
+        closing.append(f"from step {record.merged_from:,} on, one row has the largest peaks of all steps")
+    return [_table("Optimizer step", rows), *([Paragraph("; ".join(closing))] if closing else [])]
 
 
 def run_summary(explained: ExplainedRun) -> Summary:
@@ -227,7 +231,7 @@ def _rank_to_json(record: GpuRecord) -> dict[str, Any]:
         "gpu": record.device,
         **_peaks_to_json(record.peak),
         "retries": record.retries,
-        **attributes(record, "pinned_mib", "step_count"),
+        **attributes(record, "pinned_mib", "step_count", "merged_from"),
         "steps": _steps_to_json(record),
         "after_steps": None if after is None else _peaks_to_json(after),
         "failure": _failure_to_json(record.failure),

@@ -18,7 +18,14 @@ from torch import Tensor
 
 from planner.capture.arguments import leaves_of
 from planner.capture.cuda import rnn
-from planner.capture.meta_kernels import bitsandbytes, collectives, convolution, cuda_layouts, pointwise
+from planner.capture.meta_kernels import (
+    bitsandbytes,
+    collectives,
+    convolution,
+    cuda_layouts,
+    pointwise,
+    product_dtypes,
+)
 from planner.capture.meta_kernels.strides import empty_strided, is_contiguous_meta
 from planner.capture.operator_table import operator_table
 from planner.program import Capability, Phase
@@ -53,6 +60,7 @@ class _Operator(Struct, frozen=True):
 
     func: Any  # held, so that its `id` stays unique
     kernel: Callable[..., Any] | None  # the planner's, if it has any
+    check: Callable[[tuple[Any, ...]], None] | None  # of operands that CUDA's kernel refuses
     changes_lists: bool
     changes_elements: bool
 
@@ -69,6 +77,8 @@ class MetaRunner:
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], phase: Phase) -> Any:
         """Run an operator on `meta` in a phase of the loop, and return its result."""
         op = self._operators.get(id(func)) or self._inspect(func)
+        if op.check is not None:
+            op.check(args)
         if op.kernel is not None:
             out = op.kernel(*args, **kwargs)
             if out is not NotImplemented:
@@ -96,7 +106,8 @@ class MetaRunner:
         return out
 
     def _inspect(self, func: Any) -> _Operator:
-        op = _Operator(func, self._kernels.get(func), _changes_lists(func), _changes_elements(func))
+        kernel, check = self._kernels.get(func), product_dtypes.CHECKS.get(func)
+        op = _Operator(func, kernel, check, _changes_lists(func), _changes_elements(func))
         self._operators[id(func)] = op
         return op
 

@@ -30,6 +30,14 @@ def is_of_torch(frame: FrameType) -> bool:
     return _root_of(frame) in _TORCH and frame.f_globals.get("__name__") not in _OF_ONE_RUN
 
 
+def skips_meta(frame: FrameType) -> bool:
+    """Return whether torch's `orthogonal_` runs in the frame, which leaves weights on meta as they are.
+
+    So does `trunc_normal_` of torch 2.13; in older versions it makes no tensors.
+    """
+    return frame.f_globals.get("__name__") == "torch.nn.init" and frame.f_code.co_name == "orthogonal_"
+
+
 def caches_answers(frame: FrameType) -> bool:
     """Return whether a frame runs code of a library that caches answers about the machine."""
     return is_of_library(frame) and frame.f_globals.get("__name__") not in _OF_ONE_RUN

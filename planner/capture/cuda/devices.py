@@ -20,7 +20,7 @@ from torch.utils import _device
 from torch.utils._python_dispatch import _disable_current_modes
 
 from planner.capture.cuda import device_queries, graphs as cuda_graphs
-from planner.capture.cuda.callers import is_of_torch, line_of_caller
+from planner.capture.cuda.callers import is_of_torch, line_of_caller, skips_meta
 from planner.capture.cuda.host_tensors import HostTensors, Side
 from planner.capture.cuda.names import Names, Replacement
 from planner.capture.cuda.placed import PlacedTensors
@@ -158,9 +158,11 @@ def placed_devices_shown() -> Iterator[None]:
 
     asking: list[None] = []  # not empty while a wrapper lists its parts, which may query its device
 
-    def shown(read: Any, on_gpu: object) -> property:
+    def shown(
+        read: Any, on_gpu: object, sees_as_it_is: Callable[[FrameType], bool] = is_of_torch
+    ) -> property:
         def answer(tensor: Tensor) -> Any:
-            if asking or is_of_torch(caller_frame()):
+            if asking or sees_as_it_is(caller_frame()):
                 return read.__get__(tensor)
             asking.append(None)
             try:
@@ -173,6 +175,7 @@ def placed_devices_shown() -> Iterator[None]:
     replaced: dict[str, Any] = {
         "device": shown(plain.device, _GPU),
         "is_cuda": shown(plain.is_cuda, True),
+        "is_meta": shown(plain.is_meta, False, lambda frame: is_of_torch(frame) and not skips_meta(frame)),
         "get_device": lambda tensor: 0 if is_put_on_gpu(tensor) else index(tensor),
     }
     with all_patched(Tensor, replaced):

@@ -16,11 +16,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 from planner.capture.cuda.devices import (
     META,
     Placement,
+    is_put_on_gpu,
     keep_default_device,
     placed_devices_shown,
+    placed_tensors,
     planned_device,
 )
-from planner.capture.cuda.placed import PlacedResults
+from planner.capture.cuda.placed import PlacedResults, PlacedTensors
 from planner.capture.models.adapter_types import adapters_like_weights
 from planner.capture.patching import patched
 from planner.capture.wrapped import is_wrapped, parts, with_parts
@@ -142,7 +144,7 @@ def _move_placed(model: nn.Module, placement: Placement) -> list[tuple[Tensor, T
     moved = []
     for holder, key, tensor in _plain_tensors(model):
         if tensor in placement.placed and not tensor.is_meta:
-            moved.append(_move(holder, key, tensor, placement))
+            moved.append(_move(holder, key, tensor, placement.placed))
     return moved
 
 
@@ -150,15 +152,23 @@ def _move_placed(model: nn.Module, placement: Placement) -> list[tuple[Tensor, T
 def parameters_on_meta() -> Iterator[None]:
     """Replace every parameter that a module registers by its counterpart on meta while open.
 
-    A parameter that several modules share stays shared. Changes `nn.Module` for all threads.
+    Parameters that several modules share stay shared. A parameter that user code put on the GPU goes to meta
+    itself, since an optimizer or a step may hold it too. Changes `nn.Module` for all threads.
     """
     register = nn.Module.register_parameter
     likes = WeakIdKeyDictionary()
 
+    def like_of(parameter: nn.Parameter) -> Any:
+        if not is_put_on_gpu(parameter):
+            return like_on_meta(parameter)
+        placed = placed_tensors()
+        with placed.copying_to_cpu():  # so that its like is no result of it
+            return _move({}, "", parameter, placed)[1]
+
     def register_like(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if parameter is not None and not is_lazy(parameter) and not parameter.is_meta:
             if parameter not in likes:
-                likes[parameter] = like_on_meta(parameter)
+                likes[parameter] = like_of(parameter)
             parameter = likes[parameter]
         register(module, name, parameter)
 
@@ -188,12 +198,12 @@ def move_to_meta(model: nn.Module, placement: Placement) -> list[tuple[Tensor, T
                 elif is_lazy(tensor):
                     held[name] = likes[id(tensor)] = like_on_meta(tensor)
                 else:
-                    moved.append(_move(held, name, tensor, placement))
+                    moved.append(_move(held, name, tensor, placement.placed))
                     likes[id(moved[-1][0])] = moved[-1][1]
     return moved
 
 
-def _move(holder: Any, key: Any, tensor: Tensor, placement: Placement) -> tuple[Tensor, Tensor]:
+def _move(holder: Any, key: Any, tensor: Tensor, placed: PlacedTensors) -> tuple[Tensor, Tensor]:
     """Move a tensor to meta; return a tensor with its values and a tensor on meta.
 
     The tensor object itself is moved, since optimizers and closures may hold it too. If a graph or a weak
@@ -209,7 +219,7 @@ def _move(holder: Any, key: Any, tensor: Tensor, placement: Placement) -> tuple[
         holder[key] = like
         pair = tensor, like
     for old, new in zip(storages, parts(pair[1]), strict=True):
-        placement.placed.replace(old, new)
+        placed.replace(old, new)
     return pair
 
 

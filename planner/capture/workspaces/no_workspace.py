@@ -14,7 +14,7 @@ _NAMES = """
     as_strided_ eye full_like rand_like randn_like randint randint_like exponential_ log_normal_
     geometric_ cauchy_ random_ normal bernoulli scatter scatter_ scatter_add scatter_add_
     scatter_reduce scatter_reduce_ index_add index_add_ index_copy index_copy_ index_fill index_fill_
-    slice_scatter select_scatter diagonal_scatter take put unsafe_split
+    slice_scatter select_scatter diagonal_scatter diagonal_copy take put unsafe_split
     unsafe_split_with_sizes unsafe_chunk resize_as_ diag_embed tril_indices triu_indices complex polar isin
     bucketize searchsorted log_sigmoid __or__ __and__ __xor__
     replication_pad1d replication_pad2d replication_pad3d replication_pad1d_backward

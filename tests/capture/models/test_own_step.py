@@ -841,8 +841,21 @@ WEIGHT = 64 * 32 * 4
         ("self.net.weight.detach().clone().cpu()", [WEIGHT, WEIGHT, -WEIGHT]),
         ("self.net.cpu(); self.net.to(device)", [WEIGHT, -WEIGHT, WEIGHT]),
         ("self.best = float((self.net.weight.detach() * 2).amax())", [WEIGHT, WEIGHT, 4, -WEIGHT, -4]),
+        (
+            "scale = nn.Parameter(torch.empty(100, device=device)); float(scale.detach().amax()); "
+            "self.all = nn.ParameterList([scale])",
+            [WEIGHT, 400, 4, -4],
+        ),
+        (
+            "nn.init.orthogonal_(self.net.weight)",  # by Q, R, the factors of reflections and two statuses
+            [WEIGHT, WEIGHT, WEIGHT, 4096, 128, 4, -4, 4, -4, -128, 128, 128, -WEIGHT, -WEIGHT, -4096]
+            + [-128, -128],
+        ),
     ],
-    ids=["cast", "for a moment", "where the weights are", "copied to the CPU", "moved away", "values"],
+    ids=[
+        *("cast", "for a moment", "where the weights are", "copied to the CPU", "moved away", "values"),
+        *("registered after its values are read", "orthogonal weights"),
+    ],
 )
 def test_what_a_constructor_frees_again_is_recorded(tmp_path: Path, line: str, moves: list[int]) -> None:
     """Blocks that come and go on the GPU before the first step are in the trace, in their order."""

@@ -25,6 +25,22 @@ def test_a_batch_is_factored_by_cublas() -> None:
 
 
 @pytest.mark.parametrize(
+    ("shape", "mode", "ops"),
+    [
+        ((48, 16), "reduced", (Hold(64), 4, 4)),
+        ((16, 48), "reduced", (Hold(64), 4, 4)),
+        ((48, 16), "r", (Hold(64), Hold(4 * 48 * 16), 4)),
+        ((4, 16, 16), "complete", (Hold(256), *POINTERS, 4)),
+    ],
+)
+def test_an_orthogonal_factorization_works_in_its_results(
+    shape: tuple[int, ...], mode: str, ops: tuple[Op, ...]
+) -> None:
+    """The factors of the reflections, and a status each of both parts; a copy if no result has the shape."""
+    assert steps(aten.linalg_qr.default, meta(*shape), mode) == (REST, *ops)
+
+
+@pytest.mark.parametrize(
     ("shape", "columns", "ops"),
     [
         ((4, 16, 16), 16, POINTERS),

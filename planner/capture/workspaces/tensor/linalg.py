@@ -15,7 +15,7 @@ from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Release, Ru
 from planner.program import Target
 
 _POINTER, _INFO, _INDEX = 8, 4, 8  # bytes: of a matrix in a batched call, of a status, of a permutation
-_CUSOLVER = ("_linalg_det", "_linalg_slogdet", "linalg_lu_factor_ex", "linalg_lu_solve")
+_CUSOLVER = ("_linalg_det", "_linalg_slogdet", "linalg_lu_factor_ex", "linalg_lu_solve", "linalg_qr")
 
 
 def notes_on_factorizations(operators: Iterable[str]) -> tuple[str, ...]:
@@ -116,7 +116,24 @@ def _triangular_solve(args: Args, out: Tensor, target: Target) -> Ops:
     return (Outputs(), *_triangular(_batch(out), args[0].shape[-1]))
 
 
+def _orthogonal(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
+    """Factor in Q or R, whichever has the matrices' shape, else in a copy (BatchLinearAlgebra.cpp,
+    `linalg_qr_out`), then make Q in place.
+    """
+    matrices, (q, r) = args[0], out
+    rows, columns = matrices.shape[-2:]
+    batch = _batch(matrices)
+    has_q = argument(args, 1, "reduced") != "r"
+    fits = (has_q and q.shape[-1] == columns) or r.shape[-2] == rows
+    copy = () if fits else (Hold(matrices.nbytes),)
+    factors = Hold(matrices.element_size() * batch * min(rows, columns))
+    are_small = rows <= 256 and batch >= max(2, rows // 16)  # which cuBLAS factors
+    factor = _batched(batch) if are_small else (_INFO,)
+    return (Outputs(), factors, *copy, *factor, *((_INFO,) if has_q else ()))
+
+
 RULES: dict[str, Rule] = {
+    "linalg_qr": _orthogonal,
     "linalg_lu_factor_ex": _factors,
     "_linalg_det": _determinant,
     "_linalg_slogdet": _log_determinant,

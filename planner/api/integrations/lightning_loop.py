@@ -1,6 +1,9 @@
 """Derive a job's loop from a Lightning trainer, its module and its data."""
 
 import warnings
+from collections.abc import Sequence
+from dataclasses import replace as replaced
+from math import prod
 from types import SimpleNamespace
 from typing import Any
 
@@ -93,37 +96,54 @@ def _as_training(reason: str) -> str:
 def _validation(
     trainer: Trainer, module: LightningModule, batch_name: str
 ) -> tuple[LiveEvaluation | None, tuple[str, ...]]:
-    """Return the validation with a batch of its data and a note, or None and a note if the data is
+    """Return the validation on the loader with the largest batches, and a note; None and a note if the data is
     unreadable.
     """
     source = trainer.fit_loop.epoch_loop.val_loop._data_source
     try:
-        loader = _first_loader(source.dataloader())
-        sample = _first_batch(trainer, module, loader)
-        size = int(loader.batch_size)
-        follows = size == lightning_getattr(module, batch_name) and _follows(source, module, batch_name, size)
-        evaluation = LiveEvaluation(
-            sample, _step_of(trainer, module, "validation_step"), 0 if follows else size
+        loaders = _loaders(source.dataloader())
+        each = [_validation_of(trainer, module, loaders, index) for index in range(len(loaders))]
+        index = max(range(len(loaders)), key=lambda index: _elements(each[index]))
+        size = each[index].batch
+        follows = size == lightning_getattr(module, batch_name) and _follows(
+            source, module, batch_name, size, index
         )
+        evaluation = replaced(each[index], batch=0) if follows else each[index]
         shapes = ", ".join(map(str, evaluation.inputs()))
     except Exception as error:  # errors of the user's data
         return None, (_as_training(reason_of(error)),)
     batches = "as many samples as the training's" if follows else f"{size:,} samples"
-    return evaluation, (f"validation is planned by its own step, on batches of {batches}: {shapes}",)
+    loader = f", of loader {index} of its {len(loaders)}, which has the largest" if len(loaders) > 1 else ""
+    return evaluation, (f"validation is planned by its own step, on batches of {batches}: {shapes}{loader}",)
 
 
-def _first_loader(loaders: Any) -> Any:
-    """Return the first of a validation's loaders, which may be nested."""
-    while isinstance(loaders, list | tuple | dict):
-        loaders = next(iter(loaders.values() if isinstance(loaders, dict) else loaders))
-    return loaders
+def _loaders(loaders: Any) -> list[Any]:
+    """Return a validation's loaders, in the order of their indices."""
+    if not isinstance(loaders, list | tuple | dict):
+        return [loaders]
+    several = loaders.values() if isinstance(loaders, dict) else loaders
+    return [one for each in several for one in _loaders(each)]
 
 
-def _follows(source: Any, module: LightningModule, name: str, size: int) -> bool:
-    """Return whether the batch size of a validation's loader follows the attribute that the callback sets."""
+def _validation_of(
+    trainer: Trainer, module: LightningModule, loaders: Sequence[Any], index: int
+) -> LiveEvaluation:
+    """Return the validation on batches of one of the loaders, as many samples as it gives."""
+    sample = _first_batch(trainer, module, loaders[index])
+    indices = (0, index) if len(loaders) > 1 else (0,)
+    step = _step_of(trainer, module, "validation_step", indices)
+    return LiveEvaluation(sample, step, int(loaders[index].batch_size))
+
+
+def _elements(evaluation: LiveEvaluation) -> int:
+    return evaluation.batch * sum(prod(spec.shape) for spec in evaluation.inputs())
+
+
+def _follows(source: Any, module: LightningModule, name: str, size: int, index: int) -> bool:
+    """Return whether the batch size of a loader is the attribute that the callback sets."""
     lightning_setattr(module, name, size + 1)
     try:
-        return int(_first_loader(source.dataloader()).batch_size) == size + 1
+        return int(_loaders(source.dataloader())[index].batch_size) == size + 1
     finally:
         lightning_setattr(module, name, size)
 
@@ -146,16 +166,19 @@ def _data_hooks(trainer: Trainer, module: LightningModule, name: str) -> Any:
     return getattr(module if selector is None else selector.get_instance(name), name)
 
 
-def _step_of(trainer: Trainer, module: LightningModule, method: str) -> Any:
-    """Return a function that runs a step method of the module after the hook for batches on the GPU."""
+def _step_of(trainer: Trainer, module: LightningModule, method: str, indices: tuple[int, ...] = (0,)) -> Any:
+    """Return a step of the module by this method, with the hook that changes a batch on the GPU before.
+
+    `indices` are those of the batch and, if there are several loaders, of its loader.
+    """
     name = "on_after_batch_transfer"
     transfer = _data_hooks(trainer, module, name)
     is_own = getattr(transfer, "__self__", None) is module
     takes_index = is_param_in_hook_signature(getattr(module, method), "batch_idx", min_args=2)
 
     def step(copied: Any, batch: Any) -> Any:
-        batch = (getattr(copied, name) if is_own else transfer)(batch, 0)
-        return getattr(copied, method)(*((batch, 0) if takes_index else (batch,)))
+        batch = (getattr(copied, name) if is_own else transfer)(batch, indices[-1] if indices[1:] else 0)
+        return getattr(copied, method)(*((batch, *indices) if takes_index else (batch,)))
 
     return step
 

@@ -544,6 +544,26 @@ def test_validation_is_planned_with_its_own_data_and_step() -> None:
     assert "on batches of 2 samples: 3x64x64" in str(of[64, False].result)
 
 
+class SegmentsOfTwo(Segments):
+    """One that validates on small images and on whole ones, each with its loader."""
+
+    def val_dataloader(self) -> Any:
+        return {"small": self.images(16, 2), "whole": self.images(64, self.batch_size)}
+
+    def validation_step(self, batch: Any, index: int, dataloader_idx: int) -> None:  # type: ignore[override]
+        assert dataloader_idx == int(batch[0].shape[-1] == 64)
+        super().validation_step(batch, index)
+
+
+def test_validation_of_several_loaders_is_planned_by_the_largest() -> None:
+    """Images of 64 pixels come from the second of two loaders, whose index the step gets."""
+    callback = planned(SegmentsOfTwo())
+    assert callback.batch_size == planned(Segments()).batch_size
+    assert "3x64x64, scalar:int64, of loader 1 of its 2, which has the largest" in " ".join(
+        str(callback.result).split()
+    )
+
+
 def test_validation_data_that_cannot_be_read_is_named() -> None:
     """A loader that fails in a plan leaves the validation planned as training steps, with a warning."""
     module = Segments()

@@ -1,7 +1,6 @@
-"""Evaluations between the steps: by a Trainer of transformers, by Lightning and by the planner's own loop.
+"""Evaluations of a Trainer of transformers between its steps, with what they gather on the GPU.
 
-The emulated side of a trainer or of Lightning is the same script. Both sides need transformers, accelerate
-and lightning.
+The emulated side is the same script's `train()`. Both sides need transformers and accelerate.
 """
 
 import json
@@ -31,4 +30,4 @@ def _cases() -> Iterator[Case]:
         yield Case(job, command, stop_after=1000)  # it ends by itself
 
 
-CAPABILITY = Capability("Evaluations by a Trainer, by Lightning and by an own loop", tuple(_cases()))
+CAPABILITY = Capability("a Trainer's, with what it gathers on the GPU", tuple(_cases()))

@@ -17,7 +17,7 @@ from .events import (
     Alloc as Alloc, Category as Category, Event as Event, Free as Free, GRAPH_POOL as GRAPH_POOL,
     GrowthSource as GrowthSource,
     Outcome as Outcome, Phase as Phase, PhaseStart as PhaseStart, Fact as Fact,
-    Site as Site,
+    LEFT_OUT_NOTE as LEFT_OUT_NOTE, Site as Site,
     NextWorkspaces as NextWorkspaces, TensorProvenance as TensorProvenance,
     Trace as Trace,
 )

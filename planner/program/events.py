@@ -11,6 +11,9 @@ from msgspec import Struct
 
 from planner.program.convolution import Convolution, ConvWorkspace, ConvWorkspaceSource, Workspaces
 
+# Beginning of the notes on a part of the job that takes memory and is left out, which headlines repeat.
+LEFT_OUT_NOTE = "not planned: "
+
 # In place of a stream: the private memory pool of CUDA graphs, all captured on one stream. Pools of graphs
 # that a user's code captures have the numbers after it.
 GRAPH_POOL = 2**20

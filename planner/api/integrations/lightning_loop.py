@@ -96,8 +96,8 @@ def _as_training(reason: str) -> str:
 def _validation(
     trainer: Trainer, module: LightningModule, batch_name: str
 ) -> tuple[LiveEvaluation | None, tuple[str, ...]]:
-    """Return the validation on the loader with the largest batches, and a note; None and a note if the data is
-    unreadable.
+    """Return the validation on the loader with the largest batches, or None if its data is unreadable, and a
+    note.
     """
     source = trainer.fit_loop.epoch_loop.val_loop._data_source
     try:

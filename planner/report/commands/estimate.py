@@ -16,7 +16,7 @@ from planner.planning import (
     steps_of_epoch,
 )
 from planner.planning.estimators import Method
-from planner.program import GrowingSite, Growth, Outcome
+from planner.program import LEFT_OUT_NOTE, GrowingSite, Growth, Outcome
 from planner.report.assumptions import assumptions, run_assumptions
 from planner.report.budget import budget_table, job_to_report
 from planner.report.describe import job_entry, place_text
@@ -75,7 +75,14 @@ def estimate_document(estimate: Estimate, import_seconds: float) -> Document:
 def headline(estimate: Estimate, *entries: Entry) -> Headline:
     """Return the headline with the verdict on a batch, the place of a failure, and further entries."""
     answer, own = verdict(estimate)
-    return Headline((answer, *own, *entries), style_of(estimate))
+    return Headline((answer, *own, *left_out_entries(estimate), *entries), style_of(estimate))
+
+
+def left_out_entries(estimate: Estimate | None) -> list[Entry]:
+    """Return the parts of the job that take memory and are not planned."""
+    notes = () if estimate is None else estimate.notes
+    left_out = [note.removeprefix(LEFT_OUT_NOTE) for note in notes if note.startswith(LEFT_OUT_NOTE)]
+    return [Entry("Not planned", "; ".join(left_out))] if left_out else []
 
 
 def style_of(estimate: Estimate) -> Style:

@@ -15,6 +15,7 @@ from planner.report.commands.estimate import (
     estimate_to_json,
     exit_entries,
     failure_entries,
+    left_out_entries,
     likely_text,
     memory_sections,
     plan_seconds_to_json,
@@ -37,7 +38,7 @@ def plan_document(plan: Plan, import_seconds: float) -> Document:
     shown = plan.answer or plan.at_max or plan.first_failure
     style: Style = "bad" if plan.answer is None else style_of(plan.answer)
     sections: list[list[Block]] = [
-        [Headline((*_headline(plan), *_multiple(plan), job_entry(plan.job)), style)]
+        [Headline((*_headline(plan), *_multiple(plan), *left_out_entries(shown), job_entry(plan.job)), style)]
     ]
     if shown is not None:
         sections += [[budget_table(plan.budget)], *memory_sections(shown)]

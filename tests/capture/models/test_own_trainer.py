@@ -2,9 +2,11 @@
 
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import planner
 from planner.capture.session import record
 from planner.errors import UsageError
 from planner.jobs import Job, Mode, parse_tensor_spec, resolve_job
@@ -139,8 +141,19 @@ def test_an_evaluation_that_cannot_be_planned_is_named(tmp_path: Path) -> None:
     broken = CODE.replace("[1] * 60", "None")
     trace = trace_of(job_of_trainer(tmp_path, broken, model_args=(("eval_rows", 160), *EVALUATES)))
     (note,) = [note for note in trace.notes if "evaluation" in note]
-    assert note.startswith("the trainer's evaluation is not planned, and may take more memory: ")
+    assert note.startswith("not planned: the trainer's evaluation, which may take more memory: ")
     assert "NoneType" in note
+
+
+def test_headlines_name_what_is_not_planned(tmp_path: Path) -> None:
+    """That an evaluation generates texts is said before the memory of the GPU."""
+    (tmp_path / "train.py").write_text(CODE.replace("TrainingArguments", "Seq2SeqTrainingArguments"))
+    settings: dict[str, object] = {**dict(EVALUATES), "eval_rows": 4, "predict_with_generate": True}
+    given: dict[str, Any] = {"model": f"{tmp_path / 'train.py'}:make", "model_arg": settings, "gpu": "T4"}
+    lines = str(planner.estimate(batch=BATCH, **given)).splitlines()
+    (line,) = [number for number, text in enumerate(lines) if text.startswith("Not planned:")]
+    assert "the trainer's evaluation, which generates texts" in lines[line]
+    assert line < next(number for number, text in enumerate(lines) if "left for the allocator" in text)
 
 
 def test_what_is_not_planned_of_a_trainer_is_refused(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from planner.capture.models.transformers.trainer_evaluation import Evaluation, e
 from planner.capture.patching import all_patched, patched
 from planner.errors import UsageError
 from planner.jobs import Job
+from planner.program import LEFT_OUT_NOTE
 
 _ASKED = ("is_torch_cuda_available", "is_torch_bf16_gpu_available", "is_torch_tf32_available")
 # Callbacks that print, and those that need the scores of evaluations.
@@ -165,7 +166,7 @@ class TrainerModule(StepModule):
             f"{MOST_SAMPLES:,} samples of its data"
         ]
         if getattr(arguments, "precompute_ref_log_probs", False):
-            notes.append("the pass of its reference over all samples before training is not planned")
+            notes.append(LEFT_OUT_NOTE + "the pass of its reference over all samples before training")
         return (*notes, *self._evaluation.notes)
 
     def run(

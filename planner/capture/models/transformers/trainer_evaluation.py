@@ -19,6 +19,7 @@ from planner.capture.failure_reasons import reads_values, sentence_of
 from planner.capture.models.transformers.trainer_batches import Batches, longest_sample
 from planner.capture.patching import patched
 from planner.errors import PlannerError
+from planner.program import LEFT_OUT_NOTE
 
 _RUN = 16  # batches at most
 _MOST_ADDED = 4000  # times that results of other batches are made and added
@@ -42,9 +43,8 @@ class Evaluation:
         """Evaluate on each of the trainer's datasets. An evaluation that fails is left out, and named."""
         trainer = self._trainer
         if getattr(trainer.args, "predict_with_generate", False):
-            self.notes = (
-                "the trainer's evaluation is not planned: it generates texts, which take more memory",
-            )
+            what = "the trainer's evaluation, which generates texts and may take more memory"
+            self.notes = (LEFT_OUT_NOTE + what,)
             return
         given = trainer.eval_dataset
         datasets = list(given.values()) if isinstance(given, Mapping) and given else [given]
@@ -54,10 +54,8 @@ class Evaluation:
             except Exception as error:
                 if isinstance(error, PlannerError) and dataset is not None or reads_values(error):
                     raise
-                reason = sentence_of(error)
-                self.notes += (
-                    f"the trainer's evaluation is not planned, and may take more memory: {reason}",
-                )
+                what = "the trainer's evaluation, which may take more memory"
+                self.notes += (f"{LEFT_OUT_NOTE}{what}: {sentence_of(error)}",)
 
     def _run_on(self, dataset: Any) -> None:
         trainer, arguments = self._trainer, self._trainer.args

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from planner.capture.workspaces._rule import argument
 from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Release, Rule, UseCublas
-from planner.program import Target
+from planner.program import LEFT_OUT_NOTE, Target
 
 _POINTER, _INFO, _INDEX = 8, 4, 8  # bytes: of a matrix in a batched call, of a status, of a permutation
 _CUSOLVER = ("_linalg_det", "_linalg_slogdet", "linalg_lu_factor_ex", "linalg_lu_solve", "linalg_qr")
@@ -22,7 +22,7 @@ def notes_on_factorizations(operators: Iterable[str]) -> tuple[str, ...]:
     """Return a note on cuSOLVER's work areas if a trace's operators include its factorizations; else ()."""
     if not any(name.startswith(tuple(f"aten.{one}" for one in _CUSOLVER)) for name in operators):
         return ()
-    return ("work areas of cuSOLVER's factorizations are left out, as emulated runs leave them out",)
+    return (LEFT_OUT_NOTE + "work areas of cuSOLVER's factorizations, which emulated runs leave out too",)
 
 
 def _batch(matrices: Tensor) -> int:

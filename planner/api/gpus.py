@@ -36,6 +36,7 @@ from planner.hardware import (
 from planner.hardware.calibration import find_calibration
 from planner.jobs import BatchShape, Compile, Job, check_count, size_ranges
 from planner.planning import (
+    Answer,
     DeviceFit,
     EpochPrograms,
     FleetTable,
@@ -173,8 +174,14 @@ def gpus(
         multiple,
         price_list,
         quotes,
+        _likely(fits),
     )
     return GpusResult(table)
+
+
+def _likely(fits: Sequence[DeviceFit]) -> tuple[DeviceFit, ...]:
+    """Return the GPUs on which the batch of the figures may fit, but not at the confidence."""
+    return tuple(fit for fit in fits if fit.answer in (Answer.LIKELY, Answer.NOT_KNOWN))
 
 
 def _sort_key(
@@ -253,6 +260,7 @@ def _table_of_varying(
         Seconds(spent, perf_counter() - opened - spent),
         first.source(first.sizes.largest),
         multiple,
+        likely=_likely(fits),
     )
 
 

@@ -19,7 +19,7 @@ from planner.errors import ModelError
 from planner.hardware import Budget, PriceList, process_bytes, upper_process_bytes
 from planner.jobs import Compile, Job
 from planner.planning.epoch import max_useful_batch
-from planner.planning.estimate import Seconds, unlimited
+from planner.planning.estimate import Answer, Seconds, estimate_batch, unlimited
 from planner.planning.quote import Quote
 from planner.planning.replays import ReplayCache, TargetReplays
 from planner.planning.run_search import search_by_runs
@@ -42,6 +42,8 @@ class DeviceFit(Struct, frozen=True):
     process_bytes: int  # as nvidia-smi shows at its peak; in unlimited memory if it does not fit
     process_upper_bytes: int  # the same at the confidence
     comfortable_batch: int  # the largest without retries; 0 if every batch needs retries
+    answer: Answer = Answer.FITS  # whether `batch` fits, graded by its probability
+    p_out_of_memory: float | None = None  # of a batch that does not fit at the confidence, if it is known
 
     @property
     def headroom_bytes(self) -> int:
@@ -70,6 +72,7 @@ class FleetTable(Struct, frozen=True):
     multiple_of: int = 1  # the largest batches had to be multiples of this
     prices: PriceList | None = None
     quotes: Mapping[str, Quote] = {}  # by the GPU's name; empty without prices and throughput
+    likely: tuple[DeviceFit, ...] = ()  # GPUs on which the batch may fit, but not at the confidence
 
 
 def curve(table: FleetTable, points: int = 40) -> tuple[tuple[int, int], ...]:
@@ -103,7 +106,7 @@ def fit_devices(
         for budget in cards
         for target in [budget.device.target]
     }
-    return tuple(_fit(by_kind[_kind(budget)], budget, batch, multiple_of) for budget in cards)
+    return tuple(_fit(job, by_kind[_kind(budget)], budget, batch, multiple_of) for budget in cards)
 
 
 def search_device(replays: TargetReplays, rooms: tuple[MemoryLimits, ...], multiple_of: int = 1) -> Search:
@@ -191,11 +194,19 @@ def _largest_in_rooms(replays: TargetReplays, outcome: Callable[[int], Outcome],
     return largest_below(fits, max(floor, top - NEIGHBOURS), floor) if found is None else found
 
 
-def _fit(replays: TargetReplays, budget: Budget, requested: int | None, multiple_of: int) -> DeviceFit:
+def _fit(
+    job: Job, replays: TargetReplays, budget: Budget, requested: int | None, multiple_of: int
+) -> DeviceFit:
     search = search_device(replays, budget.rooms, multiple_of)
     batch = requested or search.largest or search.least
     outcome, limits = replays.expected(batch, budget)
     peak_bytes = replays.peak_reserved_bytes(batch, limits)
+    answer, chance = Answer.FITS, None
+    if outcome is Outcome.DOES_NOT_FIT:
+        answer = Answer.DOES_NOT_FIT
+        if limits == budget.likely_limits:  # it fits in the memory that is expected
+            estimate = estimate_batch(job, replays.trace(batch), budget)
+            answer, chance = estimate.answer or answer, estimate.p_out_of_memory
     return DeviceFit(
         budget,
         search.largest,
@@ -204,4 +215,6 @@ def _fit(replays: TargetReplays, budget: Budget, requested: int | None, multiple
         process_bytes(budget, peak_bytes),
         upper_process_bytes(budget, peak_bytes),
         search.comfortable,
+        answer,
+        chance,
     )

@@ -10,9 +10,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from planner.errors import BatchTooLargeError, UsageError
-from planner.hardware import Budget, judge_budget, process_bytes, upper_process_bytes, with_config
+from planner.hardware import EVEN_ODDS, Budget, judge_budget, process_bytes, upper_process_bytes, with_config
 from planner.jobs import Batching, BatchShape, Job, Mode, Size, SizeDistribution
-from planner.planning.estimate import Seconds
+from planner.planning.estimate import Answer, Seconds
 from planner.planning.fleet import DeviceFit, search_device
 from planner.planning.replays import ReplayCache, TargetReplays
 from planner.planning.search import boundary_from_guess
@@ -135,6 +135,8 @@ def find_varying_fit(
         process_bytes(budget, at.peak_reserved_bytes),
         upper_process_bytes(budget, at.peak_reserved_bytes),
         side.largest,
+        Answer.FITS if lives else Answer.LIKELY if at.probability < EVEN_ODDS else Answer.DOES_NOT_FIT,
+        None if lives else at.probability,
     )
 
 

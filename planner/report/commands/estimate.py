@@ -120,13 +120,13 @@ def batch_answer(estimate: Estimate) -> str:
     if estimate.answer is Answer.NOT_KNOWN:
         return f"It is not known whether batch {batch} fits"
     if estimate.answer is Answer.LIKELY:
-        return f"Batch {batch} likely fits ({likely_text(estimate)})"
+        return f"Batch {batch} likely fits ({likely_text(estimate.p_out_of_memory)})"
     return f"Batch {batch} fits at confidence {estimate.budget.confidence:g}"
 
 
-def likely_text(estimate: Estimate) -> str:
+def likely_text(p_out_of_memory: float | None) -> str:
     """Return the probability that a batch fits, as text."""
-    share = 1 - (estimate.p_out_of_memory or 0)
+    share = 1 - (p_out_of_memory or 0)
     return f"{share:.0%}".replace("%", " %") if share < _NEARLY_ONE else probability_text(share)
 
 

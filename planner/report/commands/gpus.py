@@ -1,14 +1,14 @@
 """The report of `planner gpus` as document, JSON and CSV."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from planner.hardware import PriceList
 from planner.jobs import job_to_json
-from planner.planning import DeviceFit, FleetTable, Quote
+from planner.planning import Answer, DeviceFit, FleetTable, Quote
 from planner.program import Outcome
 from planner.report.budget import planned_torch
-from planner.report.commands.estimate import STYLES, closing_section, plan_seconds_to_json
+from planner.report.commands.estimate import STYLES, closing_section, likely_text, plan_seconds_to_json
 from planner.report.describe import job_entry, short_op
 from planner.report.document import Block, Bullets, Cell, Column, Document, Entry, Headline, Paragraph, Table
 from planner.report.units import SCHEMA, attributes, batch_text, csv_text, mib
@@ -62,7 +62,7 @@ def gpus_document(table: FleetTable) -> Document:
         assumed.append(f"scratch memory is not counted for {ops}")
     closing += [Bullets("", assumed)] if assumed else []
     return Document.of(
-        [Headline((_answer(table), job_entry(table.job)), style)],
+        [Headline((_answer(table), *_likely(table), job_entry(table.job)), style)],
         [Table(_columns(table), rows, indent=0)] if rows else [],
         [*closing, *closing_section(None, table.seconds, table.import_seconds)],
     )
@@ -76,6 +76,19 @@ def _answer(table: FleetTable) -> Entry:
         multiple = f", a multiple of {table.multiple_of}" if table.multiple_of > 1 else ""
         return Entry("Largest batch", f"of {count} GPUs {sure}{multiple}; {best} of them run the job")
     return Entry("Batch", f"{table.batch}: {count} of {count + table.left_out} GPUs run it {sure}")
+
+
+def _likely(table: FleetTable) -> Iterator[Entry]:
+    """Yield the GPUs that may run a batch, but not at the confidence: with their probability, or unknown."""
+    for answer, title in ((Answer.LIKELY, "Likely fits"), (Answer.NOT_KNOWN, "Not known")):
+        named = [
+            f"batch {fit.batch} on {fit.budget.device.name}"
+            + f" ({likely_text(fit.p_out_of_memory)})" * (answer is Answer.LIKELY)
+            for fit in table.likely
+            if fit.answer is answer
+        ]
+        if named:
+            yield Entry(title, f"{', '.join(named)}; not at confidence {table.confidence:g}")
 
 
 def _row(table: FleetTable, fit: DeviceFit, most: int) -> tuple[Cell | str, ...]:
@@ -191,6 +204,15 @@ def gpus_to_json(table: FleetTable) -> dict[str, Any]:
         **attributes(table, "batch", "multiple_of", "confidence"),
         "rows": [_row_to_json(table, fit) for fit in table.fits],
         "left_out": table.left_out,
+        "likely": [
+            {
+                "gpu": fit.budget.device.name,
+                "batch": fit.batch,
+                "answer": fit.answer.value,
+                "p_out_of_memory": fit.p_out_of_memory,
+            }
+            for fit in table.likely
+        ],
         "prices": _prices_to_json(table.prices),
         "assumptions": list(table.notes),
         **attributes(table, "unknown_ops"),

@@ -80,7 +80,7 @@ def none_text(least: str, failure: Estimate | None, *, smallest_trains: bool) ->
     """Return a phrase saying that not even the smallest batch or size surely fits."""
     why = ", the smallest that trains" if smallest_trains else ""
     if failure is not None and failure.answer is Answer.LIKELY:
-        return f"though {least} likely fits ({likely_text(failure)}){why}"
+        return f"though {least} likely fits ({likely_text(failure.p_out_of_memory)}){why}"
     if failure is not None and failure.answer is Answer.NOT_KNOWN:
         return f"and it is not known whether {least} fits{why}"
     return f"not even {least} fits{why}"

@@ -61,7 +61,8 @@ def _beyond(failure: Estimate, size: Size) -> Headline:
     process = f"{mib_text(failure.process_bytes)} MiB"
     answer = f"Size {size_text(size)} does not fit; without a limit it would take {process}"
     if failure.answer is Answer.LIKELY:
-        answer = f"Size {size_text(size)} likely fits ({likely_text(failure)}), not at the confidence"
+        likely = likely_text(failure.p_out_of_memory)
+        answer = f"Size {size_text(size)} likely fits ({likely}), not at the confidence"
     elif failure.answer is Answer.NOT_KNOWN:
         answer = f"It is not known whether size {size_text(size)} fits"
     return Headline((answer, *failure_entries(failure)), "bad")

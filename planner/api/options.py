@@ -22,6 +22,7 @@ class JobOptions(TypedDict, total=False):
     optimizer: str | type[Any] | None
     optimizer_impl: str | None
     zero_grad: str | None
+    drop_output: bool | None
     keep_grads: bool | None
     steps: int | None
     precision: str | None

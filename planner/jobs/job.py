@@ -165,6 +165,7 @@ class Job(Struct, frozen=True):
     optimizer: Optimizer | str = Optimizer.SGD  # short name, torch.optim class, dotted name or FILE.py:NAME
     optimizer_impl: OptimizerImpl = OptimizerImpl.FOREACH
     zero_grad: ZeroGrad = ZeroGrad.BEFORE_FORWARD
+    drop_output: bool = False  # the loop frees the model's output once it has the loss
     keep_grads: bool = False  # `zero_grad(set_to_none=False)`
     steps: int = 3
     precision: Precision = Precision.FP32

@@ -156,6 +156,7 @@ JOB_OPTIONS: tuple[JobOption, ...] = (
     _option(
         "zero_grad", "before-forward (the default), before-backward or after-step.", "WHEN", methods=_LOOP
     ),
+    _training("drop_output", "Free the model's output once the loss is known, as a Trainer does."),
     _option("keep_grads", "Plan for zero_grad(set_to_none=False): gradients stay allocated.", methods=_LOOP),
     _option("steps", "Number of traced steps; 3 by default.", maximum=100, methods=_LOOP),
     _option("precision", "fp32 (the default), amp-fp16, amp-bf16, or pure fp16 or bf16.", "NAME"),

@@ -241,9 +241,9 @@ def _targets_of(job: Job) -> tuple[TensorSpec, ...]:
 
 # The options that a user's own training step decides.
 _OF_THE_LOOP = (
-    *("loss", "optimizer", "optimizer_impl", "zero_grad", "keep_grads", "precision", "grad_scaler"),
-    *("backward_in_autocast", "memory_format", "checkpoint", "offload", "accumulate", "clip_gradients"),
-    *("ema", "evaluate", "eval_batch", "ddp", "ddp_bucket_view", "freeze", "train_only"),
+    *("loss", "optimizer", "optimizer_impl", "zero_grad", "keep_grads", "drop_output", "precision"),
+    *("grad_scaler", "backward_in_autocast", "memory_format", "checkpoint", "offload", "accumulate"),
+    *("clip_gradients", "ema", "evaluate", "eval_batch", "ddp", "ddp_bucket_view", "freeze", "train_only"),
 )
 
 

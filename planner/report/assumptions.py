@@ -191,7 +191,11 @@ def _loop(job: Job) -> str:
         return f"{job.steps} calls of its own step, whose result lives until the next is there"
     zeroed = "filled with zeros" if job.keep_grads else "set to None"
     when = _ZERO_GRAD[job.zero_grad]
-    return f"{steps}, gradients {zeroed} {when}; {names}, output and loss live until the next are there"
+    if job.drop_output:
+        lives = "the output is freed once its loss is there, which lives until the next one"
+    else:
+        lives = "output and loss live until the next are there"
+    return f"{steps}, gradients {zeroed} {when}; {names}, {lives}"
 
 
 def _sharding(job: Job) -> str:
@@ -213,8 +217,9 @@ def _recipe(job: Job) -> tuple[str, ...]:
         f"each step adds up the gradients of {job.accumulate} batches of this size": job.accumulate > 1,
         f"gradients are clipped by {clipped} before each step of the optimizer": clipped is not None,
         "a moving average of parameters and buffers is kept on the GPU": job.ema,
-        f"before the last step, two batches of {evaluated} are evaluated without gradients; output and loss "
-        "of the training live meanwhile, those of the evaluation afterwards": job.evaluate,
+        f"before the last step, two batches of {evaluated} are evaluated without gradients; "
+        f"{'the loss' if job.drop_output else 'output and loss'} of the training live{'s' * job.drop_output} "
+        f"meanwhile, {'that' if job.drop_output else 'those'} of the evaluation afterwards": job.evaluate,
         "DistributedDataParallel with its defaults: all gradients in one bucket in the first step, then the "
         f"first of 1 MiB and others of 25; {views}": job.ddp,
         f"FSDP2 over {job.fsdp} ranks; the batch size is a rank's; {_sharding(job)}": job.fsdp,

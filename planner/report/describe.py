@@ -94,6 +94,7 @@ def _recipe(job: Job) -> list[str]:
         f"{job.offload} offloaded to the CPU": job.offload is not Offload.NONE,
         f"{job.accumulate} micro-batches a step": job.accumulate > 1,
         f"gradients clipped by {job.clip_gradients}": job.clip_gradients is not ClipGradients.NONE,
+        "output freed before the backward pass": job.drop_output,
         "moving average of the weights": job.ema,
         f"evaluation{batches} between the steps": job.evaluate,
         f"epochs of {job.dataset_size:,} samples": job.dataset_size,

@@ -48,6 +48,7 @@ class _LoopVariables:
     target: Any = None
     output: Any = None
     loss: Tensor | None = None
+    notes: tuple[str, ...] = ()  # on the loss of the last output
 
     def load(self, load_batch: BatchLoader) -> None:
         """Release the last batch, then load the next."""
@@ -95,7 +96,7 @@ def run_loop(
             model, called, job, load_batch, optimizer, on_phase, runtime, buckets, ema, evaluated
         )
         loop.run()
-        return notes + notes_on_loss(job.loss, loop.variables.output)
+        return notes + loop.variables.notes
 
 
 def with_few_micro_batches(job: Job) -> tuple[Job, tuple[str, ...]]:
@@ -199,6 +200,9 @@ class _TrainingLoop:
         else:
             assert isinstance(self.job.loss, Loss)
             variables.loss = loss_of(self.job.loss, variables.output, variables.target)
+        variables.notes = notes_on_loss(self.job.loss, variables.output)
+        if self.job.drop_output:
+            variables.output = None
 
     def _saving(self) -> AbstractContextManager[None]:
         """Return the context that decides whether autograd keeps saved tensors on the GPU or the CPU."""

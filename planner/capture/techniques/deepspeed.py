@@ -134,6 +134,8 @@ class _Loop:
         self._output = engine(*args, **kwargs)
         assert isinstance(job.loss, Loss)
         self._loss = loss_of(job.loss, self._output, target)
+        if job.drop_output:
+            self._output = None
         del args, kwargs, target
         self.start(step, Phase.BACKWARD)
         engine.backward(self._loss)

@@ -69,6 +69,13 @@ def test_gradients_of_micro_batches_are_added_up() -> None:
     ]
 
 
+def test_a_dropped_output_is_freed_before_the_backward_pass() -> None:
+    """Otherwise the variable of the loop keeps it until the next output."""
+    kept, dropped = (story_of_tensors(trace_of(linear, job(drop_output=drops), 2)) for drops in (False, True))
+    assert "-56" not in kept
+    assert "-56" in dropped[: dropped.index("backward 1")]
+
+
 @pytest.mark.parametrize("when", ZeroGrad)
 def test_gradients_are_let_go_of_once_in_a_step(when: ZeroGrad) -> None:
     """Wherever `zero_grad` stands, two steps of three micro-batches make two gradients that stay."""

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import re
 from pathlib import Path
 
@@ -12,13 +11,7 @@ from benchmarks.accuracy import addresses, histories, recorded
 from benchmarks.accuracy.histories import OTHER_ORDER, Counts, replay
 from benchmarks.rows import read_rows
 from planner.allocator.history.published_file import load_published
-
-ROOT = Path(__file__).resolve().parents[2]
-FOLDER = Path(os.environ.get("PLANNER_HISTORIES", ROOT.parent / "shared" / "truth" / "histories"))
-IS_THERE = pytest.mark.skipif(
-    not FOLDER.is_dir(),
-    reason=f"no histories of real GPUs at {FOLDER}; set PLANNER_HISTORIES to their folder",
-)
+from tests.helpers.gpu_records import FOLDER, IS_THERE
 
 
 @IS_THERE

@@ -46,22 +46,33 @@ def placements(folder: Path) -> Iterator[Placement]:
     for path in sorted(folder.glob("*.json.gz")):
         published = load_published(path)
         history = published.history
-        places = [event.address for event in history.events if event.action in _GRANTS]
+        places = _places(history)
         if not places:
             continue
+        above, below = directions(history)
         check = check_history(history)
         capacity = None if check.refused_bytes is None else check.peak_reserved_bytes
         yield Placement(
             published.name,
             "own range" if max(places) < OWN_RANGE_BELOW else "process",
             any(event.action == "segment_map" for event in history.events),
-            sum(one < other for one, other in pairwise(places)),
-            sum(one > other for one, other in pairwise(places)),
+            above,
+            below,
             sum(state.size_bytes for state in history.start),
             check.peak_reserved_bytes,
             reserved_with(history, capacity, falls=False),
             reserved_with(history, capacity, falls=True),
         )
+
+
+def directions(history: History) -> tuple[int, int]:
+    """Return how many new segments of a record lie above and below the segment before."""
+    pairs = [*pairwise(_places(history))]
+    return sum(one < other for one, other in pairs), sum(one > other for one, other in pairs)
+
+
+def _places(history: History) -> list[int]:
+    return [event.address for event in history.events if event.action in _GRANTS]
 
 
 def reserved_with(history: History, capacity_bytes: int | None, *, falls: bool) -> int:

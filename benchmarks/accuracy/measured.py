@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from benchmarks.accuracy import addresses, histories, recorded
+from benchmarks.accuracy import addresses, histories, recorded, recorded_emulated
 from benchmarks.accuracy.histories import OTHER_ORDER, Counts
 from benchmarks.rows import read_rows
 from planner.hardware import MIB
@@ -69,35 +69,44 @@ process of three GPUs, and nothing names the card of 24 GB.
 """
 JOBS = """\
 
-## Measured: whole jobs, planned beside the record
+## Measured: whole jobs, planned and emulated beside the record
 
 {count} of these records are of jobs whose facts are complete enough to write the jobs anew, in
 `benchmarks/accuracy/recorded_jobs`: operators, sizes, order, and which names live on, as the records tell,
-which were seen meanwhile. Each job is planned without a GPU for the version of torch that ran, and held
-against the record allocation by allocation (`python -m benchmarks.accuracy.recorded FOLDER`). A record that
-begins with the first tensor is compared as a whole; one that begins later is of one step, which is compared
-with the last planned one, or, if the cache was empty before it, its peaks with those of the first. Several
-records are of one job with other sizes, so that there are fewer kinds of jobs than rows.
+which were seen meanwhile. Each job is planned without a GPU for the version of torch that ran
+(`python -m benchmarks.accuracy.recorded FOLDER`), and run on an emulated GPU with that version itself, torch
+{versions} (`python -m benchmarks.accuracy.recorded_emulated FOLDER PYTHON...`). Both are held
+against the record, allocation by allocation; the record alone is of a real GPU. A record that begins with
+the first tensor is compared as a whole; one that begins later is of one step, which is compared with the last
+one. Before it an emulated run does what the process did: five steps, or the passes of the models before. If
+the cache was empty before the step, the peaks of a plan are those of the first one. Several records are of
+one job with other sizes, so that there are fewer kinds of jobs than rows. If a record names no card, plan and
+run are for an RTX 4090.
 
 {identical} of {count} plans have the recorded allocations, {allocations} of them, in the same order and of
-the same size, each freed at the recorded place. If a record names no card, the plan is for an RTX 4090.
+the same size, each freed at the recorded place. {emulated} of {runs} emulated runs have them too, each of the
+bytes requested, and {starts} of the {later} that are of a later step begin it with the recorded bytes in use.
 """
 JOBS_FOOT = """\
-{allocated} peaks allocated and {reserved} reserved are the recorded ones to the byte; all are within
-{worst} %. As the requests are the same, what is left is where blocks lie: a free block that is at most 1 MiB
-too large is taken whole, and counts as allocated. Which one is taken follows from CUDA's addresses, and, of
-records that begin later, from the steps before them.
+Of the plans, {allocated} peaks allocated and {reserved} reserved are the recorded ones to the byte, of the
+emulated runs {emulated_allocated} and {emulated_reserved}; all are within {worst} %. As the requests are the
+same, what is left is where blocks lie: a free block that is at most 1 MiB too large is taken whole, and
+counts as allocated. Which one is taken follows from CUDA's addresses. Plans have falling addresses;
+emulated runs have those of most new segments of the record, which rise in {rising} records. With falling ones
+each emulated run has both peaks of the plan. Two peaks of training steps of 405 million parameters differ
+with either order: those records have no segment events of the steps before, in which the memory was reserved.
 
 Writing them down has shown three faults of the planner, which are mended: the first step's tensors could live
 for ever, since importing torch's compiler within an operator kept the frames of all callers; of an optimizer
 that makes its state at once the last tensor was kept; and in inference mode composite operators were taken
-for one kernel each.
+for one kernel each. Running them has shown what the jobs had wrong in blocks that are older than the record:
+the size of the tables of rotary embeddings, other batches beside the first one, and a loss that lives on.
 
-What is missing: the jobs were not run on emulated GPUs with the versions that ran. The four training steps of
-the model of 2.7 billion parameters are not planned alike: its weights come first in `einsum`, whose product
-is transposed in that record of torch 2.6 and contiguous in the torch that plans (2.13). Reductions over a
-transposed product take scratch memory; the record has 164,626,432 bytes for a maximum and 41,156,608 for a
-sum on the H100, which are the bytes that the planner's rules give for such a tensor.
+What is missing: the four training steps of the model of 2.7 billion parameters are not planned alike, and not
+emulated. Its weights come first in `einsum`, whose product is transposed in that record of torch 2.6 and
+contiguous in the torch that plans (2.13). Reductions over a transposed product take scratch memory; the
+record has 164,626,432 bytes for a maximum and 41,156,608 for a sum on the H100, which are the bytes that the
+planner's rules give for such a tensor.
 """
 COLUMNS = "allocations | frees | segments | retries | out of memory | agree"
 
@@ -131,32 +140,61 @@ def measured_lines(table: Table) -> Iterator[str]:
 
 def _job_lines(table: Table) -> Iterator[str]:
     rows = read_rows(recorded.COUNTS, recorded.Comparison)
+    runs = {row.record: row for row in read_rows(recorded_emulated.COUNTS, recorded_emulated.Comparison)}
+    later = [run for run in runs.values() if run.recorded_start_bytes]
     yield JOBS.format(
         count=len(rows),
         identical=sum(row.is_identical for row in rows),
         allocations=f"{sum(row.matched for row in rows if row.is_identical):,}",
-    )
-    cells = (
-        f"{row.record} | {row.card} | {row.torch} | {row.recorded:,} | {row.matched:,} | "
-        f"{row.other_lifetimes} | "
-        f"{_mib(row.planned_allocated_bytes)}, {_mib(row.recorded_allocated_bytes)} | "
-        f"{_mib(row.planned_reserved_bytes)}, {_mib(row.recorded_reserved_bytes)}"
-        for row in rows
+        runs=len(runs),
+        emulated=sum(run.is_identical for run in runs.values()),
+        later=len(later),
+        starts=sum(run.emulated_start_bytes == run.recorded_start_bytes for run in later),
+        versions=", ".join(sorted({run.torch for run in runs.values()}, key=_number)),
     )
     yield from table(
-        "record | card | torch | allocations | planned alike | freed elsewhere | "
-        "peak allocated: planned, recorded (MiB) | reserved",
-        cells,
+        "record | card | torch | allocations | planned alike | emulated alike | "
+        "peak allocated: planned, emulated, recorded (MiB) | reserved",
+        (_job_cells(row, runs.get(row.record)) for row in rows),
         3,
     )
-    pairs = [(row.planned_allocated_bytes, row.recorded_allocated_bytes) for row in rows]
-    reserved = [(row.planned_reserved_bytes, row.recorded_reserved_bytes) for row in rows]
-    worst = max(abs(ours / theirs - 1) for ours, theirs in (*pairs, *reserved))
-    yield JOBS_FOOT.format(
-        allocated=sum(ours == theirs for ours, theirs in pairs),
-        reserved=sum(ours == theirs for ours, theirs in reserved),
-        worst=f"{100 * worst:.2f}",
+    yield JOBS_FOOT.format(**_peaks_alike(rows, list(runs.values())))
+
+
+def _job_cells(row: recorded.Comparison, run: recorded_emulated.Comparison | None) -> str:
+    allocated = f"{_mib(row.planned_allocated_bytes)}, {{}}, {_mib(row.recorded_allocated_bytes)}"
+    reserved = f"{_mib(row.planned_reserved_bytes)}, {{}}, {_mib(row.recorded_reserved_bytes)}"
+    figures = (
+        ("not run", "-", "-")
+        if run is None
+        else (
+            f"{run.matched:,}",
+            _mib(run.emulated_allocated_bytes),
+            _mib(run.emulated_reserved_bytes),
+        )
     )
+    return (
+        f"{row.record} | {row.card} | {row.torch} | {row.recorded:,} | {row.matched:,} | {figures[0]} | "
+        f"{allocated.format(figures[1])} | {reserved.format(figures[2])}"
+    )
+
+
+def _peaks_alike(
+    rows: Sequence[recorded.Comparison], runs: Sequence[recorded_emulated.Comparison]
+) -> dict[str, object]:
+    """Return how many peaks are the recorded ones, and the largest difference."""
+    pairs = {
+        "allocated": [(row.planned_allocated_bytes, row.recorded_allocated_bytes) for row in rows],
+        "reserved": [(row.planned_reserved_bytes, row.recorded_reserved_bytes) for row in rows],
+        "emulated_allocated": [(run.emulated_allocated_bytes, run.recorded_allocated_bytes) for run in runs],
+        "emulated_reserved": [(run.emulated_reserved_bytes, run.recorded_reserved_bytes) for run in runs],
+    }
+    worst = max(abs(ours / theirs - 1) for column in pairs.values() for ours, theirs in column)
+    rising = sum(run.addresses == "rising" for run in runs)
+    counts: dict[str, object] = {
+        name: sum(ours == theirs for ours, theirs in column) for name, column in pairs.items()
+    }
+    return {**counts, "rising": rising, "worst": f"{100 * worst:.2f}"}
 
 
 def _mib(size_bytes: int) -> str:
@@ -208,12 +246,16 @@ def _cells(rows: Sequence[Counts]) -> Iterator[str]:
         yield f"{gpu} | {torch} | {kind} | {len(group)} | {figures} | {sum(row.agrees for row in group)}"
 
 
+def _number(version: str) -> TorchVersion:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
+
+
 def _place(key: tuple[str, str, str]) -> tuple[bool, str, TorchVersion, str]:
     """Order named cards first, then versions as numbers."""
     gpu, torch, kind = key
     return (
         gpu.startswith("not named"),
         gpu,
-        tuple(int(part) for part in torch.split(".") if part.isdigit()),
+        _number(torch),
         kind,
     )

@@ -29,7 +29,7 @@ from planner.allocator.history import (
 from planner.program import Alloc, Free, Phase, PhaseStart, Trace
 
 COUNTS = Path(__file__).with_name("recorded.csv")
-_JOBS = Path(__file__).with_name("recorded_jobs")
+JOBS_FOLDER = Path(__file__).with_name("recorded_jobs")
 _SMALL = {"width": 768, "hidden": 3072, "layers": 12, "heads": 12}
 
 
@@ -77,8 +77,10 @@ def _small(kind: str, length: int, trains: bool) -> RecordedJob:
 
 
 def _large(name: str, batch: int, length: int, arguments: dict[str, Any]) -> RecordedJob:
+    """Return a job of which one step is recorded, after five others."""
     inputs = f"tokens={length}:int64", f"targets={length}:int64"
-    return RecordedJob(name, "transformer.py:Training", batch, "2.11", "RTX 4090", inputs, arguments, 3)
+    arguments = {"context": length} | arguments
+    return RecordedJob(name, "transformer.py:Training", batch, "2.11", "RTX 4090", inputs, arguments, 6)
 
 
 def _passes(length: int, precision: str, steps: int) -> RecordedJob:
@@ -88,7 +90,8 @@ def _passes(length: int, precision: str, steps: int) -> RecordedJob:
     return RecordedJob(name, model, 4, "2.6", "H100 80GB", (f"{length}:int64",), arguments, steps)
 
 
-_INFERENCE: dict[str, Any] = {"trains": False}
+_MEDIUM: dict[str, Any] = {"other_batches": 5}
+_INFERENCE = _MEDIUM | {"trains": False}
 JOBS = (
     *(
         RecordedJob(
@@ -107,8 +110,8 @@ JOBS = (
     *(_passes(length, kind, 1 + (length > 128)) for kind in ("fp32", "bf16") for length in (128, 256, 512)),
     *(_large(f"cs336-medium-inference-b4x{n}-fp32", 4, n, _INFERENCE) for n in (128, 256, 1024)),
     _large("cs336-medium-inference-b4x512-bf16", 4, 512, _INFERENCE | {"in_bfloat16": True}),
-    *(_large(f"cs336-medium-fullstep-b4x{length}-fp32", 4, length, {}) for length in (128, 256)),
-    _large("cs336-medium-fullstep-b4x512-bf16", 4, 512, {"in_bfloat16": True}),
+    *(_large(f"cs336-medium-fullstep-b4x{length}-fp32", 4, length, _MEDIUM) for length in (128, 256)),
+    _large("cs336-medium-fullstep-b4x512-bf16", 4, 512, _MEDIUM | {"in_bfloat16": True}),
     _large("cs336-small-step-b32x256-windows", 32, 256, _SMALL | {"updates": False}),
 )  # fmt: skip
 
@@ -118,7 +121,7 @@ def compare(job: RecordedJob, folder: Path) -> Comparison:
     history = load_published(folder / f"{job.record}.json.gz").history
     options: dict[str, Any] = {"input": list(job.inputs), "model_arg": job.arguments}
     plan = planner.explain(
-        str(_JOBS / job.model), job.batch, gpu=job.gpu, torch=job.torch, steps=job.steps, **options
+        str(JOBS_FOLDER / job.model), job.batch, gpu=job.gpu, torch=job.torch, steps=job.steps, **options
     )
     trace, peaks = plan.trace, plan.estimate.run.step_peaks
     check = check_history(history)

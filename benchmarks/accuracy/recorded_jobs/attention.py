@@ -43,4 +43,5 @@ class Passes:
         self.keys = keys.to(DEVICE).requires_grad_()
         self.values = values.to(DEVICE).requires_grad_()
         self.output = self.attention(self.queries, self.keys, self.values)
-        self.output.sum().backward()
+        self.total = self.output.sum()
+        self.total.backward()

@@ -1,6 +1,7 @@
 """A language model of 2.7 billion parameters whose forward passes are recorded with their graph.
 
-Norms go over the vector norm, rotations are written into an empty tensor, the mask is an expanded one.
+Norms go over the vector norm, rotations are written into an empty tensor, the mask is an expanded one. Each
+block has its own table of rotations, for as many positions as the texts have.
 """
 
 import math
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 DEVICE = "cuda"
 TEXTS = 4
-VOCABULARY, CONTEXT, WIDTH, HIDDEN, HEADS, BLOCKS = 10_000, 512, 2560, 10_240, 32, 32
+VOCABULARY, WIDTH, HIDDEN, HEADS, BLOCKS = 10_000, 2560, 10_240, 32, 32
 
 
 class Weights(nn.Module):
@@ -55,20 +56,18 @@ class Norm(nn.Module):
 class Rotation(nn.Module):
     """Rotate pairs of features by the position."""
 
-    cosines: Tensor
-    sines: Tensor
+    table: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, positions: int) -> None:
         super().__init__()
         features = WIDTH // HEADS
         speeds = 10_000.0 ** -(torch.arange(0, features, 2) / features)
-        angles = torch.outer(torch.arange(CONTEXT), speeds)
-        self.register_buffer("cosines", angles.cos(), persistent=False)
-        self.register_buffer("sines", angles.sin(), persistent=False)
+        angles = torch.outer(torch.arange(positions), speeds)
+        self.register_buffer("table", torch.stack([angles.cos(), angles.sin()]), persistent=False)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        cosines = self.cosines[positions]
-        sines = self.sines[positions]
+        cosines = self.table[0][positions]
+        sines = self.table[1][positions]
         rotated = torch.empty_like(x)
         rotated[..., 0::2] = x[..., 0::2] * cosines - x[..., 1::2] * sines
         rotated[..., 1::2] = x[..., 0::2] * sines + x[..., 1::2] * cosines
@@ -95,11 +94,11 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tenso
 class SelfAttention(nn.Module):
     """Attention of several heads to earlier positions."""
 
-    def __init__(self, rotation: Rotation) -> None:
+    def __init__(self, positions: int) -> None:
         super().__init__()
         self.queries, self.keys, self.values = (Weights(WIDTH, WIDTH) for _ in range(3))
         self.output = Weights(WIDTH, WIDTH)
-        self.rotation = rotation
+        self.rotation = Rotation(positions)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, _ = x.shape
@@ -136,10 +135,10 @@ class GatedLayers(nn.Module):
 class Block(nn.Module):
     """Attention and gated layers, each after a norm and added to its input."""
 
-    def __init__(self, rotation: Rotation) -> None:
+    def __init__(self, positions: int) -> None:
         super().__init__()
         self.norm_1, self.norm_2 = Norm(), Norm()
-        self.attention = SelfAttention(rotation)
+        self.attention = SelfAttention(positions)
         self.layers = GatedLayers()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -154,11 +153,10 @@ class Block(nn.Module):
 class Model(nn.Module):
     """The language model."""
 
-    def __init__(self) -> None:
+    def __init__(self, positions: int) -> None:
         super().__init__()
-        rotation = Rotation()
         self.table = Table()
-        self.blocks = nn.ModuleList(Block(rotation) for _ in range(BLOCKS))
+        self.blocks = nn.ModuleList(Block(positions) for _ in range(BLOCKS))
         self.norm = Norm()
         self.head = Weights(WIDTH, VOCABULARY)
 
@@ -173,7 +171,7 @@ class Passes:
     """Forward passes over one batch, made before; each begins without the graph of the pass before."""
 
     def __init__(self, length: int, in_bfloat16: bool = False) -> None:
-        self.model = Model().to(DEVICE)
+        self.model = Model(length).to(DEVICE)
         self.tokens = torch.zeros(TEXTS, length, dtype=torch.int64, device=DEVICE)
         self.in_bfloat16 = in_bfloat16
         self.scores: Tensor | None = None

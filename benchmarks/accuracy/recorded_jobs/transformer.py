@@ -1,7 +1,8 @@
 """A language model of equal blocks: norms in float32, rotary embeddings, attention and loss written out.
 
 Weights are applied by einsum; AdamW works parameter by parameter and keeps moments that it makes anew. A step
-starts without the gradients, unless they accumulate, and without the names of the step before.
+starts without the gradients and the names of the step before, unless nothing is updated: then the gradients
+accumulate, and the names live until the step replaces them.
 """
 
 import math
@@ -214,10 +215,12 @@ class Training:
         trains: bool = True,
         updates: bool = True,
         in_bfloat16: bool = False,
+        other_batches: int = 0,
     ) -> None:
         self.model = Model(width, hidden, layers, heads, vocabulary, context).to(DEVICE)
         self.optimizer = AdamW(self.model.parameters())
         self.trains, self.updates, self.in_bfloat16 = trains, updates, in_bfloat16
+        self.other_batches = other_batches
         self.tokens: Tensor | None = None
         self.scores: Tensor | None = None
         self.loss: Tensor | None = None
@@ -225,9 +228,11 @@ class Training:
     def step(self, tokens: Tensor, targets: Tensor) -> None:
         """Run one pass over the first batch, which stays on the GPU."""
         if self.tokens is None:
-            self.tokens, self.targets = tokens.to(DEVICE), targets.to(DEVICE)
-        self.scores = self.loss = None
+            self.tokens, self.other_tokens = self._first_and_others(tokens)
+            if self.trains:
+                self.targets, self.other_targets = self._first_and_others(targets)
         if self.updates:
+            self.scores = self.loss = None
             self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(DEVICE, torch.bfloat16, enabled=self.in_bfloat16):
             if not self.trains:
@@ -239,3 +244,8 @@ class Training:
         self.loss.backward()
         if self.updates:
             self.optimizer.step()
+
+    def _first_and_others(self, batch: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the batch of the passes and the ones that lie beside it."""
+        others = torch.zeros(self.other_batches, *batch.shape, dtype=batch.dtype, device=DEVICE)
+        return batch.to(DEVICE), others

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from planner.capture.cuda.threads import caller_frame
 from planner.capture.patching import patched
 
 _MOST_NAMES = 4  # listed in a note
@@ -70,7 +71,7 @@ def _watch_dynamo(calls: CompiledCalls, stack: ExitStack) -> None:
 
     def noting(callback: Any) -> Any:
         if callback not in (None, False):  # None: the code was excluded from compilation
-            caller = sys._getframe(1).f_locals
+            caller = caller_frame().f_locals
             if "fn" in caller:
                 calls.by_dynamo[_name_of(caller["fn"])] = None
         return decide(callback)

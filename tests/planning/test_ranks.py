@@ -7,7 +7,7 @@ from planner.hardware.budget import make_budget
 from planner.hardware.device import Device, SourcedBytes
 from planner.jobs import Job
 from planner.planning import Estimate, estimate_batch, is_worse, ranks_beside, with_ranks
-from planner.program import EQUAL_PARTS_NOTE, Alloc, Category, Outcome, Phase, PhaseStart, Site, Trace
+from planner.program import Alloc, Category, Fact, Outcome, Phase, PhaseStart, Site, Trace
 
 MIB = 2**20
 CARD = make_budget(
@@ -35,7 +35,7 @@ def estimate(rank: int, size_bytes: int) -> Estimate:
 
 def test_ranks_of_equal_parts_are_those_of_the_first() -> None:
     """A trace that says so stands for all ranks."""
-    assert ranks_beside(of_file(8), trace(MIB, f"even: {EQUAL_PARTS_NOTE}")) == ()
+    assert ranks_beside(of_file(8), replace(trace(), facts=frozenset({Fact.EQUAL_PARTS}))) == ()
 
 
 def test_all_of_a_few_ranks_are_planned() -> None:

@@ -21,6 +21,7 @@ from planner.capture.cuda.device_queries import Handle, Stream
 from planner.capture.cuda.devices import Placement
 from planner.capture.cuda.host_tensors import Side
 from planner.capture.cuda.streams import DEFAULT_STREAM
+from planner.capture.cuda.threads import caller_frame
 from planner.capture.distributed.process_group import process_group
 from planner.capture.patching import patched
 from planner.errors import UsageError
@@ -90,7 +91,7 @@ def _making(plain: Callable[..., Tensor], placement: Placement) -> Callable[...,
     @functools.wraps(plain)
     def make(*args: Any, **kwargs: Any) -> Tensor:
         device = kwargs.get("device")
-        if device is None or not _is_of_deepspeed(sys._getframe(1)):
+        if device is None or not _is_of_deepspeed(caller_frame()):
             return plain(*args, **kwargs)
         if torch.device(device).type not in ("cpu", "meta"):
             return plain(*args, **kwargs)
@@ -110,7 +111,7 @@ def _reads() -> dict[str, Callable[[Tensor], Any]]:
 
     def answering(plain: Callable[[Tensor], Any], answer: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
         def read(tensor: Tensor) -> Any:
-            is_asked = tensor.is_meta and _is_of_deepspeed(sys._getframe(1))
+            is_asked = tensor.is_meta and _is_of_deepspeed(caller_frame())
             return answer(tensor) if is_asked else plain(tensor)
 
         return read

@@ -5,7 +5,6 @@ Meshes on `cuda` are on meta, and the environment is as in a process that torchr
 """
 
 import functools
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
@@ -16,6 +15,7 @@ from torch import Tensor, distributed
 
 from planner.capture.cuda.devices import Placement
 from planner.capture.cuda.names import Names, Replacement
+from planner.capture.cuda.threads import caller_frame
 from planner.capture.distributed import data_parallel, point_to_point
 from planner.capture.distributed.pipeline import Stages
 from planner.capture.distributed.process_group import process_group
@@ -103,7 +103,7 @@ def _address(plain: Callable[[Tensor], int]) -> Callable[[Tensor], int]:
 
     @functools.wraps(plain)
     def data_ptr(tensor: Tensor) -> int:
-        if not tensor.is_meta or not _is_of_accelerate(sys._getframe(1)):
+        if not tensor.is_meta or not _is_of_accelerate(caller_frame()):
             return plain(tensor)
         return int(tensor.untyped_storage()._cdata)
 

@@ -75,6 +75,7 @@ def test_options_reach_the_job(capsys: Capture) -> None:
         "optimizer_impl": "for-loop",
         "zero_grad": "after-step",
         "keep_grads": True,
+        "drop_output": False,
         "steps": 2,
         "precision": "bf16",
         "grad_scaler": False,

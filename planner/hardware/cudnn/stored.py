@@ -53,25 +53,45 @@ class Borrowed(NamedTuple):
 
 
 @dataclass(frozen=True)
+class StoredKeys:
+    """The stored convolutions of a kind, which all GPUs share."""
+
+    places: Mapping[str, int]  # by key
+    _families: dict[str, list[Candidate]] = field(default_factory=dict)  # as far as they were needed
+
+    def family(self, family: str) -> list[Candidate]:
+        """Return the convolutions of a family."""
+        if family not in self._families:
+            self._families[family] = candidates_of(family, self.places)
+        return self._families[family]
+
+
+@dataclass(frozen=True)
 class Answers:
     """The answers for a kind of convolutions on some GPUs."""
 
     cudnn: str
     gpus: StoredGpus  # whose answers they are
-    places: Mapping[str, int]  # of the convolutions' keys
+    keys: StoredKeys
     curves: Sequence[Curve | None]
-    _families: dict[str, list[Candidate]] = field(default_factory=dict)  # as far as they were needed
+    _families: dict[str, list[Candidate]] = field(default_factory=dict)  # those with a curve
+    _borrowed: dict[str, Borrowed | None] = field(default_factory=dict)  # by key
 
     def find(self, key: str) -> Curve | None:
         """Return the curve of a convolution by its `key_of`; None if it is not stored."""
-        place = self.places.get(key)
+        place = self.keys.places.get(key)
         return None if place is None else self.curves[place]
 
     def find_similar(self, key: str) -> Borrowed | None:
         """Return the answer by the most similar convolutions, or None if none is of its family."""
+        if key not in self._borrowed:
+            self._borrowed[key] = self._borrow(key)
+        return self._borrowed[key]
+
+    def _borrow(self, key: str) -> Borrowed | None:
         family = family_of(key)
         if family not in self._families:
-            of_family = candidates_of(family, self.places)
+            of_family = self.keys.family(family)
             self._families[family] = [one for one in of_family if self.curves[one.place] is not None]
         found = ((self.curves[one.place], one) for one in find_similar(key, self._families[family]))
         lenders = tuple((curve, one) for curve, one in found if curve is not None)
@@ -171,7 +191,6 @@ class StoredWorkspaces:
 NOTHING = Own(((1,), (0,)))
 
 
-@cache
 def stored_answers(
     capability: Capability, sm_count: int, dtype: str, *, channels_last: bool, path: Path = ANSWERS_FILE
 ) -> Answers | None:
@@ -189,8 +208,18 @@ def stored_answers(
     nearest = max((one.capability for one in stored if one.capability <= capability), default=stored[0][0])
     alike = [one for one in stored if one.capability == nearest]
     gpus = min(alike, key=lambda one: abs((one.sm_count or sm_count) - sm_count))
-    places = {key: place for place, key in enumerate(file.keys(kind))}
-    return Answers(file.cudnn, gpus, places, file.curves(kind, gpus))
+    return _answers(path, kind, gpus)
+
+
+@cache
+def _answers(path: Path, kind: Kind, gpus: StoredGpus) -> Answers:
+    file = _opened(path)
+    return Answers(file.cudnn, gpus, _stored_keys(path, kind), file.curves(kind, gpus))
+
+
+@cache
+def _stored_keys(path: Path, kind: Kind) -> StoredKeys:
+    return StoredKeys({key: place for place, key in enumerate(_opened(path).keys(kind))})
 
 
 @cache

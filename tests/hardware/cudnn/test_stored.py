@@ -138,6 +138,14 @@ def test_the_file_that_ships(gpus: StoredGpus) -> None:
     assert 0 <= value_at(curve, 256) <= 8 * operand_bytes
 
 
+def test_gpus_with_the_same_answers_share_them() -> None:
+    """They are read once, whatever the number of multiprocessors, and for bfloat16 with float16."""
+    of_3060, of_3090 = (stored_answers(AMPERE, count, "float16", channels_last=False) for count in (28, 82))
+    assert of_3060 is of_3090 is stored_answers(AMPERE, 28, "bfloat16", channels_last=False)
+    of_ada = stored_answers((8, 9), 128, "float16", channels_last=False)
+    assert of_3060 is not None and of_ada is not None and of_3060.keys is of_ada.keys
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("direction", Direction)
 def test_volumes_have_answers_of_their_own(dtype: str, direction: Direction) -> None:

@@ -13,12 +13,10 @@ from pathlib import Path
 
 from benchmarks.emulated.differential import SEED, numbers_of
 from benchmarks.emulated.jobs import DrawnJob, draw_cnn
-from benchmarks.emulated.rows import add_row
-from benchmarks.rows import read_rows
+from benchmarks.emulated.rows import add_missing_rows
 from planner.allocator.config import MemoryLimits, config_of_torch
 from planner.allocator.replay import replay_trace
 from planner.api.request import make_job
-from planner.errors import PlannerError
 from planner.hardware.database import find_device
 from planner.hardware.device import MIB
 from planner.jobs import STORED
@@ -79,16 +77,11 @@ def main() -> None:
     parser.add_argument("--jobs", default="0-79", metavar="FIRST-LAST", help="numbers of jobs")
     parser.add_argument("--to", type=Path, default=ANSWERS, metavar="FILE")
     options = parser.parse_args()
-    for number in numbers_of(options.jobs):
-        if number in {row.number for row in read_rows(options.to, AnswersRow)}:
-            continue
-        try:
-            row = compare_job(draw_cnn(SEED, number), options.cudnn)
-        except PlannerError as error:  # such as a size that a model does not take
-            print(f"{number}: {error}", flush=True)
-            continue
-        add_row(options.to, row)
-        print(row, flush=True)
+
+    def compare(number: int) -> AnswersRow:
+        return compare_job(draw_cnn(SEED, number), options.cudnn)
+
+    add_missing_rows(options.to, AnswersRow, numbers_of(options.jobs), compare)
 
 
 if __name__ == "__main__":

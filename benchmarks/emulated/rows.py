@@ -1,13 +1,14 @@
 """The rows of campaigns in CSV files, which several processes may add to."""
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from benchmarks.rows import Dataclass, read_rows, write_rows
+from planner.errors import PlannerError
 
 IDENTICAL = "identical"
 ALLOCATOR = "allocator: where blocks are put"
@@ -75,12 +76,31 @@ class Numbered(Dataclass, Protocol):
         ...
 
 
+AnyNumbered = TypeVar("AnyNumbered", bound=Numbered)
+
+
 def add_row(path: Path, row: Numbered) -> None:
     """Add a row, or put it in the place of the one with its number."""
     kind = type(row)
     with _locked(path):
         rows = {one.number: one for one in read_rows(path, kind)} | {row.number: row}
         write_rows(path, kind, (one for _, one in sorted(rows.items())))
+
+
+def add_missing_rows(
+    path: Path, kind: type[AnyNumbered], numbers: Iterable[int], compare: Callable[[int], AnyNumbered]
+) -> None:
+    """Add the rows of those jobs that have none yet, and print each row, or why a job has no plan."""
+    for number in numbers:
+        if number in {row.number for row in read_rows(path, kind)}:
+            continue
+        try:
+            row = compare(number)
+        except PlannerError as error:  # such as a size that a model does not take
+            print(f"{number}: {error}", flush=True)
+            continue
+        add_row(path, row)
+        print(row, flush=True)
 
 
 @contextmanager

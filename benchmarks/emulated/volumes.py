@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.emulated.answers import needed_mib
-from benchmarks.emulated.rows import add_row
-from benchmarks.rows import read_rows
+from benchmarks.emulated.rows import add_missing_rows
 from planner.allocator.config import MemoryLimits, config_of_torch
 from planner.allocator.replay import replay_trace
 from planner.api.request import make_job
-from planner.errors import PlannerError
 from planner.hardware.cudnn import PublishedWorkspaces, StoredWorkspaces
 from planner.hardware.database import find_device
 from planner.hardware.device import MIB
@@ -154,17 +152,12 @@ def main() -> None:
     parser.add_argument("--cudnn", required=True, help="the folder of the library")
     parser.add_argument("--to", type=Path, default=VOLUMES, metavar="FILE")
     options = parser.parse_args()
-    known = {row.number for row in read_rows(options.to, VolumesRow)}
-    for number, drawn in enumerate(jobs()):
-        if number in known:
-            continue
-        try:
-            row = compare_job(number, drawn, options.cudnn)
-        except PlannerError as error:
-            print(f"{number}: {error}", flush=True)
-            continue
-        add_row(options.to, row)
-        print(row, flush=True)
+    drawn = jobs()
+
+    def compare(number: int) -> VolumesRow:
+        return compare_job(number, drawn[number], options.cudnn)
+
+    add_missing_rows(options.to, VolumesRow, range(len(drawn)), compare)
 
 
 if __name__ == "__main__":

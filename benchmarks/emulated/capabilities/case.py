@@ -1,6 +1,8 @@
 """Cases of a capability: one job for the static planner, and how the emulated side runs it."""
 
-from typing import NamedTuple
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from benchmarks.emulated.jobs import DrawnJob
 
@@ -13,6 +15,22 @@ class Case(NamedTuple):
     stop_after: int = 3  # optimizer steps of the command; 0: it takes none and ends by itself
     ranks: int = 1  # GPUs of the command
     rank: int = 0  # which of them is compared
+
+
+def cases_of_script(
+    script: str, key: str, jobs: Iterable[tuple[str, int, str, Mapping[str, Any]]]
+) -> tuple[Case, ...]:
+    """Return the cases of a script that makes a trainer and runs it to its end.
+
+    A job is a function of the script, a batch size, a GPU, and arguments. The script takes all but the GPU as
+    JSON, with the function under `key`.
+    """
+    cases = []
+    for number, (function, batch, gpu, given) in enumerate(jobs, start=1):
+        job = DrawnJob(number, f"{script}:{function}", batch, gpu, {"model_arg": dict(given)})
+        command = ("-P", script, json.dumps({key: function, "batch": batch, **given}))
+        cases.append(Case(job, command, stop_after=1000))  # it ends by itself
+    return tuple(cases)
 
 
 class Capability(NamedTuple):

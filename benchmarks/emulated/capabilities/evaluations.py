@@ -3,12 +3,10 @@
 The emulated side is the same script's `train()`. Both sides need transformers and accelerate.
 """
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.emulated.capabilities.case import Capability, Case
-from benchmarks.emulated.jobs import DrawnJob
+from benchmarks.emulated.capabilities.case import Capability, cases_of_script
 
 SCRIPT = "benchmarks/emulated/capabilities/scripts/evaluations.py"
 _TRAINERS: tuple[tuple[str, int, str, Mapping[str, Any]], ...] = (
@@ -22,12 +20,6 @@ _TRAINERS: tuple[tuple[str, int, str, Mapping[str, Any]], ...] = (
     ("images", 16, "T4", {"eval_samples": 512, "fp16": True, "gradient_accumulation_steps": 2}),
 )
 
-
-def _cases() -> Iterator[Case]:
-    for number, (task, batch, gpu, given) in enumerate(_TRAINERS, start=1):
-        job = DrawnJob(number, f"{SCRIPT}:{task}", batch, gpu, {"model_arg": dict(given)})
-        command = ("-P", SCRIPT, json.dumps({"task": task, "batch": batch, **given}))
-        yield Case(job, command, stop_after=1000)  # it ends by itself
-
-
-CAPABILITY = Capability("a Trainer's, with what it gathers on the GPU", tuple(_cases()))
+CAPABILITY = Capability(
+    "a Trainer's, with what it gathers on the GPU", cases_of_script(SCRIPT, "task", _TRAINERS)
+)

@@ -4,12 +4,10 @@ The emulated side is the same script's `train()`. Kernels compute nothing there,
 their number of true elements from the script. Both sides need trl, datasets and pandas.
 """
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.emulated.capabilities.case import Capability, Case
-from benchmarks.emulated.jobs import DrawnJob
+from benchmarks.emulated.capabilities.case import Capability, cases_of_script
 
 SCRIPT = "benchmarks/emulated/capabilities/scripts/preferences.py"
 _WIDE = {"vocab_size": 64000}
@@ -34,12 +32,6 @@ _JOBS: tuple[tuple[str, int, str, Mapping[str, Any]], ...] = (
     ("sft", 8, "H100", {**_WIDE, "tokens": 512, "optim": "sgd", "gradient_accumulation_steps": 2}),
 )
 
-
-def _cases() -> Iterator[Case]:
-    for number, (trainer, batch, gpu, given) in enumerate(_JOBS, start=1):
-        job = DrawnJob(number, f"{SCRIPT}:{trainer}", batch, gpu, {"model_arg": dict(given)})
-        command = ("-P", SCRIPT, json.dumps({"trainer": trainer, "batch": batch, **given}))
-        yield Case(job, command, stop_after=1000)  # it ends by itself
-
-
-CAPABILITY = Capability("DPO, reward models and SFT by the trainers of TRL", tuple(_cases()))
+CAPABILITY = Capability(
+    "DPO, reward models and SFT by the trainers of TRL", cases_of_script(SCRIPT, "trainer", _JOBS)
+)

@@ -299,7 +299,7 @@ def test_each_row_of_the_collection_is_reproduced_or_left_out_with_a_cause() -> 
 
 
 def test_the_least_part_of_convolutions_is_that_of_the_networks_behind_the_doubt() -> None:
-    """Where convolutions allocate less of what layers do, no row shows how needs differ."""
+    """No row covers networks whose convolutions allocate a smaller share."""
     from benchmarks.emulated.volumes import VOLUMES, VolumesRow
     from benchmarks.rows import read_rows
     from planner.hardware.likeness import LEAST_PART

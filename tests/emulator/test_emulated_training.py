@@ -532,7 +532,7 @@ train(torchvision.models.resnet18(num_classes=10), 8, steps=5)
 
 
 def test_memory_of_a_long_run_does_not_grow_with_its_steps(emulator: Emulator) -> None:
-    """What a step makes on the host, the recorder and the stand-in libraries let go."""
+    """The recorder and the stand-in libraries free the host memory of each step."""
     code = """
 model = torch.nn.Linear(8, 8).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

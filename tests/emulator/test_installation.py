@@ -124,7 +124,7 @@ def test_a_compiler_without_its_parts_is_to_be_installed_again(
 def test_a_compiler_that_ends_without_a_message_has_its_end_named(
     tmp_path: Path, script: str, end: str
 ) -> None:
-    """What is killed prints nothing; the signal or the exit code stands in its place."""
+    """A killed tool prints nothing, so the message names the signal or the exit code."""
     gcc = tmp_path / "gcc"
     gcc.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
     gcc.chmod(0o700)

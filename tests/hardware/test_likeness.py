@@ -282,7 +282,7 @@ def test_convolutions_without_a_known_workspace_widen_in_proportion(count: int, 
 
 
 def test_a_few_volumes_that_borrow_their_workspaces_widen_too() -> None:
-    """As those of many do: three-dimensional convolutions are large, however few."""
+    """Even a single three-dimensional convolution widens the margin, since it is large."""
     from planner.program.events import Alloc, Category, Site
 
     volume = TensorSpec((3, 8, 32, 32))

@@ -46,7 +46,7 @@ def test_the_answer_fits_and_the_next_does_not() -> None:
 
 
 def test_few_sizes_are_traced() -> None:
-    """What images need is a line in their pixels, which leads to the largest of 249 sizes in five traces."""
+    """Memory grows linearly with an image's pixels, so five traces find the largest of 249 sizes."""
     lines: list[str] = []
     job: dict[str, Any] = {"input": "3x64..2048x64..2048", "pad_to": 8, "gpu_mib": 1500, **JOB}
     result = planner.max_size(net, 4, on_progress=lines.append, **job)

@@ -380,7 +380,7 @@ def test_optional_columns(tmp_path: Path) -> None:
     ],
 )
 def test_broken_programs(tmp_path: Path, changes: dict[str, object], flaw: str) -> None:
-    """What surrounds the traces of a document is read as strictly as they are."""
+    """A document's other fields are validated as strictly as its traces."""
     assert refusal(pack(DOCUMENT | changes), tmp_path) == broken(flaw)
 
 

@@ -1,6 +1,7 @@
-"""Any bytes in any file: a valid result or one line; never another exception, never a hang, never code."""
+"""Any bytes in any file: a valid result or one line; no other exception, no hang, no code, bounded memory."""
 
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from tests.helpers.file_readers import READERS, Reader
 
 ROOT = Path(__file__).parents[2]
 LONGEST_SECONDS = 30  # of one file; the slowest takes 0.1
+MOST_BYTES = 256 * 2**20  # that a reader may allocate for one file; none of them has more than a few kB
 _EXECUTING = {
     *("os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "subprocess.Popen", "pty.spawn"),
     *("socket.connect", "urllib.Request", "ctypes.dlopen", "exec"),
@@ -80,6 +82,22 @@ def _recording() -> None:
 
 
 @contextmanager
+def limited_memory() -> Iterator[None]:
+    """Let its body allocate `MOST_BYTES` more than the process has, if the kernel counts them (Linux)."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        yield
+        return
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    allocated = next(int(line.split()[1]) for line in status.read_text().splitlines() if "VmData" in line)
+    resource.setrlimit(resource.RLIMIT_DATA, (allocated * 1024 + MOST_BYTES, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, limits)
+
+
+@contextmanager
 def executing_nothing() -> Iterator[None]:
     """Assert that its body starts no program, opens no connection, executes no code and ends."""
 
@@ -104,7 +122,7 @@ def read(reader: Reader, content: bytes, folder: Path) -> str:
     path = folder / reader.name
     path.write_bytes(content)
     try:
-        with executing_nothing():
+        with executing_nothing(), limited_memory():
             reader.load(path)
     except PlannerError as error:
         assert len(str(error).splitlines()) == 1, str(error)

@@ -4,12 +4,14 @@ import _thread
 import os
 import signal
 import sys
+import time
 import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
 _MOST_SWALLOWED = 100  # exceptions; then the running code catches all, and the process ends without unwinding
+_WAIT_SECONDS = 0.05  # between two looks at whether torch is imported
 
 INTERRUPTED, ENDED = 130, 143
 
@@ -73,9 +75,17 @@ class Ending:
         if self._is_settled or (self._error is not None and self._error() is not None):
             return
         self._number = self._number or number
+        if _is_importing_torch(frame):
+            _thread.start_new_thread(self._send_later, ())
+            return
         if self._swallowed > _MOST_SWALLOWED:
             self._leave()
         raise self._watched_error()
+
+    def _send_later(self) -> None:
+        time.sleep(_WAIT_SECONDS)
+        if not self._is_settled:
+            os.kill(os.getpid(), self._number)
 
     def _watched_error(self) -> EndedError:
         """Return a watched exception, to which no traceback frame may refer, as that would keep it alive."""
@@ -98,3 +108,15 @@ class Ending:
         error = self._make_error()
         os.write(2, f"planner: {error.line}\n".encode())
         self._exit(error.code)
+
+
+def _is_importing_torch(frame: FrameType | None) -> bool:
+    """Return whether a frame runs inside of torch's first import.
+
+    There torch's own C++ code calls Python and ends the process by `std::terminate` if an exception passes.
+    """
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "torch":
+            return True
+        frame = frame.f_back
+    return False

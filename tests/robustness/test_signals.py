@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 
@@ -88,6 +89,22 @@ class Raises(Net):
 """
 AT_IMPORT = "import os, signal\nos.kill(os.getpid(), int(os.environ['NUMBER']))\n" + MODEL
 LINES = {signal.SIGTERM: (143, "planner: ended by SIGTERM\n"), signal.SIGINT: (130, "planner: interrupted\n")}
+WHILE_TORCH_IMPORTS = """
+import os, sys
+
+class Sends:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch.functional":
+            try:
+                os.kill(os.getpid(), int(os.environ["NUMBER"]))
+                for _ in range(1000):
+                    pass
+            except BaseException:
+                print("torch's import is cut short", file=sys.stderr)
+                raise
+
+sys.meta_path.insert(0, Sends())
+"""
 PLAN = ["--input", "4", "--target", "scalar:int64", "--gpu-mib", "2000", "--no-cache"]
 NAMES = (
     *("Constructor", "Forward", "SwallowsAll", "SwallowsAlways", "Finalizer", "Backward", "Raises"),
@@ -104,14 +121,14 @@ def _default_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, LINES)
 
 
-def start(words: list[str], number: int = 0) -> "subprocess.Popen[str]":
-    """Start a command of the planner with the default disposition of signals."""
+def start(words: list[str], number: int = 0, **variables: str) -> "subprocess.Popen[str]":
+    """Start a command of the planner with the default disposition of signals and variables of its own."""
     return subprocess.Popen(
         [sys.executable, "-m", "planner", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "NUMBER": str(int(number))},
+        env={**os.environ, "NUMBER": str(int(number)), **variables},
         preexec_fn=_default_signals,
         start_new_session=True,
     )
@@ -141,34 +158,65 @@ def test_a_signal_passes_through_the_code_of_a_model(
     assert (process.returncode, output, errors) == (LINES[number][0], "", LINES[number][1])
 
 
+@pytest.mark.parametrize("number", LINES)
+def test_a_signal_waits_for_the_import_of_torch(tmp_path: Path, number: signal.Signals) -> None:
+    """An exception that passed through torch's C++ code there would end the process by `std::terminate`."""
+    (tmp_path / "sitecustomize.py").write_text(WHILE_TORCH_IMPORTS)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    process = start(["max-batch", "--model", "conv_pair", *PLAN[-3:]], number, PYTHONPATH=path)
+    output, errors = process.communicate()
+    assert (process.returncode, output, errors) == (LINES[number][0], "", LINES[number][1])
+
+
+def _commands(folder: Path) -> dict[str, list[str]]:
+    """Return the words of each command that plans, with a model of a file in the folder."""
+    file, grid = folder / "net.py", folder / "grid.yaml"
+    file.write_text(MODEL)
+    grid.write_text("about: short\nmodels: [conv_pair]\nrecipes: {a: {}, b: {steps: 4}}\ngpus: [L4]\n")
+    (folder / "pyproject.toml").write_text(
+        '[tool.planner.jobs.net]\nmodel = "conv_pair"\nbatch = 2\nbudget = "16GiB"\n'
+    )
+    job = ["--model", f"{file}:Net", "--input", "4", "--target", "scalar:int64", "--no-cache"]
+    on_gpu = [*job, "--gpu-mib", "2000"]
+    return {
+        "max-batch": ["max-batch", *on_gpu],
+        "estimate": ["estimate", *on_gpu, "--batch", "8"],
+        "explain": ["explain", *on_gpu, "--batch", "8"],
+        "advise": ["advise", *on_gpu, "--batch", "16000000"],
+        "gpus": ["gpus", *job],
+        "sweep": ["sweep", str(grid), "--jobs", "2"],
+        "check": ["check", "--config", str(folder / "pyproject.toml"), "--no-cache"],
+    }
+
+
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="/proc tells which signals are handled")
 @pytest.mark.parametrize("number", LINES)
+@pytest.mark.parametrize("name", ["max-batch", "estimate", "explain", "advise", "gpus", "sweep", "check"])
 def test_a_signal_at_any_moment(
-    tmp_path: Path, number: signal.Signals, request: pytest.FixtureRequest
+    tmp_path: Path, name: str, number: signal.Signals, request: pytest.FixtureRequest
 ) -> None:
-    """A signal at a random moment of a plan ends it with its code, or finds the answer given: make soak."""
+    """A signal at a random moment of a command ends it with its code, or finds the answer given."""
     if int(request.config.getoption("--runs")) < MANY:
         pytest.skip("moments are drawn by make soak alone")
-    file = tmp_path / "net.py"
-    file.write_text(MODEL)
-    words = ["max-batch", "--model", f"{file}:Net", *PLAN]
+    words = _commands(tmp_path)[name]
     process = start(words)
     wait_for_handlers(process)
     handled = time.monotonic()
-    answer, _ = process.communicate()
-    seconds = time.monotonic() - handled
+    answer, errors = process.communicate()
+    assert answer and process.returncode in (0, 1), errors
+    code, seconds = process.returncode, time.monotonic() - handled
     runs = max(1, int(request.config.getoption("--runs")) // 5)
     ended = 0
     for _ in range(runs):
+        rmtree(tmp_path / "grid.results", ignore_errors=True)
         process = start(words)
-        assert process.stderr is not None and process.stdout is not None
         wait_for_handlers(process)
         time.sleep(random.uniform(0, seconds))
         process.send_signal(number)
         output, errors = process.communicate()
-        if process.returncode == 0:
+        if process.returncode == code:
             assert output.startswith(answer[:20])
             continue
         assert (process.returncode, errors) == LINES[number]
         ended += 1
-    print(f"\n{number.name}: {runs} plans, {ended} ended in one line, {runs - ended} done before")
+    print(f"\n{name}, {number.name}: {runs} runs, {ended} ended in one line, {runs - ended} done before")

@@ -13,7 +13,7 @@ from planner.capture.cuda.devices import Placement, planned_device
 from planner.capture.distributed.pipeline import Stages
 from planner.capture.loop.precision import convert_inputs
 from planner.capture.models.lazy import initialise_lazy_modules
-from planner.capture.models.offline import offline_library
+from planner.capture.models.offline import calling_libraries
 from planner.capture.models.registry import build_model, complete_by_library
 from planner.capture.process_state import preserve_process_state
 from planner.capture.recorded_loop import record_loop
@@ -102,7 +102,7 @@ class _Session(Struct, frozen=True):
     @preserve_process_state()
     def _run(self, batch: int) -> Trace:
         """Capture with shapes alone, or with values if the model reads them."""
-        with offline_library(self.job):
+        with calling_libraries(self.job):
             check_requirements(self.job)
             job = complete_by_library(self.job)
             for technique in techniques_of(job):

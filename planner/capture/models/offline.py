@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from planner.capture.models.libraries import quiet
 from planner.capture.patching import all_patched, patched
 from planner.errors import UsageError
 from planner.jobs import SOURCES, Job, split_model
@@ -23,14 +24,18 @@ _MAY_FETCH = ("timm", "smp", "monai", "hf", "diffusers")  # torchvision's weight
 
 
 @contextmanager
-def offline_library(job: Job) -> Iterator[None]:
-    """Refuse new connections except Unix sockets while open, if the job's model comes from a library."""
-    if split_model(job.source or job.model).source not in SOURCES:
-        yield
-        return
-    connecting = {name: _refusing(getattr(socket.socket, name)) for name in ("connect", "connect_ex")}
-    with all_patched(socket.socket, connecting), patched(socket, "getaddrinfo", _refuse):
-        yield
+def calling_libraries(job: Job) -> Iterator[None]:
+    """Silence libraries' log messages below errors while open, and refuse connections for a library's model.
+
+    Unix sockets may still be connected.
+    """
+    with quiet():
+        if split_model(job.source or job.model).source not in SOURCES:
+            yield
+            return
+        connecting = {name: _refusing(getattr(socket.socket, name)) for name in ("connect", "connect_ex")}
+        with all_patched(socket.socket, connecting), patched(socket, "getaddrinfo", _refuse):
+            yield
 
 
 def check_fetching(job: Job, arguments: Mapping[str, object]) -> None:

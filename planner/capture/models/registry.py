@@ -20,7 +20,7 @@ from planner.capture.models.lightning_module import (
 )
 from planner.capture.models.meta_init import construct_on_meta
 from planner.capture.models.nnunet import SOURCE as NNUNET, complete_nnunet, find_nnunet
-from planner.capture.models.offline import check_fetching, offline_library
+from planner.capture.models.offline import calling_libraries, check_fetching
 from planner.capture.models.own_step import make_step, needs_arguments
 from planner.capture.models.timm import complete_timm, find_timm
 from planner.capture.models.torchvision.find import find_torchvision
@@ -53,7 +53,7 @@ def find_constructor(job: Job) -> Constructor:
         raise UsageError(f"model {shown(job.model)}: no source is named; write SOURCE:NAME or FILE.py:NAME")
     if source == "file" and job.mode is Mode.STEP:
         return find_step_in_file(name)
-    with offline_library(job):
+    with calling_libraries(job):
         return FINDERS[source](name)
 
 
@@ -80,7 +80,7 @@ def construct_model(
         return train_by_lightning(made, job) if is_lightning_module(made) else make_step(made, job.model)
 
     try:
-        with offline_library(job):
+        with calling_libraries(job):
             model = (run or construct_on_meta)(construct)
     except (PlannerError, KeyboardInterrupt):
         raise
@@ -109,7 +109,7 @@ def complete_by_library(job: Job) -> Job:
     source, name = split_model(job.source or job.model)
     arguments = {key: _as_lists(value) for key, value in job.model_args}
     check_fetching(job, arguments)
-    with offline_library(job):
+    with calling_libraries(job):
         return _completed(job, source, name, arguments)
 
 

@@ -1,5 +1,7 @@
 """Models of libraries are planned without a connection; code of the user's own may open some."""
 
+import logging
+import os
 import socket
 import sys
 from importlib.util import find_spec
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 
 from planner import estimate
-from planner.capture.models.offline import check_fetching, offline_library
+from planner.capture.models.offline import calling_libraries, check_fetching
 from planner.errors import UsageError
 from planner.jobs import Job
 
@@ -87,7 +89,7 @@ def test_arguments_that_fetch_nothing_are_taken() -> None:
 
 def test_a_library_that_connects_is_refused(connections: list[str]) -> None:
     """Whatever a library tries while its model is planned, no address is asked for and none connected to."""
-    with offline_library(Job("timm:resnet10t")):
+    with calling_libraries(Job("timm:resnet10t")):
         with pytest.raises(ConnectionRefusedError, match="opens no connection"):
             socket.create_connection(("127.0.0.1", 1))
         with socket.socket() as one, pytest.raises(ConnectionRefusedError):
@@ -99,5 +101,18 @@ def test_a_library_that_connects_is_refused(connections: list[str]) -> None:
 
 def test_a_file_of_the_users_own_may_connect(tmp_path: Path) -> None:
     """FILE.py is trusted, and reads its tokenizer or its data from where it likes."""
-    with socket.create_server(("127.0.0.1", 0)) as server, offline_library(Job("net.py:Net")):
+    with socket.create_server(("127.0.0.1", 0)) as server, calling_libraries(Job("net.py:Net")):
         socket.create_connection(server.getsockname()).close()
+
+
+@pytest.mark.parametrize("model", ["diffusers:UNet2DModel", "net.py:Net"])
+def test_libraries_report_errors_alone(model: str, caplog: pytest.LogCaptureFixture) -> None:
+    """What a library advises while its code is called is not part of a plan's output; errors are."""
+    logger = logging.getLogger("torchao")
+    with calling_libraries(Job(model)):
+        logger.warning("no kernels for this GPU")
+        logger.error("broken")
+        assert os.environ["DIFFUSERS_VERBOSITY"] == "error"
+    logger.warning("after the plan")
+    assert caplog.messages == ["broken", "after the plan"]
+    assert "DIFFUSERS_VERBOSITY" not in os.environ

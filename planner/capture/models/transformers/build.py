@@ -167,7 +167,7 @@ def depth_argument(transformers: Any, name: str, arguments: Mapping[str, Any]) -
 def build(transformers: Any, name: str, **arguments: Any) -> nn.Module:
     """Return the model in fp32, whatever dtype its configuration names; the job's precision comes later."""
     choice = choose_class(transformers, name, arguments)
-    with offline(), quiet():
+    with offline():
         model: nn.Module = choice.model_class(choice.config)
     if "return_loss" in choice.parameters:
         _return_loss(model)

@@ -29,14 +29,21 @@ def parse(arguments: list[str]) -> Action:
     name = arguments[0] if arguments and arguments[0] in COMMANDS else None
     try:
         if name is None:
-            parsed = build_group()(arguments or ["--help"], prog_name="planner", standalone_mode=False)
-        else:  # building all commands would
-            parsed = build_command(name)(arguments[1:], prog_name=f"planner {name}", standalone_mode=False)
+            parsed = _call(build_group(), "planner", arguments or ["--help"])
+        else:  # building all commands would take longer
+            parsed = _call(build_command(name), f"planner {name}", arguments[1:])
     except _CommandLineError as error:
         raise UsageError(_one_line(error, name)) from error
-    if parsed == 130:  # typer's code for an
-        raise KeyboardInterrupt
     return parsed if callable(parsed) else lambda: int(parsed or 0)
+
+
+def _call(command: Any, name: str, arguments: list[str]) -> Any:
+    """Return what a command of typer returns, or its exit code; its own `main` would swallow an interrupt."""
+    try:
+        with command.make_context(name, arguments) as context:
+            return command.invoke(context)
+    except typer.Exit as ended:
+        return ended.exit_code
 
 
 def _with_mode(arguments: list[str]) -> list[str]:

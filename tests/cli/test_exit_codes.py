@@ -1,6 +1,7 @@
 """Errors on the command line: one line, what, where, what to do; exit codes."""
 
 import json
+import signal
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -8,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import planner
-from planner.cli import run
+from planner.cli import options, run
+from planner.cli.ending import EndedError
 from planner.errors import UnsavedError
 from planner.jobs import FIELD_OPTIONS
 from tests.helpers.command_line import Capture, outcome
@@ -188,7 +190,7 @@ def test_python_gets_the_answer_that_could_not_be_saved(tmp_path: Path) -> None:
 
 
 def failing(error: BaseException) -> Callable[..., None]:
-    def fail(**options: object) -> None:
+    def fail(*values: object, **options: object) -> None:
         raise error
 
     return fail
@@ -242,3 +244,14 @@ def test_interrupt(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C is one line and exit code 130."""
     monkeypatch.setattr(planner, "estimate", failing(KeyboardInterrupt()))
     assert outcome("estimate --model cnn", capsys) == (130, "", "planner: interrupted\n")
+
+
+def test_a_signal_while_options_are_read_ends_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """The library that reads them does not swallow it, and SIGTERM is not called an interrupt."""
+    settled: list[bool] = []
+    ended = EndedError(signal.SIGTERM, lambda: settled.append(True))
+    monkeypatch.setattr(options, "_convert", failing(ended))
+    assert outcome("estimate --model cnn", capsys) == (143, "", "planner: ended by SIGTERM\n")
+    assert settled == [True]

@@ -4,7 +4,6 @@ import importlib
 import inspect
 import json
 import logging
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -67,8 +66,6 @@ _TALKATIVE = (
     "torch._inductor",
     "torch._dynamo",
 )
-# Variables by which libraries choose the level of their own logger when they are imported.
-_LEVEL_VARIABLES = ("TRANSFORMERS_VERBOSITY", "DIFFUSERS_VERBOSITY")
 
 
 @contextmanager
@@ -76,15 +73,11 @@ def quiet() -> Iterator[None]:
     """Silence log messages below errors of model and kernel libraries while open."""
     loggers = [logging.getLogger(name) for name in _TALKATIVE]
     levels = [logger.level for logger in loggers]
-    added = [name for name in _LEVEL_VARIABLES if name not in os.environ]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
-    os.environ.update(dict.fromkeys(added, "error"))
     try:
         yield
     finally:
-        for name in added:
-            os.environ.pop(name, None)
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from planner.capture.models.diffusers.ids import add_ids
-from planner.capture.models.libraries import import_library, read_json, unknown_name
+from planner.capture.models.libraries import import_library, quiet, read_json, unknown_name
 from planner.errors import ModelError, UsageError
 from planner.jobs import nearest, shown
 
@@ -50,10 +50,11 @@ def choose(name: str, arguments: Mapping[str, Any]) -> Choice:
     Raises UsageError for a name or argument that does not exist, ModelError for a broken config.json.
     """
     diffusers = import_library("diffusers.models", extra=SOURCE)
-    if Path(name).is_dir():
-        model_class, read = _read_folder(diffusers, Path(name))
-    else:
-        model_class, read = _class_of(diffusers, name), {}
+    with quiet():  # its import has set the level of its logger, and finding a class imports more
+        if Path(name).is_dir():
+            model_class, read = _read_folder(diffusers, Path(name))
+        else:
+            model_class, read = _class_of(diffusers, name), {}
     known = _parameters(model_class.__init__)
     switches = tuple(key for key in _SWITCHES if key in arguments and hasattr(model_class, key))
     for key in arguments:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         advise_cluster as advise_cluster,
         clusters as clusters,
     )
+    from .api.diagnose import DiagnoseResult as DiagnoseResult, diagnose as diagnose
     from .api.estimate import EstimateResult as EstimateResult, estimate as estimate
     from .api.explain import ExplainResult as ExplainResult, explain as explain
     from .api.gpus import GpusResult as GpusResult, gpus as gpus
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from .api.max_batch import MaxBatchResult as MaxBatchResult, max_batch as max_batch
     from .api.max_size import MaxSizeResult as MaxSizeResult, max_size as max_size
     from .api.serve import ServeResult as ServeResult, serve as serve
+    from .api.watch import watch as watch
     from .errors import DoesNotFitError as DoesNotFitError
     from .hardware import Device as Device
     from .jobs import Job as Job

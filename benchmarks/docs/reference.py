@@ -27,6 +27,8 @@ FUNCTIONS = {
     "advise_cluster": ("planner.api.clusters", ""),
     "check": ("planner.api.check", "CheckResult"),
     "guard": ("planner.api.guard", "Guard"),
+    "diagnose": ("planner.api.diagnose", "DiagnoseResult"),
+    "watch": ("planner.api.watch", ""),
 }
 CLASSES = {
     "Job": "planner.jobs.job",

@@ -16,6 +16,7 @@ from planner.errors import UsageError
 COMMANDS = (
     *("max-batch", "estimate", "gpus", "devices", "advise", "explain", "compare", "replay", "tables"),
     *("calibrate", "verify", "cache", "sweep", "run", "serve", "max-size", "check", "report", "record"),
+    "diagnose",
 )
 _VERSIONS = {"planner": "gpu-batch-planner", "torch": "torch", "torchvision": "torchvision"}
 # Base class of all errors about a command line: public in click, private in a typer that contains click.

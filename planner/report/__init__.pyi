@@ -34,6 +34,9 @@ from .commands.gpus import (
 from .commands.guard import guard_document as guard_document, guard_to_json as guard_to_json
 from .commands.max_batch import plan_document as plan_document, plan_to_json as plan_to_json
 from .commands.max_size import max_size_document as max_size_document, max_size_to_json as max_size_to_json
+from .commands.diagnose import (
+    diagnosis_document as diagnosis_document, diagnosis_to_json as diagnosis_to_json,
+)
 from .commands.record import record_document as record_document, record_to_json as record_to_json
 from .commands.replay import process_document as process_document, process_to_json as process_to_json
 from .commands.run import (

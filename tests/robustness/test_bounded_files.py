@@ -34,6 +34,7 @@ OPTIONS: dict[str, tuple[str, list[str]]] = {  # name of the file, command with 
         ["max-batch", *RESNET, "--gpu", "L4", "--world-size", "2", "--deepspeed", "FILE"],
     ),
     "torchtitan": ("llama.toml", ["max-batch", "--model", "FILE", "--gpu", "L4"]),
+    "log": ("train.log", ["diagnose", "FILE"]),
     "prices": ("prices.csv", ["gpus", *RESNET, "--prices", "FILE"]),
     "throughput": ("rates.csv", ["gpus", *RESNET, "--throughput", "FILE"]),
     "calibrations": ("a.yaml", ["max-batch", *RESNET, "--gpu", "L4", "--calibrations", "FOLDER"]),

@@ -23,7 +23,7 @@ class HistoryEvent(NamedTuple):
     """One recorded action of torch's allocator."""
 
     action: str  # one of `ACTIONS`
-    address: int
+    address: int  # for an `oom`, the free bytes of the GPU; 0: not recorded
     size_bytes: int  # for an allocation, the requested bytes
     site: int = -1  # index into the sites of the history; -1: not known
     stream: int = 0  # any number; 0: the default stream

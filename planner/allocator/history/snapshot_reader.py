@@ -133,7 +133,7 @@ def _history(snapshot: dict[str, Any], device: int) -> History:
     events = tuple(
         HistoryEvent(
             entry["action"],
-            _count(entry, "addr"),
+            _count(entry, "device_free" if entry["action"] == "oom" else "addr"),
             _count(entry, "size"),
             sites.setdefault(_site(entry), len(sites)),
             streams[_count(entry, "stream")],
@@ -197,7 +197,7 @@ def _entry(entry: object) -> dict[str, Any]:
 
 
 def _count(entry: dict[str, Any], key: str) -> int:
-    value = entry.get(key, 0)  # an `oom` has no address
+    value = entry.get(key, 0)  # an `oom` of older versions of torch has no free memory
     if type(value) is not int or not 0 <= value < 2**64:
         raise ValueError(f"device_traces: {key} is {shown(value)}, which is no size, address or stream")
     return value

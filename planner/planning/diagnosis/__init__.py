@@ -1,0 +1,5 @@
+"""Find why a process ran out of GPU memory, from what it left."""
+
+from planner._support.lazy_exports import attach_stub
+
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

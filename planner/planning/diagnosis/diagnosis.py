@@ -1,0 +1,76 @@
+"""The result of a diagnosis: why a process ran out of GPU memory, and which settings would have helped."""
+
+import re
+from enum import StrEnum
+
+from msgspec import Struct
+
+
+class Cause(StrEnum):
+    """Why a request for memory failed."""
+
+    TOO_LARGE = "too_large"  # the job needs more than the GPU has
+    ONE_REQUEST = "one_request"  # one request is larger than everything else together, or than the GPU
+    FRAGMENTATION = "fragmentation"  # enough memory was reserved and unused, in pieces that are too small
+    GROWTH = "growth"  # memory in use rises from step to step
+    OTHER_PROCESS = "other_process"  # other processes hold the memory that was missing
+    EVALUATION = "evaluation"  # training fits, an evaluation does not
+    FIRST_STEP = "first_step"  # the optimizer allocates its state
+    UNKNOWN = "unknown"  # the file does not decide it
+
+
+class Place(Struct, frozen=True):
+    """The code that asked for memory."""
+
+    line: str = ""  # FILE:LINE, function
+    operator: str = ""
+
+
+class Held(Struct, frozen=True):
+    """Memory that was in use when the request failed."""
+
+    what: str  # the code that allocated it, or what a message calls it
+    size_bytes: int
+    blocks: int = 0  # 0: not known
+
+
+class Help(Struct, frozen=True):
+    """A setting, and what the same requests would have needed with it."""
+
+    setting: str
+    fits: bool | None  # None: what is known does not decide it
+    reserved_bytes: int | None = None  # peak; None: not known
+    reason: str = ""
+
+
+class Diagnosis(Struct, frozen=True):
+    """Why a process ran out of memory; sizes are None if the source does not name them."""
+
+    source: str  # what the file is
+    cause: Cause
+    reason: str  # a sentence with the figures that decide the cause
+    requested_bytes: int | None = None
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    total_bytes: int | None = None
+    site: Place = Place()
+    live: tuple[Held, ...] = ()  # by size, falling
+    would_help: tuple[Help, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+_EVALUATION = re.compile(
+    r"(^|[_.])(eval|evaluate|evaluation|valid|validate|validation|predict|prediction|inference|generate)"
+    r"($|[_.])"
+)
+
+
+def names_evaluation(function: str) -> bool:
+    """Return whether a function's name says that it evaluates, such as `validation_step`."""
+    return _EVALUATION.search(function.lower()) is not None
+
+
+def size_text(size_bytes: int) -> str:
+    """Return a size in MiB, or in GiB from 10 GiB on, as text."""
+    mib = size_bytes / 2**20
+    return f"{mib / 1024:,.2f} GiB" if mib >= 10_240 else f"{mib:,.1f} MiB"

@@ -1,0 +1,276 @@
+"""Diagnose a recorded history of the allocator, and replay its requests under other settings."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from planner.allocator import AllocatorConfig, MemoryLimits, config_of_torch, parse_alloc_conf, replay_trace
+from planner.allocator.history import History, HistoryEvent, check_history, to_events
+from planner.planning.diagnosis.diagnosis import (
+    Cause,
+    Diagnosis,
+    Held,
+    Help,
+    Place,
+    names_evaluation,
+    size_text,
+)
+from planner.program import Outcome, Site, Trace
+
+_MOST_HELD = 12
+_LEAST_RISES = 4  # of the level to which memory falls back, that are called growth
+SETTINGS = (
+    *("expandable_segments:True", "max_split_size_mb:128", "garbage_collection_threshold:0.8"),
+    "max_split_size_mb:128,garbage_collection_threshold:0.8",
+)
+
+
+def diagnose_history(history: History, source: str) -> Diagnosis:
+    """Diagnose the last out-of-memory error of a history, or tell what lived at its peak if it has none.
+
+    Raises UsageError if the allocator options of the history are not simulated.
+    """
+    ends = [at for at, event in enumerate(history.events) if event.action == "oom"]
+    levels = _levels(history)
+    if not ends:
+        return _of_peak(history, source, levels)
+    end = ends[-1]
+    failed = history.events[end]
+    allocated, reserved = levels[end], _reserved(history)[end]
+    site = _site(history, failed)
+    live = _live(history, end)
+    cause, reason, grown = _cause(history, end, levels, allocated, reserved, site)
+    place = Place(" in ".join(filter(None, (site.module, site.op))), "")
+    notes = tuple(history.notes)
+    if len(ends) > 1:
+        notes = (f"the history has {len(ends)} out-of-memory errors; this is the last", *notes)
+    return Diagnosis(
+        source,
+        cause,
+        reason,
+        failed.size_bytes,
+        allocated,
+        reserved,
+        history.total_bytes,
+        grown or place,
+        live,
+        _replays(history, end, reserved),
+        notes,
+    )
+
+
+def _of_peak(history: History, source: str, levels: Sequence[int]) -> Diagnosis:
+    """Return what was in use at the peak of a history in which no request failed."""
+    peak = max(range(len(levels)), key=levels.__getitem__)
+    reserved = max(_reserved(history))
+    reason = "no request failed in this history; what was in use at its peak is below"
+    trace = Trace(tuple(to_events(_requests(history, len(history.events)))), history.sites, 1)
+    needs = [
+        (setting, replay_trace(trace, MemoryLimits(config=_config(history, setting)))) for setting in SETTINGS
+    ]
+    help_ = tuple(
+        Help(setting, None, need.peak_reserved_bytes, f"{size_text(reserved)} as recorded; no request failed")
+        for setting, need in needs
+    )
+    return Diagnosis(
+        source,
+        Cause.UNKNOWN,
+        reason,
+        None,
+        levels[peak],
+        reserved,
+        history.total_bytes,
+        Place(),
+        _live(history, peak),
+        help_,
+        history.notes,
+    )
+
+
+def _cause(
+    history: History, end: int, levels: Sequence[int], allocated: int, reserved: int, site: Site
+) -> tuple[Cause, str, Place | None]:
+    asked = history.events[end].size_bytes
+    if asked > allocated:
+        together = f"all blocks in use together took {size_text(allocated)}"
+        return Cause.ONE_REQUEST, f"{size_text(asked)} were asked for at once; {together}", None
+    floors = _floors(levels[: end + 1])
+    if floors and floors[-1] - floors[0] >= asked:
+        place, share = _growing(history, end)
+        return Cause.GROWTH, _growth_text(floors, share), place
+    if reserved - allocated >= asked:
+        unused = f"{size_text(reserved - allocated)} were reserved and unused"
+        reason = f"{unused}, more than the {size_text(asked)} asked for, but in pieces"
+        return Cause.FRAGMENTATION, reason, None
+    if names_evaluation(site.op):
+        return Cause.EVALUATION, f"it happened in {site.op}, an evaluation", None
+    reason = f"blocks in use took {size_text(allocated)}, and {size_text(asked)} more were asked for"
+    return Cause.TOO_LARGE, reason, None
+
+
+def _growth_text(floors: Sequence[int], share: int) -> str:
+    risen = size_text(floors[-1] - floors[0])
+    return (
+        f"the level to which memory in use falls rose {len(floors) - 1} times, by {risen} in all; "
+        f"{size_text(share)} in the history's second half by one line"
+    )
+
+
+def _levels(history: History) -> list[int]:
+    """Return the bytes in use before each event, and after the last."""
+    held = {block.address: block.size_bytes for one in history.start for block in one.blocks if block.in_use}
+    config = parse_alloc_conf(history.alloc_conf, config_of_torch(history.torch))
+    level = sum(held.values())
+    levels = [level]
+    for event in history.events:
+        if event.action == "alloc" and event.size_bytes:
+            held[event.address] = config.block_bytes(event.size_bytes)
+            level += held[event.address]
+        elif event.action == "free_completed":
+            level -= held.pop(event.address, 0)
+        levels.append(level)
+    return levels
+
+
+def _reserved(history: History) -> list[int]:
+    """Return the reserved bytes before each event, and after the last."""
+    signs = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+    level = sum(state.size_bytes for state in history.start)
+    levels = [level]
+    for event in history.events:
+        level += signs.get(event.action, 0) * event.size_bytes
+        levels.append(level)
+    return levels
+
+
+def _live(history: History, end: int) -> tuple[Held, ...]:
+    """Return the blocks in use before an event, by the code that allocated them; the largest groups."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for event in _live_events(history, end):
+        site = _site(history, event)
+        name = " in ".join(filter(None, (site.module, site.op)))
+        groups[name or f"blocks of {size_text(event.size_bytes)}"].append(event.size_bytes)
+    freed = {event.address for event in history.events[:end] if event.action == "free_completed"}
+    for state in history.start:
+        for block in state.blocks:
+            if block.in_use and block.address not in freed:
+                groups["in use before the recording began"].append(block.size_bytes)
+    held = sorted((Held(name, sum(sizes), len(sizes)) for name, sizes in groups.items()), key=_by_size)
+    return tuple(islice(held, _MOST_HELD))
+
+
+def _by_size(held: Held) -> tuple[int, str]:
+    return -held.size_bytes, held.what
+
+
+def _live_events(history: History, end: int) -> list[HistoryEvent]:
+    live: dict[int, HistoryEvent] = {}
+    for event in history.events[:end]:
+        if event.action == "alloc" and event.size_bytes:
+            live[event.address] = event
+        elif event.action == "free_completed":
+            live.pop(event.address, None)
+    return list(live.values())
+
+
+def _site(history: History, event: HistoryEvent) -> Site:
+    return history.sites[event.site] if 0 <= event.site < len(history.sites) else Site("", "")
+
+
+def _floors(levels: Sequence[int]) -> list[int]:
+    """Return the levels to which memory falls and below which it never falls again, by rising level.
+
+    A fall counts if it is at least half of the largest. The last levels are returned, of which none rises by
+    more than memory falls: a step gives back what it takes, and the layers of a forward pass keep it. There
+    are none if they rise less often than `_LEAST_RISES`.
+    """
+    floors: list[tuple[int, int]] = []  # level, and how far memory fell to it
+    for level, fall in _falls(levels, _largest_fall(levels) / 2):
+        while floors and level <= floors[-1][0]:
+            fall = max(fall, floors.pop()[1])
+        floors.append((level, fall))
+    begin = len(floors) - 1
+    while begin > 0 and floors[begin][0] - floors[begin - 1][0] <= floors[begin][1]:
+        begin -= 1
+    rising = [level for level, _ in floors[max(begin, 0) :]]
+    return rising if len(rising) > _LEAST_RISES else []
+
+
+def _falls(levels: Sequence[int], least: float) -> Iterator[tuple[int, int]]:
+    """Yield the level to which memory falls by at least `least`, before it rises as much, and the fall."""
+    high = low = levels[0]
+    is_falling = False
+    for level in levels:
+        if is_falling:
+            low = min(low, level)
+            if level - low >= least:
+                yield low, high - low
+                high, is_falling = level, False
+        else:
+            high = max(high, level)
+            if high - level >= least > 0:
+                low, is_falling = level, True
+
+
+def _largest_fall(levels: Sequence[int]) -> int:
+    highest = fall = 0
+    for level in levels:
+        highest = max(highest, level)
+        fall = max(fall, highest - level)
+    return fall
+
+
+def _growing(history: History, end: int) -> tuple[Place, int]:
+    """Return the line whose blocks in use grew most between the middle and the end of a history."""
+    changes: dict[Site, int] = defaultdict(int)
+    for sign, at in ((-1, end // 2), (1, end)):
+        for event in _live_events(history, at):
+            changes[_site(history, event)] += sign * event.size_bytes
+    site, grown = max(changes.items(), key=_by_growth, default=(Site("", ""), 0))
+    return Place(" in ".join(filter(None, (site.module, site.op)))), max(0, grown)
+
+
+def _by_growth(item: tuple[Site, int]) -> tuple[int, str]:
+    return item[1], item[0].module
+
+
+def _replays(history: History, end: int, reserved: int) -> tuple[Help, ...]:
+    """Return what the requests up to the failed one need under each setting, in a process that has it."""
+    trace = Trace(tuple(to_events(_requests(history, end))), history.sites, 1)
+    refused = check_history(history).refused_bytes
+    free = history.events[end].address
+    enough = reserved + free  # the GPU had at least what was reserved
+    too_much = None if free else refused
+    return tuple(_replay(trace, history, setting, enough, too_much) for setting in SETTINGS)
+
+
+def _requests(history: History, end: int) -> Iterator[HistoryEvent]:
+    for state in history.start:
+        for block in state.blocks:
+            if block.in_use:
+                yield HistoryEvent("alloc", block.address, block.size_bytes, stream=state.stream)
+    yield from history.events[:end]
+    if end < len(history.events):  # the request that failed
+        yield HistoryEvent("alloc", 0, history.events[end].size_bytes, stream=history.events[end].stream)
+
+
+def _replay(trace: Trace, history: History, setting: str, enough: int, too_much: int | None) -> Help:
+    config = _config(history, setting)
+    replay = replay_trace(trace, MemoryLimits(enough, total_bytes=enough, config=config))
+    if replay.outcome is not Outcome.DOES_NOT_FIT:
+        retries = f", after {replay.retries} retries" if replay.retries else ""
+        return Help(setting, True, replay.peak_reserved_bytes, f"the same requests are served{retries}")
+    if too_much is not None:
+        most = max(enough, too_much - 1)
+        again = replay_trace(trace, MemoryLimits(most, total_bytes=most, config=config))
+        if again.outcome is not Outcome.DOES_NOT_FIT:
+            between = f"whether the GPU had the {size_text(again.peak_reserved_bytes)} is not recorded"
+            return Help(setting, None, again.peak_reserved_bytes, between)
+    need = replay_trace(trace, MemoryLimits(config=config))
+    return Help(setting, False, need.peak_reserved_bytes, "the same requests need more than the GPU had")
+
+
+def _config(history: History, setting: str) -> AllocatorConfig:
+    """Return the allocator options of a history with a setting in place of its own value for it."""
+    own = [part for part in history.alloc_conf.split(",") if part and part.partition(":")[0] not in setting]
+    return parse_alloc_conf(",".join([*own, setting]), config_of_torch(history.torch))

@@ -1,0 +1,326 @@
+"""Diagnose the out-of-memory message of a log by its figures and its traceback.
+
+The wordings are those of c10/cuda/CUDACachingAllocator.cpp in torch 1.0 to 2.13, of its counterparts for
+ROCm, XPU and MPS, and of the libraries that report a failed allocation by a status alone.
+"""
+
+import re
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from msgspec import Struct
+
+from planner.planning.diagnosis.diagnosis import (
+    Cause,
+    Diagnosis,
+    Held,
+    Help,
+    Place,
+    names_evaluation,
+    size_text,
+)
+
+_KEPT_LINES = 400  # before a message; the longest tracebacks of trainers have some 120
+_MESSAGE_LINES = 8  # over which a terminal may wrap a message
+_CONTEXT_BYTES = 2**30  # more than any published CUDA context; the rest of a GPU is of other processes
+_NUMBER = r"([\d.]+ ?(?:bytes|[KMGT]?i?B))"
+_BYTES = {"bytes": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_MESSAGE = re.compile(r"(CUDA|HIP|XPU|MPS backend) out of memory")
+_STATUS = re.compile(
+    r"CUDNN_STATUS_ALLOC_FAILED|CUBLAS_STATUS_ALLOC_FAILED|CUSOLVER_STATUS_ALLOC_FAILED"
+    r"|(?:CUDA|HIP)(?: driver)? error: out of memory|cudaErrorMemoryAllocation"
+    r"|Cuda failure.{0,8}out of memory"
+)
+_HOST = re.compile(r"DefaultCPUAllocator: .*?tried to allocate (\d+) bytes")
+
+
+def _either(*forms: str) -> re.Pattern[str]:
+    return re.compile("|".join(form.replace("SIZE", _NUMBER) for form in forms))
+
+
+_FIGURES = {
+    "requested": _either("[Tt]ried to allocate SIZE"),
+    "total": _either("total capacity of SIZE", "SIZE total capacity", "max allowed: SIZE"),
+    "free": _either("of which SIZE is free", "SIZE free"),
+    "allowed": _either("SIZE allowed"),
+    "allocated": _either("SIZE is allocated by PyTorch", "SIZE already allocated", "MPS allocated: SIZE"),
+    "unallocated": _either("SIZE is reserved by PyTorch but unallocated", "SIZE cached"),
+    "reserved": _either("SIZE reserved in total by PyTorch"),
+    "own": _either("this process has SIZE memory in use"),
+    "pools": _either("SIZE allocated in private pools"),
+}
+_OTHER = _either(r"Process \d+ has SIZE memory in use", "other allocations: SIZE")
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (.+?)\s*$')
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_RANK = re.compile(r"^\s*\[?(?:rank ?)?\d+\]?:\s?")
+_CALL = re.compile(r"([A-Za-z_][\w.]*)\(")
+_LIBRARIES = ("site-packages/", "dist-packages/", "/torch/", "<frozen", "<string>")
+_OPTIMIZER_STATE = ("_init_group", "init_state", "_init_state")
+
+
+class _Frame(Struct, frozen=True):
+    file: str
+    line: str
+    function: str
+    code: str
+
+    @property
+    def is_of_user(self) -> bool:
+        return not any(part in self.file for part in _LIBRARIES)
+
+
+class _Message(Struct, frozen=True):
+    """An out-of-memory message with the traceback before it."""
+
+    text: str
+    frames: tuple[_Frame, ...]
+
+    def figure(self, name: str) -> int | None:
+        found = _FIGURES[name].search(self.text)
+        return None if found is None else _bytes(next(filter(None, found.groups())))
+
+    @property
+    def reserved_bytes(self) -> int | None:
+        """Return the bytes that PyTorch reserved, its allocated and unallocated bytes in newer messages."""
+        allocated, unallocated = self.figure("allocated"), self.figure("unallocated")
+        if allocated is None:
+            return self.figure("reserved")
+        return self.figure("reserved") or allocated + (unallocated or 0)
+
+    @property
+    def other_bytes(self) -> int:
+        """Return the memory of other processes by the message; 0 if it names none.
+
+        Inside a container torch does not find its own process among them, so it is one of those listed.
+        """
+        listed = sum(_bytes(next(filter(None, groups))) for groups in _OTHER.findall(self.text))
+        if self.figure("own") is None and "Process " in self.text:
+            listed -= (self.reserved_bytes or 0) + _CONTEXT_BYTES
+        return max(0, listed)
+
+    @property
+    def outside_bytes(self) -> int | None:
+        """Return the bytes in use that are not of this process; of it too, without PyTorch's, if not told."""
+        total, free = self.figure("total"), self.figure("free")
+        mine = self.figure("own") or self.reserved_bytes
+        return None if total is None or free is None or mine is None else total - free - mine
+
+
+def diagnose_log(lines: Iterable[str]) -> Diagnosis | None:
+    """Diagnose the last out-of-memory message of a log that has figures; None if there is no message.
+
+    A message without figures counts if none has any. Lines are read once, and few are kept.
+    """
+    best: _Message | None = None
+    count = 0
+    for message in _messages(lines):
+        count += 1
+        if best is None or message.figure("requested") is not None or best.figure("requested") is None:
+            best = message
+    if best is None:
+        return None
+    diagnosis = _diagnose(best)
+    if count == 1:
+        return diagnosis
+    return _with_notes(diagnosis, f"the log has {count} such messages; this is the last that has figures")
+
+
+def _messages(lines: Iterable[str]) -> Iterable[_Message]:
+    before: deque[str] = deque(maxlen=_KEPT_LINES)
+    text: list[str] = []
+    frames: tuple[_Frame, ...] = ()
+    for raw in lines:
+        line = _RANK.sub("", _CONTROL.sub("", raw.replace("\r\n", "\n").rsplit("\r", 1)[-1]).rstrip("\n"))
+        begins = _MESSAGE.search(line) or _STATUS.search(line) or _HOST.search(line)
+        if text and (begins or len(text) == _MESSAGE_LINES or not line.strip() or _FRAME.search(line)):
+            yield _Message(" ".join(text), frames)
+            text = []
+        if begins:
+            frames, text = _frames(before), [line.strip()]
+            before.clear()
+        elif text:
+            text.append(line.strip())
+        else:
+            before.append(line)
+    if text:
+        yield _Message(" ".join(text), frames)
+
+
+def _frames(lines: Sequence[str] | deque[str]) -> tuple[_Frame, ...]:
+    """Return the frames of the last traceback in the lines, the innermost last."""
+    given = list(lines)
+    starts = [at for at, line in enumerate(given) if "Traceback (most recent call last)" in line]
+    given = given[starts[-1] :] if starts else given
+    frames = []
+    for line, after in pairwise([*given, ""]):
+        found = _FRAME.search(line)
+        if found is not None:
+            code = "" if _FRAME.search(after) else after.strip()
+            frames.append(_Frame(found[1], found[2], found[3], code))
+    return tuple(frames)
+
+
+def _bytes(text: str) -> int:
+    number, unit = re.findall(r"[\d.]+|[A-Za-z]+", text)[:2]
+    try:
+        return round(float(number) * _BYTES[unit if unit in _BYTES else unit[0]])
+    except ValueError:  # such as "1.2.3"
+        return 0
+
+
+def _diagnose(message: _Message) -> Diagnosis:
+    host = _HOST.search(message.text)
+    if host is not None:
+        reason = "the memory of the host ran out, not a GPU's; load less at once, or use fewer workers"
+        return Diagnosis("log", Cause.UNKNOWN, reason, int(host[1]), site=_place(message.frames))
+    kind = _MESSAGE.search(message.text)
+    requested, allocated = message.figure("requested"), message.figure("allocated")
+    if kind is None or requested is None:
+        return Diagnosis("log", *_without_figures(message), site=_place(message.frames))
+    reserved, total = message.reserved_bytes, message.figure("total")
+    cause, reason = _cause(message, requested, allocated, reserved)
+    help_ = _help(cause, requested, allocated, reserved)
+    live = _live(message, allocated, reserved)
+    place = _place(message.frames)
+    notes = _notes(message, kind[1])
+    return Diagnosis("log", cause, reason, requested, allocated, reserved, total, place, live, help_, notes)
+
+
+def _without_figures(message: _Message) -> tuple[Cause, str]:
+    found = _STATUS.search(message.text)
+    what = message.text if found is None else found[0]
+    cause, why = _of_code(message.frames) or (Cause.UNKNOWN, "")
+    reason = (
+        f"{what[:80]} names no sizes, so that the cause is not decided: a library or the driver asked CUDA "
+        "itself; look for another process in nvidia-smi, or try a smaller batch"
+    )
+    return cause, why or reason
+
+
+def _cause(
+    message: _Message, requested: int, allocated: int | None, reserved: int | None
+) -> tuple[Cause, str]:
+    total, free, others = message.figure("total"), message.figure("free"), message.other_bytes
+    asked = size_text(requested)
+    if total is not None and requested >= total:
+        return Cause.ONE_REQUEST, f"{asked} were asked for at once; the GPU has {size_text(total)} in all"
+    if allocated is not None and requested > allocated:
+        rest = f"all tensors alive together took {size_text(allocated)}"
+        if not _is_missing_elsewhere(message, requested):
+            return Cause.ONE_REQUEST, f"{asked} were asked for at once; {rest}"
+    if free is not None and others and free + others >= requested:
+        return Cause.OTHER_PROCESS, (
+            f"other processes hold {size_text(others)} of the GPU; with the {size_text(free)} that are free, "
+            f"that is enough for the {asked} asked for"
+        )
+    outside = message.outside_bytes
+    if outside is not None and free is not None and free + max(0, outside - _CONTEXT_BYTES) >= requested:
+        return Cause.OTHER_PROCESS, (
+            f"{size_text(outside)} of the GPU are neither free nor PyTorch's in this process, and no CUDA "
+            "context takes so much: another process, or a library in this one, has them; see nvidia-smi"
+        )
+    if allocated is not None and reserved is not None:
+        unused = reserved - allocated
+        if unused + (free or 0) >= requested:
+            left = f"{size_text(unused)} were reserved and unused"
+            left += f" and {size_text(free)} free" if free else ""
+            return Cause.FRAGMENTATION, f"{left}, enough for the {asked} asked for, but in pieces"
+    of_code = _of_code(message.frames)
+    if of_code is not None:
+        return of_code
+    if allocated is None:
+        return Cause.UNKNOWN, "the message does not say how much this process had allocated"
+    return Cause.TOO_LARGE, _shortage(message, requested, allocated, reserved)
+
+
+def _is_missing_elsewhere(message: _Message, requested: int) -> bool:
+    """Return whether other processes, or memory outside of PyTorch, hold what the request lacked."""
+    free, others, outside = message.figure("free"), message.other_bytes, message.outside_bytes
+    if free is None:
+        return False
+    return free + max(others, (outside or 0) - _CONTEXT_BYTES) >= requested
+
+
+def _of_code(frames: Sequence[_Frame]) -> tuple[Cause, str] | None:
+    """Return the cause that the functions of a traceback name, if they do."""
+    for frame in frames:
+        if names_evaluation(frame.function):
+            return Cause.EVALUATION, (
+                f"it happened in {frame.function}, an evaluation: plan it by --evaluate and --eval-batch, "
+                "and look for outputs that it keeps on the GPU or a missing torch.no_grad()"
+            )
+    if any("optim" in frame.file and frame.function in _OPTIMIZER_STATE for frame in frames):
+        return Cause.FIRST_STEP, (
+            "the optimizer allocated its state, as it does in its first step: the forward and backward pass "
+            "fit without it"
+        )
+    return None
+
+
+def _shortage(message: _Message, requested: int, allocated: int, reserved: int | None) -> str:
+    left = (message.figure("free") or 0) + max(0, (reserved or allocated) - allocated)
+    return (
+        f"tensors took {size_text(allocated)}, and {size_text(requested)} more were asked for; at least "
+        f"{size_text(requested - left)} were missing, even if every unused block had been joined"
+    )
+
+
+def _help(cause: Cause, requested: int, allocated: int | None, reserved: int | None) -> tuple[Help, ...]:
+    if allocated is None or reserved is None:
+        return ()
+    if cause is Cause.FRAGMENTATION:
+        reason = "it joins unused blocks; a recorded history would tell how many"
+        return (Help("expandable_segments:True", None, None, reason),)
+    if cause in (Cause.TOO_LARGE, Cause.ONE_REQUEST):
+        reason = f"only {size_text(reserved - allocated)} were reserved and unused"
+        return (Help("expandable_segments:True", False, None, reason),)
+    return ()
+
+
+def _live(message: _Message, allocated: int | None, reserved: int | None) -> tuple[Held, ...]:
+    pools, outside = message.figure("pools"), message.outside_bytes
+    found = [
+        ("tensors and workspaces of PyTorch", allocated),
+        (
+            "reserved by PyTorch and unused",
+            None if reserved is None or allocated is None else reserved - allocated,
+        ),
+        ("private pools of CUDA graphs, counted among tensors", pools),
+        ("other processes", message.other_bytes or None),
+        ("neither free nor of this process, or not of PyTorch in it: contexts, libraries", outside),
+    ]
+    return tuple(Held(what, size) for what, size in found if size is not None and size > 0)
+
+
+def _notes(message: _Message, kind: str) -> tuple[str, ...]:
+    notes = []
+    allowed = message.figure("allowed")
+    if allowed is not None and kind != "MPS backend":
+        notes.append(f"the process was limited to {size_text(allowed)} by set_per_process_memory_fraction")
+    if not message.frames:
+        notes.append("no traceback is before the message, so the code that asked is not known")
+    notes.append(
+        "a message shows the moment of the failure alone: whether memory grew before, a recorded history "
+        "tells (torch.cuda.memory._record_memory_history)"
+    )
+    return tuple(notes)
+
+
+def _place(frames: Sequence[_Frame]) -> Place:
+    """Return the innermost line of the user's code, and the call that it or the innermost frame makes."""
+    if not frames:
+        return Place()
+    own = next((frame for frame in reversed(frames) if frame.is_of_user), frames[-1])
+    calls = _CALL.findall(frames[-1].code) or _CALL.findall(own.code)
+    if any(
+        frame.function in ("_engine_run_backward", "backward") and not frame.is_of_user for frame in frames
+    ):
+        calls = ["backward"]
+    return Place(f"{own.file}:{own.line}, in {own.function}", calls[0] if calls else "")
+
+
+def _with_notes(diagnosis: Diagnosis, *notes: str) -> Diagnosis:
+    from msgspec.structs import replace
+
+    return replace(diagnosis, notes=(*notes, *diagnosis.notes))

@@ -1,0 +1,117 @@
+"""The report of `planner diagnose`: the cause, what was in use, and what would have helped."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from planner.planning.diagnosis import Cause, Diagnosis, Help
+from planner.report.document import Block, Bullets, Column, Document, Entry, Headline, Table
+from planner.report.units import SCHEMA, mib, mib_text
+
+_CAUSES = {
+    Cause.TOO_LARGE: "The job needs more memory than was left",
+    Cause.ONE_REQUEST: "One request was larger than all that was in use",
+    Cause.FRAGMENTATION: "The memory was reserved, but fragmented",
+    Cause.GROWTH: "The memory in use grew until it ended",
+    Cause.OTHER_PROCESS: "The memory was held outside of this process's PyTorch",
+    Cause.EVALUATION: "An evaluation needs more memory than was left",
+    Cause.FIRST_STEP: "The optimizer's first step needs more memory than was left",
+    Cause.UNKNOWN: "The cause is not known",
+}
+
+
+def diagnosis_document(diagnosis: Diagnosis, seconds: float) -> Document:
+    """Return the report of `planner diagnose`."""
+    head = Headline((_CAUSES[diagnosis.cause], Entry("Because", diagnosis.reason)), "neutral")
+    return Document.of(
+        [head, *_entries(diagnosis)],
+        _live(diagnosis),
+        _help(diagnosis),
+        [Bullets("Noted", diagnosis.notes)] if diagnosis.notes else [],
+    )
+
+
+def _entries(diagnosis: Diagnosis) -> Iterator[Block]:
+    place = diagnosis.site
+    if place.line or place.operator:
+        operator = f" ({place.operator})" if place.operator else ""
+        yield Entry("Asked by", f"{place.line or 'code that is not named'}{operator}")
+    sizes = {
+        "asked for": diagnosis.requested_bytes,
+        "allocated": diagnosis.allocated_bytes,
+        "reserved": diagnosis.reserved_bytes,
+        "total": diagnosis.total_bytes,
+    }
+    named = [f"{mib_text(size)} MiB {what}" for what, size in sizes.items() if size is not None]
+    if named:
+        yield Entry("Memory", ", ".join(named))
+    yield Entry("Source", diagnosis.source)
+
+
+def _live(diagnosis: Diagnosis) -> list[Block]:
+    if not diagnosis.live:
+        return []
+    rows = [
+        (held.what, f"{held.blocks:,}" if held.blocks else "", mib_text(held.size_bytes))
+        for held in diagnosis.live
+    ]
+    columns = (Column("In use"), Column("blocks", is_number=True, rank=1), Column("MiB", is_number=True))
+    return [Table(columns, rows)]
+
+
+def _help(diagnosis: Diagnosis) -> list[Block]:
+    if not diagnosis.would_help:
+        return []
+    rows = [
+        (
+            one.setting,
+            _verdict(one),
+            "" if one.reserved_bytes is None else mib_text(one.reserved_bytes),
+            one.reason,
+        )
+        for one in diagnosis.would_help
+    ]
+    columns = (
+        Column("With PYTORCH_ALLOC_CONF"),
+        Column("fits"),
+        Column("MiB reserved", is_number=True, rank=1),
+        Column("because", rank=2),
+    )
+    return [Table(columns, rows)]
+
+
+def _verdict(help_: Help) -> str:
+    return "not known" if help_.fits is None else "yes" if help_.fits else "no"
+
+
+def diagnosis_to_json(diagnosis: Diagnosis, seconds: float) -> dict[str, Any]:
+    """Return the JSON object of `planner diagnose`."""
+    return {
+        "schema": SCHEMA,
+        "source": diagnosis.source,
+        "cause": diagnosis.cause,
+        "reason": diagnosis.reason,
+        "requested_mib": _mib(diagnosis.requested_bytes),
+        "allocated_mib": _mib(diagnosis.allocated_bytes),
+        "reserved_mib": _mib(diagnosis.reserved_bytes),
+        "total_mib": _mib(diagnosis.total_bytes),
+        "site": {"line": diagnosis.site.line, "operator": diagnosis.site.operator},
+        "live": [
+            {"what": held.what, "mib": mib(held.size_bytes), "blocks": held.blocks or None}
+            for held in diagnosis.live
+        ],
+        "would_help": [
+            {
+                "setting": one.setting,
+                "fits": one.fits,
+                "peak_reserved_mib": _mib(one.reserved_bytes),
+                "reason": one.reason,
+            }
+            for one in diagnosis.would_help
+        ],
+        "notes": list(diagnosis.notes),
+        "seconds": round(seconds, 3),
+    }
+
+
+def _mib(size_bytes: int | None) -> float | None:
+    return None if size_bytes is None else mib(size_bytes)

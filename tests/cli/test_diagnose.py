@@ -1,0 +1,140 @@
+"""`planner diagnose`, as a person with a dead process calls it."""
+
+import io
+import json
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.cli import run
+from tests.helpers.command_line import Capture, outcome
+
+MESSAGE = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 64.00 MiB (GPU 0; 8.00 GiB total "
+    "capacity; 7.25 "
+    "GiB already allocated; 0 bytes free; 7.50 GiB reserved in total by PyTorch)\n"
+)
+REPORT = """\
+The memory was reserved, but fragmented
+Because:        256.0 MiB were reserved and unused, enough for the 64.0 MiB asked for, but in pieces
+Memory:         64.0 MiB asked for, 7,424.0 MiB allocated, 7,680.0 MiB reserved, 8,192.0 MiB total
+Source:         log
+
+In use                                                                            blocks      MiB
+  tensors and workspaces of PyTorch                                                       7,424.0
+  reserved by PyTorch and unused                                                            256.0
+  neither free nor of this process, or not of PyTorch in it: contexts, libraries            512.0
+
+With PYTORCH_ALLOC_CONF     fits       MiB reserved  because
+  expandable_segments:True  not known                it joins unused blocks; a recorded history
+                                                     would tell how many
+
+Noted
+  - no traceback is before the message, so the code that asked is not known
+  - a message shows the moment of the failure alone: whether memory grew before, a recorded history
+    tells (torch.cuda.memory._record_memory_history)
+"""
+
+
+def answer(file: Path, capsys: Capture) -> dict[str, Any]:
+    """Return the JSON of a file's diagnosis."""
+    assert run(["diagnose", str(file), "--json"]) == 0
+    fields: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return fields
+
+
+def test_a_log_as_a_person_reads_it(tmp_path: Path, capsys: Capture) -> None:
+    """The cause stands first, then the figures that decide it."""
+    log = tmp_path / "train.log"
+    log.write_text(f"step 1\n{MESSAGE}")
+    assert outcome(f"diagnose {log}", capsys) == (0, REPORT, "")
+
+
+def test_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """`planner diagnose -` reads what another program writes."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(MESSAGE.encode())))
+    assert outcome("diagnose -", capsys) == (0, REPORT, "")
+
+
+def test_a_log_that_is_no_text(tmp_path: Path, capsys: Capture) -> None:
+    """Bytes that are no text, and lines without an end, do not hide a message after them."""
+    log = tmp_path / "train.log"
+    log.write_bytes(b"\xff\xfe" * 100_000 + b"\r\n" + MESSAGE.replace("\n", "\r\n").encode())
+    assert answer(log, capsys)["cause"] == "fragmentation"
+
+
+def test_a_snapshot(tmp_path: Path, capsys: Capture) -> None:
+    """The device whose request failed answers, not the one with the most events."""
+    frames = [{"filename": "/home/u/net.py", "line": 7, "name": "forward"}]
+    block = {"action": "alloc", "addr": 0, "size": 2**21, "stream": 0, "frames": frames}
+    failed = {"action": "oom", "size": 2**20, "stream": 0, "frames": frames}
+    grown = {"action": "segment_alloc", "addr": 0, "size": 2**21, "stream": 0, "frames": []}
+    snapshot = tmp_path / "snapshot.pickle"
+    snapshot.write_bytes(
+        pickle.dumps({"device_traces": [[grown, block, block, block], [grown, block, failed]]})
+    )
+    fields = answer(snapshot, capsys)
+    assert (fields["source"], fields["cause"], fields["requested_mib"]) == (
+        "memory snapshot of torch",
+        "too_large",
+        1,
+    )
+    assert fields["site"]["line"] == "u/net.py:7 in forward"
+    assert fields["live"] == [{"what": "u/net.py:7 in forward", "mib": 2, "blocks": 1}]
+
+
+def test_a_record_of_a_run(tmp_path: Path, capsys: Capture) -> None:
+    """Peaks that rise in each step are growth, with the step at which the memory ends."""
+    steps = [
+        {"first": at, "last": at, "peak_allocated_mib": 1000 + 100 * at, "peak_reserved_mib": 0}
+        for at in range(1, 7)
+    ]
+    failure = {"step": 7, "phase": "forward", "module": "net.0", "line": "a.py:9", "requested_mib": 64.0}
+    record = {"emulated": True, "gpu": "T4", "exit_code": 1, "steps": steps, "failure": failure}
+    record |= {"peak_allocated_mib": 1600.0, "peak_reserved_mib": 1700.0}
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(record))
+    fields = answer(file, capsys)
+    assert (fields["cause"], fields["site"]) == ("growth", {"line": "a.py:9, net.0", "operator": "forward"})
+    assert fields["reason"] == (
+        "the peak rises by at least 100.0 MiB a step, from 1,100.0 MiB in step 1 to 1,600.0 MiB in "
+        "step 6; the "
+        "memory ends in step 7, forward"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"epoch 1 loss 0.3\n", "has no out-of-memory message of PyTorch"),
+        (b"", "has no out-of-memory message of PyTorch"),
+        (b"\x80\x04N.", "broken memory snapshot"),
+        (b"\x1f\x8b broken", "broken allocator history"),
+        (b'{"emulated": true}', "no record of planner run --json"),
+        (
+            b'{"emulated": true, "peak_allocated_mib": "x", "peak_reserved_mib": 1}',
+            "no record of planner run",
+        ),
+    ],
+)
+def test_a_file_that_tells_nothing_is_exit_4(
+    tmp_path: Path, capsys: Capture, content: bytes, why: str
+) -> None:
+    """One line says what is wrong with it."""
+    file = tmp_path / "file"
+    file.write_bytes(content)
+    code, out, err = outcome(f"diagnose {file}", capsys)
+    assert (code, out, why in err, len(err.splitlines())) == (4, "", True, 1)
+
+
+def test_a_missing_file(tmp_path: Path, capsys: Capture) -> None:
+    """The path and the reason are told; without a path, what to give."""
+    code, _, err = outcome(f"diagnose {tmp_path / 'none.log'}", capsys)
+    assert (code, err) == (
+        4,
+        f"planner: {tmp_path / 'none.log'}: cannot be read: No such file or directory\n",
+    )
+    assert outcome("diagnose", capsys)[0] == 2

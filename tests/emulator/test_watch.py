@@ -1,0 +1,65 @@
+"""`planner.watch` and `planner diagnose` after a script that runs out of memory on an emulated GPU."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import planner
+from planner.api.diagnose import DiagnoseResult
+from tests.emulator.test_emulated_training import Emulator, emulator  # noqa: F401
+
+pytestmark = pytest.mark.emulated
+
+GROWS = """
+import planner
+
+def train():
+    model = torch.nn.Linear(4096, 4096).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    kept = []
+    for step in range(50):
+        x = torch.randn(65536, 4096, device="cuda")
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        kept.append(x)
+
+with planner.watch(record={record}):
+    train()
+"""
+
+
+@pytest.fixture(autouse=True)
+def importable_planner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the scripts import this checkout, which the CUDA environment has not installed."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+
+
+def test_a_recorded_history_names_the_line_that_grows(
+    emulator: Emulator,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """The snapshot that the failing script left tells that each step keeps its batch, and where."""
+    done = emulator.start(GROWS.format(record=True), "--gpu", "RTX 3060")
+    (snapshot,) = tmp_path.glob("out-of-memory-*.pickle")
+    assert "The memory in use grew until it ended" in done.stderr and "OutOfMemoryError" in done.stderr
+    found = planner.diagnose(snapshot).to_dict()
+    assert (found["cause"], found["requested_mib"]) == ("growth", 1024)
+    assert found["site"]["line"].endswith("in train") and found["live"][0]["blocks"] == 10
+
+
+def test_the_same_death_from_its_log_and_from_its_record(
+    emulator: Emulator,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """The record of the run sees the growth in its steps; the message has the figures of its moment alone."""
+    done = emulator.start(GROWS.format(record=False), "--gpu", "RTX 3060")
+    log, record = tmp_path / "log.txt", tmp_path / "run.json"
+    log.write_text(done.stderr)
+    record.write_text(done.stdout)
+    by_log, by_record = planner.diagnose(log).to_dict(), planner.diagnose(record).to_dict()
+    assert json.loads(done.stdout)["failure"]["requested_mib"] == by_record["requested_mib"] == 1024
+    assert (by_record["cause"], by_log["requested_mib"]) == ("growth", 1024)
+    assert by_log["site"]["line"].endswith("in train")
+    assert isinstance(planner.diagnose(log), DiagnoseResult)

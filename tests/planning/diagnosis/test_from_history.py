@@ -1,0 +1,126 @@
+"""Histories that end in an out-of-memory error, written out event by event, and the causes they decide."""
+
+import pytest
+
+from planner.allocator.history import History, HistoryEvent
+from planner.planning.diagnosis import Cause, Held, Help, Place, diagnose_history
+from planner.program import Site
+
+MIB = 2**20
+SITES = (Site("net.py:5", "forward"), Site("train.py:9", "keep"), Site("train.py:20", "validate"))
+
+
+def history_of(*events: HistoryEvent, **fields: object) -> History:
+    """Return a history from the first tensor on."""
+    return History("T4", "2.13", "", None, None, events, sites=SITES, **fields)  # type: ignore[arg-type]
+
+
+def segment(address: int, mib: int) -> HistoryEvent:
+    """A segment taken from CUDA."""
+    return HistoryEvent("segment_alloc", address, mib * MIB)
+
+
+def alloc(address: int, mib: int, site: int = 0) -> HistoryEvent:
+    """A block that is allocated."""
+    return HistoryEvent("alloc", address, mib * MIB, site)
+
+
+def free(address: int, mib: int) -> list[HistoryEvent]:
+    """A block that is freed."""
+    return [HistoryEvent(action, address, mib * MIB) for action in ("free_requested", "free_completed")]
+
+
+def oom(mib: int, site: int = 0) -> HistoryEvent:
+    """A request that fails."""
+    return HistoryEvent("oom", 0, mib * MIB, site)
+
+
+def test_blocks_that_live_are_too_large() -> None:
+    """With every block in use and none unused, the job needs more than there is."""
+    found = diagnose_history(history_of(segment(0, 100), alloc(0, 100), oom(60)), "a test")
+    assert (found.cause, found.requested_bytes, found.allocated_bytes, found.reserved_bytes) == (
+        Cause.TOO_LARGE,
+        60 * MIB,
+        100 * MIB,
+        100 * MIB,
+    )
+    assert found.site == Place("net.py:5 in forward")
+    assert found.live == (Held("net.py:5 in forward", 100 * MIB, 1),)
+
+
+def test_unused_pieces_are_fragmentation_and_expandable_segments_join_them() -> None:
+    """Two segments of 40 MiB whose halves are unused hold no 30 MiB in one piece; pages can be moved."""
+    events = (
+        *(segment(0, 40), alloc(0, 20), alloc(20 * MIB, 20), segment(1 << 30, 40), alloc(1 << 30, 20)),
+        *(alloc((1 << 30) + 20 * MIB, 20), *free(0, 20), *free((1 << 30) + 20 * MIB, 20), oom(30)),
+    )
+    found = diagnose_history(history_of(*events), "a test")
+    assert found.cause is Cause.FRAGMENTATION
+    served = {one.setting: (one.fits, one.reserved_bytes) for one in found.would_help}
+    assert served["expandable_segments:True"] == (True, 80 * MIB)
+
+
+def test_one_request_larger_than_all_others() -> None:
+    """A request of more than what all blocks take is named as that."""
+    found = diagnose_history(history_of(segment(0, 20), alloc(0, 20), oom(500)), "a test")
+    assert found.cause is Cause.ONE_REQUEST
+
+
+def test_memory_that_rises_step_by_step_is_growth() -> None:
+    """Each step keeps 2 MiB that the line `keep` allocates; its activations are freed."""
+    events: list[HistoryEvent] = [segment(0, 2000)]
+    for step in range(24):
+        events += [alloc((100 + 2 * step) * MIB, 2, site=1), alloc(1000 * MIB, 40), *free(1000 * MIB, 40)]
+    found = diagnose_history(history_of(*events, oom(30)), "a test")
+    assert (found.cause, found.site) == (Cause.GROWTH, Place("train.py:9 in keep"))
+
+
+def test_one_forward_pass_does_not_grow() -> None:
+    """Activations of a single pass rise too, but nothing falls between them."""
+    events = [segment(0, 2000), *(alloc(2 * at * MIB, 2) for at in range(60))]
+    assert diagnose_history(history_of(*events, oom(30)), "a test").cause is not Cause.GROWTH
+
+
+def test_a_request_of_an_evaluation_is_named() -> None:
+    """The function that asked tells it."""
+    found = diagnose_history(history_of(segment(0, 100), alloc(0, 100), oom(60, site=2)), "a test")
+    assert found.cause is Cause.EVALUATION
+
+
+def test_a_history_without_a_failure_shows_its_peak() -> None:
+    """The cause is unknown; what was in use at the peak, and what each setting would reserve, are told."""
+    events = (segment(0, 40), alloc(0, 40), *free(0, 40), alloc(0, 20))
+    found = diagnose_history(history_of(*events), "a test")
+    assert (found.cause, found.requested_bytes, found.allocated_bytes) == (Cause.UNKNOWN, None, 40 * MIB)
+    assert found.live == (Held("net.py:5 in forward", 40 * MIB, 1),)
+    assert found.would_help[0] == Help(
+        "expandable_segments:True", None, 40 * MIB, "40.0 MiB as recorded; no request failed"
+    )
+
+
+def test_free_memory_of_the_gpu_decides_whether_a_setting_helps() -> None:
+    """Ten blocks of 4 MiB fill two segments; the first and the last live on, and 8 MiB of the GPU are free.
+
+    16 MiB are unused in each segment, so that 20 MiB are found only if the two segments are one.
+    """
+    events = [segment(1 << 40, 100), alloc(1 << 40, 100)]
+    for start in (0, 1 << 30):
+        events += [segment(start, 20), *(alloc(start + 4 * at * MIB, 4) for at in range(5))]
+    for address in [4 * at * MIB for at in range(1, 5)] + [(1 << 30) + 4 * at * MIB for at in range(4)]:
+        events += free(address, 4)
+    failed = HistoryEvent("oom", 8 * MIB, 20 * MIB, 0)
+    found = diagnose_history(history_of(*events, failed), "a test")
+    assert found.cause is Cause.FRAGMENTATION
+    assert {one.setting: one.fits for one in found.would_help} == {
+        "expandable_segments:True": True,
+        "max_split_size_mb:128": False,
+        "garbage_collection_threshold:0.8": False,
+        "max_split_size_mb:128,garbage_collection_threshold:0.8": False,
+    }
+
+
+@pytest.mark.parametrize("setting", ["max_split_size_mb:128", "garbage_collection_threshold:0.8"])
+def test_a_setting_that_does_not_help_is_a_no(setting: str) -> None:
+    """If more than the GPU has is in use, no setting of the allocator helps."""
+    found = diagnose_history(history_of(segment(0, 100), alloc(0, 100), oom(60)), "a test")
+    assert [one.fits for one in found.would_help if one.setting == setting] == [False]

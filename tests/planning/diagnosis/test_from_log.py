@@ -1,0 +1,222 @@
+"""Out-of-memory messages as torch and its libraries word them, and the causes that their figures decide."""
+
+import pytest
+
+from planner.planning.diagnosis import Cause, Diagnosis, Held, Place, diagnose_log
+
+GIB, MIB = 2**30, 2**20
+OLD = (
+    "RuntimeError: CUDA out of memory. Tried to allocate {} (GPU 0; {} total capacity; {} already "
+    "allocated; {} free; "
+    "{} reserved in total by PyTorch)"
+)
+NEW = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {}. GPU 0 has a total capacity of "
+    "{} of which {} "
+    "is free. {}Including non-PyTorch memory, this process has {} memory in use. Of the allocated "
+    "memory {} is "
+    "allocated by PyTorch, and {} is reserved by PyTorch but unallocated. If reserved but "
+    "unallocated memory is "
+    "large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
+)
+
+
+def diagnosis_of(text: str) -> Diagnosis:
+    """Return the diagnosis of a log, which must have a message."""
+    found = diagnose_log(text.splitlines(keepends=True))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("message", "cause", "mib"),
+    [
+        (
+            NEW.format("2.00 GiB", "23.69 GiB", "1.00 GiB", "", "22.50 GiB", "21.90 GiB", "100.00 MiB"),
+            Cause.TOO_LARGE,
+            (2048, 22425.6, 22525.6, 24258.6),
+        ),
+        (
+            NEW.format("2.00 GiB", "23.69 GiB", "100.00 MiB", "", "23.30 GiB", "19.00 GiB", "3.90 GiB"),
+            Cause.FRAGMENTATION,
+            (2048, 19456, 23449.6, 24258.6),
+        ),
+        (
+            NEW.format(
+                "512.00 MiB",
+                "79.15 GiB",
+                "9.00 MiB",
+                "Process 7 has 40.00 GiB memory in use. ",
+                "38.90 GiB",
+                "38.00 GiB",
+                "200.00 MiB",
+            ),
+            Cause.OTHER_PROCESS,
+            (512, 38912, 39112, 81049.6),
+        ),
+        (
+            NEW.format("30.00 GiB", "23.69 GiB", "20.00 GiB", "", "3.00 GiB", "2.50 GiB", "10.00 MiB"),
+            Cause.ONE_REQUEST,
+            (30720, 2560, 2570, 24258.6),
+        ),
+        (
+            NEW.format("12.00 GiB", "23.69 GiB", "10.00 GiB", "", "13.30 GiB", "11.00 GiB", "0 bytes"),
+            Cause.ONE_REQUEST,
+            (12288, 11264, 11264, 24258.6),
+        ),
+        (
+            OLD.format("20.00 MiB", "7.93 GiB", "7.11 GiB", "10.31 MiB", "7.12 GiB"),
+            Cause.FRAGMENTATION,
+            (20, 7280.6, 7290.9, 8120.3),
+        ),
+        (
+            OLD.format("64.00 MiB", "7.93 GiB", "7.31 GiB", "10.31 MiB", "7.32 GiB"),
+            Cause.TOO_LARGE,
+            (64, 7485.4, 7495.7, 8120.3),
+        ),
+        (
+            OLD.format("20.00 MiB", "23.69 GiB", "2.10 GiB", "10.31 MiB", "2.20 GiB"),
+            Cause.OTHER_PROCESS,
+            (20, 2150.4, 2252.8, 24258.6),
+        ),
+        (
+            "RuntimeError: CUDA out of memory. Tried to allocate 823.50 MiB (GPU 0; 15.90 GiB total "
+            "capacity; "
+            "14.83 GiB already allocated; 15.88 MiB free; 312.31 MiB cached)",
+            Cause.TOO_LARGE,
+            (823.5, 15185.9, 15498.2, 16281.6),
+        ),
+        (
+            "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 4.00 GiB. GPU 0 has a "
+            "total capacity of "
+            "15.98 GiB of which 1.20 GiB is free. Of the allocated memory 13.00 GiB is allocated by "
+            "PyTorch, and "
+            "900.00 MiB is reserved by PyTorch but unallocated.",
+            Cause.TOO_LARGE,
+            (4096, 13312, 14212, 16363.5),
+        ),
+        (
+            "RuntimeError: MPS backend out of memory (MPS allocated: 17.62 GB, other allocations: "
+            "384.00 KB, max "
+            "allowed: 18.13 GB). Tried to allocate 768.00 MB on private pool.",
+            Cause.TOO_LARGE,
+            (768, 18042.9, 18042.9, 18565.1),
+        ),
+    ],
+)
+def test_the_figures_of_a_message_decide(message: str, cause: Cause, mib: tuple[float, ...]) -> None:
+    """Sizes are those of the message, in the units that it has; reserved counts unallocated memory."""
+    found = diagnosis_of(message)
+    sizes = found.requested_bytes, found.allocated_bytes, found.reserved_bytes, found.total_bytes
+    assert (found.cause, tuple(round((size or 0) / MIB, 1) for size in sizes)) == (cause, mib)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "RuntimeError: CUDA error: out of memory",
+        "torch.distributed.DistBackendError: NCCL error: Cuda failure 2 'out of memory'",
+    ],
+)
+def test_a_status_alone_decides_nothing(line: str) -> None:
+    """Without sizes the cause is unknown, and the reason says so."""
+    found = diagnosis_of(line)
+    assert (found.cause, found.requested_bytes) == (Cause.UNKNOWN, None)
+    assert "names no sizes" in found.reason
+
+
+def test_memory_of_the_host_is_told_apart() -> None:
+    """A failed allocation on the CPU is no GPU's; its size is told."""
+    text = (
+        "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+        "4096 bytes."
+    )
+    found = diagnosis_of(text)
+    assert (found.cause, found.requested_bytes, "host" in found.reason) == (Cause.UNKNOWN, 4096, True)
+
+
+def test_a_container_lists_its_own_process() -> None:
+    """If the message names no process as its own, one of those listed is this one."""
+    text = (
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.69 GiB of "
+        "which 1.00 GiB is "
+        "free. Process 4242 has 22.69 GiB memory in use. Of the allocated memory 22.10 GiB is "
+        "allocated by PyTorch, "
+        "and 100.00 MiB is reserved by PyTorch but unallocated."
+    )
+    assert diagnosis_of(text).cause is Cause.TOO_LARGE
+
+
+TRACEBACK = """\
+Epoch 3:  12%|#2        | 120/1000 [00:40<04:50]\r\x1b[31mTraceback (most recent call last):\x1b[0m
+  File "/home/u/train.py", line 60, in main
+    {call}
+  File "/home/u/train.py", line 33, in {function}
+    out = model(x)
+  File "/opt/lib/python3.11/site-packages/torch/nn/modules/conv.py", line 420, in _conv_forward
+    return F.conv2d(input, weight, self.bias, self.stride,
+"""
+
+
+def test_a_traceback_names_the_line_and_the_operator() -> None:
+    """The line is the user's innermost, the operator the call of the innermost line."""
+    head = TRACEBACK.format(call="fit(model)", function="fit")
+    found = diagnosis_of(
+        head + NEW.format("2.00 GiB", "23.69 GiB", "1.00 GiB", "", "22.5 GiB", "22.0 GiB", "0 bytes")
+    )
+    assert (found.cause, found.site) == (Cause.TOO_LARGE, Place("/home/u/train.py:33, in fit", "F.conv2d"))
+
+
+@pytest.mark.parametrize(
+    "function", ["validate", "validation_step", "evaluate", "run_evaluation", "generate"]
+)
+def test_a_function_that_evaluates_is_the_cause(function: str) -> None:
+    """A request of an evaluation fails because of it, if memory was not merely in pieces."""
+    head = TRACEBACK.format(call=f"{function}(model)", function=function)
+    message = NEW.format("2.00 GiB", "23.69 GiB", "1.00 GiB", "", "22.5 GiB", "22.0 GiB", "0 bytes")
+    assert diagnosis_of(head + message).cause is Cause.EVALUATION
+
+
+def test_state_of_the_optimizer_is_the_first_step() -> None:
+    """Optimizers of torch allocate their state in the first step alone."""
+    head = (
+        "[rank1]: Traceback (most recent call last):\n"
+        '[rank1]:   File "/home/u/train.py", line 70, in main\n[rank1]:     optimizer.step()\n'
+        '[rank1]:   File "/x/site-packages/torch/optim/adamw.py", line 130, in _init_group\n'
+        "[rank1]:     state['exp_avg'] = torch.zeros_like(\n[rank1]: "
+    )
+    message = NEW.format("96.00 MiB", "23.69 GiB", "10.00 MiB", "", "23.0 GiB", "22.5 GiB", "0 bytes")
+    found = diagnosis_of(head + message)
+    assert (found.cause, found.site) == (
+        Cause.FIRST_STEP,
+        Place("/home/u/train.py:70, in main", "torch.zeros_like"),
+    )
+
+
+def test_the_last_message_with_figures_counts() -> None:
+    """Several ranks write one log; a status without figures does not hide a message with them."""
+    message = OLD.format("64.00 MiB", "7.93 GiB", "7.31 GiB", "10.31 MiB", "7.32 GiB")
+    found = diagnosis_of(f"{message}\n\nRuntimeError: CUDA error: out of memory\n")
+    assert (found.cause, found.notes[0]) == (
+        Cause.TOO_LARGE,
+        "the log has 2 such messages; this is the last that has figures",
+    )
+
+
+def test_what_was_in_use_adds_up() -> None:
+    """What PyTorch had, and what was neither free nor its own."""
+    found = diagnosis_of(OLD.format("64.00 MiB", "8.00 GiB", "7.00 GiB", "0 bytes", "7.50 GiB"))
+    assert [(held.what.split(":")[0], held.size_bytes) for held in found.live] == [
+        ("tensors and workspaces of PyTorch", 7 * GIB),
+        ("reserved by PyTorch and unused", GIB // 2),
+        ("neither free nor of this process, or not of PyTorch in it", GIB // 2),
+    ]
+    assert isinstance(found.live[0], Held)
+
+
+@pytest.mark.parametrize("text", ["", "loss 0.3\n", "out of memory\n", 'File "a.py", line 1, in f\n'])
+def test_a_log_without_a_message_has_no_diagnosis(text: str) -> None:
+    """Nothing is guessed."""
+    assert diagnose_log(text.splitlines(keepends=True)) is None

@@ -134,7 +134,7 @@ def main() -> None:
         rows = read_rows()
         print(compare_tables(before, rows))
     if not rows:
-        parser.error("accuracy.csv is not there: leave --from-csv away")
+        parser.error("accuracy.csv is not there: remove --from-csv")
     from benchmarks.accuracy.report import write_report
 
     print(write_report(rows))

@@ -56,7 +56,7 @@ def run_real(job: Job, batch: int, device: str, on_phase: PhaseHook, build: Buil
             f"{job.model}: its own training step is planned and not measured here; run it as it is"
         )
     if job.liger:
-        raise ModelError(f"{job.model}: --liger is planned and not measured here; leave it away")
+        raise ModelError(f"{job.model}: --liger is planned and not measured here; remove it")
     torch.manual_seed(0)
     job = complete_by_library(job)
     model = quantize_linears(convert_model(build(job), job), job)

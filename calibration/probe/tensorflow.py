@@ -35,7 +35,7 @@ def measure(process: Process, tf: Any) -> tuple[MemoryReading, ...]:
         if not isinstance(step, KNOWN):
             raise UsageError(
                 f"steps[{index}]: TensorFlow is measured with plain tensors only; "
-                f"leave {type(step).__name__} away, or use --framework torch"
+                f"remove {type(step).__name__}, or use --framework torch"
             )
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:

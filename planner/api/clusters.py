@@ -92,7 +92,7 @@ def clusters(
         raise UsageError("--cluster: give the batch of all GPUs together as well, such as --global-batch 512")
     if cluster is not None:
         if any(given is not None for given in (devices, filter, min_mib, max_mib, gpus_per_node, most_gpus)):
-            raise UsageError("--cluster: the file says which GPUs there are; leave the other choice away")
+            raise UsageError("--cluster: the file says which GPUs there are; remove the other choice")
         devices, gpus_per_node, most_gpus = _read_cluster(Path(cluster))
     question = _question(global_batch, gpus_per_node, most_gpus)
     is_chosen = any(given is not None for given in (devices, filter, min_mib, max_mib))
@@ -165,7 +165,7 @@ def _open_search(
 ) -> _OpenSearch:
     if seq is not None:
         if options.get("input"):
-            raise UsageError("--seq and --input: both give the size of a sample; leave one away")
+            raise UsageError("--seq and --input: both give the size of a sample; remove one")
         options["input"] = f"{check_count('--seq', seq, LARGEST_BATCH)}:int64"
     request = open_request(model, {**options, "gpu": cards[0], "fsdp": 2})
     job = replace(request.job, fsdp=0)
@@ -180,9 +180,9 @@ def _reject_what_is_searched(options: Options, flag: str) -> None:
     for name in _ALONE:
         if options.get(name):
             given = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{given} and {flag}: the search decides that; leave one away")
+            raise UsageError(f"{given} and {flag}: the search decides that; remove one")
     if options.get("mode") not in (None, Mode.TRAIN):
-        raise UsageError(f"--mode {options['mode']}: {flag} is of a training step; leave --mode away")
+        raise UsageError(f"--mode {options['mode']}: {flag} is of a training step; remove --mode")
 
 
 def _question(global_batch: int, gpus_per_node: int | None, most_gpus: int | None) -> ClusterQuestion:

@@ -138,9 +138,7 @@ def explain(
     request = open_any_request(model, options, batch)
     if is_varying(request):
         if against is not None:
-            raise UsageError(
-                "--against: a recording is of samples of one size; leave it away, or give one size"
-            )
+            raise UsageError("--against: a recording is of samples of one size; remove it, or give one size")
         return _explain_worst(request, display_limits)
     recording = None if against is None else against(request.job, request.batch)
     if recording is not None and recording.steps and request.saved is None and options.get("steps") is None:

@@ -94,7 +94,7 @@ class GpusResult(Result):
         from planner.report import draw_gpus
 
         if size_ranges(self.table.job):
-            raise UsageError("--plot: a curve is of samples of one size; leave it away, or give one size")
+            raise UsageError("--plot: a curve is of samples of one size; remove it, or give one size")
 
         draw_gpus(self.table, Path(path))
 

@@ -136,7 +136,7 @@ def _max_batch_by_formula(
     if multiple > 1:
         raise UsageError("--multiple-of and --method formula: the formula answers for any size; leave one")
     if no_retries:
-        raise UsageError("--no-retries: the formula knows no allocator; leave it away, or --method")
+        raise UsageError("--no-retries: the formula knows no allocator; remove it, or --method")
     reject_unsupported_options(Method.FORMULA, options)
     require_memory_limit(options)
     from planner.planning.estimators import open_builder, plan_by_formula

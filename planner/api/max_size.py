@@ -99,7 +99,7 @@ def _check(job: Job) -> None:
     for name in _OF_RUNS:
         if getattr(job, name) != getattr(default, name):
             flag = "--" + name.replace("_", "-")
-            raise UsageError(f"{flag}: max-size plans batches whose samples all have one size; leave it away")
+            raise UsageError(f"{flag}: max-size plans batches whose samples all have one size; remove it")
     if not _is_nnunet(job) and not size_ranges(job):
         raise UsageError(
             f"{job.model}: max-size needs the sizes to search; give a range, such as "

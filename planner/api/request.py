@@ -146,9 +146,9 @@ def reject_sources(options: Mapping[str, object], command: str) -> None:
     """Raise UsageError if a trace file or isolation is given to a command that runs the model itself."""
     for name in ("trace", "save_trace"):
         if options.get(name) is not None:
-            raise UsageError(f"--{name.replace('_', '-')}: {command} runs the model itself; leave it away")
+            raise UsageError(f"--{name.replace('_', '-')}: {command} runs the model itself; remove it")
     if isolation_limit(options) is not None:
-        raise UsageError(f"--isolate: {command} runs the model in its own process; leave it away")
+        raise UsageError(f"--isolate: {command} runs the model in its own process; remove it")
 
 
 def isolation_limit(options: Mapping[str, object]) -> float | None:
@@ -201,7 +201,7 @@ def _load_trace(model: Model | None, options: Options, path: Path) -> tuple[Save
     given = [name for name in (*_OF_JOB, "save_trace") if options.get(name) not in (None, (), [], {}, False)]
     if model is not None or given:
         flag = "--" + ("model" if model is not None else given[0]).replace("_", "-")
-        raise UsageError(f"{flag} and --trace: the trace file decides that; leave one away")
+        raise UsageError(f"{flag} and --trace: the trace file decides that; remove one")
     saved = open_saved(path)
     where = saved.job.cudnn
     if saved.has_queries and not (options.get("cudnn") or is_cudnn_of_files(where)):
@@ -217,7 +217,7 @@ def _load_trace(model: Model | None, options: Options, path: Path) -> tuple[Save
     for name in ("cudnn", "cudnn_benchmark"):
         if options.get(name) and not saved.has_queries:
             flag = "--" + name.replace("_", "-")
-            raise UsageError(f"{flag}: {path} holds the workspaces of its convolutions; leave {flag} away")
+            raise UsageError(f"{flag}: {path} holds the workspaces of its convolutions; remove {flag}")
     job = complete_job(merge_job(saved.job, beside))
     if saved.has_queries:
         saved.convolutions = open_convolutions(job, answers_folder(options))

@@ -69,7 +69,7 @@ def max_batch_of_varying(request: Request, multiple_of: int, no_retries: bool) -
     """Return the largest batch of samples of many sizes. Raises the errors of `planner.errors`."""
     if no_retries:
         raise UsageError(
-            "--no-retries: batches of other sizes release cached memory now and then; leave it away, or give "
+            "--no-retries: batches of other sizes release cached memory now and then; remove it, or give "
             "one size"
         )
     programs = open_sized_programs(request)
@@ -91,7 +91,7 @@ def open_sized_programs(request: Request, budget: Budget | None = None) -> Sized
     """
     if isolation_limit(request.options) is not None or request.options.get("save_trace") is not None:
         flag = "--save-trace" if request.options.get("save_trace") is not None else "--isolate"
-        raise UsageError(f"{flag}: not with samples of many sizes; leave it away, or give one size")
+        raise UsageError(f"{flag}: not with samples of many sizes; remove it, or give one size")
     return SizedPrograms(
         request.job,
         load_distribution(request.job),

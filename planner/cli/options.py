@@ -196,7 +196,7 @@ def _keywords(values: dict[str, Any]) -> dict[str, Any]:
         values |= {"cache": None if values.pop("no_cache") else cache_folder(), "warn": warn}
     if "no_calibration" in values:
         if values["no_calibration"] and values["calibrations"]:
-            raise UsageError("--calibrations and --no-calibration exclude each other; leave one away")
+            raise UsageError("--calibrations and --no-calibration exclude each other; remove one")
         values["own_calibrations"] = folder_to_read()
     return values
 

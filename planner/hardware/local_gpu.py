@@ -60,5 +60,5 @@ def check_detected(named: str, gpu: str, versions: Versions) -> Device:
     """Return the GPU that `--gpu` names. Raises UsageError if a process found a different GPU."""
     device = find_device(named)
     if not is_same_gpu(device, gpu, versions):
-        raise UsageError(f"--gpu {named}: this machine has {gpu}; leave --gpu away")
+        raise UsageError(f"--gpu {named}: this machine has {gpu}; remove --gpu")
     return device

@@ -12,7 +12,7 @@ from planner.jobs.sizes import size_ranges
 from planner.program import NEWEST_TORCH, format_torch_version, torch_version_of
 
 RUN = "planner run emulates such a script"
-_ONE_OF_TWO = f"leave one of the two away, or {RUN}"
+_ONE_OF_TWO = f"remove one of the two, or {RUN}"
 _AS_IN = f"is planned as in torch {format_torch_version(NEWEST_TORCH)} alone"
 
 
@@ -94,13 +94,13 @@ CONFLICTS = (
         "--compile",
         ("--dataset-size",),
         "is not planned, since a smaller last batch is compiled anew",
-        "leave one of the two away",
+        "remove one of the two",
     ),
     Conflict(
         "--compile",
         ("--eval-batch",),
         "is not planned, since torch compiles anew, for any size, where batches of two sizes come",
-        f"leave --eval-batch away, to evaluate at the training's, or {RUN}",
+        f"remove --eval-batch, to evaluate at the training's, or {RUN}",
     ),
     Conflict(
         "--compile",
@@ -118,7 +118,7 @@ CONFLICTS = (
         "--compile",
         ("--torch of another version",),
         f"is not planned: compiled code {_AS_IN}",
-        "leave --torch away",
+        "remove --torch",
     ),
     Conflict(
         "--fsdp or --tp",
@@ -132,7 +132,7 @@ CONFLICTS = (
         "--fsdp or --tp",
         ("--torch of another version",),
         f"is not planned: a rank {_AS_IN}",
-        "leave --torch away",
+        "remove --torch",
     ),
     Conflict(
         "--deepspeed",
@@ -147,14 +147,14 @@ CONFLICTS = (
         "--deepspeed",
         ("--torch of another version",),
         f"is not planned: DeepSpeed {_AS_IN}",
-        "leave --torch away",
+        "remove --torch",
     ),
 )
 REQUIREMENTS = (
-    Requirement(("--new-tokens",), "--mode generate", "leave it away, or give --mode generate"),
+    Requirement(("--new-tokens",), "--mode generate", "remove it, or give --mode generate"),
     Requirement(("--fsdp-arg",), "--fsdp", "give the number of ranks, such as --fsdp 8"),
-    Requirement(("--peft-arg",), "--peft", "leave it away, or name a method"),
-    Requirement(("--prepare-kbit", "--quantize-arg"), "--quantize", "leave it away, or give nf4 or int8"),
+    Requirement(("--peft-arg",), "--peft", "remove it, or name a method"),
+    Requirement(("--prepare-kbit", "--quantize-arg"), "--quantize", "remove it, or give nf4 or int8"),
 )
 
 

@@ -86,7 +86,7 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
         yield "zero_optimization.stage has to be 1, 2 or 3"
     kind = str(config.get("optimizer", {}).get("type", "AdamW")).lower()
     if kind not in _ADAM:
-        yield f"optimizer.type {shown(kind)} is not planned; leave optimizer away and give --optimizer"
+        yield f"optimizer.type {shown(kind)} is not planned; remove optimizer and give --optimizer"
 
 
 def deepspeed_stage(job: Job) -> int:

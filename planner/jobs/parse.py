@@ -117,7 +117,7 @@ def freeze(value: object) -> object:
     if isinstance(value, str) and re.fullmatch(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+", value):
         return float(value)
     if isinstance(value, float) and math.isnan(value):
-        raise UsageError("nan is no number; leave the argument away, or write one")
+        raise UsageError("nan is no number; remove the argument, or write one")
     if value is None or isinstance(value, bool | int | float | str):
         return value
     kind = type(value).__name__

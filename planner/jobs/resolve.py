@@ -46,7 +46,7 @@ def resolve_job(model: str, catalogue: Mapping[str, CatalogueEntry], **options: 
         raise UsageError(_unknown_model(model, catalogue))
     job = merge_job(base, options)
     if job.loss in (Loss.SUM, Loss.OUTPUT) and (options.get("target") or options.get("targets")):
-        raise UsageError(f"{model}: loss {job.loss} compares with no target; leave one of the two away")
+        raise UsageError(f"{model}: loss {job.loss} compares with no target; remove one of the two")
     return complete_job(job)
 
 
@@ -251,7 +251,7 @@ def _refuse_changed(job: Job, names: Sequence[str], what: str) -> None:
     """Raise UsageError if one of the named options, which the model's code decides, was changed."""
     for name in names:
         if getattr(job, name) != getattr(_DEFAULTS, name):
-            raise UsageError(f"{FIELD_OPTIONS[name].flag}: {job.model}: {what} decides that; leave it away")
+            raise UsageError(f"{FIELD_OPTIONS[name].flag}: {job.model}: {what} decides that; remove it")
 
 
 _DEFAULTS = Job("")

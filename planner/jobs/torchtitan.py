@@ -92,10 +92,10 @@ _PLANNED = {
 }
 _OFF: tuple[Any, ...] = (None, False, "", 0, 1, [], {}, -1)
 _ANSWERS = {  # advice on settings that are not planned
-    "model.converters": "float8 and MX change the products of layers; leave them away",
+    "model.converters": "float8 and MX change the products of layers; remove them",
     "compile.enable": "compiled code with FSDP is not planned; give --compile none for an eager plan",
     "training.compile": "compiled code with FSDP is not planned; give --compile none for an eager plan",
-    "training.enable_cpu_offload": "parameters would be on the CPU; leave it away",
+    "training.enable_cpu_offload": "parameters would be on the CPU; remove it",
     "parallelism.tensor_parallel_degree": "name a FILE.py that splits the model by itself, with --world-size",
 }
 _BESIDE = {"compile.enable": "compile", "training.compile": "compile"}  # options that override settings
@@ -141,7 +141,7 @@ def _check(path: str, settings: Mapping[str, Mapping[str, Any]], given: Collecti
             is_off = any(value == off and type(value) is type(off) for off in _OFF)
             if key in known or is_off or _BESIDE.get(name) in given:
                 continue
-            answer = _ANSWERS.get(name, "leave it away")
+            answer = _ANSWERS.get(name, "remove it")
             raise UsageError(f"{path}: {name} = {shown(str(value))} is not planned: {answer}")
 
 

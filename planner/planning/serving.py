@@ -143,7 +143,7 @@ def plan_serving(
     settings = settings.on(device)
     length = settings.max_model_len or model.positions
     if model.state_layers and draft is not None:
-        raise UsageError(f"{model.name}: states of drafted tokens are not planned; leave --draft away")
+        raise UsageError(f"{model.name}: states of drafted tokens are not planned; remove --draft")
     settings = replace(settings, block_size=block_tokens(model, settings))
     if not length and model.layers:
         raise UsageError(f"{model.name}: its longest text is unknown; give --max-model-len, such as 4096")

@@ -40,7 +40,7 @@ from tests.helpers.runs import CARD, FakeMeasure
         ("calibrate --model resnet50 --batches 8 --alloc-conf x", "allocator configuration: cannot read 'x'"),
         (
             "estimate --model cnn --method formula --calibrations .",
-            "--calibrations and --method formula: the closed formula takes no account of it; leave it away",
+            "--calibrations and --method formula: the closed formula takes no account of it; remove it",
         ),
         (
             "estimate --model cnn --calibrations .",
@@ -58,9 +58,9 @@ from tests.helpers.runs import CARD, FakeMeasure
         ("calibrate --model resnet50 --batches 8 --minutes -1", "--minutes -1.0: give the minutes"),
         (
             "calibrate --model resnet50 --batches 8 --trace f",
-            "--trace: calibrate runs the model itself; leave it away",
+            "--trace: calibrate runs the model itself; remove it",
         ),
-        ("verify --trace f", "--trace: verify runs the model itself; leave it away"),
+        ("verify --trace f", "--trace: verify runs the model itself; remove it"),
     ],
 )
 def test_wrong_usage(command: str, line: str, tmp_path: Path, capsys: Capture) -> None:

@@ -36,11 +36,11 @@ COUNT = "is refused; use a whole number"
         ),
         (
             "estimate --trace x --model cnn",
-            "--model and --trace: the trace file decides that; leave one away",
+            "--model and --trace: the trace file decides that; remove one",
         ),
         (
             "estimate --trace x --optimizer-impl fused",
-            "--optimizer-impl and --trace: the trace file decides that; leave one away",
+            "--optimizer-impl and --trace: the trace file decides that; remove one",
         ),
         (
             "estimate --model torchvision:alexnet",
@@ -88,7 +88,7 @@ COUNT = "is refused; use a whole number"
         ),
         (
             "estimate --model gpt2 --new-tokens 64",
-            "gpt2: --new-tokens without --mode generate: leave it away, or give --mode generate",
+            "gpt2: --new-tokens without --mode generate: remove it, or give --mode generate",
         ),
         (
             "estimate --model cnn --cublas-workspace-config 4096:8",

@@ -82,12 +82,12 @@ def test_trace_names_its_method(capsys: Capture, toy_trace: Path) -> None:
         ),
         (
             "estimate --model cnn --method formula --steps 2",
-            "--steps and --method formula: the closed formula takes no account of it; leave it away, or use "
+            "--steps and --method formula: the closed formula takes no account of it; remove it, or use "
             "--method trace",
         ),
         (
             "estimate --trace x --method memtracker",
-            "--trace and --method memtracker: MemTracker takes no account of it; leave it away, or use "
+            "--trace and --method memtracker: MemTracker takes no account of it; remove it, or use "
             "--method trace",
         ),
         (

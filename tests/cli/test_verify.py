@@ -87,7 +87,7 @@ def test_verify_on_another_card(gpu: FakeMeasure, capsys: Capture) -> None:
     code, _, err = outcome(f"verify --model models.py:Fine {JOB_OPTIONS} --batch 8 --gpu L4", capsys)
     assert (code, err) == (
         2,
-        "planner: --gpu L4: this machine has NVIDIA GeForce RTX 3060; leave --gpu away\n",
+        "planner: --gpu L4: this machine has NVIDIA GeForce RTX 3060; remove --gpu\n",
     )
 
 

@@ -253,7 +253,7 @@ def test_command_passes_the_allocators_options_on(capsys: pytest.CaptureFixture[
         (
             ["--framework", "tensorflow", "--models", "m.yaml"],
             2,
-            "--models and --framework tensorflow, which measures; leave one away",
+            "--models and --framework tensorflow, which measures; remove one",
         ),
         (["variable", "--models", "none.yaml"], 4, "none.yaml: not readable"),
     ],

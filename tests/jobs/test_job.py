@@ -136,7 +136,7 @@ def test_model_argument_is_read(text: str, argument: tuple[str, object]) -> None
             "--model-arg 'a=!!python/name:os.system': the value is no YAML; quote it, "
             "or write a list as [1, 2]",
         ),
-        ("a=.nan", "--model-arg 'a=.nan': nan is no number; leave the argument away, or write one"),
+        ("a=.nan", "--model-arg 'a=.nan': nan is no number; remove the argument, or write one"),
         (
             "a={b: 1}",
             "--model-arg 'a={b: 1}': a dict is neither a scalar nor a list; for an hf: model give the values "
@@ -366,7 +366,7 @@ def test_target_is_dropped_where_nothing_compares_with_it(options: dict[str, str
         (
             "cnn",
             {"loss": "sum", "target": LABEL},
-            "cnn: loss sum compares with no target; leave one of the two away",
+            "cnn: loss sum compares with no target; remove one of the two",
         ),
         (
             "encoder",

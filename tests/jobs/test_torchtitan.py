@@ -102,7 +102,7 @@ def test_one_gpu_trains_under_autocast(tmp_path: Path) -> None:
         ("max_norm = 1.0", "enable_cpu_offload = true", "parameters would be on the CPU"),
         ("max_norm = 1.0", "global_batch_size = 9", "4 ranks of 2 samples do not divide it"),
         ("max_norm = 1.0", "seq_len = 0", "cannot be read"),
-        ("max_norm = 1.0", "new_setting = 3", "training.new_setting = '3' is not planned: leave it away"),
+        ("max_norm = 1.0", "new_setting = 3", "training.new_setting = '3' is not planned: remove it"),
         ("[model]", "[models]", r"has no section \[model\]"),
     ],
 )

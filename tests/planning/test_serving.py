@@ -239,5 +239,5 @@ def test_without_keys_each_sequence_takes_a_state() -> None:
     plan = plan_serving(model, None, find_device("RTX 3060"), settings)
     assert plan.length == 0
     assert plan.sequences == plan.cache_bytes // (4 * model.state_bytes) - 1
-    with pytest.raises(UsageError, match="leave --draft away"):
+    with pytest.raises(UsageError, match="remove --draft"):
         plan_serving(model, DRAFT, find_device("RTX 3060"), settings)

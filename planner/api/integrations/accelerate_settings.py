@@ -54,7 +54,7 @@ SETTINGS: tuple[Setting, ...] = (
         "device_placement cpu rng_types log_with project_dir project_config step_scheduler_with_optimizer "
         "deepspeed_plugins"
     ),
-    refused("split_batches", "each batch is divided among the processes; leave it away", _splits),
+    refused("split_batches", "each batch is divided among the processes; remove it", _splits),
     stated(
         "dataloader_config",
         "dispatch_batches holds the batches of all processes on the first GPU; one is counted",
@@ -109,11 +109,11 @@ FSDP: tuple[Setting, ...] = (
         "state_dict_type state_dict_config optim_state_dict_config sharding_strategy backward_prefetch "
         "limit_all_gathers use_orig_params param_init_fn sync_module_states forward_prefetch"
     ),
-    refused("cpu_offload", "parameters and their optimizer are on the CPU; leave it away", _offloads),
-    refused("ignored_modules", "modules that are not sharded stay whole; leave it away"),
+    refused("cpu_offload", "parameters and their optimizer are on the CPU; remove it", _offloads),
+    refused("ignored_modules", "modules that are not sharded stay whole; remove it"),
     refused(
         "activation_checkpointing_offload",
-        "activations move to the CPU; leave it away",
+        "activations move to the CPU; remove it",
     ),
     stated(
         "cpu_ram_efficient_loading",
@@ -125,7 +125,7 @@ FSDP: tuple[Setting, ...] = (
 AUTOCAST: tuple[Setting, ...] = (
     refused(
         "enabled",
-        "autocast is off; leave the handler away, with mixed_precision='no'",
+        "autocast is off; remove the handler, with mixed_precision='no'",
         lambda one: not one.enabled,
     ),
     stated(

@@ -232,7 +232,7 @@ def notes_of_trainer(trainer: Trainer) -> tuple[str, ...]:
         notes += _notes_of_callback(callback)
     kind = type(trainer.precision_plugin).__name__
     if kind not in lightning_settings.PRECISION_PLUGINS and str(trainer.precision) in _PRECISIONS:
-        raise UsageError(f"Trainer: plugins: {kind} is not planned; leave it away, or plan by hand")
+        raise UsageError(f"Trainer: plugins: {kind} is not planned; remove it, or plan by hand")
     if lightning_settings.strategy_name(trainer) == "DDPStrategy":
         strategy = trainer.strategy
         defaults = {"bucket_cap_mb": None, "comm_wrapper": "no"}

@@ -104,7 +104,7 @@ SETTINGS: tuple[Setting, ...] = (
     refused("parallelism_config", "the model is split over GPUs; train with DDP, or plan by hand"),
     refused(
         "accelerator_config",
-        "split_batches divides each batch among the processes; leave it away",
+        "split_batches divides each batch among the processes; remove it",
         _splits_batches,
     ),
 )
@@ -112,7 +112,7 @@ SETTINGS: tuple[Setting, ...] = (
 # Checked in addition to the fields of the same names, which are planned except for these values.
 VALUES: tuple[Setting, ...] = (
     refused(
-        "gradient_checkpointing_kwargs", "offload=True moves activations to the CPU; leave it away", _offloads
+        "gradient_checkpointing_kwargs", "offload=True moves activations to the CPU; remove it", _offloads
     ),
     refused(
         "n_gpu",

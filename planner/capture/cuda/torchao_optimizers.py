@@ -68,9 +68,7 @@ def _compiled_step(
     rounds_randomly = rest[-1]
     kind = type(states[0]).__name__
     if kind in _QUANTIZED and len(states) > 2:
-        raise UsageError(
-            f"--optimizer: torchao's {kind} has no maximum, so that amsgrad fails; leave it away"
-        )
+        raise UsageError(f"--optimizer: torchao's {kind} has no maximum, so that amsgrad fails; remove it")
     if kind == "OptimStateFp8" and capability < _FIRST_WITH_FP8:
         raise UsageError(
             "--optimizer: torchao's FP8 state is planned from compute capability 8.9 on; take its 8-bit state"

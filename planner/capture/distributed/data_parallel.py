@@ -103,7 +103,7 @@ def _on_meta(plain: Callable[..., None]) -> Callable[..., None]:
         refused = next((name for name in _REFUSED if given.get(name)), None)
         if refused:
             raise UsageError(
-                f"DistributedDataParallel({refused}=...) is not planned; leave it away, or planner run "
+                f"DistributedDataParallel({refused}=...) is not planned; remove it, or planner run "
                 "emulates such a script"
             )
 
@@ -140,7 +140,7 @@ def _with_hook(plain: Callable[..., Any], reducing: _Reducing) -> Callable[..., 
 def _refuse_hook(*_: Any, **__: Any) -> None:
     raise UsageError(
         "DistributedDataParallel with a communication hook is not planned: how long its tensors live depends "
-        "on NCCL's thread; leave it away, or planner run emulates such a script"
+        "on NCCL's thread; remove it, or planner run emulates such a script"
     )
 
 

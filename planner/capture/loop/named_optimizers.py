@@ -174,7 +174,7 @@ def _of_file(job: Job) -> _Make:
             return call_in_file(lambda: _call(value, trained, job, arguments))
         if job.optimizer_impl is not OptimizerImpl.FOREACH:
             raise UsageError(
-                f"--optimizer-impl {job.optimizer_impl}: {job.optimizer} chooses by itself; leave it away"
+                f"--optimizer-impl {job.optimizer_impl}: {job.optimizer} chooses by itself; remove it"
             )
         given = model if _takes_model(value) else trained
         return call_in_file(lambda: value(given, **arguments))
@@ -201,7 +201,7 @@ def _call(kind: Callable[..., Any], trained: list[nn.Parameter], job: Job, argum
         name = "fused" if job.optimizer_impl is OptimizerImpl.FUSED else "foreach"
         if name not in parameters and not takes_any:
             raise UsageError(
-                f"--optimizer-impl {job.optimizer_impl}: {job.optimizer} has no such choice; leave it away"
+                f"--optimizer-impl {job.optimizer_impl}: {job.optimizer} has no such choice; remove it"
             )
         options[name] = job.optimizer_impl is OptimizerImpl.FUSED
     return kind(trained, **{**options, **arguments})

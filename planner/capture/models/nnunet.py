@@ -130,7 +130,7 @@ def complete_nnunet(job: Job, file: str, arguments: Mapping[str, Any]) -> Job:
     if job.compile is not Compile.NONE:
         raise UsageError(
             f"{job.model}: --compile: nnU-Net compiles its network without the loss, which is not planned; "
-            "leave it away, and set nnUNet_compile=f for the same run"
+            "remove it, and set nnUNet_compile=f for the same run"
         )
     configuration = Configuration(file, arguments)
     inputs = [TensorSpec((configuration.channels, *configuration.patch), keyword="data")]

@@ -73,7 +73,7 @@ def _replace_linears(model: nn.Module, job: Job) -> None:
         if old.bias is not None:
             module.bias = old.bias
     if not any(True for _ in quantized_modules(model)):
-        raise ModelError(f"{job.model}: --quantize {job.quantize}: it has no linear layer; leave it away")
+        raise ModelError(f"{job.model}: --quantize {job.quantize}: it has no linear layer; remove it")
     is_4bit = job.quantize is not Quantize.INT8
     for one in (model, *(child for child in model.modules() if hasattr(child, "all_tied_weights_keys"))):
         vars(one)["is_loaded_in_4bit"], vars(one)["is_loaded_in_8bit"] = is_4bit, not is_4bit

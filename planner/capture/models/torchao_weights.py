@@ -87,7 +87,7 @@ def quantize_by_torchao(model: nn.Module, job: Job) -> nn.Module:
     Raises UsageError for an unknown or unsuitable option, ModelError if the model has no linear layer.
     """
     if job.prepare_kbit:
-        raise UsageError(f"{job.model}: --prepare-kbit prepares weights of bitsandbytes; leave it away")
+        raise UsageError(f"{job.model}: --prepare-kbit prepares weights of bitsandbytes; remove it")
     if job.quantize is Quantize.INT4_WEIGHT_ONLY and job.mode in (Mode.TRAIN, Mode.FORWARD):
         raise UsageError(
             f"{job.model}: --quantize {job.quantize}: its products have no gradients; add --mode infer, or "
@@ -99,7 +99,7 @@ def quantize_by_torchao(model: nn.Module, job: Job) -> nn.Module:
         return isinstance(module, nn.Linear) and not f"{name}.".startswith(kept)
 
     if not any(is_quantized(module, name) for name, module in model.named_modules()):
-        raise ModelError(f"{job.model}: --quantize {job.quantize}: it has no linear layer; leave it away")
+        raise ModelError(f"{job.model}: --quantize {job.quantize}: it has no linear layer; remove it")
     if job.quantize is Quantize.FLOAT8_TRAINING:
         float8: Any = import_library("torchao.float8", extra="optimizers")
         config = _configured(job, float8.Float8LinearConfig.from_recipe_name, {})

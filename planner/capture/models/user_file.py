@@ -38,7 +38,7 @@ def find_in_file(name: str) -> Callable[..., object]:
         if not isinstance(model, nn.Module):
             return call(model, **arguments)
         if arguments:
-            raise UsageError(f"{name}: is a model already and takes no --model-arg; leave it away")
+            raise UsageError(f"{name}: is a model already and takes no --model-arg; remove it")
         return call(lambda: model)
 
     return construct

@@ -28,7 +28,7 @@ from planner.jobs import Job, split_model
 _OR_RUN = "or planner run emulates such a script"
 _FSDP1 = "FullyShardedDataParallel (FSDP1) is not planned; use fully_shard"
 _OFFLOAD = (
-    "fully_shard with CPUOffloadPolicy in a file is not planned; leave the policy away, give --fsdp N "
+    "fully_shard with CPUOffloadPolicy in a file is not planned; remove the policy, give --fsdp N "
     "--fsdp-arg offload=true for a model that the planner shards"
 )
 

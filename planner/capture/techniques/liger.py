@@ -32,7 +32,7 @@ def _liger_kernels(model: nn.Module, job: Job) -> Iterator[None]:
         patches = import_library("liger_kernel.transformers.monkey_patch", extra="liger")
     inner = _find_model(model, patches.MODEL_TYPE_TO_APPLY_LIGER_FN)
     if inner is None:
-        raise ModelError(f"{job.model}: Liger has no kernels for it; leave --liger away")
+        raise ModelError(f"{job.model}: Liger has no kernels for it; remove --liger")
     before = [
         (module, dict(vars(module))) for name, module in sys.modules.copy().items() if _is_patched(name)
     ]
@@ -43,7 +43,7 @@ def _liger_kernels(model: nn.Module, job: Job) -> Iterator[None]:
             raise
         except BaseException as error:
             problem = f"{job.model}: --liger fails: {first_line_of(error)}"
-            raise ModelError(f"{problem}; leave it away, or see the traceback with --debug") from error
+            raise ModelError(f"{problem}; remove it, or see the traceback with --debug") from error
         yield
     finally:
         for module, names in before:

@@ -121,7 +121,7 @@ def _answer_cluster(
             raise UsageError(f"{flag_name}: not with --global-batch; use --json")
     for name in ("batch", "sort", "multiple_of", "prices", "prices_date", "spot", "throughput"):
         if options.pop(name):
-            raise UsageError(f"--{name.replace('_', '-')}: not with --global-batch; leave one away")
+            raise UsageError(f"--{name.replace('_', '-')}: not with --global-batch; remove one")
     from planner import clusters
 
     with progress() as on_progress:

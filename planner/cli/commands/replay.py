@@ -59,9 +59,7 @@ def replay_command(
         raise UsageError(f"--framework: unknown value {shown(framework)}; use one of torch, tensorflow")
     given = [name for name, value in options.items() if value is not None]
     if framework == "tensorflow" and given:
-        raise UsageError(
-            f"{option_flag(given[0])} and --framework tensorflow, which measures; leave one away"
-        )
+        raise UsageError(f"{option_flag(given[0])} and --framework tensorflow, which measures; remove one")
     if framework == "tensorflow":
         result = measure_process(VARIABLE if process is None else process)
     else:

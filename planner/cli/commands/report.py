@@ -60,7 +60,7 @@ def report_command(
     paths = tuple(map(Path, files))
     if check:
         if out is not None or yes:
-            raise UsageError("--check writes nothing: leave --out and --yes away")
+            raise UsageError("--check writes nothing: remove --out and --yes")
         problems = [problem for path in paths for problem in check_contribution(path)]
         return ReportResult((), (), tuple(map(str, paths)), tuple(problems)), not problems
     calibrations = [pack(_calibration_of(path)) for path in paths]

@@ -87,7 +87,7 @@ def _open_pool(engine: str | None, scheduler: str | None, jobs: int | None) -> "
         if scheduler is None:
             raise UsageError("--engine dask: say where the cluster is: --scheduler tcp://HOST:8786")
         if jobs is not None:
-            raise UsageError("--jobs and --engine dask: the cluster has its own; leave --jobs away")
+            raise UsageError("--jobs and --engine dask: the cluster has its own; remove --jobs")
         return dask_pool(scheduler)
     if scheduler is not None:
         raise UsageError("--scheduler: it is that of --engine dask; add that")

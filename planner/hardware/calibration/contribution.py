@@ -68,7 +68,7 @@ def check_contribution(path: Path) -> list[str]:
     if calibration.source != "contributed":
         problems.insert(0, f"source: {calibration.source}; a contributed file has source: contributed")
     if calibration.about != "contributed" or any(point.observation.about for point in calibration.points):
-        problems.append("about: remarks are left away; it reads: contributed")
+        problems.append("about: remarks are left out; it reads: contributed")
     if path.name != file_name(calibration.key):
         problems.append(f"the file's name belongs to another key; expected {file_name(calibration.key)}")
     return [f"{path}: {problem}" for problem in problems]

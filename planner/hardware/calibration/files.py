@@ -106,7 +106,7 @@ def check_folders(folders: Sequence[Path]) -> Sequence[Path]:
     """Return the folders unchanged. Raises UsageError for a folder that does not exist."""
     for folder in folders:
         if not folder.is_dir():
-            raise UsageError(f"--calibrations {folder}: no such folder; make it or leave the option away")
+            raise UsageError(f"--calibrations {folder}: no such folder; make it or remove the option")
     return folders
 
 

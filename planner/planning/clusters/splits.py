@@ -92,15 +92,15 @@ def recipes_of(job: Job) -> list[Recipe]:
     """
     for name in ("fsdp", "ddp", "tp"):
         if getattr(job, name):
-            raise UsageError(f"--{name}: --global-batch searches the split; leave --{name} away")
+            raise UsageError(f"--{name}: --global-batch searches the split; remove --{name}")
     if job.accumulate > 1:
-        raise UsageError("--accumulate: --global-batch decides the micro-batches; leave it away")
+        raise UsageError("--accumulate: --global-batch decides the micro-batches; remove it")
     checkpoints = [Checkpoint.NONE, Checkpoint.BLOCKS]
     if job.checkpoint is not Checkpoint.NONE:
         checkpoints = [job.checkpoint]
     given = dict(parse_model_arg(text, "--fsdp-arg") for text in job.fsdp_arg)
     if "replicas" in given:
-        raise UsageError("--fsdp-arg replicas: --global-batch shards over all GPUs; leave it away")
+        raise UsageError("--fsdp-arg replicas: --global-batch shards over all GPUs; remove it")
     gathers = list(Gathers)
     if _RESHARD in given:
         gathers = [Gathers.TWICE if given[_RESHARD] else Gathers.ONCE]

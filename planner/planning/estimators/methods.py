@@ -58,5 +58,5 @@ def reject_unsupported_options(method: Method, options: Mapping[str, object]) ->
         ):
             raise UsageError(
                 f"--{name.replace('_', '-')} and --method {method}: {TITLES[method]} takes no account of it; "
-                "leave it away, or use --method trace"
+                "remove it, or use --method trace"
             )

@@ -77,7 +77,7 @@ def check_varying(job: Job) -> None:
     for flag, is_given in refused.items():
         if is_given:
             raise UsageError(
-                f"--input {ranged} and {flag}: not planned together; leave {flag.split()[0]} away, or give "
+                f"--input {ranged} and {flag}: not planned together; remove {flag.split()[0]}, or give "
                 "one size"
             )
 

@@ -143,5 +143,5 @@ def test_liger_patches_are_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     record(job, 2, AMPERE)
     assert seen == ["LlamaForCausalLM"] * 2
     assert modeling_llama.apply_rotary_pos_emb is rotate
-    with pytest.raises(ModelError, match="Liger has no kernels for it; leave --liger away"):
+    with pytest.raises(ModelError, match="Liger has no kernels for it; remove --liger"):
         record(replace(job, model="hf:BertForMaskedLM"), 2, AMPERE)

@@ -159,7 +159,7 @@ def test_a_file_has_a_class_or_a_function_of_parameters(file: Path, name: str, m
             "--optimizer torch.optim.LBFGS: LBFGS calls the loss several times in a step, as often as values "
             "decide, which no plan knows; plan another, or use planner run",
         ),
-        ("NAdam", "fused", "--optimizer-impl fused: torch.optim.NAdam has no such choice; leave it away"),
+        ("NAdam", "fused", "--optimizer-impl fused: torch.optim.NAdam has no such choice; remove it"),
         (
             "no_such_package.Lion",
             "foreach",
@@ -188,7 +188,7 @@ def test_a_file_has_a_class_or_a_function_of_parameters(file: Path, name: str, m
         (
             "FILE:of_parameters",
             "fused",
-            "--optimizer-impl fused: FILE:of_parameters chooses by itself; leave it away",
+            "--optimizer-impl fused: FILE:of_parameters chooses by itself; remove it",
         ),
     ],
 )

@@ -160,7 +160,7 @@ def test_what_is_not_planned_of_a_trainer_is_refused(tmp_path: Path) -> None:
     """Compiling, and samples beside those of its data."""
     with pytest.raises(UsageError, match="torch_compile of its arguments is not planned"):
         record(job_of_trainer(tmp_path, model_args=(("torch_compile", True),)), BATCH, AMPERE)
-    with pytest.raises(UsageError, match="leave --input and --target away"):
+    with pytest.raises(UsageError, match="remove --input and --target"):
         record(job_of_trainer(tmp_path, inputs=[parse_tensor_spec("40:int64")]), BATCH, AMPERE)
 
 

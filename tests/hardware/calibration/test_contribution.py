@@ -136,7 +136,7 @@ def test_broken_files_have_line_and_key(tmp_path: Path) -> None:
     other = save_calibration(tmp_path, plausible()).rename(tmp_path / "other.yaml")
     assert [problem.partition(": ")[2] for problem in check_contribution(other)] == [
         "source: measured; a contributed file has source: contributed",
-        "about: remarks are left away; it reads: contributed",
+        "about: remarks are left out; it reads: contributed",
         f"the file's name belongs to another key; expected {file_name(plausible().key)}",
     ]
 

@@ -266,7 +266,7 @@ def test_the_page(library: Copying, tmp_path: Path) -> None:
 
 
 def test_parts_in_words() -> None:
-    """MiB stand where there are several; less than a twentieth of one is left away."""
+    """MiB stand where there are several; less than a twentieth of one is left out."""
 
     def words(*parts: Part) -> str:
         return parts_text(LayerWorkspace("m", Direction.WEIGHT, 0, False, 7, "", parts))

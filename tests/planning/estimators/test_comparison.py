@@ -326,8 +326,8 @@ def test_an_estimator_without_a_term_for_the_job_says_so_in_its_row() -> None:
     ("options", "line"),
     [
         ("--plot x.gif", "--plot x.gif: give a file that ends in .png, .svg or .pdf"),
-        ("--trace x", "--trace: compare runs the model itself; leave it away"),
-        ("--save-trace x", "--save-trace: compare runs the model itself; leave it away"),
+        ("--trace x", "--trace: compare runs the model itself; remove it"),
+        ("--save-trace x", "--save-trace: compare runs the model itself; remove it"),
         ("--batch 0", "--batch: '0' is refused; use a whole number from 1 to 16777216"),
     ],
 )

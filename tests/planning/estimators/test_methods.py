@@ -52,4 +52,4 @@ def test_option_that_means_nothing_to_a_method_is_refused(method: Method, option
     """An option without effect is never ignored, unlisted options included."""
     with pytest.raises(UsageError) as caught:
         reject_unsupported_options(method, {"input": ["3x4"], option: "x"})
-    assert str(caught.value) == f"{line} takes no account of it; leave it away, or use --method trace"
+    assert str(caught.value) == f"{line} takes no account of it; remove it, or use --method trace"

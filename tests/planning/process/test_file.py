@@ -76,7 +76,7 @@ steps:
 
 
 def test_a_process_without_models(tmp_path: Path) -> None:
-    """The key `models` may be left away."""
+    """The key `models` may be left out."""
     assert read(tmp_path, "steps: [empty_cache]") == (EmptyCache(),)
 
 

@@ -50,7 +50,7 @@ def trainer_job(trainer: Any) -> Job:
     if trainer.args.world_size > 1:
         raise UsageError(f"{name}: is one of several processes; plan in one process, before torchrun")
     if trainer.is_model_parallel:
-        raise UsageError(f"{name}: its model is split over GPUs (device_map); leave device_map away")
+        raise UsageError(f"{name}: its model is split over GPUs (device_map); remove device_map")
     return Job(name, mode=Mode.STEP)
 
 

@@ -126,7 +126,7 @@ class TrainerModule(StepModule):
         self._waiting: list[Any] = []  # batches of a step that are on the GPU but not run
         self._evaluation = Evaluation(trainer, job.model)
         if job.inputs or job.target is not None:
-            raise UsageError(f"{job.model}: its trainer has data of its own; leave --input and --target away")
+            raise UsageError(f"{job.model}: its trainer has data of its own; remove --input and --target")
         self._check(trainer.args, job.model)
 
     def tensors_on_host(self) -> Iterator[Tensor]:
@@ -154,7 +154,7 @@ class TrainerModule(StepModule):
         for setting, value in refused.items():
             if value:
                 raise UsageError(
-                    f"{name}: {setting} of its arguments is not planned for a trainer; leave it away, or "
+                    f"{name}: {setting} of its arguments is not planned for a trainer; remove it, or "
                     "planner run emulates such a script"
                 )
 

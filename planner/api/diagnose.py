@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Unpack
 
 from planner._support.bounded_read import open_regular, read_text
 from planner.allocator.history import load_any_history, load_snapshots
+from planner.api.advise import AdviceResult, VaryingAdviceResult, advise
+from planner.api.options import Options
+from planner.api.request import Model
 from planner.errors import DataFileError
 from planner.planning.diagnosis import Diagnosis, diagnose_history, diagnose_log, diagnose_run
 from planner.report import Report, Result, report_of
@@ -29,25 +32,34 @@ class DiagnoseResult(Result):
     file: str
     diagnosis: Diagnosis
     seconds: float
+    advice: AdviceResult | VaryingAdviceResult | None = None  # on the job, if one was given
 
     def _report(self) -> Report:
         from planner.report import diagnosis_document, diagnosis_to_json
 
-        return report_of(diagnosis_document, diagnosis_to_json, self.diagnosis, self.seconds)
+        advice = None if self.advice is None else self.advice._report()
+        return report_of(diagnosis_document, diagnosis_to_json, self.diagnosis, self.seconds, advice)
 
 
-def diagnose(file: str | PathLike[str]) -> DiagnoseResult:
+def diagnose(
+    file: str | PathLike[str],
+    model: Model | None = None,
+    batch: int | None = None,
+    **options: Unpack[Options],
+) -> DiagnoseResult:
     """Tell why a process ran out of GPU memory, from a file that it left.
 
     The file is a log with an out-of-memory message ("-": standard input), a pickle of
     `torch.cuda.memory._dump_snapshot`, a recorded history (.json.gz), or the JSON of `planner run`. Logs may
-    have any size. Nothing in a pickle is executed. Raises DataFileError for a file that cannot be read or has
-    none of these.
+    have any size. Nothing in a pickle is executed. With `model`, `batch` and options of `planner.advise` the
+    result also has the smallest changes with which that job fits. Raises DataFileError for a file that cannot
+    be read or has none of these, and the errors of `planner.advise`.
     """
     begin = time.perf_counter()
     name = str(file)
     diagnosis = _of_log(sys.stdin.buffer, name) if name == STANDARD_INPUT else _of_file(Path(file))
-    return DiagnoseResult(name, diagnosis, time.perf_counter() - begin)
+    advice = None if model is None else advise(model, batch, **options)
+    return DiagnoseResult(name, diagnosis, time.perf_counter() - begin, advice)
 
 
 def _of_file(path: Path) -> Diagnosis:

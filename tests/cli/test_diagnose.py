@@ -19,7 +19,7 @@ MESSAGE = (
 )
 REPORT = """\
 The memory was reserved, but fragmented
-Because:        256.0 MiB were reserved and unused, enough for the 64.0 MiB asked for, but in pieces
+Because:        256.0 MiB were reserved and unused, more than the 64.0 MiB asked for, but in pieces
 Memory:         64.0 MiB asked for, 7,424.0 MiB allocated, 7,680.0 MiB reserved, 8,192.0 MiB total
 Source:         log
 
@@ -104,6 +104,26 @@ def test_a_record_of_a_run(tmp_path: Path, capsys: Capture) -> None:
         "step 6; the "
         "memory ends in step 7, forward"
     )
+
+
+def test_with_a_job_the_smallest_changes_follow(tmp_path: Path, capsys: Capture) -> None:
+    """The options are those of `planner advise`, and its report and JSON go on below."""
+    log = tmp_path / "train.log"
+    log.write_text(MESSAGE)
+    job = "--model cnn --batch 4096 --gpu-mib 2000 --json"
+    code, out, _ = outcome(f"diagnose {log} {job}", capsys)
+    advice, advised = json.loads(out)["advice"], json.loads(outcome(f"advise {job}", capsys)[1])
+    assert (code, sorted(advice)) == (0, sorted(advised))
+    assert [one["changes"] for one in advice["sets"]] == [one["changes"] for one in advised["sets"]]
+    assert advice["sets"]
+
+
+def test_options_of_a_job_need_its_model(tmp_path: Path, capsys: Capture) -> None:
+    """A GPU alone would be ignored, so that it is refused."""
+    log = tmp_path / "train.log"
+    log.write_text(MESSAGE)
+    line = "planner: --model is missing: the options of a job and of a GPU are those of planner advise\n"
+    assert outcome(f"diagnose {log} --gpu L4", capsys) == (2, "", line)
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def _diagnose(message: _Message) -> Diagnosis:
         return Diagnosis("log", *_without_figures(message), site=_place(message.frames))
     reserved, total = message.reserved_bytes, message.figure("total")
     cause, reason = _cause(message, requested, allocated, reserved)
-    help_ = _help(cause, requested, allocated, reserved)
+    help_ = _help(message, requested, allocated, reserved)
     live = _live(message, allocated, reserved)
     place = _place(message.frames)
     notes = _notes(message, kind[1])
@@ -220,12 +220,9 @@ def _cause(
             f"{size_text(outside)} of the GPU are neither free nor PyTorch's in this process, and no CUDA "
             "context takes so much: another process, or a library in this one, has them; see nvidia-smi"
         )
-    if allocated is not None and reserved is not None:
-        unused = reserved - allocated
-        if unused + (free or 0) >= requested:
-            left = f"{size_text(unused)} were reserved and unused"
-            left += f" and {size_text(free)} free" if free else ""
-            return Cause.FRAGMENTATION, f"{left}, enough for the {asked} asked for, but in pieces"
+    if allocated is not None and reserved is not None and reserved - allocated >= requested:
+        unused = f"{size_text(reserved - allocated)} were reserved and unused"
+        return Cause.FRAGMENTATION, f"{unused}, more than the {asked} asked for, but in pieces"
     of_code = _of_code(message.frames)
     if of_code is not None:
         return of_code
@@ -260,22 +257,21 @@ def _of_code(frames: Sequence[_Frame]) -> tuple[Cause, str] | None:
 
 def _shortage(message: _Message, requested: int, allocated: int, reserved: int | None) -> str:
     left = (message.figure("free") or 0) + max(0, (reserved or allocated) - allocated)
-    return (
-        f"tensors took {size_text(allocated)}, and {size_text(requested)} more were asked for; at least "
-        f"{size_text(requested - left)} were missing, even if every unused block had been joined"
-    )
+    held = f"tensors took {size_text(allocated)}, and {size_text(requested)} more were asked for"
+    if left >= requested:
+        return f"{held}; {size_text(left)} were free or reserved and unused, in pieces"
+    return f"{held}; {size_text(requested - left)} were missing, even if all that was left had been one piece"
 
 
-def _help(cause: Cause, requested: int, allocated: int | None, reserved: int | None) -> tuple[Help, ...]:
+def _help(message: _Message, requested: int, allocated: int | None, reserved: int | None) -> tuple[Help, ...]:
+    """Return whether expandable segments may have served the request: if what was left is enough for it."""
     if allocated is None or reserved is None:
         return ()
-    if cause is Cause.FRAGMENTATION:
+    left = (message.figure("free") or 0) + reserved - allocated
+    if left >= requested:
         reason = "it joins unused blocks; a recorded history would tell how many"
         return (Help("expandable_segments:True", None, None, reason),)
-    if cause in (Cause.TOO_LARGE, Cause.ONE_REQUEST):
-        reason = f"only {size_text(reserved - allocated)} were reserved and unused"
-        return (Help("expandable_segments:True", False, None, reason),)
-    return ()
+    return (Help("expandable_segments:True", False, None, f"only {size_text(left)} were left in all"),)
 
 
 def _live(message: _Message, allocated: int | None, reserved: int | None) -> tuple[Held, ...]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from planner.planning.diagnosis import Cause, Diagnosis, Help
 from planner.report.document import Block, Bullets, Column, Document, Entry, Headline, Table
+from planner.report.result import Report
 from planner.report.units import SCHEMA, mib, mib_text
 
 _CAUSES = {
@@ -19,14 +20,15 @@ _CAUSES = {
 }
 
 
-def diagnosis_document(diagnosis: Diagnosis, seconds: float) -> Document:
-    """Return the report of `planner diagnose`."""
+def diagnosis_document(diagnosis: Diagnosis, seconds: float, advice: Report | None) -> Document:
+    """Return the report of `planner diagnose`, and below it the advice on the job, if one was given."""
     head = Headline((_CAUSES[diagnosis.cause], Entry("Because", diagnosis.reason)), "neutral")
     return Document.of(
         [head, *_entries(diagnosis)],
         _live(diagnosis),
         _help(diagnosis),
         [Bullets("Noted", diagnosis.notes)] if diagnosis.notes else [],
+        *([] if advice is None else advice.document().sections),
     )
 
 
@@ -83,7 +85,7 @@ def _verdict(help_: Help) -> str:
     return "not known" if help_.fits is None else "yes" if help_.fits else "no"
 
 
-def diagnosis_to_json(diagnosis: Diagnosis, seconds: float) -> dict[str, Any]:
+def diagnosis_to_json(diagnosis: Diagnosis, seconds: float, advice: Report | None) -> dict[str, Any]:
     """Return the JSON object of `planner diagnose`."""
     return {
         "schema": SCHEMA,
@@ -109,6 +111,7 @@ def diagnosis_to_json(diagnosis: Diagnosis, seconds: float) -> dict[str, Any]:
             for one in diagnosis.would_help
         ],
         "notes": list(diagnosis.notes),
+        "advice": None if advice is None else advice.to_json(),
         "seconds": round(seconds, 3),
     }
 

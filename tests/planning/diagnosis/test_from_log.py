@@ -65,9 +65,9 @@ def diagnosis_of(text: str) -> Diagnosis:
             (12288, 11264, 11264, 24258.6),
         ),
         (
-            OLD.format("20.00 MiB", "7.93 GiB", "7.11 GiB", "10.31 MiB", "7.12 GiB"),
+            OLD.format("20.00 MiB", "7.93 GiB", "7.11 GiB", "10.31 MiB", "7.13 GiB"),
             Cause.FRAGMENTATION,
-            (20, 7280.6, 7290.9, 8120.3),
+            (20, 7280.6, 7301.1, 8120.3),
         ),
         (
             OLD.format("64.00 MiB", "7.93 GiB", "7.31 GiB", "10.31 MiB", "7.32 GiB"),
@@ -203,6 +203,13 @@ def test_the_last_message_with_figures_counts() -> None:
         Cause.TOO_LARGE,
         "the log has 2 such messages; this is the last that has figures",
     )
+
+
+@pytest.mark.parametrize(("free", "fits"), [("60.00 MiB", None), ("40.00 MiB", False)])
+def test_what_is_left_decides_whether_joining_it_may_help(free: str, fits: bool | None) -> None:
+    """With 10 MiB unused, 64 MiB may be found only if at least 54 MiB are free."""
+    found = diagnosis_of(OLD.format("64.00 MiB", "7.93 GiB", "7300.00 MiB", free, "7310.00 MiB"))
+    assert (found.cause, [one.fits for one in found.would_help]) == (Cause.TOO_LARGE, [fits])
 
 
 def test_what_was_in_use_adds_up() -> None:

@@ -73,7 +73,7 @@ class DefaultWorkspaces:
         return self._source.name
 
     def __call__(self, capability: tuple[int, int], sm_count: int, convolution: Convolution) -> Workspaces:
-        """Return the workspaces of a call."""
+        """Return the workspaces of a convolution on a GPU."""
         return self._source(capability, sm_count, convolution)
 
     def following(
@@ -97,7 +97,7 @@ class DefaultWorkspaces:
 
 @dataclass(frozen=True, slots=True)
 class CudnnWorkspaces:
-    """The answers of a library."""
+    """The workspaces of convolutions as an installed cuDNN chooses them."""
 
     library: Cudnn
     benchmark: bool

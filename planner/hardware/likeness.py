@@ -138,7 +138,7 @@ def kind_of(job: Job, trace: Trace) -> RunKind:
 
 
 def kind_without_trace(job: Job) -> RunKind:
-    """Return the kind as far as options determine it: texts where an input is a sequence of integers."""
+    """Return the kind of run that the options imply: texts if an input is a sequence of integers."""
     if job.lengths is not None:
         return RunKind.TEXTS if job.lengths is Lengths.VARYING else RunKind.CONVOLUTIONS
     has_tokens = any(len(spec.shape) == 1 and _is_integer(spec) for spec in job.inputs)

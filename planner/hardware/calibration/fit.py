@@ -148,7 +148,7 @@ def _refuse(points: Sequence[Point], whole: Sequence[Point], used: Sequence[Poin
 
 
 def _worse_than_none(used: Sequence[Point], context: bool) -> NoFit | None:
-    """Return a refusal if left-out batch sizes are predicted better without the line, else None."""
+    """Return a refusal of the line if it predicts left-out batch sizes worse than no line does, else None."""
     added = _median_context_bytes(used) if context else 0
     if added is None:
         return None

@@ -126,7 +126,7 @@ def _exact(query: Convolution, transforms: list[str], workspace_bytes: int) -> P
 
 
 def _loose(query: Convolution, workspace_bytes: int) -> Parts:
-    """Return copies that leave only a limited share of the workspace, or () if there are none."""
+    """Return copies of operands that make up all but a limited share of the workspace, or () if none do."""
     shares = [_LARGEST_LOOSE_SHARE]
     if not query.channels_last or _ELEMENT_BYTES[query.dtype] != 2:  # else tensor cores read without copies
         shares.append(_LARGEST_UNNAMED_SHARE)

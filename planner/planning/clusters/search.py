@@ -271,9 +271,9 @@ def _kind_of_trace(budget: Budget) -> tuple[object, ...]:
 
 
 def _refusable(recipe: Recipe, job: Job) -> str:
-    """Return the measure of a recipe that a model may not support, or "" if there is no such measure.
+    """Return the technique of a recipe that a model may not support, or "" if there is none.
 
-    A checkpointing mode that the job itself asks for is no such measure.
+    A checkpointing mode that the job itself asks for is supported.
     """
     if recipe.tp > 1:
         return f"tensor parallel over {recipe.tp} GPUs"

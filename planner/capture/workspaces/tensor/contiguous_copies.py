@@ -83,7 +83,7 @@ def _gradient_of_adaptive_pool(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _gradient_of_adaptive_max_pool(args: Args, out: Any, target: Target) -> Ops:
-    """Return the outputs, then contiguous copies of gradient, indices and result.
+    """Return the allocations of its backward pass: the outputs, then copies of gradient, indices and result.
 
     Source: AdaptiveMaxPooling2d.cu.
     """

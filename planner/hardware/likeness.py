@@ -233,7 +233,7 @@ def _other_settings(
 
 
 def _of_answers(job: Job, trace: Trace) -> Iterator[Departure]:
-    """Yield the doubt about a cuDNN's answers for convolutions."""
+    """Yield a departure if the answers for convolutions are stored, similar, or of another torch's cuDNN."""
     source = trace.conv_workspace_source
     if source is ConvWorkspaceSource.STORED:
         yield Departure("with stored answers for convolutions", Doubt.STORED)

@@ -128,7 +128,7 @@ def _extrapolate(
 def largest_near(
     outcome: Callable[[int], Outcome], guesses: tuple[int, int], limit: int = LARGEST_BATCH
 ) -> Search:
-    """Find the largest batch sizes in few probes from guesses: of the one without retries, and of any.
+    """Find the largest batch size without retries, and the largest that fits, in few probes from guesses.
 
     Each fits and its successor does not. `outcome` had better remember its answers.
     """

@@ -41,7 +41,7 @@ def _survivors(corners: NDArray[np.float64], threshold: float) -> NDArray[np.boo
 
 
 def _near(left: NDArray[np.float64], right: NDArray[np.float64], threshold: float) -> Pairs | None:
-    """Return pairs of boxes, among them all that overlap by more than the threshold; None for too many.
+    """Return pairs of boxes that include all overlaps above the threshold, or None if there are too many.
 
     `left` and `right` are the boxes' sides. An overlapping pair shares more than the threshold of each box's
     width. So the box that begins further right begins within the first 1 - threshold of the other's width.

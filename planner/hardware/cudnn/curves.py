@@ -58,7 +58,7 @@ def _is_near(expected: int, true: int) -> bool:
 
 
 def _without_needless(knots: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Drop points that lie near the line through those that stay."""
+    """Return the points without those near the line through their neighbours."""
     known = dict(knots)
     kept, place = [knots[0]], 0
     while place < len(knots) - 1:

@@ -22,7 +22,7 @@ class Operands(NamedTuple):
     weight: int
 
     def count(self, batch: int) -> int:
-        """Return the elements of all three at a batch size."""
+        """Return the elements of input, output and weight together at a batch size."""
         return self.per_sample * batch + self.weight
 
 

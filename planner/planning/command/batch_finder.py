@@ -108,7 +108,7 @@ class BatchFinder:
     # ---- by replay
 
     def _outcome(self, batch: int) -> Outcome:
-        """Return the outcome of a run where there was one, else of a replay."""
+        """Return the outcome of the run at a batch size, or of a replay if there was no run."""
         run = self.runs.on_gpu.get(batch)
         if run is not None:
             return run.outcome

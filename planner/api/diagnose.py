@@ -73,6 +73,8 @@ def _of_file(path: Path) -> Diagnosis:
         raise DataFileError(f"{path}: cannot be read: {error.strerror or error}") from error
     if beginning.startswith(_PICKLE):
         histories = load_snapshots(path)
+        if not histories:
+            raise DataFileError(f"{path}: the snapshot has neither events nor segments: no GPU was used")
         failed = [one for one in histories if any(event.action == "oom" for event in one.events)]
         return diagnose_history((failed or list(histories))[0], "memory snapshot of torch")
     if beginning.startswith(_GZIP):

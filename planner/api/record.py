@@ -12,6 +12,7 @@ from planner.allocator.history import (
     check_history,
     load_snapshots,
     save_published,
+    with_events,
 )
 from planner.errors import UsageError, unsaved
 from planner.report import Report, Result, report_of
@@ -63,7 +64,7 @@ def record_snapshot(
     target = None if out is None else Path(out)
     if target is not None and not target.name.endswith(_SUFFIX):
         raise UsageError(f"--out {target}: the name of a history ends with {_SUFFIX}")
-    histories = load_snapshots(source)
+    histories = with_events(load_snapshots(source), source)
     recorded = []
     for history in histories:
         own = anonymous_history(history, gpu, torch)

@@ -86,6 +86,19 @@ def test_a_snapshot(tmp_path: Path, capsys: Capture) -> None:
     assert fields["live"] == [{"what": "u/net.py:7 in forward", "mib": 2, "blocks": 1}]
 
 
+def test_a_snapshot_without_a_history_shows_its_blocks(tmp_path: Path, capsys: Capture) -> None:
+    """What `planner.watch()` writes without `record` has blocks and no events."""
+    blocks = [
+        {"size": size * 2**20, "state": state} for size, state in ((8, "active_allocated"), (12, "inactive"))
+    ]
+    segment = {"device": 0, "address": 2**40, "total_size": 20 * 2**20, "stream": 0, "blocks": blocks}
+    snapshot = tmp_path / "snapshot.pickle"
+    snapshot.write_bytes(pickle.dumps({"device_traces": [[]], "segments": [segment]}))
+    fields = answer(snapshot, capsys)
+    assert (fields["cause"], fields["allocated_mib"], fields["reserved_mib"]) == ("unknown", 8, 20)
+    assert fields["live"] == [{"what": "blocks of 8.0 MiB", "mib": 8, "blocks": 1}]
+
+
 def test_a_record_of_a_run(tmp_path: Path, capsys: Capture) -> None:
     """Peaks that rise in each step are growth, with the step at which the memory ends."""
     steps = [

@@ -17,5 +17,7 @@ from .published_file import (
     load_published as load_published,
     save_published as save_published,
 )
-from .snapshot_reader import load_snapshot as load_snapshot, load_snapshots as load_snapshots
+from .snapshot_reader import (
+    load_snapshot as load_snapshot, load_snapshots as load_snapshots, with_events as with_events,
+)
 from .snapshot_writer import save_snapshot as save_snapshot

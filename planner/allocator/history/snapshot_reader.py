@@ -83,7 +83,7 @@ def _check_keys(keys: Sequence[object]) -> None:
 
 def load_snapshot(path: Path) -> History:
     """Read the history of the snapshot's device with the most events. Raises DataFileError."""
-    histories = load_snapshots(path)
+    histories = with_events(load_snapshots(path), path)
     longest = max(histories, key=lambda history: len(history.events))
     others = len(histories) - 1
     if not others:
@@ -92,8 +92,20 @@ def load_snapshot(path: Path) -> History:
     return replace(longest, notes=(note, *longest.notes))
 
 
+def with_events(histories: Sequence[History], path: Path) -> tuple[History, ...]:
+    """Return the histories of a snapshot that have events. Raises DataFileError if there are none."""
+    recorded = tuple(history for history in histories if history.events)
+    if not recorded:
+        problem = "no history was recorded: call torch.cuda.memory._record_memory_history() first"
+        raise DataFileError(f"{path}: broken memory snapshot: {problem}; dump it anew")
+    return recorded
+
+
 def load_snapshots(path: Path) -> tuple[History, ...]:
-    """Read the history of each device that recorded events. Raises DataFileError."""
+    """Read the history of each device that recorded events or has segments. Raises DataFileError.
+
+    Without events a history has the segments of the snapshot as its start.
+    """
     try:
         with open_regular(path, LARGEST_FILE_BYTES) as file:
             return _read(_unpickle(file))
@@ -118,9 +130,11 @@ def _read(snapshot: dict[str, Any]) -> tuple[History, ...]:
     traces = snapshot["device_traces"]
     if len(traces) > MOST_DEVICES or not all(isinstance(trace, list) for trace in traces):
         raise ValueError("device_traces: expected a list of events for each device")
-    if not any(traces):
-        raise ValueError("no history was recorded: call torch.cuda.memory._record_memory_history() first")
-    return tuple(_history(snapshot, device) for device, trace in enumerate(traces) if trace)
+    return tuple(
+        _history(snapshot, device)
+        for device, trace in enumerate(traces)
+        if trace or _segments(snapshot, device)
+    )
 
 
 def _history(snapshot: dict[str, Any], device: int) -> History:

@@ -64,6 +64,11 @@ def _of_peak(history: History, source: str, levels: Sequence[int]) -> Diagnosis:
     peak = max(range(len(levels)), key=levels.__getitem__)
     reserved = max(_reserved(history))
     reason = "no request failed in this history; what was in use at its peak is below"
+    if not history.events:
+        reason = (
+            "no history was recorded, so that the snapshot shows one moment: call "
+            "torch.cuda.memory._record_memory_history() before, or use planner.watch(record=True)"
+        )
     trace = Trace(tuple(to_events(_requests(history, len(history.events)))), history.sites, 1)
     needs = [
         (setting, replay_trace(trace, MemoryLimits(config=_config(history, setting)))) for setting in SETTINGS
@@ -154,7 +159,9 @@ def _live(history: History, end: int) -> tuple[Held, ...]:
     for state in history.start:
         for block in state.blocks:
             if block.in_use and block.address not in freed:
-                groups["in use before the recording began"].append(block.size_bytes)
+                of_size = f"blocks of {size_text(block.size_bytes)}"
+                name = "in use before the recording began" if history.events else of_size
+                groups[name].append(block.size_bytes)
     held = sorted((Held(name, sum(sizes), len(sizes)) for name, sizes in groups.items()), key=_by_size)
     return tuple(islice(held, _MOST_HELD))
 

@@ -137,6 +137,7 @@ def test_unknown_name() -> None:
         "CheckResult",
         "ClusterResult",
         "Device",
+        "DiagnoseResult",
         "DoesNotFitError",
         "EstimateResult",
         "ExplainResult",
@@ -150,6 +151,7 @@ def test_unknown_name() -> None:
         "advise_cluster",
         "check",
         "clusters",
+        "diagnose",
         "estimate",
         "explain",
         "gpus",
@@ -157,6 +159,7 @@ def test_unknown_name() -> None:
         "max_batch",
         "max_size",
         "serve",
+        "watch",
     ]
     assert all(getattr(planner, name) is not None for name in planner.__all__)
     with pytest.raises(AttributeError, match="module 'planner' has no attribute 'nothing'"):

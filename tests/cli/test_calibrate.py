@@ -14,7 +14,7 @@ from tests.helpers.runs import CARD, FakeMeasure
 @pytest.mark.parametrize(
     ("command", "line"),
     [
-        ("tables --calibrations missing", "--calibrations missing: no such folder; make it or leave"),
+        ("tables --calibrations missing", "--calibrations missing: no such folder; make it or remove"),
         (
             "estimate --model m --calibrations . --no-calibration",
             "--calibrations and --no-calibration exclude each other",

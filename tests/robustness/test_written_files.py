@@ -45,7 +45,8 @@ READ = {
 # tests/emulator: needs the CUDA build of torch
 ELSEWHERE = {("run", "--snapshot"), ("run", "--plot"), ("run", "--html")}
 REFUSED = {  # the option stands among those of the job, and the command states that it means nothing there
-    (command, "--save-trace") for command in ("gpus", "advise", "compare", "calibrate", "verify", "max-size")
+    (command, "--save-trace")
+    for command in ("gpus", "advise", "compare", "calibrate", "verify", "max-size", "diagnose")
 }
 
 

@@ -39,6 +39,11 @@ from .growth import (
     growing_blocks as growing_blocks,
 )
 from .kernel import OpKind as OpKind
+from .pieces import (
+    FIRST_LASTING as FIRST_LASTING, Joiner as Joiner, NotJoinedError as NotJoinedError, Piece as Piece,
+    ProgramPiece as ProgramPiece, Variable as Variable, cut_program as cut_program, cut_trace as cut_trace,
+    first_step as first_step, is_periodic as is_periodic,
+)
 from .pinned import pinned_bytes as pinned_bytes
 from .program import (
     AffineAlloc as AffineAlloc, KernelCall as KernelCall, KernelWorkspaces as KernelWorkspaces,
@@ -53,7 +58,7 @@ from .source import (
 )
 from .steps import (
     Action as Action, Dealloc as Dealloc, Malloc as Malloc, Retain as Retain, StepSequence as StepSequence,
-    first_step as first_step, split_steps as split_steps,
+    split_steps as split_steps,
 )
 from .target import (
     Capability as Capability, SM_LIMITS as SM_LIMITS, Target as Target, threads_per_sm as threads_per_sm,

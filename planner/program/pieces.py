@@ -1,0 +1,193 @@
+"""Cut a trace or a program into pieces, one for each batch, and join pieces in any order.
+
+A piece begins with the copy of a batch's inputs and ends before the copy of the next inputs; the first piece
+is the set-up. A block that outlives its piece holds a variable of the loop: inputs, output, loss, gradients,
+or optimizer state. In traces of one job at other sizes, a variable has the same category and the same number
+within the category. Numbers count from the end of the piece that allocates the variable, since some state is
+allocated at the start of one batch alone.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count
+from typing import Generic, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from planner.program.events import Alloc, Category, Event, Free, Phase, PhaseStart, Trace
+from planner.program.program import AffineAlloc, KernelWorkspaces, Program, ProgramEvent
+
+Variable = tuple[Category, int]  # of a block that outlives its piece; numbers count from the end
+_Event = TypeVar("_Event", Event, ProgramEvent)
+_Born = Mapping[
+    int, tuple[int, Variable]
+]  # by block: the index of the piece that allocates it, and its variable
+
+FIRST_LASTING = 2**40  # first number of joined blocks that outlive their piece; others keep their numbers
+
+
+class NotJoinedError(Exception):
+    """The error of a piece that frees a variable which no earlier piece holds."""
+
+
+class Piece(Struct, frozen=True):
+    """The events of one batch, with the indices of events that concern other batches."""
+
+    trace: Trace
+    lasting: tuple[tuple[int, Variable], ...]  # allocations that outlive the batch
+    freed: tuple[tuple[int, int, Variable], ...]  # with the pieces since the allocation; -1: in the set-up
+    starts: tuple[int, ...]  # of phases
+
+
+class ProgramPiece(Struct, frozen=True):
+    """The part of a program that covers one batch."""
+
+    index: int
+    program: Program
+    born: _Born
+
+    def at(self, batch: int, workspaces: KernelWorkspaces) -> Piece:
+        """Return the piece at a batch size."""
+        return _piece(self.index, self.program.instantiate(batch, workspaces), self.born)
+
+
+class _Segment(Struct, Generic[_Event], frozen=True):
+    """The events of one piece, before blocks are named."""
+
+    step: int
+    start: int  # index of its first event
+    events: list[_Event]
+
+
+def cut_trace(trace: Trace) -> list[list[Piece]]:
+    """Return the pieces of a trace by step, without the phase that marks its end; step 0 is the set-up."""
+    segments = _split(trace.events)
+    born, whole = _find_variables(segments), replace(trace, convolutions=trace.convolution_by_block())
+    steps: list[list[Piece]] = [[] for _ in range(segments[-1].step + 1)]
+    for index, segment in enumerate(segments):
+        steps[segment.step].append(_piece(index, replace(whole, events=tuple(segment.events)), born))
+    return steps
+
+
+def cut_program(program: Program) -> list[list[ProgramPiece]]:
+    """Return the pieces of a program by step; step 0 is the set-up."""
+    segments = _split(program.events)
+    born = _find_variables(segments)
+    ends = [segment.start for segment in segments[1:]] + [len(program.events)]
+    steps: list[list[ProgramPiece]] = [[] for _ in range(segments[-1].step + 1)]
+    for index, (segment, end) in enumerate(zip(segments, ends, strict=True)):
+        start = segment.start if index else -1  # a call at the place of the first event runs before it
+        calls = tuple(
+            replace(call, position=call.position - segment.start)
+            for call in program.calls
+            if start < call.position <= end
+        )
+        own = Program(tuple(segment.events), program.sites, calls, unknown_ops=program.unknown_ops)
+        steps[segment.step].append(ProgramPiece(index, own, born))
+    return steps
+
+
+def is_periodic(steps: Sequence[Sequence[Piece]]) -> bool:
+    """Return whether the last two steps request and free the same, so that later steps are assumed to."""
+    return len(steps) > 2 and [*map(_requests, steps[-1])] == [*map(_requests, steps[-2])]
+
+
+def first_step(trace: Trace) -> Trace:
+    """Return the trace up to the start of the second step, or to the end if there is none."""
+    starts = ((index, event) for index, event in enumerate(trace.events) if isinstance(event, PhaseStart))
+    ends = (index for index, start in starts if start.step > 1 or start.phase is Phase.END)
+    return replace(trace, events=trace.events[: next(ends, len(trace.events))])
+
+
+class Joiner:
+    """The variables that are alive after some pieces, for the blocks that later pieces free."""
+
+    def __init__(self, numbers: Iterator[int] | None = None) -> None:
+        """Begin before the set-up; `numbers` gives the blocks of variables unique numbers."""
+        self.live: dict[
+            tuple[int, Variable], int
+        ] = {}  # blocks, by the index of the piece that allocated them
+        self.index = -1  # of the last piece
+        self._numbers = count(FIRST_LASTING) if numbers is None else numbers
+
+    def join(self, piece: Piece, step: int) -> Trace:
+        """Return the events of a piece as they follow the pieces before, with this number of their step.
+
+        Raises NotJoinedError if the piece frees a variable that is not alive.
+        """
+        self.index += 1
+        events: list[Event] = [*piece.trace.events]
+        for index, variable in piece.lasting:
+            block = self.live[self.index, variable] = next(self._numbers)
+            events[index] = replace(events[index], block=block)
+        for index, age, variable in piece.freed:
+            freed = self.live.pop((0 if age < 0 else self.index - age, variable), None)
+            if freed is None:
+                raise NotJoinedError
+            events[index] = replace(events[index], block=freed)
+        for index in piece.starts:
+            events[index] = replace(events[index], step=step)
+        return replace(piece.trace, events=tuple(events))
+
+    def copy(self) -> "Joiner":
+        """Return a copy with the same variables, whose further blocks differ from those of the original."""
+        twin = Joiner(self._numbers)
+        twin.live, twin.index = dict(self.live), self.index
+        return twin
+
+
+def _split(events: Iterable[_Event]) -> list[_Segment[_Event]]:
+    segments: list[_Segment[_Event]] = [_Segment(0, 0, [])]
+    for index, event in enumerate(events):
+        if isinstance(event, PhaseStart):
+            if event.phase is Phase.INPUTS or event.step > segments[-1].step:
+                segments.append(_Segment(event.step, index, []))
+            if event.phase is Phase.END:
+                continue
+        segments[-1].events.append(event)
+    return segments
+
+
+def _find_variables(segments: Sequence[_Segment[_Event]]) -> _Born:
+    born: dict[int, tuple[int, Variable]] = {}
+    for index, segment in enumerate(segments):
+        freed = {event.block for event in segment.events if isinstance(event, Free)}
+        counts: Counter[Category] = Counter()
+        for event in reversed(segment.events):
+            if isinstance(event, Alloc | AffineAlloc) and event.block not in freed:
+                born[event.block] = index, (event.category, counts[event.category])
+                counts[event.category] += 1
+    return born
+
+
+def _piece(index: int, trace: Trace, born: _Born) -> Piece:
+    lasting, freed, starts = [], [], []
+    for place, event in enumerate(trace.events):
+        if isinstance(event, PhaseStart):
+            starts.append(place)
+        elif event.block in born:  # also a workspace whose number equals a later batch's block
+            since, variable = born[event.block]
+            if isinstance(event, Alloc):
+                if since == index:
+                    lasting.append((place, variable))
+            elif since < index:
+                freed.append((place, index - since if since else -1, variable))
+    return Piece(trace, tuple(lasting), tuple(freed), tuple(starts))
+
+
+def _requests(piece: Piece) -> list[object]:
+    """Return the requests, frees and phases of a piece, with blocks named by their order or variable."""
+    variables = dict(piece.lasting) | {index: (age, variable) for index, age, variable in piece.freed}
+    order: dict[int, int] = {}
+    requests: list[object] = []
+    for index, event in enumerate(piece.trace.events):
+        variable = variables.get(index)
+        if isinstance(event, Alloc):
+            order[event.block] = index
+            requests.append((event.size_bytes, event.category, event.may_fail, event.stream, variable))
+        elif isinstance(event, Free):
+            requests.append((variable or order[event.block], event.empties_cache))
+        else:
+            requests.append(event.phase)
+    return requests

@@ -5,6 +5,7 @@ from .config import (
     UNLIMITED as UNLIMITED, config_of_torch as config_of_torch, max_reserved_bytes as max_reserved_bytes,
     parse_alloc_conf as parse_alloc_conf,
 )
+from .player import Player as Player
 from .replay import (
     Failure as Failure, OptionalRequests as OptionalRequests, Replay as Replay,
     ReplayedProcess as ReplayedProcess, replay_trace as replay_trace,

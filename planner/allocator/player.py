@@ -1,0 +1,29 @@
+"""Play a schedule: pieces of traces, in any order and number, on one replayed process."""
+
+from planner.allocator.config import UNLIMITED, MemoryLimits
+from planner.allocator.replay import ReplayedProcess
+from planner.program import Joiner, NextWorkspaces, Piece
+
+
+class Player:
+    """A process that replays pieces in sequence, each with the variables and the memory of earlier pieces."""
+
+    def __init__(
+        self, limits: MemoryLimits = UNLIMITED, next_workspaces: NextWorkspaces | None = None
+    ) -> None:
+        """Create a process without memory; the parameters are those of `ReplayedProcess`."""
+        self.process = ReplayedProcess(limits, next_workspaces)
+        self._joiner = Joiner()
+
+    def play(self, piece: Piece, step: int) -> bool:
+        """Replay a piece as part of this step, and return whether all its requests could be served.
+
+        Raises NotJoinedError if the piece frees a variable that no earlier piece holds.
+        """
+        return self.process.play(self._joiner.join(piece, step))
+
+    def copy(self) -> "Player":
+        """Return an independent copy in the same state."""
+        twin = object.__new__(Player)
+        twin.process, twin._joiner = self.process.copy(), self._joiner.copy()
+        return twin

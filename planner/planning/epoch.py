@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from planner.errors import ModelError, UsageError
 from planner.jobs import Job, Mode
-from planner.planning.segments import Variable, find_variables, split_segments
 from planner.program import (
     LARGEST_BATCH,
     Alloc,
@@ -24,14 +23,19 @@ from planner.program import (
     Convolution,
     ConvWorkspace,
     Event,
+    Free,
+    Joiner,
     LowerBound,
+    NotJoinedError,
     Phase,
     PhaseStart,
+    Piece,
     ProgramSet,
     Target,
     TensorProvenance,
     Trace,
     TraceSource,
+    cut_trace,
 )
 
 _Order = tuple[tuple[int, bool], ...]  # steps of a trace, from 1, and whether it is the smaller batch's trace
@@ -145,47 +149,41 @@ def _orders(job: Job, full_batches: int) -> Iterator[_Order]:
 def _stitch(full: Trace, smaller: Trace, order: _Order) -> Trace | None:
     """Return the trace of the set-up and of the steps in this order, or None if the traces do not match.
 
-    They do not match if their segments differ or are too few, or if a step frees a block that is not
+    They do not match if their pieces differ or are too few, or if a step frees a block that is not
     allocated.
     """
     traces = full, smaller
-    segments = [split_segments(trace.events) for trace in traces]
-    variables = [find_variables(parts) for parts in segments]
-    steps = [segment.step for segment in segments[0]]
-    if steps != [segment.step for segment in segments[1]] or steps[-1] < max(step for step, _ in order):
+    pieces = [cut_trace(trace) for trace in traces]
+    if [*map(len, pieces[0])] != [*map(len, pieces[1])] or len(pieces[0]) <= max(step for step, _ in order):
         return None
     sites = {site: index for index, site in enumerate(dict.fromkeys((*full.sites, *smaller.sites)))}
-    live: dict[tuple[int, Variable], int] = {}  # blocks by their variable, of a segment of the new trace
+    joiner, count = Joiner(), 0
     events: list[Event] = []
+    numbers: dict[int, int] = {}  # in the new trace, of the joined blocks that are live
     provenance: list[TensorProvenance] = []
     conv_workspaces: list[ConvWorkspace] = []
     convolutions: dict[int, Convolution] = {}
-    count = 0
-    for place, (which, index, step) in enumerate(_plan(steps, order)):
+    for step, which, piece in _plan(pieces, order):
+        try:
+            joined = joiner.join(piece, step)
+        except NotJoinedError:
+            return None
         made: dict[int, int] = {}
-        for event in segments[which][index].events:
-            if isinstance(event, PhaseStart):
-                events.append(PhaseStart(step, event.phase))
-            elif isinstance(event, Alloc):
-                made[event.block] = count
+        for own, event in zip(piece.trace.events, joined.events, strict=True):
+            if isinstance(event, Alloc) and isinstance(own, Alloc):
+                made[own.block] = numbers[event.block] = count
                 site = sites[traces[which].sites[event.site]]
                 events.append(replace(event, block=count, site=site))
-                if event.block in variables[which]:
-                    live[place, variables[which][event.block][1]] = count
                 count += 1
+            elif isinstance(event, Free):
+                events.append(replace(event, block=numbers.pop(event.block)))
             else:
-                block = made.get(event.block)
-                if block is None:
-                    born, number = variables[which][event.block]
-                    block = live.pop((born and place - index + born, number), None)
-                if block is None:
-                    return None
-                events.append(replace(event, block=block))
+                events.append(event)
         provenance += _renumber(traces[which].provenance, made)
         conv_workspaces += _renumber(traces[which].conv_workspaces, made)
         of_blocks = traces[which].convolutions
         convolutions.update((new, of_blocks[old]) for old, new in made.items() if old in of_blocks)
-    if full.events[-1] == PhaseStart(steps[-1], Phase.END):
+    if full.events[-1] == PhaseStart(len(pieces[0]) - 1, Phase.END):
         events.append(PhaseStart(step, Phase.END))
     return replace(
         full,
@@ -204,9 +202,9 @@ def _renumber(rows: Iterable[_Row], blocks: Mapping[int, int]) -> Iterator[_Row]
     return (replace(row, block=blocks[row.block]) for row in rows if row.block in blocks)
 
 
-def _plan(steps: Sequence[int], order: _Order) -> Iterator[tuple[int, int, int]]:
-    """Yield each segment of the new trace: the index of its trace, its index there, and its new step."""
+def _plan(pieces: Sequence[Sequence[Sequence[Piece]]], order: _Order) -> Iterator[tuple[int, int, Piece]]:
+    """Yield each piece of the new trace with its new step and the index of its trace."""
     for number, (step, is_smaller) in enumerate(((0, False), *order)):
-        indices = [index for index, one in enumerate(steps) if one == step]
-        for index in indices:
-            yield int(is_smaller and index == indices[-1]), index, number
+        for place in range(len(pieces[0][step])):
+            which = int(is_smaller and place == len(pieces[0][step]) - 1)
+            yield number, which, pieces[which][step][place]

@@ -5,12 +5,13 @@ are placed once and reused by every later loop of their model. cuBLAS allocates 
 thread that multiplies matrices (the forward pass's and autograd's) and never frees it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 from msgspec.structs import replace
 
-from planner.allocator import UNLIMITED, Block, CachingAllocator, MemoryLimits, OptionalRequests
+from planner.allocator import UNLIMITED, MemoryLimits, ReplayedProcess
 from planner.errors import ModelError
 from planner.jobs import Job, Mode, ZeroGrad
 from planner.planning.process.model import (
@@ -33,12 +34,29 @@ from planner.planning.process.model import (
     find_invalid_step,
     size_bytes,
 )
-from planner.program import Category, Dealloc, Malloc, Phase, Retain, StepSequence, Trace, split_steps
+from planner.program import (
+    FIRST_LASTING,
+    Alloc,
+    Category,
+    Event,
+    Free,
+    Joiner,
+    Phase,
+    PhaseStart,
+    Piece,
+    Site,
+    Trace,
+    Variable,
+    cut_trace,
+    is_periodic,
+)
 
 JobTracer = Callable[[Job, int], Trace]  # returns a job's trace at a batch size
 
 TRACED_STEPS = 3  # the first allocates gradients and optimizer state, the others should be equal
 MOST_UNSETTLED_STEPS = 100
+
+_NOWHERE = Trace((), (Site("", ""),), 1)  # of requests outside of any loop
 
 # The phase in which an earlier loop's gradients are set to None. `AFTER_STEP` leaves none to the next loop.
 _ZEROED_IN = {ZeroGrad.BEFORE_FORWARD: Phase.FORWARD, ZeroGrad.BEFORE_BACKWARD: Phase.BACKWARD}
@@ -61,7 +79,7 @@ def run_process(process: Process, tracer: JobTracer, limits: MemoryLimits = UNLI
         except _NoRoomError as error:
             failure = OutOfMemory(index, machine.loop_step, machine.phase, error.requested_bytes)
             break
-    return ProcessLog(tuple(machine.readings), machine.allocator.retries, failure)
+    return ProcessLog(tuple(machine.readings), machine.process.allocator.retries, failure)
 
 
 class _NoRoomError(Exception):
@@ -76,19 +94,31 @@ class _NoRoomError(Exception):
 class _Placed:
     """The blocks that a model holds on the GPU outside of a loop: weights and left-over gradients."""
 
-    weights: dict[int, Block] = field(default_factory=dict)  # by their number in the set-up of each trace
-    gradients: list[Block] = field(default_factory=list)  # of a loop that was left
+    weights: dict[Variable, int] = field(default_factory=dict)  # equal in the set-ups of all its traces
+    gradients: list[int] = field(default_factory=list)  # of a loop that was left
 
 
-@dataclass(slots=True)
 class _Running:
     """A loop that is running, or that has ended while its variables are still alive."""
 
-    loop: StepSequence
-    model: _Placed
-    zeroed_in: Phase | None = None  # the phase of the first step that frees an earlier loop's gradients
-    # Live blocks with their categories, by the step that requested them and their number there.
-    held: dict[tuple[int, int], tuple[Block, Category]] = field(default_factory=dict)
+    def __init__(self, trace: Trace, model: _Placed, joiner: Joiner, zeroed_in: Phase | None = None) -> None:
+        self.model, self.joiner, self.zeroed_in = model, joiner, zeroed_in  # zeroed_in: see `_ZEROED_IN`
+        self.steps = cut_trace(trace)
+        freed = {event.block for event in trace.events if isinstance(event, Free)}
+        # Workspaces that are never freed: a library keeps each for the rest of the process.
+        self.kept = {
+            event.block
+            for event in trace.events
+            if isinstance(event, Alloc) and event.category is Category.WORKSPACE and event.block not in freed
+        }
+        (self.setup,) = self.steps[0]
+        self.joined = joiner.join(self.setup, 0)
+        events = ((own, self.joined.events[index]) for index, own in self.setup.lasting)
+        self.weights = {
+            variable: event
+            for variable, event in events
+            if isinstance(event, Alloc) and event.category is Category.PARAMETER
+        }
 
 
 class _Machine:
@@ -99,11 +129,11 @@ class _Machine:
         self.loop_step: int | None = None
         self.phase: Phase | None = None
         self._tracer = tracer
-        self.allocator = CachingAllocator(limits)
-        self._tensors: dict[str, Block] = {}
+        self.process = ReplayedProcess(limits)
+        self._numbers = count(FIRST_LASTING)  # of blocks that outlive their piece
+        self._tensors: dict[str, int] = {}
         self._models: dict[str, _Placed] = {}
         self._running: _Running | None = None  # the loop whose variables are alive
-        self._optional = OptionalRequests()
         self._served: set[tuple[bool, int]] = (
             set()
         )  # threads (whether autograd's) and streams with a workspace
@@ -118,21 +148,22 @@ class _Machine:
             case Print(label):
                 self._read(label)
             case Define(name, tensor):
-                block = self._malloc(size_bytes(tensor))
+                block = next(self._numbers)
+                self._replay(_NOWHERE, [Alloc(block, size_bytes(tensor), Category.TEMPORARY, 0)])
                 if name in self._tensors:
-                    self.allocator.free(self._tensors[name])
+                    self._free(self._tensors[name])
                 self._tensors[name] = block
             case Delete(names):
                 for name in names:
                     self._delete(name)
             case EmptyCache():
-                self.allocator.empty_cache()
+                self.process.allocator.empty_cache()
             case ResetPeak():
-                self.allocator.reset_peaks()
+                self.process.allocator.reset_peaks()
             case Place(model):
                 self._place(model)
             case Summary(model, batch):
-                running = _Running(self._trace(_summarised(model.job), batch), self._model(model))
+                running = self._open(_summarised(model.job), model, batch)
                 self._play(running, 1)
                 self._leave(running)
             case Train():
@@ -143,58 +174,51 @@ class _Machine:
                 self._running = None
 
     def _read(self, label: str) -> None:
-        of = self.allocator
+        of = self.process.allocator
         figures = (of.allocated_bytes, of.reserved_bytes, of.peak_allocated_bytes)
         self.readings.append(MemoryReading(self._section, label, *figures))
 
     def _delete(self, name: str) -> None:
         if name in self._tensors:
-            self.allocator.free(self._tensors.pop(name))
+            self._free(self._tensors.pop(name))
             return
         model = self._models.pop(name)
-        for block in (*model.weights.values(), *model.gradients):
-            self.allocator.free(block)
+        self._free(*model.weights.values(), *model.gradients)
 
     def _place(self, model: Model) -> None:
         self.loop_step, self.phase = 0, Phase.SETUP
         # Any loop of the model shows its weights; the training loop will probably be needed later as well.
         job = _trained(model.job) if model.job.mode is Mode.TRAIN else _summarised(model.job)
-        self._bring_weights(_Running(self._trace(job, model.batch), self._model(model)))
+        self._bring_weights(self._open(job, model, model.batch))
 
     def _train(self, train: Train) -> None:
         self.loop_step, self.phase = 0, Phase.SETUP
         job, steps = train.model.job, train.steps_per_epoch * train.epochs
-        loop = self._trace_through(job, train.batch, steps)
-        running = _Running(loop, self._model(train.model), _ZEROED_IN.get(job.zero_grad))
+        running = self._open(_trained(job), train.model, train.batch, _ZEROED_IN.get(job.zero_grad))
+        if steps >= len(running.steps) and not is_periodic(running.steps):
+            if steps > MOST_UNSETTLED_STEPS:
+                raise ModelError(
+                    f"{job.model}: its steps differ from one another, so that each has to be traced, and "
+                    f"{steps} are too many; train at most {MOST_UNSETTLED_STEPS}"
+                )
+            running = self._open(replace(job, steps=steps), train.model, train.batch, running.zeroed_in)
         self._bring_weights(running)
-        self._play(running, 0)
+        self._play_piece(running, running.setup, running.joined, 0)
         for step in range(1, steps + 1):
             self._play(running, step)
             if train.label is not None and step % train.steps_per_epoch == 0:
                 self._read(train.label)
         self._running = running
 
-    def _model(self, model: Model) -> _Placed:
-        return self._models.setdefault(model.name, _Placed())
-
-    def _trace(self, job: Job, batch: int) -> StepSequence:
-        return split_steps(self._tracer(job, batch))
-
-    def _trace_through(self, job: Job, batch: int, steps: int) -> StepSequence:
-        """Return a training loop that can be played for this number of steps.
-
-        Steps are repeated if they have become equal, else all are traced. Raises ModelError if they are too
-        many for that.
-        """
-        loop = self._trace(_trained(job), batch)
-        if loop.is_periodic or steps <= len(loop.steps):
-            return loop
-        if steps > MOST_UNSETTLED_STEPS:
-            raise ModelError(
-                f"{job.model}: its steps differ from one another, so that each has to be traced, and {steps} "
-                f"are too many; train at most {MOST_UNSETTLED_STEPS}"
-            )
-        return self._trace(replace(job, steps=steps), batch)
+    def _open(self, job: Job, model: Model, batch: int, zeroed_in: Phase | None = None) -> _Running:
+        """Return a loop of a model, of which nothing is allocated yet but the weights that are placed."""
+        placed = self._models.setdefault(model.name, _Placed())
+        running = _Running(self._tracer(job, batch), placed, Joiner(self._numbers), zeroed_in)
+        running.joiner.live = {
+            (0, variable): placed.weights.get(variable, event.block)
+            for variable, event in running.weights.items()
+        }
+        return running
 
     def _bring_weights(self, running: _Running) -> None:
         """Allocate the weights of a loop that are not on the GPU yet.
@@ -202,72 +226,71 @@ class _Machine:
         These are all weights, or buffers that an earlier loop replaced.
         """
         weights = running.model.weights
-        requests = [action for action in running.loop.setup if isinstance(action, Malloc)]
-        for number, request in enumerate(requests):
-            if request.category is Category.PARAMETER:
-                if number not in weights:
-                    weights[number] = self._malloc(request.size_bytes)
-                running.held[0, number] = weights[number], request.category
+        missing = {own: event for own, event in running.weights.items() if own not in weights}
+        weights |= {own: event.block for own, event in missing.items()}
+        self._replay(running.joined, [*missing.values()])
 
     def _play(self, running: _Running, step: int) -> None:
-        """Replay one step of a loop through the allocator; step 0 is the set-up.
+        """Replay one step of a loop; steps beyond the traced steps repeat the last."""
+        for piece in running.steps[min(step, len(running.steps) - 1)]:
+            self._play_piece(running, piece, running.joiner.join(piece, step), step)
 
-        Blocks that are already held are not requested again.
-        """
-        self.loop_step, self.phase = step, Phase.SETUP
-        request = 0
-        for action in running.loop.step(step):
-            match action:
-                case Malloc(size, category, optional, stream):
-                    if (step, request) not in running.held:
-                        running.held[step, request] = self._malloc(size, stream, optional), category
-                    request += 1
-                case Dealloc(age, number, empties_cache):
-                    self.allocator.free(running.held.pop((step - age, number))[0])
-                    if empties_cache:
-                        self.allocator.empty_cache()
-                    if age == step:
-                        running.model.weights.pop(number, None)
-                case Retain(size, stream):
-                    self._keep(size, stream)
-                case Phase():
-                    self.phase = action
-                    if step == 1:
-                        self._enter(running)
+    def _play_piece(self, running: _Running, piece: Piece, joined: Trace, step: int) -> None:
+        """Replay a joined piece of a loop, phase by phase, but for the weights of the set-up."""
+        self.loop_step = step
+        lasting, events = dict(piece.lasting), list[Event]()
+        given_back = {index: variable for index, age, variable in piece.freed if age < 0}
+        for index, (own, event) in enumerate(zip(piece.trace.events, joined.events, strict=True)):
+            if isinstance(event, PhaseStart):
+                self._replay(joined, events)
+                events.clear()
+                self.phase = event.phase
+                if step == 1:
+                    self._enter(running)
+            elif index not in lasting or not isinstance(event, Alloc) or not isinstance(own, Alloc):
+                events.append(event)
+                if index in given_back:
+                    running.model.weights.pop(given_back[index], None)
+            elif own.block in running.kept:
+                running.joiner.live.pop((running.joiner.index, lasting[index]), None)
+                if self._is_unserved(event.stream):
+                    events.append(event)
+            elif step or event.category is not Category.PARAMETER:
+                running.joiner.live[running.joiner.index, lasting[index]] = event.block
+                events.append(event)
+        self._replay(joined, events)
 
     def _enter(self, running: _Running) -> None:
         """Place missing weights, or free an earlier loop's gradients, as a phase of the first step begins."""
         if self.phase is Phase.FORWARD:
             self._bring_weights(running)  # torchinfo allocates the input first, then moves the model
         if self.phase is running.zeroed_in:
-            for block in running.model.gradients:
-                self.allocator.free(block)
+            self._free(*running.model.gradients)
             running.model.gradients.clear()
 
-    def _keep(self, size: int, stream: int) -> None:
-        """Allocate a permanent workspace for the current thread and this stream, unless there is one."""
+    def _is_unserved(self, stream: int) -> bool:
+        """Return whether the current thread and this stream had no permanent workspace before."""
         place = self.phase is Phase.BACKWARD, stream
-        if place not in self._served:
-            self._served.add(place)
-            self._malloc(size, stream)
+        is_unserved = place not in self._served
+        self._served.add(place)
+        return is_unserved
 
     def _leave(self, running: _Running) -> None:
         """Free the blocks that a loop's variables hold; the model keeps its weights and gradients."""
-        for block, category in running.held.values():
+        for (_, (category, _)), block in running.joiner.live.items():
             if category is Category.GRADIENT:
                 running.model.gradients.append(block)
             elif category is not Category.PARAMETER:
-                self.allocator.free(block)
+                self._free(block)
 
-    def _malloc(self, size: int, stream: int = 0, is_optional: bool = False) -> Block:
-        allocator = self.allocator
-        if is_optional:
-            block = self._optional.malloc(allocator, size, stream=stream)
-        else:
-            block = allocator.malloc(size, stream)
-        if block is None:
-            raise _NoRoomError(size)
-        return block
+    def _free(self, *blocks: int) -> None:
+        self._replay(_NOWHERE, [Free(block) for block in blocks])
+
+    def _replay(self, trace: Trace, events: Sequence[Event]) -> None:
+        """Replay events of a trace. Raises _NoRoomError for a request that cannot be served."""
+        if not self.process.play(replace(trace, events=tuple(events))):
+            assert self.process.failure is not None
+            raise _NoRoomError(self.process.failure.requested_bytes)
 
 
 def _trained(job: Job) -> Job:

@@ -7,7 +7,7 @@ from .config import (
 )
 from .player import Player as Player
 from .replay import (
-    Failure as Failure, OptionalRequests as OptionalRequests, Replay as Replay,
+    Failure as Failure, Replay as Replay,
     ReplayedProcess as ReplayedProcess, replay_trace as replay_trace,
     replay_with_breakdown as replay_with_breakdown,
 )

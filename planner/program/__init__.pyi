@@ -56,10 +56,6 @@ from .source import (
     FIT_BATCHES as FIT_BATCHES, OnProgress as OnProgress, ProgramBuilder as ProgramBuilder,
     ProgramSet as ProgramSet, TraceSource as TraceSource, ignore_progress as ignore_progress,
 )
-from .steps import (
-    Action as Action, Dealloc as Dealloc, Malloc as Malloc, Retain as Retain, StepSequence as StepSequence,
-    split_steps as split_steps,
-)
 from .target import (
     Capability as Capability, SM_LIMITS as SM_LIMITS, Target as Target, threads_per_sm as threads_per_sm,
 )

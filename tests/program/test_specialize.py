@@ -16,7 +16,7 @@ from planner.jobs import Job, Mode, Optimizer, Precision
 from planner.program import NotAffineError, ignore_progress
 from planner.program.diff import first_divergence
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
-from planner.program.steps import first_step
+from planner.program.pieces import first_step
 from planner.program.target import Target
 from tests.helpers.models import AMPERE, HOPPER, job_of
 

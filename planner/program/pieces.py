@@ -20,9 +20,8 @@ from planner.program.program import AffineAlloc, KernelWorkspaces, Program, Prog
 
 Variable = tuple[Category, int]  # of a block that outlives its piece; numbers count from the end
 _Event = TypeVar("_Event", Event, ProgramEvent)
-_Born = Mapping[
-    int, tuple[int, Variable]
-]  # by block: the index of the piece that allocates it, and its variable
+# By block: the index of the piece that allocates it, and its variable.
+_Born = Mapping[int, tuple[int, Variable]]
 
 FIRST_LASTING = 2**40  # first number of joined blocks that outlive their piece; others keep their numbers
 
@@ -105,9 +104,8 @@ class Joiner:
 
     def __init__(self, numbers: Iterator[int] | None = None) -> None:
         """Begin before the set-up; `numbers` gives the blocks of variables unique numbers."""
-        self.live: dict[
-            tuple[int, Variable], int
-        ] = {}  # blocks, by the index of the piece that allocated them
+        # Blocks, by the index of the piece that allocated them.
+        self.live: dict[tuple[int, Variable], int] = {}
         self.index = -1  # of the last piece
         self._numbers = count(FIRST_LASTING) if numbers is None else numbers
 

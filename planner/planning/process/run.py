@@ -134,9 +134,8 @@ class _Machine:
         self._tensors: dict[str, int] = {}
         self._models: dict[str, _Placed] = {}
         self._running: _Running | None = None  # the loop whose variables are alive
-        self._served: set[tuple[bool, int]] = (
-            set()
-        )  # threads (whether autograd's) and streams with a workspace
+        # Threads (whether autograd's) and streams with a workspace.
+        self._served: set[tuple[bool, int]] = set()
         self._section = ""
 
     def take(self, step: Step) -> None:

@@ -7,12 +7,11 @@ from .config import (
 )
 from .player import Player as Player
 from .replay import (
-    Failure as Failure, Replay as Replay,
-    ReplayedProcess as ReplayedProcess, replay_trace as replay_trace,
+    Failure as Failure, PhasePeak as PhasePeak, Replay as Replay,
+    ReplayedProcess as ReplayedProcess, highest as highest, replay_trace as replay_trace,
     replay_with_breakdown as replay_with_breakdown,
 )
 from .rooms import is_limit_independent as is_limit_independent, replay_in_rooms as replay_in_rooms
 from .timeline import (
-    PhasePeak as PhasePeak, Timeline as Timeline, TimelineRecorder as TimelineRecorder,
-    phase_peaks as phase_peaks, thin as thin,
+    Timeline as Timeline, TimelineRecorder as TimelineRecorder, thin as thin,
 )

@@ -1,6 +1,6 @@
 """Replay traces through the simulated allocator."""
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -32,10 +32,20 @@ class Failure(Struct, frozen=True):
 
 
 class Peaks(Struct, frozen=True):
-    """The highest levels in one stretch of the loop, memory from before it included."""
+    """The highest levels in one part of the loop, memory from before it included."""
 
     allocated_bytes: int
     reserved_bytes: int
+
+
+class PhasePeak(Struct, frozen=True):
+    """The highest levels within one phase of one step, and the allocated bytes at its end."""
+
+    step: int
+    phase: Phase
+    allocated_bytes: int
+    reserved_bytes: int
+    end_allocated_bytes: int
 
 
 class Replay(Struct, frozen=True):
@@ -49,7 +59,19 @@ class Replay(Struct, frozen=True):
     retries: int  # times that cached segments were released to serve a request
     failure: Failure | None
     peak_event: int  # index of the event that first reached the allocated peak
-    step_peaks: tuple[Peaks, ...]  # of each step that began; the first includes the set-up
+    phase_peaks: tuple[PhasePeak, ...]  # in order: of phases with events, each step's first, and the end
+
+    @property
+    def step_peaks(self) -> tuple[Peaks, ...]:
+        """Return the peaks of each step that began; the first includes the set-up."""
+        steps: list[list[PhasePeak]] = []
+        last = 0
+        for peak in self.phase_peaks:
+            if not steps or peak.step > last > 0:
+                steps.append([])
+            steps[-1].append(peak)
+            last = max(peak.step, last)
+        return tuple(map(highest, steps))
 
     @property
     def first_step(self) -> Peaks:
@@ -60,9 +82,12 @@ class Replay(Struct, frozen=True):
     def later_steps(self) -> Peaks | None:
         """Return the peaks of all steps after the first, or None if there are none."""
         later = self.step_peaks[1:]
-        if not later:
-            return None
-        return Peaks(max(p.allocated_bytes for p in later), max(p.reserved_bytes for p in later))
+        return highest(later) if later else None
+
+
+def highest(parts: Sequence[Peaks] | Sequence[PhasePeak]) -> Peaks:
+    """Return the highest of both levels over at least one part of the loop."""
+    return Peaks(max(part.allocated_bytes for part in parts), max(part.reserved_bytes for part in parts))
 
 
 # Called after each event with its index. An `Alloc` without a block was not served, and is the last event.
@@ -99,9 +124,9 @@ class ReplayedProcess:
         self.failure: Failure | None = None
         self._optional = OptionalRequests(next_workspaces)
         self._blocks: dict[int, Block] = {}
-        self._start = PhaseStart(0, Phase.SETUP)
+        self._start, self._started = PhaseStart(0, Phase.SETUP), -1  # the phase that runs, its event's index
         self._peak_bytes = self._peak_event = self._played = 0
-        self._steps: list[Peaks] = []
+        self._phases: list[PhasePeak] = []
 
     def play(self, trace: Trace, on_event: OnEvent | None = None) -> bool:
         """Replay all events of a trace, up to the first request that fails; return whether none failed."""
@@ -133,20 +158,20 @@ class ReplayedProcess:
                     allocator.empty_cache()
             else:
                 block = None
-                if event.step > phase_start.step > 0:
-                    self._steps.append(Peaks(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes))
-                    allocator.reset_peaks()
-                phase_start = event
+                self._phases += self._peaks_until(index)
+                allocator.reset_peaks()
+                phase_start = self._start = event
+                self._started = index
             if on_event is not None:
                 on_event(allocator, index, event, block)
-        self._peak_bytes, self._peak_event, self._start = peak_bytes, peak_event, phase_start
+        self._peak_bytes, self._peak_event = peak_bytes, peak_event
         self._played += len(trace.events)
         return self.failure is None
 
     def result(self, batch: int) -> Replay:
         """Return the result of all events replayed so far."""
         allocator, failure = self.allocator, self.failure
-        steps = (*self._steps, Peaks(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes))
+        phases = (*self._phases, *self._peaks_until(self._played)) or (self._phase_peak(),)
         if failure:
             outcome = Outcome.DOES_NOT_FIT
         else:
@@ -155,13 +180,24 @@ class ReplayedProcess:
             batch=batch,
             outcome=outcome,
             peak_allocated_bytes=self._peak_bytes,
-            peak_reserved_bytes=max(peaks.reserved_bytes for peaks in steps),
+            peak_reserved_bytes=max(phase.reserved_bytes for phase in phases),
             end_allocated_bytes=allocator.allocated_bytes,
             retries=allocator.retries,
             failure=failure,
             peak_event=self._peak_event,
-            step_peaks=steps,
+            phase_peaks=phases,
         )
+
+    def _peaks_until(self, index: int) -> tuple[PhasePeak, ...]:
+        """Return the peaks of the phase that runs, or () if `Replay.phase_peaks` does not list it."""
+        is_first = self._start.step > (self._phases[-1].step if self._phases else 0)
+        is_listed = is_first or index - self._started > 1 or self._start.phase is Phase.END
+        return (self._phase_peak(),) if is_listed else ()
+
+    def _phase_peak(self) -> PhasePeak:
+        start, of = self._start, self.allocator
+        peaks = of.peak_allocated_bytes, of.peak_reserved_bytes, of.allocated_bytes
+        return PhasePeak(start.step, start.phase, *peaks)
 
     def copy(self) -> "ReplayedProcess":
         """Return an independent copy of the process in the same state."""
@@ -172,7 +208,7 @@ class ReplayedProcess:
         twin._blocks = {
             number: twins.get(id(block), block) for number, block in self._blocks.items()
         }  # an empty block is in no segment
-        twin._start, twin._steps = self._start, [*self._steps]
+        twin._start, twin._started, twin._phases = self._start, self._started, [*self._phases]
         twin._peak_bytes, twin._peak_event, twin._played = self._peak_bytes, self._peak_event, self._played
         return twin
 

@@ -1,12 +1,12 @@
 """Record the levels of a replay event by event: allocated, by category, and reserved."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from msgspec import Struct
 
 from planner.allocator.blocks import Block
 from planner.allocator.caching_allocator import CachingAllocator
-from planner.program import Alloc, Category, Event, Free, Phase, PhaseStart
+from planner.program import Alloc, Category, Event, Free, PhaseStart
 
 
 class Timeline(Struct, frozen=True):
@@ -29,16 +29,6 @@ class Timeline(Struct, frozen=True):
     def reserved_peak_event(self) -> int:
         """Return the index of the first event at the reserved peak."""
         return self.reserved_bytes.index(max(self.reserved_bytes))
-
-
-class PhasePeak(Struct, frozen=True):
-    """The highest levels within one phase of one step, and the allocated bytes at its end."""
-
-    step: int
-    phase: Phase
-    allocated_bytes: int
-    reserved_bytes: int
-    end_allocated_bytes: int
 
 
 class TimelineRecorder:
@@ -72,39 +62,6 @@ class TimelineRecorder:
         """Return the recorded timeline."""
         columns = {category: tuple(column) for category, column in self._columns.items()}
         return Timeline(tuple(self._allocated), tuple(self._reserved), columns, tuple(self._marks))
-
-
-def phase_peaks(timeline: Timeline) -> tuple[PhasePeak, ...]:
-    """Return the highest levels of each phase that has events, in the order in which phases first begin.
-
-    Memory from before the phase counts. A phase that comes several times in a step, as with gradient
-    accumulation, is listed once.
-    """
-    peaks: dict[tuple[int, Phase], PhasePeak] = {}
-    for start, end, mark in _stretches(timeline):
-        allocated = timeline.allocated_bytes[start:end]
-        reserved = max(timeline.reserved_bytes[start:end])
-        key = mark.step, mark.phase
-        so_far = peaks.get(key, PhasePeak(mark.step, mark.phase, 0, 0, 0))
-        peaks[key] = PhasePeak(
-            mark.step,
-            mark.phase,
-            max(so_far.allocated_bytes, *allocated),
-            max(so_far.reserved_bytes, reserved),
-            allocated[-1],
-        )
-    return tuple(peaks.values())
-
-
-def _stretches(timeline: Timeline) -> Iterator[tuple[int, int, PhaseStart]]:
-    """Yield first event, end and mark of each stretch that has events after its mark, set-up first."""
-    total = len(timeline.allocated_bytes)
-    starts = [index for index, _ in timeline.marks]
-    if not starts or starts[0] > 0:
-        yield 0, starts[0] if starts else total, PhaseStart(0, Phase.SETUP)
-    for (start, mark), end in zip(timeline.marks, [*starts[1:], total], strict=bool(starts)):
-        if end - start > 1:
-            yield start, end, mark
 
 
 def thin(timeline: Timeline, most: int) -> list[int]:

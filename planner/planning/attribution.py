@@ -18,7 +18,6 @@ from planner.allocator import (
     Replay,
     Timeline,
     TimelineRecorder,
-    phase_peaks,
     replay_trace,
 )
 from planner.hardware.cudnn import LayerWorkspace, layer_workspaces
@@ -125,7 +124,7 @@ def explain(trace: Trace, limits: MemoryLimits, evaluation: Trace | None = None)
         raise ValueError("the trace has no event that could be run")
     peak, reserved_peak = timeline.peak_event, timeline.reserved_peak_event
     live, fragmentation = _inspect(trace, limits, peak, reserved_peak)
-    phases = phase_peaks(timeline)
+    phases = _by_phase(run.phase_peaks)
     return Explanation(
         run=run,
         peak=moment_of(trace, peak),
@@ -220,6 +219,24 @@ def _fragmentation(location: PeakLocation, allocator: CachingAllocator, rounding
         rounding_bytes=rounding_bytes,
         largest_gaps=tuple(gaps[:MOST_GAPS]),
     )
+
+
+def _by_phase(peaks: Iterable[PhasePeak]) -> tuple[PhasePeak, ...]:
+    """Return one peak for each phase of each step but the end.
+
+    With gradient accumulation, a phase comes several times in a step.
+    """
+    merged: dict[tuple[int, Phase], PhasePeak] = {}
+    for peak in peaks:
+        if peak.phase is Phase.END:
+            continue
+        so_far = merged.get((peak.step, peak.phase), peak)
+        merged[peak.step, peak.phase] = replace(
+            peak,
+            allocated_bytes=max(so_far.allocated_bytes, peak.allocated_bytes),
+            reserved_bytes=max(so_far.reserved_bytes, peak.reserved_bytes),
+        )
+    return tuple(merged.values())
 
 
 def _by_step(phases: Sequence[PhasePeak]) -> Iterator[StepPeak]:

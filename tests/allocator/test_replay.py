@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from planner.allocator.config import MIB, AllocatorConfig, MemoryLimits, parse_alloc_conf
-from planner.allocator.replay import Failure, Peaks, Replay, replay_trace, replay_with_breakdown
+from planner.allocator.replay import Failure, Peaks, PhasePeak, Replay, replay_trace, replay_with_breakdown
 from planner.allocator.timeline import TimelineRecorder
 from planner.errors import UsageError
 from planner.program.convolution import Convolution, Direction
@@ -59,7 +59,12 @@ def test_fits(capacity_mib: int | None) -> None:
         retries=0,
         failure=None,
         peak_event=4,
-        step_peaks=(Peaks(42 * MIB + 1024, 44 * MIB),),
+        phase_peaks=(
+            PhasePeak(0, Phase.SETUP, 30 * MIB, 30 * MIB, 30 * MIB),
+            PhasePeak(1, Phase.FORWARD, 42 * MIB + 1024, 44 * MIB, 30 * MIB + 1024),
+            PhasePeak(1, Phase.BACKWARD, 42 * MIB + 1024, 44 * MIB, 42 * MIB + 1024),
+            PhasePeak(1, Phase.END, 42 * MIB + 1024, 44 * MIB, 42 * MIB + 1024),
+        ),
     )
 
 
@@ -82,7 +87,11 @@ def test_does_not_fit(capacity_mib: int, failure: Failure, peak_mib: int, peak_e
         retries=1,
         failure=failure,
         peak_event=peak_event,
-        step_peaks=(Peaks(peak_mib * MIB, peak_mib * MIB),),
+        phase_peaks=tuple(
+            PhasePeak(step, phase, mib * MIB, mib * MIB, mib * MIB)
+            for step, phase, mib in ((0, Phase.SETUP, min(30, peak_mib)), (1, Phase.FORWARD, peak_mib))
+            if step <= failure.step
+        ),
     )
 
 
@@ -98,7 +107,7 @@ def test_fits_with_retries(limits: MemoryLimits) -> None:
         retries=1,
         failure=None,
         peak_event=2,
-        step_peaks=(Peaks(22 * MIB, 22 * MIB),),
+        phase_peaks=(PhasePeak(0, Phase.SETUP, 22 * MIB, 22 * MIB, 22 * MIB),),
     )
 
 
@@ -187,7 +196,10 @@ def test_end_is_not_the_peak() -> None:
         retries=0,
         failure=None,
         peak_event=2,
-        step_peaks=(Peaks(5 * MIB, 20 * MIB),),
+        phase_peaks=(
+            PhasePeak(1, Phase.FORWARD, 5 * MIB, 20 * MIB, 3 * MIB),
+            PhasePeak(1, Phase.END, 3 * MIB, 20 * MIB, 3 * MIB),
+        ),
     )
 
 
@@ -239,14 +251,15 @@ def test_a_step_takes_at_least_what_the_one_before_left() -> None:
 def test_empty_trace() -> None:
     """A trace without events takes nothing."""
     nothing = Trace((), (), 1)
-    assert replay_trace(nothing) == Replay(1, Outcome.FITS, 0, 0, 0, 0, None, 0, (Peaks(0, 0),))
+    peaks = (PhasePeak(0, Phase.SETUP, 0, 0, 0),)
+    assert replay_trace(nothing) == Replay(1, Outcome.FITS, 0, 0, 0, 0, None, 0, peaks)
     assert replay_with_breakdown(nothing, MemoryLimits())[1] == dict.fromkeys(Category, 0)
 
 
 def test_no_samples_no_memory() -> None:
     """A block whose line is at zero for this batch size takes no memory."""
     trace = program_of((alloc(0, -MIB, MIB), alloc(1, 512), Free(0))).instantiate(1)
-    peaks = (Peaks(512, 2 * MIB),)
+    peaks = (PhasePeak(0, Phase.SETUP, 512, 2 * MIB, 512),)
     assert replay_trace(trace) == Replay(1, Outcome.FITS, 512, 2 * MIB, 512, 0, None, 1, peaks)
 
 
@@ -264,7 +277,7 @@ def test_rules(conf: str, request_mib: int, allocated_mib: int, reserved_mib: in
     """The allocator's options reach it."""
     trace = Trace((alloc(0, request_mib * MIB),), SITES, 1)
     run = replay_trace(trace, MemoryLimits(config=parse_alloc_conf(conf)))
-    peaks = (Peaks(allocated_mib * MIB, reserved_mib * MIB),)
+    peaks = (PhasePeak(0, Phase.SETUP, allocated_mib * MIB, reserved_mib * MIB, allocated_mib * MIB),)
     assert run == Replay(
         1, Outcome.FITS, allocated_mib * MIB, reserved_mib * MIB, allocated_mib * MIB, 0, None, 0, peaks
     )

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import assume, given, strategies as st
 
 from planner.allocator.config import MIB, UNLIMITED, AllocatorConfig, MemoryLimits
-from planner.allocator.replay import replay_trace
-from planner.allocator.timeline import PhasePeak, Timeline, TimelineRecorder, thin
+from planner.allocator.replay import PhasePeak, replay_trace
+from planner.allocator.timeline import Timeline, TimelineRecorder, thin
 from planner.errors import DataFileError
 from planner.planning.attribution import (
     Explanation,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from planner.allocator.config import MIB, AllocatorConfig, MemoryLimits
-from planner.allocator.replay import Failure, Peaks, Replay, replay_trace
+from planner.allocator.replay import Failure, PhasePeak, Replay, replay_trace
 from planner.hardware.budget import Budget, make_budget
 from planner.hardware.device import Device, SourcedBytes, generic_device, unlimited_device
 from planner.hardware.oom_probability import oom_probability_at
@@ -245,7 +245,7 @@ def test_nothing_fits() -> None:
         retries=1,
         failure=Failure(0, Phase.SETUP, "", "to", 30 * MIB),
         peak_event=0,
-        step_peaks=(Peaks(0, 0),),
+        phase_peaks=(PhasePeak(0, Phase.SETUP, 0, 0, 0),),
     )
 
 
@@ -286,7 +286,10 @@ def test_estimate_by_hand() -> None:
         outcome=Outcome.FITS,
         answer=Answer.FITS,
         limits=budget.likely_limits,
-        run=Replay(2, Outcome.FITS, 42 * MIB, 42 * MIB, 42 * MIB, 0, None, 1, (Peaks(42 * MIB, 42 * MIB),)),
+        run=Replay(
+            *(2, Outcome.FITS, 42 * MIB, 42 * MIB, 42 * MIB, 0, None, 1),
+            (PhasePeak(0, Phase.SETUP, 42 * MIB, 42 * MIB, 42 * MIB),),
+        ),
         failed=None,
         at_peak=dict.fromkeys(Category, 0) | {Category.PARAMETER: 30 * MIB, Category.ACTIVATION: 12 * MIB},
         process_bytes=442 * MIB,

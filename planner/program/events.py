@@ -39,6 +39,7 @@ class Phase(StrEnum):
     FORWARD = "forward"  # includes the loss
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
+    EVALUATION = "evaluation"  # forward passes without gradients between the steps
     END = "end"  # the loop is over, its names still alive
 
 

@@ -57,7 +57,7 @@ def run_trainer(model: TrainerModule, job: Job, batch: int, on_phase: PhaseHook)
             job.steps,
             MOST_MICRO_BATCHES,
             lambda: phases.start(next(steps), Phase.INPUTS),
-            lambda: phases.continue_with(Phase.FORWARD),
+            phases.continue_with,
         )
         phases.start(job.steps, Phase.END)
     return (*phases.notes(job), *notes)

@@ -254,7 +254,7 @@ class _TrainingLoop:
             for _ in range(EVALUATED_BATCHES):
                 self.on_phase(step, Phase.INPUTS)
                 self.evaluated.load(self.load_evaluated)
-                self.on_phase(step, Phase.FORWARD)
+                self.on_phase(step, Phase.EVALUATION)
                 with self.runtime.autocast():
                     self._forward(self.evaluated)
         self.model.train()

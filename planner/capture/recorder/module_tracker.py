@@ -55,9 +55,9 @@ class ModuleTracker:
         if len(self._stack) > 1:
             name = self._stack[-1][1]
             return f"module '{name}'" if name else self._root
-        return {Phase.FORWARD: "the loss", Phase.BACKWARD: "the backward pass"}.get(
-            phase, f"the loop's {phase}"
-        )
+        if phase in (Phase.FORWARD, Phase.EVALUATION):
+            return "the loss"
+        return "the backward pass" if phase is Phase.BACKWARD else f"the loop's {phase}"
 
     def _enter(self, module: nn.Module, _args: Any) -> None:
         self._stack.append((id(module), self._names.get(id(module), type(module).__name__)))

@@ -24,7 +24,7 @@ from planner.capture.models.transformers.trainer_evaluation import Evaluation, e
 from planner.capture.patching import all_patched, patched
 from planner.errors import UsageError
 from planner.jobs import Job
-from planner.program import LEFT_OUT_NOTE
+from planner.program import LEFT_OUT_NOTE, Phase
 
 _ASKED = ("is_torch_cuda_available", "is_torch_bf16_gpu_available", "is_torch_tf32_available")
 # Callbacks that print, and those that need the scores of evaluations.
@@ -175,12 +175,13 @@ class TrainerModule(StepModule):
         steps: int,
         most_micro_batches: int,
         on_step: Callable[[], None],
-        on_loaded: Callable[[], None],
+        continue_with: Callable[[Phase], None],
     ) -> tuple[str, ...]:
         """Train for `steps` optimizer steps with batches of `batch` samples, and return notes.
 
-        `on_step` is called before the batches of a step are loaded, `on_loaded` after it. All micro-batches
-        of a step are on the GPU at once, but only the first `most_micro_batches` are run.
+        `on_step` is called before the batches of a step are loaded, `continue_with` with each further phase
+        that begins. All micro-batches of a step are on the GPU at once, but only the first
+        `most_micro_batches` are run.
         """
         trainer = self.trainer
         arguments = trainer.args
@@ -202,11 +203,12 @@ class TrainerModule(StepModule):
             nonlocal remaining
             remaining -= 1
             if remaining == 0:
+                continue_with(Phase.EVALUATION)
                 self._evaluation.run()
             on_step()
             found, items = load(iterator, loaded, *args)
             self._waiting = found[few:]
-            on_loaded()
+            continue_with(Phase.FORWARD)
             return found[:few], items
 
         with ExitStack() as stack:

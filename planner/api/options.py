@@ -36,6 +36,7 @@ class JobOptions(TypedDict, total=False):
     ema: bool | None
     evaluate: bool | None
     eval_batch: int | None
+    eval_input: str | Sequence[str] | None
     dataset_size: int | None
     lengths: str | None
     sizes: str | None  # for inputs with a range, such as ids=16..512:int64: "uniform", or a file

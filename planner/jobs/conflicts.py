@@ -46,6 +46,7 @@ SETTINGS: Mapping[str, Callable[[Job], object]] = MappingProxyType(
         "--deepspeed": lambda job: job.deepspeed,
         "--ema": lambda job: job.ema,
         "--eval-batch": lambda job: job.eval_batch,
+        "--eval-input": lambda job: job.eval_input,
         "--evaluate": lambda job: job.evaluate,
         "--freeze or --train-only": lambda job: job.freeze or job.train_only,
         "--fsdp": lambda job: job.fsdp,
@@ -98,9 +99,9 @@ CONFLICTS = (
     ),
     Conflict(
         "--compile",
-        ("--eval-batch",),
+        ("--eval-batch", "--eval-input"),
         "is not planned, since torch compiles anew, for any size, where batches of two sizes come",
-        f"remove --eval-batch, to evaluate at the training's, or {RUN}",
+        f"remove it, to evaluate at the training's size, or {RUN}",
     ),
     Conflict(
         "--compile",
@@ -119,6 +120,12 @@ CONFLICTS = (
         ("--torch of another version",),
         f"is not planned: compiled code {_AS_IN}",
         "remove --torch",
+    ),
+    Conflict(
+        "--eval-input",
+        ("--loss training_step",),
+        "is not planned: the batch of a training_step holds its targets too, whose sizes are not known",
+        f"remove --eval-input, to evaluate at the training's size, or {RUN}",
     ),
     Conflict(
         "--fsdp or --tp",

@@ -179,6 +179,7 @@ class Job(Struct, frozen=True):
     ema: bool = False  # a moving average of parameters and buffers is kept on the device
     evaluate: bool = False  # a pass in eval mode without gradients between the steps
     eval_batch: int = 0  # batch size of the evaluation; 0: the training's
+    eval_input: tuple[str, ...] = ()  # inputs of the evaluation, as texts of `TensorSpec`; (): the training's
     ddp: bool = False  # DistributedDataParallel's gradient buckets
     ddp_bucket_view: bool = False  # `gradient_as_bucket_view=True`
     freeze: tuple[str, ...] = ()  # patterns (fnmatch) of parameter names that are not trained

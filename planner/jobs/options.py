@@ -16,7 +16,15 @@ from planner.errors import UsageError
 from planner.jobs.deepspeed import read_deepspeed
 from planner.jobs.job import Job
 from planner.jobs.optimizer_names import LIBRARY_OPTIMIZERS, TORCH_OPTIMIZERS, parse_optimizer
-from planner.jobs.parse import check_argument, check_count, choose, parse_loss, parse_peft_method, shown
+from planner.jobs.parse import (
+    check_argument,
+    check_count,
+    check_size_of_one,
+    choose,
+    parse_loss,
+    parse_peft_method,
+    shown,
+)
 from planner.program import parse_torch_option, parse_workspace_config
 
 
@@ -27,7 +35,7 @@ class OptionKind(Enum):
     COUNT = auto()  # a whole number, usually at least 1
     CHOICE = auto()
     TEXT = auto()
-    PATTERNS = auto()  # several texts: patterns of parameter names, or KEY=VALUE
+    PATTERNS = auto()  # several texts: patterns of parameter names, KEY=VALUE, or tensors
     TENSORS = auto()
     ARGUMENTS = auto()  # keywords of the model's constructor or of the optimizer
 
@@ -177,6 +185,12 @@ JOB_OPTIONS: tuple[JobOption, ...] = (
     _training("ema", "Keep a moving average of the weights on the GPU."),
     _training("evaluate", "Evaluate without gradients between the steps, with the same batch size."),
     _training("eval_batch", "Batch size of the evaluation; implies --evaluate.", maximum=2**24),
+    _training(
+        "eval_input",
+        "One sample of an input of the evaluation, if unlike --input; implies --evaluate; repeatable.",
+        "SHAPE[:DTYPE]",
+        parse=check_size_of_one,
+    ),
     _training(
         "dataset_size",
         "Samples per epoch; the last batch may be smaller.",

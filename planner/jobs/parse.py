@@ -53,6 +53,14 @@ def parse_tensor_spec(text: str) -> TensorSpec:
     return TensorSpec(largest, dtype or "float32", named or None, smallest if smallest != largest else ())
 
 
+def check_size_of_one(text: str) -> str:
+    """Return the text of a tensor whose samples have one size. Raises UsageError for any other text."""
+    spec = parse_tensor_spec(text)
+    if spec.smallest:
+        raise UsageError(f"tensor {shown(text)}: a range of sizes is not planned here; give the largest size")
+    return str(spec)
+
+
 _SIZES = r"[0-9]+(\.\.[0-9]+)?(x[0-9]+(\.\.[0-9]+)?)*"
 
 

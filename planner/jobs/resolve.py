@@ -134,7 +134,7 @@ def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
         given["optimizer_args"] = ()  # they belong to another optimizer
     if "precision" in given:
         given.setdefault("grad_scaler", given["precision"] is Precision.AMP_FP16)
-    if given.get("eval_batch"):
+    if given.get("eval_batch") or given.get("eval_input"):
         given["evaluate"] = True
     if given.get("ddp_bucket_view"):
         given.setdefault("ddp", True)
@@ -151,6 +151,25 @@ def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
     if "inputs" in given and "target" not in given:
         given["target"] = _resized(base, given["inputs"])
     return replace(base, **given)
+
+
+def evaluated_job(job: Job) -> Job:
+    """Return the job with the inputs of its evaluation, and with its target if resized with them."""
+    if not job.eval_input:
+        return job
+    inputs = tuple(map(parse_tensor_spec, job.eval_input))
+    return replace(job, inputs=inputs, target=_resized(job, inputs))
+
+
+def _check_evaluated(job: Job) -> None:
+    """Raise UsageError if the evaluation has other inputs than the training, apart from their sizes."""
+    given = [(spec.keyword, spec.dtype) for spec in map(parse_tensor_spec, job.eval_input)]
+    if given and given != [(spec.keyword, spec.dtype) for spec in job.inputs]:
+        expected = ", ".join(map(str, job.inputs))
+        raise UsageError(
+            f"--eval-input {', '.join(job.eval_input)}: {job.model} takes {expected}; give the same inputs, "
+            "of other sizes"
+        )
 
 
 def _resized(base: Job, inputs: Sequence[TensorSpec]) -> TensorSpec | None:
@@ -201,6 +220,7 @@ def complete_job(job: Job) -> Job:
     check_nesting(job)
     check_requirements(job)
     check_conflicts(job)
+    _check_evaluated(job)
     if job.mode is Mode.STEP:
         return job
     if job.mode is not Mode.TRAIN or job.loss in (Loss.SUM, Loss.OUTPUT, Loss.TRAINING_STEP):
@@ -243,7 +263,8 @@ def _targets_of(job: Job) -> tuple[TensorSpec, ...]:
 _OF_THE_LOOP = (
     *("loss", "optimizer", "optimizer_impl", "zero_grad", "keep_grads", "drop_output", "precision"),
     *("grad_scaler", "backward_in_autocast", "memory_format", "checkpoint", "offload", "accumulate"),
-    *("clip_gradients", "ema", "evaluate", "eval_batch", "ddp", "ddp_bucket_view", "freeze", "train_only"),
+    *("clip_gradients", "ema", "evaluate", "eval_batch", "eval_input", "ddp", "ddp_bucket_view", "freeze"),
+    "train_only",
 )
 
 

@@ -213,6 +213,7 @@ def _recipe(job: Job) -> tuple[str, ...]:
     clipped = {ClipGradients.NORM: "their norm", ClipGradients.VALUE: "their values"}.get(job.clip_gradients)
     views = "gradients are views of the buckets" if job.ddp_bucket_view else "beside the gradients themselves"
     evaluated = f"{job.eval_batch:,} samples" if job.eval_batch else "this size"
+    evaluated += f", with input {' and '.join(job.eval_input)}," if job.eval_input else ""
     sentences = {
         f"each step adds up the gradients of {job.accumulate} batches of this size": job.accumulate > 1,
         f"gradients are clipped by {clipped} before each step of the optimizer": clipped is not None,

@@ -31,6 +31,7 @@ _PHASES = {
     Phase.INPUTS: "copying the batch to the GPU",
     Phase.FORWARD: "forward pass",
     Phase.BACKWARD: "backward pass",
+    Phase.EVALUATION: "evaluation between the steps",
 }
 
 
@@ -89,6 +90,7 @@ def _numerics(job: Job) -> list[str]:
 def _recipe(job: Job) -> list[str]:
     """Return descriptions of all other options that differ from the simplest loop."""
     batches = f" of batches of {job.eval_batch:,}" if job.eval_batch else ""
+    batches += f" with input {' and '.join(job.eval_input)}" if job.eval_input else ""
     parts = {
         f"checkpointed {job.checkpoint}": job.checkpoint is not Checkpoint.NONE,
         f"{job.offload} offloaded to the CPU": job.offload is not Offload.NONE,

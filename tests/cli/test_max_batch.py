@@ -88,6 +88,7 @@ def test_options_reach_the_job(capsys: Capture) -> None:
         "ema": False,
         "evaluate": False,
         "eval_batch": 0,
+        "eval_input": [],
         "ddp": False,
         "ddp_bucket_view": False,
         "freeze": ["features.0.*"],

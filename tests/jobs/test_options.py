@@ -55,6 +55,8 @@ def value_of(option: JobOption) -> Any:
         case OptionKind.COUNT:
             return option.maximum
         case OptionKind.PATTERNS:
+            if option.name == "eval_input":
+                return ["3x64x64"]
             return ["*.weight"] if option.parse is None else ["r=16"]
         case OptionKind.CHOICE:
             return str(list(option.choices or ())[-1])

@@ -19,7 +19,7 @@ from planner.capture.models.live_optimizer import optimizer_maker
 from planner.capture.recorder.recorder import Recorder
 from planner.capture.setup import record_setup
 from planner.capture.techniques.technique import BuiltModel, CapturedLoop, Notes, Technique, is_always_used
-from planner.jobs import Job, Mode
+from planner.jobs import Job, Mode, evaluated_job
 from planner.program import Category, Phase
 
 
@@ -55,8 +55,8 @@ def run_recipe(loop: CapturedLoop) -> Notes:
 
         runtime = replace(meta_runtime(job), set_category=recorder.set_category, criterion=criterion)
         load_evaluated = evaluated_loader(model, loop.batch)
-        if load_evaluated is None and job.eval_batch:
-            load_evaluated = batch_loader(model, job, job.eval_batch)
+        if load_evaluated is None and (job.eval_batch or job.eval_input):
+            load_evaluated = batch_loader(model, evaluated_job(job), job.eval_batch or loop.batch)
         load_batch = batch_loader(model, job, loop.batch)
         short, notes = with_few_micro_batches(job)
         for technique in loop.techniques:

@@ -236,6 +236,17 @@ def test_estimate_as_json() -> None:
         "peak_later_steps_mib": 528.0,
         "peak_reserved_first_step_mib": 950.0,
         "peak_reserved_later_steps_mib": 950.0,
+        "phases": [
+            {"name": name, "peak_allocated_mib": allocated, "peak_reserved_mib": reserved, "covered": planned}
+            for name, allocated, reserved, planned in (
+                ("loading", 30.0, 30.0, True),
+                ("first_step", 588.0, 950.0, True),
+                ("later_steps", 528.0, 950.0, True),
+                ("evaluation", None, None, False),
+                ("saving", 178.0, 950.0, True),
+                ("resuming", None, None, False),
+            )
+        ],
         "end_allocated_mib": 178.0,
         "process_mib": 1250.0,
         "process_upper_mib": 1260.0,

@@ -9,10 +9,13 @@ from planner.hardware.calibration import Correction
 from planner.planning import (
     Answer,
     Estimate,
+    JobPhase,
+    JobPhasePeak,
     RankFigures,
     RetryCost,
     Seconds,
     StepLimit,
+    job_phases,
     steps_of_epoch,
 )
 from planner.planning.estimators import Method
@@ -57,6 +60,15 @@ STYLES: dict[Outcome, Style] = {
 }
 _UNSURE = (Answer.LIKELY, Answer.NOT_KNOWN)
 _NEARLY_ONE = 0.985  # from this probability on it is shown with a decimal: 99 % may be the confidence
+_PHASES = {
+    JobPhase.LOADING: "loading the model",
+    JobPhase.FIRST_STEP: "first step",
+    JobPhase.LATER_STEPS: "later steps",
+    JobPhase.EVALUATION: "evaluation",
+    JobPhase.SAVING: "saving a checkpoint",
+    JobPhase.RESUMING: "resuming from a checkpoint",
+}
+_NOT_PLANNED = {JobPhase.EVALUATION: "evaluation (--evaluate adds one)"}
 MAX_STEPS = 5  # most steps whose retries are listed
 
 Lines = list[str | Entry]
@@ -220,7 +232,8 @@ def failure_entries(estimate: Estimate) -> list[Entry]:
 def memory_sections(estimate: Estimate) -> list[list[Block]]:
     """Return the sections on the memory of the batch, the parts of the process, and the ranks."""
     own: list[list[Block]] = [
-        [batch_table(estimate), *_step_peaks(estimate.run)],
+        [batch_table(estimate)],
+        _phases_section(estimate),
         [parts_table(breakdown(estimate))],
     ]
     return [*own, [_ranks_table(estimate.ranks)]] if len(estimate.ranks) > 1 else own
@@ -273,14 +286,17 @@ def _outside(estimate: Estimate) -> str:
     )
 
 
-def _step_peaks(run: Replay) -> list[Paragraph]:
-    """Return a paragraph with the peaks of the first and of later steps, if they differ."""
-    first, later = run.first_step, run.later_steps
-    if later is None or mib(first.allocated_bytes, DIGITS) == mib(later.allocated_bytes, DIGITS):
-        return []
-    sizes = [f"{mib_text(peaks.allocated_bytes)} MiB" for peaks in (first, later)]
-    text = f"Peak allocated in the first step {sizes[0]}, in later ones {sizes[1]}"
-    return [Paragraph(text, "faint")]
+def _phases_section(estimate: Estimate) -> list[Block]:
+    """Return a table of the peaks of a job's phases, and a paragraph on phases that are not planned."""
+    phases = job_phases(estimate.job, estimate.run)
+    rows = (
+        (_PHASES[peak.phase], (peak.allocated_bytes, peak.reserved_bytes))
+        for peak in phases
+        if peak.allocated_bytes is not None and peak.reserved_bytes is not None
+    )
+    section: list[Block] = [figures_table("Phase", ("allocated", "reserved MiB"), rows)]
+    others = [_NOT_PLANNED.get(peak.phase, _PHASES[peak.phase]) for peak in phases if not peak.is_planned]
+    return [*section, Paragraph(f"Not planned: {', '.join(others)}", "faint")] if others else section
 
 
 def parts_table(parts: Mapping[str, int]) -> Table:
@@ -323,6 +339,7 @@ def estimate_to_json(estimate: Estimate, import_seconds: float) -> dict[str, Any
         "method": Method.TRACE.value,
         **attributes(run, "peak_allocated_mib", "peak_reserved_mib", "end_allocated_mib"),
         **_steps(run),
+        "phases": [_phase(peak) for peak in job_phases(estimate.job, run)],
         **attributes(estimate, "process_mib", "process_upper_mib", "pinned_host_mib"),
         "fits": estimate.outcome.value,
         "answer": None if estimate.answer is None else estimate.answer.value,
@@ -381,6 +398,13 @@ def _steps(run: Replay) -> dict[str, float | None]:
         step = attributes(getattr(run, name), "allocated_mib", "reserved_mib")
         peaks[f"peak_{name}_mib"], peaks[f"peak_reserved_{name}_mib"] = step.values()
     return peaks
+
+
+def _phase(peak: JobPhasePeak) -> dict[str, Any]:
+    """Return the JSON value of one of `phases`."""
+    figures = attributes(peak, "allocated_mib", "reserved_mib")
+    peaks = {f"peak_{name}": figure for name, figure in figures.items()}
+    return {"name": peak.phase.value, **peaks, "covered": peak.is_planned}
 
 
 def _calibration(correction: Correction | None) -> dict[str, Any] | None:

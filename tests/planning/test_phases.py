@@ -1,0 +1,76 @@
+"""The phases of a job, with the peaks of each in literal replays."""
+
+import pytest
+
+from planner.allocator.config import MIB
+from planner.allocator.replay import replay_trace
+from planner.jobs.job import Job, Mode, Quantize
+from planner.planning.phases import JobPhase, JobPhasePeak, job_phases
+from planner.program.events import Event, Free, Phase, PhaseStart, Trace
+from tests.helpers.structs import replace
+from tests.helpers.traces import SITES, alloc
+
+JOB = Job("toy")
+# 30 MiB of weights; 10 MiB stay after the first step, 2 MiB are an output; each step takes 12 MiB in between.
+EVENTS: tuple[Event, ...] = (
+    *(PhaseStart(0, Phase.SETUP), alloc(0, 30 * MIB)),
+    *(
+        PhaseStart(1, Phase.INPUTS),
+        alloc(1, 12 * MIB),
+        PhaseStart(1, Phase.BACKWARD),
+        alloc(2, 10 * MIB),
+        Free(1),
+    ),
+    *(PhaseStart(2, Phase.INPUTS), alloc(3, 14 * MIB), Free(3)),
+)
+EVALUATION: tuple[Event, ...] = (
+    *(PhaseStart(2, Phase.INPUTS), alloc(4, 40 * MIB), PhaseStart(2, Phase.EVALUATION), alloc(5, 8 * MIB)),
+    *(Free(5), Free(4)),
+)
+END: tuple[Event, ...] = (PhaseStart(2, Phase.INPUTS), alloc(6, 2 * MIB), PhaseStart(2, Phase.END))
+
+
+def phases(job: Job, *events: Event) -> dict[str, tuple[int | None, int | None]]:
+    """Return allocated and reserved MiB of each phase."""
+    found = job_phases(job, replay_trace(Trace(events, SITES, 1)))
+    sizes = lambda of: (of.allocated_bytes, of.reserved_bytes)  # noqa: E731
+    return {of.phase.value: tuple(size and size // MIB for size in sizes(of)) for of in found}
+
+
+def test_phases_of_training() -> None:
+    """Each phase counts what is left from before; saving takes what the last step leaves."""
+    assert phases(JOB, *EVENTS, *END) == {
+        "loading": (30, 30),
+        "first_step": (52, 52),
+        "later_steps": (54, 66),
+        "evaluation": (None, None),
+        "saving": (42, 66),
+        "resuming": (None, None),
+    }
+
+
+def test_an_evaluation_has_its_own_peaks() -> None:
+    """They include those of copying its batches; the steps keep theirs, but for what stays reserved."""
+    found = phases(JOB, *EVENTS, *EVALUATION, *END)
+    assert found["evaluation"] == (88, 106)
+    assert found["later_steps"] == (54, 106)
+
+
+@pytest.mark.parametrize(
+    "sharded", [{"fsdp": 2}, {"tp": 2}, {"world_size": 2}, {"deepspeed": "{}"}, {"quantize": Quantize.NF4}]
+)
+def test_saving_is_not_planned_for_weights_that_a_library_rebuilds(sharded: dict[str, object]) -> None:
+    """Shards are gathered and quantized weights are packed before they are saved."""
+    assert phases(replace(JOB, **sharded), *EVENTS, *END)["saving"] == (None, None)
+
+
+def test_inference_has_no_phases_of_training() -> None:
+    """A model that does not train is loaded and run."""
+    assert [*phases(replace(JOB, mode=Mode.INFER), *EVENTS, *END)] == ["loading", "first_step", "later_steps"]
+
+
+def test_a_phase_that_no_event_shows_is_not_planned() -> None:
+    """A trace that ends in the first step tells nothing of later ones."""
+    planned = {of.phase for of in job_phases(JOB, replay_trace(Trace(EVENTS[:7], SITES, 1))) if of.is_planned}
+    assert planned == {JobPhase.LOADING, JobPhase.FIRST_STEP}
+    assert not JobPhasePeak(JobPhase.SAVING).is_planned

@@ -247,7 +247,7 @@ def _imported(node: ast.AST) -> Iterator[str]:
 
 
 def _beside(module: str, folder: Path) -> list[Path] | None:
-    """Return the files of a module if it is in the folder, or None if it is not."""
+    """Return the files of a module that is in the folder, or None if it is not there."""
     file, package = folder / f"{module}.py", folder / module
     if file.is_file():
         return [file]

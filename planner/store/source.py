@@ -29,7 +29,7 @@ from planner.store.store import ProgramStore
 
 @dataclass(slots=True)
 class ProgramSource:
-    """The traces of a job. What no store has is built, and stored."""
+    """A source of a job's traces, from stores or else from a capture, whose programs it stores."""
 
     job: Job
     stores: Sequence[ProgramStore]
@@ -53,8 +53,9 @@ class ProgramSource:
         return name_source(trace, self.convolutions, target)
 
     def specialized(self, batch: int, target: Target) -> tuple[Program, KernelWorkspaces]:
-        """Return the program that covers a batch size, and what its kernels allocate there. Raises the errors
-        of a capture.
+        """Return the program that covers a batch size, and its kernels' workspaces at that size.
+
+        Raises the errors of a capture.
         """
         return self._find(batch, target)
 
@@ -64,12 +65,12 @@ class ProgramSource:
         return (*program.notes, note_on_torch(program.torch))
 
     def key(self, batch: int, target: Target) -> Hashable:
-        """Return a key that is equal exactly where traces of one batch size are."""
+        """Return a key that is equal if and only if the traces at one batch size are."""
         program, workspaces = self._find(batch, target)
         return program.structure, workspaces
 
     def bound(self, target: Target) -> LowerBound | None:
-        """Return a lower bound of what tensors take; None where the job has no program."""
+        """Return a lower bound of the tensors' memory, by batch size; None if the job has no program."""
         program = self.program(target)
         if program is None:
             return None
@@ -78,12 +79,12 @@ class ProgramSource:
         return self._bounds[program.structure]
 
     def batch_sizes(self, target: Target) -> BatchSizes:
-        """Return the batch sizes that the job takes, as its program shows; any where it has none."""
+        """Return the batch sizes that the job's program covers; any batch size if the job has no program."""
         program = self.program(target)
         return ANY_BATCH_SIZE if program is None else program.batch_sizes(target, FIT_BATCHES[0])
 
     def program(self, target: Target) -> Program | None:
-        """Return the program for such GPUs, which is built if need be; None where the job has none."""
+        """Return the program for GPUs like the target, built if no store has it; None if the job has none."""
         self._build(target)
         return self._known(target)
 
@@ -132,8 +133,10 @@ class ProgramSource:
         yield [self._store(program, target)]
 
     def _build(self, target: Target) -> None:
-        """Read or build the program for such GPUs, once. Where a store has a run that it would cover, there
-        is none: it would have been stored instead.
+        """Read or build the program for GPUs like the target, once.
+
+        If a store has a run that the program would cover, the job has no program: it would have been stored
+        instead of the run.
         """
         if target.capability in self._built:
             return
@@ -154,7 +157,7 @@ class ProgramSource:
         return next((one for one in self._programs if not one.is_constant(target)), None)
 
     def _read(self, store: ProgramStore, target: Target) -> bool:
-        """Read a store's programs for such GPUs; false where that was done before."""
+        """Read a store's programs for GPUs like the target; return False if they were read before."""
         place = id(store), target.capability
         if place in self._was_read:
             return False

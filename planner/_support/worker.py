@@ -21,7 +21,7 @@ MAX_ANSWER_BYTES = 2**24
 
 
 class WorkerError(Exception):
-    """The worker gave no answer: it ended, or it was stopped at its time limit."""
+    """The error of a worker that gave no answer: it ended, or it was stopped at its time limit."""
 
     def __init__(self, returncode: int | None) -> None:
         super().__init__(_ending(returncode))
@@ -81,7 +81,7 @@ class Worker:
 
     @contextmanager
     def _time_limit(self, seconds: float | None) -> Iterator[None]:
-        """Kill the process where this takes longer."""
+        """Kill the process if the block inside the context takes longer."""
         if seconds is None:
             yield
             return
@@ -98,7 +98,7 @@ class Worker:
 
 
 def serve(answer: Callable[[Any, Callable[[], None]], Any], failure: str) -> None:
-    """Answer the requests of a `Worker` until the input ends; what is printed otherwise is no answer.
+    """Answer the requests of a `Worker` until the input ends; other printed text counts as no answer.
 
     `answer` gets a message, and a function that restarts its time limit. The text of an error that is none of
     the planner's takes the place of {} in `failure`.

@@ -45,7 +45,7 @@ _HALF = (Precision.FP16, Precision.BF16)
 
 
 class Departure(Struct, frozen=True):
-    """What no run of a kind has."""
+    """A feature of a job that no run of a kind has."""
 
     what: str  # the end of a sentence
     doubt: Doubt = Doubt.SETTING
@@ -53,7 +53,7 @@ class Departure(Struct, frozen=True):
 
 
 class Likeness(Struct, frozen=True):
-    """The published runs that a job is like."""
+    """The published runs that a job resembles, and how the job differs from them."""
 
     kind: RunKind = RunKind.FIXED
     lengths: Lengths = Lengths.FIXED
@@ -63,7 +63,7 @@ class Likeness(Struct, frozen=True):
 
 
 class MarginPart(Struct, frozen=True):
-    """A part of the deviation of what a job needs, as a share of what its replay needs."""
+    """A part of the deviation of a job's memory need, as a share of its replay's need."""
 
     what: str
     scale: float
@@ -114,7 +114,7 @@ def _part_of(departure: Departure, doubt: DoubtSpread) -> MarginPart:
 
 
 def likeness_of(job: Job, trace: Trace, capability: tuple[int, int]) -> Likeness:
-    """Return the published runs that a job is like, by its options, its operators and its parameters."""
+    """Return the published runs that a job resembles, by its options, its operators and its parameters."""
     sites = Counter(site.op for site in trace.sites)
     lengths, padded = lengths_of(job, trace)
     kind = kind_of(job, trace)
@@ -258,7 +258,7 @@ def _ranks_of_inputs(job: Job) -> set[int]:
 
 
 def _unmeasured(job: Job, sites: Counter[str]) -> Iterator[str]:
-    """Yield what no measured run has."""
+    """Yield the job's features that no measured run has, as ends of a sentence."""
     ranks = _ranks_of_inputs(job)
     if sites[CONVOLUTION] and _has_volumes(job):
         yield "with three-dimensional convolutions"

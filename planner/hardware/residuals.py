@@ -31,7 +31,7 @@ class RunKind(StrEnum):
 
 
 class Doubt(StrEnum):
-    """Doubts that a job may add to those of its kind."""
+    """The doubts by which a job may widen the distribution of its kind."""
 
     SETTING = "setting"  # a setting that no run of the kind has
     STORED = "stored"  # stored answers for the convolutions
@@ -41,7 +41,7 @@ class Doubt(StrEnum):
 
 
 class Spread(Struct, frozen=True):
-    """A normal distribution of (memory that a run needs at the least) / (what its replay needs)."""
+    """A normal distribution of the ratio of a run's least memory to its replay's."""
 
     outcomes: int  # published outcomes that it is fitted to
     location: float  # its mean, less 1
@@ -72,7 +72,7 @@ class Residuals(Struct, frozen=True):
 
 
 class DoubtSpread(Struct, frozen=True):
-    """The deviations that a doubt adds, as shares of what a replay needs and of its peak."""
+    """The deviations that a doubt adds, as shares of a replay's memory need and of its peak."""
 
     scale: Annotated[float, Meta(ge=0)]
     peak_scale: Annotated[float, Meta(ge=0)]  # on an empty GPU, where no workspace is refused
@@ -87,14 +87,14 @@ class Published(Struct, frozen=True):
 
     @property
     def widest(self) -> Spread:
-        """Return a spread as wide as any kind's, for jobs that no run is like."""
+        """Return a spread as wide as any kind's, for jobs that no run resembles."""
         spreads = [one.verdicts for one in self.kinds.values()]
         location = max(spread.location for spread in spreads)
         return Spread(0, location, max(spread.scale for spread in spreads))
 
 
 def quantile(rising: Sequence[float], share: float) -> float:
-    """Return the value that a further one stays within, with this probability.
+    """Return the value that a further value does not exceed, with the probability `share`.
 
     The i-th of n values (from 1) is taken as the i / (n + 1) quantile; between ranks the straight line holds,
     beyond the last one its value.

@@ -50,7 +50,7 @@ class StoredGpus(NamedTuple):
         return text if self.sm_count is None else f"{text} with {self.sm_count} multiprocessors"
 
     def answer_for(self, capability: Capability, sm_count: int) -> bool:
-        """Return whether the answers are those for such a GPU."""
+        """Return whether the answers hold for a GPU of this capability and number of multiprocessors."""
         return self.capability == capability and self.sm_count in (None, sm_count)
 
 
@@ -131,7 +131,7 @@ class AnswersFile:
         return Curves(*_unpack_columns(self._read(block)))
 
     def tables(self) -> Tables:
-        """Return all that the file holds."""
+        """Return all curves of the file, by kind, GPUs and key."""
         return {
             kind: {gpus: dict(self._answered(kind, gpus)) for gpus in self.gpus(kind)} for kind in self._kinds
         }

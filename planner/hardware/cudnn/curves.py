@@ -27,7 +27,7 @@ def value_at(curve: Curve, batch: int) -> int:
 
 
 def fit_curve(workspace_bytes: Callable[[int], int], batches: Sequence[int]) -> Curve:
-    """Return a curve through the workspaces at batch sizes, with more of them where no line joins two.
+    """Return a curve through the workspaces at batch sizes, and at more sizes wherever it is not a line.
 
     A step is located to one part in 64 of its batch size.
     """

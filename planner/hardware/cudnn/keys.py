@@ -9,7 +9,7 @@ _DIRECTIONS = {letter: direction for direction, letter in _LETTERS.items()}
 
 
 def key_of(convolution: Convolution) -> str:
-    """Return the text that names a convolution among those of its type and layout.
+    """Return the text that identifies a convolution among all convolutions of its type and layout.
 
     >>> key_of(Convolution(Direction.DATA, "float32", (8, 3, 9, 9), (4, 3, 3, 3), (8, 4, 7, 7), False,
     ...                    (0, 0), (1, 1), (1, 1)))

@@ -16,10 +16,10 @@ CHANNELS_IN, CHANNELS_OUT = range(48, 449), range(416, 1809)
 
 
 def image_wise_terms(convolution: Convolution) -> int | None:
-    """Return the terms of a weight gradient's sums; None where cuDNN does not take it image by image.
+    """Return the terms of a weight gradient's sums; None if cuDNN never computes it image by image.
 
     The gradient of a pointwise convolution is one product that sums over batch x positions, or one product
-    for each image, whose results are added up. cuDNN takes the latter where the sums are short and the
+    for each image, whose results are added up. cuDNN takes the latter if the sums are short and the
     channels widen. Its workspace is the weights for each image.
     """
     x, w, y = convolution.x, convolution.w, convolution.y
@@ -33,7 +33,7 @@ def image_wise_terms(convolution: Convolution) -> int | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PublishedWorkspaces:
-    """The one term that published runs of torch 2.6 with cuDNN 9.1 identify; all else counts as empty."""
+    """The one workspace that published runs of torch 2.6 with cuDNN 9.1 identify; others count as 0."""
 
     most_terms: Mapping[Capability, int] = field(default_factory=lambda: MOST_TERMS)
 
@@ -43,7 +43,7 @@ class PublishedWorkspaces:
         return PUBLISHED
 
     def __call__(self, capability: Capability, sm_count: int, convolution: Convolution) -> Workspaces:
-        """Return batch size times weights for gradients that are taken image by image."""
+        """Return the weights' size times the batch size for image-wise weight gradients, else 0."""
         terms = image_wise_terms(convolution)
         if terms is None or terms > self.most_terms.get(capability, 0):
             return Workspaces(0)
@@ -52,7 +52,7 @@ class PublishedWorkspaces:
     def following(
         self, capability: Capability, sm_count: int, convolution: Convolution, size_bytes: int
     ) -> tuple[int, ...] | None:
-        """Return None: what follows a refused workspace is not known."""
+        """Return None: the workspace that follows a refused workspace is not known."""
         return None
 
     def source(self, capability: Capability) -> ConvWorkspaceSource:
@@ -60,11 +60,11 @@ class PublishedWorkspaces:
         return ConvWorkspaceSource.PUBLISHED
 
     def uncounted_share(self, capability: Capability) -> float:
-        """Return none: published runs have their own distribution, with all that the term leaves out."""
+        """Return 0: the distribution of published runs includes all that the term leaves out."""
         return 0.0
 
     def notes(self, capability: Capability) -> tuple[str, ...]:
-        """Return what the term rests on."""
+        """Return a note on the runs to which the term is fitted."""
         return (
             "workspaces of convolutions are one term, fitted to published runs of cuDNN 9.1; newer versions "
             "request more",

@@ -35,7 +35,7 @@ class Candidate(NamedTuple):
 
 
 class Similar(NamedTuple):
-    """A stored convolution that stands for another."""
+    """A stored convolution whose workspaces are scaled to answer for a similar convolution."""
 
     place: int  # among the keys
     own: Operands
@@ -43,7 +43,7 @@ class Similar(NamedTuple):
     distance: float  # the sum of all doublings between their sizes
 
     def factor(self, batch: int) -> float:
-        """Return what its workspace at a batch size is multiplied by: the other has as many copies."""
+        """Return the factor from the stored to the other workspace: the ratio of their operands' elements."""
         return self.other.count(batch) / self.own.count(batch)
 
 

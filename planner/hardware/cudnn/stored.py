@@ -99,7 +99,7 @@ class Answers:
 
 
 class StoredWorkspaces:
-    """The stored answers as what answers for the convolutions of a job."""
+    """A source of the workspaces of a job's convolutions that looks them up in the stored answers."""
 
     name = "stored"
 
@@ -113,7 +113,7 @@ class StoredWorkspaces:
         self._others: dict[Capability, StoredGpus] = {}  # whose answers stand for others
 
     def __call__(self, capability: Capability, sm_count: int, convolution: Convolution) -> Workspaces:
-        """Return the stored workspace, or that of a similar convolution."""
+        """Return the stored workspace, or the workspace by similar convolutions."""
         one = convolution  # by all but its batch size
         key = (
             *(capability, sm_count, one.dtype, one.channels_last, one.direction, one.x[1:], one.w),
@@ -126,11 +126,11 @@ class StoredWorkspaces:
     def following(
         self, capability: Capability, sm_count: int, convolution: Convolution, size_bytes: int
     ) -> tuple[int, ...] | None:
-        """Return None: what follows a refused workspace is not known."""
+        """Return None: the workspace that follows a refused workspace is not known."""
         return None
 
     def source(self, capability: Capability) -> ConvWorkspaceSource:
-        """Return whether all answers are those of the very convolutions, and whether there are any."""
+        """Return whether the answers are exact, partly of similar convolutions or other GPUs, or missing."""
         if self._unknown == self._all.keys():
             return ConvWorkspaceSource.UNCOUNTED
         exact = not self._similar and not self._benchmark and capability not in self._others
@@ -142,7 +142,7 @@ class StoredWorkspaces:
         return unknown / sum(self._all.values()) if unknown else 0.0
 
     def notes(self, capability: Capability) -> tuple[str, ...]:
-        """Return which version's answers these are, and for how many convolutions there are others."""
+        """Return notes on the cuDNN version of the answers, and on convolutions without an exact answer."""
         notes = [f"convolutions take the workspaces that cuDNN {self._version} requests, by stored answers"]
         if capability in self._others:
             notes[0] += f" for {self._others[capability]}"
@@ -194,11 +194,11 @@ NOTHING = Own(((1,), (0,)))
 def stored_answers(
     capability: Capability, sm_count: int, dtype: str, *, channels_last: bool, path: Path = ANSWERS_FILE
 ) -> Answers | None:
-    """Return the answers for a type and layout on such GPUs, else on the nearest older ones that have any or
-    on the oldest, with the nearest number of multiprocessors where that decides; None where there are none.
-    Raises DataFileError.
+    """Return the answers for a type and layout on the nearest stored GPUs, or None if there are none.
 
-    Those for float16 stand for bfloat16, which cuDNN mostly answers alike.
+    The nearest GPUs have the capability, else the next lower stored one, else the lowest; and among these
+    the nearest number of multiprocessors, if it matters. Answers for float16 are also used for bfloat16,
+    which cuDNN mostly answers alike. Raises DataFileError.
     """
     file = _opened(path)
     kind = Kind("float16" if dtype == "bfloat16" else dtype, channels_last)

@@ -14,7 +14,7 @@ SOME_MIB = 24_000  # of the GPU that the driver in cuDNN's process has; each que
 
 
 def compiled_dir() -> Path:
-    """Return the folder of the compiled libraries. Raises UsageError where no home is known."""
+    """Return the folder of the compiled libraries. Raises UsageError if no home is known."""
     folder = cache_dir()
     if folder is None:
         raise UsageError("no home folder is known for the compiled libraries: set XDG_CACHE_HOME")
@@ -22,15 +22,15 @@ def compiled_dir() -> Path:
 
 
 def open_cudnn_with_cublaslt(where: str, cache_folder: Path | None = None) -> Cudnn:
-    """Open cuDNN as `open_cudnn` does, with a stand-in of cuBLASLt beside it where one can be compiled."""
+    """Open cuDNN as `open_cudnn` does, with a stand-in of cuBLASLt if that can be compiled."""
     return open_cudnn(where, cublaslt_for, describe_gpu(generic_device(SOME_MIB)), cache_folder)
 
 
 def cublaslt_for(cudnn: Path) -> Path | str:
-    """Return the stand-in of the cuBLASLt beside cuDNN's folder, compiled where needed; or why there is none.
+    """Return the stand-in of cuBLASLt for a cuDNN, compiled if needed; or the reason why there is none.
 
-    `cudnn` is the folder of libcudnn.so.9 in NVIDIA's packages. Where cuDNN finalizes an engine that is built
-    on cuBLASLt it runs that library's heuristic, which needs a GPU, and drops the engine where there is none.
+    `cudnn` is the folder of libcudnn.so.9 in NVIDIA's packages. When cuDNN finalizes an engine that is built
+    on cuBLASLt it runs that library's heuristic, which needs a GPU, and drops the engine if there is none.
     """
     beside = cudnn.parent.parent
     libraries = sorted(beside.glob("*/lib/libcublasLt.so.*[0-9]"))

@@ -23,7 +23,7 @@ _ANSWERING_TORCH = (2, 8)  # comes with cuDNN 9.10; 2.7 with 9.5
 
 
 def open_convolutions(job: Job, cache_folder: Path | None = None) -> ConvWorkspaceQuery:
-    """Return what answers for a job. Raises UsageError where it names a cuDNN that does not answer.
+    """Return the source of a job's workspaces. Raises UsageError if it names a cuDNN that does not answer.
 
     The answers of a cuDNN are cached in `cache_folder`. By default, versions of torch that come with a cuDNN
     before 9.8 have the workspaces of published runs.
@@ -39,13 +39,13 @@ def open_convolutions(job: Job, cache_folder: Path | None = None) -> ConvWorkspa
 
 
 def default_source() -> str:
-    """Return the value of `Job.cudnn` that the default stands for on this machine."""
+    """Return the value of `Job.cudnn` that is the default on this machine."""
     return STORED if _installed(None) is None else INSTALLED
 
 
 @cache
 def _installed(cache_folder: Path | None) -> Cudnn | None:
-    """Return the installed cuDNN; None where there is none that answers with all its engines."""
+    """Return the installed cuDNN, or None if none is installed that answers with all its engines."""
     try:
         library = open_cudnn_with_cublaslt(INSTALLED, cache_folder)
     except UsageError:
@@ -55,7 +55,7 @@ def _installed(cache_folder: Path | None) -> Cudnn | None:
 
 @dataclass(frozen=True)
 class DefaultWorkspaces:
-    """The installed cuDNN, or stored answers without one, opened for the first convolution alone."""
+    """Workspaces by the installed cuDNN, else by stored answers, opened at the first convolution."""
 
     benchmark: bool
     cache_folder: Path | None = None
@@ -69,7 +69,7 @@ class DefaultWorkspaces:
 
     @property
     def name(self) -> str:
-        """Return the name of what answers."""
+        """Return the name of the library or the stored answers."""
         return self._source.name
 
     def __call__(self, capability: tuple[int, int], sm_count: int, convolution: Convolution) -> Workspaces:
@@ -79,7 +79,7 @@ class DefaultWorkspaces:
     def following(
         self, capability: tuple[int, int], sm_count: int, convolution: Convolution, size_bytes: int
     ) -> tuple[int, ...] | None:
-        """Return the sizes that follow a refused one."""
+        """Return the workspace sizes that follow a refused workspace, or None if they are not known."""
         return self._source.following(capability, sm_count, convolution, size_bytes)
 
     def source(self, capability: tuple[int, int]) -> ConvWorkspaceSource:
@@ -122,12 +122,12 @@ class CudnnWorkspaces:
     def following(
         self, capability: tuple[int, int], sm_count: int, convolution: Convolution, size_bytes: int
     ) -> tuple[int, ...] | None:
-        """Return the workspaces of the engines behind a refused one, as the heuristics rank them; while
-        engines are timed, its half, and so on, which is what is tried there (Conv_v8.cpp,
+        """Return the other workspaces to try if one is refused: of all engines, as the heuristics rank them.
+
+        While engines are timed, half of the refused size is tried, and so on (Conv_v8.cpp,
         generate_and_filter_plans).
 
-        A larger size may follow: the allocator has room for it where segments of 20 MiB for smaller ones
-        have none.
+        A larger size may follow: it may still fit if the segment of 20 MiB for a smaller size does not.
         """
         if self.benchmark:
             answer = self.library.benchmarked(capability, sm_count, convolution)
@@ -139,17 +139,17 @@ class CudnnWorkspaces:
         return tuple(sizes)
 
     def source(self, capability: tuple[int, int]) -> ConvWorkspaceSource:
-        """Return whether the library answers with all its engines."""
+        """Return whether the library answers with all its engines, with some, or not at all."""
         if capability in self.library.silent:
             return ConvWorkspaceSource.UNCOUNTED
         return ConvWorkspaceSource.SIMILAR if self.library.lacks else ConvWorkspaceSource.LIBRARY
 
     def uncounted_share(self, capability: tuple[int, int]) -> float:
-        """Return all where the library does not answer for a capability."""
+        """Return 1 if the library does not answer for a capability, else 0."""
         return float(capability in self.library.silent)
 
     def notes(self, capability: tuple[int, int]) -> tuple[str, ...]:
-        """Return which library answers, and for what it does not."""
+        """Return notes on the library that answers, and on what it does not answer."""
         library = self.library
         if capability in library.silent:
             place = "compute capability {}.{}".format(*capability)

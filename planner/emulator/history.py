@@ -100,7 +100,7 @@ def trace_of(history: ProcessHistory, batch: int, scratch_depth: int = 0) -> Tra
 
 
 def _phase_marks(history: ProcessHistory) -> Iterator[tuple[int, PhaseStart]]:
-    """Yield (place, start) for each phase after the first; without a course, each step is one phase."""
+    """Yield (place, start) for each phase after the first; if none were recorded, each step is one phase."""
     ends = [end.allocated + end.freed for end in history.step_ends]
     if history.course is None:
         for place, end in zip(ends, history.step_ends, strict=True):

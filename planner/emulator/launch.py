@@ -152,7 +152,7 @@ def _run(
 
 
 def _save_snapshot(run: EmulatedRun, folder: Path, path: Path) -> None:
-    """Write the largest process's history. Raises DataFileError where there is none and no other failure."""
+    """Write the largest process's history. Raises DataFileError if there is none and no other failure."""
     largest = folder / f"{run.largest.rank}-{run.largest.pid}.pickle"
     if largest.is_file():
         write_bytes(path, largest.read_bytes())

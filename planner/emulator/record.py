@@ -39,7 +39,7 @@ class OutOfMemory(Struct, frozen=True):
 
 
 class GpuRecord(Struct, frozen=True):
-    """One process on one GPU."""
+    """The record of one process on one GPU: its peaks, its steps and how it ended."""
 
     rank: int
     pid: int
@@ -73,7 +73,7 @@ class GpuRecord(Struct, frozen=True):
 
 
 class EmulatedRun(Struct, frozen=True):
-    """A command that ran on emulated GPUs."""
+    """The records of a command that ran on emulated GPUs."""
 
     gpu: str
     gpu_count: int

@@ -22,12 +22,12 @@ USAGE_ERROR = 2
 
 
 def install() -> None:
-    """Watch for the import of torch, or of what queries a GPU without it."""
+    """Watch for the import of torch, or of a package that queries a GPU without torch."""
     sys.meta_path.insert(0, _Finder())
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Sees imports before anybody else does."""
+    """A finder that sees imports before all other finders."""
 
     def __init__(self) -> None:
         self._loaded = False
@@ -90,7 +90,7 @@ def _load_or_exit(torch: Path) -> None:
 
 
 def _refuse(reason: str) -> None:
-    """Leave the reason where `planner run` finds it, or print it where nobody will look."""
+    """Write the reason to the records that `planner run` reads, or print it if there is no such folder."""
     folder = os.environ.get("PLANNER_EMULATED_RECORDS")
     if folder:
         (Path(folder) / "refusal").write_text(reason, encoding="utf-8")

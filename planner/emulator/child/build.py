@@ -34,7 +34,7 @@ _FLAGS = ("-D__CUDA_FP8_H__", "-O2", "-fPIC", "-std=gnu2x", "-w")
 
 @dataclass(frozen=True)
 class _StandIn:
-    """One library: where its name comes from, its source files, what is generated beside them."""
+    """One stand-in library: its name, its source files, and the functions to generate."""
 
     soname: str  # a key of `Installation.sonames`, or a name as it is
     sources: tuple[str, ...]
@@ -83,9 +83,9 @@ def _present(installation: Installation) -> list[_StandIn]:
 
 
 def build(installation: Installation, cache: Path) -> Path:
-    """Return the folder of the compiled libraries; compile them where the cache has none.
+    """Return the folder of the compiled libraries; compile them if the cache has none.
 
-    Raises EmulatorError where the compiler is missing or fails, or the cache cannot be written.
+    Raises EmulatorError if the compiler is missing or fails, or the cache cannot be written.
     """
 
     def compile_all(work: Path, out: Path) -> None:
@@ -105,9 +105,9 @@ def build(installation: Installation, cache: Path) -> Path:
 
 
 def build_cublaslt(includes: Sequence[Path], soname: str, cache: Path) -> Path:
-    """Return the compiled stand-in of cuBLASLt, for a process that queries cuDNN; compile it where needed.
+    """Return the compiled stand-in of cuBLASLt, for a process that queries cuDNN; compile it if needed.
 
-    The driver's lies beside it, without which cuDNN drops the engines that it compiles at run time.
+    The driver's is in the same folder, without which cuDNN drops the engines that it compiles at run time.
     `includes` are folders of headers, `soname` the file name under which cuDNN looks for the library. Raises
     EmulatorError as `build` does.
     """
@@ -125,7 +125,7 @@ def build_cublaslt(includes: Sequence[Path], soname: str, cache: Path) -> Path:
 
 
 def _compiled(cache: Path, key: str, purpose: str, compile_into: Callable[[Path, Path], None]) -> Path:
-    """Return the folder of what was compiled from the sources of today for this installation."""
+    """Return the cached folder of libraries for a key and these sources; compile them if missing."""
     folder = cache / _digest(key)
     try:
         open_private(cache)
@@ -211,8 +211,9 @@ def _symbols(objects: list[str]) -> set[str]:
 
 
 def _plain_names(names: set[str]) -> list[str]:
-    """Return linker options that give functions of the driver their names without version suffix too: cuDNN
-    looks for those.
+    """Return linker options that also give versioned functions of the driver their names without suffix.
+
+    cuDNN looks for the names without suffix.
     """
     versioned = {re.sub(r"_v[23]$", "", name): name for name in sorted(names) if re.search(r"_v[23]$", name)}
     return [f"-Wl,--defsym={plain}={name}" for plain, name in versioned.items() if plain not in names]

@@ -85,7 +85,7 @@ def find_installation(torch: Path) -> Installation:
 
 
 def _check_cudnn(torch_version: str, header: Path) -> None:
-    """Raise EmulatorError where cuDNN does not answer for a GPU that is only described."""
+    """Raise EmulatorError if cuDNN does not answer for a GPU that is only described."""
     text = header.read_text(encoding="utf-8") if header.is_file() else ""
     numbers = [re.search(rf"#define CUDNN_{name} (\d+)", text) for name in ("MAJOR", "MINOR", "PATCHLEVEL")]
     version = tuple(int(number.group(1)) for number in numbers if number)

@@ -20,7 +20,7 @@ _LARGEST_BYTES = 2**28
 
 
 def open_private(folder: Path) -> None:
-    """Make a folder for this account alone, or check one; one that others could write into is begun anew.
+    """Make a folder for this account alone, or empty a folder that other accounts can write into.
 
     Raises EmulatorError if it belongs to another account, OSError if it cannot be made.
     """
@@ -39,7 +39,7 @@ def open_private(folder: Path) -> None:
 
 
 def seal(folder: Path) -> None:
-    """Write down what lies in a folder: from now on it is complete."""
+    """Write digests of a folder's files into it, which marks it as complete."""
     digests = {path.name: _digest(path) for path in _files(folder)}
     (folder / MANIFEST).write_text(json.dumps(digests, sort_keys=True), encoding="utf-8")
 
@@ -58,7 +58,7 @@ def is_sealed(folder: Path) -> bool:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock file, which is made where it is missing; no link is followed."""
+    """Hold a lock file, which is made if it is missing; no link is followed."""
     number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     try:
         fcntl.flock(number, fcntl.LOCK_EX)

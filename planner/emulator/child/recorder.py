@@ -58,7 +58,7 @@ def _architectures(torch: Any) -> list[str]:
 
 
 class Peaks:
-    """Peaks of torch's allocator since the last step, beside those that the script sees.
+    """Peaks of torch's allocator since the last step, apart from the peaks that the script reads.
 
     Torch keeps one peak, which `reset_peak_memory_stats` sets back. Both readers get their own by
     remembering what the other one's reset would lose.
@@ -95,7 +95,7 @@ class Peaks:
         self._reset(device)
 
     def _largest(self, device: int, stats: dict[str, Any]) -> tuple[int, int]:
-        """Return the peak allocated and reserved bytes with those that the script's reset took."""
+        """Return the peak allocated and reserved bytes, including peaks that the script has reset."""
         allocated, reserved = self._since.get(device, (0, 0))
         return max(allocated, _peak(stats, "allocated_bytes")), max(reserved, _peak(stats, "reserved_bytes"))
 
@@ -122,7 +122,7 @@ def _larger_peaks(stats: dict[str, Any], other: dict[str, Any] | None) -> dict[s
 
 
 class Evaluation:
-    """The first evaluation: more modules run without gradients between two steps than between earlier ones.
+    """A detector of the first evaluation, by the modules that run without gradients between steps.
 
     Some training steps run a teacher or a generator without gradients, which is no evaluation.
     """
@@ -138,7 +138,7 @@ class Evaluation:
         return self.before_step is not None
 
     def end_step(self, step: int) -> None:
-        """Compare what ran without gradients since the step before."""
+        """Note an evaluation if more modules than usual ran without gradients since the last step."""
         ran, self.modules = self.modules, 0
         if step == 1:
             return
@@ -149,7 +149,7 @@ class Evaluation:
 
 
 class Recorder:
-    """The record of one process."""
+    """A recorder of one process's peaks, steps, history and end."""
 
     def __init__(self, torch: Any, core: Any, folder: Path) -> None:
         self._torch, self._core = torch, core
@@ -209,7 +209,7 @@ class Recorder:
             self._evaluation.modules += 1
 
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Close a step of an optimizer: its peaks are those since the step before."""
+        """Record an optimizer step, with the peaks since the step before."""
         if os.getpid() != self._pid or self._peaks is None:
             return
         if self._stopping:  # the script went on
@@ -247,7 +247,7 @@ class Recorder:
         os._exit(0)
 
     def on_out_of_memory(self, device: int, requested: int, allocated: int, free: int) -> None:
-        """Note where an allocation failed; whether the script survives it shows later."""
+        """Record the place where an allocation failed, whether or not the script survives it."""
         if os.getpid() != self._pid:
             return
         if self._course is not None:
@@ -276,7 +276,7 @@ class Recorder:
         return noting
 
     def finish(self) -> None:
-        """Write the record of a process that ends, last, so that a whole one says that nothing is missing.
+        """Write the record of a process that ends, last, so that a whole record has nothing missing.
 
         Then let threads of autograd have the interpreter's lock: one that still waits for it to release a
         thread's state when the interpreter is finalized ends the process by std::terminate

@@ -16,7 +16,7 @@ class Steps:
         self.merged_from: int | None = None  # the step from which on one row has the largest peaks of all
 
     def add(self, step: int, peaks: _Peaks) -> None:
-        """Add a step; equal ones in a row are one row."""
+        """Add a step as a row, or to the last row if the peaks are equal or the rows are too many."""
         last = self.rows[-1] if self.rows else None
         if last is None or (last["peaks"] != peaks and len(self.rows) < MOST_ROWS):
             self.rows.append({"first": step, "last": step, "peaks": peaks})

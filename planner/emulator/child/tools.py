@@ -26,11 +26,11 @@ _CAUSES = (
 
 
 class EmulatorError(Exception):
-    """The stand-in libraries cannot be built or loaded; the text is one line with what to do."""
+    """The error that stand-in libraries cannot be built or loaded; one line that says what to do."""
 
 
 def run_tool(command: list[str], text: str | None = None) -> str:
-    """Run a tool of the compiler's and return what it prints.
+    """Run a tool of the compiler's and return its output.
 
     Raises EmulatorError if it is missing, cannot be started, fails or is ended.
     """
@@ -60,7 +60,7 @@ def run_tool(command: list[str], text: str | None = None) -> str:
 
 
 def _failure(name: str, code: int, printed: str) -> str:
-    """Return why a tool failed and what to do, from its exit code and what it printed on standard error."""
+    """Return why a tool failed and what to do, from its exit code and its standard error."""
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     end = f"ended by the signal {signal.strsignal(-code)}" if code < 0 else f"exit code {code}"
     for pattern, remedy in _CAUSES:

@@ -143,7 +143,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def graph_pool(self, pool: int = GRAPH_POOL) -> Iterator[None]:
-        """Allocate in a private pool of CUDA graphs while open: GRAPH_POOL is that of torch's compiler."""
+        """Allocate in a private pool of CUDA graphs while open; GRAPH_POOL is for torch's compiler."""
         before, self._pool = self._pool, pool
         try:
             yield
@@ -352,7 +352,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return ops
 
     def _record_ops(self, op: Operator, ops: Ops, new: list[Tensor], cublas_bytes: int) -> list[Block | None]:
-        """Record the ops of a rule, and what cuBLAS keeps where it is first used.
+        """Record the ops of a rule, and cuBLAS's workspace if it is used for the first time.
 
         Returns the blocks that the kernel holds until it returns.
         """
@@ -411,7 +411,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return Category.INPUT if self._phase is Phase.INPUTS else Category.TEMPORARY
 
     def _without_known(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Return those that are no views of known storages, and one of each new storage."""
+        """Return one tensor of each storage that is not known yet."""
         new: dict[int, Tensor] = {}
         for tensor in tensors:
             key = tensor.untyped_storage()._cdata
@@ -429,7 +429,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def _blas_stream(self) -> int:
-        """Return the stream by which cuBLAS keeps workspaces; that of torch's compiler has no other name."""
+        """Return the stream for which cuBLAS keeps a workspace, or GRAPH_POOL for torch's compiler."""
         return self._pool if self._pool == GRAPH_POOL else self._streams.current
 
     def _alloc(self, size_bytes: int, category: Category, op: str, module: str | None = None) -> Block:

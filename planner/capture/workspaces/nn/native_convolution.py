@@ -27,7 +27,7 @@ from planner.capture.workspaces.tensor.reductions import Dense, reduction
 
 
 def is_depthwise(call: ConvCall) -> bool:
-    """Return whether each channel of the input has filters of its own (`is_depthwise`)."""
+    """Return whether each channel of the input has separate filters (`is_depthwise`)."""
     return not call.transposed and call.groups > 1 and call.x.shape[1] == call.groups
 
 
@@ -171,7 +171,7 @@ def _gradients_of_dilated(run: "_Products", grad: ConvOperand) -> None:
 
 
 def _gradients_of_transposed(run: "_Products", grad: ConvOperand) -> None:
-    """Make the input's gradient, then by another kernel those of weight and bias."""
+    """Make the input's gradient, then by another kernel the gradients of weight and bias."""
     for names in (["x"], ["weight", "bias"]):
         needed = [name for name in names if name in run.names]
         if not needed:
@@ -263,7 +263,7 @@ class _Products:
             self._made.append(name)
 
     def output_of_transposed(self) -> None:
-        """Make the output; that of volumes has the input's size before it is resized."""
+        """Make the output; an output of volumes has the input's size before it is resized."""
         is_resized = self.call.x.dim() == 5 and self.bytes_of("y") > self.bytes_of("x")
         if is_resized:
             self.hold("old output", self.bytes_of("x"))

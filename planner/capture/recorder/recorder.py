@@ -52,12 +52,14 @@ Run = Callable[[Any, tuple[Any, ...], dict[str, Any], Phase], Any]
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records blocks while it is the active mode. One recorder makes one trace."""
+    """A dispatch mode that records the blocks of one trace while it is active."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False: torch would wrap each call so that its compiler skips it, but here nothing is
-        compiled, and the wrapper takes 2 us and the compiler's import.
+        """Return False, since nothing is compiled here.
+
+        Torch would otherwise wrap each call so that its compiler skips it, which takes 2 us and the
+        compiler's import.
         """
         return False
 
@@ -135,8 +137,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._record_run(op, args, kwargs, out)
 
     def record_empty_cache(self) -> None:
-        """Record that `torch.cuda.empty_cache()` is called, as the free of the tensor just before, or else of
-        the least block.
+        """Record a call of `torch.cuda.empty_cache()`, as part of the free just before if there is one.
+
+        Otherwise the smallest block is allocated and freed for it.
         """
         if not self._log.empty_cache(since=self._calls[-1].end if self._calls else 0):
             self._log.free(self._alloc(1, Category.TEMPORARY, "empty_cache"), empties_cache=True)
@@ -200,7 +203,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return {storage.block.number for storage in self._storages.values()}
 
     def allocated_bytes(self) -> tuple[int, int]:
-        """Return the allocated bytes, and the most that there were, as the caching allocator rounds them."""
+        """Return the allocated bytes now and at the peak, as the caching allocator rounds them."""
         return self._log.allocated_bytes()
 
     def finish(self, batch: int, notes: tuple[str, ...] = ()) -> Trace:
@@ -257,7 +260,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _copy_to_meta(self, tensor: Tensor) -> Tensor:
-        """Return a tensor of the CPU on meta, with its values where the capture keeps values."""
+        """Return a copy on meta of a tensor of the CPU, with its values if the capture keeps values."""
         copy: Tensor = self._run(aten._to_copy.default, (tensor,), {"device": _META}, self._phase)
         return copy
 
@@ -273,7 +276,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _is_outside(
         self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any
     ) -> bool:
-        """Return whether no kernel of the GPU ran: on the CPU, or for a copy between it and the GPU."""
+        """Record an operator on the CPU, or a copy between it and the GPU; return False for others."""
         side = self.host.side_of(op.func, args, kwargs)
         if side is Side.HOST:
             self.host.add_results(out)
@@ -295,7 +298,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return op
 
     def _record_kernel(self, op: Operator, args: tuple[Any, ...], out: Any) -> None:
-        """Record the outputs of an operator, its kernel's workspaces, and what cuBLAS keeps."""
+        """Record an operator's outputs, its kernel's workspaces, and the workspaces that cuBLAS keeps."""
         start = len(self._log.records)
         held: list[Block | None] = []
         new: list[Tensor] = []
@@ -328,8 +331,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._record_cublas(op, lt_bytes)  # not of the kernel's rule, which is the same at each call
 
     def _record_resized(self, op: Operator, out: Tensor) -> None:
-        """Record a resized storage as a new block; the old one is freed once its contents are copied
-        (native/cuda/Resize.cpp).
+        """Record a resized storage as a new block, after which the old block is freed.
+
+        The old block lives until its contents are copied (native/cuda/Resize.cpp).
         """
         storage = out.untyped_storage()
         ref = self._storages.get(storage._cdata)
@@ -457,7 +461,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def _as_without_gradients() -> Iterator[None]:
-    """Run what inference mode runs as under `no_grad`, where autocast keeps no casts of weights.
+    """Run inference mode's operators under `no_grad` while open, without autocast's cache of casts.
 
     Inference mode leaves out the keys of autograd, at which operators that are made of others become these,
     and at which those that depend on the device are replaced. On CUDA they are made of the same others.
@@ -472,8 +476,10 @@ def _as_without_gradients() -> Iterator[None]:
 
 
 def _is_gradient_of_index() -> bool:
-    """Return whether autograd computes the gradient of `x[index]`: a GPU accumulates it in the zeros that it
-    made, but under a dispatch mode it is made anew (index_backward, autograd/FunctionsManual.cpp).
+    """Return whether autograd computes the gradient of `x[index]` now.
+
+    A GPU accumulates it in the zeros that it made, but under a dispatch mode autograd makes a new tensor
+    (index_backward, autograd/FunctionsManual.cpp).
     """
     node = torch._C._current_autograd_node()
     return node is not None and node.name() == "IndexBackward0" and not torch.is_grad_enabled()

@@ -113,7 +113,7 @@ def _ends_of(model: Any) -> tuple[tuple[nn.Module, ...], tuple[nn.Module, ...]]:
 
 @contextmanager
 def _moved_by_it(model: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Treat a model as one on the CPU, and record its move to the GPU while open."""
+    """Treat a model as if it were on the CPU, and record its move to the GPU while open."""
     recorder.start_phase(0, Phase.SETUP)
     for tensor in (*model.parameters(), *model.buffers()):
         recorder.host.add(tensor)

@@ -33,7 +33,7 @@ def evaluates(arguments: Any) -> bool:
 
 
 class Evaluation:
-    """The evaluation of one trainer; `notes` say after `run` what is planned of it."""
+    """The evaluation of one trainer; after `run`, `notes` say which part of it is planned."""
 
     def __init__(self, trainer: Any, name: str) -> None:
         self._trainer, self._name = trainer, name
@@ -71,7 +71,7 @@ class Evaluation:
         self.notes += (self._note(batch, count, gathered),)
 
     def _metrics(self) -> Any:
-        """Return a function in place of the trainer's, which gets arrays on the CPU; None if it has none."""
+        """Return a stand-in for the trainer's `compute_metrics`, which computes nothing; None without it."""
         return None if self._trainer.compute_metrics is None else lambda *given, **named: {}
 
     def _note(self, batch: int, count: int | None, gathered: int) -> str:
@@ -88,9 +88,9 @@ class Evaluation:
 
 @contextmanager
 def _gathering(more: int) -> Iterator[None]:
-    """Let an evaluation loop gather results of so many more batches than the `_RUN` that it runs while open.
+    """Add results of `more` batches to the results that an evaluation loop gathers while open.
 
-    They are added before the last of those that run.
+    The loop runs `_RUN` batches; the results are added before the last of these.
     """
     module: Any = sys.modules[_TRAINER]
     plain: Any = module.EvalLoopContainer
@@ -122,7 +122,7 @@ def _gathering(more: int) -> Iterator[None]:
 
 
 def _repeated(tensors: Any, count: int) -> Any:
-    """Return the results of so many batches more, in blocks of their own."""
+    """Return the results of `count` further batches, in separate blocks."""
     if isinstance(tensors, Tensor):
         return tensors.clone() if count == 1 else tensors.repeat_interleave(count, 0)
     if isinstance(tensors, Mapping):

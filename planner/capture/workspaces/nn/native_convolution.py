@@ -34,7 +34,7 @@ def is_depthwise(call: ConvCall) -> bool:
 def is_native_depthwise(call: ConvCall) -> bool:
     """Return whether PyTorch runs a contiguous depthwise convolution itself.
 
-    It does but for half precision where cuDNN is known to be good (Convolution.cpp, use_cudnn_depthwise and
+    It does, except in half precision if cuDNN is known to be good (Convolution.cpp, use_cudnn_depthwise and
     the workloads that it lists).
     """
     if not is_depthwise(call):
@@ -63,11 +63,11 @@ def is_native_depthwise(call: ConvCall) -> bool:
 
 
 def depthwise_gradients(grad: ConvOperand, x: ConvOperand, mask: Sequence[bool]) -> Ops:
-    """Run PyTorch's kernels of depthwise convolutions.
+    """Return the ops of the gradients of input and weight by PyTorch's depthwise kernels.
 
-    That of images makes the weight gradient first (the order of arguments in
-    ATen/native/cuda/DepthwiseConv2d.cu); that of volumes makes both before it copies, and keeps the copy of
-    the output's gradient (DepthwiseConv3d.cu).
+    The kernel for images makes the weight gradient first (the order of arguments in
+    ATen/native/cuda/DepthwiseConv2d.cu); the kernel for volumes makes both before it copies, and keeps the
+    copy of the output's gradient (DepthwiseConv3d.cu).
     """
     copy, held = grad.copies_to(is_last=False), x.copies_to(is_last=False) if mask[1] else ()
     if len(grad.shape) == 5:
@@ -87,7 +87,7 @@ def depthwise_gradients(grad: ConvOperand, x: ConvOperand, mask: Sequence[bool])
 def runs_products(call: ConvCall) -> bool:
     """Return whether PyTorch unfolds the input to columns and multiplies them by the weight.
 
-    It does where it does not take cuDNN (`use_cudnn`), but for depthwise convolutions: for bfloat16 below
+    It does if it does not use cuDNN (`use_cudnn`), except for depthwise convolutions: for bfloat16 below
     compute capability 8.0, and for volumes in some versions.
     """
     if is_depthwise(call):
@@ -97,7 +97,7 @@ def runs_products(call: ConvCall) -> bool:
 
 
 def forward_products(call: ConvCall, *, has_bias: bool) -> Ops:
-    """Multiply the columns of one sample after another; groups run in turn, and their outputs are joined."""
+    """Return the ops of a forward pass by matrix products, sample by sample and group by group."""
     run = _Products(call, ["y"])
     x = run.contiguous("x", input_of(call.x))
     run.contiguous("weight", operand_of(call.weight))
@@ -118,7 +118,7 @@ def forward_products(call: ConvCall, *, has_bias: bool) -> Ops:
 
 
 def gradients_by_products(call: ConvCall, mask: Sequence[bool]) -> Ops:
-    """Make the gradients of input, weight and bias; copies are made whatever is needed."""
+    """Return the ops of the gradients that `mask` selects: of input, weight and bias."""
     names = [name for name, is_needed in zip(("x", "weight", "bias"), mask, strict=True) if is_needed]
     run = _Products(call, names)
     x = run.contiguous("x", input_of(call.x))
@@ -154,8 +154,9 @@ def _gradients(run: "_Products", grad: ConvOperand) -> None:
 
 
 def _gradients_of_dilated(run: "_Products", grad: ConvOperand) -> None:
-    """Sum up the bias gradient sample by sample: each sum takes the same block again, so that one stands here
-    for all.
+    """Record the gradients of a dilated convolution.
+
+    The bias gradient is summed up sample by sample; one sum is recorded, since all take the same block.
     """
     run.contiguous("gradient", grad)
     for name in run.names:
@@ -171,7 +172,7 @@ def _gradients_of_dilated(run: "_Products", grad: ConvOperand) -> None:
 
 
 def _gradients_of_transposed(run: "_Products", grad: ConvOperand) -> None:
-    """Make the input's gradient, then by another kernel the gradients of weight and bias."""
+    """Record the input's gradient, then by another kernel the gradients of weight and bias."""
     for names in (["x"], ["weight", "bias"]):
         needed = [name for name in names if name in run.names]
         if not needed:
@@ -193,7 +194,7 @@ def _gradients_of_transposed(run: "_Products", grad: ConvOperand) -> None:
 
 @dataclass(slots=True)
 class _Products:
-    """The ops of one call, with names for the blocks that it holds."""
+    """A recorder of the ops of one call, with names for the blocks that the call holds."""
 
     call: ConvCall
     names: list[str]  # of the results, in order
@@ -209,14 +210,14 @@ class _Products:
 
     @property
     def needs_columns(self) -> bool:
-        """Return whether the input is not its own columns."""
+        """Return whether the input must be unfolded to columns, rather than serve as the columns itself."""
         call = self.call
         ones = (*call.weight.shape[2:], *call.stride, *call.dilation)
         return any(number != 1 for number in ones) or any(number != 0 for number in call.padding)
 
     @property
     def columns_bytes(self) -> int:
-        """Return the bytes of one sample's columns: each position's inputs, or a transposed one's outputs."""
+        """Return the bytes of one sample's columns, by the positions of the input or of the output."""
         positions = (self.call.x if self.call.transposed else self.call.y).shape[2:]
         return prod(self.call.weight.shape[1:]) * prod(positions) * self.call.x.element_size()
 
@@ -228,12 +229,12 @@ class _Products:
         return tensor_bytes({"x": call.x, "weight": call.weight, "y": call.y}[name]) // call.groups
 
     def hold(self, name: str, size_bytes: int) -> None:
-        """Allocate a block."""
+        """Record the allocation of a block under a name."""
         self._ops.append(Hold(size_bytes))
         self.held.append(name)
 
     def free(self, *names: str) -> None:
-        """Free the blocks of these names, where there are any."""
+        """Record that the blocks of these names are freed, if they are held."""
         for name in names:
             if name in self.held:
                 beneath = self.held[::-1].index(name)
@@ -241,20 +242,20 @@ class _Products:
                 del self.held[-1 - beneath]
 
     def contiguous(self, name: str, operand: ConvOperand) -> ConvOperand:
-        """Return an operand, copied where it is not contiguous."""
+        """Return an operand, after recording its copy if it is not contiguous."""
         if operand.copies_to(is_last=False):
             self.hold(name, operand.size_bytes)
         return operand.contiguous(is_last=False)
 
     def part(self, name: str, operand: ConvOperand) -> ConvOperand:
-        """Return a group's part, copied where its channels do not lie side by side (`subtensor`)."""
+        """Return a group's part of an operand, after recording its copy if it is not dense (`subtensor`)."""
         part = operand.group_of(self.call.groups)
         if part.copies_to(part.suggests_last):
             self.hold(name, part.size_bytes)
         return part.contiguous(part.suggests_last)
 
     def result(self, name: str) -> None:
-        """Make a result, or a group's part of it."""
+        """Record the allocation of a result, or of a group's part of it."""
         if self.call.groups > 1:
             self.hold(f"part of {name}", self.bytes_of(name))
         else:
@@ -263,7 +264,7 @@ class _Products:
             self._made.append(name)
 
     def output_of_transposed(self) -> None:
-        """Make the output; an output of volumes has the input's size before it is resized."""
+        """Record the output; an output of volumes has the input's size before it is resized."""
         is_resized = self.call.x.dim() == 5 and self.bytes_of("y") > self.bytes_of("x")
         if is_resized:
             self.hold("old output", self.bytes_of("x"))
@@ -271,18 +272,18 @@ class _Products:
         self.free("old output")
 
     def multiply(self) -> None:
-        """Multiply matrices."""
+        """Record the use of cuBLAS, once per call."""
         if not self._has_multiplied:
             self._ops.append(UseCublas())
         self._has_multiplied = True
 
     def sum_to_bias(self, shape: Sequence[int], *dims: int) -> None:
-        """Reduce a contiguous gradient of the output."""
+        """Record the reduction of a contiguous gradient of the output to the bias gradient."""
         scratch = reduction(Dense(tuple(shape)), dims, 4, self.call.target)
         self._ops += [*scratch, *released(scratch)]
 
     def joined(self) -> Ops:
-        """Return the ops, with results joined of the parts of groups."""
+        """Return the ops, followed by the results if these are joined from the parts of groups."""
         if self.call.groups > 1:
             self._ops += [Output() for _ in self.names]
         return tuple(self._ops)

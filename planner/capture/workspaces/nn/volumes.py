@@ -31,7 +31,7 @@ def is_volume_without_cudnn(call: ConvCall) -> bool:
 
 
 def note_on_call(func: Any, args: tuple[Any, ...], out: Any, target: Target) -> str:
-    """Return what to say of a convolution that `is_volume_without_cudnn`; "" of any other operator."""
+    """Return a note on a convolution that `is_volume_without_cudnn`; "" for any other operator."""
     if func is not _CONVOLUTION or target.torch != _VERSION:
         return ""
     call = ConvCall(args[0], args[1], out, args[3], args[4], args[5], args[6], args[8], target)

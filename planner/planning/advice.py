@@ -33,7 +33,7 @@ TracerFactory = Callable[[TrainingConfig], TraceSource]  # the tracer of a chang
 
 
 class Attempt(Struct, frozen=True):
-    """The result of a set of changes."""
+    """The estimate of a training with a set of changes, and the memory that it needs."""
 
     changes: tuple[Change, ...]
     training: TrainingConfig
@@ -43,18 +43,18 @@ class Attempt(Struct, frozen=True):
 
     @property
     def fits(self) -> bool:
-        """Return whether the batch fits with them."""
+        """Return whether the batch fits with the changes."""
         return self.estimate.outcome is not Outcome.DOES_NOT_FIT
 
     @property
     def parts(self) -> Mapping[str, int]:
-        """Return the bytes that are needed by category, and what the allocator needs between the blocks."""
+        """Return the needed bytes by category; under "" the bytes that the allocator needs between blocks."""
         between = max(0, self.needed_bytes - self.estimate.run.peak_allocated_bytes)
         return {str(category): size for category, size in self.estimate.at_peak.items()} | {"": between}
 
     @property
     def cost(self) -> tuple[int, int, int]:
-        """For sorting: few changes first, then mild ones, then those that leave most room."""
+        """Return the sort key: the number of changes, then their ranks, then the needed bytes."""
         return len(self.changes), sum(change.rank for change in self.changes), self.needed_bytes
 
 
@@ -119,12 +119,12 @@ def advise(
 
 
 def names_of(changes: tuple[Change, ...]) -> str:
-    """Return the options of some changes, as the command line takes them."""
+    """Return the names of changes, joined by spaces as on the command line."""
     return " ".join(change.name for change in changes)
 
 
 def _is_too_much(change: Change, unchanged: Attempt, singles: Sequence[Attempt]) -> bool:
-    """Return whether a smaller degree of the same change, such as 2 micro-batches for 4, is enough."""
+    """Return whether a milder change of the same group, such as 2 micro-batches for 4, is enough."""
     enough = [attempt for attempt in singles if attempt.fits and attempt.changes[0].group == change.group]
     return bool(enough) and (not unchanged.fits or change.group == "accumulation")
 
@@ -158,7 +158,7 @@ def _minimal_sets(
 
 
 def _combinations(singles: Sequence[Attempt], size: int) -> Iterator[tuple[Attempt, ...]]:
-    """Yield the sets of so many changes of different groups, the mildest first."""
+    """Yield the sets of `size` changes of different groups, the mildest first."""
     every = combinations(singles, size)
     for chosen in sorted(every, key=lambda some: sum(attempt.changes[0].rank for attempt in some)):
         if len({attempt.changes[0].group for attempt in chosen}) == size:
@@ -166,10 +166,10 @@ def _combinations(singles: Sequence[Attempt], size: int) -> Iterator[tuple[Attem
 
 
 def _promised_bytes(unchanged: Attempt, chosen: Sequence[Attempt]) -> float:
-    """Return the least that changes together may need, by what each saves of the parts of the memory.
+    """Return an estimate of the least bytes that changes need together, by the share each saves of a part.
 
-    Two changes may free the same memory: of no part they save more than there is. Smaller batches shrink what
-    the others leave. New peaks that changes make are not counted.
+    Two changes may free the same memory, but no more of a part than there is. Smaller batches shrink the
+    rest that the other changes leave. New peaks that changes make are not counted.
     """
     total_bytes = 0.0
     after = [(attempt.changes[0].group, attempt.parts) for attempt in chosen]
@@ -181,7 +181,7 @@ def _promised_bytes(unchanged: Attempt, chosen: Sequence[Attempt]) -> float:
 
 
 def _lives(job: Job, trace: Trace, budget: Budget) -> bool:
-    """Return whether a trace runs in the memory that there is with the confidence."""
+    """Return whether a trace runs within the memory that is available at the budget's confidence."""
     run = replay_trace(trace, judge_budget(budget, job, trace).limits)
     return run.outcome is not Outcome.DOES_NOT_FIT
 
@@ -193,7 +193,7 @@ def _attempt(changes: tuple[Change, ...], changed: TrainingConfig, trace: Trace,
 
 
 def _needed(trace: Trace, limits: MemoryLimits, most_bytes: int) -> int:
-    """Return the smallest capacity within which the replay does not fail."""
+    """Return the smallest capacity, to 1 MiB, within which the replay of a trace does not fail."""
     low = live_bytes_bound(trace.events)(trace.batch) // RESOLUTION_BYTES - 1
     high = most_bytes // RESOLUTION_BYTES + 1
     while high - low > 1:

@@ -35,12 +35,12 @@ class SizePlan(Struct, frozen=True):
 
     @property
     def largest(self) -> Size | None:
-        """Return the largest size that fits at all; None where none does."""
+        """Return the largest size that fits, with retries or without, or None if none does."""
         return self._size(self.search.largest)
 
     @property
     def comfortable(self) -> Size | None:
-        """Return the largest size that fits without retries; None where none does."""
+        """Return the largest size that fits without retries, or None if none does."""
         return self._size(self.search.comfortable)
 
     @property
@@ -121,7 +121,7 @@ def find_max_size(
 
 
 def _elements(job: Job, size: Size) -> int:
-    """Return the elements of a sample's largest input at a size, or those of a patch."""
+    """Return the number of elements of a sample's largest input at a size, or of a patch."""
     if not size_ranges(job):
         return prod(size)
     return max(prod(spec.shape) for spec in at_size(job, size).inputs)
@@ -130,7 +130,7 @@ def _elements(job: Job, size: Size) -> int:
 def _search(
     sizes: Sequence[Size], estimate_at: Callable[[Size], Estimate], elements: Callable[[Size], int]
 ) -> Search:
-    """Search the numbers of sizes, from 1. Raises the errors of a capture."""
+    """Search the sizes by their places in the list, from 1. Raises the errors of a capture."""
 
     def outcome(number: int) -> Outcome:
         try:
@@ -161,7 +161,7 @@ def _search(
 def _count_refused(
     sizes: Sequence[Size], estimate_at: Callable[[Size], Estimate], refusal: ModelError
 ) -> int:
-    """Return how many sizes lie below the smallest that is taken. Raises the refusal if none is."""
+    """Return the number of sizes that the model refuses as too small. Raises the refusal if it takes none."""
     last = len(sizes) - 1
     low, high = 0, min(1, last)
     while not _is_taken(estimate_at, sizes[high]):

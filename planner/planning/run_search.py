@@ -187,7 +187,7 @@ class _RunSearch:
         return self.replays.is_compiled and batch >= _ALIGNED_ALONE
 
     def _beside(self, batch: int, limit: int, outcomes: tuple[Outcome, ...]) -> int:
-        """Return the largest batch size from `batch` to the next multiple of the unit with such an outcome.
+        """Return the largest batch size below the next multiple of the unit with one of these outcomes.
 
         A large compiled `batch` is returned unchanged.
         """

@@ -70,7 +70,7 @@ class BatchFinder:
             self.recorded[batch] = self.runs.unbounded(batch)
 
     def _guess(self, first: int) -> int:
-        """Return a batch size near the answer, from what one run takes beside what it keeps."""
+        """Return a batch size near the answer, from one run's peak and the memory allocated at its end."""
         guess = first * _MOST_STRETCH
         for end_bytes, peak_bytes in end_and_peak(self.recorded[first], first):
             per_sample_bytes = (peak_bytes - end_bytes) // first
@@ -119,7 +119,7 @@ class BatchFinder:
         return in_samples(largest(by_units(self._outcome, self.unit), self.most // self.unit), self.unit)
 
     def _search_near(self, search: Search, outcome: Callable[[int], Outcome]) -> Search:
-        """Search again by this outcome of a batch size, near an earlier search."""
+        """Search again by the function `outcome`, starting near the answers of an earlier search."""
         guesses = search.comfortable // self.unit, search.largest // self.unit
         found = largest_near(by_units(outcome, self.unit), guesses, self.most // self.unit)
         return in_samples(found, self.unit)
@@ -185,7 +185,7 @@ class BatchFinder:
         return "" if expected is outcome else differs
 
     def _unconfirmed(self, search: Search) -> int | None:
-        """Return a batch size that decides the answer and that did not run on the GPU; None: all did."""
+        """Return a batch size that decides the answer but did not run on the GPU, or None if all did."""
         if search.largest and not self._depends_on_batch():
             deciding = [max(self.recorded)]
         else:
@@ -198,7 +198,7 @@ class BatchFinder:
     # ---- by runs
 
     def _find_retrying_by_runs(self, near: Search) -> Search:
-        """Find the largest batch with retries by runs; the one without retries is confirmed already."""
+        """Find the largest batch with retries by runs; the largest without retries is confirmed already."""
         self.notes.append(f"the largest batch with retries is found by runs alone: {self.retries_differ}")
         return self._search_of_runs(near.comfortable, near)
 

@@ -42,7 +42,7 @@ class CommandRuns:
         return self.on_gpu[batch].outcome
 
     def unbounded(self, batch: int) -> EmulatedRun:
-        """Return a run at this batch size in which memory bounds nothing."""
+        """Return a run at this batch size with memory to spare."""
         run = self.on_gpu.get(batch)
         if run is not None and run.outcome is Outcome.FITS:
             return run

@@ -95,12 +95,12 @@ def find_largest_batch(
 
 
 def _run_at(on_gpu: Mapping[int, EmulatedRun], batch: int) -> EmulatedRun | None:
-    """Return the run at a batch size, or at the largest that ran if the search has no end."""
+    """Return the run at a batch size, or at the largest batch that ran if the search reached no end."""
     return on_gpu.get(max(on_gpu) if batch >= LARGEST_BATCH // 2 else batch)
 
 
 def _covered(run: EmulatedRun) -> str:
-    """Return what of the command a run went through."""
+    """Return text that says which part of the command a run covered."""
     record = run.largest
     count = f"{record.step_count:,} optimizer step{'s' * (record.step_count != 1)}"
     if record.evaluated_before_step is not None:

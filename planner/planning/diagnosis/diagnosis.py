@@ -7,7 +7,7 @@ from msgspec import Struct
 
 
 class Cause(StrEnum):
-    """Why a request for memory failed."""
+    """The cause for which a request for memory failed."""
 
     TOO_LARGE = "too_large"  # the job needs more than the GPU has
     ONE_REQUEST = "one_request"  # one request is larger than everything else together, or than the GPU
@@ -35,7 +35,7 @@ class Held(Struct, frozen=True):
 
 
 class Help(Struct, frozen=True):
-    """A setting, and what the same requests would have needed with it."""
+    """A setting, and whether and in how much memory the same requests would fit with it."""
 
     setting: str
     fits: bool | None  # None: what is known does not decide it
@@ -44,7 +44,7 @@ class Help(Struct, frozen=True):
 
 
 class Diagnosis(Struct, frozen=True):
-    """Why a process ran out of memory; sizes are None if the source does not name them."""
+    """The reason why a process ran out of memory; sizes are None if the source does not name them."""
 
     source: str  # what the file is
     cause: Cause

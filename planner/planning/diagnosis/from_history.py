@@ -60,7 +60,7 @@ def diagnose_history(history: History, source: str) -> Diagnosis:
 
 
 def _of_peak(history: History, source: str, levels: Sequence[int]) -> Diagnosis:
-    """Return what was in use at the peak of a history in which no request failed."""
+    """Return a diagnosis of the memory in use at the peak of a history in which no request failed."""
     peak = max(range(len(levels)), key=levels.__getitem__)
     reserved = max(_reserved(history))
     reason = "no request failed in this history; what was in use at its peak is below"
@@ -242,7 +242,7 @@ def _by_growth(item: tuple[Site, int]) -> tuple[int, str]:
 
 
 def _replays(history: History, end: int, reserved: int) -> tuple[Help, ...]:
-    """Return what the requests up to the failed one need under each setting, in a process that has it."""
+    """Return for each setting whether and in how much memory the requests up to the failed one fit."""
     trace = Trace(tuple(to_events(_requests(history, end))), history.sites, 1)
     refused = check_history(history).refused_bytes
     free = history.events[end].address
@@ -278,6 +278,6 @@ def _replay(trace: Trace, history: History, setting: str, enough: int, too_much:
 
 
 def _config(history: History, setting: str) -> AllocatorConfig:
-    """Return the allocator options of a history with a setting in place of its own value for it."""
+    """Return the allocator options of a history with `setting` in place of the history's value."""
     own = [part for part in history.alloc_conf.split(",") if part and part.partition(":")[0] not in setting]
     return parse_alloc_conf(",".join([*own, setting]), config_of_torch(history.torch))

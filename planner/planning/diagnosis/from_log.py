@@ -101,7 +101,7 @@ class _Message(Struct, frozen=True):
 
     @property
     def outside_bytes(self) -> int | None:
-        """Return the bytes in use that are not of this process; of it too, without PyTorch's, if not told."""
+        """Return the bytes in use outside of this process, or of PyTorch if the process's are not told."""
         total, free = self.figure("total"), self.figure("free")
         mine = self.figure("own") or self.reserved_bytes
         return None if total is None or free is None or mine is None else total - free - mine
@@ -264,7 +264,7 @@ def _shortage(message: _Message, requested: int, allocated: int, reserved: int |
 
 
 def _help(message: _Message, requested: int, allocated: int | None, reserved: int | None) -> tuple[Help, ...]:
-    """Return whether expandable segments may have served the request: if what was left is enough for it."""
+    """Return whether expandable segments may have served the request from the memory that was left."""
     if allocated is None or reserved is None:
         return ()
     left = (message.figure("free") or 0) + reserved - allocated

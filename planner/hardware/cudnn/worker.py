@@ -53,7 +53,7 @@ _ALIGNMENT = 32  # bytes; the most that Conv_v8.cpp checks for; the caching allo
 
 
 class RefusedError(Exception):
-    """The error that cuDNN refuses a call; the text is cuDNN's."""
+    """The error of a call that cuDNN refuses; the text is cuDNN's message."""
 
 
 class Library:

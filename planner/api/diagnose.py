@@ -27,7 +27,7 @@ STANDARD_INPUT = "-"
 
 @dataclass(frozen=True, slots=True)
 class DiagnoseResult(Result):
-    """Why a process ran out of GPU memory; `str` gives the text report."""
+    """The reason why a process ran out of GPU memory; `str` gives the text report."""
 
     file: str
     diagnosis: Diagnosis

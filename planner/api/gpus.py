@@ -180,7 +180,7 @@ def gpus(
 
 
 def _likely(fits: Sequence[DeviceFit]) -> tuple[DeviceFit, ...]:
-    """Return the GPUs on which the batch of the figures may fit, but not at the confidence."""
+    """Return the GPUs on which a batch may fit, though not at the confidence."""
     return tuple(fit for fit in fits if fit.answer in (Answer.LIKELY, Answer.NOT_KNOWN))
 
 

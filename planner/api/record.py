@@ -50,15 +50,13 @@ def record_snapshot(
     torch: str | None = None,
     kind: str | None = None,
 ) -> RecordResult:
-    """Read a pickle of `torch.cuda.memory._dump_snapshot`, and write its histories without names and paths.
+    """Read a pickle of `torch.cuda.memory._dump_snapshot`, and write its histories to `out` if given.
 
-    Nothing in the pickle is executed. gpu, torch, kind: the GPU, the version of torch and the kind of job,
-    which a snapshot does not name. A snapshot of several devices is written to one file per device,
-    NAME-gpuN.json.gz. Raises DataFileError for a file that is no snapshot, UnsavedError with the result if a
-    history cannot be written, and UsageError if the name of `out` does not end with .json.gz.
-
-    Raises DataFileError for a file that is no snapshot, UnsavedError, with the result, if the history cannot
-    be written, and UsageError for other names.
+    The histories are written without names and paths. Nothing in the pickle is executed. gpu, torch, kind:
+    the GPU, the version of torch and the kind of job, which a snapshot does not name. A snapshot of
+    several devices is written to one file per device, NAME-gpuN.json.gz. Raises DataFileError for a file that
+    is no snapshot, UnsavedError with the result if a history cannot be written, and UsageError if the name of
+    `out` does not end with .json.gz.
     """
     source = Path(file)
     target = None if out is None else Path(out)

@@ -184,7 +184,7 @@ class ProgramSource:
 
 @cache
 def note_on_torch(torch: str) -> str:
-    """Return the note on the version of PyTorch that traces are of."""
+    """Return the note on the version of PyTorch with which traces were captured."""
     installed = installed_version("torch")
     if installed is None:
         how = f"beforehand with PyTorch {torch}, which is not installed here"

@@ -156,9 +156,7 @@ def until_text(estimate: Estimate) -> str:
 
 
 def retries_entries(estimate: Estimate) -> list[Entry]:
-    """Return an entry with the cost of expected retries, else of retries in the least memory at the
-    confidence.
-    """
+    """Return an entry with the cost of retries: expected retries, or else retries at the confidence."""
     if estimate.retry_costs:
         return [Entry("Retries", retries_text(estimate.retry_costs))]
     costs = estimate.retry_costs_at_confidence

@@ -140,7 +140,7 @@ def _prices(table: FleetTable, fit: DeviceFit) -> list[str]:
 
 
 def _outcome(fit: DeviceFit, table: FleetTable) -> Outcome:
-    """Return the outcome of the batch that leads the row: the largest without retries, or --batch."""
+    """Return the outcome of a row's main batch: the batch of --batch, else the largest without retries."""
     if not fit.max_batch:
         return Outcome.DOES_NOT_FIT
     leads = table.batch is None and fit.comfortable_batch

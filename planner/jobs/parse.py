@@ -65,7 +65,7 @@ _SIZES = r"[0-9]+(\.\.[0-9]+)?(x[0-9]+(\.\.[0-9]+)?)*"
 
 
 def _sides(ranges: Iterable[tuple[str, str, str]]) -> tuple[list[str], list[str]]:
-    """Return the lower and the upper ends of ranges; for a single size both are that size."""
+    """Return the lower and the upper ends of ranges; a single size is both ends."""
     pairs = [(low, high or low) for low, _, high in ranges]
     return [low for low, _ in pairs], [high for _, high in pairs]
 

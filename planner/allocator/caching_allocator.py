@@ -95,7 +95,7 @@ class CachingAllocator:
 
     @property
     def segments(self) -> int:
-        """Return the number of segments, expandable ones excluded."""
+        """Return the number of segments that are not expandable."""
         return self._segments.count
 
     def hold(self, start: Iterable[SegmentState]) -> dict[int, Block]:

@@ -211,7 +211,7 @@ class Segments:
         return self.lowest_address
 
     def _new_rank(self, address: int) -> int:
-        """Return the rank of a new segment of either kind (`Block::registration_counter`)."""
+        """Return the rank of a new segment or virtual range (`Block::registration_counter`)."""
         self._first_rank += self._rank_step
         return self._first_rank + address
 

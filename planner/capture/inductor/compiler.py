@@ -113,7 +113,7 @@ class Compiler:
         return call
 
     def _guarding(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Return dynamo's maker of guards, run under the same dispatch keys as the guards' later checks.
+        """Return dynamo's function `plain` that makes guards, run under the dispatch keys of later checks.
 
         Guards compare a tensor's dispatch keys, which include the thread's. Guards on the identity of torch's
         functions are dropped, since those functions are replaced when the guards are checked.

@@ -207,7 +207,7 @@ def _quantize(weight: Any, table: Tensor) -> list[Tensor]:
 
 
 def adapters_as_made(model: nn.Module) -> Iterator[tuple[nn.Parameter, Tensor]]:
-    """Yield each trained adapter parameter that peft casts, with a tensor of its size in its first type.
+    """Yield each trained adapter parameter that peft casts, with an equal tensor of the type before the cast.
 
     The order is the order of creation. peft moves each adapter of a quantized layer to the GPU in the type in
     which the layer computes, and casts all of them afterwards (`_move_adapter_to_device_of_base_layer`,

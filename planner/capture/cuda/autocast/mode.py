@@ -234,7 +234,7 @@ def patches(clear: Callable[[], None]) -> Iterator[tuple[str, object]]:
 
 
 def _of_cuda(function: Callable[..., Any], position: int = 0) -> Callable[..., Any]:
-    """Return the function with `cuda` for `meta`, its device type being the argument at this position."""
+    """Return the function with the device type `meta` replaced by `cuda` in its argument at `position`."""
 
     def query(*args: Any, **kwargs: Any) -> Any:
         values = list(args)

@@ -57,7 +57,7 @@ def is_of_transformers(job: Job) -> bool:
 
 
 def is_padded(job: Job) -> bool:
-    """Return whether the attention mask of the job's batches masks anything: not if `padded` is false."""
+    """Return whether a job's batches are padded: False only if a transformers model has `padded=False`."""
     return not (is_of_transformers(job) and dict(job.model_args).get("padded", True) is False)
 
 

@@ -20,7 +20,7 @@ _SEGMENTERS = ("ForUniversalSegmentation", "ForInstanceSegmentation")
 
 
 def known_contents(model: object, job: Job, batch: int) -> dict[str, Any]:
-    """Return by keyword the inputs of a batch whose values matter, with values on the CPU; {} if none do."""
+    """Return the inputs whose values matter by keyword, with values on the CPU; {} if there are none."""
     config = getattr(model, "config", None)
     specs = {spec.keyword: spec for spec in job.inputs}
     contents: dict[str, Any] = {}

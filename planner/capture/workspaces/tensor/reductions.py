@@ -163,9 +163,9 @@ def _converted_sum(position: int | None) -> Rule:
 
 
 def _largest(position: int | None) -> Rule:
-    """Return the rule of a reduction whose partial results have the result's type; `position` as `_sum_over`.
+    """Return the rule of a reduction whose partial results have the type of its result.
 
-    Source: ReduceMaxValuesKernel.cu, ReduceLogicKernel.cu.
+    `position` is as for `_sum_over`. Source: ReduceMaxValuesKernel.cu, ReduceLogicKernel.cu.
     """
 
     def rule(args: Args, out: Any, target: Target) -> Ops:

@@ -148,5 +148,5 @@ class _Walk:
 
 
 def _order(note: _Note) -> tuple[int, bool]:
-    """Return the sort key of a note: its place, with holders before a mark at the same place, as recorded."""
+    """Return the sort key of a note: its place; at the same place, holders come before marks."""
     return note[0], isinstance(note[1], CourseMark)

@@ -80,7 +80,7 @@ class Margins(Struct, frozen=True):
     parts: tuple[MarginPart, ...]  # whose deviations make up that of the verdicts, in quadrature
 
     def peak_ratio(self, confidence: float) -> float:
-        """Return the ratio that a share `confidence` of process peaks stays within, at least 1."""
+        """Return the ratio that a share `confidence` of process peaks does not exceed, at least 1."""
         ratios, verdicts = self.residuals.peak_ratios, self.verdicts
         z = NormalDist().inv_cdf(confidence)
         ratio = quantile(ratios, confidence) if ratios else 1.0

@@ -75,7 +75,7 @@ def check_contribution(path: Path) -> list[str]:
 
 
 def _public_job(job: Job, read: Callable[[Path], bytes]) -> Job:
-    """Return the job with a digest in place of a private model: from a file, or of a guarded training."""
+    """Return the job with a digest in place of the name of a private model, such as a user's file."""
     structure = dict(job.model_args).get("structure")
     name = job.source or job.model
     if structure is not None and len(job.model_args) == 1:

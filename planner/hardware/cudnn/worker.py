@@ -236,7 +236,7 @@ def _pointers(descriptors: Sequence[Any]) -> Any:
 
 
 def main() -> None:
-    """Answer each query on standard input: an empty query by the library's version, others by engines.
+    """Answer each query on standard input with engines, or an empty query with the library's version.
 
     The answer to an empty query is an error if the library cannot be loaded.
     """

@@ -78,7 +78,7 @@ def largest_with_retries(runs: CommandRuns, unit: int, guess: int, most: int) ->
 def search_whole(
     whole: CommandRuns, steps: CommandRuns, search: Search, unit: int, most: int, notes: list[str]
 ) -> Search:
-    """Return the answers of a search by optimizer steps if they run whole, else the answers of whole runs."""
+    """Return a search's answers if whole runs confirm them, else the answers of a search by whole runs."""
     if search.largest >= LARGEST_BATCH // 2:
         whole.outcome(max(steps.on_gpu))
         return search

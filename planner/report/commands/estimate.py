@@ -166,7 +166,7 @@ def retries_entries(estimate: Estimate) -> list[Entry]:
 
 
 def scarce_text(estimate: Estimate) -> str:
-    """Return the phrase for the least memory at the confidence."""
+    """Return a phrase that names the least available memory at the confidence."""
     return f"in the least memory at confidence {estimate.budget.confidence:g}"
 
 

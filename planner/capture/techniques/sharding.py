@@ -109,7 +109,7 @@ def _mesh(job: Job, given: Mapping[str, Any]) -> Any:
 
 
 def _with_last_synced(load_batch: BatchLoader, model: nn.Module, job: Job) -> BatchLoader:
-    """Return a loader that makes FSDP reduce gradients in each step's last micro-batch only, if the job does.
+    """Return a loader with which FSDP reduces gradients in a step's last micro-batch only, if the job asks.
 
     In the micro-batches before, gradients stay unsharded on each rank (`set_requires_gradient_sync`). For any
     other job the loader itself is returned.

@@ -36,7 +36,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Find nothing, but load the libraries on the way; torch's own loader is followed by the recorder."""
+        """Load the stand-in libraries before the import; torch's spec attaches the recorder as well."""
         if self._busy or name not in _FIRST:
             return None
         self._busy = True

@@ -6,6 +6,7 @@ built in seconds. Batch sizes stay below two fifths of the largest batch there, 
 
 import csv
 import re
+from ast import literal_eval
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,29 @@ class DrawnJob:
             else:
                 words.append(f"{option} {value}")
         return " ".join(words)
+
+
+def options_of(words: str) -> dict[str, Any]:
+    """Return the options that `DrawnJob.words` writes as these words."""
+    options: dict[str, Any] = {}
+    for part in re.split("(?:^| )--(?=[a-z])", words)[1:]:
+        option, _, text = part.partition(" ")
+        name = option.replace("-", "_")
+        if name.endswith("_arg") and not text.startswith("["):
+            key, _, item = text.partition("=")
+            options.setdefault(name, {})[key] = _value(item)
+        elif name in ("input", "target") and not text.startswith("["):
+            options[name] = text  # 32000 is a size, not a number
+        else:
+            options[name] = _value(text) if text else True
+    return options
+
+
+def _value(text: str) -> Any:
+    try:
+        return literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text
 
 
 # Identical to the byte on both sides, which `make emulated` holds; torchvision's alone, small ones.

@@ -2,8 +2,9 @@
 
     python -m benchmarks.emulated.capabilities NAME --python PYTHON [--jobs 1-4] [--again]
 
-PYTHON is that of `benchmarks.emulated.differential`. Each case is a row of `NAME.csv` beside its module;
-those that have one are left out without --again.
+PYTHON is that of `benchmarks.emulated.differential`. Each case is a row of `NAME.csv` in this folder; cases
+that have one are left out without --again. `--add "hf:gpt2,8,RTX 3090,--precision bf16"` runs one more job by
+the planner's own loop, in the words of a row, and adds its row.
 """
 
 import argparse
@@ -12,9 +13,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.emulated.both_sides import Emulator, cudnn_of, torch_of
+from benchmarks.emulated.capabilities.case import Case
 from benchmarks.emulated.capabilities.registry import HERE, capability_names, load_capability
 from benchmarks.emulated.capabilities.run import compare_case
 from benchmarks.emulated.differential import numbers_of
+from benchmarks.emulated.jobs import DrawnJob, options_of
 from benchmarks.emulated.rows import Row, add_row
 from benchmarks.rows import read_rows
 
@@ -28,15 +31,23 @@ def main() -> None:
     parser.add_argument("--jobs", metavar="FIRST-LAST", help="numbers of cases; by default all")
     parser.add_argument("--again", action="store_true", help="also run cases that have a row")
     parser.add_argument("--to", type=Path, metavar="FILE")
+    parser.add_argument(
+        "--add", metavar="MODEL,BATCH,GPU,OPTIONS", help="run this job alone, and add its row"
+    )
     options = parser.parse_args()
     to = options.to or HERE / f"{options.name}.csv"
     libraries = {"cudnn": cudnn_of(options.python), "torch": torch_of(options.python)}
     done = set() if options.again else {row.number for row in read_rows(to, Row)}
     wanted = None if options.jobs is None else set(numbers_of(options.jobs))
+    cases = load_capability(options.name).cases
+    if options.add:
+        model, batch, gpu, words = options.add.split(",", 3)
+        number = max(case.job.number for case in cases) + 1
+        cases = (Case(DrawnJob(number, model, int(batch), gpu, options_of(words))),)
     with TemporaryDirectory(prefix="capabilities-") as temporary:
         emulator = Emulator(options.python, Path(temporary))
         try:
-            for case in sorted(load_capability(options.name).cases, key=lambda case: case.job.gpu):
+            for case in sorted(cases, key=lambda case: case.job.gpu):
                 number = case.job.number
                 if number in done or (wanted is not None and number not in wanted):
                     continue

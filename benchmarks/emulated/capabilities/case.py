@@ -2,9 +2,14 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.emulated.jobs import DrawnJob
+from benchmarks.emulated.jobs import DrawnJob, options_of
+from benchmarks.emulated.rows import Row
+from benchmarks.rows import read_rows
+
+HERE = Path(__file__).parent
 
 
 class Case(NamedTuple):
@@ -33,8 +38,16 @@ def cases_of_script(
     return tuple(cases)
 
 
+def cases_of_rows(name: str) -> dict[int, Case]:
+    """Return the jobs that the rows of a capability name, by number, as cases of the planner's own loop."""
+    return {
+        row.number: Case(DrawnJob(row.number, row.model, row.batch, row.gpu, options_of(row.options)))
+        for row in read_rows(HERE / f"{name}.csv", Row)
+    }
+
+
 class Capability(NamedTuple):
-    """The cases of a capability; `NAME.csv` beside its module has their rows."""
+    """The cases of a capability; `NAME.csv` in this folder has their rows."""
 
     about: str  # one sentence for the page
     cases: tuple[Case, ...]

@@ -3,8 +3,8 @@
     python -m benchmarks.emulated.capabilities NAME --python PYTHON [--jobs 1-4] [--again]
 
 PYTHON is that of `benchmarks.emulated.differential`. Each case is a row of `NAME.csv` in this folder; cases
-that have one are left out without --again. `--add "hf:gpt2,8,RTX 3090,--precision bf16"` runs one more job by
-the planner's own loop, in the words of a row, and adds its row.
+that have one are left out without --again. `--add "hf:gpt2,8,RTX 3090,--precision bf16"` runs one more job,
+in the words of a row, and adds its row.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.emulated.both_sides import Emulator, cudnn_of, torch_of
-from benchmarks.emulated.capabilities.case import Case
+from benchmarks.emulated.capabilities.commands import case_of
 from benchmarks.emulated.capabilities.registry import HERE, capability_names, load_capability
 from benchmarks.emulated.capabilities.run import compare_case
 from benchmarks.emulated.differential import numbers_of
@@ -43,7 +43,7 @@ def main() -> None:
     if options.add:
         model, batch, gpu, words = options.add.split(",", 3)
         number = max(case.job.number for case in cases) + 1
-        cases = (Case(DrawnJob(number, model, int(batch), gpu, options_of(words))),)
+        cases = (case_of(DrawnJob(number, model, int(batch), gpu, options_of(words))),)
     with TemporaryDirectory(prefix="capabilities-") as temporary:
         emulator = Emulator(options.python, Path(temporary))
         try:

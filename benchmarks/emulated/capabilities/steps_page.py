@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from benchmarks.emulated.both_sides import ROOT
 from benchmarks.emulated.capabilities.case import Case
-from benchmarks.emulated.capabilities.registry import HERE
-from benchmarks.emulated.capabilities.user_files import CAPABILITY, FILES
+from benchmarks.emulated.capabilities.commands import FILES
+from benchmarks.emulated.capabilities.registry import HERE, load_capability
 from benchmarks.emulated.rows import Row
 from benchmarks.rows import read_rows
 from planner._support.atomic_write import write_bytes
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--largest", action="store_true", help="find the largest batches first")
     if parser.parse_args().largest:
         known = {one.number for one in read_largest()}
-        for case in CAPABILITY.cases:
+        for case in load_capability("user_files").cases:
             if case.job.number not in known:
                 try:
                     _add(find_largest(case))
@@ -85,7 +85,7 @@ def table() -> Iterator[str]:
     peaks = "MiB allocated: planned, emulated | reserved: planned, emulated"
     yield f"| after `planner estimate --model` | batch, GPU | {peaks} | largest batch on {GPU} |"
     yield "|---|---|--:|--:|--:|"
-    for case in CAPABILITY.cases:
+    for case in load_capability("user_files").cases:
         row = rows.get(case.job.number)
         if row is None or row.failure:
             continue

@@ -1,6 +1,6 @@
 """Train with evaluations by a Trainer of transformers: small models without weights, all samples of one size.
 
-    python evaluations.py '{"task": "tokens", "batch": 4, "eval_samples": 64, "bf16": true, ...}'
+    python evaluations.py '{"trainer": "tokens", "batch": 4, "eval_samples": 64, "bf16": true, ...}'
 
 Keywords beside those of `Job` are those of TrainingArguments. It evaluates after the second of three steps.
 """
@@ -112,6 +112,6 @@ def read(given: dict[str, Any]) -> tuple[Job, dict[str, Any]]:
 
 if __name__ == "__main__":
     asked = json.loads(sys.argv[1])
-    made = asked.pop("task")
+    made = asked.pop("trainer")
     asked["per_device_train_batch_size"] = asked.pop("batch")
     {"tokens": tokens, "language": language, "images": images}[made](**asked).train()

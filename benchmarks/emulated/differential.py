@@ -8,7 +8,7 @@ version of PYTHON's torch. Each finished job is a row of the file; numbers that 
 --again CAUSE names the beginning of theirs. Processes with another --part may run at the same time. --cnns
 draws convolutional classifiers in float32, and --cudnn names what answers for the static side's convolutions,
 such as "stored", in place of the cuDNN of PYTHON.
-`summary.py` writes the table of causes.
+`exactness.py` writes the table of causes.
 """
 
 import argparse

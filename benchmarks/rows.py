@@ -3,7 +3,7 @@
 import csv
 import io
 from collections.abc import Iterable
-from dataclasses import asdict, fields
+from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -21,6 +21,12 @@ class Dataclass(Protocol):
 AnyRow = TypeVar("AnyRow", bound=Dataclass)
 
 
+def read_lines(path: Path) -> list[dict[str, str]]:
+    """Return the lines of a table as text, by the names of its columns."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def read_rows(path: Path, kind: type[AnyRow]) -> list[AnyRow]:
     """Return the rows of a table; empty if the file does not exist.
 
@@ -28,14 +34,16 @@ def read_rows(path: Path, kind: type[AnyRow]) -> list[AnyRow]:
     """
     if not path.exists():
         return []
-    with path.open(encoding="utf-8", newline="") as file:
-        return [msgspec.convert(line, kind, strict=False) for line in csv.DictReader(file)]
+    return [msgspec.convert(line, kind, strict=False) for line in read_lines(path)]
+
+
+def write_lines(path: Path, columns: Iterable[str], lines: Iterable[Iterable[object]]) -> None:
+    """Write a table in place of the file, if it exists."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([columns, *lines])
+    write_bytes(path, out.getvalue().encode())
 
 
 def write_rows(path: Path, kind: type[AnyRow], rows: Iterable[AnyRow]) -> None:
-    """Write a table in place of the file, if it exists."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, [field.name for field in fields(kind)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(row) for row in rows)
-    write_bytes(path, out.getvalue().encode())
+    """Write a table of a kind of rows in place of the file, if it exists."""
+    write_lines(path, [field.name for field in fields(kind)], map(astuple, rows))

@@ -3,7 +3,6 @@
 `finetuning_rows.csv` has the rows of peft, torchtune and torchtitan, `liger_operators.csv` those of Liger.
 """
 
-import csv
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from benchmarks.accuracy.rows import Row
 from benchmarks.accuracy.rows_operators import KERNELS, LIGER, published_lines, why_left_out
 from benchmarks.accuracy.torchtitan import TORCHTITAN
 from benchmarks.accuracy.torchtune import TORCHTUNE
+from benchmarks.rows import read_lines
 
 ROWS = Path(__file__).parents[1] / "published" / "finetuning_rows.csv"
 PEFT_PLANS = Path(__file__).with_name("peft_plans.csv")  # as peft_images.py prints them
@@ -48,8 +48,7 @@ class Part(NamedTuple):
 
 def collection_lines() -> list[Line]:
     """Return the published rows of peft, torchtune and torchtitan."""
-    with ROWS.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return read_lines(ROWS)
 
 
 def parts(rows: Sequence[Row]) -> Iterator[Part]:
@@ -81,5 +80,4 @@ def error_of(line: Line, rows: Sequence[Row]) -> float:
 
 
 def _peft_plans() -> dict[str, float]:
-    with PEFT_PLANS.open(newline="", encoding="utf-8") as file:
-        return {line["result"]: float(line["planned_gib"]) for line in csv.DictReader(file)}
+    return {line["result"]: float(line["planned_gib"]) for line in read_lines(PEFT_PLANS)}

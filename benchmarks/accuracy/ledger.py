@@ -5,7 +5,6 @@
 The figures are those of accuracy.csv, preflight.csv, others.csv (others.py).
 """
 
-import csv
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from benchmarks.accuracy.rows_points import BERT, NOTEBOOK, T4, VIT_L
 from benchmarks.accuracy.rows_published import CAPS, CARD, CNNS, TRANSFORMERS
 from benchmarks.accuracy.stats import Errors, errors_of, percent
 from benchmarks.published.outcomes import RUNS
+from benchmarks.rows import read_lines
 
 PAGE = DOCS / "ledger.md"
 SOURCES = (CNNS, TRANSFORMERS, NOTEBOOK, T4, BERT, VIT_L)
@@ -88,8 +88,7 @@ class Misses:
 
 def ledger_rows() -> tuple[list[Row], list[Mapping[str, str]]]:
     """Return the rows with the answers of all tools, and the lines of others.csv."""
-    with OTHERS_TABLE.open(newline="", encoding="utf-8") as file:
-        lines: list[Mapping[str, str]] = list(csv.DictReader(file))
+    lines: list[Mapping[str, str]] = read_lines(OTHERS_TABLE)
     more: dict[tuple[str, str, str], dict[str, str]] = {}
     for line in lines:
         if line["mib"]:
@@ -193,8 +192,7 @@ def _misses_table(misses: Iterable[Misses]) -> Iterator[str]:
 
 
 def _seconds() -> Iterator[str]:
-    with RUNS.open(newline="", encoding="utf-8") as file:
-        runs = list(csv.DictReader(file))
+    runs = read_lines(RUNS)
     cells = []
     for tool in ("xmem", "dnnmem"):
         some = [float(run[f"{tool}_runtime_s"]) for run in runs if run[f"{tool}_runtime_s"]]

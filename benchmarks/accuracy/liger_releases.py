@@ -8,7 +8,6 @@ published. `--cudnn` is the folder of a cuDNN 9.20 for the convolutions of two o
 """
 
 import argparse
-import csv
 import json
 import os
 import subprocess
@@ -16,7 +15,7 @@ import sys
 import tempfile
 import types
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -31,6 +30,7 @@ from benchmarks.accuracy.rows_operators import (
     published_lines,
     sizes_of,
 )
+from benchmarks.rows import write_lines
 from planner.hardware.database import find_device
 from planner.jobs import Job
 from planner.program import ConvWorkspaceQuery
@@ -143,12 +143,11 @@ def key_of(line: Line) -> tuple[str, ...]:
 
 def write(peaks: dict[str, dict[tuple[str, ...], int]], path: Path = KERNEL_PEAKS) -> None:
     """Write the peaks of each row."""
-    rows: list[Sequence[object]] = [(*KEYS, "release", "peak_bytes", "newest", "newest_peak_bytes")]
+    rows = []
     for line in selected(NEWEST):
         key, release = key_of(line), RELEASES[line["operator"]]
         rows.append((*key, release, peaks[release][key], NEWEST, peaks[NEWEST][key]))
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows)
+    write_lines(path, (*KEYS, "release", "peak_bytes", "newest", "newest_peak_bytes"), rows)
 
 
 if __name__ == "__main__":

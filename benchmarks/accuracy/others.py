@@ -9,7 +9,6 @@ config.json that it would fetch; accelerate by the calculation behind `accelerat
 knows no batch.
 """
 
-import csv
 import json
 import sys
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from benchmarks.accuracy import preflight
 from benchmarks.accuracy.preflight import Question, size_of_truth
 from benchmarks.accuracy.rows import TABLE, mib_text, read_rows
 from benchmarks.published.transformers import CONFIGS
+from benchmarks.rows import write_lines
 from planner.hardware.device import MIB
 
 OTHERS_TABLE = TABLE.with_name("others.csv")
@@ -168,10 +168,7 @@ def main() -> None:
             except RefusalError as error:
                 reason = str(error)
             lines.append((*question.key, tool, size, reason))
-    with OTHERS_TABLE.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows(lines)
+    write_lines(OTHERS_TABLE, COLUMNS, lines)
 
 
 if __name__ == "__main__":

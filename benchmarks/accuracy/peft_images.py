@@ -7,7 +7,6 @@ percentile is that of the training loop. Prompts and latents of the 14 images we
 the GPU, and so does DINOv2, which judges images in between.
 """
 
-import csv
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 import planner
+from benchmarks.rows import read_lines
 from planner.errors import PlannerError, UsageError
 
 ROWS = Path(__file__).parents[1] / "published" / "peft_images.csv"
@@ -92,8 +92,7 @@ def reserved_gib(row: dict[str, str]) -> float:
 
 def main() -> None:
     """Print a row for each run, and the errors."""
-    with ROWS.open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_lines(ROWS)
     print("| run | published GiB | planned GiB | error |\n|---|--:|--:|--:|")
     errors = []
     for row in rows:

@@ -8,12 +8,12 @@ for all methods and not recorded. It is fitted to one of the runs, LoRA of rank 
 against the plan at that length.
 """
 
-import csv
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
 import planner
+from benchmarks.rows import read_lines
 from planner.errors import PlannerError, UsageError
 
 ROWS = Path(__file__).parents[1] / "published" / "peft_methods.csv"
@@ -48,8 +48,7 @@ def fitted_tokens(row: dict[str, str]) -> int:
 
 def main() -> None:
     """Print a row for each run, and the errors of those that the length is not fitted to."""
-    with ROWS.open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_lines(ROWS)
     tokens = fitted_tokens(next(row for row in rows if row["result"] == FITTED))
     print(f"length fitted to {FITTED}: {tokens} tokens\n")
     print("| run | published GiB | planned GiB | error |\n|---|--:|--:|--:|")

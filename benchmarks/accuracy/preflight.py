@@ -9,7 +9,6 @@ meta and whose saved tensors it counts. Both are asked through its own command l
 the process; each truth takes off what it does not hold.
 """
 
-import csv
 import json
 import re
 import sys
@@ -36,6 +35,7 @@ from benchmarks.accuracy.rows_points import (
 from benchmarks.accuracy.rows_published import CNNS, TRANSFORMERS, xmem_tasks
 from benchmarks.published.outcomes import job_of as cnn_job
 from benchmarks.published.transformers import CONFIGS
+from benchmarks.rows import read_lines, write_lines
 from planner.hardware.device import MIB
 from planner.jobs.catalogue import load_catalogue
 
@@ -127,25 +127,23 @@ def _t4() -> Iterator[Question]:
         "bert-base-uncased": ("bert", "AutoModel"),
         "distilbert-base-uncased": ("distilbert", "AutoModel"),
     }
-    with T4_RUNS.open(newline="") as file:
-        for line in csv.DictReader(file):
-            model, batch, size = line["model"], int(line["batch"]), int(line["length_or_size"])
-            options = {"dtype": "amp", "optimizer": "adamw", "batch-size": batch, "gpu": "t4"}
-            key = (T4, "D", f"{model} {batch} x {size}")
-            if model == "resnet50":
-                options["image-size"] = size
-                yield Question(key, options, _known(model), "torchvision_model", {"name": model})
-            else:
-                options["seq-len"] = size
-                arguments = dict(zip(("model", "kind"), kinds[model], strict=True))
-                yield Question(key, options, _known(model), "transformers_model", arguments)
+    for line in read_lines(T4_RUNS):
+        model, batch, size = line["model"], int(line["batch"]), int(line["length_or_size"])
+        options = {"dtype": "amp", "optimizer": "adamw", "batch-size": batch, "gpu": "t4"}
+        key = (T4, "D", f"{model} {batch} x {size}")
+        if model == "resnet50":
+            options["image-size"] = size
+            yield Question(key, options, _known(model), "torchvision_model", {"name": model})
+        else:
+            options["seq-len"] = size
+            arguments = dict(zip(("model", "kind"), kinds[model], strict=True))
+            yield Question(key, options, _known(model), "transformers_model", arguments)
 
 
 def _points() -> Iterator[Question]:
     """Yield ViT-L/16 and bert-large, in the order of their rows."""
     rows = {source: [row for row in read_rows() if row.source == source] for source in (VIT_L, BERT)}
-    with POINTS.open(newline="") as file:
-        lines = [line for line in csv.DictReader(file) if line["task"] == "train"]
+    lines = [line for line in read_lines(POINTS) if line["task"] == "train"]
     lines = [line for line in lines if "8bit" not in line["optimizer"]]
     for line in lines:
         optimizer = line["optimizer"].lower()
@@ -242,12 +240,11 @@ def main() -> None:
     if version("torch-preflight") != VERSION:
         sys.exit(f"torch-preflight {version('torch-preflight')}: the page names {VERSION}; install that")
     rows = {row.key: row for row in read_rows()}
-    with PREFLIGHT_TABLE.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("source", "layer", "case", *PREFLIGHT))
-        for question in questions():
-            answers = dict(_answers(rows[question.key], question))
-            writer.writerow((*question.key, *(answers.get(name, "") for name in PREFLIGHT)))
+    lines = []
+    for question in questions():
+        answers = dict(_answers(rows[question.key], question))
+        lines.append((*question.key, *(answers.get(name, "") for name in PREFLIGHT)))
+    write_lines(PREFLIGHT_TABLE, ("source", "layer", "case", *PREFLIGHT), lines)
 
 
 if __name__ == "__main__":

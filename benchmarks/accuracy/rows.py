@@ -1,11 +1,11 @@
 """The table of the accuracy report: one row for each known truth, with every estimator's answer."""
 
-import csv
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.accuracy.ablations import TERMS
+from benchmarks.rows import read_lines, write_lines
 
 TABLE = Path(__file__).with_name("accuracy.csv")
 PREFLIGHT_TABLE = TABLE.with_name("preflight.csv")  # torch-preflight's answers for rows of the table
@@ -87,10 +87,8 @@ def read_rows(path: Path = TABLE) -> list[Row]:
     """Read all rows of the table, with torch-preflight's answers; none if there is no table yet."""
     if not path.exists():
         return []
-    with PREFLIGHT_TABLE.open(newline="", encoding="utf-8") as file:
-        others = {(line["source"], line["layer"], line["case"]): line for line in csv.DictReader(file)}
-    with path.open(newline="", encoding="utf-8") as file:
-        return [_row(line, others) for line in csv.DictReader(file)]
+    others = {(line["source"], line["layer"], line["case"]): line for line in read_lines(PREFLIGHT_TABLE)}
+    return [_row(line, others) for line in read_lines(path)]
 
 
 def _row(line: dict[str, str], others: Mapping[tuple[str, str, str], dict[str, str]]) -> Row:
@@ -113,13 +111,13 @@ def _row(line: dict[str, str], others: Mapping[tuple[str, str, str], dict[str, s
 
 def write_rows(rows: Iterable[Row], path: Path = TABLE) -> None:
     """Write the table."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow((*_FIXED, *_ESTIMATES, "note"))
-        for row in rows:
-            numbers = {
-                "limit_mib": "" if row.limit_mib is None else mib_text(row.limit_mib),
-                "needed_mib": "" if row.needed_mib is None else mib_text(row.needed_mib),
-            }
-            fixed = [numbers.get(name, getattr(row, name)) for name in _FIXED]
-            writer.writerow((*fixed, *(row.estimates.get(name, "") for name in _ESTIMATES), row.note))
+    write_lines(path, (*_FIXED, *_ESTIMATES, "note"), map(_line, rows))
+
+
+def _line(row: Row) -> tuple[object, ...]:
+    numbers = {
+        "limit_mib": "" if row.limit_mib is None else mib_text(row.limit_mib),
+        "needed_mib": "" if row.needed_mib is None else mib_text(row.needed_mib),
+    }
+    fixed = [numbers.get(name, getattr(row, name)) for name in _FIXED]
+    return *fixed, *(row.estimates.get(name, "") for name in _ESTIMATES), row.note

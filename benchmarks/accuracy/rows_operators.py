@@ -3,7 +3,6 @@
 `benchmarks/published/README.md` names origin and loop; operator_loop.py repeats it.
 """
 
-import csv
 import re
 import struct
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.accuracy.rows import Row
+from benchmarks.rows import read_lines
 from planner.hardware.database import find_device
 from planner.hardware.device import MIB
 
@@ -73,8 +73,7 @@ def why_left_out(line: Line) -> str:
 
 def published_lines() -> list[Line]:
     """Return the published rows."""
-    with TABLE.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return read_lines(TABLE)
 
 
 def is_kernel(line: Line) -> bool:
@@ -109,8 +108,7 @@ def operator_rows() -> list[Row]:
 
 def kernel_rows() -> list[Row]:
     """Return the peak allocated (B) of each row of kernels, by the release of its day and by the newest."""
-    with KERNEL_PEAKS.open(newline="", encoding="utf-8") as file:
-        peaks = {tuple(one[name] for name in KEYS): one for one in csv.DictReader(file)}
+    peaks = {tuple(one[name] for name in KEYS): one for one in read_lines(KERNEL_PEAKS)}
     rows = []
     for line in filter(is_kernel, published_lines()):
         planned = peaks[tuple(line[name] for name in KEYS)]

@@ -6,7 +6,6 @@ with what is known of that version: for bert-large, that torch 1.10's softmax sa
 (pytorch_1_10.py).
 """
 
-import csv
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
@@ -21,6 +20,7 @@ from benchmarks.accuracy.peers import peer_estimates
 from benchmarks.accuracy.rows import PEERS, Row, texts
 from benchmarks.docs import notebook
 from benchmarks.published.allocator import PUBLISHED, replay_published
+from benchmarks.rows import read_lines
 from planner.api.compare import compare
 from planner.capture.session import record
 from planner.hardware.device import MIB
@@ -133,15 +133,13 @@ def thread_rows() -> list[Row]:
 
 def point_rows() -> list[Row]:
     """Return the rows of ViT-L/16 (C) and bert-large (D)."""
-    with POINTS.open(newline="") as file:
-        lines = [line for line in csv.DictReader(file) if line["task"] == "train"]
+    lines = [line for line in read_lines(POINTS) if line["task"] == "train"]
     return [row for line in lines if (row := (_vit_l if "vit" in line["model"] else _bert)(line)) is not None]
 
 
 def t4_rows() -> list[Row]:
     """Return peak allocated (B) and reserved (C) on a T4, to the byte."""
-    with T4_RUNS.open(newline="") as file:
-        return [row for line in csv.DictReader(file) for row in _t4(line)]
+    return [row for line in read_lines(T4_RUNS) for row in _t4(line)]
 
 
 def _t4(line: Mapping[str, str]) -> Iterator[Row]:

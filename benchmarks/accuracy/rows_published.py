@@ -3,7 +3,6 @@
 `benchmarks/published/README.md` names origins and loops.
 """
 
-import csv
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -14,6 +13,7 @@ from benchmarks.accuracy.rows import DIES, LIVES, PUBLISHED, Row, texts
 from benchmarks.published import timm_brackets
 from benchmarks.published.outcomes import MIB, RUNS, job_of as cnn_job, set_up_bytes
 from benchmarks.published.transformers import job_of as transformer_job
+from benchmarks.rows import read_lines
 from planner.capture.session import record
 from planner.errors import PlannerError
 from planner.hardware.cudnn import PublishedWorkspaces
@@ -41,15 +41,16 @@ class Published:
 def xmem_tasks(kind: str) -> list[Published]:
     """Return the runs of CNNs or of transformers."""
     library = "torchvision" if kind == CNNS else "transformers"
-    with RUNS.open(newline="") as file:
-        lines = list(enumerate(csv.DictReader(file), start=2))
+    lines = list(enumerate(read_lines(RUNS), start=2))
     return [Published(kind, number, line) for number, line in lines if line["library"] == library]
 
 
 def timm_tasks() -> list[Published]:
     """Return all brackets."""
-    with timm_brackets.BRACKETS.open(newline="") as file:
-        return [Published(TIMM, number, line) for number, line in enumerate(csv.DictReader(file), start=2)]
+    return [
+        Published(TIMM, number, line)
+        for number, line in enumerate(read_lines(timm_brackets.BRACKETS), start=2)
+    ]
 
 
 def xmem_rows(task: Published, peers: Peers) -> list[Row]:

@@ -1,6 +1,5 @@
 """Headlines given twice: with what is fitted to their rows left out, and with the product's own settings."""
 
-import csv
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from benchmarks.accuracy.stats import inside_at
 from benchmarks.accuracy.texts import HELD_OUT, TWICE
 from benchmarks.fits.cuda_context import Libraries, loading_of, published_size
 from benchmarks.published.timm_brackets import OUTSIDE_MIB, TOTAL_MIB
+from benchmarks.rows import read_lines
 from planner.allocator.config import AllocatorConfig
 from planner.hardware.budget import make_budget
 from planner.hardware.database import find_device
@@ -26,8 +26,7 @@ CARD, TORCH = "RTX 3090", "1.12.0+cu113"
 
 def refitted_errors(rows: Sequence[Row]) -> list[float]:
     """Return the errors of CNNs with the fitted workspace as the other models' runs alone give it."""
-    with LEFT_OUT.open(newline="", encoding="utf-8") as file:
-        peaks = {int(line["line"]): float(line["replayed_mib"]) for line in csv.DictReader(file)}
+    peaks = {int(line["line"]): float(line["replayed_mib"]) for line in read_lines(LEFT_OUT)}
     errors = []
     for row in rows:
         if row.source == CNNS:

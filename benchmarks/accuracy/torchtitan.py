@@ -5,12 +5,12 @@ Float8 is planned as torchtitan's documentation has it, with weights gathered in
 Each is the plan of the first rank, whose parts are as large as any: torchtitan reports the most of all ranks.
 """
 
-import csv
 from collections.abc import Mapping
 from pathlib import Path
 
 import planner
 from benchmarks.accuracy.rows import Row, texts
+from benchmarks.rows import read_lines
 
 TORCHTITAN = "torchtitan"
 TABLE = Path(__file__).parents[1] / "published" / "torchtitan.csv"
@@ -26,8 +26,7 @@ SPLIT_NOTE = f"{FLOAT8_NOTE}; cause not known: planned once, after the others, w
 
 def torchtitan_rows() -> list[Row]:
     """Return peaks of reserved memory (C)."""
-    with TABLE.open(newline="", encoding="utf-8") as file:
-        return [_row(line) for line in csv.DictReader(file)]
+    return [_row(line) for line in read_lines(TABLE)]
 
 
 def _row(line: Mapping[str, str]) -> Row:

@@ -4,7 +4,6 @@ The loop: weights, gradients and AdamW's moments in bfloat16, texts packed into 
 gradients cleared after the step. torchtune_steps.py has the rows with more flags.
 """
 
-import csv
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from torch import nn
 import planner
 from benchmarks.accuracy.rows import Row, texts
 from benchmarks.accuracy.torchtune_llama import LLAMA_3B, Llama
+from benchmarks.rows import read_lines
 from planner.allocator.config import MemoryLimits
 from planner.allocator.replay import replay_trace
 from planner.capture.session import record
@@ -49,8 +49,7 @@ NOTES = {  # by step
 
 def torchtune_rows() -> list[Row]:
     """Return peak active memory, which is peak allocated (B) where one stream runs."""
-    with TABLE.open(newline="", encoding="utf-8") as file:
-        return [_row(line) for line in csv.DictReader(file)]
+    return [_row(line) for line in read_lines(TABLE)]
 
 
 def _row(line: Mapping[str, str]) -> Row:

@@ -19,7 +19,6 @@ stored` write the last tables alone. Writes seven tables between the marks of do
 """
 
 import argparse
-import csv
 import re
 import sys
 from collections import defaultdict
@@ -37,6 +36,7 @@ from scipy.optimize import nnls
 import planner
 from benchmarks.published.allocator import replay_published
 from benchmarks.published.outcomes import RUNS, set_up_bytes, trace_run
+from benchmarks.rows import read_lines
 from planner.capture.session import record
 from planner.capture.symbolic.kernel_calls import RecordedCall
 from planner.capture.workspaces.ops import kind_and_size
@@ -142,12 +142,9 @@ def number_of(version: str) -> tuple[int, ...]:
 def published(libraries: Sequence[Cudnn]) -> str:
     """Return the table of workspaces that a heuristic chose on a GPU of 8.0 or newer."""
     rows = []
-    with PUBLISHED.open(newline="") as file:
-        for row in csv.DictReader(file):
-            if re.match(r"[89]\.", row["capability"]) and row["n"] and was_chosen(row):
-                rows.append(
-                    [*description_cells(row), *(workspace_cell(row, library) for library in libraries)]
-                )
+    for row in read_lines(PUBLISHED):
+        if re.match(r"[89]\.", row["capability"]) and row["n"] and was_chosen(row):
+            rows.append([*description_cells(row), *(workspace_cell(row, library) for library in libraries)])
     head = (
         "source",
         "GPU",
@@ -340,14 +337,11 @@ class Query:
 
 def peaks(library: Cudnn) -> str:
     """Return the table of errors on xMem's CNNs, with more and more of the library's answers."""
-    with RUNS.open(newline="") as file:
-        runs = [
-            run
-            for run in csv.DictReader(file)
-            if run["library"] == "torchvision"
-            and run["peak_nvml_delta_mib"]
-            and run["oom_on_full_gpu"] != "True"
-        ]
+    runs = [
+        run
+        for run in read_lines(RUNS)
+        if run["library"] == "torchvision" and run["peak_nvml_delta_mib"] and run["oom_on_full_gpu"] != "True"
+    ]
     directions_of: dict[str, tuple[Direction, ...]] = {
         "the fitted term alone": (),
         "and forward passes": (Direction.FORWARD,),

@@ -11,7 +11,6 @@ peak reserved less the memory reserved there. Under a cap each run is emulated a
 cap.
 """
 
-import csv
 import os
 import re
 import sys
@@ -21,6 +20,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.emulated.emulate import Case, emulate
+from benchmarks.rows import read_lines, write_lines
 
 HERE = Path(__file__).parent
 PUBLISHED = HERE.parent / "published" / "runs_torch26.csv"
@@ -37,8 +37,7 @@ Row = dict[str, str]
 
 def published() -> list[tuple[int, Row]]:
     """Return the CNNs with their lines in the file."""
-    with PUBLISHED.open(newline="", encoding="utf-8") as file:
-        rows = list(enumerate(csv.DictReader(file), start=2))
+    rows = list(enumerate(read_lines(PUBLISHED), start=2))
     return [(line, row) for line, row in rows if row["library"] == "torchvision"]
 
 
@@ -103,8 +102,7 @@ def _figures(line: int, row: Row, run: Case, outcomes: dict[int, bool]) -> dict[
 
 def _static_rises() -> dict[int, str]:
     """Return the static planner's figures for these runs, by line; benchmarks/accuracy computes them."""
-    with STATIC.open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["source"] == "xMem's CNNs" and row["layer"] == "D"]
+    rows = [row for row in read_lines(STATIC) if row["source"] == "xMem's CNNs" and row["layer"] == "D"]
     return {int(row["case"].rpartition("line ")[2].rstrip(")")): row["planner"] for row in rows}
 
 
@@ -115,18 +113,15 @@ def _key(line: dict[str, Any]) -> tuple[str, ...]:
 def store(lines: list[dict[str, Any]]) -> None:
     """Put the lines into the file in the place of those of the same versions and addresses."""
     others = [line for line in read_figures() if _key(line) != _key(lines[0])]
-    with FIGURES.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(sorted([*others, *lines], key=_key))
+    rows = sorted([*others, *lines], key=_key)
+    write_lines(FIGURES, FIELDS, ([row[name] for name in FIELDS] for row in rows))
 
 
 def read_figures() -> list[Row]:
     """Return the lines of the file."""
     if not FIGURES.is_file():
         return []
-    with FIGURES.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return read_lines(FIGURES)
 
 
 def _errors(lines: Iterable[Row], column: str) -> list[float]:

@@ -4,7 +4,6 @@ Models are those that the tables under benchmarks plan for training, as far as t
 built in seconds. Batch sizes stay below two fifths of the largest batch there, in proportion to the GPU.
 """
 
-import csv
 import re
 from ast import literal_eval
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from benchmarks.rows import read_lines
 from planner.hardware.database import find_device
 from planner.hardware.device import MIB, Device
 
@@ -158,8 +158,11 @@ def read_entries(source: str) -> list[_Entry]:
     mib = TABLE_MIB.get(source, 24_000)
     entries = []
     for table in SOURCES[source]:
-        with (TABLES / f"{table}.csv").open(encoding="utf-8") as file:
-            rows = [row for row in csv.DictReader(file) if row["mode"] == "train" and not row["failure"]]
+        rows = [
+            row
+            for row in read_lines(TABLES / f"{table}.csv")
+            if row["mode"] == "train" and not row["failure"]
+        ]
         for row in rows:
             batch = int(row["largest_batch"])
             if batch < LEAST_TABLE_BATCH.get(source, 2):

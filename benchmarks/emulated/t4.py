@@ -6,7 +6,6 @@ Each PYTHON has the CUDA build of torch, torchvision and transformers; the stati
 the first. Prints the rows of a table for docs/emulator.md. PLANNER_EMULATED_ADDRESSES=rising is passed on.
 """
 
-import csv
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from statistics import median
 from benchmarks.emulated.both_sides import cudnn_of
 from benchmarks.emulated.emulate import Case, emulate
 from benchmarks.emulated.t4_static import plan
+from benchmarks.rows import read_lines
 
 PUBLISHED = Path(__file__).parents[1] / "published" / "t4_torch211.csv"
 COUNTERS = ("allocated", "reserved", "process")
@@ -27,8 +27,7 @@ Row = Mapping[str, str]
 
 def main() -> None:
     """Print errors over the measured figures, row by row: static in both orders, then each emulated one."""
-    with PUBLISHED.open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_lines(PUBLISHED)
     cases: list[Case] = [
         {"model": row["model"], "batch": int(row["batch"]), "size": int(row["length_or_size"])}
         for row in rows

@@ -12,7 +12,6 @@ place of zero_grad is not recorded for campaign A and for those without a letter
 published_calibrations.py, with zero_grad between forward and backward pass in campaign A.
 """
 
-import csv
 from contextlib import nullcontext
 
 import numpy as np
@@ -22,6 +21,7 @@ from benchmarks.published.allocator import replay_published
 from benchmarks.published.outcomes import MIB, RUNS, job_of, set_up_bytes
 from benchmarks.published.shims.transformers_4_51 import as_transformers_4_51
 from benchmarks.published.transformers import job_of as transformer_of
+from benchmarks.rows import read_lines
 from planner.allocator.replay import replay_trace
 from planner.capture.models.registry import import_transformers
 from planner.capture.session import record
@@ -34,8 +34,7 @@ from planner.program.events import Trace
 def main() -> None:
     """Replay both ways and print."""
     import_transformers()
-    with RUNS.open(newline="") as file:
-        runs = list(csv.DictReader(file))
+    runs = read_lines(RUNS)
     measured_runs = [run for run in runs if run["peak_nvml_delta_mib"] and run["oom_on_full_gpu"] != "True"]
     differing: list[tuple[float, float]] = []
     print(f"{'model':28} {'optimizer':9} {'batch':>5} {'GPU':8} {'campaign':8} {'rising':>8} {'falling':>8}")

@@ -22,13 +22,13 @@ Any share from 3.3 to 12 % in place of the tenth gives the same bracket. Prints
 What stays missing on either card, 0 to 100 MiB, is loaded lazily and lies outside the allocator.
 """
 
-import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.published.allocator import replay_published
 from benchmarks.published.outcomes import MIB, RUNS, set_up_bytes, trace_run
+from benchmarks.rows import read_lines, write_lines
 from planner.hardware.cudnn.published import PublishedWorkspaces, image_wise_terms
 from planner.hardware.database import find_device
 from planner.program import Capability, Convolution, ConvWorkspaceSource, Workspaces
@@ -106,10 +106,7 @@ def main() -> None:
                 batch = int(run.row["batch"])
                 peak = peak_bytes(run.row, terms) / MIB
                 lines.append((run.line, run.name, batch, f"{peak:.2f}"))
-    with LEFT_OUT.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("line", "run", "batch", "replayed_mib"))
-        writer.writerows(sorted(lines))
+    write_lines(LEFT_OUT, ("line", "run", "batch", "replayed_mib"), sorted(lines))
 
 
 def bracket_of(runs: Sequence[Run]) -> Bracket:
@@ -140,12 +137,11 @@ def print_runs(card: str, runs: Sequence[Run]) -> None:
 
 def read_runs(card: str) -> Iterator[Run]:
     """Yield the runs of a card that have such convolutions."""
-    with RUNS.open(newline="") as file:
-        rows = [
-            (line, row)
-            for line, row in enumerate(csv.DictReader(file), start=2)
-            if row["library"] == "torchvision" and card in row["gpu"]
-        ]
+    rows = [
+        (line, row)
+        for line, row in enumerate(read_lines(RUNS), start=2)
+        if row["library"] == "torchvision" and card in row["gpu"]
+    ]
     for line, row in rows:
         if not row["peak_nvml_delta_mib"] or row["oom_on_full_gpu"] == "True":
             continue

@@ -11,7 +11,6 @@ once are those of older versions of torch, below. Two that were read while a mon
 one that torch 2.0.1 left in a notebook, are printed but not fitted.
 """
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,6 +18,7 @@ from math import hypot, sqrt
 from pathlib import Path
 from statistics import linear_regression, mean, median, stdev
 
+from benchmarks.rows import read_lines
 from planner.hardware.context import (
     BASE_MIB,
     SPREAD_MIB,
@@ -132,8 +132,7 @@ SAMPLES = (
 
 def read_messages(path: Path = MESSAGES) -> list[Message]:
     """Return the messages, each with the context that follows from it."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return [_message(line) for line in csv.DictReader(file)]
+    return [_message(line) for line in read_lines(path)]
 
 
 def _message(line: dict[str, str]) -> Message:

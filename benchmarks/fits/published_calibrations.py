@@ -22,7 +22,6 @@ measured are 12 to 14 MiB. After the step it would be 208 MiB at batch 300 and 2
 """
 
 import argparse
-import csv
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,6 +38,7 @@ from msgspec.structs import replace
 from benchmarks.published.allocator import replay_published
 from benchmarks.published.outcomes import MIB, RUNS, job_of, set_up_bytes, smallest_cap_mib
 from benchmarks.published.shims.transformers_4_51 import as_transformers_4_51
+from benchmarks.rows import read_lines
 from planner.capture.models.registry import complete_by_library, import_transformers
 from planner.capture.session import record
 from planner.hardware.calibration.files import Origins, add_points, key_of
@@ -156,8 +156,7 @@ def observation_of(run: Run, lacking_bytes: int) -> Observation:
 
 def read_sweeps() -> list[Sweep]:
     """Return the jobs of campaign A that can be fitted, with their traces."""
-    with RUNS.open(newline="") as file:
-        published = [run for run in csv.DictReader(file) if run["library"] in ("torchvision", "transformers")]
+    published = [run for run in read_lines(RUNS) if run["library"] in ("torchvision", "transformers")]
     by_job: dict[tuple[Job, str], list[Run]] = defaultdict(list)
     for run in published:
         by_job[published_job(run), run["gpu"]].append(run)

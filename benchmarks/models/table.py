@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import planner
+from benchmarks.rows import read_lines
 from planner.errors import PlannerError
 
 HERE = Path(__file__).resolve().parent
@@ -190,11 +191,9 @@ def read_csv(path: Path) -> list[Row]:
     if not path.exists():
         return []
     kinds = {field.name: field.type for field in fields(Row)}
-    with path.open(newline="") as file:
-        return [
-            Row(**{name: _value(text, kinds[name]) for name, text in line.items()})
-            for line in csv.DictReader(file)
-        ]
+    return [
+        Row(**{name: _value(text, kinds[name]) for name, text in line.items()}) for line in read_lines(path)
+    ]
 
 
 def _value(text: str, kind: Any) -> Any:

@@ -14,7 +14,6 @@ added to the measured rise.
     python -m benchmarks.published.outcomes
 """
 
-import csv
 import re
 from itertools import takewhile
 from pathlib import Path
@@ -23,6 +22,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from benchmarks.published.allocator import replay_published
+from benchmarks.rows import read_lines
 from planner.capture.session import record
 from planner.hardware.cudnn import PublishedWorkspaces
 from planner.hardware.database import find_device
@@ -81,8 +81,7 @@ def smallest_cap_mib(trace: Trace, batch: int) -> int:
 
 
 def main() -> None:
-    with RUNS.open(newline="") as file:
-        runs = [run for run in csv.DictReader(file) if run["library"] == "torchvision"]
+    runs = [run for run in read_lines(RUNS) if run["library"] == "torchvision"]
     died: list[float] = []
     lived: list[float] = []
     ratios: list[float] = []

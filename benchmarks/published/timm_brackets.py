@@ -21,7 +21,6 @@ of the installed torch.
 """
 
 import argparse
-import csv
 import os
 import re
 import sys
@@ -33,6 +32,7 @@ from pathlib import Path
 os.environ["TIMM_FUSED_ATTN"] = "0"  # read when timm is imported
 
 from benchmarks.published.allocator import replay_published
+from benchmarks.rows import read_lines, write_lines
 from planner.capture.session import record
 from planner.errors import PlannerError
 from planner.hardware.device import MIB
@@ -74,8 +74,7 @@ def main() -> None:
     parser.add_argument("--models", default="", metavar="REGEX", help="only models that this matches")
     parser.add_argument("--to", type=Path, default=HERE / "timm_brackets.csv", metavar="PATH")
     options = parser.parse_args()
-    with BRACKETS.open(newline="") as file:
-        brackets = [line for line in csv.DictReader(file) if re.search(options.models, line["model"])]
+    brackets = [line for line in read_lines(BRACKETS) if re.search(options.models, line["model"])]
     if not brackets:
         parser.error(f"--models {options.models}: no model's name matches")
     rows = []
@@ -165,14 +164,11 @@ def one_line(row: Row) -> str:
 
 def write(rows: Iterable[Row], path: Path) -> None:
     """Write the rows as CSV."""
-    with path.open("w", newline="") as file:
-        names = [field.name for field in fields(Row)]
-        writer = csv.DictWriter(file, names, lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            values = asdict(row)
-            values["inside_with_others"] = " ".join("yes" if yes else "no" for yes in row.inside_with_others)
-            writer.writerow(values)
+    lines = []
+    for row in rows:
+        inside = " ".join("yes" if yes else "no" for yes in row.inside_with_others)
+        lines.append({**asdict(row), "inside_with_others": inside}.values())
+    write_lines(path, [field.name for field in fields(Row)], lines)
 
 
 def cause(row: Row) -> str:

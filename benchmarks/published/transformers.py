@@ -13,7 +13,6 @@ the versions.
 """
 
 import argparse
-import csv
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ import numpy as np
 from benchmarks.published.allocator import replay_published
 from benchmarks.published.outcomes import MIB, RUNS, TORCH, ZERO_GRAD
 from benchmarks.published.shims.transformers_4_51 import as_transformers_4_51
+from benchmarks.rows import read_lines
 from planner.capture.models.registry import import_transformers
 from planner.capture.session import record
 from planner.hardware.database import find_device
@@ -108,8 +108,7 @@ def main() -> None:
     parser.add_argument("--installed", action="store_true", help="transformers as it is installed")
     installed = parser.parse_args().installed
     import_transformers()
-    with RUNS.open(newline="") as file:
-        runs = [run for run in csv.DictReader(file) if run["library"] == "transformers"]
+    runs = [run for run in read_lines(RUNS) if run["library"] == "transformers"]
     compared = compare(runs, nullcontext if installed else as_transformers_4_51, as_published=not installed)
     print(
         f"{'model':27} {'optimizer':9} {'batch':>5} {'GPU':8} {'campaign':8} {'measured':>8} "

@@ -11,12 +11,12 @@ file; those that have one are left out. Prints the rows as a Markdown table.
 """
 
 import argparse
-import csv
 import resource
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -24,13 +24,27 @@ from benchmarks.emulated.both_sides import ROOT, Emulator
 from benchmarks.emulated.capabilities.registry import load_capability
 from benchmarks.emulated.differential import numbers_of
 from benchmarks.emulated.jobs import DrawnJob
+from benchmarks.emulated.rows import add_row
+from benchmarks.rows import read_rows
 from planner.api.request import make_job
 
 ROWS = Path(__file__).with_name("compiled.csv")
-COLUMNS = ("number", "model", "batch", "gpu", "options", "torch_compile_seconds", "plan_seconds")
 HEAD = (
     "| model, batch | options | torch.compile, s | plan, s | plan by torch.compile |\n|---|---|--:|--:|--:|"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledRow:
+    """A job's seconds of the processor."""
+
+    number: int
+    model: str
+    batch: int
+    gpu: str
+    options: str
+    torch_compile_seconds: float
+    plan_seconds: float
 
 
 def main() -> None:
@@ -42,11 +56,13 @@ def main() -> None:
     parser.add_argument("--jobs", metavar="FIRST-LAST", help="numbers of jobs; by default all")
     options = parser.parse_args()
     wanted = None if options.jobs is None else set(numbers_of(options.jobs))
-    done = {int(row["number"]) for row in read_rows()}
+    done = {row.number for row in read_rows(ROWS, CompiledRow)}
     for case in load_capability("compiled").cases:
         number = case.job.number
         if not case.command and number not in done and (wanted is None or number in wanted):
-            _add_row(case.job, torch_seconds(case.job, options.python), plan_seconds(case.job))
+            running, planning = torch_seconds(case.job, options.python), plan_seconds(case.job)
+            named = (case.job.model, case.job.batch, case.job.gpu, case.job.words)
+            add_row(ROWS, CompiledRow(number, *named, round(running, 1), round(planning, 1)))
     print("\n".join([HEAD, *table_lines()]))
 
 
@@ -83,35 +99,15 @@ def torch_seconds(drawn: DrawnJob, python: str) -> float:
     return _seconds(run)
 
 
-def read_rows() -> list[dict[str, str]]:
-    """Return the rows by number."""
-    if not ROWS.exists():
-        return []
-    with ROWS.open(newline="") as file:
-        return sorted(csv.DictReader(file), key=lambda row: int(row["number"]))
-
-
 def table_lines() -> Iterator[str]:
     """Yield the lines of the table below its head."""
-    for row in read_rows():
-        running, planning = float(row["torch_compile_seconds"]), float(row["plan_seconds"])
-        options = row["options"].replace("--compile default", "").strip()
+    for row in read_rows(ROWS, CompiledRow):
+        running, planning = row.torch_compile_seconds, row.plan_seconds
+        options = row.options.replace("--compile default", "").strip()
         yield (
-            f"| {row['model']}, {row['batch']} | {f'`{options}`' if options else ''} "
+            f"| {row.model}, {row.batch} | {f'`{options}`' if options else ''} "
             f"| {running:.0f} | {planning:.0f} | {planning / running:.2f} |"
         )
-
-
-def _add_row(drawn: DrawnJob, running: float, planning: float) -> None:
-    values: Sequence[object] = (
-        drawn.number, drawn.model, drawn.batch, drawn.gpu, drawn.words, f"{running:.1f}", f"{planning:.1f}"
-    )  # fmt: skip
-    is_new = not ROWS.exists()
-    with ROWS.open("a", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if is_new:
-            writer.writerow(COLUMNS)
-        writer.writerow(values)
 
 
 def _seconds(call: Callable[[], object]) -> float:

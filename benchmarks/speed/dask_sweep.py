@@ -7,7 +7,6 @@ Starts a scheduler and four workers with one thread each, runs `planner sweep --
 Prints one line of figures, which docs/sweep.md quotes. Nothing runs on a GPU: each cell is computed.
 """
 
-import csv
 import os
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from time import perf_counter, sleep
 
 import yaml
 
+from benchmarks.rows import read_lines
 from planner.hardware import load_devices
 
 WORKERS = 4
@@ -91,8 +91,7 @@ def run(folder: Path, jobs: int) -> str:
         for part in parts:
             part.kill()
             part.wait()
-    with (folder / "cells.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_lines(folder / "cells.csv")
     counts = Counter((row["model"], row["recipe"], row["gpu"]) for row in rows)
     assert code == 0, (folder / "sweep.log").read_text()[-2000:]
     assert len(counts) == cells and set(counts.values()) == {1}

@@ -7,22 +7,20 @@ With --largest, first find the largest batch of each script without a row in `us
 """
 
 import argparse
-import csv
 import json
 import resource
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple
 
 from benchmarks.emulated.both_sides import ROOT
 from benchmarks.emulated.capabilities.case import Case
 from benchmarks.emulated.capabilities.commands import FILES
 from benchmarks.emulated.capabilities.registry import HERE, load_capability
-from benchmarks.emulated.rows import Row
+from benchmarks.emulated.rows import Row, add_row
 from benchmarks.rows import read_rows
 from planner._support.atomic_write import write_bytes
 from planner.hardware.device import MIB
@@ -34,7 +32,8 @@ MOST_SECONDS = 300  # for one answer; a script that takes longer gets none
 START, END = "<!-- table -->\n", "<!-- end of the table -->\n"
 
 
-class Largest(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Largest:
     """The answer of `planner max-batch` for a script."""
 
     number: int
@@ -49,11 +48,13 @@ def main() -> None:
     )
     parser.add_argument("--largest", action="store_true", help="find the largest batches first")
     if parser.parse_args().largest:
-        known = {one.number for one in read_largest()}
+        known = {one.number for one in read_rows(LARGEST, Largest)}
         for case in load_capability("user_files").cases:
             if case.job.number not in known:
                 try:
-                    _add(find_largest(case))
+                    found = find_largest(case)
+                    add_row(LARGEST, found)
+                    print(found, flush=True)
                 except subprocess.SubprocessError as error:
                     print(case.job.model, error, flush=True)
     write_bytes(PAGE, with_table(PAGE.read_text(encoding="utf-8")).encode())
@@ -69,7 +70,7 @@ def with_table(page: str) -> str:
 def table() -> Iterator[str]:
     """Yield the lines of the table and of what it sums up."""
     rows = {row.number: row for row in read_rows(HERE / "user_files.csv", Row)}
-    largest = {one.number: one for one in read_largest()}
+    largest = {one.number: one for one in read_rows(LARGEST, Largest)}
     ran = [row for row in rows.values() if not row.failure]
     same = sum(row.allocated_is_same and row.reserved_is_same for row in ran)
     seconds = sorted(one.seconds for one in largest.values())
@@ -112,22 +113,6 @@ def find_largest(case: Case) -> Largest:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return Largest(case.job.number, json.loads(done.stdout)["answer_batch"], round(seconds, 1))
-
-
-def read_largest(file: Path = LARGEST) -> list[Largest]:
-    """Return the rows that there are."""
-    if not file.exists():
-        return []
-    with file.open(encoding="utf-8", newline="") as text:
-        rows = csv.DictReader(text)
-        return [Largest(int(row["number"]), int(row["batch"]), float(row["seconds"])) for row in rows]
-
-
-def _add(found: Largest) -> None:
-    rows = sorted([*read_largest(), found])
-    lines = [",".join(Largest._fields), *(",".join(map(str, row)) for row in rows)]
-    write_bytes(LARGEST, ("\n".join(lines) + "\n").encode())
-    print(*found, flush=True)
 
 
 def _shown(case: Case) -> str:

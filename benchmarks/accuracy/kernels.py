@@ -1,9 +1,7 @@
 """Liger's own kernels as its benchmarks ran them: its modules and functions over inputs on meta.
 
-Beside them are those of DeepSpeed and Megatron that its benchmarks ran.
-
-Each function builds one from the settings of a published row: the sizes of its `cfg` and the swept one. What
-a script makes beside, such as the weights of the plain module, is made here too.
+Beside them are those of DeepSpeed and Megatron that its benchmarks ran. Each function builds one from the
+setting of a published row. What a script makes beside, such as the weights of the plain module, is made too.
 """
 
 import inspect
@@ -18,21 +16,35 @@ from torch.nn import functional as F
 
 from benchmarks.accuracy.operator_loop import Operator, Outputs
 from benchmarks.accuracy.operators import (
+    GELU,
     META,
+    Setting,
     Sizes,
+    cleared,
+    distilled,
+    experts,
+    gated_mlp,
+    halves,
     held_gradients,
     ids,
     leaf,
-    random_gradients,
+    of_vector,
+    over_pairs,
+    over_texts,
     rms_norm as plain_rms_norm,
     summed,
+    with_head,
 )
 from planner.capture.models.libraries import import_library
 
+Kernel = Callable[[Setting], Operator]
+
 
 def _library(name: str) -> Any:
-    """Import a module of Liger."""
-    return import_library(f"liger_kernel.{name}", extra="liger")
+    """Import a module of Liger, or MODULE:NAME of one."""
+    file, _, attribute = name.partition(":")
+    module = import_library(f"liger_kernel.{file}", extra="liger")
+    return getattr(module, attribute) if attribute else module
 
 
 def _module(make: Callable[[], nn.Module], dtype: torch.dtype | None = None) -> nn.Module:
@@ -44,63 +56,26 @@ def _module(make: Callable[[], nn.Module], dtype: torch.dtype | None = None) -> 
 # ---- layers
 
 
-def _mlp(name: str, activation: str, mode: str, sizes: Sizes, **shards: int) -> Operator:
-    batch = sizes.get("bsz") or sizes["B"]
-    x = leaf(batch, sizes["T"], sizes["hidden_size"])
+def _mlp(name: str, activation: str, is_tiled: bool, sizes: Sizes) -> Callable[[Tensor], Tensor]:
     config = SimpleNamespace(
         hidden_size=sizes["hidden_size"],
         intermediate_size=sizes["intermediate_size"],
         hidden_act=activation,
         pretraining_tp=1,
     )
-    file, _, kind = name.partition(":")
-    layer = _module(lambda: getattr(_library(f"transformers.{file}"), kind)(config, **shards), torch.bfloat16)
-    gradients = held_gradients(torch.randn_like(x)) if mode == "backward" else random_gradients
-    return Operator(lambda: layer(x), gradients, mode, keeps_graph=True)
+    shards = {"num_shards": sizes["num_shards"]} if is_tiled else {}
+    return _module(lambda: _library(f"transformers.{name}")(config, **shards), torch.bfloat16)
 
 
-def geglu(mode: str, sizes: Sizes) -> Operator:
-    """Return GEGLU's MLP."""
-    return _mlp("geglu:LigerGEGLUMLP", "gelu_pytorch_tanh", mode, sizes)
-
-
-def swiglu(mode: str, sizes: Sizes) -> Operator:
-    """Return SwiGLU's MLP."""
-    return _mlp("swiglu:LigerSwiGLUMLP", "silu", mode, sizes)
-
-
-def tiled_geglu(mode: str, sizes: Sizes) -> Operator:
-    """Return GEGLU's MLP over tiles of the texts."""
-    shards = sizes["num_shards"]
-    return _mlp("tiled_mlp:LigerTiledGEGLUMLP", "gelu_pytorch_tanh", mode, sizes, num_shards=shards)
-
-
-def tiled_swiglu(mode: str, sizes: Sizes) -> Operator:
-    """Return SwiGLU's MLP over tiles of the texts."""
-    shards = sizes["num_shards"]
-    return _mlp("tiled_mlp:LigerTiledSwiGLUMLP", "silu", mode, sizes, num_shards=shards)
-
-
-def tiled_plain(is_gelu: bool, mode: str, sizes: Sizes) -> Operator:
+def _tiled_plain(activation: Callable[[Tensor], Tensor], sizes: Sizes) -> Callable[[Tensor], Tensor]:
     """Return a plain MLP over tiles of the texts as DeepSpeed computes it, by the same steps of Liger."""
-    hidden, inner = sizes["hidden_size"], sizes["intermediate_size"]
-    x = leaf(sizes["bsz"], sizes["T"], hidden)
-    gate, up, down = (
-        nn.Linear(n, m, bias=False, device=META, dtype=torch.bfloat16)
-        for n, m in ((hidden, inner), (hidden, inner), (inner, hidden))
-    )
-    activation = partial(F.gelu, approximate="tanh") if is_gelu else F.silu
-    tiled = _library("ops.tiled_mlp").apply_tiled_mlp
-
-    def mlp(module: nn.Module, part: Tensor) -> Tensor:
-        return down(activation(gate(part)) * up(part))  # type: ignore[no-any-return]
-
-    gradients = held_gradients(torch.randn_like(x)) if mode == "backward" else random_gradients
-    return Operator(lambda: tiled(mlp, None, x, sizes["num_shards"]), gradients, mode, keeps_graph=True)
+    mlp, tiled = gated_mlp(activation, sizes), _library("ops.tiled_mlp").apply_tiled_mlp
+    return lambda x: tiled(lambda module, part: mlp(part), None, x, sizes["num_shards"])  # type: ignore[no-any-return]
 
 
-def group_norm(sizes: Sizes) -> Operator:
+def group_norm(setting: Setting) -> Operator:
     """Return GroupNorm, whose script makes the whole pass in every mode, beside torch's module."""
+    sizes = setting.sizes
     channels, groups = sizes["C"], sizes["C"] // sizes["channels_per_group"]
     kind = _library("transformers.group_norm").LigerGroupNorm
     layer = _module(lambda: kind(num_channels=channels, num_groups=groups, eps=1e-6))
@@ -113,8 +88,9 @@ def group_norm(sizes: Sizes) -> Operator:
     return Operator(forward, held_gradients(torch.randn_like(x)), keeps_graph=True)
 
 
-def rms_norm(sizes: Sizes) -> Operator:
+def rms_norm(setting: Setting) -> Operator:
     """Return the RMSNorm for Megatron, and the sum of its output."""
+    sizes = setting.sizes
     config = SimpleNamespace(
         normalization="RMSNorm", sequence_parallel=False, layernorm_zero_centered_gamma=False
     )
@@ -124,11 +100,11 @@ def rms_norm(sizes: Sizes) -> Operator:
     return Operator(summed(lambda: layer(x)))
 
 
-def swiglu_in_place(sizes: Sizes) -> Operator:
-    """Return the SwiGLU for Megatron that writes gradients over its input; the script clears them first."""
+def swiglu_in_place(setting: Setting) -> Operator:
+    """Return the SwiGLU for Megatron that writes gradients over its input."""
     layer = _library("megatron.swiglu").LigerMegatronSwiGLU(in_place=True)
-    x = leaf(sizes["S"], sizes["B"], 2 * sizes["ffn_local"])
-    return _cleared(x, lambda: layer(x, None, False, False))
+    x = halves(setting.sizes)
+    return cleared(x, lambda: layer(x, None, False, False))
 
 
 class _FusedSwiglu(torch.autograd.Function):
@@ -144,25 +120,15 @@ class _FusedSwiglu(torch.autograd.Function):
         return torch.empty_like(ctx.saved_tensors[0])
 
 
-def fused_swiglu(sizes: Sizes) -> Operator:
-    """Return Megatron's SwiGLU; the script clears the gradient first."""
-    x = leaf(sizes["S"], sizes["B"], 2 * sizes["ffn_local"])
-    return _cleared(x, lambda: _FusedSwiglu.apply(x))  # type: ignore[no-untyped-call]
+def fused_swiglu(setting: Setting) -> Operator:
+    """Return Megatron's SwiGLU."""
+    x = halves(setting.sizes)
+    return cleared(x, lambda: _FusedSwiglu.apply(x))  # type: ignore[no-untyped-call]
 
 
-def _cleared(x: Tensor, forward: Callable[[], Tensor]) -> Operator:
-    """Return the sum of an output, before which the gradient of x is let go."""
-    run = summed(forward)
-
-    def cleared() -> Outputs:
-        x.grad = None
-        return run()
-
-    return Operator(cleared)
-
-
-def rope(sizes: Sizes) -> Operator:
+def rope(setting: Setting) -> Operator:
     """Return Llama 4's rotary embedding of queries and keys, with gradients of both that nothing keeps."""
+    sizes = setting.sizes
     hidden, length = sizes.get("hidden_size") or sizes["H"], sizes.get("seq_len") or sizes["T"]
     width = hidden // sizes["num_q_heads"]
     q, k = (leaf(1, length, sizes[heads], width) for heads in ("num_q_heads", "num_kv_heads"))
@@ -181,28 +147,9 @@ def rope(sizes: Sizes) -> Operator:
     return Operator(forward, gradients, keeps_graph=True, inputs=(q, k))
 
 
-def _vector(kind: Any, sizes: Sizes, dtype: torch.dtype) -> Operator:
-    """Return a function of a vector: the script takes the swept size as the whole shape."""
-    layer, x = kind(), leaf(sizes["N"], dtype=dtype)
-    return Operator(
-        lambda: layer(x),
-        lambda outputs: tuple(torch.ones_like(one) for one in outputs),
-        keeps_graph=True,
-    )
-
-
-def softmax(sizes: Sizes, dtype: torch.dtype) -> Operator:
-    """Return the softmax of a vector."""
-    return _vector(_library("transformers.softmax").LigerSoftmax, sizes, dtype)
-
-
-def relu_squared(sizes: Sizes, dtype: torch.dtype) -> Operator:
-    """Return the squared ReLU of a vector."""
-    return _vector(_library("transformers.relu_squared").LigerReLUSquared, sizes, dtype)
-
-
-def attention(sizes: Sizes, dtype: torch.dtype, is_sparse: bool) -> Operator:
+def attention(is_sparse: bool, setting: Setting) -> Operator:
     """Return multi-token attention over scores, beside a plain module's weights."""
+    _, sizes, dtype = setting
     inputs, outputs, size = sizes["C_in"], sizes["C_out"], sizes["K"]
     kind = _library("transformers.multi_token_attention").LigerMultiTokenAttention
     layer = _module(
@@ -224,112 +171,83 @@ def attention(sizes: Sizes, dtype: torch.dtype, is_sparse: bool) -> Operator:
 # ---- losses
 
 
-def cross_entropy(sizes: Sizes) -> Operator:
+def cross_entropy(setting: Setting) -> Operator:
     """Return cross entropy of logits in float32."""
+    sizes = setting.sizes
     x = leaf(sizes["B"] * sizes["T"], sizes["V"], dtype=torch.float32)
     target = ids(sizes["B"] * sizes["T"])
     loss = _library("transformers.cross_entropy").LigerCrossEntropyLoss()
     return Operator(lambda: loss(x, target))
 
 
-def megatron_cross_entropy(sizes: Sizes) -> Operator:
-    """Return cross entropy for Megatron, and the sum of its losses; the script clears the gradient first."""
+def megatron_cross_entropy(setting: Setting) -> Operator:
+    """Return cross entropy for Megatron, and the sum of its losses."""
+    sizes = setting.sizes
     x, target = leaf(sizes["S"], sizes["B"], sizes["V"]), ids(sizes["S"], sizes["B"])
     loss = _library("megatron.cross_entropy").LigerMegatronCrossEntropy(reduction="none")
-    return _cleared(x, lambda: loss(x, target))
+    return cleared(x, lambda: loss(x, target))
 
 
-def linear_cross_entropy(sizes: Sizes) -> Operator:
-    """Return cross entropy with the layer that makes its logits."""
-    head, twin = (leaf(sizes["V"], sizes["H"]) for _ in range(2))
-    x, target = leaf(sizes["BT"], sizes["H"]), ids(sizes["BT"])
-    loss = _library("transformers.fused_linear_cross_entropy").LigerFusedLinearCrossEntropyLoss()
-
-    def forward(twin: Tensor = twin) -> Tensor:
-        return loss(head, x, target)  # type: ignore[no-any-return]
-
-    return Operator(forward)
+def _linear_cross_entropy() -> Any:
+    return _library("transformers.fused_linear_cross_entropy").LigerFusedLinearCrossEntropyLoss()
 
 
-def preference(name: str, sizes: Sizes) -> Operator:
-    """Return a loss over pairs of texts, in chunks, with the layer that makes the logits."""
-    file, _, kind = name.partition(":")
-    head, twin = (leaf(sizes["V"], sizes["H"]) for _ in range(2))
-    x, target = leaf(sizes["B"], sizes["T"], sizes["H"]), ids(sizes["B"], sizes["T"])
-    function = getattr(_library(f"chunked_loss.{file}"), kind)
+def _preference(name: str) -> Kernel:
+    """Return a loss over pairs of texts, in chunks."""
 
-    def forward(twin: Tensor = twin) -> Any:
-        result = function.apply(x, head, target)
-        return result[0] if isinstance(result, tuple) else result
+    def loss() -> Callable[..., Any]:
+        function = _library(f"chunked_loss.{name}")
 
-    return Operator(forward)
+        def first(*inputs: Tensor) -> Any:
+            result = function.apply(*inputs)
+            return result[0] if isinstance(result, tuple) else result
+
+        return first
+
+    return partial(over_pairs, loss)
 
 
-def distillation(sizes: Sizes) -> Operator:
-    """Return Jensen and Shannon's divergence of a student from a teacher, in chunks, with both heads."""
-    student, student_twin = (leaf(sizes["V"], sizes["H"] // 2) for _ in range(2))
-    teacher, teacher_twin = (leaf(sizes["V"], sizes["H"]) for _ in range(2))
-    x, *beside = (leaf(sizes["BT"], sizes["H"] // 2) for _ in range(3))
-    y, target = leaf(sizes["BT"], sizes["H"], grad=False), ids(sizes["BT"])
-    held = (student_twin, teacher_twin, *beside)
+def _distillation() -> Callable[..., Any]:
+    """Return Jensen and Shannon's divergence of a student from a teacher, in chunks."""
     function = _library("chunked_loss.jsd_loss").LigerFusedLinearJSDFunction
     has_biases = "student_bias" in inspect.signature(function.forward).parameters
     biases = (None, None) if has_biases else ()
-
-    def forward(held: Outputs = held) -> Any:
-        return function.apply(x, student, y, teacher, target, *biases, 0.5, 0.5)
-
-    return Operator(forward)
+    return lambda *inputs: function.apply(*inputs, *biases, 0.5, 0.5)
 
 
-# ---- experts
-
-
-def experts(mode: str, sizes: Sizes) -> Operator:
-    """Return a mixture of experts in one function."""
-    tokens, count, hidden, inner, top = (sizes[name] for name in ("T", "E", "H", "intermediate_dim", "K"))
-    x = leaf(tokens, hidden)
-    up, down = leaf(count, 2 * inner, hidden) * 0.02, leaf(count, hidden, inner) * 0.02
-    chosen = torch.empty((tokens, top), dtype=torch.int32, device=META)
-    weights = leaf(tokens, top)
-    function = _library("ops.fused_moe").LigerFusedMoEFunction
-    return Operator(
-        lambda: function.apply(x, up, down, chosen, weights), random_gradients, mode, keeps_graph=True
-    )
-
-
-Kernel = Callable[[str, Sizes, torch.dtype], Operator]
-
-
-def _losses_of_pairs(name: str) -> Kernel:
-    return lambda mode, sizes, dtype: preference(name, sizes)
-
-
+_GELU, _SILU = "gelu_pytorch_tanh", "silu"
+_GEGLU = partial(over_texts, partial(_mlp, "geglu:LigerGEGLUMLP", _GELU, False))
 # By provider and operator of a row.
 KERNELS: Mapping[tuple[str, str], Kernel] = {
-    ("liger", "geglu"): lambda mode, sizes, dtype: geglu(mode, sizes),
-    ("liger", "tiled_geglu"): lambda mode, sizes, dtype: geglu(mode, sizes),
-    ("liger", "swiglu"): lambda mode, sizes, dtype: swiglu(mode, sizes),
-    ("liger_tiled", "tiled_geglu"): lambda mode, sizes, dtype: tiled_geglu(mode, sizes),
-    ("liger_tiled", "tiled_swiglu"): lambda mode, sizes, dtype: tiled_swiglu(mode, sizes),
-    ("deepspeed_tiled", "tiled_geglu"): lambda mode, sizes, dtype: tiled_plain(True, mode, sizes),
-    ("deepspeed_tiled", "tiled_swiglu"): lambda mode, sizes, dtype: tiled_plain(False, mode, sizes),
-    ("liger", "group_norm"): lambda mode, sizes, dtype: group_norm(sizes),
-    ("liger", "megatron_rms_norm"): lambda mode, sizes, dtype: rms_norm(sizes),
-    ("megatron", "megatron_rms_norm"): lambda mode, sizes, dtype: plain_rms_norm(sizes),
-    ("liger_in_place", "megatron_swiglu"): lambda mode, sizes, dtype: swiglu_in_place(sizes),
-    ("megatron", "megatron_swiglu"): lambda mode, sizes, dtype: fused_swiglu(sizes),
-    ("liger", "llama4_rope"): lambda mode, sizes, dtype: rope(sizes),
-    ("liger", "softmax"): lambda mode, sizes, dtype: softmax(sizes, dtype),
-    ("liger", "relu_squared"): lambda mode, sizes, dtype: relu_squared(sizes, dtype),
-    ("liger", "multi_token_attention"): lambda mode, sizes, dtype: attention(sizes, dtype, False),
-    ("liger", "sparse_multi_token_attention"): lambda mode, sizes, dtype: attention(sizes, dtype, True),
-    ("liger", "cross_entropy"): lambda mode, sizes, dtype: cross_entropy(sizes),
-    ("liger", "megatron_cross_entropy"): lambda mode, sizes, dtype: megatron_cross_entropy(sizes),
-    ("liger", "fused_linear_cross_entropy"): lambda mode, sizes, dtype: linear_cross_entropy(sizes),
-    ("liger", "fused_linear_orpo_loss"): _losses_of_pairs("orpo_loss:LigerFusedLinearORPOFunction"),
-    ("liger", "fused_linear_cpo_loss"): _losses_of_pairs("cpo_loss:LigerFusedLinearCPOFunction"),
-    ("liger", "fused_linear_simpo_loss"): _losses_of_pairs("simpo_loss:LigerFusedLinearSimPOFunction"),
-    ("liger", "distill_jsd_loss"): lambda mode, sizes, dtype: distillation(sizes),
-    ("liger", "fused_moe"): lambda mode, sizes, dtype: experts(mode, sizes),
+    ("liger", "geglu"): _GEGLU,
+    ("liger", "tiled_geglu"): _GEGLU,
+    ("liger", "swiglu"): partial(over_texts, partial(_mlp, "swiglu:LigerSwiGLUMLP", _SILU, False)),
+    ("liger_tiled", "tiled_geglu"): partial(
+        over_texts, partial(_mlp, "tiled_mlp:LigerTiledGEGLUMLP", _GELU, True)
+    ),
+    ("liger_tiled", "tiled_swiglu"): partial(
+        over_texts, partial(_mlp, "tiled_mlp:LigerTiledSwiGLUMLP", _SILU, True)
+    ),
+    ("deepspeed_tiled", "tiled_geglu"): partial(over_texts, partial(_tiled_plain, GELU)),
+    ("deepspeed_tiled", "tiled_swiglu"): partial(over_texts, partial(_tiled_plain, F.silu)),
+    ("liger", "group_norm"): group_norm,
+    ("liger", "megatron_rms_norm"): rms_norm,
+    ("megatron", "megatron_rms_norm"): plain_rms_norm,
+    ("liger_in_place", "megatron_swiglu"): swiglu_in_place,
+    ("megatron", "megatron_swiglu"): fused_swiglu,
+    ("liger", "llama4_rope"): rope,
+    ("liger", "softmax"): partial(of_vector, lambda: _library("transformers.softmax:LigerSoftmax")()),
+    ("liger", "relu_squared"): partial(
+        of_vector, lambda: _library("transformers.relu_squared:LigerReLUSquared")()
+    ),
+    ("liger", "multi_token_attention"): partial(attention, False),
+    ("liger", "sparse_multi_token_attention"): partial(attention, True),
+    ("liger", "cross_entropy"): cross_entropy,
+    ("liger", "megatron_cross_entropy"): megatron_cross_entropy,
+    ("liger", "fused_linear_cross_entropy"): partial(with_head, _linear_cross_entropy),
+    ("liger", "fused_linear_orpo_loss"): _preference("orpo_loss:LigerFusedLinearORPOFunction"),
+    ("liger", "fused_linear_cpo_loss"): _preference("cpo_loss:LigerFusedLinearCPOFunction"),
+    ("liger", "fused_linear_simpo_loss"): _preference("simpo_loss:LigerFusedLinearSimPOFunction"),
+    ("liger", "distill_jsd_loss"): partial(distilled, _distillation),
+    ("liger", "fused_moe"): partial(experts, lambda: _library("ops.fused_moe").LigerFusedMoEFunction.apply),
 }

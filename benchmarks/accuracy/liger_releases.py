@@ -68,15 +68,15 @@ def peak_bytes(line: Line, convolutions: ConvWorkspaceQuery) -> int:
     """
     from benchmarks.accuracy.kernels import KERNELS
     from benchmarks.accuracy.operator_loop import peak_allocated_bytes
-    from benchmarks.accuracy.operators import OPERATORS
+    from benchmarks.accuracy.operators import OPERATORS, Setting
 
-    operator, sizes, dtype = line["operator"], sizes_of(line), dtype_of(line)
+    operator, setting = line["operator"], Setting(line["mode"], sizes_of(line), dtype_of(line))
     plain = OPERATORS.get(PLAIN.get(operator, operator))
     target = replace(find_device(GPUS[line["gpu"]]).target, conv_workspace_query=convolutions)
     return peak_allocated_bytes(
-        lambda: KERNELS[line["provider"], operator](line["mode"], sizes, dtype),
+        lambda: KERNELS[line["provider"], operator](setting),
         target,
-        () if plain is None else (lambda: plain("full", sizes, dtype),),
+        () if plain is None else (lambda: plain(setting._replace(mode="full")),),
     )
 
 

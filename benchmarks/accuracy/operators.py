@@ -1,11 +1,12 @@
 """The operators that Liger measured against its own, as small modules in plain PyTorch.
 
-Each function builds one on meta from the settings of a published row: the sizes of its `cfg` and the swept
-one. What a script makes beside, such as the weights of Liger's own module, is made here too.
+Each function builds one on meta from the setting of a published row. What a script makes beside, such as the
+weights of Liger's own module, is made here too. kernels.py builds Liger's over the same inputs.
 """
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,14 @@ from benchmarks.accuracy.operator_loop import Operator, Outputs
 Sizes = Mapping[str, int]
 BF16 = torch.bfloat16
 META = torch.device("meta")
+
+
+class Setting(NamedTuple):
+    """How a published row was measured."""
+
+    mode: str
+    sizes: Sizes  # of its `cfg`, and the swept one
+    dtype: torch.dtype
 
 
 def leaf(*shape: int, dtype: torch.dtype = BF16, grad: bool = True) -> Tensor:
@@ -41,35 +50,42 @@ def held_gradients(*gradients: Tensor) -> Callable[[Outputs], Outputs]:
 # ---- layers
 
 
-def _mlp(activation: Callable[[Tensor], Tensor], hidden: int, inner: int, x: Tensor) -> Callable[[], Tensor]:
-    """Return the gated MLP of Llama over x."""
+def gated_mlp(activation: Callable[[Tensor], Tensor], sizes: Sizes) -> Callable[[Tensor], Tensor]:
+    """Return the gated MLP of Llama."""
+    hidden, inner = sizes["hidden_size"], sizes["intermediate_size"]
     gate, up, down = (
         nn.Linear(n, m, bias=False, device=META, dtype=BF16)
         for n, m in ((hidden, inner), (hidden, inner), (inner, hidden))
     )
-    return lambda: down(activation(gate(x)) * up(x))
+    return lambda x: down(activation(gate(x)) * up(x))
 
 
-def mlp(mode: str, is_gelu: bool, sizes: Sizes) -> Operator:
-    """Return a gated MLP."""
-    batch = sizes.get("bsz") or sizes["B"]
-    x = leaf(batch, sizes["T"], sizes["hidden_size"])
-    activation = partial(F.gelu, approximate="tanh") if is_gelu else F.silu
-    forward = _mlp(activation, sizes["hidden_size"], sizes["intermediate_size"], x)
+def over_texts(make: Callable[[Sizes], Callable[[Tensor], Tensor]], setting: Setting) -> Operator:
+    """Return a layer that `make` builds, over the activations of texts."""
+    mode, sizes, _ = setting
+    x = leaf(sizes.get("bsz") or sizes["B"], sizes["T"], sizes["hidden_size"])
+    layer = make(sizes)
     gradients = held_gradients(torch.randn_like(x)) if mode == "backward" else random_gradients
-    return Operator(forward, gradients, mode, keeps_graph=True)
+    return Operator(lambda: layer(x), gradients, mode, keeps_graph=True)
 
 
-def group_norm(sizes: Sizes) -> Operator:
+GELU = partial(F.gelu, approximate="tanh")
+geglu = partial(over_texts, partial(gated_mlp, GELU))
+swiglu = partial(over_texts, partial(gated_mlp, F.silu))
+
+
+def group_norm(setting: Setting) -> Operator:
     """Return GroupNorm, whose script makes the whole pass in every mode."""
+    sizes = setting.sizes
     channels = sizes["C"]
     norms = [nn.GroupNorm(channels // sizes["channels_per_group"], channels, device=META) for _ in range(2)]
     x = leaf(sizes["M"], channels, sizes["H"], dtype=torch.float32)
     return Operator(lambda: norms[0](x), held_gradients(torch.randn_like(x)), keeps_graph=True)
 
 
-def add_rms_norm(sizes: Sizes) -> Operator:
+def add_rms_norm(setting: Setting) -> Operator:
     """Return a sum and its RMS norm, in elementwise steps."""
+    sizes = setting.sizes
     weights = [
         leaf(sizes["H"], dtype=torch.float32) for _ in range(4)
     ]  # two modules of Liger's, one with two
@@ -83,8 +99,9 @@ def add_rms_norm(sizes: Sizes) -> Operator:
     return Operator(forward, held_gradients(torch.randn_like(x), torch.randn_like(residual)))
 
 
-def rms_norm(sizes: Sizes) -> Operator:
+def rms_norm(setting: Setting) -> Operator:
     """Return torch's RMSNorm, and the sum of its output."""
+    sizes = setting.sizes
     norm = nn.RMSNorm(sizes["H"], eps=1e-6, device=META, dtype=BF16)
     x = leaf(sizes["S"], sizes["B"], sizes["H"])
     return Operator(summed(lambda: norm(x)))
@@ -102,25 +119,36 @@ def summed(forward: Callable[[], Tensor]) -> Callable[[], Outputs]:
     return run
 
 
-def swiglu(sizes: Sizes) -> Operator:
-    """Return SiLU of one half times the other, whose script clears the gradient first."""
-    x = leaf(sizes["S"], sizes["B"], 2 * sizes["ffn_local"])
+def cleared(x: Tensor, forward: Callable[[], Tensor]) -> Operator:
+    """Return the sum of an output, before which the script clears the gradient of x."""
+    run = summed(forward)
+
+    def clear_and_run() -> Outputs:
+        x.grad = None
+        return run()
+
+    return Operator(clear_and_run)
+
+
+def halves(sizes: Sizes) -> Tensor:
+    """Return Megatron's input of SwiGLU, whose halves are multiplied."""
+    return leaf(sizes["S"], sizes["B"], 2 * sizes["ffn_local"])
+
+
+def megatron_swiglu(setting: Setting) -> Operator:
+    """Return SiLU of one half times the other."""
+    x = halves(setting.sizes)
 
     def forward() -> Tensor:
         first, second = torch.chunk(x, 2, -1)
         return F.silu(first) * second
 
-    run = summed(forward)
-
-    def cleared() -> Outputs:
-        x.grad = None
-        return run()
-
-    return Operator(cleared)
+    return cleared(x, forward)
 
 
-def sparsemax(sizes: Sizes) -> Operator:
+def sparsemax(setting: Setting) -> Operator:
     """Return sparsemax by sorting."""
+    sizes = setting.sizes
     x = leaf(sizes["B"] * sizes["T"], sizes["V"], dtype=torch.float32)
 
     def forward() -> Tensor:
@@ -136,10 +164,12 @@ def sparsemax(sizes: Sizes) -> Operator:
     return Operator(forward, held_gradients(torch.randn_like(x)), keeps_graph=True)
 
 
-def softmax(sizes: Sizes, dtype: torch.dtype) -> Operator:
-    """Return the softmax of a vector: the script takes the swept size as the whole shape."""
-    x = leaf(sizes["N"], dtype=dtype)
-    return Operator(lambda: x.softmax(-1), lambda outputs: (torch.ones_like(outputs[0]),), keeps_graph=True)
+def of_vector(make: Callable[[], Callable[[Tensor], Tensor | Outputs]], setting: Setting) -> Operator:
+    """Return a function of a vector: the script takes the swept size as the whole shape."""
+    function, x = make(), leaf(setting.sizes["N"], dtype=setting.dtype)
+    return Operator(
+        lambda: function(x), lambda outputs: tuple(torch.ones_like(one) for one in outputs), keeps_graph=True
+    )
 
 
 # ---- losses over probabilities
@@ -151,15 +181,15 @@ def _distributions(sizes: Sizes, first: Callable[[Tensor], Tensor]) -> tuple[Ten
     return first(leaf(*shape, dtype=torch.float32)), leaf(*shape, dtype=torch.float32, grad=False).softmax(-1)
 
 
-def kl_div(sizes: Sizes) -> Operator:
+def kl_div(setting: Setting) -> Operator:
     """Return KLDivLoss over rows."""
-    logs, target = _distributions(sizes, lambda logits: logits.log_softmax(-1))
+    logs, target = _distributions(setting.sizes, lambda logits: logits.log_softmax(-1))
     return Operator(lambda: F.kl_div(logs, target, reduction="batchmean"), keeps_graph=True)
 
 
-def tvd(sizes: Sizes) -> Operator:
+def tvd(setting: Setting) -> Operator:
     """Return the total variation distance over rows."""
-    p, q = _distributions(sizes, lambda logits: logits.softmax(-1))
+    p, q = _distributions(setting.sizes, lambda logits: logits.softmax(-1))
 
     def forward() -> Tensor:
         halves = torch.abs(p - q) / 2.0
@@ -171,16 +201,24 @@ def tvd(sizes: Sizes) -> Operator:
 # ---- losses over logits, with the layer that makes them
 
 
-def linear_cross_entropy(sizes: Sizes) -> Operator:
-    """Return a head and cross entropy of its logits."""
+Loss = Callable[..., Tensor]
+
+
+def with_head(loss: Callable[[], Loss], setting: Setting) -> Operator:
+    """Return a loss of a head's weight, activations and labels, beside another head."""
+    sizes, function = setting.sizes, loss()
     head, twin = (leaf(sizes["V"], sizes["H"]) for _ in range(2))
     x, target = leaf(sizes["BT"], sizes["H"]), ids(sizes["BT"])
 
     def forward(twin: Tensor = twin) -> Tensor:
-        logits = F.linear(x, head)
-        return F.cross_entropy(logits, target)
+        return function(head, x, target)
 
     return Operator(forward)
+
+
+def _cross_entropy(head: Tensor, x: Tensor, target: Tensor) -> Tensor:
+    logits = F.linear(x, head)
+    return F.cross_entropy(logits, target)
 
 
 def _jensen_shannon(student: Tensor, teacher: Tensor) -> Tensor:
@@ -194,8 +232,9 @@ def _jensen_shannon(student: Tensor, teacher: Tensor) -> Tensor:
     return (0.5 * divergence(teacher) + 0.5 * divergence(student)).to(BF16)
 
 
-def linear_jsd(sizes: Sizes) -> Operator:
+def linear_jsd(setting: Setting) -> Operator:
     """Return two heads, whose weights Liger's module shares, and the divergence of their logits."""
+    sizes = setting.sizes
     student, teacher = (leaf(sizes["V"], sizes["H"]) for _ in range(2))
     x, y = leaf(sizes["BT"], sizes["H"]), leaf(sizes["BT"], sizes["H"], grad=False)
 
@@ -215,36 +254,55 @@ def _log_probabilities(logits: Tensor, target: Tensor) -> Tensor:
     return (logs * mask).sum(-1) / mask.sum(-1)
 
 
-def preference(kind: str, sizes: Sizes) -> Operator:
-    """Return a head and a loss over pairs of texts: ORPO's or SimPO's, beside cross entropy of the chosen."""
+def over_pairs(loss: Callable[[], Loss], setting: Setting) -> Operator:
+    """Return a loss of activations, a head's weight and labels over pairs of texts, beside another head."""
+    sizes, function = setting.sizes, loss()
     head, twin = (leaf(sizes["V"], sizes["H"]) for _ in range(2))
     x, target = leaf(sizes["B"], sizes["T"], sizes["H"]), ids(sizes["B"], sizes["T"])
-    chosen = sizes["B"] // 2
-
-    def of_logits() -> tuple[Tensor, Tensor, Tensor]:
-        products = x @ head.t()
-        logits = products.float()
-        nll = F.cross_entropy(logits[:chosen].view(-1, sizes["V"]), target[:chosen].view(-1))
-        return logits, _log_probabilities(logits, target), nll
 
     def forward(twin: Tensor = twin) -> Tensor:
-        logits, logs, nll = of_logits()
-        good, bad = logs[:chosen], logs[chosen:]
-        difference = good - bad
-        if kind == "orpo":
-            difference = difference - (torch.log1p(-torch.exp(good)) - torch.log1p(-torch.exp(bad)))
-        return nll - (0.1 * F.logsigmoid(difference)).mean()
+        return function(x, head, target)
 
     return Operator(forward)
 
 
-def distillation(kind: str, sizes: Sizes) -> Operator:
-    """Return a student's and a teacher's head, and cross entropy beside a distance of their logits."""
+def _preference(has_odds: bool, x: Tensor, head: Tensor, target: Tensor) -> Tensor:
+    """Return ORPO's loss, or SimPO's without odds, beside cross entropy of the chosen texts."""
+    chosen = len(x) // 2
+
+    def of_logits() -> tuple[Tensor, Tensor, Tensor]:
+        products = x @ head.t()
+        logits = products.float()
+        nll = F.cross_entropy(logits[:chosen].view(-1, len(head)), target[:chosen].view(-1))
+        return logits, _log_probabilities(logits, target), nll
+
+    logits, logs, nll = of_logits()
+    good, bad = logs[:chosen], logs[chosen:]
+    difference = good - bad
+    if has_odds:
+        difference = difference - (torch.log1p(-torch.exp(good)) - torch.log1p(-torch.exp(bad)))
+    return nll - (0.1 * F.logsigmoid(difference)).mean()
+
+
+def distilled(loss: Callable[[], Loss], setting: Setting) -> Operator:
+    """Return a loss of a student's and a teacher's activations and heads, and labels."""
+    sizes, function = setting.sizes, loss()
     student, student_twin = (leaf(sizes["V"], sizes["H"] // 2) for _ in range(2))
     teacher, teacher_twin = (leaf(sizes["V"], sizes["H"]) for _ in range(2))
     x, *beside = (leaf(sizes["BT"], sizes["H"] // 2) for _ in range(3))
     y, target = leaf(sizes["BT"], sizes["H"], grad=False), ids(sizes["BT"])
     held = (student_twin, teacher_twin, *beside)
+
+    def forward(held: Outputs = held) -> Tensor:
+        return function(x, student, y, teacher, target)
+
+    return Operator(forward)
+
+
+def _distillation(
+    distance: Loss, x: Tensor, student: Tensor, y: Tensor, teacher: Tensor, target: Tensor
+) -> Tensor:
+    """Return cross entropy beside a distance of the logits."""
 
     def of_logits() -> tuple[Tensor, Tensor, Tensor]:
         products = x @ student.t()
@@ -253,14 +311,11 @@ def distillation(kind: str, sizes: Sizes) -> Operator:
         first, second = products.float(), others.float()
         return first, second, F.cross_entropy(first, target)
 
-    def forward(held: Outputs = held) -> Tensor:
-        first, second, hard = of_logits()
-        first /= 1.0
-        second /= 1.0
-        soft = _jsd(first, second) if kind == "jsd" else _cosine(first, second)
-        return 0.5 * hard + 0.5 * soft
-
-    return Operator(forward)
+    first, second, hard = of_logits()
+    first /= 1.0
+    second /= 1.0
+    soft = distance(first, second)
+    return 0.5 * hard + 0.5 * soft
 
 
 def _jsd(first: Tensor, second: Tensor) -> Tensor:
@@ -278,8 +333,9 @@ def _cosine(first: Tensor, second: Tensor) -> Tensor:
     return (1.0 * (1 - similarity)).mean()
 
 
-def grpo(sizes: Sizes) -> Operator:
+def grpo(setting: Setting) -> Operator:
     """Return a policy's and a reference's head, and GRPO's loss with ratios of whole sequences."""
+    sizes = setting.sizes
     heads = [leaf(sizes["V"], sizes["H"]) for _ in range(4)]  # two of Liger's
     batch, length = sizes["B"], sizes["T"]
     x, y = leaf(batch, length, sizes["H"]), leaf(batch, length, sizes["H"], grad=False)
@@ -306,8 +362,9 @@ def grpo(sizes: Sizes) -> Operator:
     return Operator(forward)
 
 
-def kto(sizes: Sizes) -> Operator:
+def kto(setting: Setting) -> Operator:
     """Return a policy's and a reference's head with biases, and KTO's loss; half the texts are preferred."""
+    sizes = setting.sizes
     vocabulary, hidden, batch = sizes["V"], sizes["H"], sizes["B"]
     heads = [leaf(vocabulary, hidden) for _ in range(4)]  # two of Liger's
     biases = [leaf(vocabulary) for _ in range(4)]
@@ -343,57 +400,56 @@ def kto(sizes: Sizes) -> Operator:
 # ---- experts
 
 
-def experts(mode: str, sizes: Sizes) -> Operator:
-    """Return a loop over experts, each of which gets as many tokens as the others.
-
-    The tokens of the script are drawn; together they are as many.
-    """
+def experts(run: Callable[[], Loss], setting: Setting) -> Operator:
+    """Return a function of activations, the weights of experts, and the experts of each token."""
+    mode, sizes, _ = setting
     tokens, count, hidden, inner, top = (sizes[name] for name in ("T", "E", "H", "intermediate_dim", "K"))
-    x = leaf(tokens, hidden)
-    up_leaf, down_leaf = leaf(count, 2 * inner, hidden), leaf(count, hidden, inner)
-    up, down = up_leaf * 0.02, down_leaf * 0.02
+    x, function = leaf(tokens, hidden), run()
+    up, down = leaf(count, 2 * inner, hidden) * 0.02, leaf(count, hidden, inner) * 0.02
     chosen = torch.empty((tokens, top), dtype=torch.int32, device=META)
     weights = leaf(tokens, top)
-
-    def forward() -> Tensor:
-        final = torch.zeros_like(x)
-        with torch.no_grad():
-            mask = F.one_hot(chosen.long(), count).permute(2, 1, 0)
-            mask.sum(dim=(-1, -2))
-        for expert in range(count):
-            place, token = ids(tokens * top // count, 2).unbind(1)
-            rows = x[token]
-            gate, value = F.linear(rows, up[expert]).chunk(2, dim=-1)
-            rows = F.silu(gate) * value
-            rows = F.linear(rows, down[expert])
-            rows = rows * weights[token, place, None]
-            final.index_add_(0, token, rows.to(final.dtype))
-        return final
-
-    return Operator(forward, random_gradients, mode, keeps_graph=True)
+    return Operator(lambda: function(x, up, down, chosen, weights), random_gradients, mode, keeps_graph=True)
 
 
-# By the operator of a row; each is given the mode in which it was measured, the sizes and their type.
-OPERATORS: Mapping[str, Callable[[str, Sizes, torch.dtype], Operator]] = {
-    "geglu": lambda mode, sizes, dtype: mlp(mode, True, sizes),
-    "swiglu": lambda mode, sizes, dtype: mlp(mode, False, sizes),
-    "tiled_geglu": lambda mode, sizes, dtype: mlp(mode, True, sizes),
-    "tiled_swiglu": lambda mode, sizes, dtype: mlp(mode, False, sizes),
-    "group_norm": lambda mode, sizes, dtype: group_norm(sizes),
-    "fused_add_rms_norm": lambda mode, sizes, dtype: add_rms_norm(sizes),
-    "megatron_rms_norm": lambda mode, sizes, dtype: rms_norm(sizes),
-    "megatron_swiglu": lambda mode, sizes, dtype: swiglu(sizes),
-    "sparsemax": lambda mode, sizes, dtype: sparsemax(sizes),
-    "kl_div": lambda mode, sizes, dtype: kl_div(sizes),
-    "tvd": lambda mode, sizes, dtype: tvd(sizes),
-    "fused_linear_cross_entropy": lambda mode, sizes, dtype: linear_cross_entropy(sizes),
-    "fused_linear_jsd": lambda mode, sizes, dtype: linear_jsd(sizes),
-    "fused_linear_orpo_loss": lambda mode, sizes, dtype: preference("orpo", sizes),
-    "fused_linear_simpo_loss": lambda mode, sizes, dtype: preference("simpo", sizes),
-    "distill_jsd_loss": lambda mode, sizes, dtype: distillation("jsd", sizes),
-    "distill_cosine_loss": lambda mode, sizes, dtype: distillation("cosine", sizes),
-    "fused_linear_grpo_loss_sequence": lambda mode, sizes, dtype: grpo(sizes),
-    "kto_loss": lambda mode, sizes, dtype: kto(sizes),
-    "fused_moe": lambda mode, sizes, dtype: experts(mode, sizes),
-    "softmax": lambda mode, sizes, dtype: softmax(sizes, dtype),
+def _loop_over_experts(x: Tensor, up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """Give each expert as many tokens as the others; the script draws its tokens, together as many."""
+    (tokens, top), count = chosen.shape, len(up)
+    final = torch.zeros_like(x)
+    with torch.no_grad():
+        mask = F.one_hot(chosen.long(), count).permute(2, 1, 0)
+        mask.sum(dim=(-1, -2))
+    for expert in range(count):
+        place, token = ids(tokens * top // count, 2).unbind(1)
+        rows = x[token]
+        gate, value = F.linear(rows, up[expert]).chunk(2, dim=-1)
+        rows = F.silu(gate) * value
+        rows = F.linear(rows, down[expert])
+        rows = rows * weights[token, place, None]
+        final.index_add_(0, token, rows.to(final.dtype))
+    return final
+
+
+# By the operator of a row.
+OPERATORS: Mapping[str, Callable[[Setting], Operator]] = {
+    "geglu": geglu,
+    "swiglu": swiglu,
+    "tiled_geglu": geglu,
+    "tiled_swiglu": swiglu,
+    "group_norm": group_norm,
+    "fused_add_rms_norm": add_rms_norm,
+    "megatron_rms_norm": rms_norm,
+    "megatron_swiglu": megatron_swiglu,
+    "sparsemax": sparsemax,
+    "kl_div": kl_div,
+    "tvd": tvd,
+    "fused_linear_cross_entropy": partial(with_head, lambda: _cross_entropy),
+    "fused_linear_jsd": linear_jsd,
+    "fused_linear_orpo_loss": partial(over_pairs, lambda: partial(_preference, True)),
+    "fused_linear_simpo_loss": partial(over_pairs, lambda: partial(_preference, False)),
+    "distill_jsd_loss": partial(distilled, lambda: partial(_distillation, _jsd)),
+    "distill_cosine_loss": partial(distilled, lambda: partial(_distillation, _cosine)),
+    "fused_linear_grpo_loss_sequence": grpo,
+    "kto_loss": kto,
+    "fused_moe": partial(experts, lambda: _loop_over_experts),
+    "softmax": partial(of_vector, lambda: partial(F.softmax, dim=-1)),
 }

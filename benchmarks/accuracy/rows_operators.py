@@ -103,7 +103,7 @@ def _dtype_name(line: Line) -> str:
 def operator_rows() -> list[Row]:
     """Return the peak allocated (B) of each row in plain PyTorch that is reproduced."""
     lines = (line for line in published_lines() if not is_kernel(line) and not why_left_out(line))
-    return [_row(LIGER, line, {"planner": _plain_peak_bytes(line)}) for line in lines]
+    return [_row(LIGER, line, {"planner": plain_peak_bytes(line)}) for line in lines]
 
 
 def kernel_rows() -> list[Row]:
@@ -117,13 +117,14 @@ def kernel_rows() -> list[Row]:
     return rows
 
 
-def _plain_peak_bytes(line: Line) -> int:
+def plain_peak_bytes(line: Line) -> int:
+    """Return the planned peak of a row in plain PyTorch."""
     from benchmarks.accuracy.operator_loop import peak_allocated_bytes
-    from benchmarks.accuracy.operators import OPERATORS
+    from benchmarks.accuracy.operators import OPERATORS, Setting
 
-    sizes, dtype = sizes_of(line), dtype_of(line)
+    setting = Setting(line["mode"], sizes_of(line), dtype_of(line))
     target = find_device(GPUS[line["gpu"]]).target
-    return peak_allocated_bytes(lambda: OPERATORS[line["operator"]](line["mode"], sizes, dtype), target)
+    return peak_allocated_bytes(lambda: OPERATORS[line["operator"]](setting), target)
 
 
 def _row(source: str, line: Line, peaks: Mapping[str, int]) -> Row:

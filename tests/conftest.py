@@ -82,3 +82,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def toy_trace(tmp_path: Path) -> Path:
     """A saved trace of 3 MiB and 2 MiB a sample, for any batch size; made without torch."""
     return saved(tmp_path / "toy.trace", program_of(toy_events(2 * MIB), (Site("fc", "to"),)))
+
+
+@pytest.fixture
+def runs(request: pytest.FixtureRequest) -> int:
+    """Return the number of runs of a counted test."""
+    return int(request.config.getoption("--runs"))
+
+
+@pytest.fixture
+def importable_planner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let emulated scripts import this checkout, which the CUDA environment has not installed."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))

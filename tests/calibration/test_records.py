@@ -16,7 +16,7 @@ from planner.allocator.history.check import check_history
 from planner.allocator.history.file import load_history
 from planner.allocator.history.history import HistoryEvent, HistoryMark
 from planner.errors import DataFileError
-from planner.hardware.calibration.model import NoFit, Observation, Settings, Versions
+from planner.hardware.calibration.model import NoFit, Settings, Versions
 from planner.jobs import (
     Job,
     MemoryFormat,
@@ -28,6 +28,7 @@ from planner.jobs import (
     parse_tensor_spec,
 )
 from planner.program.events import Phase
+from tests.helpers.runs import RUN
 from tests.helpers.structs import replace
 
 MACHINE = {
@@ -136,23 +137,17 @@ OURS = Job(
     parse_tensor_spec("10"),
     steps=4,
 )
-SEEN = Observation(
+SEEN = replace(
+    RUN,
     job=OURS,
-    batch=32,
     gpu="NVIDIA A100-SXM4-40GB",
     versions=Versions("2.9.0+cu128", "12.8", "9.10.2", "570.12", (8, 0), 40_507 * MIB, 40_960 * MIB),
-    settings=Settings(),
     peak_allocated_bytes=2_400 * MIB,
     peak_reserved_bytes=2_560 * MIB,
     end_allocated_bytes=200 * MIB,
     process_peak_bytes=3_060 * MIB,
     context_before_bytes=400 * MIB,
     context_after_bytes=500 * MIB,
-    retries=0,
-    oom=False,
-    source="measured",
-    about="",
-    when="2026-01-31",
 )
 
 

@@ -7,10 +7,10 @@ from torch.nn import functional as F
 
 from planner.capture.cuda.sdpa_backend import CUDNN, FLASH, SdpaCall, select
 from planner.capture.symbolic.builder import ProgramBuilder
-from planner.jobs import Job, Mode
+from planner.jobs import Mode
 from planner.program import Category, Target, first_divergence, ignore_progress
 from planner.program.events import Alloc, Free, Trace
-from tests.helpers.models import AMPERE, HOPPER, MIB, born, job_of, trace_of
+from tests.helpers.models import AMPERE, HOPPER, MIB, born, job_of, on_meta, trace_of
 
 VERSIONS = ("2.4", "2.6", "2.7", "2.8", "2.9", "2.10", "2.11", "2.12", "")
 
@@ -40,13 +40,8 @@ def test_cublaslt_has_its_own_workspace_before_2_12(version: str) -> None:
 def test_programs_follow_the_version(version: str) -> None:
     """A program specializes to the trace of a run in every version."""
     job = job_of("8", steps=2, mode=Mode.TRAIN, torch=version)
-
-    def on_meta(_: Job) -> nn.Module:
-        with torch.device("meta"):
-            return mlp()
-
     target = Target(AMPERE, 84)
-    programs = ProgramBuilder(job, on_meta, ignore_progress).programs(target)
+    programs = ProgramBuilder(job, on_meta(mlp), ignore_progress).programs(target)
     specialized = programs[0].specialize(7, target)
     assert specialized is not None and not first_divergence(specialized, trace_of(mlp, job, 7))
 

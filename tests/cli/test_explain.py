@@ -12,13 +12,8 @@ import pytest
 
 from planner.allocator.history.file import save_history
 from planner.allocator.history.history import History, HistoryEvent
-from planner.cli import run
-from planner.jobs import Job, Loss, TensorSpec
-from planner.jobs.codec import job_to_json
-from planner.program.events import Alloc, Category, Phase, PhaseStart, Site
-from planner.program.program import AffineAlloc
 from planner.store.file_store import open_saved
-from tests.helpers.traces import program_of, save_trace
+from tests.helpers.command_line import Capture, outcome
 
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
@@ -47,8 +42,6 @@ class TrainsOnly(Net):
 """
 NET = "--model models.py:Net --input 3x64x64 --loss sum --optimizer adam"
 
-Capture = pytest.CaptureFixture[str]
-
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -56,12 +49,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "models.py").write_text(MODELS, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def outcome(command: str, capsys: Capture) -> tuple[int, str, str]:
-    code = run(command.split())
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def explained(command: str, capsys: Capture) -> dict[str, Any]:
@@ -222,31 +209,14 @@ def test_against_names_the_workspace_of_an_operator(folder: Path, capsys: Captur
     assert fields["other_lives"] == []
 
 
-@pytest.fixture
-def toy(tmp_path: Path) -> Path:
-    """A saved trace of 3 MiB and 2 MiB a sample, for any batch size; made without torch."""
-    events = (
-        *(PhaseStart(0, Phase.SETUP), Alloc(0, 3 * MIB, Category.PARAMETER, 0)),
-        *(
-            PhaseStart(1, Phase.FORWARD),
-            AffineAlloc(1, 0, 2 * MIB, Category.ACTIVATION, 0),
-            PhaseStart(1, Phase.END),
-        ),
-    )
-    job = Job("toy", inputs=(TensorSpec((4,)),), loss=Loss.SUM, steps=1)
-    about = {"job": job_to_json(job), "batch": 5, "capability": [8, 6]}
-    save_trace(program_of(events, (Site("fc", "to"),)), tmp_path / "toy.trace", about)
-    return tmp_path / "toy.trace"
-
-
-def test_a_saved_trace_is_explained_without_torch(toy: Path) -> None:
+def test_a_saved_trace_is_explained_without_torch(toy_trace: Path) -> None:
     """`--trace` needs no torch, and shows neither lines nor an evaluation."""
     code = (
         "import sys; from planner.cli import run; code = run(sys.argv[1:]); "
         "assert 'torch' not in sys.modules; sys.exit(code)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, "explain", "--trace", str(toy), "--json"],
+        [sys.executable, "-c", code, "explain", "--trace", str(toy_trace), "--json"],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -275,6 +245,8 @@ def test_a_trace_is_saved_for_all_batches(folder: Path, capsys: Capture) -> None
         ("--against none", 4, "none: cannot read the history: No such file or directory"),
     ],
 )
-def test_mistakes_are_one_line(options: str, code: int, message: str, toy: Path, capsys: Capture) -> None:
+def test_mistakes_are_one_line(
+    options: str, code: int, message: str, toy_trace: Path, capsys: Capture
+) -> None:
     """Wrong options and files that cannot be used are one line, with the exit code of their kind."""
-    assert outcome(f"explain --trace {toy} {options}", capsys) == (code, "", f"planner: {message}\n")
+    assert outcome(f"explain --trace {toy_trace} {options}", capsys) == (code, "", f"planner: {message}\n")

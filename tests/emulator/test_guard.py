@@ -6,7 +6,7 @@ import pytest
 
 from tests.emulator.test_emulated_training import Emulator, emulator  # noqa: F401
 
-pytestmark = pytest.mark.emulated
+pytestmark = [pytest.mark.emulated, pytest.mark.usefixtures("importable_planner")]
 
 SCRIPT = """
 import json, warnings, planner
@@ -39,12 +39,6 @@ def figures(guard):
     names = "steps errors holds measured emulated stored out_of_memory"
     return {key: told[key] for key in names.split()}
 """
-
-
-@pytest.fixture(autouse=True)
-def importable_planner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the scripts import this checkout, which the CUDA environment has not installed."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
 
 
 def lines(emulator: Emulator, code: str, gpu: str = "RTX 3060") -> list[dict[str, object]]:  # noqa: F811

@@ -9,7 +9,7 @@ import planner
 from planner.api.diagnose import DiagnoseResult
 from tests.emulator.test_emulated_training import Emulator, emulator  # noqa: F401
 
-pytestmark = pytest.mark.emulated
+pytestmark = [pytest.mark.emulated, pytest.mark.usefixtures("importable_planner")]
 
 GROWS = """
 import planner
@@ -28,12 +28,6 @@ def train():
 with planner.watch(record={record}):
     train()
 """
-
-
-@pytest.fixture(autouse=True)
-def importable_planner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the scripts import this checkout, which the CUDA environment has not installed."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
 
 
 def test_a_recorded_history_names_the_line_that_grows(

@@ -16,6 +16,7 @@ from planner.hardware.calibration.model import (
 )
 from planner.hardware.device import MIB, Device, SourcedBytes
 from planner.jobs import Job, TensorSpec
+from tests.helpers.runs import RUN
 from tests.helpers.structs import replace
 
 JOB = Job(
@@ -42,18 +43,18 @@ REFUSAL = NoFit("3 batch sizes")
 
 def observation(batch: int, peak_mib: float, key: Key = KEY) -> Observation:
     """A run whose process peaked at this; its context took 300 MiB at first and 350 in the end."""
-    return Observation(
-        *(key.job, batch, key.gpu, key.versions, key.settings),
+    return replace(
+        RUN,
+        job=key.job,
+        batch=batch,
+        gpu=key.gpu,
+        versions=key.versions,
+        settings=key.settings,
         peak_allocated_bytes=None,
         peak_reserved_bytes=round(peak_mib * MIB) - 350 * MIB,
         end_allocated_bytes=7,
         process_peak_bytes=round(peak_mib * MIB),
-        context_before_bytes=300 * MIB,
         context_after_bytes=350 * MIB,
-        retries=0,
-        oom=False,
-        source="measured",
-        about="",
         when="2026-01-02",
     )
 

@@ -24,6 +24,16 @@ def job_of(*inputs: str, **fields: object) -> Job:
     return replace(job, **fields)  # type: ignore[arg-type]
 
 
+def on_meta(build: Callable[[], nn.Module]) -> Callable[[Job], nn.Module]:
+    """What builds the model of any job with its parameters on meta."""
+
+    def built(_: Job) -> nn.Module:
+        with torch.device("meta"):
+            return build()
+
+    return built
+
+
 def trace_of(
     build: Callable[[], nn.Module],
     job: Job,
@@ -32,12 +42,7 @@ def trace_of(
     sm_count: int | None = None,
 ) -> Trace:
     """The trace of a model that `build` makes, its parameters on meta."""
-
-    def on_meta(_: Job) -> nn.Module:
-        with torch.device("meta"):
-            return build()
-
-    return record(job, batch, capability, on_meta, sm_count=sm_count)
+    return record(job, batch, capability, on_meta(build), sm_count=sm_count)
 
 
 def trace_catalogue(name: str, batch: int | None = None, **fields: object) -> Trace:

@@ -12,7 +12,6 @@ from planner import advise, estimate, explain, gpus, max_batch
 from planner.allocator.replay import replay_trace
 from planner.api.compare import compare
 from planner.capture.techniques import recipe
-from planner.cli import run
 from planner.errors import UsageError
 from planner.hardware.calibration.lookup import is_same_job
 from planner.hardware.database import find_device
@@ -30,6 +29,7 @@ from planner.program.events import (
     validate,
 )
 from planner.store.fingerprint import fingerprint_of
+from tests.helpers.command_line import outcome
 from tests.helpers.models import job_of, trace_of
 from tests.helpers.structs import replace
 
@@ -279,13 +279,6 @@ def net(tmp_path: Path) -> str:
     return f"{tmp_path}/net.py:Net"
 
 
-def output(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    """Exit code, standard output, standard error."""
-    code = run(command.split())
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
 def test_plans_of_an_epoch_agree_however_the_traces_come(net: str, tmp_path: Path) -> None:
     """Recorded, stored and loaded traces give one answer; its epoch fits, its successor's does not."""
     card = {**JOB, "gpu_mib": 2000, "dataset_size": SAMPLES}
@@ -336,10 +329,10 @@ def test_every_card_answers_as_if_alone(net: str, tmp_path: Path) -> None:
 def test_a_saved_trace_takes_any_epoch(net: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The size of the epoch is no part of a trace: it may be given beside a file, or be in it already."""
     path, options = tmp_path / "it.json.gz", "--input 3x64x64 --target scalar:int64 --no-cache --json"
-    assert output(f"estimate --model {net} --batch 64 {options} --save-trace {path}", capsys)[0] == 0
-    code, out, _ = output(f"estimate --trace {path} --batch 64 --dataset-size 100 --json", capsys)
+    assert outcome(f"estimate --model {net} --batch 64 {options} --save-trace {path}", capsys)[0] == 0
+    code, out, _ = outcome(f"estimate --trace {path} --batch 64 --dataset-size 100 --json", capsys)
     assert (code, json.loads(out)["job"]["dataset_size"]) == (0, 100)
-    direct = json.loads(output(f"estimate --model {net} --batch 64 --dataset-size 100 {options}", capsys)[1])
+    direct = json.loads(outcome(f"estimate --model {net} --batch 64 --dataset-size 100 {options}", capsys)[1])
     assert json.loads(out)["peak_reserved_mib"] == direct["peak_reserved_mib"]
     assert any("ends with a batch of 36" in line for line in json.loads(out)["assumptions"])
 
@@ -381,4 +374,4 @@ def test_no_trace_and_no_calibration_depends_on_the_epoch() -> None:
 )
 def test_wrong_usage(options: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     """One line, exit code 2."""
-    assert output(f"estimate --model cnn {options}", capsys) == (2, "", f"planner: {line}\n")
+    assert outcome(f"estimate --model cnn {options}", capsys) == (2, "", f"planner: {line}\n")

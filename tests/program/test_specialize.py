@@ -18,7 +18,7 @@ from planner.program.diff import first_divergence
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
 from planner.program.pieces import first_step
 from planner.program.target import Target
-from tests.helpers.models import AMPERE, HOPPER, job_of
+from tests.helpers.models import AMPERE, HOPPER, job_of, on_meta
 
 GA102, TU102, AD102, GH100 = (
     Target.for_capability(capability) for capability in (AMPERE, (7, 5), (8, 9), HOPPER)
@@ -49,14 +49,6 @@ class Forking(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.few(x) if len(x) < 3 else self.many(self.few(x))
-
-
-def on_meta(build: Callable[[], nn.Module]) -> Callable[[Job], nn.Module]:
-    def built(_: Job) -> nn.Module:
-        with torch.device("meta"):
-            return build()
-
-    return built
 
 
 def training() -> Job:

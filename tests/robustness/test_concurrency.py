@@ -27,13 +27,6 @@ from tests.helpers.runs import RUN
 from tests.helpers.structs import replace
 from tests.helpers.traces import GA102, load_trace, save_trace
 
-
-@pytest.fixture
-def runs(request: pytest.FixtureRequest) -> int:
-    """Return the number of runs of a counted test."""
-    return int(request.config.getoption("--runs"))
-
-
 # ---- interrupts and other processes: nothing lost, nothing half-written
 
 

@@ -202,12 +202,6 @@ def count(runs: int) -> settings:
     return settings(max_examples=runs, database=None)
 
 
-@pytest.fixture
-def runs(request: pytest.FixtureRequest) -> int:
-    """Return the number of files that each test makes."""
-    return int(request.config.getoption("--runs"))
-
-
 @pytest.mark.parametrize("name", READERS)
 def test_the_valid_files_are_valid(name: str, tmp_path: Path) -> None:
     """The fuzzer's own valid files are read without a complaint."""

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -14,7 +13,7 @@ from planner.capture.session import record
 from planner.jobs import Job, Mode
 from planner.program.events import Alloc, Phase, PhaseStart, TensorProvenance, Trace, validate
 from planner.program.fit import fit_traces
-from tests.helpers.models import AMPERE, job_of, trace_of
+from tests.helpers.models import AMPERE, job_of, on_meta, trace_of
 from tests.helpers.structs import replace
 from tests.helpers.traces import load_trace, save_trace
 
@@ -46,12 +45,7 @@ class Checkpointed(Net):
 
 def detailed(build: Callable[[], nn.Module], job: Job, batch: int) -> Trace:
     """The trace with details."""
-
-    def on_meta(_: Job) -> nn.Module:
-        with torch.device("meta"):
-            return build()
-
-    return record(job, batch, AMPERE, on_meta, ProvenanceCollector())
+    return record(job, batch, AMPERE, on_meta(build), ProvenanceCollector())
 
 
 def lines_of(trace: Trace, phase: Phase, op: str) -> list[tuple[tuple[int, ...], str]]:

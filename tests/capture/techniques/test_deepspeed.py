@@ -10,8 +10,8 @@ from planner.allocator import UNLIMITED, replay_trace
 from planner.capture.session import record
 from planner.jobs import Loss, Mode, Optimizer
 from planner.program.events import Alloc, Category, Trace, validate
-from tests.capture.techniques.test_sharding import WIDE, Net, meta_net
-from tests.helpers.models import AMPERE, job_of
+from tests.capture.techniques.test_sharding import WIDE, Net
+from tests.helpers.models import AMPERE, job_of, on_meta
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not among the extras")
 
@@ -26,7 +26,7 @@ def trained(stage: int, ranks: int = 2, more: dict[str, Any] | None = None, **fi
     config = {"zero_optimization": {"stage": stage, **buckets}, **(more or {})}
     loop = {"mode": Mode.TRAIN, "loss": Loss.SUM, "steps": 2, "optimizer": Optimizer.ADAMW, **fields}
     job = job_of(str(WIDE), deepspeed=json.dumps(config), world_size=ranks, **loop)
-    return record(job, 4, AMPERE, meta_net)
+    return record(job, 4, AMPERE, on_meta(Net))
 
 
 def held(trace: Trace, category: Category) -> int:

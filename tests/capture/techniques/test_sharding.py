@@ -10,9 +10,9 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from planner.capture.session import record
 from planner.errors import UsageError
-from planner.jobs import Job, Loss, Mode, Optimizer, TensorSpec, resolve_job
+from planner.jobs import Loss, Mode, Optimizer, TensorSpec, resolve_job
 from planner.program.events import Alloc, Category, Fact, Free, Phase, PhaseStart, Trace, validate
-from tests.helpers.models import AMPERE, job_of
+from tests.helpers.models import AMPERE, job_of, on_meta
 
 WIDE = 512
 BLOCK_NUMBERS = 2 * WIDE * WIDE + 2 * WIDE  # parameters of a block
@@ -43,23 +43,11 @@ class Net(nn.Module):
         return self.head(self.blocks(x))  # type: ignore[no-any-return]
 
 
-def meta_net(_: Job) -> nn.Module:
-    """The model on meta."""
-    with torch.device("meta"):
-        return Net()
-
-
-def meta_block(_: Job) -> nn.Module:
-    """A block on meta."""
-    with torch.device("meta"):
-        return Block()
-
-
 def sharded(ranks: int, *arguments: str, **fields: object) -> Trace:
     """The trace of the first rank's two steps with SGD."""
     loop = {"mode": Mode.TRAIN, "loss": Loss.SUM, "steps": 2, **fields}
     job = job_of(str(WIDE), fsdp=ranks, fsdp_arg=arguments, **loop)
-    return record(job, 4, AMPERE, meta_net)
+    return record(job, 4, AMPERE, on_meta(Net))
 
 
 def sizes(trace: Trace, category: Category) -> list[int]:
@@ -282,7 +270,7 @@ def test_the_last_rank_pads_its_parts_in_the_first_forward_pass() -> None:
 def test_only_parts_that_divide_evenly_are_alike_on_all_ranks() -> None:
     """The 11 rows of the head divide over 11 ranks and not over 2; 512 divide over 2 alone."""
     assert Fact.EQUAL_PARTS not in sharded(2).facts
-    even = record(job_of(str(WIDE), fsdp=2, mode=Mode.TRAIN), 4, AMPERE, meta_block)
+    even = record(job_of(str(WIDE), fsdp=2, mode=Mode.TRAIN), 4, AMPERE, on_meta(Block))
     assert Fact.EQUAL_PARTS in even.facts
 
 

@@ -40,7 +40,7 @@ from planner.program.events import Alloc, Category, Free, Trace
 from planner.program.kernel import OpKind
 from planner.program.target import Target
 from planner.store.fingerprint import fingerprint_of
-from tests.helpers.models import AMPERE, job_of
+from tests.helpers.models import AMPERE, job_of, on_meta
 from tests.helpers.structs import replace
 
 aten = torch.ops.aten
@@ -209,11 +209,6 @@ class Twins(nn.Module):
         return self.layers(x).mean((1, 2, 3))
 
 
-def on_meta(job: Job) -> nn.Module:
-    with torch.device("meta"):
-        return Twins()
-
-
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCudnn:
     """Replace any library that is opened, and return the replacement."""
@@ -242,10 +237,10 @@ def test_programs_are_what_runs_record(benchmark: bool) -> None:
     """Programs equal runs at any batch size, searches included."""
     job, query = training(benchmark=benchmark), answers_of(FakeCudnn(), benchmark=benchmark)
     chip = replace(Target.for_capability(AMPERE), conv_workspace_query=query)
-    (program,) = ProgramBuilder(job, on_meta, ignore_progress).programs(chip)
+    (program,) = ProgramBuilder(job, on_meta(Twins), ignore_progress).programs(chip)
     traces = [program.specialize(batch, chip) for batch in (7, 50)]
     for one, batch in zip(traces, (7, 50), strict=True):
-        run = record(job, batch, AMPERE, on_meta, sm_count=chip.sm_count, conv_workspace_query=query)
+        run = record(job, batch, AMPERE, on_meta(Twins), sm_count=chip.sm_count, conv_workspace_query=query)
         assert one is not None and first_divergence(one, run) == ""
         assert run.unknown_ops == ()
 
@@ -253,10 +248,10 @@ def test_programs_are_what_runs_record(benchmark: bool) -> None:
 def test_a_program_holds_whatever_answers() -> None:
     """One program gives the traces of a library, of another one, and of none."""
     job, bare = training(benchmark=False), Target.for_capability(AMPERE)
-    (program,) = ProgramBuilder(job, on_meta, ignore_progress).programs(bare)
+    (program,) = ProgramBuilder(job, on_meta(Twins), ignore_progress).programs(bare)
     for query in (None, answers_of(FakeCudnn(), benchmark=False), answers_of(FakeCudnn(), benchmark=True)):
         one = program.specialize(50, replace(bare, conv_workspace_query=query))
-        run = record(job, 50, AMPERE, on_meta, sm_count=bare.sm_count, conv_workspace_query=query)
+        run = record(job, 50, AMPERE, on_meta(Twins), sm_count=bare.sm_count, conv_workspace_query=query)
         assert one is not None and first_divergence(one, run) == ""
 
 
@@ -268,20 +263,20 @@ def test_engines_are_timed_once_for_each_shape() -> None:
     gradients = [10, 1, 10, 1, 10, 1, 10, 1, 10, 1]
     later = [1, 1, 1, 1, 1, 1, 1, 1]
     query = answers_of(FakeCudnn(), benchmark=True)
-    run = record(training(benchmark=True), 8, AMPERE, on_meta, conv_workspace_query=query)
+    run = record(training(benchmark=True), 8, AMPERE, on_meta(Twins), conv_workspace_query=query)
     assert workspaces_of(run) == [*once, *gradients, *later, *later]
 
 
 def test_the_cache_is_emptied_after_engines_are_timed() -> None:
     """PyTorch gives back what timing took, the block itself included, and nothing at any other time."""
     query = answers_of(FakeCudnn(), benchmark=True)
-    run = record(training(benchmark=True), 8, AMPERE, on_meta, conv_workspace_query=query)
+    run = record(training(benchmark=True), 8, AMPERE, on_meta(Twins), conv_workspace_query=query)
     sizes = {event.block: event.size_bytes for event in run.events if isinstance(event, Alloc)}
     emptying = [event.block for event in run.events if isinstance(event, Free) and event.empties_cache]
     timed = [size for size in workspaces_of(run) if size == 10]
     assert [sizes[block] // (4 * 4 * 16 * 16 * 8) for block in emptying] == timed
     plain = replace(query, benchmark=False)
-    untimed = record(training(benchmark=False), 8, AMPERE, on_meta, conv_workspace_query=plain)
+    untimed = record(training(benchmark=False), 8, AMPERE, on_meta(Twins), conv_workspace_query=plain)
     assert not any(event.empties_cache for event in untimed.events if isinstance(event, Free))
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor, nn
 
 import planner
@@ -32,7 +31,7 @@ from planner.program.fit import fit_traces
 from planner.program.source import ignore_progress
 from planner.program.target import Target
 from planner.report.commands.explain.workspaces import parts_text, workspace_text
-from tests.helpers.models import AMPERE
+from tests.helpers.models import AMPERE, on_meta
 from tests.helpers.structs import replace
 from tests.helpers.traces import load_trace, save_trace
 
@@ -85,11 +84,6 @@ class Net(nn.Module):
         return out
 
 
-def on_meta(job: Job) -> nn.Module:
-    with torch.device("meta"):
-        return Net()
-
-
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Copying:
     """Replace any library that is opened, and return the replacement."""
@@ -103,7 +97,7 @@ JOB = Job("net", inputs=(TensorSpec((4, 32, 32)),), loss=Loss.SUM, steps=2, cudn
 
 def detailed(job: Job = JOB, batch: int = 8) -> Trace:
     query = CudnnWorkspaces(Copying(), job.cudnn_benchmark)  # type: ignore[arg-type]
-    return record(job, batch, AMPERE, on_meta, ProvenanceCollector(), conv_workspace_query=query)
+    return record(job, batch, AMPERE, on_meta(Net), ProvenanceCollector(), conv_workspace_query=query)
 
 
 def pairs(layers: tuple[LayerWorkspace, ...]) -> list[tuple[str, Direction, int]]:
@@ -145,7 +139,7 @@ def test_the_search_is_a_row_of_its_own(library: Copying) -> None:
 
 def test_traces_name_the_convolutions_of_workspaces(library: Copying) -> None:
     """Without a library nothing is taken, and nothing named; a fit of two traces has the second's."""
-    assert record(JOB, 8, AMPERE, on_meta).conv_workspaces == ()
+    assert record(JOB, 8, AMPERE, on_meta(Net)).conv_workspaces == ()
     second = detailed(batch=3)
     fitted = fit_traces(detailed(batch=2), second)
     assert [row.convolution for row in fitted.conv_workspaces] == [

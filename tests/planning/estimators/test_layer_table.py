@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import ModelError
-from planner.jobs import Job
 from planner.jobs.catalogue import load_catalogue
 from planner.planning.estimators.formula import (
     Counts,
@@ -17,25 +16,14 @@ from planner.planning.estimators.formula import (
     largest_batch,
     usage,
 )
-from planner.planning.estimators.peers import Build
 from planner.planning.estimators.torch_runners.layer_table import (
     affine_formula_counts,
     formula_counts,
     layer_table,
 )
-from tests.helpers.models import job_of
+from tests.helpers.models import job_of, on_meta
 
 MIB = 2**20
-
-
-def on_meta(make: type[nn.Module]) -> Build:
-    """The builder of a model of this class."""
-
-    def build(_: Job) -> nn.Module:
-        with torch.device("meta"):
-            return make()
-
-    return build
 
 
 def usage_of(name: str) -> Usage:

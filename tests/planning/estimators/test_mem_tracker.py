@@ -7,23 +7,13 @@ from torch import Tensor, nn
 from planner.errors import ModelError
 from planner.jobs import Job, Loss, Mode, Optimizer, TensorSpec
 from planner.jobs.catalogue import load_catalogue
-from planner.planning.estimators.peers import Build, PeerEstimate
+from planner.planning.estimators.peers import PeerEstimate
 from planner.planning.estimators.torch_runners.mem_tracker import estimate_by_memtracker, replace_tensors
-from tests.helpers.models import job_of
+from tests.helpers.models import job_of, on_meta
 from tests.helpers.structs import replace
 
 MIB = 2**20
 CATALOGUE = load_catalogue()
-
-
-def on_meta(make: type[nn.Module]) -> Build:
-    """The builder of a model of this class."""
-
-    def build(_: Job) -> nn.Module:
-        with torch.device("meta"):
-            return make()
-
-    return build
 
 
 class OneLayer(nn.Module):

@@ -7,16 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import ModelError
-from planner.jobs import Job, TensorSpec
+from planner.jobs import TensorSpec
 from planner.jobs.catalogue import load_catalogue
-from planner.planning.estimators.peers import Build, PeerEstimate, sum_of_layers
+from planner.planning.estimators.peers import PeerEstimate, sum_of_layers
 from planner.planning.estimators.torch_runners.peers import (
     PEERS,
     estimate_by_modelsize,
     estimate_by_torchinfo,
     estimate_by_torchsummary,
 )
-from tests.helpers.models import job_of
+from tests.helpers.models import job_of, on_meta
 from tests.helpers.structs import replace
 
 MIB = 2**20
@@ -28,16 +28,6 @@ STORAGE_OBJECT_BYTES = sys.getsizeof(torch.empty(0, device="meta").untyped_stora
 def in_units(estimate: PeerEstimate) -> float:
     """The total as the tool prints it, before rounding."""
     return estimate.total_bytes / estimate.unit_bytes
-
-
-def on_meta(make: type[nn.Module]) -> Build:
-    """The builder of a model of this class."""
-
-    def build(_: Job) -> nn.Module:
-        with torch.device("meta"):
-            return make()
-
-    return build
 
 
 def test_total_is_in_the_tools_own_unit() -> None:

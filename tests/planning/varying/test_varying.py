@@ -45,6 +45,7 @@ from planner.planning.varying.plan import open_batches
 from planner.planning.varying.process import VaryingProcess
 from planner.planning.varying.programs import SizedPrograms
 from planner.program import Target
+from tests.helpers.models import on_meta
 from tests.helpers.structs import replace
 
 AMPERE = Target.for_capability((8, 6))
@@ -80,9 +81,7 @@ def job_of(**fields: Any) -> Job:
     return Job("texts", **given | fields)
 
 
-def build(job: Job) -> nn.Module:
-    with torch.device("meta"):
-        return Texts()
+build = on_meta(Texts)
 
 
 def programs_of(job: Job) -> SizedPrograms:
@@ -139,10 +138,7 @@ def test_formulas_in_two_sizes_give_the_programs_of_runs() -> None:
     """Where height and width differ, few pairs of both are captured, and the others are as runs there."""
     job = job_of(inputs=(parse_tensor_spec("3x32..160x48..192"),), pad_to=4)
 
-    def build_pictures(job: Job) -> nn.Module:
-        with torch.device("meta"):
-            return Pictures()
-
+    build_pictures = on_meta(Pictures)
     family = SizeFamily(
         lambda size: ProgramBuilder(at_size(job, size), build_pictures, lambda line: None),
         load_distribution(job).grid(),

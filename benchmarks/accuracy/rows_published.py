@@ -60,7 +60,7 @@ def xmem_rows(task: Published, peers: Peers) -> list[Row]:
     (`benchmarks/published/outcomes.py` shows it); that memory is subtracted from all estimators' figures.
     """
     run, is_cnn = task.line, task.kind == CNNS
-    job = cnn_job(run) if is_cnn else _completed(transformer_job(run, as_published=True))
+    job = cnn_job(run) if is_cnn else _completed(transformer_job(run))
     batch = int(run["batch"])
     chip = find_device(run["gpu"]).target
     with nullcontext() if is_cnn else _transformers_4_51():

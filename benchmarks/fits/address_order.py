@@ -64,7 +64,7 @@ def trace_run(run: dict[str, str]) -> Trace:
     """Record the run's trace on its card."""
     chip = find_device(run["gpu"]).target
     is_cnn = run["library"] == "torchvision"
-    job = job_of(run) if is_cnn else transformer_of(run, as_published=True)
+    job = job_of(run) if is_cnn else transformer_of(run)
     if is_cnn and run["campaign"].startswith("A"):
         job = replace(job, zero_grad=ZeroGrad.BEFORE_BACKWARD)
     with nullcontext() if is_cnn else as_transformers_4_51():

@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchmarks.emulated.capabilities.registry import HERE as CAPABILITIES, capability_names, job_of
 from benchmarks.emulated.exactness import HERE, PAGE, report
 from benchmarks.emulated.largest import LEFT_OUT, RIGHT, LargestRow
 from benchmarks.emulated.rows import Row
@@ -50,3 +51,10 @@ def test_largest_batches_are_those_of_emulated_runs() -> None:
     assert len(ran) >= 200
     assert sum(row.verdict == RIGHT for row in ran) >= 0.95 * len(ran)
     assert all(row.at_confident != "dies" for row in ran)
+
+
+@pytest.mark.parametrize("name", capability_names())
+def test_rows_name_their_jobs(name: str) -> None:
+    """The options of a row of a capability are read back as the words say them, so that it can run again."""
+    for row in read_rows(CAPABILITIES / f"{name}.csv", Row):
+        assert job_of(row).words == row.options

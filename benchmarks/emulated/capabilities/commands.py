@@ -1,6 +1,7 @@
 """How the emulated side runs a job: the planner's own loop, or a command that follows from its options."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,16 +10,23 @@ import yaml
 from benchmarks.emulated.capabilities.case import Case
 from benchmarks.emulated.jobs import DrawnJob
 
-HERE = "benchmarks/emulated/capabilities"
-FILES, SCRIPTS = f"{HERE}/files", f"{HERE}/scripts"
+FOLDER = "benchmarks/emulated/capabilities"
+FILES, SCRIPTS = f"{FOLDER}/files", f"{FOLDER}/scripts"
 _BY_ITSELF = 1000  # optimizer steps after which a command is stopped that ends before
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
 
 
-def case_of(job: DrawnJob) -> Case:
-    """Return the case of a job: its model, if that is of a file, or else its options tell the script."""
+def case_of(job: DrawnJob, what: str = "") -> Case:
+    """Return the case of a job: its model, if that is of a file, or else its options tell the script.
+
+    What is special about a run over samples of many sizes are its allocator's configuration and its cap.
+    """
     options = job.options
+    if "run_steps" in options:
+        config, cap = (re.search(pattern, what) for pattern in (r"\w+:\w+", r"(?<=cap )\d+"))
+        special = (config[0] if config else "", cap[0] if cap else "0")
+        return Case(job, (f"{SCRIPTS}/varying_shapes.py", *special), options["run_steps"])
     if ".py:" in job.model:
         return _of_file(job)
     if "deepspeed" in options:
@@ -37,7 +45,7 @@ def case_of(job: DrawnJob) -> Case:
 
 def _of_file(job: DrawnJob) -> Case:
     path, _, name = job.model.partition(":")
-    folder, _, file = path.removeprefix(f"{HERE}/").partition("/")
+    folder, _, file = path.removeprefix(f"{FOLDER}/").partition("/")
     if file in ("activation_memory.py", "activation_budget.py", "compiled_models.py"):  # models alone
         return Case(job)
     arguments, inputs = job.options.get("model_arg", {}), job.options.get("input")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.emulated.capabilities.case import Capability, Case
-from benchmarks.emulated.capabilities.commands import HERE, case_of
+from benchmarks.emulated.capabilities.commands import FOLDER, case_of
 from benchmarks.emulated.jobs import DrawnJob
 
 # Arguments of the class and of the command line, ranks, GPU.
@@ -26,7 +26,7 @@ def _cases() -> Iterator[Case]:
     for number, (arguments, ranks, gpu) in enumerate(_RUNS, 1):
         given = {"model_arg": arguments} if arguments else {}
         options = {**given, "input": ["3x128x128", "scalar:int64"], "world_size": ranks}
-        yield case_of(DrawnJob(number, f"{HERE}/parallel_files/ddp_vision.py:Trainer", 32, gpu, options))
+        yield case_of(DrawnJob(number, f"{FOLDER}/parallel_files/ddp_vision.py:Trainer", 32, gpu, options))
 
 
 CAPABILITY = Capability(

@@ -2,12 +2,16 @@
 
 import importlib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
-from benchmarks.emulated.capabilities.case import HERE, Capability, jobs_of_rows
+from benchmarks.emulated.capabilities.case import Capability
 from benchmarks.emulated.capabilities.commands import case_of
+from benchmarks.emulated.jobs import DrawnJob, options_of
+from benchmarks.emulated.rows import Row
+from benchmarks.rows import read_rows
 
-__all__ = ["HERE", "capability_names", "load_capability"]
-_MODULES = ("data_parallel", "varying_shapes")
+HERE = Path(__file__).parent
+_MODULES = ("data_parallel",)
 # What the rows of each table are, as the page says it.
 _TABLES: Mapping[str, str] = {
     "accelerate_fsdp": "FSDP2 by accelerate's plugin, under torchrun; the first rank is compared",
@@ -43,6 +47,7 @@ _TABLES: Mapping[str, str] = {
     "torchao_weights": "weights of torchao: INT8, INT4, NF4, FP8 and training in them; the script says that "
     "no texts are packed",
     "user_files": "training scripts as people write them, planned by the name of their step",
+    "varying_shapes": "samples of many sizes, 60 sampled batches (`--input 16..512:int64`)",
     "vision_language": "models of images and texts, detectors and segmentation with their losses, and "
     "speech, of transformers",
     "zero": "DeepSpeed's ZeRO 1 to 3 by its own engine, under torchrun; the first rank is compared",
@@ -81,11 +86,16 @@ def capability_names() -> Iterator[str]:
     yield from sorted((*_TABLES, *_MODULES))
 
 
+def job_of(row: Row) -> DrawnJob:
+    """Return the job that a row names."""
+    return DrawnJob(row.number, row.model, row.batch, row.gpu, options_of(row.options))
+
+
 def load_capability(name: str) -> Capability:
     """Return a capability by its name."""
     if name in _TABLES:
-        cases = tuple(case_of(job) for job in jobs_of_rows(name))
-        return Capability(_TABLES[name], cases, _CAUSES.get(name, {}))
+        cases = (case_of(job_of(row), row.what) for row in read_rows(HERE / f"{name}.csv", Row))
+        return Capability(_TABLES[name], tuple(cases), _CAUSES.get(name, {}))
     capability = importlib.import_module(f"benchmarks.emulated.capabilities.{name}").CAPABILITY
     assert isinstance(capability, Capability)
     return capability

@@ -8,15 +8,14 @@ the GPU, and so does DINOv2, which judges images in between.
 """
 
 from pathlib import Path
-from statistics import median, quantiles
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import planner
+from benchmarks.accuracy.peft_methods import print_rows
 from benchmarks.rows import read_lines
-from planner.errors import PlannerError, UsageError
 
 ROWS = Path(__file__).parents[1] / "published" / "peft_images.csv"
 GIB_IN_MIB = 1024
@@ -90,26 +89,5 @@ def reserved_gib(row: dict[str, str]) -> float:
     return planned / GIB_IN_MIB
 
 
-def main() -> None:
-    """Print a row for each run, and the errors."""
-    rows = read_lines(ROWS)
-    print("| run | published GiB | planned GiB | error |\n|---|--:|--:|--:|")
-    errors = []
-    for row in rows:
-        published = float(row["train_reserved_p99_gib"])
-        try:
-            if not row["method"]:
-                raise UsageError("not redone yet")
-            planned = reserved_gib(row)
-        except PlannerError as error:
-            print(f"| {row['result']} | {published:.2f} | not planned: {str(error)[:80]} | |", flush=True)
-            continue
-        error_of_plan = planned / published - 1
-        errors.append(abs(error_of_plan))
-        print(f"| {row['result']} | {published:.2f} | {planned:.2f} | {error_of_plan:+.1%} |", flush=True)
-    p95 = quantiles(errors, n=20, method="inclusive")[-1]
-    print(f"\n{len(errors)} runs: median {median(errors):.1%}, 95th percentile {p95:.1%}")
-
-
 if __name__ == "__main__":
-    main()
+    print_rows(read_lines(ROWS), reserved_gib)

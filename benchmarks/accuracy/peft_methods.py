@@ -8,6 +8,7 @@ for all methods and not recorded. It is fitted to one of the runs, LoRA of rank 
 against the plan at that length.
 """
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -46,28 +47,34 @@ def fitted_tokens(row: dict[str, str]) -> int:
     return min((low, high), key=lambda tokens: abs(reserved_gib(row, tokens) - published))
 
 
-def main() -> None:
-    """Print a row for each run, and the errors of those that the length is not fitted to."""
-    rows = read_lines(ROWS)
-    tokens = fitted_tokens(next(row for row in rows if row["result"] == FITTED))
-    print(f"length fitted to {FITTED}: {tokens} tokens\n")
+def print_rows(
+    rows: Iterable[dict[str, str]], planned: Callable[[dict[str, str]], float], fitted: str = ""
+) -> None:
+    """Print a row for each run, and the errors of all runs but `fitted`."""
     print("| run | published GiB | planned GiB | error |\n|---|--:|--:|--:|")
     errors = []
     for row in rows:
         published = float(row["train_reserved_p99_gib"])
         try:
             if not row["method"]:
-                raise UsageError("its configuration is not recorded")
-            planned = reserved_gib(row, tokens)
+                raise UsageError("its configuration is not recorded, or not redone yet")
+            plan = planned(row)
         except PlannerError as error:
-            print(f"| {row['result']} | {published:.2f} | not planned: {str(error)[:80]} | |")
+            print(f"| {row['result']} | {published:.2f} | not planned: {str(error)[:80]} | |", flush=True)
             continue
-        if row["result"] != FITTED:
-            errors.append(planned / published - 1)
-        print(f"| {row['result']} | {published:.2f} | {planned:.2f} | {planned / published - 1:+.1%} |")
-    sizes = sorted(map(abs, errors))
-    p95 = quantiles(sizes, n=20, method="inclusive")[-1]
-    print(f"\n{len(sizes)} others: median {median(sizes):.1%}, 95th percentile {p95:.1%}")
+        if row["result"] != fitted:
+            errors.append(abs(plan / published - 1))
+        print(f"| {row['result']} | {published:.2f} | {plan:.2f} | {plan / published - 1:+.1%} |", flush=True)
+    p95 = quantiles(errors, n=20, method="inclusive")[-1]
+    print(f"\n{len(errors)} runs: median {median(errors):.1%}, 95th percentile {p95:.1%}")
+
+
+def main() -> None:
+    """Print the table, at the length that is fitted to one run."""
+    rows = read_lines(ROWS)
+    tokens = fitted_tokens(next(row for row in rows if row["result"] == FITTED))
+    print(f"length fitted to {FITTED}: {tokens} tokens\n")
+    print_rows(rows, lambda row: reserved_gib(row, tokens), FITTED)
 
 
 if __name__ == "__main__":

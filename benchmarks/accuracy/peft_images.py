@@ -40,7 +40,9 @@ class Step:
         from transformers import Dinov2Config, Dinov2Model
 
         with torch.device("cuda"):
+            torch.set_default_dtype(torch.bfloat16)  # as it is loaded: never on the GPU in float32
             transformer = Flux2Transformer2DModel(**CONFIG)
+            torch.set_default_dtype(torch.float32)
             self.judge = Dinov2Model(Dinov2Config(patch_size=14, image_size=518)).requires_grad_(False)
         transformer.to(torch.bfloat16)
         transformer.enable_gradient_checkpointing()

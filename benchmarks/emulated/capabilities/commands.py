@@ -124,7 +124,6 @@ def _accelerate(job: DrawnJob) -> Case:
         "accumulate": job.options.get("accumulate", 1),
         "clip": "clip_gradients" in job.options,
     }
-    del described["classes"]
     command = (f"{SCRIPTS}/accelerate_fsdp.py", json.dumps(described))
     return _launched(job, command, ranks=job.options["fsdp"])
 

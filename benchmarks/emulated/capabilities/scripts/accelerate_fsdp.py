@@ -12,6 +12,7 @@ import torch
 import transformers
 from accelerate import Accelerator
 from accelerate.utils import FullyShardedDataParallelPlugin
+from sharded import batch
 
 
 def main(options: dict[str, Any]) -> None:
@@ -42,15 +43,6 @@ def main(options: dict[str, Any]) -> None:
             optimizer.step()
             optimizer.zero_grad()
     accelerator.end_training()
-
-
-def batch(options: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Return a batch on the CPU."""
-    shape = options["shape"]
-    ids, mask = torch.zeros(shape, dtype=torch.int64), torch.ones(shape, dtype=torch.int64)
-    mask[0, -1] = 0
-    labels = torch.zeros(shape[0], dtype=torch.int64) if "Classification" in options["model"] else ids
-    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
 if __name__ == "__main__":

@@ -76,18 +76,23 @@ def levels(trace: Trace, phase: Phase) -> list[tuple[str, int]]:
     return seen
 
 
-def story_of_tensors(trace: Trace) -> list[str]:
-    """Births as `+bytes category`, deaths as `-bytes`, marks as `phase step`; workspaces are left out."""
+def story(trace: Trace) -> list[str]:
+    """Births as `+bytes category`, deaths as `-bytes`, marks as `phase step`."""
     born: dict[int, Alloc] = {}
     lines = []
     for event in trace.events:
         if isinstance(event, PhaseStart):
             lines.append(f"{event.phase} {event.step}")
         elif isinstance(event, Free):
-            if born[event.block].category is not Category.WORKSPACE:
-                lines.append(f"-{born[event.block].size_bytes}")
+            lines.append(f"-{born[event.block].size_bytes}")
         else:
             born[event.block] = event
-            if event.category is not Category.WORKSPACE:
-                lines.append(f"+{event.size_bytes} {event.category}")
+            lines.append(f"+{event.size_bytes} {event.category}")
     return lines
+
+
+def story_of_tensors(trace: Trace) -> list[str]:
+    """The story of a trace without its workspaces."""
+    left_out = {e.block for e in trace.events if isinstance(e, Alloc) and e.category is Category.WORKSPACE}
+    events = [e for e in trace.events if isinstance(e, PhaseStart) or e.block not in left_out]
+    return story(replace(trace, events=tuple(events)))

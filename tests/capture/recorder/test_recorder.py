@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from planner.errors import ModelError
 from planner.jobs import Mode, Optimizer, OptimizerImpl, ZeroGrad
-from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Trace, validate
-from tests.helpers.models import born, job_of, trace_of
+from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, validate
+from tests.helpers.models import born, job_of, story, trace_of
 
 
 class Apply(nn.Module):
@@ -22,21 +22,6 @@ class Apply(nn.Module):
 
     def forward(self, *args: Tensor) -> Any:
         return self.function(*args)
-
-
-def story(trace: Trace) -> list[str]:
-    """Births as `+bytes category`, deaths as `-bytes`, marks as `phase step`."""
-    sizes: dict[int, int] = {}
-    lines = []
-    for event in trace.events:
-        if isinstance(event, PhaseStart):
-            lines.append(f"{event.phase} {event.step}")
-        elif isinstance(event, Free):
-            lines.append(f"-{sizes[event.block]}")
-        else:
-            sizes[event.block] = event.size_bytes
-            lines.append(f"+{event.size_bytes} {event.category}")
-    return lines
 
 
 def test_a_linear_layer_in_full() -> None:

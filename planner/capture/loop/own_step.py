@@ -59,7 +59,6 @@ def run_trainer(model: TrainerModule, job: Job, batch: int, on_phase: PhaseHook)
             lambda: phases.start(next(steps), Phase.INPUTS),
             phases.continue_with,
         )
-        phases.start(job.steps, Phase.END)
     return (*phases.notes(job), *notes)
 
 

@@ -10,7 +10,7 @@ import planner
 from planner.capture.session import record
 from planner.errors import UsageError
 from planner.jobs import Job, Mode, parse_tensor_spec, resolve_job
-from planner.program.events import Alloc, Category, Phase, PhaseStart, Trace, validate
+from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Trace, validate
 from tests.helpers.models import AMPERE
 
 PROGRAMS = Path(__file__).parents[2] / "programs" / "trainers"
@@ -136,6 +136,22 @@ def test_a_trainer_that_does_not_evaluate_is_planned_without(tmp_path: Path) -> 
     assert trace_of(given).events == trace_of(job_of_trainer(tmp_path)).events
 
 
+def test_it_evaluates_and_saves_within_its_steps(tmp_path: Path) -> None:
+    """The batch of the second step is alive in the evaluation, and the batch of the last when it saves."""
+    settings = (("eval_rows", 16), ("max_steps", 3), *EVALUATES)
+    batch = 8 * BATCH * 40  # bytes of texts or labels, of the longest text of the training data
+    alive: dict[Phase, int] = {}
+    found: set[int] = set()
+    for event in trace_of(job_of_trainer(tmp_path, model_args=settings)).events:
+        if isinstance(event, PhaseStart):
+            alive[event.phase] = len(found)
+        elif isinstance(event, Free):
+            found.discard(event.block)
+        elif event.category is Category.INPUT and event.size_bytes == batch:
+            found.add(event.block)
+    assert (alive[Phase.EVALUATION], alive[Phase.END]) == (2, 2)
+
+
 def test_an_evaluation_that_cannot_be_planned_is_named(tmp_path: Path) -> None:
     """Data that its collator refuses is named with the collator's reason; the rest is planned."""
     broken = CODE.replace("[1] * 60", "None")
@@ -153,6 +169,7 @@ def test_headlines_name_what_is_not_planned(tmp_path: Path) -> None:
     lines = str(planner.estimate(batch=BATCH, **given)).splitlines()
     (line,) = [number for number, text in enumerate(lines) if text.startswith("Not planned:")]
     assert "the trainer's evaluation, which generates texts" in lines[line]
+    assert "Phases not planned: evaluation, resuming from a checkpoint" in lines
     assert line < next(number for number, text in enumerate(lines) if "left for the allocator" in text)
 
 

@@ -180,14 +180,15 @@ class TrainerModule(StepModule):
         """Train for `steps` optimizer steps with batches of `batch` samples, and return notes.
 
         `on_step` is called before the batches of a step are loaded, `continue_with` with each further phase
-        that begins. All micro-batches of a step are on the GPU at once, but only the first
-        `most_micro_batches` are run.
+        that begins. A trainer evaluates and saves within a step, while the batches of the step are on the
+        GPU; the phase `END` begins there too. All micro-batches of a step are on the GPU at once, but only
+        the first `most_micro_batches` are run.
         """
         trainer = self.trainer
         arguments = trainer.args
         loaded = arguments.gradient_accumulation_steps
         few = arguments.gradient_accumulation_steps = min(loaded, most_micro_batches)
-        remaining = steps if evaluates(arguments) else 0  # it evaluates before the last step
+        evaluated = max(steps - 1, 1) if evaluates(arguments) else 0
         arguments.max_steps, arguments.per_device_train_batch_size = steps, batch
         arguments.save_strategy = arguments.eval_strategy = "no"
         arguments.eval_on_start = arguments.load_best_model_at_end = False
@@ -199,12 +200,17 @@ class TrainerModule(StepModule):
         batches = Batches(trainer, samples, batch, steps * few, steps * loaded)
         load = trainer.get_batch_samples
 
-        def load_noted(iterator: Any, count: int, *args: Any) -> Any:
-            nonlocal remaining
-            remaining -= 1
-            if remaining == 0:
-                continue_with(Phase.EVALUATION)
+        def end_step(step: int) -> None:
+            if step == evaluated:
+                if not self._evaluation.generates:
+                    continue_with(Phase.EVALUATION)
                 self._evaluation.run()
+            if step == steps:
+                continue_with(Phase.END)
+
+        trainer.add_callback(_calling_at_step_ends(end_step))
+
+        def load_noted(iterator: Any, count: int, *args: Any) -> Any:
             on_step()
             found, items = load(iterator, loaded, *args)
             self._waiting = found[few:]
@@ -223,6 +229,17 @@ class TrainerModule(StepModule):
             return self._notes()
         run = f"of the {loaded:,} micro-batches in each step, {few} are run"
         return (*self._notes(), f"{run}; the others repeat the last")
+
+
+def _calling_at_step_ends(call: Callable[[int], None]) -> Any:
+    """Return a callback of a trainer that calls `call` with the number of each step at its end."""
+    from transformers import TrainerCallback
+
+    class Callback(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            call(state.global_step)
+
+    return Callback()
 
 
 def _of_fsdp(arguments: Any) -> dict[str, Any]:

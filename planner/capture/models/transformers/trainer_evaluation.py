@@ -39,10 +39,15 @@ class Evaluation:
         self._trainer, self._name = trainer, name
         self.notes: tuple[str, ...] = ()
 
+    @property
+    def generates(self) -> bool:
+        """Return whether the evaluation generates texts, which is not planned."""
+        return bool(getattr(self._trainer.args, "predict_with_generate", False))
+
     def run(self) -> None:
         """Evaluate on each of the trainer's datasets. An evaluation that fails is left out, and named."""
         trainer = self._trainer
-        if getattr(trainer.args, "predict_with_generate", False):
+        if self.generates:
             what = "the trainer's evaluation, which generates texts and may take more memory"
             self.notes = (LEFT_OUT_NOTE + what,)
             return

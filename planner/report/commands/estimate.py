@@ -6,6 +6,7 @@ from typing import Any
 from planner.allocator import Replay
 from planner.hardware import MIB, Likeness, is_fitted, margins_of
 from planner.hardware.calibration import Correction
+from planner.jobs import Mode
 from planner.planning import (
     Answer,
     Estimate,
@@ -68,7 +69,6 @@ _PHASES = {
     JobPhase.SAVING: "saving a checkpoint",
     JobPhase.RESUMING: "resuming from a checkpoint",
 }
-_NOT_PLANNED = {JobPhase.EVALUATION: "evaluation (--evaluate adds one)"}
 MAX_STEPS = 5  # most steps whose retries are listed
 
 Lines = list[str | Entry]
@@ -293,8 +293,12 @@ def _phases_section(estimate: Estimate) -> list[Block]:
         if peak.allocated_bytes is not None and peak.reserved_bytes is not None
     )
     section: list[Block] = [figures_table("Phase", ("allocated", "reserved MiB"), rows)]
-    others = [_NOT_PLANNED.get(peak.phase, _PHASES[peak.phase]) for peak in phases if not peak.is_planned]
-    return [*section, Paragraph(f"Not planned: {', '.join(others)}", "faint")] if others else section
+    others = {peak.phase: _PHASES[peak.phase] for peak in phases if not peak.is_planned}
+    if JobPhase.EVALUATION in others and estimate.job.mode is not Mode.STEP:
+        others[JobPhase.EVALUATION] += " (--evaluate adds one)"
+    if others:
+        section.append(Paragraph(f"Phases not planned: {', '.join(others.values())}", "faint"))
+    return section
 
 
 def parts_table(parts: Mapping[str, int]) -> Table:

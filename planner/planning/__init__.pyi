@@ -31,7 +31,7 @@ from .max_batch import Plan as Plan, find_max_batch as find_max_batch
 from .max_size import (
     SizePlan as SizePlan, find_max_size as find_max_size, sizes_between as sizes_between,
 )
-from .phases import JobPhase as JobPhase, JobPhasePeak as JobPhasePeak, job_phases as job_phases
+from .phases import JobPhase as JobPhase, JobPhasePeak as JobPhasePeak
 from .programs import (
     CaptureMode as CaptureMode, Factory as Factory, complete_from_library as complete_from_library,
     open_programs as open_programs, open_traces as open_traces,

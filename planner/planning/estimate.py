@@ -30,6 +30,7 @@ from planner.hardware import (
 from planner.jobs import Job
 from planner.planning.epoch import steps_of_epoch
 from planner.planning.growth_limit import StepLimit, find_step_limit
+from planner.planning.phases import JobPhasePeak, job_phases
 from planner.planning.retry_cost import RetryCost, count_retries
 from planner.program import Category, Growth, Outcome, Trace, find_growth, pinned_bytes
 
@@ -84,6 +85,7 @@ class Estimate(Struct, frozen=True):
     retry_costs_at_confidence: tuple[RetryCost, ...] = ()  # the same under the budget's smallest limit
     failed_bytes: int | None = None  # the allocator's memory in `failed`: the budget's or somewhat more
     pinned_host_bytes: int = 0  # host memory that torch pins
+    phases: tuple[JobPhasePeak, ...] = ()
     ranks: tuple[RankFigures, ...] = ()  # of all planned ranks, if this estimate is of the worst of several
 
     @property
@@ -151,6 +153,7 @@ def estimate_batch(job: Job, trace: Trace, budget: Budget, trace_seconds: float 
         sure_costs,
         failed_bytes,
         pinned_bytes(trace.pinned),
+        job_phases(job, trace, run, unlimited(limits)),
     )
 
 

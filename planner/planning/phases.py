@@ -4,10 +4,13 @@ from collections.abc import Iterator
 from enum import StrEnum
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from planner.allocator import PhasePeak, Replay, highest
+from planner.allocator import MemoryLimits, PhasePeak, Replay, highest, replay_trace
 from planner.jobs import Job, Mode, Quantize
-from planner.program import Phase
+from planner.program import Alloc, Category, Event, Phase, PhaseStart, Trace
+
+_SAVED = (Category.PARAMETER, Category.OPTIMIZER)
 
 
 class JobPhase(StrEnum):
@@ -34,25 +37,53 @@ class JobPhasePeak(Struct, frozen=True):
         return self.allocated_bytes is not None
 
 
-def job_phases(job: Job, run: Replay) -> tuple[JobPhasePeak, ...]:
-    """Return the phases of a job with their peaks in a run; those of training alone if the job trains.
+def job_phases(job: Job, trace: Trace, run: Replay, limits: MemoryLimits) -> tuple[JobPhasePeak, ...]:
+    """Return the phases of a job with their peaks, in the order of `JobPhase`.
 
-    `torch.save` copies each storage to the CPU by itself (torch/serialization.py), so saving takes what is
-    allocated between two steps. This is planned for whole weights on one GPU: the libraries that hold shards
-    or quantized weights build other tensors to save. Resuming is not planned, since it depends on where a
-    script loads its checkpoint.
+    Args:
+        job: the job. If it does not train, its phases are loading and its steps alone.
+        trace: what `run` replays.
+        run: the replay that the peaks are read from, apart from those of resuming.
+        limits: the limits under which a process resumes.
+
+    `torch.save` copies each storage to the CPU by itself, and `torch.load` places each on the GPU again,
+    where it was saved (torch/serialization.py). So saving takes what is allocated between two steps, and
+    resuming takes weights and optimizer state beside the model. This is planned for whole weights on one GPU:
+    the libraries that hold shards or quantized weights build other tensors to save.
     """
     parts: dict[JobPhase, list[PhasePeak]] = {}
     for phase, peak in _phases(run):
         parts.setdefault(phase, []).append(peak)
     if not _saves_whole_weights(job):
         parts.pop(JobPhase.SAVING, None)
+    if JobPhase.SAVING in parts:
+        parts[JobPhase.RESUMING] = [_resume(trace, limits)]
     steps = (JobPhase.LOADING, JobPhase.FIRST_STEP, JobPhase.LATER_STEPS)
     return tuple(
         _peak_of(phase, parts.get(phase, []))
         for phase in JobPhase
         if phase in parts or _trains(job) and phase not in steps
     )
+
+
+def _resume(trace: Trace, limits: MemoryLimits) -> PhasePeak:
+    """Return the peaks as a process loads onto the GPU what a trace's process would save at its end."""
+    setup: list[Event] = []
+    alive: dict[int, Alloc] = {}
+    step = 0
+    for event in trace.events:
+        if isinstance(event, PhaseStart):
+            step = event.step
+        elif isinstance(event, Alloc):
+            alive[event.block] = event
+        else:
+            alive.pop(event.block)
+        if not step:
+            setup.append(event)
+    saved = [block for block in alive.values() if block.category in _SAVED]
+    loaded = [replace(block, block=-number) for number, block in enumerate(saved, start=1)]
+    events = (*setup, PhaseStart(1, Phase.INPUTS), *loaded)
+    return replay_trace(replace(trace, events=events), limits).phase_peaks[-1]
 
 
 def _phases(run: Replay) -> Iterator[tuple[JobPhase, PhasePeak]]:

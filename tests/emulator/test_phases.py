@@ -57,6 +57,19 @@ found["saving"] = peaks()
 open("phases.json", "w").write(json.dumps(found))
 """
 
+# What resumes from its checkpoint, on the GPU.
+RESUMING = """
+import json
+model = torchvision.models.{model}().cuda()
+optimizer = torch.optim.{optimizer}(model.parameters(), lr=0.1)
+checkpoint = torch.load("checkpoint.pt")
+model.load_state_dict(checkpoint["model"])
+optimizer.load_state_dict(checkpoint["optimizer"])
+found = json.load(open("phases.json"))
+found["resuming"] = [torch.cuda.max_memory_allocated() / 2**20, torch.cuda.max_memory_reserved() / 2**20]
+open("phases.json", "w").write(json.dumps(found))
+"""
+
 
 @pytest.mark.parametrize(
     ("model", "optimizer", "batch", "evaluated", "options"),
@@ -75,12 +88,12 @@ def test_peaks_of_phases_are_those_of_a_script(
     evaluated: tuple[int, ...],
     options: dict[str, int | str],
 ) -> None:
-    """Loading, first and later steps, the evaluation and saving take the same to the byte, reserved too."""
+    """Loading, steps, the evaluation, saving and resuming take the same to the byte, reserved too."""
     words = {"model": model, "optimizer": optimizer, "batch": batch, "evaluated": evaluated}
-    code = SCRIPT
-    for name, value in words.items():
-        code = code.replace(f"{{{name}}}", str(value))
-    emulator.run(code, "--gpu", "L4")
+    for code in (SCRIPT, RESUMING):
+        for name, value in words.items():
+            code = code.replace(f"{{{name}}}", str(value))
+        emulator.run(code, "--gpu", "L4")
     recorded = json.loads((tmp_path / "phases.json").read_text())
     plan = planner.estimate(
         model=f"torchvision:{model}",

@@ -15,6 +15,7 @@ from planner.hardware.oom_probability import oom_probability_at
 from planner.jobs import Job
 from planner.planning.estimate import Answer
 from planner.planning.max_batch import Estimate, Plan, Seconds, estimate_batch, find_max_batch
+from planner.planning.phases import JobPhase, JobPhasePeak
 from planner.program import LARGEST_BATCH
 from planner.program.events import Alloc, Category, Event, Free, Outcome, Phase, PhaseStart, Trace
 from planner.program.fit import fit_traces
@@ -298,6 +299,10 @@ def test_estimate_by_hand() -> None:
         notes=(),
         seconds=Seconds(1.5, 0),
         p_out_of_memory=oom_probability_at(budget, 42 * MIB),
+        phases=(
+            JobPhasePeak(JobPhase.LOADING, 42 * MIB, 42 * MIB),
+            *map(JobPhasePeak, (JobPhase.EVALUATION, JobPhase.SAVING, JobPhase.RESUMING)),
+        ),
     )
     assert result.seconds.trace == 1.5 and result.seconds.replay > 0
 

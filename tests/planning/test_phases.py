@@ -2,23 +2,23 @@
 
 import pytest
 
-from planner.allocator.config import MIB
+from planner.allocator.config import MIB, UNLIMITED
 from planner.allocator.replay import replay_trace
 from planner.jobs.job import Job, Mode, Quantize
 from planner.planning.phases import JobPhase, JobPhasePeak, job_phases
-from planner.program.events import Event, Free, Phase, PhaseStart, Trace
+from planner.program.events import Category, Event, Free, Phase, PhaseStart, Trace
 from tests.helpers.structs import replace
 from tests.helpers.traces import SITES, alloc
 
 JOB = Job("toy")
 # 30 MiB of weights; 10 MiB stay after the first step, 2 MiB are an output; each step takes 12 MiB in between.
 EVENTS: tuple[Event, ...] = (
-    *(PhaseStart(0, Phase.SETUP), alloc(0, 30 * MIB)),
+    *(PhaseStart(0, Phase.SETUP), alloc(0, 30 * MIB, category=Category.PARAMETER)),
     *(
         PhaseStart(1, Phase.INPUTS),
         alloc(1, 12 * MIB),
         PhaseStart(1, Phase.BACKWARD),
-        alloc(2, 10 * MIB),
+        alloc(2, 10 * MIB, category=Category.OPTIMIZER),
         Free(1),
     ),
     *(PhaseStart(2, Phase.INPUTS), alloc(3, 14 * MIB), Free(3)),
@@ -30,22 +30,28 @@ EVALUATION: tuple[Event, ...] = (
 END: tuple[Event, ...] = (PhaseStart(2, Phase.INPUTS), alloc(6, 2 * MIB), PhaseStart(2, Phase.END))
 
 
+def phases_of(job: Job, *events: Event) -> tuple[JobPhasePeak, ...]:
+    """Return the phases of a job that is replayed in unlimited memory."""
+    trace = Trace(events, SITES, 1)
+    return job_phases(job, trace, replay_trace(trace), UNLIMITED)
+
+
 def phases(job: Job, *events: Event) -> dict[str, tuple[int | None, int | None]]:
     """Return allocated and reserved MiB of each phase."""
-    found = job_phases(job, replay_trace(Trace(events, SITES, 1)))
+    found = phases_of(job, *events)
     sizes = lambda of: (of.allocated_bytes, of.reserved_bytes)  # noqa: E731
     return {of.phase.value: tuple(size and size // MIB for size in sizes(of)) for of in found}
 
 
 def test_phases_of_training() -> None:
-    """Each phase counts what is left from before; saving takes what the last step leaves."""
+    """Saving takes what the last step leaves, and resuming weights and optimizer state beside the weights."""
     assert phases(JOB, *EVENTS, *END) == {
         "loading": (30, 30),
         "first_step": (52, 52),
         "later_steps": (54, 66),
         "evaluation": (None, None),
         "saving": (42, 66),
-        "resuming": (None, None),
+        "resuming": (70, 70),
     }
 
 
@@ -71,6 +77,6 @@ def test_inference_has_no_phases_of_training() -> None:
 
 def test_a_phase_that_no_event_shows_is_not_planned() -> None:
     """A trace that ends in the first step tells nothing of later ones."""
-    planned = {of.phase for of in job_phases(JOB, replay_trace(Trace(EVENTS[:7], SITES, 1))) if of.is_planned}
+    planned = {of.phase for of in phases_of(JOB, *EVENTS[:7]) if of.is_planned}
     assert planned == {JobPhase.LOADING, JobPhase.FIRST_STEP}
     assert not JobPhasePeak(JobPhase.SAVING).is_planned

@@ -244,7 +244,7 @@ def test_estimate_as_json() -> None:
                 ("later_steps", 528.0, 950.0, True),
                 ("evaluation", None, None, False),
                 ("saving", 178.0, 950.0, True),
-                ("resuming", None, None, False),
+                ("resuming", 120.0, 120.0, True),
             )
         ],
         "end_allocated_mib": 178.0,

@@ -16,7 +16,6 @@ from planner.planning import (
     RetryCost,
     Seconds,
     StepLimit,
-    job_phases,
     steps_of_epoch,
 )
 from planner.planning.estimators import Method
@@ -286,14 +285,13 @@ def _outside(estimate: Estimate) -> str:
 
 def _phases_section(estimate: Estimate) -> list[Block]:
     """Return a table of the peaks of a job's phases, and a paragraph on phases that are not planned."""
-    phases = job_phases(estimate.job, estimate.run)
     rows = (
         (_PHASES[peak.phase], (peak.allocated_bytes, peak.reserved_bytes))
-        for peak in phases
+        for peak in estimate.phases
         if peak.allocated_bytes is not None and peak.reserved_bytes is not None
     )
     section: list[Block] = [figures_table("Phase", ("allocated", "reserved MiB"), rows)]
-    others = {peak.phase: _PHASES[peak.phase] for peak in phases if not peak.is_planned}
+    others = {peak.phase: _PHASES[peak.phase] for peak in estimate.phases if not peak.is_planned}
     if JobPhase.EVALUATION in others and estimate.job.mode is not Mode.STEP:
         others[JobPhase.EVALUATION] += " (--evaluate adds one)"
     if others:
@@ -341,7 +339,7 @@ def estimate_to_json(estimate: Estimate, import_seconds: float) -> dict[str, Any
         "method": Method.TRACE.value,
         **attributes(run, "peak_allocated_mib", "peak_reserved_mib", "end_allocated_mib"),
         **_steps(run),
-        "phases": [_phase(peak) for peak in job_phases(estimate.job, run)],
+        "phases": [_phase(peak) for peak in estimate.phases],
         **attributes(estimate, "process_mib", "process_upper_mib", "pinned_host_mib"),
         "fits": estimate.outcome.value,
         "answer": None if estimate.answer is None else estimate.answer.value,

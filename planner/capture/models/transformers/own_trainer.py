@@ -235,7 +235,7 @@ def _calling_at_step_ends(call: Callable[[int], None]) -> Any:
     """Return a callback of a trainer that calls `call` with the number of each step at its end."""
     from transformers import TrainerCallback
 
-    class Callback(TrainerCallback):
+    class Callback(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             call(state.global_step)
 

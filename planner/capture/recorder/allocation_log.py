@@ -46,7 +46,7 @@ class AllocationLog:
         self._closed = False
 
     def start_phase(self, step: int, phase: Phase) -> None:
-        """Record the start of a phase; frees after the start of `END` are not recorded."""
+        """Record the start of a phase; nothing after the start of `END` is recorded."""
         self._sum = None
         self.records.append(PhaseStart(step, phase))
         self._closed = phase is Phase.END
@@ -63,6 +63,8 @@ class AllocationLog:
         sites, number = self._sites, self._blocks
         block = Block(number, size_bytes, category, sites.setdefault((module, op), len(sites)), stream)
         self._blocks = number + 1
+        if self._closed:
+            return block
         self._alive[number] = block
         self.records.append(block)
         if self._provenance is not None:
@@ -88,8 +90,10 @@ class AllocationLog:
         """Mark the last record as a free that also empties the cache, and return whether it was marked.
 
         It is not marked if it is no free, or is among the first `since` records. Starts of phases after it
-        are skipped.
+        are skipped, and after the start of `END` nothing is marked.
         """
+        if self._closed:
+            return False
         last = len(self.records) - 1
         while last >= since and isinstance(self.records[last], PhaseStart):
             last -= 1

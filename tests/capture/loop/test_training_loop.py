@@ -110,7 +110,7 @@ def test_evaluation_runs_before_the_last_step_beside_the_names_of_the_one_before
     assert lines[second:] == [
         "inputs 2",
         "+40 inputs",
-        "forward 2",
+        "evaluation 2",
         "+56 temporaries",  # of the linear layer, which only sigmoid needs
         "+56 temporaries",  # the output
         "-56",
@@ -118,7 +118,7 @@ def test_evaluation_runs_before_the_last_step_beside_the_names_of_the_one_before
         "inputs 2",
         "-40",
         "+40 inputs",
-        "forward 2",
+        "evaluation 2",
         "+56 temporaries",
         "+56 activations",  # counted so because it is still there when the backward pass starts
         "-56",
@@ -275,7 +275,7 @@ def test_marks_of_micro_batches_and_of_an_evaluation() -> None:
     marks = [f"{event.phase} {event.step}" for event in trace.events if isinstance(event, PhaseStart)]
     batch = ["inputs", "forward", "backward"]
     passes = [*batch, *batch, "optimizer"]
-    evaluation = ["inputs", "forward"] * 2
+    evaluation = ["inputs", "evaluation"] * 2
     assert marks == [
         "setup 0",
         *(f"{phase} 1" for phase in passes),

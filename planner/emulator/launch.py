@@ -15,7 +15,7 @@ from planner._support.atomic_write import write_bytes
 from planner._support.processes import end_processes
 from planner.emulator.gpu import describe_gpu
 from planner.emulator.history import read_histories
-from planner.emulator.record import EmulatedRun, GpuRecord, read_records
+from planner.emulator.record import EmulatedRun, GpuRecord, read_card_peaks, read_records
 from planner.errors import DataFileError, ModelError, PlannerError, UsageError, unsaved
 from planner.hardware import MIB, Device
 from planner.program import OnProgress
@@ -76,6 +76,7 @@ def run_emulated(
             perf_counter() - start,
             _assumptions(options),
             read_histories(folder) if options.keeps_histories or options.keeps_course else (),
+            read_card_peaks(folder, options.gpu_count),
         )
         if options.snapshot is not None and records:
             with unsaved(run):

@@ -1,6 +1,7 @@
 """Records of a command that ran on emulated GPUs: one of each process, and their totals."""
 
 from pathlib import Path
+from struct import unpack
 
 import msgspec
 from msgspec import Struct
@@ -27,6 +28,13 @@ class StepPeaks(Struct, frozen=True):
     peaks: Peaks
 
 
+class OtherProcess(Struct, frozen=True):
+    """The memory of another process of the command on the same GPU."""
+
+    rank: int
+    process_bytes: int
+
+
 class OutOfMemory(Struct, frozen=True):
     """The place at which an allocation failed."""
 
@@ -36,6 +44,7 @@ class OutOfMemory(Struct, frozen=True):
     line: str  # FILE:LINE of the script, "" where none was on the stack
     requested_bytes: int
     was_raised: bool  # it ended the process
+    others: tuple[OtherProcess, ...] = ()  # on the GPU then
 
 
 class GpuRecord(Struct, frozen=True):
@@ -43,7 +52,8 @@ class GpuRecord(Struct, frozen=True):
 
     rank: int
     pid: int
-    device: int
+    device: int  # index among the GPUs that the process sees
+    card: int  # index among all GPUs
     steps: tuple[StepPeaks, ...]
     after_steps: Peaks | None  # what came after the last optimizer step; None where the process was killed
     retries: int
@@ -72,6 +82,14 @@ class GpuRecord(Struct, frozen=True):
         )
 
 
+class SharedCard(Struct, frozen=True):
+    """A GPU on which several processes of a command had memory."""
+
+    card: int
+    ranks: tuple[int, ...]
+    process_bytes: int  # of all processes at the same time, at most
+
+
 class EmulatedRun(Struct, frozen=True):
     """The records of a command that ran on emulated GPUs."""
 
@@ -83,11 +101,22 @@ class EmulatedRun(Struct, frozen=True):
     seconds: float
     assumptions: tuple[str, ...]
     histories: tuple[ProcessHistory, ...] = ()  # of each process and GPU; none unless requested
+    card_peaks: tuple[int, ...] = ()  # bytes of all processes at the same time, by GPU
 
     @property
     def largest(self) -> GpuRecord:
         """Return the record of the process that takes most memory."""
         return max(self.records, key=lambda record: (record.peak.process_bytes, -record.rank))
+
+    @property
+    def shared_cards(self) -> tuple[SharedCard, ...]:
+        """Return the GPUs on which several processes had memory."""
+        cards = []
+        for card, peak_bytes in enumerate(self.card_peaks):
+            ranks = [record.rank for record in self.records if record.card == card]
+            if len(ranks) > 1:
+                cards.append(SharedCard(card, tuple(ranks), peak_bytes))
+        return tuple(cards)
 
     @property
     def failure(self) -> OutOfMemory | None:
@@ -131,6 +160,18 @@ class EmulatedRun(Struct, frozen=True):
         if self.failure is not None:
             return Outcome.DOES_NOT_FIT
         return Outcome.FITS_WITH_RETRIES if any(record.retries for record in self.records) else Outcome.FITS
+
+
+def read_card_peaks(folder: Path, gpu_count: int) -> tuple[int, ...]:
+    """Return the most memory that all processes took of each GPU at the same time, in bytes.
+
+    Returns () if no process took memory. The file is that of csrc/cards.c.
+    """
+    path = folder / "cards"
+    if not path.is_file():
+        return ()
+    with path.open("rb") as file:
+        return unpack(f"={gpu_count}Q", file.read(8 * gpu_count))
 
 
 def read_records(folder: Path) -> tuple[GpuRecord, ...]:

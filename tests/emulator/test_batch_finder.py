@@ -86,7 +86,7 @@ def run_job(job: Job, batch: int, capacity_bytes: int | None) -> EmulatedRun:
         live[name] = served
         events.append(HistoryEvent("alloc", served.address, size, 0))
     peaks = Peaks(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, 0)
-    record = GpuRecord(0, 1, 0, (), peaks, allocator.retries, 0, failure, (), len(ends), was_stopped=False)
+    record = GpuRecord(0, 1, 0, 0, (), peaks, allocator.retries, 0, failure, (), len(ends), was_stopped=False)
     history = ProcessHistory(0, 1, 0, "", 1.0, True, tuple(events), SITES, tuple(ends))
     code = 0 if failure is None else 1
     return EmulatedRun("GPU", 1, ("train",), code, (record,), 0.0, (), (history,))

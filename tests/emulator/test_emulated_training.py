@@ -249,6 +249,43 @@ dist.destroy_process_group()
     assert first["step_count"] == second["step_count"] == 3
 
 
+STRAY = """
+import os
+import torch.distributed as dist
+dist.init_process_group("nccl")
+rank = int(os.environ["LOCAL_RANK"])
+stray = torch.zeros({elements}, device="cuda") if rank else None  # on the first GPU
+dist.barrier(device_ids=[rank])
+torch.cuda.set_device(rank)
+train(torchvision.models.resnet18(num_classes=10).cuda(), 16)
+dist.destroy_process_group()
+"""
+
+
+def test_a_rank_on_the_gpu_of_another_is_named(emulator: Emulator) -> None:
+    """What was made before a rank chose its GPU lies on the first one, beside a context of its own."""
+    torchrun = str(Path(emulator.python).with_name("torchrun"))
+    options = ("--gpu", "L4", "--gpus", "2")
+    before = (torchrun, "--nproc-per-node", "2")
+    answer = emulator.run(STRAY.replace("{elements}", "50 * 2**20"), *options, before=before)
+    ranks = [(one["rank"], one["gpu"], one["peak_reserved_mib"]) for one in answer["ranks"]]
+    (shared,) = answer["shared_gpus"]
+    assert ranks[1] == (1, 0, 200.0) and (shared["gpu"], shared["ranks"]) == (0, [0, 1])
+    both = answer["ranks"][0]["process_mib"] + answer["ranks"][1]["process_mib"]
+    assert shared["process_mib"] == both
+
+
+def test_ranks_on_one_gpu_share_its_memory(emulator: Emulator) -> None:
+    """22,016 MiB of rank 1 leave rank 0 too little of an L4; the answer says whose they are."""
+    torchrun = str(Path(emulator.python).with_name("torchrun"))
+    options = ("--gpu", "L4", "--gpus", "2")
+    before = (torchrun, "--nproc-per-node", "2")
+    code = STRAY.replace("{elements}", "86 * 2**26")
+    answer = emulator.run(code, *options, before=before, exit_code=1)
+    (other,) = answer["failure"]["others"]
+    assert answer["fits"] == "no" and other["rank"] == 1 and other["process_mib"] > 22016
+
+
 def test_ddp_of_one_bucket(emulator: Emulator) -> None:
     """The number of parameters in the only bucket, 4 bytes that the ranks agree on, reads as it was sent."""
     code = """

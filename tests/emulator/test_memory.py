@@ -260,3 +260,49 @@ def test_threads_share_the_core_without_a_race(sanitizer: str, tmp_path: Path) -
     variables = {"PLANNER_EMULATED_GPU": gpu, "PLANNER_EMULATED_COPY_BYTES": "4096"}
     done = subprocess.run([str(program)], env=variables, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+SEVERAL = """
+import os, time
+def child(code):  # a fork that holds what it allocated until it is told to end
+    ready, told = os.pipe(), os.pipe()
+    if not os.fork():
+        exec(code); os.write(ready[1], b"."); os.read(told[0], 1); os._exit(0)
+    os.read(ready[0], 1)
+    return told[1]
+def taken(device=0): return core.emu_taken(device) / MIB
+core.emu_taken.restype = ctypes.c_size_t
+"""
+
+
+def test_processes_share_the_memory_of_a_gpu(core: Path, tmp_path: Path) -> None:
+    """What one takes the others cannot, until it ends; GPU 1 has its own."""
+    code = f"""{SEVERAL}
+told = child("alloc(300)")
+shared = taken(), used(), bool(alloc(400)), bool(alloc(2)), bool(alloc(400, 1))
+os.write(told, b"."); os.wait()
+show(*shared, bool(alloc(400)), taken(), taken(1))
+"""
+    found = call(core, code, small_gpu(100, 2), PLANNER_EMULATED_RECORDS=str(tmp_path))
+    assert found == [400, 0, False, True, True, True, 502, 500]
+
+
+def test_a_killed_process_gives_its_memory_back(core: Path, tmp_path: Path) -> None:
+    """A zombie has none, as with NVIDIA's driver."""
+    code = f"""{SEVERAL}
+child("alloc(300); open('pid', 'w').write(str(os.getpid()))")
+os.kill(int(open('pid').read()), 9)
+os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+show(taken())
+"""
+    code = code.replace("'pid'", repr(str(tmp_path / "pid")))
+    assert call(core, code, small_gpu(), PLANNER_EMULATED_RECORDS=str(tmp_path)) == [0]
+
+
+def test_visible_devices_are_those_of_the_machine(core: Path, tmp_path: Path) -> None:
+    """GPU 0 of a process that sees GPU 1 alone is GPU 1 of the others."""
+    code = f"""{SEVERAL}
+child("os.environ['CUDA_VISIBLE_DEVICES'] = '1'; alloc(300, 0)")
+show(taken(0), taken(1))
+"""
+    assert call(core, code, small_gpu(count=2), PLANNER_EMULATED_RECORDS=str(tmp_path)) == [0, 300]

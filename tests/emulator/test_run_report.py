@@ -10,7 +10,15 @@ from msgspec.structs import replace
 
 from planner.emulator.child.steps import MOST_ROWS, Steps
 from planner.emulator.launch import RunOptions, run_emulated
-from planner.emulator.record import EmulatedRun, GpuRecord, OutOfMemory, Peaks, StepPeaks, read_records
+from planner.emulator.record import (
+    EmulatedRun,
+    GpuRecord,
+    OtherProcess,
+    OutOfMemory,
+    Peaks,
+    StepPeaks,
+    read_records,
+)
 from planner.errors import DataFileError, ModelError, UnsavedError
 from planner.hardware.database import find_device
 from planner.hardware.device import MIB
@@ -34,7 +42,7 @@ def record(
     """Return the record of a process that took three steps."""
     steps = (StepPeaks(1, 1, peaks(100, 200, 300)), StepPeaks(2, 3, peaks(150, 220, process)))
     after = peaks(50, 220, 320)
-    return GpuRecord(rank, 7, rank, steps, after, retries, 0, failure, VERSIONS, 3, was_stopped=False)
+    return GpuRecord(rank, 7, rank, rank, steps, after, retries, 0, failure, VERSIONS, 3, was_stopped=False)
 
 
 def run(*records: GpuRecord, code: int = 0) -> EmulatedRun:
@@ -191,16 +199,37 @@ def test_json() -> None:
         ],
         "failure": None,
         "crash": None,
+        "shared_gpus": [],
         "versions": {"torch": "2.13.0", "cuda": "13.0", "cudnn": "9.20.0"},
         "assumptions": ["emulated"],
         "seconds": 1.5,
     }
 
 
+def test_a_gpu_that_two_ranks_share_is_named() -> None:
+    """With the most that both have at the same time, which may be less than their peaks together."""
+    stray = replace(record(1, process=500), card=0)
+    shared = replace(run(record(0), stray, record(1)), card_peaks=(850 * MIB, 400 * MIB))
+    text = render_plain(run_document(shared))
+    assert "ranks 0 and 1 share GPU 0: 850.0 MiB at the same time" in text and "share GPU 1" not in text
+    expected = [{"gpu": 0, "ranks": [0, 1], "process_mib": 850.0}]
+    assert run_to_json(shared)["shared_gpus"] == expected
+
+
+def test_a_failure_names_who_else_is_on_the_gpu() -> None:
+    """A rank that was put on the wrong GPU takes the room of its own."""
+    failure = replace(RAISED, others=(OtherProcess(1, 300 * MIB),))
+    failed = run(record(0, failure), code=1)
+    text = " ".join(render_plain(run_document(failed)).split())
+    assert "no room for 614.0 MiB, beside 300.0 MiB of rank 1" in text
+    assert run_to_json(failed)["failure"]["others"] == [{"rank": 1, "process_mib": 300.0}]
+
+
 WRITTEN: dict[str, Any] = {
     "rank": 1,
     "pid": 7,
-    "device": 1,
+    "device": 0,
+    "card": 1,
     "steps": [
         {"first": 1, "last": 2, "peaks": {"allocated_bytes": 1, "reserved_bytes": 2, "process_bytes": 3}}
     ],
@@ -219,7 +248,7 @@ def test_a_record_is_read_for_each_gpu_of_the_process(tmp_path: Path) -> None:
     (tmp_path / "1-7.json").write_text(json.dumps([WRITTEN]), encoding="utf-8")
     (single,) = read_records(tmp_path)
     steps = (StepPeaks(1, 2, Peaks(1, 2, 3)),)
-    assert single == GpuRecord(1, 7, 1, steps, None, 4, 5, None, VERSIONS, 2, was_stopped=False)
+    assert single == GpuRecord(1, 7, 0, 1, steps, None, 4, 5, None, VERSIONS, 2, was_stopped=False)
 
 
 @pytest.mark.parametrize("text", ["", "{}", json.dumps([{**WRITTEN, "steps": [{}]}])])

@@ -21,7 +21,7 @@ from .tools import EmulatorError, run_tool
 
 SOURCES = Path(__file__).resolve().parent.parent / "csrc"
 CORE = "libplanner_emulated_gpu.so"
-CORE_SOURCES = ("gpu.c", "memory.c", "contents.c", "handles.c")
+CORE_SOURCES = ("gpu.c", "cards.c", "memory.c", "contents.c", "handles.c")
 _BUILDERS = (
     "build.py",
     "installation.py",

@@ -27,6 +27,7 @@ from .steps import Steps
 
 _WRITE_SECONDS = 0.5  # between records of a running process
 _GRACE_SECONDS = 5.0  # for a script that is stopped
+_MOST_PROCESSES = 64  # on one GPU that are told apart
 _YIELD_SECONDS = 0.05  # for threads that wait for the interpreter's lock
 
 
@@ -257,6 +258,7 @@ class Recorder:
             "step": self._count + 1,
             "requested_bytes": requested,
             "was_raised": False,
+            "others": self._others(device),
             **place(self._torch),
         }
         self._write(whole=False)
@@ -306,6 +308,17 @@ class Recorder:
     def _devices(self) -> list[int]:
         return [n for n in range(self._torch.cuda.device_count()) if self._core.emu_context_active(n)]
 
+    def _others(self, device: int) -> list[dict[str, int]]:
+        """Return the memory that other processes of the command have on a GPU, by their ranks."""
+        pids, used = (ctypes.c_uint * _MOST_PROCESSES)(), (ctypes.c_size_t * _MOST_PROCESSES)()
+        count = self._core.emu_processes(device, _MOST_PROCESSES, pids, used)
+        others = []
+        for pid, process_bytes in zip(pids[:count], used[:count], strict=True):
+            record = next(self._folder.glob(f"*-{pid}.json"), None)
+            if pid != self._pid and record is not None:
+                others.append({"rank": int(record.name.split("-")[0]), "process_bytes": process_bytes})
+        return others
+
     def _places(self) -> dict[int, int]:
         """Return the number of blocks that each GPU's allocator allocated and freed, both added up."""
         if self._peaks is None or os.getpid() != self._pid:
@@ -353,6 +366,7 @@ class Recorder:
         return {
             **self._process,
             "device": device,
+            "card": self._core.emu_card(device),
             "steps": self._steps.of(device),
             "merged_from": self._steps.merged_from,
             "after_steps": after,

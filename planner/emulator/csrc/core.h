@@ -34,6 +34,7 @@ typedef struct {
   int clock_khz, memory_clock_khz, bus_bits, ecc;
 } emu_gpu_t;
 const emu_gpu_t *emu_gpu(void);
+int emu_card(int device); /* the machine's index of a GPU that the process sees */
 const char *emu_cudnn_description(void); /* JSON of cuDNN's device properties */
 bool emu_attribute(int attribute, int device,
                    int *value); /* numbers of cudaDeviceAttr and CUdevice_attribute */
@@ -55,11 +56,21 @@ void *emu_reserve(size_t bytes); /* returns addresses that have no memory yet */
 bool emu_unreserve(void *address);
 void emu_bind(void *address, int device); /* assigns the reserved range to a device */
 void emu_memory_info(int device, size_t *free_bytes, size_t *usable_bytes);
-size_t emu_used(int device); /* includes the context */
+size_t emu_used(int device);  /* by this process, its context included */
+size_t emu_taken(int device); /* by all processes of the run */
+/* Lists the processes that have a context on a GPU, this one first; returns their number, at most `most`. */
+int emu_processes(int device, int most, unsigned *pids, size_t *used);
 size_t emu_peak(int device); /* the maximum of `emu_used` since `emu_reset_peak` */
 void emu_reset_peak(int device);
 int emu_device_of(const void *address, void **base, size_t *bytes); /* -1: not on a device */
 bool emu_on_device(const void *address); /* whether an address is a device's, with memory or without */
+
+/* ---- the other processes of the run; called between `emu_lock_cards` and `emu_unlock_cards` */
+void emu_lock_cards(void);
+void emu_unlock_cards(void);
+size_t emu_used_by_others(int device);
+void emu_share_used(int device, size_t used); /* tells the others what this process takes */
+int emu_other_processes(int device, int most, unsigned *pids, size_t *used);
 
 /* ---- pinned host memory */
 void *emu_host_alloc(size_t bytes);

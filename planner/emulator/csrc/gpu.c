@@ -9,6 +9,7 @@
 static emu_gpu_t gpu;
 static char cudnn_description[2048];
 static int kernel_image;
+static int cards[EMU_MAX_GPUS]; /* the machine's indices of the visible GPUs */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static const char *text_of(const char *key) {
@@ -28,17 +29,19 @@ static size_t number_of(const char *key) {
   return strtoull(text, NULL, 10);
 }
 
-/* Returns the number of GPUs that CUDA_VISIBLE_DEVICES makes visible. It is a list of indices, and the first
- * invalid index ends the list (CUDA C++ Programming Guide). */
+/* Returns the number of GPUs that CUDA_VISIBLE_DEVICES makes visible, and lists them in `cards`. It is a list
+ * of indices, and the first invalid index ends the list (CUDA C++ Programming Guide). */
 static int visible(int count) {
   const char *text = getenv("CUDA_VISIBLE_DEVICES");
-  if (!text) return count;
   int listed = 0;
+  if (!text)
+    for (int i = 0; i < count; i++) cards[i] = i;
+  if (!text) return count;
   while (*text && listed < count) {
     char *end;
     long index = strtol(text, &end, 10);
     if (end == text || index < 0 || index >= count) break;
-    listed++;
+    cards[listed++] = (int)index;
     text = *end == ',' ? end + 1 : end;
     if (!*end) break;
   }
@@ -64,8 +67,8 @@ static void describe(void) {
   gpu.memory_clock_khz = number_of("memory_clock_khz");
   gpu.bus_bits = number_of("bus_bits");
   gpu.ecc = number_of("ecc");
-  gpu.count = visible(number_of("count"));
-  if (gpu.count > EMU_MAX_GPUS) gpu.count = EMU_MAX_GPUS;
+  size_t count = number_of("count");
+  gpu.count = visible(count < EMU_MAX_GPUS ? (int)count : EMU_MAX_GPUS);
   kernel_image = 10 * gpu.major + gpu.minor;
   const char *cudnn = text_of("cudnn");
   int length = cudnn ? (int)strcspn(cudnn, ";") : 0;
@@ -74,6 +77,10 @@ static void describe(void) {
 const emu_gpu_t *emu_gpu(void) {
   pthread_once(&once, describe);
   return &gpu;
+}
+int emu_card(int device) {
+  emu_gpu();
+  return cards[device];
 }
 const char *emu_cudnn_description(void) {
   emu_gpu();

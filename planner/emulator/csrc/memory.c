@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define MIB ((size_t)1 << 20)
 #define PAGE (2 * MIB) /* the driver's granularity for large allocations */
@@ -79,18 +80,35 @@ static arena *arena_of(int device) {
   }
   return a;
 }
-static void count(arena *a, size_t bytes) {
+/* Changes of the bytes in use are made between these two, so that no other process changes its own. */
+static void begin_change(void) {
+  pthread_mutex_lock(&lock);
+  emu_lock_cards();
+}
+static void end_change(void) {
+  emu_unlock_cards();
+  pthread_mutex_unlock(&lock);
+}
+static void count(int device, size_t bytes) {
+  arena *a = &arenas[device];
   a->used += bytes;
   if (a->used > a->peak) a->peak = a->used;
+  emu_share_used(device, a->used);
 }
-static bool fits(const arena *a, size_t bytes) { return a->used + bytes <= emu_gpu()->usable_bytes; }
+static void uncount(int device, size_t bytes) {
+  arenas[device].used -= bytes;
+  emu_share_used(device, arenas[device].used);
+}
+static size_t taken(int device) { return arenas[device].used + emu_used_by_others(device); }
+static bool fits(int device, size_t bytes) { return taken(device) + bytes <= emu_gpu()->usable_bytes; }
 void emu_touch_context(int device) {
-  pthread_mutex_lock(&lock);
+  if (emu_context_active(device)) return;
+  begin_change();
   if (!active[device]) {
     active[device] = true;
-    count(arena_of(device), emu_gpu()->context_bytes);
+    count(device, emu_gpu()->context_bytes);
   }
-  pthread_mutex_unlock(&lock);
+  end_change();
 }
 
 /* ---- allocations */
@@ -136,48 +154,64 @@ static block *block_of(arena *a, uintptr_t at) {
 void *emu_alloc(int device, size_t bytes) {
   emu_touch_context(device);
   size_t size = rounded(bytes);
-  pthread_mutex_lock(&lock);
+  begin_change();
   arena *a = arena_of(device);
-  void *address = a->base && fits(a, size) ? place(a, size, bytes) : NULL;
-  if (address) count(a, size);
-  pthread_mutex_unlock(&lock);
+  void *address = a->base && fits(device, size) ? place(a, size, bytes) : NULL;
+  if (address) count(device, size);
+  end_change();
   return address;
 }
 bool emu_free(void *address) {
   bool done = false;
-  pthread_mutex_lock(&lock);
+  begin_change();
   for (int d = 0; d < emu_gpu()->count && !done; d++) {
     arena *a = &arenas[d];
     block *b = a->base ? block_of(a, (uintptr_t)address) : NULL;
     if (!b || b->at != (uintptr_t)address) continue;
     emu_forget((void *)b->at, b->size);
-    a->used -= b->size;
+    uncount(d, b->size);
     a->count--;
     memmove(b, b + 1, (a->blocks + a->count - b) * sizeof(block));
     done = true;
   }
-  pthread_mutex_unlock(&lock);
+  end_change();
   return done;
 }
 bool emu_take(int device, size_t bytes) {
   emu_touch_context(device);
-  pthread_mutex_lock(&lock);
-  bool done = fits(arena_of(device), bytes);
-  if (done) count(arena_of(device), bytes);
-  pthread_mutex_unlock(&lock);
+  begin_change();
+  bool done = fits(device, bytes);
+  if (done) count(device, bytes);
+  end_change();
   return done;
 }
 void emu_give(int device, size_t bytes) {
-  pthread_mutex_lock(&lock);
-  arena_of(device)->used -= bytes;
-  pthread_mutex_unlock(&lock);
+  begin_change();
+  uncount(device, bytes);
+  end_change();
+}
+size_t emu_taken(int device) {
+  begin_change();
+  size_t bytes = taken(device);
+  end_change();
+  return bytes;
 }
 void emu_memory_info(int device, size_t *free_bytes, size_t *usable_bytes) {
   emu_touch_context(device);
-  pthread_mutex_lock(&lock);
+  size_t bytes = emu_taken(device);
   *usable_bytes = emu_gpu()->usable_bytes;
-  *free_bytes = *usable_bytes - arena_of(device)->used;
-  pthread_mutex_unlock(&lock);
+  *free_bytes = bytes < *usable_bytes ? *usable_bytes - bytes : 0;
+}
+int emu_processes(int device, int most, unsigned *pids, size_t *used) {
+  begin_change();
+  int count = active[device] && most > 0;
+  if (count) {
+    pids[0] = (unsigned)getpid();
+    used[0] = arenas[device].used;
+  }
+  count += emu_other_processes(device, most - count, pids + count, used + count);
+  end_change();
+  return count;
 }
 static size_t read_locked(const size_t *number) {
   pthread_mutex_lock(&lock);

@@ -1,11 +1,13 @@
 /* libnvidia-ml: the part of NVML's documented API that torch uses (expandable segments, OOM messages, device
  * counts). */
 #include "core.h"
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 #define OK return 0
 #define INSUFFICIENT_SIZE 7
+#define PROCESSES 1024 /* listed at most */
+static pthread_mutex_t listing = PTHREAD_MUTEX_INITIALIZER;
 typedef struct {
   unsigned long long total, free, used;
 } memory;
@@ -65,7 +67,8 @@ int nvmlDeviceGetUUID(void *d, char *s, unsigned n) {
 int nvmlDeviceGetMemoryInfo(void *d, memory *m) {
   const emu_gpu_t *gpu = emu_gpu(); /* a query creates no context */
   m->total = gpu->total_bytes;
-  m->free = gpu->usable_bytes - emu_used((int)(uintptr_t)d - 1);
+  size_t taken = emu_taken((int)(uintptr_t)d - 1);
+  m->free = taken < gpu->usable_bytes ? gpu->usable_bytes - taken : 0;
   m->used = m->total - m->free;
   OK;
 }
@@ -74,20 +77,26 @@ int nvmlDeviceGetCudaComputeCapability(void *d, int *a, int *b) {
   *b = emu_gpu()->minor;
   OK;
 }
-/* Lists this process if it has a context on the GPU; other processes are not known. */
-static int running(void *d, unsigned *n, process *p) {
-  int device = (int)(uintptr_t)d - 1, room = (int)*n;
-  *n = emu_context_active(device) ? 1 : 0;
-  if (!*n) OK;
-  if (!room) return INSUFFICIENT_SIZE;
-  p->pid = (unsigned)getpid();
-  p->used = emu_used(device);
-  OK;
+/* Lists the processes that have a context on the GPU. The callers' structures begin with a `process` and have
+ * `size` bytes. */
+static int running(void *d, unsigned *n, void *list, size_t size) {
+  static unsigned pids[PROCESSES];
+  static size_t used[PROCESSES];
+  unsigned room = list ? *n : 0;
+  pthread_mutex_lock(&listing);
+  *n = (unsigned)emu_processes((int)(uintptr_t)d - 1, PROCESSES, pids, used);
+  for (unsigned i = 0; i < *n && *n <= room; i++)
+    *(process *)((char *)list + i * size) = (process){pids[i], used[i]};
+  pthread_mutex_unlock(&listing);
+  return *n > room ? INSUFFICIENT_SIZE : 0;
 }
-int nvmlDeviceGetComputeRunningProcesses(void *d, unsigned *n, process *p) { return running(d, n, p); }
+int nvmlDeviceGetComputeRunningProcesses(void *d, unsigned *n, process *p) {
+  return running(d, n, p, sizeof(process));
+}
 int nvmlDeviceGetComputeRunningProcesses_v3(void *d, unsigned *n, partitioned_process *p) {
-  int e = running(d, n, p ? &p->of : NULL);
-  if (!e && *n) p->gpu_instance = p->compute_instance = ~0u; /* the GPU is not partitioned (MIG) */
+  int e = running(d, n, p, sizeof(partitioned_process));
+  for (unsigned i = 0; !e && i < *n; i++)
+    p[i].gpu_instance = p[i].compute_instance = ~0u; /* the GPU is not partitioned (MIG) */
   return e;
 }
 int nvmlDeviceGetGpuFabricInfoV(void *d, void *info) { OK; } /* the caller set `info` to "not supported" */

@@ -32,7 +32,8 @@ int nvmlDeviceGetMemoryInfo_v2(void *d, memory_v2 *m) {
   const emu_gpu_t *gpu = emu_gpu();
   m->total = gpu->total_bytes;
   m->reserved = gpu->total_bytes - gpu->usable_bytes;
-  m->used = emu_used(index_of(d));
+  size_t taken = emu_taken(index_of(d));
+  m->used = taken < gpu->usable_bytes ? taken : gpu->usable_bytes;
   m->free = gpu->usable_bytes - m->used;
   OK;
 }

@@ -43,7 +43,7 @@ def run_document(run: EmulatedRun, explained: ExplainedRun | None = None) -> Doc
         breakdown.insert(0, [Entry("Peak allocated", peak_text(explained.explanation))])
     return Document.of(
         [Headline(lines, STYLES[run.outcome])],
-        [_peaks(run)],
+        _peaks(run),
         _steps(largest),
         *breakdown,
         [*_closing(run, *notes), Paragraph(f"Took {run.seconds:.1f} s", "faint")],
@@ -65,6 +65,7 @@ def _failure_entries(failure: OutOfMemory | None) -> tuple[Entry, ...]:
         f"module {failure.module}" if failure.module else "",
         failure.line,
         f"no room for {mib_text(failure.requested_bytes)} MiB",
+        *(f"beside {mib_text(one.process_bytes)} MiB of rank {one.rank}" for one in failure.others),
     ]
     return (Entry("Fails", ", ".join(part for part in parts if part)),)
 
@@ -87,10 +88,21 @@ def _table(title: str, rows: Iterable[tuple[str, Peaks]]) -> Table:
     return figures_table(title, ("allocated", "reserved", "nvidia-smi MiB"), sizes)
 
 
-def _peaks(run: EmulatedRun) -> Table:
+def _peaks(run: EmulatedRun) -> list[Block]:
+    """Return a table of the peaks of each process on each GPU, and a line on each GPU that several share."""
     several = len(run.records) > 1
-    names = [f"rank {one.rank}, GPU {one.device}" if several else "whole run" for one in run.records]
-    return _table("Peak", [(name, record.peak) for name, record in zip(names, run.records, strict=True)])
+    names = [f"rank {one.rank}, GPU {one.card}" if several else "whole run" for one in run.records]
+    table = _table("Peak", [(name, record.peak) for name, record in zip(names, run.records, strict=True)])
+    shared = (
+        f"{_named(one.ranks)} share GPU {one.card}: {mib_text(one.process_bytes)} MiB at the same time"
+        for one in run.shared_cards
+    )
+    return [table, *map(Paragraph, shared)]
+
+
+def _named(ranks: Sequence[int]) -> str:
+    are_told_apart = len(set(ranks)) == len(ranks)  # as where a launcher sets RANK
+    return f"ranks {_listed(ranks)}" if are_told_apart else f"{len(ranks)} processes"
 
 
 def _steps(record: GpuRecord) -> list[Block]:
@@ -157,7 +169,7 @@ def command_plan_document(plan: CommandPlan) -> Document:
     timing = Paragraph(f"Took {plan.seconds:.1f} s: {plan.run_count} runs of the command", "faint")
     return Document.of(
         [Headline(lines, "good" if search.comfortable else "warning" if search.largest else "bad")],
-        [] if at is None else [_peaks(at)],
+        [] if at is None else _peaks(at),
         [] if failure is None else [Headline((beyond, *_failure_entries(failure.failure)), "bad")],
         [*([] if at is None else _closing(at, steps)), timing],
     )
@@ -207,6 +219,10 @@ def run_to_json(run: EmulatedRun, explained: ExplainedRun | None = None) -> dict
         "failure": _failure_to_json(run.failure),
         "crash": run.crash or None,
         "ranks": [_rank_to_json(record) for record in run.records],
+        "shared_gpus": [
+            {"gpu": one.card, "ranks": list(one.ranks), "process_mib": mib(one.process_bytes)}
+            for one in run.shared_cards
+        ],
         "versions": dict(largest.versions),
         "assumptions": [*run.assumptions, *notes],
         "seconds": round(run.seconds, 3),
@@ -228,7 +244,7 @@ def _rank_to_json(record: GpuRecord) -> dict[str, Any]:
     after = record.after_steps
     return {
         "rank": record.rank,
-        "gpu": record.device,
+        "gpu": record.card,
         **_peaks_to_json(record.peak),
         "retries": record.retries,
         **attributes(record, "pinned_mib", "step_count", "merged_from"),
@@ -240,8 +256,11 @@ def _rank_to_json(record: GpuRecord) -> dict[str, Any]:
 
 def _failure_to_json(failure: OutOfMemory | None) -> dict[str, Any] | None:
     """Return the JSON object of the place where memory ran out, or None if it did not."""
+    if failure is None:
+        return None
     fields = with_mib(failure) or {}
-    return {name: field for name, field in fields.items() if name != "was_raised"} or None
+    del fields["was_raised"]
+    return {**fields, "others": [with_mib(one) for one in failure.others]}
 
 
 def command_plan_to_json(plan: CommandPlan) -> dict[str, Any]:

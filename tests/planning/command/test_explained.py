@@ -22,7 +22,7 @@ from tests.helpers.structs import replace
 
 PEAKS = Peaks(5 * MIB, 6 * MIB, 300 * MIB)
 VERSIONS = (("torch", "2.13.0"),)
-RECORD = GpuRecord(0, 7, 0, (StepPeaks(1, 1, PEAKS),), PEAKS, 0, 0, None, VERSIONS, 1, was_stopped=False)
+RECORD = GpuRecord(0, 7, 0, 0, (StepPeaks(1, 1, PEAKS),), PEAKS, 0, 0, None, VERSIONS, 1, was_stopped=False)
 DEVICE = find_device("L4")
 RUN = EmulatedRun(DEVICE.name, 1, ("python", "src/train.py"), 0, (RECORD,), 1.0, ("emulated",), (TWO_STEPS,))
 LOST = OutOfMemory(2, "", "a", "train.py:9", 8 * MIB, was_raised=True)

@@ -27,6 +27,7 @@ from .fleet import (
     DeviceFit as DeviceFit, FleetTable as FleetTable, curve as curve, fit_devices as fit_devices,
 )
 from .growth_limit import StepLimit as StepLimit
+from .host_memory import HostMemory as HostMemory
 from .max_batch import Plan as Plan, find_max_batch as find_max_batch
 from .max_size import (
     SizePlan as SizePlan, find_max_size as find_max_size, sizes_between as sizes_between,

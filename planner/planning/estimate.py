@@ -30,9 +30,10 @@ from planner.hardware import (
 from planner.jobs import Job
 from planner.planning.epoch import steps_of_epoch
 from planner.planning.growth_limit import StepLimit, find_step_limit
+from planner.planning.host_memory import HostMemory, count_host_memory
 from planner.planning.phases import JobPhasePeak, job_phases
 from planner.planning.retry_cost import RetryCost, count_retries
-from planner.program import Category, Growth, Outcome, Trace, find_growth, pinned_bytes
+from planner.program import Category, Growth, Outcome, Trace, find_growth
 
 
 class Answer(StrEnum):
@@ -84,8 +85,8 @@ class Estimate(Struct, frozen=True):
     retry_costs: tuple[RetryCost, ...] = ()  # of each step of `run`, if it needs retries
     retry_costs_at_confidence: tuple[RetryCost, ...] = ()  # the same under the budget's smallest limit
     failed_bytes: int | None = None  # the allocator's memory in `failed`: the budget's or somewhat more
-    pinned_host_bytes: int = 0  # host memory that torch pins
     phases: tuple[JobPhasePeak, ...] = ()
+    host: HostMemory = HostMemory(None, 0, None, None, 0)
     ranks: tuple[RankFigures, ...] = ()  # of all planned ranks, if this estimate is of the worst of several
 
     @property
@@ -152,8 +153,8 @@ def estimate_batch(job: Job, trace: Trace, budget: Budget, trace_seconds: float 
         costs,
         sure_costs,
         failed_bytes,
-        pinned_bytes(trace.pinned),
         job_phases(job, trace, run, unlimited(limits)),
+        count_host_memory(job, trace),
     )
 
 

@@ -8,9 +8,7 @@ from msgspec.structs import replace
 
 from planner.allocator import MemoryLimits, PhasePeak, Replay, highest, replay_trace
 from planner.jobs import Job, Mode, Quantize
-from planner.program import Alloc, Category, Event, Phase, PhaseStart, Trace
-
-_SAVED = (Category.PARAMETER, Category.OPTIMIZER)
+from planner.program import Alloc, Category, Free, Phase, PhaseStart, Trace
 
 
 class JobPhase(StrEnum):
@@ -54,7 +52,7 @@ def job_phases(job: Job, trace: Trace, run: Replay, limits: MemoryLimits) -> tup
     parts: dict[JobPhase, list[PhasePeak]] = {}
     for phase, peak in _phases(run):
         parts.setdefault(phase, []).append(peak)
-    if not _saves_whole_weights(job):
+    if not (trains(job) and holds_whole_weights(job)):
         parts.pop(JobPhase.SAVING, None)
     if JobPhase.SAVING in parts:
         parts[JobPhase.RESUMING] = [_resume(trace, limits)]
@@ -62,27 +60,28 @@ def job_phases(job: Job, trace: Trace, run: Replay, limits: MemoryLimits) -> tup
     return tuple(
         _peak_of(phase, parts.get(phase, []))
         for phase in JobPhase
-        if phase in parts or _trains(job) and phase not in steps
+        if phase in parts or trains(job) and phase not in steps
     )
+
+
+def saved_blocks(trace: Trace) -> list[Alloc]:
+    """Return the blocks of weights, buffers and optimizer state that are alive at the end of a trace."""
+    alive: dict[int, Alloc] = {}
+    for event in trace.events:
+        if isinstance(event, Alloc):
+            if event.category in (Category.PARAMETER, Category.OPTIMIZER):
+                alive[event.block] = event
+        elif isinstance(event, Free):
+            alive.pop(event.block, None)
+    return list(alive.values())
 
 
 def _resume(trace: Trace, limits: MemoryLimits) -> PhasePeak:
     """Return the peaks as a process loads onto the GPU what a trace's process would save at its end."""
-    setup: list[Event] = []
-    alive: dict[int, Alloc] = {}
-    step = 0
-    for event in trace.events:
-        if isinstance(event, PhaseStart):
-            step = event.step
-        elif isinstance(event, Alloc):
-            alive[event.block] = event
-        else:
-            alive.pop(event.block)
-        if not step:
-            setup.append(event)
-    saved = [block for block in alive.values() if block.category in _SAVED]
-    loaded = [replace(block, block=-number) for number, block in enumerate(saved, start=1)]
-    events = (*setup, PhaseStart(1, Phase.INPUTS), *loaded)
+    is_first = lambda event: isinstance(event, PhaseStart) and event.step > 0  # noqa: E731
+    end = next((index for index, event in enumerate(trace.events) if is_first(event)), len(trace.events))
+    loaded = [replace(block, block=-number) for number, block in enumerate(saved_blocks(trace), start=1)]
+    events = (*trace.events[:end], PhaseStart(1, Phase.INPUTS), *loaded)
     return replay_trace(replace(trace, events=events), limits).phase_peaks[-1]
 
 
@@ -108,10 +107,12 @@ def _peak_of(phase: JobPhase, parts: list[PhasePeak]) -> JobPhasePeak:
     return JobPhasePeak(phase, peaks.allocated_bytes, peaks.reserved_bytes)
 
 
-def _trains(job: Job) -> bool:
+def trains(job: Job) -> bool:
+    """Return whether a job trains."""
     return job.mode in (Mode.TRAIN, Mode.STEP)
 
 
-def _saves_whole_weights(job: Job) -> bool:
+def holds_whole_weights(job: Job) -> bool:
+    """Return whether the weights of a job's process are neither shards nor quantized."""
     is_sharded = bool(job.fsdp or job.tp or job.world_size or job.deepspeed)
-    return _trains(job) and not is_sharded and job.quantize is Quantize.NONE
+    return not is_sharded and job.quantize is Quantize.NONE

@@ -14,6 +14,7 @@ from planner.hardware.device import Device, SourcedBytes, generic_device, unlimi
 from planner.hardware.oom_probability import oom_probability_at
 from planner.jobs import Job
 from planner.planning.estimate import Answer
+from planner.planning.host_memory import HostMemory
 from planner.planning.max_batch import Estimate, Plan, Seconds, estimate_batch, find_max_batch
 from planner.planning.phases import JobPhase, JobPhasePeak
 from planner.program import LARGEST_BATCH
@@ -303,6 +304,7 @@ def test_estimate_by_hand() -> None:
             JobPhasePeak(JobPhase.LOADING, 42 * MIB, 42 * MIB),
             *map(JobPhasePeak, (JobPhase.EVALUATION, JobPhase.SAVING, JobPhase.RESUMING)),
         ),
+        host=HostMemory(30 * MIB, 0, 30 * MIB, 30 * MIB, 0),
     )
     assert result.seconds.trace == 1.5 and result.seconds.replay > 0
 

@@ -251,6 +251,13 @@ def test_estimate_as_json() -> None:
         "process_mib": 1250.0,
         "process_upper_mib": 1260.0,
         "pinned_host_mib": 0.0,
+        "host": {
+            "weights_mib": 30.0,
+            "batch_mib": 50.0,
+            "checkpoint_mib": 90.0,
+            "saving_mib": 60.0,
+            "pinned_mib": 0.0,
+        },
         "fits": "no",
         "answer": "does_not_fit",
         "fits_until_step": None,

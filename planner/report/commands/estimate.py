@@ -10,6 +10,7 @@ from planner.jobs import Mode
 from planner.planning import (
     Answer,
     Estimate,
+    HostMemory,
     JobPhase,
     JobPhasePeak,
     RankFigures,
@@ -266,9 +267,9 @@ def batch_table(estimate: Estimate) -> Table:
     ]
     if not estimate.is_unlimited:
         rows.append(("process, at most", estimate.process_upper_bytes, f"at confidence {confidence:g}"))
-    if estimate.pinned_host_bytes:
+    if estimate.host.pinned_bytes:
         rows.append(
-            ("pinned, of the host", estimate.pinned_host_bytes, "each block a power of two, as torch pins")
+            ("pinned, of the host", estimate.host.pinned_bytes, "each block a power of two, as torch pins")
         )
     how = ", no limit" if estimate.is_unlimited else ", with retries" if estimate.retry_costs else ""
     return memory_table(f"Batch {run.batch}{how}", rows)
@@ -296,7 +297,20 @@ def _phases_section(estimate: Estimate) -> list[Block]:
         others[JobPhase.EVALUATION] += " (--evaluate adds one)"
     if others:
         section.append(Paragraph(f"Phases not planned: {', '.join(others.values())}", "faint"))
-    return section
+    return [*section, Paragraph(_host_text(estimate.host), "faint")]
+
+
+def _host_text(host: HostMemory) -> str:
+    """Return a sentence on the host memory of a process; pinned memory has a row of its own."""
+    sizes = {
+        "weights until they are on the GPU": host.weights_bytes,
+        "each batch that a loader holds": host.batch_bytes,
+        "a checkpoint that is loaded to the CPU": host.checkpoint_bytes,
+    }
+    known = [f"{mib_text(size)} MiB for {what}" for what, size in sizes.items() if size is not None]
+    unknown = [what for what, size in sizes.items() if size is None] if host.weights_bytes is None else []
+    others = [*unknown, "Python", "libraries", "data"]
+    return f"Host memory: {', '.join(known)}; not counted: {', '.join(others)}"
 
 
 def parts_table(parts: Mapping[str, int]) -> Table:
@@ -340,7 +354,9 @@ def estimate_to_json(estimate: Estimate, import_seconds: float) -> dict[str, Any
         **attributes(run, "peak_allocated_mib", "peak_reserved_mib", "end_allocated_mib"),
         **_steps(run),
         "phases": [_phase(peak) for peak in estimate.phases],
-        **attributes(estimate, "process_mib", "process_upper_mib", "pinned_host_mib"),
+        **attributes(estimate, "process_mib", "process_upper_mib"),
+        "pinned_host_mib": mib(estimate.host.pinned_bytes),
+        "host": with_mib(estimate.host),
         "fits": estimate.outcome.value,
         "answer": None if estimate.answer is None else estimate.answer.value,
         "fits_until_step": None if estimate.step_limit is None else estimate.step_limit.steps,

@@ -78,8 +78,8 @@ def saved_blocks(trace: Trace) -> list[Alloc]:
 
 def _resume(trace: Trace, limits: MemoryLimits) -> PhasePeak:
     """Return the peaks as a process loads onto the GPU what a trace's process would save at its end."""
-    is_first = lambda event: isinstance(event, PhaseStart) and event.step > 0  # noqa: E731
-    end = next((index for index, event in enumerate(trace.events) if is_first(event)), len(trace.events))
+    starts = (i for i, event in enumerate(trace.events) if isinstance(event, PhaseStart) and event.step > 0)
+    end = next(starts, len(trace.events))
     loaded = [replace(block, block=-number) for number, block in enumerate(saved_blocks(trace), start=1)]
     events = (*trace.events[:end], PhaseStart(1, Phase.INPUTS), *loaded)
     return replay_trace(replace(trace, events=events), limits).phase_peaks[-1]

@@ -20,6 +20,7 @@ from planner.capture.recorder.recorder import Recorder
 from planner.capture.values.interpreter import DataDependentError
 from planner.errors import ModelError
 from planner.jobs import Job
+from planner.program import Phase
 
 MOST_LETTERS = 200  # shown of an exception's message
 SHAPES = "check --input and --target"
@@ -38,7 +39,8 @@ _IS_ABOUT_META = re.compile(
 )
 # torch's messages about operands with mismatched shapes or types.
 _IS_ABOUT_SHAPES = re.compile(
-    r"shapes? cannot be multiplied|is invalid for input of size|size of tensor a|izes of tensors must match"
+    r"shapes? cannot be multiplied|same reduction dim|is invalid for input of size"
+    r"|size of tensor a|izes of tensors must match"
     r"|to have \d+ channels|ernel size can't be greater|expected (scalar type|m1 and m2|.*dtype)"
     r"|must have the same dtype|(must be|xpected|[Gg]ot) .*\d-?D\b|\d-?D .*([Ee]xpected|input)"
     r"|[Dd]imension|output with shape|must match the (size|shape|existing)|size mismatch|[Ii]nput size"
@@ -89,7 +91,10 @@ def explain(job: Job, batch: int, recorder: Recorder, error: BaseException) -> M
     """
     place, running, line = recorder.place(), recorder.running or "", source_line(error)
     op = f" in {running}" if running else ""
-    where = f"{job.model}: {place} fails at batch {batch}{op}{line}"
+    when = ""
+    if recorder.phase is Phase.EVALUATION:
+        when, batch = "in the evaluation, ", job.eval_batch or batch
+    where = f"{job.model}: {when}{place} fails at batch {batch}{op}{line}"
     sentence = sentence_of(error)
     compiled = getattr(error, "inner_exception", None)  # of torch._dynamo.exc.BackendCompilerFailed
     if isinstance(compiled, BaseException):
@@ -108,7 +113,10 @@ def explain(job: Job, batch: int, recorder: Recorder, error: BaseException) -> M
         return DataDependentError(job.model, f"{place} calls {running or 'code'}{line}")
     if isinstance(error, SystemExit):
         sentence = f"it ends the process with code {error.code}"
-    return ModelError(f"{where}: {sentence}; {remedy_for(error, running=running)}")
+    remedy = remedy_for(error, running=running)
+    if recorder.phase is Phase.EVALUATION and job.eval_input:
+        remedy = remedy.replace(SHAPES, "check --eval-input")
+    return ModelError(f"{where}: {sentence}; {remedy}")
 
 
 def sentence_of(error: BaseException) -> str:

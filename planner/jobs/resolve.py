@@ -161,7 +161,7 @@ def evaluated_job(job: Job) -> Job:
     return replace(job, inputs=inputs, target=_resized(job, inputs))
 
 
-def _check_evaluated(job: Job) -> None:
+def check_evaluated(job: Job) -> None:
     """Raise UsageError if the evaluation has other inputs than the training, apart from their sizes."""
     given = [(spec.keyword, spec.dtype) for spec in map(parse_tensor_spec, job.eval_input)]
     if given and given != [(spec.keyword, spec.dtype) for spec in job.inputs]:
@@ -220,7 +220,8 @@ def complete_job(job: Job) -> Job:
     check_nesting(job)
     check_requirements(job)
     check_conflicts(job)
-    _check_evaluated(job)
+    if not is_completed_by_library(job):
+        check_evaluated(job)
     if job.mode is Mode.STEP:
         return job
     if job.mode is not Mode.TRAIN or job.loss in (Loss.SUM, Loss.OUTPUT, Loss.TRAINING_STEP):

@@ -230,6 +230,13 @@ def test_inputs_that_the_model_does_not_take_are_those_of_the_job() -> None:
         trace_of(lambda: Packs(nn.LSTM), job_of("10x8", **TRAIN), 4)
 
 
+def test_a_failing_evaluation_is_named_with_its_input() -> None:
+    """The training's input is right, and the evaluation's is not."""
+    job = job_of("8", **TRAIN, evaluate=True, eval_batch=3, eval_input=("9",))
+    with pytest.raises(ModelError, match=r"in the evaluation, .* fails at batch 3 .*; check --eval-input$"):
+        trace_of(lambda: nn.Linear(8, 2), job)
+
+
 def test_an_error_that_a_model_wraps_keeps_its_cause() -> None:
     """A model that reads a value and raises an error of its own for torch's is planned with values."""
 

@@ -7,6 +7,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+from msgspec.structs import replace
 from torch import nn
 
 from planner.capture.failure_reasons import remedy_for
@@ -30,7 +31,7 @@ from planner.capture.models.transformers.own_trainer import TrainerModule, is_tr
 from planner.capture.models.user_file import find_in_file, find_step_in_file
 from planner.capture.process_state import first_line_of, message_of, raise_interrupt
 from planner.errors import ModelError, PlannerError, UsageError
-from planner.jobs import Job, Mode, shown, split_model
+from planner.jobs import Job, Mode, check_evaluated, parse_tensor_spec, shown, split_model
 
 Constructor = Callable[..., object]
 
@@ -101,16 +102,23 @@ def construct_model(
 
 
 def complete_by_library(job: Job) -> Job:
-    """Return the job with the inputs that the model's library implies; jobs of other sources are unchanged.
+    """Return the job with the inputs that the model's library implies, those of its evaluation too.
 
-    Raises UsageError for inputs that the model does not take, ModelError if the library is missing or refuses
-    the model's configuration.
+    Jobs of other sources are unchanged. Raises UsageError for inputs that the model does not take, ModelError
+    if the library is missing or refuses the model's configuration.
     """
     source, name = split_model(job.source or job.model)
     arguments = {key: _as_lists(value) for key, value in job.model_args}
     check_fetching(job, arguments)
     with calling_libraries(job):
-        return _completed(job, source, name, arguments)
+        completed = _completed(job, source, name, arguments)
+        if not job.eval_input:
+            return completed
+        given = tuple(map(parse_tensor_spec, job.eval_input))
+        evaluated = _completed(replace(job, inputs=given, eval_input=()), source, name, arguments)
+    completed = replace(completed, eval_input=tuple(map(str, evaluated.inputs)))
+    check_evaluated(completed)
+    return completed
 
 
 def _completed(job: Job, source: str, name: str, arguments: dict[str, Any]) -> Job:

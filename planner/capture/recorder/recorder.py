@@ -89,7 +89,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._storages: dict[int, StorageRef] = {}  # by identity
         self._operators: dict[int, Operator] = {}  # by identity: their own hash is slow
         self.modules = ModuleTracker(model)
-        self._phase = Phase.SETUP
+        self.phase = Phase.SETUP
         self._cublas = CublasWorkspaces(target, cublas_config)
         self._cublas_blocks: list[Block] = []
         self._pending = PendingCollectives()
@@ -105,7 +105,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if phase is Phase.BACKWARD or (phase is Phase.END and torch.is_grad_enabled()):
             # What the forward pass made and still holds when the backward pass starts, or would start.
             self._log.keep_for_backward()
-        self._phase = phase
+        self.phase = phase
         self._log.start_phase(step, phase)
 
     def record_tensor(self, tensor: Tensor, category: Category, op: str, module: str | None = None) -> None:
@@ -192,7 +192,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def place(self) -> str:
         """Return words for the innermost module that runs, or for the phase outside of modules."""
-        return self.modules.place_in(self._phase)
+        return self.modules.place_in(self.phase)
 
     def operators(self) -> list[str]:
         """Return the names of the operators that ran."""
@@ -240,7 +240,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is aten.index_put.default and _is_gradient_of_index():
             return self.__torch_dispatch__(aten._index_put_impl_.default, types, (*args[:3], True, True))
         self.running = op.name
-        phase = self._phase
+        phase = self.phase
         try:
             out = self._run(func, args, kwargs or {}, phase)
         except RuntimeError:
@@ -261,7 +261,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _copy_to_meta(self, tensor: Tensor) -> Tensor:
         """Return a copy on meta of a tensor of the CPU, with its values if the capture keeps values."""
-        copy: Tensor = self._run(aten._to_copy.default, (tensor,), {"device": _META}, self._phase)
+        copy: Tensor = self._run(aten._to_copy.default, (tensor,), {"device": _META}, self.phase)
         return copy
 
     def _record_run(
@@ -281,7 +281,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if side is Side.HOST:
             self.host.add_results(out)
         elif self.host.destination is Side.GPU:
-            is_input = self._phase is not Phase.BACKWARD  # where activations come back from the CPU
+            is_input = self.phase is not Phase.BACKWARD  # where activations come back from the CPU
             for tensor in op.new_tensors(out):
                 self.record_tensor(tensor, Category.INPUT if is_input else Category.TEMPORARY, op.name)
         elif op.func is not aten.copy_.default:
@@ -309,7 +309,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if note := note_on_call(op.func, args, out, self.target):
                 self._notes[note] = None
         cublas_bytes = (
-            self._cublas.first_use(self._phase, self._blas_stream) if uses_cublas(op.func, args, ops) else 0
+            self._cublas.first_use(self.phase, self._blas_stream) if uses_cublas(op.func, args, ops) else 0
         )
         if op.outputs is OutputKind.RESIZED:
             self._record_resized(op, out)
@@ -319,14 +319,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             held = self._record_ops(op, ops, new, cublas_bytes)
         self._free(reversed(held))
         if self._calls is not None and (op.rule is not None or op.uses_blas):
-            site = Site(self.modules.name_in(self._phase), op.name)
+            site = Site(self.modules.name_in(self.phase), op.name)
             takes = tuple(t.is_meta and t.untyped_storage().nbytes() > 0 for t in new)
             end = len(self._log.records)
             passed = to_meta(args), to_meta(out)
             call = RecordedCall(start, end, site, op.func, *passed, takes, self._stream)
             self._calls.append(call)
         lt_bytes = (
-            self._cublas.first_lt_use(op.func, args, self._phase, self._blas_stream) if op.uses_blas else 0
+            self._cublas.first_lt_use(op.func, args, self.phase, self._blas_stream) if op.uses_blas else 0
         )
         self._record_cublas(op, lt_bytes)  # not of the kernel's rule, which is the same at each call
 
@@ -412,7 +412,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.record_tensor(tensor, category, op.name)
 
     def _output_category(self) -> Category:
-        return Category.INPUT if self._phase is Phase.INPUTS else Category.TEMPORARY
+        return Category.INPUT if self.phase is Phase.INPUTS else Category.TEMPORARY
 
     def _without_known(self, tensors: list[Tensor]) -> list[Tensor]:
         """Return one tensor of each storage that is not known yet."""
@@ -437,7 +437,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._pool if self._pool == GRAPH_POOL else self._streams.current
 
     def _alloc(self, size_bytes: int, category: Category, op: str, module: str | None = None) -> Block:
-        where = self.modules.name_in(self._phase) if module is None else module
+        where = self.modules.name_in(self.phase) if module is None else module
         return self._log.alloc(size_bytes, category, op, where, self._stream)
 
     def _expect_inplace_accumulation(self, args: tuple[Any, ...], out: Tensor) -> None:

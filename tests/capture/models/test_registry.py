@@ -285,6 +285,17 @@ def test_image_that_is_given_counts() -> None:
     assert complete_by_library(resolve_job("timm:resnet18", {}, inputs=given)).inputs == given
 
 
+def test_libraries_know_the_inputs_of_an_evaluation_too() -> None:
+    """The length of a text sets those of its mask and labels; other inputs than the model's are refused."""
+    pytest.importorskip("transformers")
+    job = complete_by_library(resolve_job("hf:GPT2LMHeadModel", {}, eval_input="512:int64"))
+    names = ("input_ids", "attention_mask", "labels")
+    assert job.evaluate and job.eval_input == tuple(f"{name}=512:int64" for name in names)
+    image = resolve_job("timm:resnet18", {}, eval_input="3x512x512:uint8")
+    with pytest.raises(UsageError, match="takes 3x224x224; give the same inputs, of other sizes"):
+        complete_by_library(image)
+
+
 @pytest.mark.parametrize(
     ("model", "args", "mode"),
     [

@@ -263,11 +263,11 @@ def test_threads_share_the_core_without_a_race(sanitizer: str, tmp_path: Path) -
 
 
 SEVERAL = """
-import os, time
-def child(code):  # a fork that holds what it allocated until it is told to end
+import os
+def child(code):  # a fork that holds what it allocated until it is told to end, or its parent ends
     ready, told = os.pipe(), os.pipe()
     if not os.fork():
-        exec(code); os.write(ready[1], b"."); os.read(told[0], 1); os._exit(0)
+        os.close(told[1]); exec(code); os.write(ready[1], b"."); os.read(told[0], 1); os._exit(0)
     os.read(ready[0], 1)
     return told[1]
 def taken(device=0): return core.emu_taken(device) / MIB

@@ -173,7 +173,7 @@ def remedy_for(error: BaseException, otherwise: str = ANY, running: str | None =
             else "indices are int64, such as --input 128:int64"
         )
     is_call = isinstance(error, TypeError) and _IS_A_CALL.search(message) and not source_line(error)
-    kinds = (RuntimeError, ValueError, IndexError, TypeError)
+    kinds = (AssertionError, RuntimeError, ValueError, IndexError, TypeError)
     if is_call or (isinstance(error, kinds) and _IS_ABOUT_SHAPES.search(message)):
         return SHAPES
     return otherwise

@@ -212,6 +212,10 @@ def test_words_of_a_model_establish_no_cause(function: Callable[[Tensor], Tensor
             "; check --input and --target; indices are int64, such as --input 128:int64",
         ),
         (
+            lambda x: nn.functional.nll_loss(x, torch.zeros(4, 8, 8, dtype=torch.int64)),
+            "; check --input and --target",
+        ),
+        (
             lambda x: float(os.environ["RANK"]) * x,
             "'RANK'; it is one rank of several: give their number, such as --world-size 2",
         ),

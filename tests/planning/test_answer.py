@@ -39,7 +39,12 @@ def estimated(trace: Trace, usable_mib: int, job: Job = JOB) -> Estimate:
     [
         (500, Answer.FITS, "yes", "Batch 8 fits at confidence 0.99"),
         (580, Answer.LIKELY, "no", "Batch 8 likely fits (83 %)"),
-        (620, Answer.DOES_NOT_FIT, "no", "Batch 8 does not fit; without a limit it would take 1,020.0 MiB"),
+        (
+            620,
+            Answer.DOES_NOT_FIT,
+            "no",
+            "Batch 8 does not fit; without a limit it would take 1,020.0 MiB, 620.0 of them allocated at once",
+        ),
     ],
 )
 def test_the_probability_decides_the_words(

@@ -120,8 +120,17 @@ def verdict(estimate: Estimate) -> tuple[str, tuple[Entry, ...]]:
     how = ", with retries" if estimate.retry_costs else ""
     answer = f"{batch_answer(estimate)}{how}{until_text(estimate)}"
     if estimate.is_unlimited:
-        answer += f"; without a limit it would take {process}"
+        answer += unlimited_text(estimate)
     return answer, (*failure_entries(estimate), *retries_entries(estimate), *risk_entries(estimate))
+
+
+def unlimited_text(estimate: Estimate) -> str:
+    """Return a clause on the memory that a failing batch would take.
+
+    The allocated bytes are needed on any GPU; what is reserved beyond them may be released under a limit.
+    """
+    process, allocated = mib_text(estimate.process_bytes), mib_text(estimate.run.peak_allocated_bytes)
+    return f"; without a limit it would take {process} MiB, {allocated} of them allocated at once"
 
 
 def batch_answer(estimate: Estimate) -> str:

@@ -23,11 +23,12 @@ from planner.report.commands.estimate import (
     risk_entries,
     scarce_text,
     style_of,
+    unlimited_text,
     until_text,
 )
 from planner.report.describe import job_entry
 from planner.report.document import Block, Document, Entry, Headline, Style
-from planner.report.units import attributes, mib_text, to_builtins
+from planner.report.units import attributes, to_builtins
 
 if TYPE_CHECKING:
     from planner.planning.command import CommandPlan
@@ -112,11 +113,10 @@ def _multiple(plan: Plan) -> Lines:
 def _beyond(failure: Estimate, largest: int) -> Headline:
     """Return a headline with the memory of the smallest failing batch and the place of its failure."""
     odd = ", though larger ones do" if failure.run.batch < largest else ""
-    process = f"{mib_text(failure.process_bytes)} MiB"
     if failure.answer is not Answer.DOES_NOT_FIT:
         answer = f"{batch_answer(failure)}, not at confidence {failure.budget.confidence:g}{odd}"
         return Headline((answer, *failure_entries(failure)), "warning")
-    without = f"; without a limit it would take {process}" if failure.is_unlimited else ""
+    without = unlimited_text(failure) if failure.is_unlimited else ""
     answer = f"{batch_answer(failure)}{odd}{without}"
     return Headline((answer, *failure_entries(failure)), "bad")
 

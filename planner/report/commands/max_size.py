@@ -16,11 +16,11 @@ from planner.report.commands.estimate import (
     plan_seconds_to_json,
     risk_entries,
     style_of,
+    unlimited_text,
 )
 from planner.report.commands.max_batch import none_text, retrying_entry, retrying_remark
 from planner.report.describe import job_entry
 from planner.report.document import Block, Document, Entry, Headline
-from planner.report.units import mib_text
 
 
 def max_size_document(plan: SizePlan, import_seconds: float) -> Document:
@@ -58,8 +58,7 @@ def _headline(plan: SizePlan) -> Headline:
 
 
 def _beyond(failure: Estimate, size: Size) -> Headline:
-    process = f"{mib_text(failure.process_bytes)} MiB"
-    answer = f"Size {size_text(size)} does not fit; without a limit it would take {process}"
+    answer = f"Size {size_text(size)} does not fit{unlimited_text(failure)}"
     if failure.answer is Answer.LIKELY:
         likely = likely_text(failure.p_out_of_memory)
         answer = f"Size {size_text(size)} likely fits ({likely}), not at the confidence"

@@ -254,10 +254,12 @@ import os
 import torch.distributed as dist
 dist.init_process_group("nccl")
 rank = int(os.environ["LOCAL_RANK"])
+on_host = dist.new_group(backend="gloo")  # whose barriers wait for the other rank, as no kernel does here
 stray = torch.zeros({elements}, device="cuda") if rank else None  # on the first GPU
-dist.barrier(device_ids=[rank])
+dist.barrier(on_host)
 torch.cuda.set_device(rank)
 train(torchvision.models.resnet18(num_classes=10).cuda(), 16)
+dist.barrier(on_host)
 dist.destroy_process_group()
 """
 

@@ -43,7 +43,8 @@ def estimated(trace: Trace, usable_mib: int, job: Job = JOB) -> Estimate:
             620,
             Answer.DOES_NOT_FIT,
             "no",
-            "Batch 8 does not fit; without a limit it would take 1,020.0 MiB, 620.0 of them allocated at once",
+            "Batch 8 does not fit; without a limit it would take 1,020.0 MiB, "
+            "620.0 of them allocated at once",
         ),
     ],
 )

@@ -9,15 +9,15 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 MIB = 2**20
 LARGEST_CODE_BYTES = 16 * MIB  # of a file with a model, or of JSON that describes one
 
 
 @contextmanager
-def open_regular(path: Path, most_bytes: int) -> Iterator[BinaryIO]:
+def open_regular(path: Path, most_bytes: int) -> Iterator[BufferedReader]:
     """Open a regular file of at most `most_bytes` for reading. Raises OSError for any other file."""
     # Without O_NONBLOCK, opening a pipe would wait for its writer.
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))

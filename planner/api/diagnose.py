@@ -3,13 +3,15 @@
 import json
 import sys
 import time
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import BufferedReader, TextIOWrapper
 from os import PathLike
 from pathlib import Path
-from typing import Any, BinaryIO, Unpack
+from typing import Any, Unpack, cast
 
-from planner._support.bounded_read import open_regular, read_text
+from planner._support.bounded_read import open_regular
 from planner.allocator.history import load_any_history, load_snapshots
 from planner.api.advise import AdviceResult, VaryingAdviceResult, advise
 from planner.api.options import Options
@@ -20,7 +22,7 @@ from planner.report import Report, Result, report_of
 
 _LARGEST_RECORD_BYTES = 2**26
 _LARGEST_LOG_BYTES = 2**36
-_LONGEST_LINE_BYTES = 2**16  # the rest of a longer line is read as a line of its own
+_LONGEST_LINE = 2**16  # characters; the rest of a longer line is read as a line of its own
 _PICKLE, _GZIP = b"\x80", b"\x1f\x8b"
 STANDARD_INPUT = "-"
 
@@ -57,18 +59,26 @@ def diagnose(
     """
     begin = time.perf_counter()
     name = str(file)
-    diagnosis = _of_log(sys.stdin.buffer, name) if name == STANDARD_INPUT else _of_file(Path(file))
+    diagnosis = _of_standard_input() if name == STANDARD_INPUT else _of_file(Path(file))
     advice = None if model is None else advise(model, batch, **options)
     return DiagnoseResult(name, diagnosis, time.perf_counter() - begin, advice)
+
+
+def _of_standard_input() -> Diagnosis:
+    file = BufferedReader(cast("Any", sys.stdin.buffer))
+    try:
+        return _of_log(file, STANDARD_INPUT)
+    finally:
+        file.detach()  # else it closes standard input
 
 
 def _of_file(path: Path) -> Diagnosis:
     try:
         with open_regular(path, _LARGEST_LOG_BYTES) as file:
             beginning = file.read(4096)
-            if not beginning.startswith((_PICKLE, _GZIP)) and not _is_record(beginning):
+            if not beginning.startswith((_PICKLE, _GZIP)):
                 file.seek(0)
-                return _of_log(file, str(path))
+                return _of_text(file, str(path))
     except OSError as error:
         raise DataFileError(f"{path}: cannot be read: {error.strerror or error}") from error
     if beginning.startswith(_PICKLE):
@@ -77,26 +87,36 @@ def _of_file(path: Path) -> Diagnosis:
             raise DataFileError(f"{path}: the snapshot has neither events nor segments: no GPU was used")
         failed = [one for one in histories if any(event.action == "oom" for event in one.events)]
         return diagnose_history((failed or list(histories))[0], "memory snapshot of torch")
-    if beginning.startswith(_GZIP):
-        history = load_any_history(path)
-        return diagnose_history(history, f"recorded history, {history.gpu}, torch {history.torch}")
-    return _of_record(path)
+    history = load_any_history(path)
+    return diagnose_history(history, f"recorded history, {history.gpu}, torch {history.torch}")
 
 
-def _is_record(beginning: bytes) -> bool:
-    return beginning.lstrip().startswith(b"{") and b'"emulated"' in beginning
-
-
-def _of_record(path: Path) -> Diagnosis:
+def _of_text(file: BufferedReader, name: str) -> Diagnosis:
+    """Return the diagnosis of a record of `planner run`, or of a log, whose lines may be JSON too."""
+    record = _record_in(file)
+    if record is None:
+        return _of_log(file, name)
     try:
-        record: Any = json.loads(read_text(path, _LARGEST_RECORD_BYTES))
         return diagnose_run(record)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         problem = " ".join(str(error).split())[:200]
-        raise DataFileError(f"{path}: no record of planner run --json: {problem}") from error
+        raise DataFileError(f"{name}: no record of planner run --json: {problem}") from error
 
 
-def _of_log(file: BinaryIO, name: str) -> Diagnosis:
+def _record_in(file: BufferedReader) -> dict[str, Any] | None:
+    """Return the record of `planner run` that a file has, or None; the file is at its beginning again."""
+    if not file.peek(64).lstrip(BOM_UTF8 + b" \t\r\n").startswith(b"{"):
+        return None
+    try:
+        record = json.loads(file.read(_LARGEST_RECORD_BYTES))
+    except (ValueError, RecursionError):  # a log whose first line begins with a brace
+        return None
+    finally:
+        file.seek(0)
+    return record if isinstance(record, dict) and "emulated" in record else None
+
+
+def _of_log(file: BufferedReader, name: str) -> Diagnosis:
     diagnosis = diagnose_log(_lines(file))
     if diagnosis is None:
         where = "standard input" if name == STANDARD_INPUT else name
@@ -107,6 +127,12 @@ def _of_log(file: BinaryIO, name: str) -> Diagnosis:
     return diagnosis
 
 
-def _lines(file: BinaryIO) -> Iterator[str]:
-    while line := file.readline(_LONGEST_LINE_BYTES):
-        yield line.decode("utf-8", "replace")
+def _lines(file: BufferedReader) -> Iterator[str]:
+    """Yield the lines of a log in UTF-8, or in UTF-16 as PowerShell writes what a program prints."""
+    encoding = "utf-16" if file.peek(2)[:2] in (BOM_UTF16_LE, BOM_UTF16_BE) else "utf-8-sig"
+    text = TextIOWrapper(file, encoding, "replace", newline="\n")
+    try:
+        while line := text.readline(_LONGEST_LINE):
+            yield line
+    finally:
+        text.detach()

@@ -62,8 +62,26 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> Non
 def test_a_log_that_is_no_text(tmp_path: Path, capsys: Capture) -> None:
     """Bytes that are no text, and lines without an end, do not hide a message after them."""
     log = tmp_path / "train.log"
-    log.write_bytes(b"\xff\xfe" * 100_000 + b"\r\n" + MESSAGE.replace("\n", "\r\n").encode())
+    log.write_bytes(b"\x9c\xff" * 100_000 + b"\r\n" + MESSAGE.replace("\n", "\r\n").encode())
     assert answer(log, capsys)["cause"] == "fragmentation"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-8-sig"])
+def test_a_log_as_windows_writes_it(tmp_path: Path, capsys: Capture, encoding: str) -> None:
+    """PowerShell redirects what a program prints to UTF-16, with a mark of the order of bytes."""
+    mark = "\ufeff" if encoding == "utf-16-be" else ""
+    log = tmp_path / "train.log"
+    log.write_bytes((mark + MESSAGE.replace("\n", "\r\n")).encode(encoding))
+    assert outcome(f"diagnose {log}", capsys) == (0, REPORT, "")
+
+
+def test_a_log_of_json_lines(tmp_path: Path, capsys: Capture) -> None:
+    """Clusters write each line as an object, so that a log begins as a record of `planner run` does."""
+    log = tmp_path / "pod.log"
+    log.write_text(
+        "".join(json.dumps({"log": line, "stream": "stderr"}) + "\n" for line in ("step 1", MESSAGE))
+    )
+    assert answer(log, capsys)["requested_mib"] == 64.0
 
 
 def test_a_snapshot(tmp_path: Path, capsys: Capture) -> None:

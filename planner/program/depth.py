@@ -8,6 +8,8 @@ it, such as parameters that FSDP gathered for that block, is passed on from copy
 import re
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from functools import partial
+from itertools import groupby
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -110,20 +112,17 @@ class _Walk:
     def _parts(self, i: int, j: int, end: int) -> list[tuple[Event, ...]]:
         """Split an insertion into parts; all copies of a part come before the copies of the next part.
 
-        It has two parts if it allocates blocks equal to the one before it and then frees blocks: all added
-        blocks are allocated before the first is freed.
+        It has parts if it lengthens rows of equal operations on all parameters, as optimizers run them: the
+        event before it continues in its first events, the event after it continues its last events.
         """
-        inserted = self.deep.events[j:end]
-        last = self.deep.events[j - 1] if j else None
-        following = self.shallow.events[i] if i < len(self.shallow.events) else None
-        count = 0
-        while isinstance(last, Alloc) and count < len(inserted) and _is_alike(last, inserted[count]):
-            count += 1
-        is_row = 0 < count < len(inserted) and all(isinstance(event, Free) for event in inserted[count:])
-        if is_row and isinstance(last, Alloc) and isinstance(following, Free):
-            is_row = self.state.deep_of[following.block] == last.block
-            return [inserted[:count], inserted[count:]] if is_row else [inserted]
-        return [inserted]
+        if not 0 < i < len(self.shallow.events):
+            return [self.deep.events[j:end]]
+        deep_sites = self.deep.sites
+        parts = [tuple(part) for _, part in groupby(self.deep.events[j:end], partial(_kind, deep_sites))]
+        before = _kind(deep_sites, self.deep.events[j - 1])
+        after = _kind(self._names, self.shallow.events[i])
+        is_row = before != after and [before, after] == [_kind(deep_sites, parts[k][0]) for k in (0, -1)]
+        return parts if is_row else [self.deep.events[j:end]]
 
     def _end_of_insertion(self, i: int, j: int) -> int:
         """Return the index in the deeper trace at which an insertion ends: the best match with the shallower
@@ -213,6 +212,13 @@ class _Walk:
         return True
 
 
+def _kind(sites: Sequence[Site], event: Event) -> Site | type[Free] | PhaseStart:
+    """Return what events of a row have in common: where they allocate, or that they free."""
+    if isinstance(event, Alloc):
+        return sites[event.site]
+    return Free if isinstance(event, Free) else event
+
+
 def _is_alike(one: Alloc, other: Event) -> bool:
     """Return whether two events allocate blocks that are equal apart from their numbers."""
     return isinstance(other, Alloc) and replace(other, block=one.block) == one
@@ -298,7 +304,8 @@ class _Order:
             seen = 0
             while 0 <= index < len(self._events) and seen < _VOTES:
                 event = self._events[index]
-                birth = self._births[event.block] if isinstance(event, Free) else -1
+                is_passed_on = isinstance(event, Free) and event.block in self._successors
+                birth = self._births[event.block] if isinstance(event, Free) and not is_passed_on else -1
                 is_held = birth >= 0 and index >= origin.position  # at the insertion's position
                 if is_held and self._phases[birth] == self._phases[origin.position]:
                     seen += 1

@@ -24,6 +24,7 @@ from planner.program.events import validate
 pytestmark = pytest.mark.slow
 
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)(?=\.|$)")
+BLOCKS_OF_ANY = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)(?=\.|$)")
 ARGUMENTS = (
     ("hidden_size", 64), ("intermediate_size", 192), ("num_attention_heads", 4), ("num_key_value_heads", 2),
     ("vocab_size", 1000),
@@ -44,12 +45,22 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
+GPT2_ARGUMENTS = (("n_embd", 64), ("n_head", 4), ("vocab_size", 1000))
+OF_OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "in turn": {"model": "hf:mistral", "optimizer_impl": OptimizerImpl.FOR_LOOP},
+    "all parameters at once": {"model": "hf:mistral"},
+    "adapters": {"model": "hf:mistral", "peft": "lora"},
+    "parameters of many sizes": {"model": "hf:gpt2", "model_args": GPT2_ARGUMENTS},
+    "without momentum": {"model": "hf:gpt2", "model_args": GPT2_ARGUMENTS, "optimizer": Optimizer.SGD},
+}
+
+
 def capture(layers: int, **recipe: Any) -> Trace:
-    arguments = (*ARGUMENTS, ("num_hidden_layers", layers))
     job = Job(
-        "hf:llama", arguments, (TensorSpec((96,), "int64"),), loss=Loss.OUTPUT, optimizer=Optimizer.ADAMW
+        "hf:llama", ARGUMENTS, (TensorSpec((96,), "int64"),), loss=Loss.OUTPUT, optimizer=Optimizer.ADAMW
     )
     job = replace(job, **recipe)
+    job = replace(job, model_args=(*job.model_args, ("num_hidden_layers", layers)))
     constructor = find_constructor(job)
     return record(job, 3, (9, 0), lambda each: construct_model(each, constructor), sm_count=132)
 
@@ -62,6 +73,14 @@ def test_deepened_trace_is_that_of_the_deep_model(name: str) -> None:
         deepened = repeated.with_more(layers - 4)
         validate(deepened)
         assert first_divergence(deepened, capture(layers, **recipe)) == ""
+
+
+@pytest.mark.parametrize("name", OF_OPTIMIZERS)
+def test_what_an_optimizer_does_to_all_parameters_follows_the_depth(name: str) -> None:
+    """An optimizer allocates for the parameters of all blocks, then frees, whatever their sizes."""
+    recipe = OF_OPTIMIZERS[name]
+    repeated = compare_depths(capture(4, **recipe), capture(5, **recipe), BLOCKS_OF_ANY, 2)
+    assert first_divergence(repeated.with_more(4), capture(8, **recipe)) == ""
 
 
 def test_traces_of_other_models_are_no_repetition() -> None:

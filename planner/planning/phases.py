@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from planner.allocator import MemoryLimits, PhasePeak, Replay, highest, replay_trace
 from planner.jobs import Job, Mode, Quantize
-from planner.program import Alloc, Category, Free, Phase, PhaseStart, Trace
+from planner.program import Alloc, Category, Fact, Free, Phase, PhaseStart, Trace
 
 
 class JobPhase(StrEnum):
@@ -46,7 +46,8 @@ def job_phases(job: Job, trace: Trace, run: Replay, limits: MemoryLimits) -> tup
 
     `torch.save` copies each storage to the CPU by itself, and `torch.load` places each on the GPU again,
     where it was saved (torch/serialization.py). So saving takes what is allocated between two steps, and
-    resuming takes weights and optimizer state beside the model. This is planned for whole weights on one GPU:
+    resuming takes weights and optimizer state beside the model, or the state alone if weights come from the
+    CPU. This is planned for whole weights on one GPU:
     the libraries that hold shards or quantized weights build other tensors to save.
     """
     parts: dict[JobPhase, list[PhasePeak]] = {}
@@ -80,7 +81,10 @@ def _resume(trace: Trace, limits: MemoryLimits) -> PhasePeak:
     """Return the peaks as a process loads onto the GPU what a trace's process would save at its end."""
     starts = (i for i, event in enumerate(trace.events) if isinstance(event, PhaseStart) and event.step > 0)
     end = next(starts, len(trace.events))
-    loaded = [replace(block, block=-number) for number, block in enumerate(saved_blocks(trace), start=1)]
+    saved = saved_blocks(trace)
+    if Fact.WEIGHTS_FROM_HOST in trace.facts:
+        saved = [block for block in saved if block.category is Category.OPTIMIZER]
+    loaded = [replace(block, block=-number) for number, block in enumerate(saved, start=1)]
     events = (*trace.events[:end], PhaseStart(1, Phase.INPUTS), *loaded)
     return replay_trace(replace(trace, events=events), limits).phase_peaks[-1]
 

@@ -47,6 +47,7 @@ class Fact(StrEnum):
     """A property of a trace by which a plan proceeds; the notes tell it to people."""
 
     RANDOM_SIZES = "random_sizes"  # some sizes depend on values that were drawn at random
+    WEIGHTS_FROM_HOST = "weights_from_host"  # it resumes with weights that it loads onto the CPU
     EQUAL_PARTS = "equal_parts"  # all ranks hold equal parts, so the trace is the same on each
 
 

@@ -6,7 +6,7 @@ from planner.allocator.config import MIB, UNLIMITED
 from planner.allocator.replay import replay_trace
 from planner.jobs.job import Job, Mode, Quantize
 from planner.planning.phases import JobPhase, JobPhasePeak, job_phases
-from planner.program.events import Category, Event, Free, Phase, PhaseStart, Trace
+from planner.program.events import Category, Event, Fact, Free, Phase, PhaseStart, Trace
 from tests.helpers.structs import replace
 from tests.helpers.traces import SITES, alloc
 
@@ -53,6 +53,13 @@ def test_phases_of_training() -> None:
         "saving": (42, 66),
         "resuming": (70, 70),
     }
+
+
+def test_weights_from_the_host_take_no_more_than_loading() -> None:
+    """A Trainer copies them into the model, and places the optimizer state on the GPU."""
+    trace = Trace((*EVENTS, *END), SITES, 1, facts=frozenset({Fact.WEIGHTS_FROM_HOST}))
+    resuming = job_phases(JOB, trace, replay_trace(trace), UNLIMITED)[-1]
+    assert resuming == JobPhasePeak(JobPhase.RESUMING, 40 * MIB, 40 * MIB)
 
 
 def test_an_evaluation_has_its_own_peaks() -> None:

@@ -16,7 +16,7 @@ from planner.capture.setup import record_setup
 from planner.capture.techniques.technique import BuiltModel, CapturedLoop, Notes, Technique
 from planner.errors import PlannerError, UsageError
 from planner.jobs import Job, Mode, Quantize
-from planner.program import Category, Phase
+from planner.program import Category, Fact, Phase
 
 BATCH_ON_GPU_NOTE = (
     "its step does not move the batch, which is planned on the GPU, as from a loader that moves it"
@@ -64,6 +64,7 @@ def run_steps(loop: CapturedLoop) -> Notes:
 
     with optimizer_libraries(recorder.target.capability) as outside, recorder:
         if isinstance(model, TrainerModule):
+            recorder.facts.add(Fact.WEIGHTS_FROM_HOST)  # `_load_from_checkpoint` of transformers/trainer.py
             return (*run_trainer(model, job, loop.batch, on_phase), *outside.notes())
         try:
             return (*run_own_steps(model, job, load, on_phase), *outside.notes())

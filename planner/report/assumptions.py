@@ -10,6 +10,7 @@ from planner.jobs import (
     ClipGradients,
     Job,
     Lengths,
+    Loss,
     MemoryFormat,
     Mode,
     Precision,
@@ -206,6 +207,15 @@ def _sharding(job: Job) -> str:
     return "the model is made on meta, sharded, then allocated" + offloaded * ("offload=true" in job.fsdp_arg)
 
 
+def _kept(job: Job) -> str:
+    """Return a clause on what lives during an evaluation, and after it."""
+    if job.loss is Loss.TRAINING_STEP:
+        return "Lightning releases the gradients and the training's batch before, its own batches afterwards"
+    if job.drop_output:
+        return "the loss of the training lives meanwhile, that of the evaluation afterwards"
+    return "output and loss of the training live meanwhile, those of the evaluation afterwards"
+
+
 def _recipe(job: Job) -> tuple[str, ...]:
     """Return a sentence on each option of the training loop that is in use."""
     if job.mode is not Mode.TRAIN:
@@ -218,9 +228,9 @@ def _recipe(job: Job) -> tuple[str, ...]:
         f"each step adds up the gradients of {job.accumulate} batches of this size": job.accumulate > 1,
         f"gradients are clipped by {clipped} before each step of the optimizer": clipped is not None,
         "a moving average of parameters and buffers is kept on the GPU": job.ema,
-        f"before the last step, two batches of {evaluated} are evaluated without gradients; "
-        f"{'the loss' if job.drop_output else 'output and loss'} of the training live{'s' * job.drop_output} "
-        f"meanwhile, {'that' if job.drop_output else 'those'} of the evaluation afterwards": job.evaluate,
+        f"before the last step, two batches of {evaluated} are evaluated without gradients; {_kept(job)}": (
+            job.evaluate
+        ),
         "DistributedDataParallel with its defaults: all gradients in one bucket in the first step, then the "
         f"first of 1 MiB and others of 25; {views}": job.ddp,
         f"FSDP2 over {job.fsdp} ranks; the batch size is a rank's; {_sharding(job)}": job.fsdp,

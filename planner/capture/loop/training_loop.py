@@ -3,7 +3,7 @@
 The loop's variables decide lifetimes. As in `for x, y in loader: x = x.to(device)`, the last batch on the
 device is released before the next batch is copied; the output and the loss live until their variables are
 assigned again. An evaluation between the steps has separate variables, which also stay assigned; it runs
-while the variables of the previous step are still assigned.
+while the variables of the previous step are still assigned, apart from one of Lightning.
 """
 
 from collections.abc import Callable
@@ -54,6 +54,10 @@ class _LoopVariables:
         """Release the last batch, then load the next."""
         self.args, self.kwargs, self.target = (), {}, None
         self.args, self.kwargs, self.target = load_batch()
+
+    def release(self) -> None:
+        """Release the tensors of the last batch."""
+        self.args, self.kwargs, self.target, self.output, self.loss = (), {}, None, None, None
 
 
 def run_loop(
@@ -248,7 +252,13 @@ class _TrainingLoop:
         """Run forward passes and losses in eval mode without gradients, as between two epochs.
 
         It runs before the last step, so that the first two of the usual three steps show training without it.
+        Lightning's loops keep no batch beyond its step, and release the gradients before an evaluation
+        (`on_validation_model_zero_grad`, lightning/pytorch/core/hooks.py).
         """
+        is_of_lightning = self.job.loss is Loss.TRAINING_STEP
+        if is_of_lightning:
+            self.variables.release()
+            self.optimizer.zero_grad()
         self.model.eval()
         with torch.no_grad():
             for _ in range(EVALUATED_BATCHES):
@@ -257,6 +267,8 @@ class _TrainingLoop:
                 self.on_phase(step, Phase.EVALUATION)
                 with self.runtime.autocast():
                     self._forward(self.evaluated)
+        if is_of_lightning:
+            self.evaluated.release()
         self.model.train()
 
 

@@ -19,8 +19,8 @@ from planner.capture.models.live_optimizer import optimizer_maker
 from planner.capture.recorder.recorder import Recorder
 from planner.capture.setup import record_setup
 from planner.capture.techniques.technique import BuiltModel, CapturedLoop, Notes, Technique, is_always_used
-from planner.jobs import Job, Mode, evaluated_job
-from planner.program import Category, Phase
+from planner.jobs import Job, Loss, Mode, evaluated_job
+from planner.program import Category, Fact, Phase
 
 
 def _convert(model: BuiltModel, job: Job) -> BuiltModel:
@@ -36,6 +36,8 @@ def _freeze(model: BuiltModel, job: Job) -> BuiltModel:
 def run_recipe(loop: CapturedLoop) -> Notes:
     """Record the set-up and the steps of a job with its loss and optimizer, and return notes on them."""
     job, model, recorder = loop.job, loop.model, loop.recorder
+    if job.loss is Loss.TRAINING_STEP:
+        recorder.facts.add(Fact.WEIGHTS_FROM_HOST)  # as Lightning's strategies load checkpoints
     recorder.start_phase(0, Phase.SETUP)
     record_setup(model, job, recorder, loop.loaded)
     criterion = build_criterion(job)

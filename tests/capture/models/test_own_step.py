@@ -236,6 +236,22 @@ def test_a_lightning_module_trains_as_the_loop_does(tmp_path: Path) -> None:
     assert born(trace_code(tmp_path, LIGHTNING, "Classifier")) == born(expected)
 
 
+def test_lightning_evaluates_without_the_gradients(tmp_path: Path) -> None:
+    """They are released before, with the training's batch; the evaluation's batch is released after it."""
+    trace = trace_code(tmp_path, LIGHTNING, "Classifier", evaluate=True)
+    alive: dict[int, Category] = {}
+    found = {}
+    for event in trace.events:
+        if isinstance(event, PhaseStart):
+            found[event.phase] = {*alive.values()}
+        elif isinstance(event, Alloc):
+            alive[event.block] = event.category
+        else:
+            alive.pop(event.block)
+    assert Category.GRADIENT in found[Phase.END] and Category.GRADIENT not in found[Phase.EVALUATION]
+    assert Category.INPUT not in found[Phase.INPUTS]  # as the last batch is loaded
+
+
 def test_optimization_by_hand_is_run_by_lightning(tmp_path: Path) -> None:
     """`self.optimizers()` and `manual_backward` are Lightning's own, and the batch is on the GPU."""
     trace = trace_code(tmp_path, LIGHTNING, "Manual")

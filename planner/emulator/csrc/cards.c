@@ -1,7 +1,8 @@
-/* The memory that all processes of a run take on each of the machine's GPUs. The processes share a file in the
- * folder of their records, where each has a slot. Record locks of the kernel on the file's bytes tell which
- * slots have a living owner, and let one process at a time take memory; they end with the process, however
- * it ends. All functions are called under the lock of memory.c. Without a folder nothing is shared. */
+/* The memory that all processes of a run take on each of the machine's GPUs. The processes share a file in
+ * the folder of their records, where each has a slot. Record locks of the kernel on the file's bytes tell
+ * which slots have a living owner, and let one process at a time take memory; they end with the process,
+ * however it ends. All functions are called under the lock of memory.c. Without a folder nothing is shared.
+ */
 #define _GNU_SOURCE
 #include "core.h"
 #include <errno.h>

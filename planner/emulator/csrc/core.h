@@ -34,7 +34,7 @@ typedef struct {
   int clock_khz, memory_clock_khz, bus_bits, ecc;
 } emu_gpu_t;
 const emu_gpu_t *emu_gpu(void);
-int emu_card(int device); /* the machine's index of a GPU that the process sees */
+int emu_card(int device);                /* the machine's index of a GPU that the process sees */
 const char *emu_cudnn_description(void); /* JSON of cuDNN's device properties */
 bool emu_attribute(int attribute, int device,
                    int *value); /* numbers of cudaDeviceAttr and CUdevice_attribute */

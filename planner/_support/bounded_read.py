@@ -35,7 +35,12 @@ def open_regular(path: Path, most_bytes: int) -> Iterator[BufferedReader]:
 def read_bytes(path: Path, most_bytes: int) -> bytes:
     """Return the content of a regular file of at most `most_bytes`. Raises OSError for any other file."""
     with open_regular(path, most_bytes) as file:
-        content = file.read(most_bytes + 1)  # it may have grown, or be in /proc, where sizes are 0
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(size + 1)
+        while size < len(content) <= most_bytes:  # it has grown, or is in /proc, where sizes are 0
+            if not (more := file.read(MIB)):
+                break
+            content += more
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"it is larger than {_size(most_bytes)}", str(path))
     return content

@@ -1,6 +1,7 @@
 """Tell why a process ran out of GPU memory, from its log, snapshot, recorded history or run."""
 
 import json
+import os
 import sys
 import time
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
@@ -105,10 +106,11 @@ def _of_text(file: BufferedReader, name: str) -> Diagnosis:
 
 def _record_in(file: BufferedReader) -> dict[str, Any] | None:
     """Return the record of `planner run` that a file has, or None; the file is at its beginning again."""
-    if not file.peek(64).lstrip(BOM_UTF8 + b" \t\r\n").startswith(b"{"):
+    is_large = os.fstat(file.fileno()).st_size > _LARGEST_RECORD_BYTES
+    if is_large or not file.peek(64).lstrip(BOM_UTF8 + b" \t\r\n").startswith(b"{"):
         return None
     try:
-        record = json.loads(file.read(_LARGEST_RECORD_BYTES))
+        record = json.loads(file.read())
     except (ValueError, RecursionError):  # a log whose first line begins with a brace
         return None
     finally:

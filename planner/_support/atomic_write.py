@@ -6,8 +6,8 @@ Every file that the planner writes goes through here, as tests/robustness/test_w
 import errno
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,24 +19,31 @@ PARTIAL = ".partial"  # the end of a file's name while it is being written
 
 def save(path: Path, content: bytes, what: str) -> None:
     """Write a file that an option names. Raises DataFileError; `what` names the content in its message."""
+
+    def write(partial: Path) -> None:
+        if partial != path:
+            _opened(partial, path).close()
+        partial.write_bytes(content)
+
     try:
-        with _replacing(path) as partial:
-            if partial != path:
-                _opened(partial, path).close()
-            partial.write_bytes(content)
+        _replace(path, write)
     except OSError as error:
         raise DataFileError(f"{path}: cannot write {what}: {error.strerror or error}") from error
 
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file durably: create its folder, and wait until the disk has it. Raises DataFileError."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _replacing(path) as partial, _opened(partial, path) as file:
+
+    def write(partial: Path) -> None:
+        with _opened(partial, path) as file:
             file.write(content)
             file.flush()
             if partial != path:  # a device or a pipe stores nothing
                 os.fsync(file.fileno())
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(path, write)
     except OSError as error:
         raise DataFileError(
             f"{path}: cannot be written: {error.strerror or error}; check the folder"
@@ -52,24 +59,33 @@ def _opened(partial: Path, path: Path) -> BinaryIO:
     return os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666), "wb")
 
 
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to, and replace the file at `path` by it at the end.
+def _replace(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary file, and replace the file at `path` by it.
 
-    If `path` is a link, its target is replaced and the link stays. For a device or a pipe, `path` itself is
-    yielded.
+    If `path` is a link, its target is replaced and the link stays. A device or a pipe is written to itself.
+    The temporary file is removed if anything fails, and if an interrupt comes at any moment, also while it is
+    removed; so this is no context manager, between whose parts an interrupt may come.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
-        yield path
+        write(path)
         return
     try:
-        path = path.resolve() if path.is_symlink() else path
+        target = path.resolve() if path.is_symlink() else path
     except RuntimeError as error:  # links that lead to each other
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from error
-    partial = path.parent / f"{path.name}.{os.getpid()}-{threading.get_ident()}{PARTIAL}"
+    partial = target.parent / f"{target.name}.{os.getpid()}-{threading.get_ident()}{PARTIAL}"
     try:
-        yield partial
-        partial.replace(path)
-    finally:
-        with suppress(OSError):  # it was renamed, or could not be created
-            partial.unlink()
+        try:
+            write(partial)
+            partial.replace(target)
+        except BaseException:
+            _remove(partial)
+            raise
+    except BaseException:
+        _remove(partial)
+        raise
+
+
+def _remove(partial: Path) -> None:
+    with suppress(OSError):  # it could not be created
+        partial.unlink()

@@ -1,9 +1,9 @@
 """Replay a recorded history through the simulator and compare them event by event.
 
 The simulator gets the recorded requests. Its changes of segments and the address of each block must equal the
-recorded ones, byte for byte. CUDA's choices are taken from the record: its addresses and, if the total of the
-GPU is not known, its refusals. Whether addresses decide which of several equal blocks is reused depends on
-the version of torch that the record names.
+recorded ones, byte for byte. CUDA's choices are taken from the record: its addresses and its refusals.
+Whether addresses decide which of several equal blocks is reused depends on the version of torch that the
+record names.
 
 A call of `empty_cache` is recorded only by the segments that it releases, as is a request that CUDA refuses
 before it is tried once more. The two are told apart by the next request: it was not refused if a cached block
@@ -43,7 +43,7 @@ class HistoryCheck(Struct, frozen=True):
     retries: int = 0  # requests that were refused at first and then served
     ooms: int = 0  # requests that failed
     emptied: int = 0  # calls of `empty_cache` that released something
-    # The lowest level of reserved memory that CUDA refused; None: it refused nothing, or the total is known.
+    # The lowest level of reserved memory that CUDA refused; None: it refused nothing.
     # The process could have less memory than this, and at least its peak reserved.
     refused_bytes: int | None = None
 
@@ -101,9 +101,9 @@ class _Cuda:
 def check_history(history: History) -> HistoryCheck:
     """Replay a history through the simulator and return the first difference and the counts before it.
 
-    If the total of the GPU is known, the simulator fails at the total and at the limit. If CUDA itself
-    refused memory earlier, because of other processes on the GPU, the history differs. Raises UsageError for
-    allocator options that are not simulated.
+    The simulator fails at the limit of the record. How much memory CUDA itself could give is taken from the
+    record too: contexts and other processes have their share of the GPU. Raises UsageError for allocator
+    options that are not simulated.
     """
     return _Check(history).run()
 
@@ -116,14 +116,13 @@ class _Check:
         self._cuda = _Cuda([])
         self._config = parse_alloc_conf(history.alloc_conf, config_of_torch(history.torch))
         total = history.total_bytes
-        # Without a total, refusals are taken from the record; the capacity then only sizes expandable
-        # segments.
+        # CUDA's refusals are taken from the record; the capacity only sizes expandable segments.
         capacity = total if total is not None else _total_of_ranges(history)
         self._allocator = CachingAllocator(
             MemoryLimits(capacity, history.limit_bytes, capacity, self._config),
             self._cuda.address,
             self._cuda.made,
-            self._cuda.refuses if total is None else None,
+            self._cuda.refuses,
         )
         self._blocks = self._allocator.hold(history.start)
         self._cuda.ranges += self._allocator.ranges()

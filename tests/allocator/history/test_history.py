@@ -105,8 +105,10 @@ def test_streams_have_segments_of_their_own() -> None:
     assert check_history(replace(history, events=on_stream)).difference is None
 
 
-def test_a_retry_under_a_limit_is_followed() -> None:
-    """At the limit torch gives a cached segment back and retries: both events are compared."""
+def test_a_retry_is_followed_whoever_refused() -> None:
+    """torch gives a cached segment back and retries, at its own limit or because CUDA has no more memory, as
+    much as the whole GPU has or not.
+    """
     events = (
         ("segment_alloc", BASE, 30 * MIB),
         ("alloc", BASE, 30 * MIB),
@@ -117,8 +119,16 @@ def test_a_retry_under_a_limit_is_followed() -> None:
         ("oom", 0, 20 * MIB),
     )
     assert check_history(history_of(*events, limit_bytes=50 * MIB)).difference is None
-    unlimited = check_history(history_of(*events)).difference
-    assert unlimited is not None and "the simulator: segment_alloc of 41943040 bytes" in unlimited
+    check = check_history(history_of(*events))
+    assert (check.difference, check.retries, check.ooms) == (None, 1, 1)
+    assert check.refused_bytes == 60 * MIB
+
+
+def test_memory_beyond_the_limit_differs() -> None:
+    """torch would not have asked CUDA for it."""
+    events = ("segment_alloc", BASE, 60 * MIB), ("alloc", BASE, 60 * MIB)
+    assert check_history(history_of(*events)).difference is None
+    assert check_history(history_of(*events, limit_bytes=50 * MIB)).difference is not None
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,9 @@ def _answers(masks: Any, padded: bool) -> Iterator[tuple[Any, str, Callable[...,
         find_packed(position_ids)  # for its temporaries; positions that simply count up end without a mask
 
     yield masks, "find_packed_sequence_indices", find_no_packed
-    # If transformers takes its code to be traced, it does not read the mask, and always makes one.
-    yield masks, "is_tracing", lambda tensor=None: True
+    # If transformers takes its code to be traced, it does not read the mask, and always makes one. Without a
+    # mask there is nothing to read.
+    yield masks, "is_tracing", lambda tensor=None: tensor is not None
     if padded:
         return
     for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):

@@ -308,9 +308,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             ops = self._autotune_once(op, args, answered)
             if note := note_on_call(op.func, args, out, self.target):
                 self._notes[note] = None
-        cublas_bytes = (
-            self._cublas.first_use(self.phase, self._blas_stream) if uses_cublas(op.func, args, ops) else 0
-        )
+        has_product = uses_cublas(op.func, args, ops, self.target.torch)
+        cublas_bytes = self._cublas.first_use(self.phase, self._blas_stream) if has_product else 0
         if op.outputs is OutputKind.RESIZED:
             self._record_resized(op, out)
         else:

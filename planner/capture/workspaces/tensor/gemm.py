@@ -17,7 +17,16 @@ from torch import Tensor
 from planner.capture.operator_table import overload
 from planner.capture.workspaces._rule import tensor_bytes
 from planner.capture.workspaces.ops import Args, Hold, KernelOp, Ops, Rule
-from planner.program import LT_BYTES, LtWorkspace, OpKind, Phase, Target, lt_workspace, workspace_bytes
+from planner.program import (
+    LT_BYTES,
+    LtWorkspace,
+    OpKind,
+    Phase,
+    Target,
+    TorchVersion,
+    lt_workspace,
+    workspace_bytes,
+)
 
 aten = torch.ops.aten
 
@@ -27,6 +36,7 @@ _BLAS_NAMES = """
     _native_multi_head_attention _euclidean_dist _scaled_mm _scaled_mm.out
 """
 BLAS_OPS = frozenset(map(overload, _BLAS_NAMES.split()))
+_POINTWISE_OUTER_SINCE: TorchVersion = (2, 13)
 
 
 class CublasWorkspaces:
@@ -66,14 +76,15 @@ class CublasWorkspaces:
         return LT_BYTES
 
 
-def uses_cublas(func: Any, args: Args, ops: Ops) -> bool:
+def uses_cublas(func: Any, args: Args, ops: Ops, torch: TorchVersion) -> bool:
     """Return whether a call uses cuBLAS, judged by its operator or by the ops of its rule.
 
-    In torch 2.13 a batch of outer products is multiplied pointwise instead (ATen/native/cuda/Blas.cpp).
+    Since torch 2.13 a batch of outer products is multiplied pointwise instead (ATen/native/cuda/Blas.cpp).
     """
     if func not in BLAS_OPS:
         return any(isinstance(one, KernelOp) and one.kind is OpKind.CUBLAS for one in ops)
-    return func not in (aten.bmm.default, aten.bmm.out) or args[0].shape[2] != 1
+    is_outer = func in (aten.bmm.default, aten.bmm.out) and args[0].shape[2] == 1
+    return not is_outer or torch < _POINTWISE_OUTER_SINCE
 
 
 def _uses_lt(args: Args) -> bool:

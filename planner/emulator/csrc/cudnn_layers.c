@@ -2,6 +2,7 @@
  * temporary and reserve space are not documented and follow formulas. */
 #define _GNU_SOURCE
 #include "cudnn_real.h"
+#include <stdbool.h>
 #include <stdlib.h>
 
 /* ---- dropout: sizeof(curandState) for each thread that the GPU can hold at once (inferred) */
@@ -19,13 +20,26 @@ cudnnStatus_t cudnnRestoreDropoutDescriptor(cudnnDropoutDescriptor_t d, cudnnHan
   OK;
 }
 
-/* ---- batch norm: sizes are not documented, and 0 is returned, as for the plain spatial mode */
+/* ---- batch norm. The plain modes take no space. That of the persistent spatial mode, which torch uses with
+ * channels last, is as in planner/capture/workspaces/nn/norms.py: groups of 64 channels by blocks of rows. */
+static size_t batch_norm_space(cudnnBatchNormMode_t m, const cudnnTensorDescriptor_t x, bool backward) {
+  int rank = 0, sizes[CUDNN_DIM_MAX], strides[CUDNN_DIM_MAX];
+  cudnnDataType_t type = CUDNN_DATA_FLOAT;
+  if (m != CUDNN_BATCHNORM_SPATIAL_PERSISTENT) return 0;
+  if (REAL(cudnnGetTensorNdDescriptor)(x, CUDNN_DIM_MAX, &type, &rank, sizes, strides)) return 0;
+  size_t rows = 1, groups = (sizes[1] + 63) / 64;
+  for (int i = 0; i < rank; i++)
+    if (i != 1) rows *= sizes[i];
+  size_t block = backward ? 96 : type == CUDNN_DATA_FLOAT ? 64 : 160;
+  size_t blocks = (rows + block - 1) / block;
+  return backward ? 1056 + groups * (4 + 512 * blocks) : 1072 + groups * (4 + 516 * blocks);
+}
 cudnnStatus_t cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(
     cudnnHandle_t h, cudnnBatchNormMode_t m, cudnnBatchNormOps_t o, const cudnnTensorDescriptor_t x,
     const cudnnTensorDescriptor_t z, const cudnnTensorDescriptor_t y, const cudnnTensorDescriptor_t b,
     const cudnnActivationDescriptor_t a, size_t *n) {
   LOG();
-  *n = 0;
+  *n = batch_norm_space(m, x, false);
   OK;
 }
 cudnnStatus_t cudnnGetBatchNormalizationBackwardExWorkspaceSize(
@@ -34,7 +48,7 @@ cudnnStatus_t cudnnGetBatchNormalizationBackwardExWorkspaceSize(
     const cudnnTensorDescriptor_t dx, const cudnnTensorDescriptor_t b, const cudnnActivationDescriptor_t a,
     size_t *n) {
   LOG();
-  *n = 0;
+  *n = batch_norm_space(m, x, true);
   OK;
 }
 cudnnStatus_t cudnnGetBatchNormalizationTrainingExReserveSpaceSize(cudnnHandle_t h, cudnnBatchNormMode_t m,

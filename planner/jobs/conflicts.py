@@ -6,7 +6,18 @@ from typing import NamedTuple
 
 from planner.errors import UsageError
 from planner.jobs.deepspeed import precision_agrees
-from planner.jobs.job import Checkpoint, ClipGradients, Compile, Job, Loss, Mode, Offload, Quantize
+from planner.jobs.job import (
+    Checkpoint,
+    ClipGradients,
+    Compile,
+    Job,
+    Loss,
+    Mode,
+    Offload,
+    Optimizer,
+    OptimizerImpl,
+    Quantize,
+)
 from planner.jobs.parse import is_code
 from planner.jobs.sizes import size_ranges
 from planner.program import NEWEST_TORCH, format_torch_version, torch_version_of
@@ -60,6 +71,9 @@ SETTINGS: Mapping[str, Callable[[Job], object]] = MappingProxyType(
         "--mode other than train": lambda job: job.mode is not Mode.TRAIN,
         "--new-tokens": lambda job: job.new_tokens,
         "--offload": lambda job: job.offload is not Offload.NONE,
+        "--optimizer adagrad --optimizer-impl fused": lambda job: (
+            job.optimizer is Optimizer.ADAGRAD and job.optimizer_impl is OptimizerImpl.FUSED
+        ),
         "--peft": lambda job: job.peft,
         "--peft-arg": lambda job: job.peft_arg,
         "--precision other than the file's": lambda job: not precision_agrees(job),
@@ -68,6 +82,7 @@ SETTINGS: Mapping[str, Callable[[Job], object]] = MappingProxyType(
         "--quantize": lambda job: job.quantize is not Quantize.NONE,
         "--quantize-arg": lambda job: job.quantize_arg,
         "--rank": lambda job: job.rank,
+        "--torch before 2.12": lambda job: torch_version_of(job.torch) < (2, 12),
         "--torch of another version": lambda job: torch_version_of(job.torch) != NEWEST_TORCH,
         "--tp": lambda job: job.tp,
         "samples of many sizes": size_ranges,
@@ -83,6 +98,7 @@ _TEXTS: Mapping[str, Callable[[Job], str]] = MappingProxyType(
         "--mode other than train": lambda job: f"--mode {job.mode}",
         "--precision other than the file's": lambda job: f"--precision {job.precision}",
         "--precision with a gradient scaler": lambda job: f"--precision {job.precision}",
+        "--torch before 2.12": lambda job: f"--torch {job.torch}",
         "--torch of another version": lambda job: f"--torch {job.torch}",
         "--tp": lambda job: f"--tp {job.tp}",
     }
@@ -120,6 +136,12 @@ CONFLICTS = (
         ("--torch of another version",),
         f"is not planned: compiled code {_AS_IN}",
         "remove --torch",
+    ),
+    Conflict(
+        "--optimizer adagrad --optimizer-impl fused",
+        ("--torch before 2.12",),
+        "fails in torch: before 2.12 Adagrad is fused on the CPU alone",
+        "use --optimizer-impl foreach",
     ),
     Conflict(
         "--eval-input",

@@ -36,6 +36,23 @@ def test_cublaslt_has_its_own_workspace_before_2_12(version: str) -> None:
         assert found == ([] if version in ("2.12", "") else [False])
 
 
+class _Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(8, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.bmm(x[:, :, None], x[:, None]) * self.weight
+
+
+@pytest.mark.parametrize(("version", "kept"), [("2.6", 1), ("2.11", 1), ("2.12", 1), ("", 0)])
+def test_outer_products_use_cublas_before_2_13(version: str, kept: int) -> None:
+    """Before it, the first product keeps cuBLAS's workspace of 8 1/8 MiB."""
+    trace = trace_of(_Outer, job_of("8", mode=Mode.INFER, torch=version), 4)
+    sizes = [event.size_bytes for event in trace.events if isinstance(event, Alloc)]
+    assert sizes.count(8_519_680) == kept
+
+
 @pytest.mark.parametrize("version", ["2.6", "2.9", ""])
 def test_programs_follow_the_version(version: str) -> None:
     """A program specializes to the trace of a run in every version."""

@@ -4,7 +4,9 @@ import json
 import re
 import socket
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -243,6 +245,19 @@ def test_padding_decides_whether_there_is_a_mask() -> None:
     assert mask in births(padded) and mask not in births(full)
     assert padded.notes[0].startswith("batches are assumed to be padded")
     assert full.notes[0].startswith("batches are assumed to have no padding")
+
+
+def test_a_model_without_a_mask_makes_none_in_any_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older versions of transformers ask whether code is traced where there is no mask to read."""
+    masks = import_module("transformers.masking_utils")
+
+    def decide(mask: Any, length: int, local: int | None = None) -> bool:
+        return not masks.is_tracing(mask) and mask is None
+
+    monkeypatch.setattr(masks, "_ignore_bidirectional_mask_sdpa", decide)
+    sizes = ("hidden_size=16", "num_hidden_layers=1", "num_attention_heads=2", "intermediate_size=32")
+    trace = record(hf_job("vit", *sizes, "image_size=32"), 2, AMPERE)
+    assert not any("where" in op or "arange" in op for op, _ in births(trace))
 
 
 def test_more_tokens_than_positions_are_noted() -> None:

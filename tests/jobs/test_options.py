@@ -166,3 +166,12 @@ def test_refused_combinations_name_settings() -> None:
     named = {name for one in CONFLICTS for name in (one.option, *one.others)}
     named |= {name for one in REQUIREMENTS for name in (*one.options, one.needed)}
     assert named == set(SETTINGS)
+
+
+@pytest.mark.parametrize("version", ["2.12", ""])
+def test_adagrad_is_fused_on_cuda_since_torch_2_12(version: str) -> None:
+    """Before, torch refuses it when the optimizer first steps."""
+    fused = {"optimizer": "adagrad", "optimizer_impl": "fused"}
+    assert resolve_job("torchvision:resnet18", {}, **fused, torch=version).optimizer_impl == "fused"
+    with pytest.raises(UsageError, match="with --torch 2.11 fails in torch: before 2.12 Adagrad"):
+        resolve_job("torchvision:resnet18", {}, **fused, torch="2.11")

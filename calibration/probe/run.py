@@ -27,6 +27,7 @@ from planner.capture import (
     find_constructor,
     format_of,
     freeze_parameters,
+    is_padded,
     known_contents,
     prepare_for_kbit_training,
     quantize_linears,
@@ -93,8 +94,9 @@ def host_batch(job: Job, batch: int, known: Mapping[str, Any] = MappingProxyType
     """Return inputs and target of a batch on the CPU, with values that are valid for every model.
 
     Whole numbers are 0, which is a valid token, class and position everywhere, except in masks, which are 1
-    so that they mask nothing. Floating-point targets are between 0 and 1, as probabilities are. Inputs whose
-    keyword is in `known` have the value given there.
+    so that they mask nothing. If batches are padded, the first sample of an attention mask is one token
+    shorter, since a mask that masks nothing is dropped by models. Floating-point targets are between 0 and 1,
+    as probabilities are. Inputs whose keyword is in `known` have the value given there.
     """
 
     def like(spec: TensorSpec, draw: Callable[..., Tensor]) -> Tensor:
@@ -104,7 +106,10 @@ def host_batch(job: Job, batch: int, known: Mapping[str, Any] = MappingProxyType
         shape = (batch, *spec.shape)
         if dtype.is_floating_point or dtype.is_complex:
             return draw(shape, dtype=dtype).to(memory_format=format_of(job, shape, dtype))
-        return torch.full(shape, "mask" in (spec.keyword or ""), dtype=dtype)
+        filled = torch.full(shape, "mask" in (spec.keyword or ""), dtype=dtype)
+        if spec.keyword == "attention_mask" and is_padded(job):
+            filled[0, -1:] = 0
+        return filled
 
     args, kwargs, target = batch_of_specs(
         job, lambda spec: like(spec, torch.rand if spec is job.target else torch.randn)

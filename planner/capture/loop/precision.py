@@ -101,8 +101,12 @@ def meta_runtime(job: Job) -> LoopRuntime:
 
 
 def cuda_runtime(job: Job) -> LoopRuntime:
-    """Return the runtime of a job's loop on a real GPU."""
-    return _runtime(job, GradScaler("cuda") if job.grad_scaler else None)
+    """Return the runtime of a job's loop on a real GPU.
+
+    Losses are not scaled up: at the default scale the first gradients overflow, and the optimizer steps that
+    make the optimizer's state would be skipped.
+    """
+    return _runtime(job, GradScaler("cuda", init_scale=1.0) if job.grad_scaler else None)
 
 
 def _runtime(job: Job, scaler: GradScaler | None) -> LoopRuntime:

@@ -3,8 +3,9 @@
 HEAD = """\
 # How accurate the answers are
 
-Written by `python -m benchmarks.accuracy`. All truths were measured by others, on GPUs that this project
-never had: first what allocators of GPUs recorded, event by event, then published peaks and outcomes.
+Written by `python -m benchmarks.accuracy`. All truths here were measured by others, on GPUs that this project
+did not have: first what allocators of GPUs recorded, event by event, then published peaks and outcomes. What
+it measured itself, on one H200, has [a page of its own](measured.md).
 """
 FITTED = """\
 ## Published peaks and outcomes

@@ -66,13 +66,13 @@ class Emulator:
         with the allocator's history, which is missing if the run failed.
         """
         described = "" if card is None else describe_gpu(card)
-        key = [_emulated_json(job), batch, gpu]
+        key = [emulated_json(job), batch, gpu]
         request = json.dumps([*key, described] if described else key)
         name = sha256(request.encode()).hexdigest()[:16]
         history, answer = self.folder / f"{name}.history.gz", self.folder / f"{name}.json"
         if not answer.exists():
             self._request(job, batch, gpu, described, history, answer)
-        return _side(json.loads(answer.read_bytes()), history), history
+        return side_of(json.loads(answer.read_bytes()), history), history
 
     def close(self) -> None:
         """End the server."""
@@ -86,7 +86,7 @@ class Emulator:
         server = self._started(self._gpu or gpu if described else gpu)
         probe = {
             "ask": "steps",
-            "job": _emulated_json(job),
+            "job": emulated_json(job),
             "batch": batch,
             "allocator_cap_bytes": None,
             "alloc_conf": "",
@@ -131,7 +131,7 @@ class Emulator:
         return self._server
 
 
-def _side(answer: dict[str, Any], history: Path) -> Side:
+def side_of(answer: dict[str, Any], history: Path) -> Side:
     if "error" in answer:
         return Side(failure=f"{answer['error']}: {answer['message']}")
     if answer["oom"] and not any(event.action == "oom" for event in load_history(history).events):
@@ -171,7 +171,7 @@ def plan_statically(job: Job, batch: int, device: Device) -> tuple[Side, Trace |
     return side, trace
 
 
-def _emulated_json(job: Job) -> dict[str, Any]:
+def emulated_json(job: Job) -> dict[str, Any]:
     """Return the job without the versions that it is planned for; the emulated side has its own."""
     values = job_to_json(replace(job, cudnn=""))
     del values["torch"]

@@ -590,3 +590,17 @@ print("grown", host_bytes() - before, file=sys.stderr)
     done = emulator.start(code, "--gpu", "L4")
     grown_bytes = next(int(line.split()[1]) for line in done.stderr.splitlines() if line.startswith("grown "))
     assert grown_bytes < 2000 * 512  # less than any object of a step
+
+
+def test_kernels_compile_at_run_time(emulator: Emulator) -> None:
+    """NVRTC finds its builtins, without which cuDNN would pass over the engines that it compiles."""
+    code = """
+import ctypes, nvidia
+from pathlib import Path
+path = next(path for folder in nvidia.__path__ for path in Path(folder).glob("*/lib/libnvrtc.so.*"))
+nvrtc, program = ctypes.CDLL(str(path)), ctypes.c_void_p()
+assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), b"__global__ void f() {}", None, 0, None, None) == 0
+assert nvrtc.nvrtcCompileProgram(program, 0, None) == 0
+torch.zeros(1, device="cuda")
+"""
+    assert emulator.run(code, "--gpu", "L4")["exit_code"] == 0

@@ -14,6 +14,7 @@ from planner.emulator.compiled import open_cudnn_with_cublaslt
 from planner.hardware.cudnn.client import Cudnn
 from planner.program.kernel import OpKind
 from planner.program.target import Target
+from planner.program.torch_version import torch_version_of
 
 pytestmark = pytest.mark.gpu
 
@@ -70,7 +71,8 @@ def test_a_gpu_takes_what_the_library_says(
         func = aten.convolution_backward.default
     taken, out = level_above(func, args)
     processors = torch.cuda.get_device_properties().multi_processor_count
-    chip = Target(torch.cuda.get_device_capability(), processors, library.workspaces)
+    version = torch_version_of(torch.__version__)
+    chip = Target(torch.cuda.get_device_capability(), processors, library.workspaces, version)
     ops = answer_convolutions(RULES[func](on_meta(args), on_meta(out), chip), chip)
     made, levels = 0, [0]
     for step in ops:

@@ -105,6 +105,6 @@ def _load(torch: Path) -> None:
     os.environ["TRITON_LIBCUDA_PATH"] = str(folder)
     for name in load_order(installation):
         ctypes.CDLL(str(folder / name), mode=ctypes.RTLD_GLOBAL)
-    # With NVRTC cuDNN compiles kernels as it makes plans. NVRTC finds its builtins by name once they are loaded.
+    # cuDNN compiles kernels with NVRTC as it makes plans; NVRTC finds its builtins once they are loaded.
     for builtins in installation.cudnn.parents[2].glob("*/lib/libnvrtc-builtins.so.*"):
         ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)

@@ -1,6 +1,6 @@
 """Where CUDA places segments in records of real GPUs, and what the choice is worth to reserved memory.
 
-    python -m benchmarks.accuracy.addresses FOLDER          # a line a record; --counts writes addresses.csv
+    python -m benchmarks.accuracy.addresses FOLDER          # a line a record; --counts writes them to a file
 
 Before torch 2.12 the lowest of equal free blocks is reused, so that addresses can decide what is reserved.
 Each record's requests are replayed once with addresses that rise and once with addresses that fall, from the
@@ -18,6 +18,7 @@ from pathlib import Path
 from benchmarks.rows import write_rows
 from planner.allocator import CachingAllocator, MemoryLimits, config_of_torch, parse_alloc_conf
 from planner.allocator.history import History, check_history, load_published
+from planner.allocator.history.file import load_history
 
 COUNTS = Path(__file__).with_name("addresses.csv")
 OWN_RANGE_BELOW = 2**40
@@ -43,9 +44,7 @@ class Placement:
 
 def placements(folder: Path) -> Iterator[Placement]:
     """Yield the placement of each record in which memory was requested from CUDA."""
-    for path in sorted(folder.glob("*.json.gz")):
-        published = load_published(path)
-        history = published.history
+    for name, history in _histories(folder):
         places = _places(history)
         if not places:
             continue
@@ -53,7 +52,7 @@ def placements(folder: Path) -> Iterator[Placement]:
         check = check_history(history)
         capacity = None if check.refused_bytes is None else check.peak_reserved_bytes
         yield Placement(
-            published.name,
+            name,
             "own range" if max(places) < OWN_RANGE_BELOW else "process",
             any(event.action == "segment_map" for event in history.events),
             above,
@@ -63,6 +62,15 @@ def placements(folder: Path) -> Iterator[Placement]:
             reserved_with(history, capacity, falls=False),
             reserved_with(history, capacity, falls=True),
         )
+
+
+def _histories(folder: Path) -> Iterator[tuple[str, History]]:
+    """Yield the histories of a folder with their names: those that others published, and those of probes."""
+    for path in sorted(folder.glob("*.json.gz")):
+        published = load_published(path)
+        yield published.name, published.history
+    for path in sorted(folder.glob("*.history.gz")):
+        yield path.name.removesuffix(".history.gz"), load_history(path)
 
 
 def directions(history: History) -> tuple[int, int]:
@@ -120,14 +128,14 @@ def main() -> None:
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     parser.add_argument("folder", type=Path, metavar="FOLDER")
-    parser.add_argument("--counts", action="store_true", help=f"write {COUNTS.name}")
+    parser.add_argument("--counts", type=Path, metavar="FILE", help=f"write a table such as {COUNTS.name}")
     options = parser.parse_args()
     rows = []
     for row in placements(options.folder):
         rows.append(row)
         print(*astuple(row), sep="\t", flush=True)
     if options.counts:
-        write_rows(COUNTS, Placement, rows)
+        write_rows(options.counts, Placement, rows)
 
 
 if __name__ == "__main__":

@@ -15,20 +15,24 @@ class Texts(torch.utils.data.Dataset):
         return {"input_ids": ids, "labels": ids}
 
 
-torch.manual_seed(0)
-arguments = TrainingArguments(
-    mkdtemp(),
-    max_steps=4,
-    per_device_train_batch_size=8,
-    per_device_eval_batch_size=8,
-    bf16=True,
-    eval_strategy="steps",
-    eval_steps=2,
-    save_steps=2,
-    logging_steps=1,
-    report_to=[],
-    dataloader_pin_memory=False,
-)
-Trainer(
-    GPT2LMHeadModel(GPT2Config(n_layer=6)), arguments, train_dataset=Texts(), eval_dataset=Texts()
-).train()
+def make():
+    arguments = TrainingArguments(
+        mkdtemp(),
+        max_steps=4,
+        per_device_train_batch_size=8,
+        per_device_eval_batch_size=8,
+        bf16=True,
+        eval_strategy="steps",
+        eval_steps=2,
+        save_steps=2,
+        logging_steps=1,
+        report_to=[],
+        dataloader_pin_memory=False,
+    )
+    return Trainer(
+        GPT2LMHeadModel(GPT2Config(n_layer=6)), arguments, train_dataset=Texts(), eval_dataset=Texts()
+    )
+
+
+if __name__ == "__main__":
+    make().train()

@@ -15,18 +15,24 @@ class Texts(torch.utils.data.Dataset):
         return {"input_ids": ids, "labels": ids}
 
 
-torch.manual_seed(0)
-config = LlamaConfig(hidden_size=1024, intermediate_size=2816, num_hidden_layers=8, num_attention_heads=16)
-arguments = TrainingArguments(
-    mkdtemp(),
-    max_steps=3,
-    per_device_train_batch_size=4,
-    gradient_checkpointing=True,
-    optim="adafactor",
-    bf16=True,
-    eval_strategy="steps",
-    eval_steps=2,
-    save_strategy="no",
-    report_to=[],
-)
-Trainer(LlamaForCausalLM(config), arguments, train_dataset=Texts(), eval_dataset=Texts()).train()
+def make():
+    config = LlamaConfig(
+        hidden_size=1024, intermediate_size=2816, num_hidden_layers=8, num_attention_heads=16
+    )
+    arguments = TrainingArguments(
+        mkdtemp(),
+        max_steps=3,
+        per_device_train_batch_size=4,
+        gradient_checkpointing=True,
+        optim="adafactor",
+        bf16=True,
+        eval_strategy="steps",
+        eval_steps=2,
+        save_strategy="no",
+        report_to=[],
+    )
+    return Trainer(LlamaForCausalLM(config), arguments, train_dataset=Texts(), eval_dataset=Texts())
+
+
+if __name__ == "__main__":
+    make().train()

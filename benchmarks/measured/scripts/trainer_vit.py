@@ -14,18 +14,22 @@ class Images(torch.utils.data.Dataset):
         return {"pixel_values": torch.full((3, 224, 224), index / 96), "labels": index % 10}
 
 
-torch.manual_seed(0)
-arguments = TrainingArguments(
-    mkdtemp(),
-    max_steps=3,
-    per_device_train_batch_size=16,
-    gradient_accumulation_steps=2,
-    fp16=True,
-    eval_strategy="steps",
-    eval_steps=2,
-    save_steps=2,
-    report_to=[],
-    remove_unused_columns=False,
-)
-model = ViTForImageClassification(ViTConfig(num_hidden_layers=6, num_labels=10))
-Trainer(model, arguments, train_dataset=Images(), eval_dataset=Images()).train()
+def make():
+    arguments = TrainingArguments(
+        mkdtemp(),
+        max_steps=3,
+        per_device_train_batch_size=16,
+        gradient_accumulation_steps=2,
+        fp16=True,
+        eval_strategy="steps",
+        eval_steps=2,
+        save_steps=2,
+        report_to=[],
+        remove_unused_columns=False,
+    )
+    model = ViTForImageClassification(ViTConfig(num_hidden_layers=6, num_labels=10))
+    return Trainer(model, arguments, train_dataset=Images(), eval_dataset=Images())
+
+
+if __name__ == "__main__":
+    make().train()

@@ -111,7 +111,6 @@ FIXED = tuple(
             ("vit_b_16", 2, "A100 40GB", 224, {"optimizer": "adafactor"}),
             ("regnet_y_400mf", 6, "L4", 128, {"checkpoint": "blocks", "zero_grad": "after-step"}),
             ("densenet121", 4, "RTX 2080 Ti", 96, {"optimizer": "adam", "precision": "amp-fp16"}),
-            ("resnet18", 8, "RTX 3090", 128, {"memory_format": "channels_last"}),
         ),
         start=1,
     )

@@ -35,14 +35,19 @@ class GPT(nn.Module):
         return functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
 
 
-torch.manual_seed(0)
-model = GPT().cuda()
-compiled = torch.compile(model)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-for _ in range(4):
-    ids = torch.randint(0, 50304, (8, 512)).cuda()
-    with torch.autocast("cuda", torch.bfloat16):
-        loss = compiled(ids, ids)
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+def train(mode=None):
+    torch.manual_seed(0)
+    model = GPT().cuda()
+    compiled = torch.compile(model, mode=mode)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    for _ in range(4):
+        ids = torch.randint(0, 50304, (8, 512)).cuda()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = compiled(ids, ids)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+if __name__ == "__main__":
+    train()

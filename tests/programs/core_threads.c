@@ -43,7 +43,8 @@ static void *work(void *number) {
       emu_give(device, MIB);
     size_t free_bytes, usable_bytes;
     emu_memory_info(device, &free_bytes, &usable_bytes);
-    if (emu_peak(device) < emu_used(device))
+    size_t used = emu_used(device); /* read first: other threads raise both */
+    if (emu_peak(device) < used)
       return "the peak is below the memory in use";
     emu_stream *stream = emu_new_stream(0, 0);
     emu_stream_of(stream);

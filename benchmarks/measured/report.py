@@ -264,8 +264,10 @@ The Trainers were then planned without a GPU, from the very files (`planner esti
 """
 _LEFT = """
 Eight of them were run on an emulated H200 with the same torch: allocated within 0.5 %, reserved within 6.6 %;
-accelerate and the U-Net have exactly the allocated bytes. The own loop of the ViT ends there when it goes on
-from its checkpoint: `map_location="cuda"` puts Adam's count of steps on the GPU, where it reads as zero.
+accelerate and the U-Net have exactly the allocated bytes. The own loop of the ViT ended there when it went on
+from its checkpoint: `map_location="cuda"` puts Adam's count of steps on the GPU, where it read as zero. That
+has been mended: on an emulated H200 with torch 2.13 the loop now ends, with 3,730.3 MiB allocated and 4,198
+reserved.
 
 Of `tests/gpu` 95 tests ran before they were cut off, and 28 of them failed; which ones was not kept. By what
 is said above of cuDNN and cuBLASLt, tests of the workspaces of convolutions cannot all pass on this card.

@@ -338,6 +338,23 @@ assert loss.item() == 0
     emulator.run("assert torch.tensor(7).cuda().item() == 0", "--gpu", "L4", "--copy-bytes", "0")
 
 
+def test_an_optimizer_resumed_on_the_gpu_takes_steps(emulator: Emulator) -> None:
+    """Optimizers divide by what they compute from their count of steps, which is on the GPU."""
+    code = """
+def resumed(name):
+    model = torch.nn.Linear(64, 64).cuda()
+    optimizer = getattr(torch.optim, name)(model.parameters(), lr=1e-3)
+    for step in range(2):
+        model(torch.randn(4, 64, device="cuda")).sum().backward()
+        optimizer.step()
+        if step == 0:
+            torch.save(optimizer.state_dict(), "state.pt")
+            optimizer.load_state_dict(torch.load("state.pt", map_location="cuda"))
+for name in ("Adam", "Adamax", "RAdam", "Adafactor"): resumed(name)
+"""
+    assert emulator.run(code, "--gpu", "RTX 3090")["steps"][-1]["last"] == 8
+
+
 def test_a_script_that_ends_by_an_exception_ends_by_that_one(emulator: Emulator) -> None:
     """Tensors that go while the exception travels leave it alone."""
     code = """

@@ -154,6 +154,16 @@ def test_a_number_of_four_bytes_reads_as_zero(core: Path) -> None:
     assert copies(core, "write('loss'); show(read(4))") == ["0000"]
 
 
+def test_a_number_reads_as_copied_as_often_as_allowed(core: Path) -> None:
+    """A broadcast size reads once, an optimizer's count of steps until its step ends."""
+    code = """
+def allow(reads): core.emu_allow_reads(ctypes.c_void_p(at), ctypes.c_size_t(4), reads)
+write('3333'); allow(1); once = read(4), read(4); allow(2**32 - 1); during = read(4), read(4); allow(0)
+show(once, during, read(4))
+"""
+    assert copies(core, code) == [["3333", "0000"], ["3333", "3333"], "0000"]
+
+
 def test_several_copies_read_as_one(core: Path) -> None:
     """Pieces that ranks gather, one of each, are read as one."""
     assert copies(core, "write('abc'); write('def', 3); show(read(6))") == ["abcdef"]

@@ -26,7 +26,7 @@ static void *work(void *number) {
       emu_copy(*one, host, sizeof host);
       emu_copy(host, *one, sizeof host);
       emu_fill(*one, 0, sizeof host / 2);
-      emu_mark_sent(*one, 4);
+      emu_allow_reads(*one, 4, 1);
       emu_free(*one);
       *one = NULL;
     } else {

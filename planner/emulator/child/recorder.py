@@ -23,6 +23,7 @@ from typing import Any
 from .course import Course
 from .frames import line_of, place
 from .history import MAX_EVENTS, History
+from .optimizer_state import keep_numbers_readable
 from .steps import Steps
 
 _WRITE_SECONDS = 0.5  # between records of a running process
@@ -36,6 +37,7 @@ def attach(torch: Any, core: Any) -> None:
     folder = os.environ.get("PLANNER_EMULATED_RECORDS")
     # torch takes the question for its kernels' images as a use of CUDA, after which a fork cannot use it
     torch.cuda._lazy_call(lambda: core.emu_set_kernel_images(" ".join(_architectures(torch)).encode()))
+    keep_numbers_readable(torch, core)
     if not folder:
         return
     recorder = Recorder(torch, core, Path(folder))

@@ -2,8 +2,10 @@
  * the host. Kernels write nothing here, and it is not known where they would write, or when a block gets
  * another tensor. So a read gets stored data only if it covers whole pieces, as for a tensor that is copied
  * back unchanged. Numbers of up to 4 bytes read as zeros: losses, flags and counts of elements, which kernels
- * write. But a number that was broadcast can be read once: DDP broadcasts the sizes of its buckets, and a
- * small model has only one. */
+ * write. Two kinds of numbers can be read although a kernel may have written since: a number that was
+ * broadcast, once, since DDP broadcasts the sizes of its buckets and a small model has only one; and an
+ * optimizer's count of steps during its step, since a resumed optimizer divides by what it computes from a
+ * count that is not 0. */
 #define _GNU_SOURCE
 #include "core.h"
 #include <pthread.h>
@@ -14,7 +16,7 @@ typedef struct {
   uintptr_t at;
   size_t size;
   char *bytes;
-  bool is_sent;
+  unsigned reads; /* of a number that give its bytes; afterwards it reads as zeros */
 } piece;
 #define NUMBER 4      /* bytes of a loss, a flag, a count */
 static piece *pieces; /* sorted by rising address, without overlaps */
@@ -54,7 +56,7 @@ static void insert(size_t i, uintptr_t at, const char *bytes, size_t size) {
   memcpy(copy, bytes, size);
   memmove(pieces + i + 1, pieces + i, (count - i) * sizeof(piece));
   count++;
-  pieces[i] = (piece){at, size, copy, false};
+  pieces[i] = (piece){at, size, copy, 0};
 }
 static void cut(uintptr_t at, size_t size) {
   uintptr_t end = at + size;
@@ -102,15 +104,15 @@ static void copy_to_device(void *to, const void *from, size_t bytes) {
 static void copy_to_host(void *to, const void *from, size_t bytes) {
   pthread_mutex_lock(&lock);
   piece *number = bytes <= NUMBER ? whole_piece((uintptr_t)from, bytes) : NULL;
-  if (bytes > NUMBER || (number && number->is_sent)) get(to, (uintptr_t)from, bytes);
+  if (bytes > NUMBER || (number && number->reads)) get(to, (uintptr_t)from, bytes);
   else memset(to, 0, bytes);
-  if (number) number->is_sent = false;
+  if (number && number->reads) number->reads--;
   pthread_mutex_unlock(&lock);
 }
-void emu_mark_sent(const void *address, size_t bytes) {
+void emu_allow_reads(const void *address, size_t bytes, unsigned reads) {
   pthread_mutex_lock(&lock);
   piece *number = bytes <= NUMBER ? whole_piece((uintptr_t)address, bytes) : NULL;
-  if (number) number->is_sent = true;
+  if (number) number->reads = reads;
   pthread_mutex_unlock(&lock);
 }
 static void copy_on_device(void *to, const void *from, size_t bytes) {

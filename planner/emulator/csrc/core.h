@@ -84,8 +84,8 @@ size_t emu_pinned_bytes(void);
  * PLANNER_EMULATED_COPY_BYTES put there */
 void emu_copy(void *to, const void *from, size_t bytes);
 void emu_fill(void *to, int value, size_t bytes);
-void emu_mark_sent(const void *address, size_t bytes); /* lets a stored number be read once */
-void emu_forget(const void *address, size_t bytes);    /* lets the range read as zeros from now on */
+void emu_allow_reads(const void *address, size_t bytes, unsigned reads); /* of a stored number */
+void emu_forget(const void *address, size_t bytes); /* lets the range read as zeros from now on */
 
 /* ---- streams and events; the runtime and the driver share their handles */
 typedef struct {

@@ -1,0 +1,37 @@
+"""Keep the numbers of an optimizer's state readable on the GPU while the optimizer takes a step.
+
+`torch.load(..., map_location="cuda")` puts Adam's count of steps on the GPU. Adam reads the count there and
+divides by `1 - beta ** count`, so that a count that reads as zero would end a resumed training.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+_MOST_BYTES = 4  # of a number that otherwise reads as zero; larger ones are stored data
+_ANY_NUMBER = 2**32 - 1  # of reads
+
+
+def keep_numbers_readable(torch: Any, core: Any) -> None:
+    """Let optimizers read numbers of their state during a step, as last copied to the GPU."""
+
+    def allow(optimizer: Any, reads: int) -> None:
+        if not torch.compiler.is_compiling():
+            for number in _numbers(torch, optimizer):
+                size_bytes = number.numel() * number.element_size()
+                core.emu_allow_reads(ctypes.c_void_p(number.data_ptr()), ctypes.c_size_t(size_bytes), reads)
+
+    optimizers = import_module("torch.optim.optimizer")
+    optimizers.register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: allow(optimizer, _ANY_NUMBER))
+    optimizers.register_optimizer_step_post_hook(lambda optimizer, args, kwargs: allow(optimizer, 0))
+
+
+def _numbers(torch: Any, optimizer: Any) -> Iterator[Any]:
+    for state in list(optimizer.state.values()):
+        for value in state.values() if isinstance(state, dict) else ():
+            is_number = type(value) is torch.Tensor and value.is_cuda and value.numel() == 1
+            if is_number and value.element_size() <= _MOST_BYTES:
+                yield value

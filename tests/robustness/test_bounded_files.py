@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from planner.allocator.history import snapshot_pickle
 from planner.allocator.history.diff import compare_with_recording
 from planner.allocator.history.history import History, HistoryEvent
 from planner.allocator.history.lifetimes import recording_of
@@ -111,7 +112,25 @@ def test_a_snapshot_with_nested_keys_is_refused(tmp_path: Path) -> None:
         with pytest.raises(DataFileError, match="a key is neither a text nor a number"):
             load_snapshot(path)
     path.write_bytes(b"\x80\x04\x8f(" + tuples[2:] + b"\x90.")
-    with pytest.raises(DataFileError, match="it has a set, which no snapshot has"):
+    with pytest.raises(DataFileError, match="it has bytes or a set, which no snapshot has"):
+        load_snapshot(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"N" * 2**17, b"(" * 2**17, b"]" * 2**17, b"]" + b"Na" * 2**17, b"]" + b"(Ne" * 2**17),
+        *(b"N" + b"\x85" * 2**17, b"}" + b"K\x01Ns" * 2**17, b"N" + b"\x94" * 2**17, b"]" + b"}a" * 2**17),
+    ],
+)
+def test_a_snapshot_of_more_objects_than_any_has_is_refused(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An opcode of a byte makes an object of a hundred bytes, so objects are counted."""
+    monkeypatch.setattr(snapshot_pickle, "_MOST_OBJECTS", 2**16)
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(b"\x80\x04" + content + b".")
+    with pytest.raises(DataFileError, match="it has more than 65,536 objects besides events"):
         load_snapshot(path)
 
 

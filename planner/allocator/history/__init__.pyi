@@ -4,9 +4,10 @@ from .diff import (
     Difference as Difference, Kind as Kind, LifetimeDifference as LifetimeDifference, SidePeak as SidePeak,
     compare_with_recording as compare_with_recording,
 )
-from .file import MOST_EVENTS as MOST_EVENTS, save_history as save_history
+from .file import save_history as save_history
 from .history import (
-    ACTIONS as ACTIONS, History as History, HistoryEvent as HistoryEvent, HistoryMark as HistoryMark,
+    ACTIONS as ACTIONS, MOST_EVENTS as MOST_EVENTS, History as History, HistoryEvent as HistoryEvent,
+    HistoryMark as HistoryMark,
 )
 from .lifetimes import (
     Recording as Recording, interleave as interleave, lifetimes as lifetimes, recording_of as recording_of,

@@ -12,11 +12,10 @@ import msgspec
 
 from planner._support.atomic_write import write_bytes
 from planner._support.gzip_text import pack, read_packed
-from planner.allocator.history.history import ACTIONS, History, HistoryEvent, HistoryMark
+from planner.allocator.history.history import ACTIONS, MOST_EVENTS, History, HistoryEvent, HistoryMark
 from planner.errors import DataFileError
 from planner.program import Phase
 
-MOST_EVENTS = 400_000  # three steps of a ResNet-50 have 20,000
 LARGEST_FILE_BYTES = 2**26  # unpacked
 LETTERS = dict(zip(ACTIONS, "arcsfmuox", strict=True))
 ACTION_OF = {letter: action for action, letter in LETTERS.items()}

@@ -17,6 +17,7 @@ from planner.program import Phase, Site
 
 SEGMENT_ACTIONS = ("segment_alloc", "segment_free", "segment_map", "segment_unmap")
 ACTIONS = ("alloc", "free_requested", "free_completed", *SEGMENT_ACTIONS, "oom", "snapshot")
+MOST_EVENTS = 400_000  # three steps of a ResNet-50 have 20,000
 
 
 class HistoryEvent(NamedTuple):

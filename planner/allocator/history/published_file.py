@@ -19,12 +19,11 @@ from planner.allocator.history.file import (
     ACTION_OF,
     LARGEST_FILE_BYTES,
     LETTERS,
-    MOST_EVENTS,
     Count,
     Letters,
     load_history,
 )
-from planner.allocator.history.history import History, HistoryEvent
+from planner.allocator.history.history import MOST_EVENTS, History, HistoryEvent
 from planner.errors import DataFileError
 from planner.program import Site
 

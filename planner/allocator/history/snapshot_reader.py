@@ -1,84 +1,25 @@
-"""Read the pickle of `torch.cuda.memory._snapshot()` as histories, without executing anything in the file.
-
-A pickle may name any callable and have it called. Torch's snapshots contain only containers, numbers and
-texts, which need no name, so a file that names anything is refused.
-"""
+"""Read the pickle of `torch.cuda.memory._snapshot()` as histories, without executing anything in the file."""
 
 import pickle
 import struct
-from collections.abc import Sequence
-from io import BytesIO
+from collections.abc import Iterable, Sequence
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, NoReturn
+from typing import Any
 
 from msgspec.structs import replace
 
 from planner._support.bounded_read import open_regular
-from planner._support.conversion import shown
 from planner.allocator.blocks import BlockState, PoolName, SegmentState
 from planner.allocator.config import AllocatorConfig, parse_alloc_conf
-from planner.allocator.history.history import ACTIONS, History, HistoryEvent
+from planner.allocator.history.history import MOST_EVENTS, History, HistoryEvent
+from planner.allocator.history.snapshot_pickle import EventRows, SnapshotList, count_of, load_stream
 from planner.allocator.history.start_state import UnequalStateError, start_before
 from planner.errors import DataFileError, UsageError
-from planner.program import Site
 
-LARGEST_FILE_BYTES = 2**30  # with stacks, an event takes some kB
+LARGEST_FILE_BYTES = 2**35  # an event takes 100 to 200 bytes
 MOST_DEVICES = 64
-_MOST_BITS = 128  # of a number
 _CONF_KEYS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-_THEIR_CODE = ("/torch/", "<")  # frames outside the user's code
-
-
-_Unpickler: Any = pickle._Unpickler  # has `stack` and `dispatch`, which its stub lacks
-
-
-class _Refusing(_Unpickler):  # type: ignore[misc]
-    """An unpickler that loads containers, numbers and texts, and refuses objects.
-
-    It derives from the unpickler in Python, whose memory is bounded by the file's contents; the C version
-    allocates memory for any memo index. Keys must be texts or numbers, since hashing tuples nested in doubled
-    tuples never ends.
-    """
-
-    stack: list[Any]
-    dispatch: ClassVar[dict[int, Any]] = dict(_Unpickler.dispatch)
-
-    def find_class(self, module_name: str, global_name: str) -> NoReturn:
-        raise ValueError(f"it names {module_name}.{global_name}, which no snapshot does")
-
-    def persistent_load(self, pid: object) -> NoReturn:
-        raise ValueError("it refers to objects outside of itself")
-
-    def set_item(self) -> None:
-        """Set an item after checking its key."""
-        _check_keys([self.stack[-2]])
-        _Unpickler.load_setitem(self)
-
-    def set_items(self) -> None:
-        """Set items after checking their keys."""
-        _check_keys(self.stack[::2])
-        _Unpickler.load_setitems(self)
-
-    def make_dict(self) -> None:
-        """Make a dict after checking its keys."""
-        _check_keys(self.stack[::2])
-        _Unpickler.load_dict(self)
-
-    def refuse(self) -> NoReturn:
-        """Raise ValueError for a set, which would hash its elements."""
-        raise ValueError("it has a set, which no snapshot has")
-
-    dispatch[pickle.SETITEM[0]] = set_item
-    dispatch[pickle.SETITEMS[0]] = set_items
-    dispatch[pickle.DICT[0]] = make_dict
-    for code in (pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET):
-        dispatch[code[0]] = refuse
-
-
-def _check_keys(keys: Sequence[object]) -> None:
-    for key in keys:
-        if not (isinstance(key, str) or (isinstance(key, int) and key.bit_length() <= _MOST_BITS)):
-            raise ValueError("a key is neither a text nor a number")
 
 
 def load_snapshot(path: Path) -> History:
@@ -119,8 +60,8 @@ def load_snapshots(path: Path) -> tuple[History, ...]:
         raise DataFileError(f"{path}: broken memory snapshot: {problem}; dump it anew") from error
 
 
-def _unpickle(file: BinaryIO) -> dict[str, Any]:
-    snapshot = _Refusing(BytesIO(file.read())).load()  # it reads no more than the bytes of the file
+def _unpickle(file: BufferedReader) -> dict[str, Any]:
+    snapshot = load_stream(file)
     if not isinstance(snapshot, dict) or not isinstance(snapshot.get("device_traces"), list):
         raise ValueError("no mapping with device_traces")
     return snapshot
@@ -128,42 +69,43 @@ def _unpickle(file: BinaryIO) -> dict[str, Any]:
 
 def _read(snapshot: dict[str, Any]) -> tuple[History, ...]:
     traces = snapshot["device_traces"]
-    if len(traces) > MOST_DEVICES or not all(isinstance(trace, list) for trace in traces):
+    if len(traces) > MOST_DEVICES or not all(isinstance(trace, SnapshotList) for trace in traces):
         raise ValueError("device_traces: expected a list of events for each device")
     return tuple(
         _history(snapshot, device)
         for device, trace in enumerate(traces)
-        if trace or _segments(snapshot, device)
+        if trace or trace.rows is not None or _segments(snapshot, device)
     )
 
 
 def _history(snapshot: dict[str, Any], device: int) -> History:
-    entries = [
-        entry for entry in map(_entry, snapshot["device_traces"][device]) if entry["action"] in ACTIONS
-    ]
+    trace: SnapshotList = snapshot["device_traces"][device]
+    if trace:
+        raise ValueError("device_traces: an event without an action")
+    rows = trace.rows or EventRows()
     segments = _segments(snapshot, device)
-    streams = _stream_numbers([*entries, *(segments or ())])
-    sites: dict[Site, int] = {}
-    events = tuple(
-        HistoryEvent(
-            entry["action"],
-            _count(entry, "device_free" if entry["action"] == "oom" else "addr"),
-            _count(entry, "size"),
-            sites.setdefault(_site(entry), len(sites)),
-            streams[_count(entry, "stream")],
-        )
-        for entry in entries
-    )
+    streams = _stream_numbers(rows.last, segments or ())
+    events = tuple(event._replace(stream=streams[event.stream]) for event in rows.last)
     conf = _conf(snapshot)
     start: tuple[SegmentState, ...] = ()
     notes: tuple[str, ...] = ()
+    if rows.count > len(events) == MOST_EVENTS:
+        notes = (f"of the {rows.count:,} events of the snapshot the last {MOST_EVENTS:,} are read",)
     if segments is not None:
         try:
             start = start_before(events, [_state(one, streams) for one in segments], _config(conf))
         except UnequalStateError as error:
-            notes = (f"the segments of the snapshot are not those after its last event: {error}",)
+            notes += (f"the segments of the snapshot are not those after its last event: {error}",)
     return History(
-        f"GPU {device}", "unknown", conf, None, None, events, sites=tuple(sites), notes=notes, start=start
+        f"GPU {device}",
+        "unknown",
+        conf,
+        None,
+        None,
+        events,
+        sites=tuple(rows.sites),
+        notes=notes,
+        start=start,
     )
 
 
@@ -176,19 +118,19 @@ def _segments(snapshot: dict[str, Any], device: int) -> list[dict[str, Any]] | N
     return [one for one in of_device if tuple(one.get("segment_pool_id", (0, 0))) == (0, 0)]
 
 
-def _stream_numbers(entries: list[dict[str, Any]]) -> dict[object, int]:
+def _stream_numbers(events: Iterable[HistoryEvent], segments: Iterable[dict[str, Any]]) -> dict[object, int]:
     """Return numbers of streams by handle, in the order in which torch releases them; 0 is the default."""
-    handles = {_count(entry, "stream") for entry in entries}
-    return {handle: number for number, handle in enumerate(sorted({0, *handles}))}
+    handles = {0, *(event.stream for event in events), *(count_of(one, "stream") for one in segments)}
+    return {handle: number for number, handle in enumerate(sorted(handles))}
 
 
 def _state(segment: dict[str, Any], streams: dict[object, int]) -> SegmentState:
-    address = _count(segment, "address")
-    size_bytes = _count(segment, "total_size")
+    address = count_of(segment, "address")
+    size_bytes = count_of(segment, "total_size")
     place = address
     blocks = []
     for block in segment["blocks"]:
-        blocks.append(BlockState(place, _count(block, "size"), block["state"] != "inactive"))
+        blocks.append(BlockState(place, count_of(block, "size"), block["state"] != "inactive"))
         place += blocks[-1].size_bytes
     if place != address + size_bytes:
         raise ValueError(f"segments: the blocks of the segment at {address:#x} do not fill it")
@@ -204,33 +146,8 @@ def _config(conf: str) -> AllocatorConfig:
         return AllocatorConfig()
 
 
-def _entry(entry: object) -> dict[str, Any]:
-    if not isinstance(entry, dict) or not isinstance(entry.get("action"), str):
-        raise ValueError("device_traces: an event without an action")
-    return entry
-
-
-def _count(entry: dict[str, Any], key: str) -> int:
-    value = entry.get(key, 0)  # an `oom` of older versions of torch has no free memory
-    if type(value) is not int or not 0 <= value < 2**64:
-        raise ValueError(f"device_traces: {key} is {shown(value)}, which is no size, address or stream")
-    return value
-
-
 def _conf(snapshot: dict[str, Any]) -> str:
     """Return the text of the allocator's options, which torch stores under one of two names."""
     settings = snapshot.get("allocator_settings", {})
     texts = [settings.get(key) for key in _CONF_KEYS] if isinstance(settings, dict) else []
     return next((text for text in texts if isinstance(text, str) and text), "")
-
-
-def _site(entry: dict[str, Any]) -> Site:
-    """Return the innermost frame of Python outside torch, or an empty site if there is none."""
-    frames = entry.get("frames", ())
-    for frame in frames if isinstance(frames, list) else ():
-        name = frame.get("filename") if isinstance(frame, dict) else None
-        if isinstance(name, str) and name.endswith(".py") and not any(own in name for own in _THEIR_CODE):
-            line, function = frame.get("line"), frame.get("name")
-            place = f"{'/'.join(name.split('/')[-2:])}:{line if isinstance(line, int) else '?'}"
-            return Site(place, function if isinstance(function, str) else "?")
-    return Site("", "")

@@ -12,9 +12,8 @@ from hypothesis import given, strategies as st
 
 from calibration.records.load import load_recording
 from planner.allocator.config import MIB, UNLIMITED, AllocatorConfig
-from planner.allocator.history.diff import (
-    compare_with_recording,
-)
+from planner.allocator.history import snapshot_pickle, snapshot_reader
+from planner.allocator.history.diff import compare_with_recording
 from planner.allocator.history.file import save_history
 from planner.allocator.history.history import History, HistoryEvent, HistoryMark
 from planner.allocator.history.lifetimes import recording_of
@@ -104,6 +103,64 @@ def test_a_snapshot_of_torch_is_read(tmp_path: Path) -> None:
     assert record.sites[0] == Site("net/model.py:12", "forward")
     assert record.config == AllocatorConfig(expandable_segments=True)
     assert record.about == f"GPU 1, torch unknown, {path}"
+
+
+def long_snapshot(count: int) -> bytes:
+    """Return the pickle of a snapshot in which blocks are allocated and freed, each with its stack."""
+    frames = [{"filename": f"/home/me/net/{name}.py", "line": 1, "name": name} for name in "abc"]
+    events = [
+        {**entry(action, 2**32 + 512 * place, 512), "time_us": place, "frames": list(frames)}
+        for place in range(count // 2)
+        for action in ("alloc", "free_completed")
+    ]
+    return pickle.dumps({"segments": [], "device_traces": [events], "allocator_settings": {}})
+
+
+@pytest.fixture
+def few_events(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Let 100 events be the most that are kept, and 100 the stacks."""
+    for module in (snapshot_pickle, snapshot_reader):
+        monkeypatch.setattr(module, "MOST_EVENTS", 100)
+    monkeypatch.setattr(snapshot_pickle, "_MOST_STACKS", 100)
+    return 100
+
+
+def test_the_last_events_of_a_long_snapshot_are_read(few_events: int, tmp_path: Path) -> None:
+    """The number of all events is noted."""
+    path = tmp_path / "long.pickle"
+    path.write_bytes(long_snapshot(10_000))
+    history = load_snapshot(path)
+    addresses = [2**32 + 512 * place for place in range(4950, 5000) for _ in range(2)]
+    assert [event.address for event in history.events] == addresses
+    assert history.notes[0] == "of the 10,000 events of the snapshot the last 100 are read"
+    assert {history.sites[event.site] for event in history.events} == {Site("net/a.py:1", "a")}
+
+
+def test_memory_does_not_grow_with_the_events_of_a_snapshot(few_events: int, tmp_path: Path) -> None:
+    """Four times the events take as much memory while the file is read."""
+    path, peaks = tmp_path / "long.pickle", []
+    for count in (10_000, 40_000):
+        path.write_bytes(long_snapshot(count))
+        tracemalloc.start()
+        load_snapshot(path)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.05 * peaks[0]
+
+
+def test_a_stack_is_known_as_long_as_stacks_are_kept(few_events: int, tmp_path: Path) -> None:
+    """A free with the stack of an allocation that is too long ago has no site."""
+    frames = [{"filename": "/home/me/net/a.py", "line": 1, "name": "f"}]
+    first = {**entry("alloc", 2**32, 512), "frames": frames}
+    between = [{**entry("alloc", 2**33 + 512 * place, 512), "frames": list(frames)} for place in range(2000)]
+    last = {**entry("free_completed", 2**32, 512), "frames": frames}
+    sites = []
+    for events in ([first, last], [first, *between, last]):
+        path = tmp_path / "snapshot.pickle"
+        path.write_bytes(pickle.dumps({"segments": [], "device_traces": [events]}))
+        history = load_snapshot(path)
+        sites.append(history.sites[history.events[-1].site])
+    assert sites == [Site("net/a.py:1", "f"), Site("", "")]
 
 
 @pytest.mark.parametrize("put", [b"r\xff\xff\xff\x1f", b"p536870911\n"])

@@ -11,8 +11,7 @@ from planner.allocator.blocks import Block, BlockState, SegmentEvent, SegmentSta
 from planner.allocator.caching_allocator import CachingAllocator
 from planner.allocator.config import MIB, MemoryLimits, config_of_torch, parse_alloc_conf
 from planner.allocator.history.check import check_history
-from planner.allocator.history.file import MOST_EVENTS
-from planner.allocator.history.history import History, HistoryEvent
+from planner.allocator.history.history import MOST_EVENTS, History, HistoryEvent
 from planner.allocator.history.published_file import (
     PublishedHistory,
     beginning_of,

@@ -1,17 +1,14 @@
 """Run one job on an emulated GPU, and trace and replay it: two sides of the same loop."""
 
 import json
-import os
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
-
+from benchmarks.emulated.probe_client import end_server, job_json, run_job, start_server
 from planner.allocator.config import MemoryLimits, config_of_torch
 from planner.allocator.history.file import load_history
 from planner.allocator.replay import replay_trace
@@ -19,18 +16,13 @@ from planner.emulator.gpu import describe_gpu
 from planner.errors import PlannerError
 from planner.hardware.device import Device
 from planner.jobs import Job
-from planner.jobs.codec import job_to_json
 from planner.planning.programs import CaptureMode, open_programs
 from planner.program import ignore_progress
 from planner.program.events import Outcome, Trace
 
-ROOT = Path(__file__).parents[2]
 MAX_SECONDS = 400
 LOG = "server.log"
 GPU_VARIABLE = "PLANNER_EMULATED_GPU"  # a fork reads it when CUDA starts (planner/emulator/csrc/gpu.c)
-ASK_NVML = {
-    "PYTORCH_NVML_BASED_CUDA_CHECK": "1"
-}  # libraries that look for a GPU when imported leave CUDA alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +58,7 @@ class Emulator:
         with the allocator's history, which is missing if the run failed.
         """
         described = "" if card is None else describe_gpu(card)
-        key = [emulated_json(job), batch, gpu]
+        key = [job_json(job), batch, gpu]
         request = json.dumps([*key, described] if described else key)
         name = sha256(request.encode()).hexdigest()[:16]
         history, answer = self.folder / f"{name}.history.gz", self.folder / f"{name}.json"
@@ -77,39 +69,18 @@ class Emulator:
     def close(self) -> None:
         """End the server."""
         if self._server is not None:
-            assert self._server.stdin is not None
-            self._server.stdin.close()
-            self._server.wait()
+            end_server(self._server)
             self._server = None
 
     def _request(self, job: Job, batch: int, gpu: str, described: str, history: Path, answer: Path) -> None:
         server = self._started(self._gpu or gpu if described else gpu)
-        probe = {
-            "ask": "steps",
-            "job": emulated_json(job),
-            "batch": batch,
-            "allocator_cap_bytes": None,
-            "alloc_conf": "",
-            "history": str(history.absolute()),
-            "device": "cuda",
+        environment = {
+            **({GPU_VARIABLE: described} if described else {}),
+            # An empty cache of inductor: what it times depends on it.
+            "TORCHINDUCTOR_CACHE_DIR": str(answer.with_suffix(".inductor").absolute()),
         }
-        request = {
-            "probe": probe,
-            "answer": str(answer.absolute()),
-            "max_seconds": self.max_seconds,
-            "environment": {
-                **({GPU_VARIABLE: described} if described else {}),
-                # An empty cache of inductor: what it times depends on it.
-                "TORCHINDUCTOR_CACHE_DIR": str(answer.with_suffix(".inductor").absolute()),
-            },
-        }
-        assert server.stdin is not None
-        server.stdin.write(json.dumps(request) + "\n")
-        server.stdin.flush()
-        while not answer.exists():
-            if server.poll() is not None:
-                raise SystemExit(f"{self.python}: the server of probes ended; see {self.folder / LOG}")
-            time.sleep(0.05)
+        if not run_job(server, job, batch, answer, history, self.max_seconds, environment):
+            raise SystemExit(f"{self.python}: the server of probes ended; see {self.folder / LOG}")
 
     def _started(self, gpu: str) -> "subprocess.Popen[str]":
         if gpu != self._gpu:
@@ -118,26 +89,17 @@ class Emulator:
             self._gpu = gpu
             self.folder.mkdir(parents=True, exist_ok=True)
             command = [sys.executable, "-m", "planner", "run", "--gpu", gpu, "--", self.python]
-            with (self.folder / LOG).open("a") as log:
-                self._server = subprocess.Popen(
-                    [*command, "-P", str(Path(__file__).with_name("probe_server.py"))],
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=log,
-                    text=True,
-                    # One thread: a pool of threads does not survive a fork.
-                    env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **ASK_NVML},
-                )
+            self._server = start_server(command, self.folder / LOG)
         return self._server
 
 
 def side_of(answer: dict[str, Any], history: Path) -> Side:
+    """Return the side of which a server of probes left this answer and history."""
     if "error" in answer:
         return Side(failure=f"{answer['error']}: {answer['message']}")
     if answer["oom"] and not any(event.action == "oom" for event in load_history(history).events):
-        return Side(
-            failure="cuDNN has no engine for a convolution"
-        )  # which the probe takes for want of memory
+        # the probe takes it for want of memory
+        return Side(failure="cuDNN has no engine for a convolution")
     versions = answer["versions"]
     return Side(
         answer["peak_allocated_bytes"],
@@ -169,13 +131,6 @@ def plan_statically(job: Job, batch: int, device: Device) -> tuple[Side, Trace |
         run.retries,
     )
     return side, trace
-
-
-def emulated_json(job: Job) -> dict[str, Any]:
-    """Return the job without the versions that it is planned for; the emulated side has its own."""
-    values = job_to_json(replace(job, cudnn=""))
-    del values["torch"]
-    return values
 
 
 def torch_of(python: str) -> str:

@@ -1,8 +1,7 @@
 """Answer requests to the probe of calibration, each in a process forked after the slow imports.
 
-`both_sides.py` starts it under `planner run`. A line on standard input is a JSON request with the file
-that the answer goes to. A fork is as fresh as a new process: CUDA is initialized in
-none but the fork.
+`probe_client.py` starts it, also under `planner run`. A line on standard input is a JSON request with the
+file to which the answer goes. A fork is as fresh as a new process: CUDA is initialized only in forks.
 """
 
 import json

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.emulated.both_sides import ROOT
+from benchmarks.emulated.probe_client import ROOT
 from planner.capture.models.transformers.serving import ServedModel
 from planner.hardware.database import find_device
 from planner.planning.serving import ServingSettings, activation_bytes, sampler_bytes

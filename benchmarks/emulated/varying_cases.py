@@ -16,9 +16,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from benchmarks.emulated.both_sides import ROOT, Side
+from benchmarks.emulated.both_sides import Side
 from benchmarks.emulated.differential import row_of
 from benchmarks.emulated.jobs import DrawnJob
+from benchmarks.emulated.probe_client import ROOT
 from benchmarks.emulated.rows import ALLOCATOR, EMULATED_FAILS, IDENTICAL, STATIC_FAILS, Row
 from planner.allocator import MemoryLimits, parse_alloc_conf
 from planner.errors import PlannerError

@@ -11,8 +11,6 @@ has not begun after --seconds is left out, and what has an observation is not ru
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import threading
 import time
@@ -20,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import gettempdir
 
-from benchmarks.emulated.both_sides import ASK_NVML, ROOT, emulated_json
+from benchmarks.emulated.probe_client import end_server, run_job, start_server
 from benchmarks.measured.jobs import PLANNED, Planned, job_of
 from benchmarks.rows import read_rows
 
@@ -63,46 +61,17 @@ def need_of(job: Planned) -> int:
 
 def serve(queue: Queue, folder: Path, number: int) -> None:
     """Run jobs by one server of probes until no more are to begin."""
-    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with (folder / f"server{number}.log").open("w") as log:
-        server = subprocess.Popen(
-            [sys.executable, "-P", str(ROOT / "benchmarks" / "emulated" / "probe_server.py")],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            text=True,
-            # One thread: a pool of threads does not survive a fork.
-            env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **ASK_NVML},
-        )
-    assert server.stdin is not None
+    server = start_server([sys.executable], folder / f"server{number}.log")
     while server.poll() is None and (job := queue.take()) is not None:
         answer = folder / f"{job.number}.json"
         start = time.monotonic()
-        server.stdin.write(json.dumps(_request(job, answer)) + "\n")
-        server.stdin.flush()
-        while not answer.exists() and server.poll() is None:
-            time.sleep(0.02)
+        variables = {"TORCHINDUCTOR_CACHE_DIR": str(Path(gettempdir()) / "inductor" / str(job.number))}
+        history = answer.with_suffix(".history.gz")
+        run_job(server, job_of(job), job.batch, answer, history, MAX_SECONDS, variables)
         queue.give_back(job)
         seconds = time.monotonic() - start
         print(job.number, job.model, job.batch, f"{seconds:.1f} s", _said(answer), flush=True)
-    server.stdin.close()
-    server.wait()
-
-
-def _request(job: Planned, answer: Path) -> dict[str, object]:
-    probe = {
-        "ask": "steps",
-        "job": emulated_json(job_of(job)),
-        "batch": job.batch,
-        "allocator_cap_bytes": None,
-        "alloc_conf": "",
-        "history": str(answer.with_suffix(".history.gz").absolute()),
-        "device": "cuda",
-    }
-    cache = Path(gettempdir()) / "inductor" / str(job.number)
-    environment = {"TORCHINDUCTOR_CACHE_DIR": str(cache)}
-    request = {"probe": probe, "answer": str(answer.absolute()), "environment": environment}
-    return {**request, "max_seconds": MAX_SECONDS}
+    end_server(server)
 
 
 def _said(answer: Path) -> str:

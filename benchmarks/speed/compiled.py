@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.emulated.both_sides import ROOT, Emulator
+from benchmarks.emulated.both_sides import Emulator
 from benchmarks.emulated.capabilities.registry import load_capability
 from benchmarks.emulated.differential import numbers_of
 from benchmarks.emulated.jobs import DrawnJob
+from benchmarks.emulated.probe_client import ROOT
 from benchmarks.emulated.rows import add_row
 from benchmarks.rows import read_rows
 from planner.api.request import make_job

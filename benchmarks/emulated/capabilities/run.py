@@ -10,9 +10,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
-from benchmarks.emulated.both_sides import ROOT, Emulator, Side, plan_statically
+from benchmarks.emulated.both_sides import Emulator, Side, plan_statically
 from benchmarks.emulated.capabilities.case import Case
 from benchmarks.emulated.differential import by_peaks, compare_job, row_of, with_causes
+from benchmarks.emulated.probe_client import ROOT
 from benchmarks.emulated.rows import EMULATED_FAILS, STATIC_FAILS, Row
 from benchmarks.emulated.varying_cases import compare_varying
 from planner.allocator.history import load_snapshot, recording_of

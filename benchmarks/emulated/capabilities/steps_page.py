@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks.emulated.both_sides import ROOT
 from benchmarks.emulated.capabilities.case import Case
 from benchmarks.emulated.capabilities.commands import FILES
 from benchmarks.emulated.capabilities.registry import HERE, load_capability
+from benchmarks.emulated.probe_client import ROOT
 from benchmarks.emulated.rows import Row, add_row
 from benchmarks.rows import read_rows
 from planner._support.atomic_write import write_bytes

@@ -145,6 +145,9 @@ def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
     elif "target" in given:
         given["targets"] = ()
     given |= {name: tuple(given[name]) for name in ("inputs", "targets") if name in given}
+    target = given.get("target")
+    if target is not None and "int" in target.dtype and base.loss is Loss.BCE_WITH_LOGITS:
+        given.setdefault("loss", Loss.CROSS_ENTROPY)  # numbers of classes
     if given.get("loss") in (Loss.SUM, Loss.OUTPUT):
         given.setdefault("targets", ())
         given.setdefault("target", None)  # such a loss has no target

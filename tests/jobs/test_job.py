@@ -307,6 +307,20 @@ def test_maps_follow_the_input(model: str, given: tuple[TensorSpec, ...], target
     assert (job.inputs, job.target.shape) == (given, target)
 
 
+@pytest.mark.parametrize(
+    ("options", "loss"),
+    [
+        ({}, Loss.CROSS_ENTROPY),
+        ({"loss": "sum", "target": None}, Loss.SUM),
+        ({"target": TensorSpec((5, 64, 64))}, Loss.BCE_WITH_LOGITS),
+    ],
+)
+def test_integers_as_a_target_are_classes(options: dict[str, object], loss: Loss) -> None:
+    """smp's models have one class by default; a target of integers comes with the loss of several classes."""
+    given = {"inputs": [TensorSpec((3, 64, 64))], "target": TensorSpec((64, 64), "int64"), **options}
+    assert resolve_job("smp:Unet", CATALOGUE, **given).loss is loss  # type: ignore[arg-type]
+
+
 def test_monai_sets_cublas_workspace() -> None:
     """MONAI sets CUBLAS_WORKSPACE_CONFIG at its import, as of 1.6; the user's own text counts over it."""
     assert resolve_job("monai:UNet", CATALOGUE).cublas_workspace_config == ":4096:8"

@@ -21,7 +21,8 @@ from planner.allocator.history.history import ACTIONS, MOST_EVENTS, HistoryEvent
 from planner.program import Site
 
 _MOST_OBJECTS = 2**22  # besides the parts of events; a snapshot with 100,000 blocks has a million
-_MOST_STACKS = 2**16  # kept for later references; a training has some thousand different ones
+_MOST_PARTS = 2**16  # of events, three or four of each, that later events may refer to
+_MOST_STACKS = 2**16  # by references to their frames; a training has some thousand different ones
 _LONGEST_STACK = 2**10  # bytes of references to its frames, five for each
 _LONGEST_TEXT = 2**24  # bytes
 _MOST_BITS = 128  # of a number that is a key
@@ -85,23 +86,22 @@ class _Memo(dict[int, Any]):
     def __init__(self) -> None:
         super().__init__()
         self.count = 0  # of objects, dropped ones included
-        self._stacks: deque[int] = deque()
+        self._parts: deque[int] = deque()
 
     def __missing__(self, place: int) -> Stack:
         if place >= self.count:
             raise KeyError(place)
         return NO_STACK
 
-    def drop_since(self, place: int) -> None:
-        """Drop the parts of events, except for texts, frames and the last stacks, which others share."""
-        for one in range(place, self.count):
-            value = self.get(one)
-            if type(value) is Stack:
-                self._stacks.append(one)
-            elif type(value) is not str and not _is_frame(value):
-                self.pop(one, None)
-        while len(self._stacks) > _MOST_STACKS:
-            self.pop(self._stacks.popleft(), None)
+    def pass_events(self, place: int) -> None:
+        """Drop the parts of the oldest events, given the place at which those of the latest events begin.
+
+        Texts and frames stay, since many events share them.
+        """
+        values = ((one, self.get(one)) for one in range(place, self.count))
+        self._parts.extend(one for one, value in values if not (type(value) is str or _is_frame(value)))
+        while len(self._parts) > _MOST_PARTS:
+            self.pop(self._parts.popleft(), None)
 
 
 class _StreamUnpickler(_base._Unpickler):  # type: ignore[misc]
@@ -262,7 +262,9 @@ class _StreamUnpickler(_base._Unpickler):  # type: ignore[misc]
     def _extend(self, items: list[Any]) -> None:
         """Extend the list on top of the stack; frames replace it by a stack, events become rows of it."""
         target = self.stack[-1]
-        if type(target) is Stack:  # a second part of it
+        if type(target) is Stack:  # more frames of it
+            if target.site == NO_STACK.site and target is not NO_STACK and all(map(_is_frame, items)):
+                target.site = _site(items)
             return
         if type(target) is not SnapshotList:
             raise ValueError("it extends what is no list")
@@ -270,6 +272,8 @@ class _StreamUnpickler(_base._Unpickler):  # type: ignore[misc]
             self._replace_by_stack(target, Stack(_site(items)))
         elif items and all(map(_is_event, items)):
             self._add_events(target, items)
+        elif any(type(one) is Stack for one in items):
+            raise ValueError("it refers to an event too many events ago")
         else:
             self._objects += len(items)
             target.extend(items)
@@ -285,7 +289,7 @@ class _StreamUnpickler(_base._Unpickler):  # type: ignore[misc]
         rows.count += len(events)
         rows.last.extend(_row(event, rows.sites) for event in events if event["action"] in ACTIONS)
         if target.next_place is not None:
-            self.memo.drop_since(target.next_place)
+            self.memo.pass_events(target.next_place)
             target.next_place = self.memo.count
         self._objects = target.objects_before
 

@@ -17,7 +17,7 @@ from planner.allocator.history.diff import compare_with_recording
 from planner.allocator.history.file import save_history
 from planner.allocator.history.history import History, HistoryEvent, HistoryMark
 from planner.allocator.history.lifetimes import recording_of
-from planner.allocator.history.snapshot_reader import load_snapshot
+from planner.allocator.history.snapshot_reader import load_snapshot, load_snapshots
 from planner.allocator.history.snapshot_writer import make_snapshot, save_snapshot
 from planner.errors import DataFileError, UsageError
 from planner.jobs import Job, complete_job, parse_tensor_spec
@@ -118,10 +118,10 @@ def long_snapshot(count: int) -> bytes:
 
 @pytest.fixture
 def few_events(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Let 100 events be the most that are kept, and 100 the stacks."""
+    """Let 100 events be the most that are kept, and 100 their parts that others may share."""
     for module in (snapshot_pickle, snapshot_reader):
         monkeypatch.setattr(module, "MOST_EVENTS", 100)
-    monkeypatch.setattr(snapshot_pickle, "_MOST_STACKS", 100)
+    monkeypatch.setattr(snapshot_pickle, "_MOST_PARTS", 100)
     return 100
 
 
@@ -134,6 +134,29 @@ def test_the_last_events_of_a_long_snapshot_are_read(few_events: int, tmp_path: 
     assert [event.address for event in history.events] == addresses
     assert history.notes[0] == "of the 10,000 events of the snapshot the last 100 are read"
     assert {history.sites[event.site] for event in history.events} == {Site("net/a.py:1", "a")}
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("depth", [0, 1, 40, 2500])
+def test_a_stack_in_parts_is_one(protocol: int, depth: int, tmp_path: Path) -> None:
+    """The user's frame is found at any depth: some protocols append frames one by one, others by 1,000."""
+    frames = [("/x/torch/nn/modules/conv.py", 4, "f")] * depth + [("/home/me/net.py", 7, "g")] * 2
+    path = tmp_path / "snapshot.pickle"
+    events = [entry("alloc", 2**32, 512, *frames), entry("free_completed", 2**32, 512)]
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [events]}, protocol=protocol))
+    history = load_snapshot(path)
+    assert [history.sites[event.site].module for event in history.events] == ["me/net.py:7", ""]
+
+
+def test_events_may_be_shared(few_events: int, tmp_path: Path) -> None:
+    """An event in the lists of two devices is read for both, unless many events lie between them."""
+    path, first = tmp_path / "snapshot.pickle", entry("alloc", 2**32, 512)
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [[first], [first]]}))
+    assert [len(history.events) for history in load_snapshots(path)] == [1, 1]
+    others = [entry("alloc", 2**33 + 512 * place, 512) for place in range(2000)]
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [[first, *others], [first]]}))
+    with pytest.raises(DataFileError, match="it refers to an event too many events ago"):
+        load_snapshots(path)
 
 
 def test_memory_does_not_grow_with_the_events_of_a_snapshot(few_events: int, tmp_path: Path) -> None:

@@ -12,17 +12,19 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Unpack, cast
 
-from planner._support.bounded_read import open_regular
+from planner._support.bounded_read import MIB, open_regular
 from planner.allocator.history import load_any_history, load_snapshots
 from planner.api.advise import AdviceResult, VaryingAdviceResult, advise
 from planner.api.options import Options
 from planner.api.request import Model
 from planner.errors import DataFileError
 from planner.planning.diagnosis import Diagnosis, diagnose_history, diagnose_log, diagnose_run
+from planner.program import OnProgress, ignore_progress
 from planner.report import Report, Result, report_of
 
 _LARGEST_RECORD_BYTES = 2**26
 _LARGEST_LOG_BYTES = 2**36
+_SLOW_SNAPSHOT_BYTES = 2**27
 _LONGEST_LINE = 2**16  # characters; the rest of a longer line is read as a line of its own
 _PICKLE, _GZIP = b"\x80", b"\x1f\x8b"
 STANDARD_INPUT = "-"
@@ -60,7 +62,8 @@ def diagnose(
     """
     begin = time.perf_counter()
     name = str(file)
-    diagnosis = _of_standard_input() if name == STANDARD_INPUT else _of_file(Path(file))
+    on_progress = options.get("on_progress") or ignore_progress
+    diagnosis = _of_standard_input() if name == STANDARD_INPUT else _of_file(Path(file), on_progress)
     advice = None if model is None else advise(model, batch, **options)
     return DiagnoseResult(name, diagnosis, time.perf_counter() - begin, advice)
 
@@ -73,9 +76,10 @@ def _of_standard_input() -> Diagnosis:
         file.detach()  # else it closes standard input
 
 
-def _of_file(path: Path) -> Diagnosis:
+def _of_file(path: Path, on_progress: OnProgress) -> Diagnosis:
     try:
         with open_regular(path, _LARGEST_LOG_BYTES) as file:
+            size_bytes = os.fstat(file.fileno()).st_size
             beginning = file.read(4096)
             if not beginning.startswith((_PICKLE, _GZIP)):
                 file.seek(0)
@@ -83,6 +87,8 @@ def _of_file(path: Path) -> Diagnosis:
     except OSError as error:
         raise DataFileError(f"{path}: cannot be read: {error.strerror or error}") from error
     if beginning.startswith(_PICKLE):
+        if size_bytes >= _SLOW_SNAPSHOT_BYTES:
+            on_progress(f"reading {size_bytes // MIB:,} MiB, which takes a minute for every 300")
         histories = load_snapshots(path)
         if not histories:
             raise DataFileError(f"{path}: the snapshot has neither events nor segments: no GPU was used")

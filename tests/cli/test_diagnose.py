@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import planner
 from planner.cli import run
 from tests.helpers.command_line import Capture, outcome
 
@@ -115,6 +116,18 @@ def test_a_snapshot_without_a_history_shows_its_blocks(tmp_path: Path, capsys: C
     fields = answer(snapshot, capsys)
     assert (fields["cause"], fields["allocated_mib"], fields["reserved_mib"]) == ("unknown", 8, 20)
     assert fields["live"] == [{"what": "blocks of 8.0 MiB", "mib": 8, "blocks": 1}]
+
+
+def test_a_large_snapshot_says_how_long_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot of millions of events takes minutes, which are announced; a small one is read at once."""
+    path, messages = tmp_path / "s.pickle", list[str]()
+    segment = {"address": 2**32, "total_size": 2**21, "blocks": [{"size": 2**21, "state": "inactive"}]}
+    path.write_bytes(pickle.dumps({"segments": [segment], "device_traces": [[]]}, protocol=4))
+    planner.diagnose(path, on_progress=messages.append)
+    assert messages == []
+    monkeypatch.setattr("planner.api.diagnose._SLOW_SNAPSHOT_BYTES", 0)
+    planner.diagnose(path, on_progress=messages.append)
+    assert messages == ["reading 0 MiB, which takes a minute for every 300"]
 
 
 def test_a_record_of_a_run(tmp_path: Path, capsys: Capture) -> None:

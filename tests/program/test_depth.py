@@ -68,11 +68,12 @@ def capture(layers: int, **recipe: Any) -> Trace:
 @pytest.mark.parametrize("name", RECIPES)
 def test_deepened_trace_is_that_of_the_deep_model(name: str) -> None:
     recipe = RECIPES[name]
-    repeated = compare_depths(capture(4, **recipe), capture(5, **recipe), LAYER, 2)
-    for layers in (4, 5, 9):
+    captured = {layers: capture(layers, **recipe) for layers in (4, 5, 9)}
+    repeated = compare_depths(captured[4], captured[5], LAYER, 2)
+    for layers, trace in captured.items():
         deepened = repeated.with_more(layers - 4)
         validate(deepened)
-        assert first_divergence(deepened, capture(layers, **recipe)) == ""
+        assert first_divergence(deepened, trace) == ""
 
 
 @pytest.mark.parametrize("name", OF_OPTIMIZERS)

@@ -28,9 +28,8 @@ _LONGEST_TEXT = 2**24  # bytes
 _MOST_BITS = 128  # of a number that is a key
 _OPCODES_BETWEEN_CHECKS = 2**16
 _THEIR_CODE = ("/torch/", "<")  # frames outside the user's code
-_REFERENCE = re.compile(
-    rb"h(.)|j(....)|\x95.{8}", re.DOTALL
-)  # BINGET, LONG_BINGET; the length of a pickle's frame
+# BINGET, LONG_BINGET, and the length of a pickle's frame
+_REFERENCE = re.compile(rb"h(.)|j(....)|\x95.{8}", re.DOTALL)
 _REFERENCES = re.compile(rb"(?:h.|j....|\x95.{8})+e", re.DOTALL)  # to the end of a list
 
 _base: Any = pickle  # its unpickler in Python has `stack`, `memo` and `dispatch`, which its stub lacks
@@ -87,6 +86,12 @@ class _Memo(dict[int, Any]):
         super().__init__()
         self.count = 0  # of objects, dropped ones included
         self._parts: deque[int] = deque()
+
+    def __setitem__(self, place: int, value: Any) -> None:
+        self.count += place not in self
+        super().__setitem__(place, value)
+        if type(value) is SnapshotList:
+            value.next_place = place + 1
 
     def __missing__(self, place: int) -> Stack:
         if place >= self.count:
@@ -159,8 +164,8 @@ class _StreamUnpickler(_base._Unpickler):  # type: ignore[misc]
 
     def load_mark(self) -> None:
         """Begin a list, a mapping or a tuple; the frames of a stack are taken at once."""
-        is_list = bool(self.stack) and type(self.stack[-1]) is SnapshotList
-        references = _REFERENCES.match(self._file.peek()) if is_list else None
+        is_in_list = bool(self.stack) and type(self.stack[-1]) is SnapshotList and not self.stack[-1]
+        references = _REFERENCES.match(self._file.peek()) if is_in_list else None
         if references is None:
             super().load_mark()
             return
@@ -207,15 +212,15 @@ class _StreamUnpickler(_base._Unpickler):  # type: ignore[misc]
 
     def load_tuple1(self) -> None:
         self._objects += 1
-        self.stack[-1:] = [(self.stack[-1],)]
+        super().load_tuple1()
 
     def load_tuple2(self) -> None:
         self._objects += 1
-        self.stack[-2:] = [tuple(self.stack[-2:])]
+        super().load_tuple2()
 
     def load_tuple3(self) -> None:
         self._objects += 1
-        self.stack[-3:] = [tuple(self.stack[-3:])]
+        super().load_tuple3()
 
     def load_setitem(self) -> None:
         _check_keys([self.stack[-2]])
@@ -234,30 +239,13 @@ class _StreamUnpickler(_base._Unpickler):  # type: ignore[misc]
         self._extend(self.pop_mark())
 
     def load_memoize(self) -> None:
-        self._remember(self.memo.count)
+        self.memo[self.memo.count] = self.stack[-1]  # not its length, since parts were dropped
 
-    def load_put(self) -> None:
-        self._remember(int(self.readline()))
-
-    def load_binput(self) -> None:
-        self._remember(self.read(1)[0])
-
-    def load_long_binput(self) -> None:
-        self._remember(int.from_bytes(self.read(4), "little"))
-
-    load_frozenset = load_empty_set = load_additems = load_binbytes = load_binbytes8 = load_bytearray8 = (
-        refuse
-    )
-    load_binunicode8 = load_binstring = load_long4 = load_next_buffer = refuse
+    load_frozenset = load_empty_set = load_additems = refuse
+    load_binbytes = load_binbytes8 = load_bytearray8 = load_next_buffer = refuse
+    load_binunicode8 = load_binstring = load_long4 = refuse
 
     # ---- what they do
-
-    def _remember(self, place: int) -> None:
-        value = self.stack[-1]
-        self.memo[place] = value
-        self.memo.count += 1
-        if type(value) is SnapshotList:
-            value.next_place = place + 1
 
     def _extend(self, items: list[Any]) -> None:
         """Extend the list on top of the stack; frames replace it by a stack, events become rows of it."""
@@ -286,8 +274,9 @@ class _StreamUnpickler(_base._Unpickler):  # type: ignore[misc]
 
     def _add_events(self, target: SnapshotList, events: list[dict[str, Any]]) -> None:
         rows = target.rows = target.rows or EventRows()
-        rows.count += len(events)
-        rows.last.extend(_row(event, rows.sites) for event in events if event["action"] in ACTIONS)
+        found = [_row(event, rows.sites) for event in events if event["action"] in ACTIONS]
+        rows.count += len(found)
+        rows.last.extend(found)
         if target.next_place is not None:
             self.memo.pass_events(target.next_place)
             target.next_place = self.memo.count

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from planner._support.bounded_read import open_regular
 from planner.allocator.blocks import BlockState, PoolName, SegmentState
 from planner.allocator.config import AllocatorConfig, parse_alloc_conf
-from planner.allocator.history.history import MOST_EVENTS, History, HistoryEvent
+from planner.allocator.history.history import History, HistoryEvent
 from planner.allocator.history.snapshot_pickle import EventRows, SnapshotList, count_of, load_stream
 from planner.allocator.history.start_state import UnequalStateError, start_before
 from planner.errors import DataFileError, UsageError
@@ -89,23 +89,16 @@ def _history(snapshot: dict[str, Any], device: int) -> History:
     conf = _conf(snapshot)
     start: tuple[SegmentState, ...] = ()
     notes: tuple[str, ...] = ()
-    if rows.count > len(events) == MOST_EVENTS:
-        notes = (f"of the {rows.count:,} events of the snapshot the last {MOST_EVENTS:,} are read",)
+    if rows.count > len(events):
+        notes = (f"of the {rows.count:,} events of the snapshot the last {len(events):,} are read",)
     if segments is not None:
         try:
             start = start_before(events, [_state(one, streams) for one in segments], _config(conf))
         except UnequalStateError as error:
             notes += (f"the segments of the snapshot are not those after its last event: {error}",)
+    sites = tuple(rows.sites)
     return History(
-        f"GPU {device}",
-        "unknown",
-        conf,
-        None,
-        None,
-        events,
-        sites=tuple(rows.sites),
-        notes=notes,
-        start=start,
+        f"GPU {device}", "unknown", conf, None, None, events, sites=sites, notes=notes, start=start
     )
 
 

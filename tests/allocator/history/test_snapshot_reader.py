@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 from calibration.records.load import load_recording
 from planner.allocator.config import MIB, UNLIMITED, AllocatorConfig
-from planner.allocator.history import snapshot_pickle, snapshot_reader
+from planner.allocator.history import snapshot_pickle
 from planner.allocator.history.diff import compare_with_recording
 from planner.allocator.history.file import save_history
 from planner.allocator.history.history import History, HistoryEvent, HistoryMark
@@ -119,8 +119,7 @@ def long_snapshot(count: int) -> bytes:
 @pytest.fixture
 def few_events(monkeypatch: pytest.MonkeyPatch) -> int:
     """Let 100 events be the most that are kept, and 100 their parts that others may share."""
-    for module in (snapshot_pickle, snapshot_reader):
-        monkeypatch.setattr(module, "MOST_EVENTS", 100)
+    monkeypatch.setattr(snapshot_pickle, "MOST_EVENTS", 100)
     monkeypatch.setattr(snapshot_pickle, "_MOST_PARTS", 100)
     return 100
 

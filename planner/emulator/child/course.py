@@ -203,7 +203,7 @@ class ModuleNames:
                 yield from _held_by(parameter, _PARAMETERS, name)
                 yield from _held_by(parameter.grad, _GRADIENTS, name)
         for parameter, state in list(optimizer.state.items()):
-            for tensor in _tensors(self._torch, state):
+            for tensor in tensors_in(self._torch, state):
                 yield from _held_by(tensor, _OPTIMIZER, owners.get(id(parameter), ""))
 
 
@@ -216,20 +216,21 @@ def _compiled() -> Iterator[str]:
 
 def _inputs(torch: Any, args: Any) -> Iterator[tuple[int, str, str]]:
     """Yield holders for tensors among a module's arguments that autograd did not compute: the inputs."""
-    for tensor in _tensors(torch, args):
+    for tensor in tensors_in(torch, args):
         if tensor.grad_fn is None and not tensor.requires_grad:
             yield from _held_by(tensor, _INPUTS, "")
 
 
-def _tensors(torch: Any, value: Any) -> Iterator[Any]:
+def tensors_in(torch: Any, value: Any) -> Iterator[Any]:
+    """Yield the tensors in a value, those in nested dicts, lists and tuples included."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
         for one in value.values():
-            yield from _tensors(torch, one)
+            yield from tensors_in(torch, one)
     elif isinstance(value, (list, tuple)):
         for one in value:
-            yield from _tensors(torch, one)
+            yield from tensors_in(torch, one)
 
 
 def _held_by(tensor: Any, category: str, module: str) -> Iterator[tuple[int, str, str]]:

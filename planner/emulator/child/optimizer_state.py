@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
+from .course import tensors_in
+
 _MOST_BYTES = 4  # of a number that otherwise reads as zero; larger ones are stored data
 _ANY_NUMBER = 2**32 - 1  # of reads
 
@@ -21,8 +23,8 @@ def keep_numbers_readable(torch: Any, core: Any) -> None:
     def allow(optimizer: Any, reads: int) -> None:
         if not torch.compiler.is_compiling():
             for number in _numbers(torch, optimizer):
-                size_bytes = number.numel() * number.element_size()
-                core.emu_allow_reads(ctypes.c_void_p(number.data_ptr()), ctypes.c_size_t(size_bytes), reads)
+                address, size_bytes = number.data_ptr(), number.element_size()
+                core.emu_allow_reads(ctypes.c_void_p(address), ctypes.c_size_t(size_bytes), reads)
 
     optimizers = import_module("torch.optim.optimizer")
     optimizers.register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: allow(optimizer, _ANY_NUMBER))
@@ -30,8 +32,7 @@ def keep_numbers_readable(torch: Any, core: Any) -> None:
 
 
 def _numbers(torch: Any, optimizer: Any) -> Iterator[Any]:
-    for state in list(optimizer.state.values()):
-        for value in state.values() if isinstance(state, dict) else ():
-            is_number = type(value) is torch.Tensor and value.is_cuda and value.numel() == 1
-            if is_number and value.element_size() <= _MOST_BYTES:
-                yield value
+    for value in tensors_in(torch, list(optimizer.state.values())):
+        is_number = type(value) is torch.Tensor and value.is_cuda and value.numel() == 1
+        if is_number and value.element_size() <= _MOST_BYTES:
+            yield value

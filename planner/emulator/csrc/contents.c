@@ -16,7 +16,7 @@ typedef struct {
   uintptr_t at;
   size_t size;
   char *bytes;
-  unsigned reads; /* of a number that give its bytes; afterwards it reads as zeros */
+  unsigned reads; /* that still give a number's bytes; later ones give zeros */
 } piece;
 #define NUMBER 4      /* bytes of a loss, a flag, a count */
 static piece *pieces; /* sorted by rising address, without overlaps */

@@ -69,9 +69,14 @@ def run_job(
         "history": str(history.absolute()),
         "device": "cuda",
     }
-    request = {"probe": probe, "answer": str(answer.absolute()), "environment": environment}
+    request = {
+        "probe": probe,
+        "answer": str(answer.absolute()),
+        "environment": environment,
+        "max_seconds": max_seconds,
+    }
     assert server.stdin is not None
-    server.stdin.write(dumps({**request, "max_seconds": max_seconds}) + "\n")
+    server.stdin.write(dumps(request) + "\n")
     server.stdin.flush()
     while not answer.exists():
         if server.poll() is not None:

@@ -24,10 +24,10 @@ Because:        256.0 MiB were reserved and unused, more than the 64.0 MiB asked
 Memory:         64.0 MiB asked for, 7,424.0 MiB allocated, 7,680.0 MiB reserved, 8,192.0 MiB total
 Source:         log
 
-In use                                                                            blocks      MiB
-  tensors and workspaces of PyTorch                                                       7,424.0
-  reserved by PyTorch and unused                                                            256.0
-  neither free nor of this process, or not of PyTorch in it: contexts, libraries            512.0
+In use                                                                               blocks      MiB
+  tensors and workspaces of PyTorch                                                          7,424.0
+  reserved by PyTorch and unused                                                               256.0
+  neither free nor of PyTorch in this process: contexts, libraries, other processes            512.0
 
 With PYTORCH_ALLOC_CONF     fits       MiB reserved  because
   expandable_segments:True  not known                it joins unused blocks; a recorded history
@@ -150,6 +150,7 @@ def test_a_record_of_a_run(tmp_path: Path, capsys: Capture) -> None:
     )
 
 
+@pytest.mark.slow
 def test_with_a_job_the_smallest_changes_follow(tmp_path: Path, capsys: Capture) -> None:
     """The options are those of `planner advise`, and its report and JSON go on below."""
     log = tmp_path / "train.log"

@@ -57,6 +57,7 @@ class Diagnosis(Struct, frozen=True):
     live: tuple[Held, ...] = ()  # by size, falling
     would_help: tuple[Help, ...] = ()
     notes: tuple[str, ...] = ()
+    is_of_host: bool = False  # whether memory of the host ran out, not a GPU's; the cause is UNKNOWN then
 
 
 _EVALUATION = re.compile(

@@ -27,16 +27,76 @@ _CONTEXT_BYTES = 2**30  # more than any published CUDA context; the rest of a GP
 _NUMBER = r"([\d.]+ ?(?:bytes|[KMGT]?i?B))"
 _BYTES = {"bytes": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _MESSAGE = re.compile(r"(CUDA|HIP|XPU|MPS backend) out of memory")
-_STATUS = re.compile(
-    r"CUDNN_STATUS_ALLOC_FAILED|CUBLAS_STATUS_ALLOC_FAILED|CUSOLVER_STATUS_ALLOC_FAILED"
-    r"|(?:CUDA|HIP)(?: driver)? error: out of memory|cudaErrorMemoryAllocation"
-    r"|Cuda failure.{0,8}out of memory"
-)
-_HOST = re.compile(r"DefaultCPUAllocator: .*?tried to allocate (\d+) bytes")
 
 
 def _either(*forms: str) -> re.Pattern[str]:
     return re.compile("|".join(form.replace("SIZE", _NUMBER) for form in forms))
+
+
+class _WithoutFigures(Struct, frozen=True):
+    """A message that does not say how much memory was in use, and what it says nevertheless."""
+
+    pattern: re.Pattern[str]
+    reason: str  # {what} stands for the words that the pattern found
+    is_of_host: bool = True
+
+
+_WITHOUT_FIGURES = (
+    _WithoutFigures(
+        _either(
+            "(?:CUDNN|CUBLAS|CUSOLVER)_STATUS_ALLOC_FAILED",
+            "(?:CUDA|HIP)(?: driver)? error: out of memory",
+            "cudaErrorMemoryAllocation",
+            "Cuda failure.{0,8}out of memory'?",
+        ),
+        "{what} names no sizes, so that the cause is not decided: a library or the driver asked CUDA itself; "
+        "look for another process in nvidia-smi, or try a smaller batch",
+        is_of_host=False,
+    ),
+    _WithoutFigures(
+        _either(
+            "Unable to find a valid cuDNN algorithm",
+            "unable to find an engine to execute this computation",
+            "(?:CUDNN|CUBLAS)_STATUS_NOT_INITIALIZED",
+        ),
+        "{what} hides whether memory was the cause, as a library says so too if it has none for its "
+        "workspace or its handle: if a batch of one fails alike, memory was not the cause",
+        is_of_host=False,
+    ),
+    _WithoutFigures(
+        _either("DefaultCPUAllocator: .*?tried to allocate SIZE", "Unable to allocate SIZE for an array"),
+        "the memory of the host ran out, not a GPU's; load less at once, or use fewer workers",
+    ),
+    _WithoutFigures(
+        _either(
+            r"DataLoader worker \(pid.*?\) is killed by signal: Killed",
+            "[Oo]om[-_][Kk]ill",
+            "OOM Killed",
+            "Out of memory: Killed process",
+        ),
+        "the memory of the host ran out, not a GPU's, and a process was killed for it; use fewer workers, "
+        "let them prefetch less, or ask for more memory of the host",
+    ),
+    _WithoutFigures(
+        _either(
+            r"insufficient shared memory \(shm\)",
+            r"DataLoader worker \(pid.*?\) is killed by signal: Bus error",
+        ),
+        "the shared memory of the host (/dev/shm) ran out, through which workers hand over batches; give the "
+        "container more (docker run --shm-size or --ipc=host), or use fewer workers",
+    ),
+    _WithoutFigures(
+        _either(
+            r"Signal 9 \(SIGKILL\) received by PID",
+            r"exitcode\s*: -9\b",
+            r"^Killed(?: |$)",
+            r": line \d+: +\d+ Killed",
+            r"zsh: killed",
+        ),
+        "a process was killed from outside (signal 9), as Linux and schedulers do if the memory of the host "
+        "runs out; the log of the kernel (dmesg) or of the scheduler says whether it was that",
+    ),
+)
 
 
 _FIGURES = {
@@ -49,8 +109,11 @@ _FIGURES = {
     "reserved": _either("SIZE reserved in total by PyTorch"),
     "own": _either("this process has SIZE memory in use"),
     "pools": _either("SIZE allocated in private pools"),
+    "metal": _either("other allocations: SIZE"),
 }
-_OTHER = _either(r"Process \d+ has SIZE memory in use", "other allocations: SIZE")
+_LISTED = _either(r"Process \d+ has SIZE memory in use")
+_ROUNDING_BYTES = 2**30 // 100  # messages give GiB with two decimals
+_OUTSIDE_OF_TORCH = "neither free nor of PyTorch in this process: contexts, libraries, other processes"
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (.+?)\s*$')
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RANK = re.compile(r"^\s*\[?(?:rank ?)?\d+\]?:\s?")
@@ -89,22 +152,32 @@ class _Message(Struct, frozen=True):
         return self.figure("reserved") or allocated + (unallocated or 0)
 
     @property
-    def other_bytes(self) -> int:
-        """Return the memory of other processes by the message; 0 if it names none.
+    def own_bytes(self) -> int | None:
+        """Return the memory of this process with its CUDA context, or None if the message does not tell it.
 
-        Inside a container torch does not find its own process among them, so it is one of those listed.
+        In a container torch does not find its own process among those that the driver lists, so that the
+        message lists it with the others: it is the smallest that has what PyTorch reserved.
         """
-        listed = sum(_bytes(next(filter(None, groups))) for groups in _OTHER.findall(self.text))
-        if self.figure("own") is None and "Process " in self.text:
-            listed -= (self.reserved_bytes or 0) + _CONTEXT_BYTES
-        return max(0, listed)
+        reserved = self.reserved_bytes
+        if self.figure("own") is not None or reserved is None:
+            return self.figure("own")
+        return min((size for size in self._listed() if size + _ROUNDING_BYTES >= reserved), default=None)
+
+    @property
+    def other_bytes(self) -> int:
+        """Return the memory of other processes by the message; 0 if it names none."""
+        own = 0 if self.figure("own") is not None else self.own_bytes or 0
+        return sum(self._listed()) - own
 
     @property
     def outside_bytes(self) -> int | None:
         """Return the bytes in use outside of this process, or of PyTorch if the process's are not told."""
         total, free = self.figure("total"), self.figure("free")
-        mine = self.figure("own") or self.reserved_bytes
+        mine = self.reserved_bytes if self.own_bytes is None else self.own_bytes
         return None if total is None or free is None or mine is None else total - free - mine
+
+    def _listed(self) -> list[int]:
+        return [_bytes(size) for size in _LISTED.findall(self.text)]
 
 
 def diagnose_log(lines: Iterable[str]) -> Diagnosis | None:
@@ -123,7 +196,8 @@ def diagnose_log(lines: Iterable[str]) -> Diagnosis | None:
     diagnosis = _diagnose(best)
     if count == 1:
         return diagnosis
-    return _with_notes(diagnosis, f"the log has {count} such messages; this is the last that has figures")
+    which = "" if best.figure("requested") is None else " that has figures"
+    return _with_notes(diagnosis, f"the log has {count} such messages; this is the last{which}")
 
 
 def _messages(lines: Iterable[str]) -> Iterable[_Message]:
@@ -132,7 +206,7 @@ def _messages(lines: Iterable[str]) -> Iterable[_Message]:
     frames: tuple[_Frame, ...] = ()
     for raw in lines:
         line = _RANK.sub("", _CONTROL.sub("", raw.replace("\r\n", "\n").rsplit("\r", 1)[-1]).rstrip("\n"))
-        begins = _MESSAGE.search(line) or _STATUS.search(line) or _HOST.search(line)
+        begins = _MESSAGE.search(line) or any(one.pattern.search(line) for one in _WITHOUT_FIGURES)
         if text and (begins or len(text) == _MESSAGE_LINES or not line.strip() or _FRAME.search(line)):
             yield _Message(" ".join(text), frames)
             text = []
@@ -170,14 +244,10 @@ def _bytes(text: str) -> int:
 
 
 def _diagnose(message: _Message) -> Diagnosis:
-    host = _HOST.search(message.text)
-    if host is not None:
-        reason = "the memory of the host ran out, not a GPU's; load less at once, or use fewer workers"
-        return Diagnosis("log", Cause.UNKNOWN, reason, int(host[1]), site=_place(message.frames))
     kind = _MESSAGE.search(message.text)
     requested, allocated = message.figure("requested"), message.figure("allocated")
     if kind is None or requested is None:
-        return Diagnosis("log", *_without_figures(message), site=_place(message.frames))
+        return _without_figures(message)
     reserved, total = message.reserved_bytes, message.figure("total")
     cause, reason = _cause(message, requested, allocated, reserved)
     help_ = _help(message, requested, allocated, reserved)
@@ -187,15 +257,17 @@ def _diagnose(message: _Message) -> Diagnosis:
     return Diagnosis("log", cause, reason, requested, allocated, reserved, total, place, live, help_, notes)
 
 
-def _without_figures(message: _Message) -> tuple[Cause, str]:
-    found = _STATUS.search(message.text)
-    what = message.text if found is None else found[0]
-    cause, why = _of_code(message.frames) or (Cause.UNKNOWN, "")
-    reason = (
-        f"{what[:80]} names no sizes, so that the cause is not decided: a library or the driver asked CUDA "
-        "itself; look for another process in nvidia-smi, or try a smaller batch"
-    )
-    return cause, why or reason
+def _without_figures(message: _Message) -> Diagnosis:
+    place = _place(message.frames)
+    searched = ((one, one.pattern.search(message.text)) for one in _WITHOUT_FIGURES)
+    known, found = next((pair for pair in searched if pair[1] is not None), (_WITHOUT_FIGURES[0], None))
+    reason = known.reason.format(what=(message.text if found is None else found[0])[:80])
+    if known.is_of_host:
+        sizes = [] if found is None else [_bytes(size) for size in found.groups() if size]
+        requested = sizes[0] if sizes else None
+        return Diagnosis("log", Cause.UNKNOWN, reason, requested, site=place, is_of_host=True)
+    cause, why = _of_code(message.frames) or (Cause.UNKNOWN, reason)
+    return Diagnosis("log", cause, why, site=place)
 
 
 def _cause(
@@ -205,6 +277,8 @@ def _cause(
     asked = size_text(requested)
     if total is not None and requested >= total:
         return Cause.ONE_REQUEST, f"{asked} were asked for at once; the GPU has {size_text(total)} in all"
+    if free is not None and free >= requested:
+        return _refused_despite_free(message, free, asked)
     if allocated is not None and requested > allocated:
         rest = f"all tensors alive together took {size_text(allocated)}"
         if not _is_missing_elsewhere(message, requested):
@@ -229,6 +303,18 @@ def _cause(
     if allocated is None:
         return Cause.UNKNOWN, "the message does not say how much this process had allocated"
     return Cause.TOO_LARGE, _shortage(message, requested, allocated, reserved)
+
+
+def _refused_despite_free(message: _Message, free: int, asked: str) -> tuple[Cause, str]:
+    more = f"{size_text(free)} were free on the GPU, more than the {asked} asked for"
+    allowed, reserved = message.figure("allowed"), message.reserved_bytes
+    if allowed is not None and reserved is not None:
+        limit = f"the process may take {size_text(allowed)} and had reserved {size_text(reserved)}"
+        return Cause.TOO_LARGE, f"{more}, but {limit}; see set_per_process_memory_fraction"
+    return Cause.UNKNOWN, (
+        f"{more}, and yet CUDA refused: another process held memory at that moment, or the operating system "
+        "limits what CUDA may take; look at nvidia-smi while the job runs"
+    )
 
 
 def _is_missing_elsewhere(message: _Message, requested: int) -> bool:
@@ -265,7 +351,7 @@ def _shortage(message: _Message, requested: int, allocated: int, reserved: int |
 
 def _help(message: _Message, requested: int, allocated: int | None, reserved: int | None) -> tuple[Help, ...]:
     """Return whether expandable segments may have served the request from the memory that was left."""
-    if allocated is None or reserved is None:
+    if allocated is None or reserved is None or message.figure("metal") is not None:
         return ()
     left = (message.figure("free") or 0) + reserved - allocated
     if left >= requested:
@@ -275,16 +361,23 @@ def _help(message: _Message, requested: int, allocated: int | None, reserved: in
 
 
 def _live(message: _Message, allocated: int | None, reserved: int | None) -> tuple[Held, ...]:
-    pools, outside = message.figure("pools"), message.outside_bytes
+    own, unused, beside_torch = message.own_bytes, None, None
+    if reserved is not None and allocated is not None:
+        unused = reserved - allocated
+    if reserved is not None and own is not None:
+        beside_torch = own - reserved
+    outside = (message.outside_bytes or 0) - message.other_bytes
     found = [
         ("tensors and workspaces of PyTorch", allocated),
+        ("reserved by PyTorch and unused", unused),
+        ("private pools of CUDA graphs, counted among tensors", message.figure("pools")),
+        ("this process outside of PyTorch: CUDA context, libraries", beside_torch),
+        ("allocations of Metal outside of PyTorch's pools", message.figure("metal")),
+        ("other processes", message.other_bytes),
         (
-            "reserved by PyTorch and unused",
-            None if reserved is None or allocated is None else reserved - allocated,
+            _OUTSIDE_OF_TORCH if own is None else "neither free nor of a process that the message names",
+            outside,
         ),
-        ("private pools of CUDA graphs, counted among tensors", pools),
-        ("other processes", message.other_bytes or None),
-        ("neither free nor of this process, or not of PyTorch in it: contexts, libraries", outside),
     ]
     return tuple(Held(what, size) for what, size in found if size is not None and size > 0)
 

@@ -22,7 +22,8 @@ _CAUSES = {
 
 def diagnosis_document(diagnosis: Diagnosis, seconds: float, advice: Report | None) -> Document:
     """Return the report of `planner diagnose`, and below it the advice on the job, if one was given."""
-    head = Headline((_CAUSES[diagnosis.cause], Entry("Because", diagnosis.reason)), "neutral")
+    title = "It was not the memory of a GPU" if diagnosis.is_of_host else _CAUSES[diagnosis.cause]
+    head = Headline((title, Entry("Because", diagnosis.reason)), "neutral")
     return Document.of(
         [head, *_entries(diagnosis)],
         _live(diagnosis),

@@ -127,14 +127,70 @@ def test_a_status_alone_decides_nothing(line: str) -> None:
     assert "names no sizes" in found.reason
 
 
-def test_memory_of_the_host_is_told_apart() -> None:
-    """A failed allocation on the CPU is no GPU's; its size is told."""
-    text = (
-        "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate "
-        "4096 bytes."
-    )
+@pytest.mark.parametrize(
+    ("line", "words", "requested_bytes"),
+    [
+        ("[enforce fail] DefaultCPUAllocator: you tried to allocate 4096 bytes.", "fewer workers", 4096),
+        (
+            "_ArrayMemoryError: Unable to allocate 1.5 GiB for an array with shape",
+            "host ran out",
+            3 * GIB // 2,
+        ),
+        ("DataLoader worker (pid 28917) is killed by signal: Killed.", "fewer workers", None),
+        (
+            "slurmstepd: error: Detected 1 oom_kill event in StepId=4242.batch.",
+            "more memory of the host",
+            None,
+        ),
+        (
+            "Unexpected bus error. This might be caused by insufficient shared memory (shm).",
+            "--shm-size",
+            None,
+        ),
+        ("  traceback : Signal 9 (SIGKILL) received by PID 3021", "killed from outside", None),
+        ("./run.sh: line 3: 12345 Killed                  python train.py", "killed from outside", None),
+        ("Killed", "killed from outside", None),
+    ],
+)
+def test_memory_of_the_host_is_told_apart(line: str, words: str, requested_bytes: int | None) -> None:
+    """A process that ended for want of host memory says nothing of a GPU; the reason names the remedy."""
+    found = diagnosis_of(line)
+    assert (found.cause, found.is_of_host) == (Cause.UNKNOWN, True)
+    assert (found.requested_bytes, words in found.reason) == (requested_bytes, True)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "RuntimeError: Unable to find a valid cuDNN algorithm to run convolution",
+        "RuntimeError: GET was unable to find an engine to execute this computation",
+        "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
+    ],
+)
+def test_a_library_that_hides_the_cause_is_no_verdict(line: str) -> None:
+    """cuDNN words a missing workspace like an unsupported convolution; a batch of one tells them apart."""
+    found = diagnosis_of(line)
+    assert (found.cause, found.is_of_host, "batch of one" in found.reason) == (Cause.UNKNOWN, False, True)
+
+
+def test_a_request_smaller_than_what_was_free_has_another_cause() -> None:
+    """With 1,331 MiB free, a request of 734 MiB fails for a limit, or for a reason that is not known."""
+    text = OLD.format("734.00 MiB", "10.00 GiB", "5.20 GiB", "1.30 GiB", "6.12 GiB")
     found = diagnosis_of(text)
-    assert (found.cause, found.requested_bytes, "host" in found.reason) == (Cause.UNKNOWN, 4096, True)
+    assert (found.cause, "1,331.2 MiB were free" in found.reason) == (Cause.UNKNOWN, True)
+    limited = diagnosis_of(text.replace("1.30 GiB free;", "1.30 GiB free; 6.50 GiB allowed;"))
+    assert (limited.cause, "may take 6,656.0 MiB" in limited.reason) == (Cause.TOO_LARGE, True)
+
+
+def test_an_mps_message_has_neither_other_processes_nor_cuda_s_settings() -> None:
+    """Allocations of Metal belong to this process, and PYTORCH_ALLOC_CONF does not set its allocator."""
+    found = diagnosis_of(
+        "MPS backend out of memory (MPS allocated: 17.50 GB, other allocations: 2.00 GB, max allowed: "
+        "20.00 GB). Tried to allocate 1.00 GB on private pool."
+    )
+    live = [(held.what.split(" of PyTorch")[0], held.size_bytes) for held in found.live]
+    assert live == [("tensors and workspaces", 35 * GIB // 2), ("allocations of Metal outside", 2 * GIB)]
+    assert found.would_help == ()
 
 
 def test_a_container_lists_its_own_process() -> None:
@@ -146,7 +202,13 @@ def test_a_container_lists_its_own_process() -> None:
         "allocated by PyTorch, "
         "and 100.00 MiB is reserved by PyTorch but unallocated."
     )
-    assert diagnosis_of(text).cause is Cause.TOO_LARGE
+    found = diagnosis_of(text)
+    assert found.cause is Cause.TOO_LARGE
+    assert [(held.what.split(":")[0], round(held.size_bytes / GIB, 2)) for held in found.live] == [
+        ("tensors and workspaces of PyTorch", 22.1),
+        ("reserved by PyTorch and unused", 0.1),
+        ("this process outside of PyTorch", 0.49),
+    ]
 
 
 TRACEBACK = """\
@@ -218,7 +280,7 @@ def test_what_was_in_use_adds_up() -> None:
     assert [(held.what.split(":")[0], held.size_bytes) for held in found.live] == [
         ("tensors and workspaces of PyTorch", 7 * GIB),
         ("reserved by PyTorch and unused", GIB // 2),
-        ("neither free nor of this process, or not of PyTorch in it", GIB // 2),
+        ("neither free nor of PyTorch in this process", GIB // 2),
     ]
     assert isinstance(found.live[0], Held)
 

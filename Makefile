@@ -5,13 +5,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 CUDA_VENV := .venv-cuda
 
-.PHONY: plan check test lint docs dist release install-check emulated soak ci clean
+.PHONY: plan check test slow lint docs dist release install-check emulated soak ci clean
 
 plan: $(VENV)/installed
 	$(BIN)/planner max-batch --model vit_b_16 --gpu-mib 24000
 
 test: lint
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
+
+# Tests that take seconds each: large models, many processes, the documentation's commands, tutorials.
+slow: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -n $(WORKERS) -m slow
 
 # The inner loop: format, lint, types, contracts, and the tests of the packages without torch.
 FAST := tests/_support tests/program tests/allocator tests/jobs tests/hardware tests/report

@@ -68,6 +68,7 @@ def test_names_of_a_model_reach_no_terminal(tmp_path: Path, capsys: pytest.Captu
     assert "\x1b" not in shown.out + shown.err
 
 
+@pytest.mark.slow
 def test_a_cell_is_no_formula(tmp_path: Path) -> None:
     """A name in a sweep that a spreadsheet would compute has a quote before it in the CSV."""
     path, table = tmp_path / "sweep.yaml", tmp_path / "cells.csv"

@@ -3,12 +3,15 @@
 import random
 from collections.abc import Callable, Iterator
 
+import pytest
 from hypothesis import given, settings, strategies as st
 
 from planner.allocator.blocks import Block, BlockPool, BlockState, SegmentEvent
 from planner.allocator.caching_allocator import CachingAllocator
 from planner.allocator.config import MIB, AllocatorConfig, MemoryLimits, ReuseOrder, parse_alloc_conf
 from tests.helpers.reference_allocator import SlowAllocator
+
+pytestmark = pytest.mark.slow
 
 BOUNDARIES = [512, 1024, *(mib * MIB for mib in (1, 2, 10, 19, 20, 21, 22, 30, 31, 32))]
 

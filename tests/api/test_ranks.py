@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 import planner
 
 SCRIPT = """
@@ -24,6 +26,7 @@ class Trainer:
 """
 
 
+@pytest.mark.slow
 def test_the_rank_that_takes_most_answers(tmp_path: Path) -> None:
     """Of three ranks the second is the widest, as the file's import decides: it answers in both commands."""
     file = tmp_path / "script.py"

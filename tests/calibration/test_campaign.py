@@ -371,6 +371,7 @@ def test_an_allocator_that_is_not_simulated_stays_alone(
     assert "cudaMallocAsync" in failure
 
 
+@pytest.mark.slow
 def test_calibrating_without_a_gpu_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NoGpuError comes first, and the folder stays as it was."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

@@ -18,6 +18,7 @@ from tests.helpers.models import job_of
 from tests.helpers.probes import training
 
 
+@pytest.mark.slow
 def test_a_fresh_process_runs_the_steps() -> None:
     """On the CPU all goes as on a GPU, and every figure that only a GPU has is None."""
     job = load_catalogue()["conv_pair"].job
@@ -26,6 +27,7 @@ def test_a_fresh_process_runs_the_steps() -> None:
     assert (observation.peak_reserved_bytes, observation.process_peak_bytes) == (None, None)
 
 
+@pytest.mark.slow
 def test_without_a_gpu_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """A query of the GPU, or a run on it, raises NoGpuError, whose exit code is 5."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -36,6 +38,7 @@ def test_without_a_gpu_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
         assert error.value.exit_code == 5 and "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "kind", "words"),
     [

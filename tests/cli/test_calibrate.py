@@ -70,6 +70,7 @@ def test_wrong_usage(command: str, line: str, tmp_path: Path, capsys: Capture) -
     assert err.startswith(f"planner: {line}") and err.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [

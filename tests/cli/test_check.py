@@ -65,6 +65,7 @@ def test_a_job_that_fits_is_a_yes(project: Path, capsys: Capture) -> None:
     assert row["largest_batch"] is None
 
 
+@pytest.mark.slow
 def test_a_job_that_does_not_fit_is_a_no_with_the_batch_that_would(project: Path, capsys: Capture) -> None:
     """OUT OF MEMORY is exit code 1, and the largest batch is what `planner max-batch` answers."""
     configure(project, HEAD, FITS, DIES)
@@ -88,6 +89,7 @@ def test_the_figures_are_those_of_estimate(project: Path, capsys: Capture) -> No
     assert {key: checked["rows"][0][key] for key in same} == {key: estimated[key] for key in same}
 
 
+@pytest.mark.slow
 def test_the_largest_batch_keeps_to_a_budget(project: Path, capsys: Capture) -> None:
     """Under a budget the largest batch is one that fits it, while the next does not."""
     configure(project, '[tool.planner]\nbudget = "8GiB"\nheadroom = "0%"\n', DIES)

@@ -14,7 +14,7 @@ import pytest
 from planner.cli import run
 from tests.helpers.command_line import Capture
 
-pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="no git")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("git") is None, reason="no git")]
 
 CONFIG = """
 [tool.planner]

@@ -59,6 +59,7 @@ def test_every_card_completes_to_itself() -> None:
     assert [find_device(name).name for name in names] == [device.name for device in load_devices()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beginning", ["rtx", "A100-80", "4090", "Quadro RTX"])
 def test_cards_that_begin_so(beginning: str) -> None:
     """Each completion of a beginning is a card, and no two are the same card."""

@@ -14,6 +14,7 @@ from planner.cli.output import progress
 from tests.helpers.command_line import ROOT, Capture, outcome, python
 
 
+@pytest.mark.slow
 def test_process(tmp_path: Path) -> None:
     """A process prints the JSON alone on standard output, nothing on standard error, and exits with 0."""
     done = python("-m", "planner", "estimate", "--model", "conv_pair", "--json", cwd=tmp_path)

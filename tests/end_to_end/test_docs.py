@@ -97,6 +97,7 @@ RESULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("title", RESULTS)
 def test_json_of_results(title: str) -> None:
     """The documented keys of a result are its keys, in their order."""
@@ -110,6 +111,7 @@ def test_growth_is_documented() -> None:
     check("estimate", fields)
 
 
+@pytest.mark.slow
 def test_json_of_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Keys of commands without a Python function are documented."""
     sweep, process = tmp_path / "sweep.yaml", tmp_path / "process.yaml"

@@ -15,6 +15,7 @@ def run_fresh(script: str, folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "hook", ["planner.api.integrations.lightning", "planner.api.integrations.huggingface"]
 )

@@ -118,6 +118,7 @@ def test_rooms_are_entered_by_their_facades(path: Path) -> None:
     assert list(entries_past_facades(path)) == []
 
 
+@pytest.mark.slow
 def test_facades_list_what_other_rooms_take() -> None:
     """Each name that the stub of a room lists is taken outside of it, if only by a test."""
     taken = {

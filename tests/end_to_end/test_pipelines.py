@@ -132,6 +132,7 @@ def holds(condition: str, inputs: dict[str, str]) -> bool:
     return inputs[name] == expected
 
 
+@pytest.mark.slow
 def test_the_action_installs_the_planner_and_annotates(environment: Path, tmp_path: Path) -> None:
     """A job that does not fit fails the step, with an annotation at its line, a summary and SARIF."""
     workspace = project(tmp_path / "work", DIES)
@@ -143,6 +144,7 @@ def test_the_action_installs_the_planner_and_annotates(environment: Path, tmp_pa
     assert (environment / "bin" / "planner").is_file()
 
 
+@pytest.mark.slow
 def test_the_action_plans_code_of_the_repository(environment: Path, tmp_path: Path) -> None:
     """A model of the repository is planned unless allow-code is false, which is wrong configuration."""
     workspace = project(tmp_path / "work", OWN)
@@ -154,6 +156,7 @@ def test_the_action_plans_code_of_the_repository(environment: Path, tmp_path: Pa
     assert "would run code" in printed
 
 
+@pytest.mark.slow
 def test_the_action_takes_what_fails_it(environment: Path, tmp_path: Path) -> None:
     """A value of an input reaches the command as one word, whatever is in it."""
     workspace = project(tmp_path / "work", FITS)
@@ -165,6 +168,7 @@ def test_the_action_takes_what_fails_it(environment: Path, tmp_path: Path) -> No
 # ---- pre-commit
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="pre-commit clones a repository; this is none")
 @pytest.mark.parametrize(("config", "code", "shown"), [(FITS, 0, "Passed"), (DIES, 1, "1 OUT OF MEMORY")])
 def test_the_hook_runs_in_pre_commit(tmp_path: Path, config: str, code: int, shown: str) -> None:

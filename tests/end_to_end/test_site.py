@@ -47,6 +47,7 @@ class _Page(HTMLParser):
             self.links.append(given["href"])
 
 
+@pytest.mark.slow
 def test_every_page_is_in_the_navigation(site: Path) -> None:
     """The first page's navigation leads to every page of docs/."""
     links = set(_Page(site / "index.html").links)
@@ -54,6 +55,7 @@ def test_every_page_is_in_the_navigation(site: Path) -> None:
     assert {page.as_posix() for page in pages} - links == set()
 
 
+@pytest.mark.slow
 def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
     """Scripts, styles, fonts and pictures are the site's own."""
     pages = {path.relative_to(site).as_posix(): _Page(path) for path in site.rglob("*.html")}

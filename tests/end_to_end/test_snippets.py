@@ -111,6 +111,7 @@ def run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [line for line in command_lines() if line not in NEED_A_GPU])
 def test_commands_run(line: str, folder: Path) -> None:
     """A command that the pages show ends with 0; one for which a package is missing names the package."""
@@ -130,6 +131,7 @@ def test_commands_that_need_a_gpu(line: str, folder: Path) -> None:
     assert run(shlex.split(line), folder).returncode == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(blocks("python", PAGES))))
 def test_python_runs(number: int, folder: Path) -> None:
     """A block of Python runs as a script."""

@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.docs.tutorial_notebook import execute, notebook_page, printed, read
 
 
+@pytest.mark.slow
 def test_the_notebook_prints_what_it_stores(tmp_path: Path) -> None:
     """Run in a kernel of its own, each cell prints what the notebook holds, and one draws the plot."""
     notebook = execute(read(), tmp_path)

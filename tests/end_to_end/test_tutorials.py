@@ -31,6 +31,7 @@ def missing(shown: list[str], printed: list[str]) -> list[str]:
     return [line for line in shown if line != "..." and not any(line == other.rstrip() for other in rest)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_tutorial_prints_what_it_shows(page: Path, tmp_path: Path) -> None:
     """Every command of the page prints the lines below it, in their order."""

@@ -288,6 +288,7 @@ def test_json_says_what_the_text_says() -> None:
     assert all(name in text for some in names(advice) for name in some)
 
 
+@pytest.mark.slow
 def test_vit_at_512_on_24_gb() -> None:
     """For ViT-B/16 at batch 512 on a 24 GB card three sets and more fit when planned again."""
     result = advise_model("vit_b_16", 512, gpu="RTX 4090")

@@ -44,6 +44,7 @@ def rank(plan: dict[str, Any], gpus: int) -> dict[str, Any]:
     return planner.estimate(options.pop("model"), plan["micro_batch"], **options).to_dict()
 
 
+@pytest.mark.slow
 def test_plans_are_those_of_their_ranks(answer: planner.ClusterResult) -> None:
     document = answer.to_dict()
     (row,) = document["rows"]
@@ -56,12 +57,14 @@ def test_plans_are_those_of_their_ranks(answer: planner.ClusterResult) -> None:
         assert plan["micro_batch"] * plan["accumulate"] * plan["gpus"] == 8
 
 
+@pytest.mark.slow
 def test_half_of_the_fewest_gpus_are_too_few(answer: planner.ClusterResult) -> None:
     fewest = answer.to_dict()["rows"][0]["plans"][0]
     assert fewest["gpus"] > 1
     assert rank({"checkpoint": "blocks", "micro_batch": 1}, fewest["gpus"] // 2)["fits"] != "yes"
 
 
+@pytest.mark.slow
 def test_advice_is_on_all_gpus_of_the_cluster(tmp_path: Path) -> None:
     """Each split is the plan of its rank, and all recipes are told of."""
     file = tmp_path / "cluster.yaml"
@@ -82,6 +85,7 @@ def test_advice_is_on_all_gpus_of_the_cluster(tmp_path: Path) -> None:
     assert f"{len(row['plans'])} of 4 fit 2 {CARD}, for global batch 4" in str(result)
 
 
+@pytest.mark.slow
 def test_small_models_are_replicated(tmp_path: Path) -> None:
     """Where the whole model fits each GPU, DDP comes first, as the rank's own plan has it."""
     file = tmp_path / "cluster.yaml"
@@ -93,6 +97,7 @@ def test_small_models_are_replicated(tmp_path: Path) -> None:
     assert first["process_mib"] == estimate["process_mib"]
 
 
+@pytest.mark.slow
 def test_report_names_the_cluster(answer: planner.ClusterResult) -> None:
     assert f"GPUs needed:    4 {CARD}, for global batch 8 at confidence 0.99" in str(answer)
     assert "2 GPUs in a node" in str(answer)

@@ -312,6 +312,7 @@ def test_the_largest_batch_is_at_most_the_epoch(net: str) -> None:
     assert str(result).startswith("Largest batch:  50, the whole epoch at confidence 0.99")
 
 
+@pytest.mark.slow
 def test_every_card_answers_as_if_alone(net: str, tmp_path: Path) -> None:
     """`gpus` plans the same epochs, from cached traces and others; each card's last batch is its own."""
     cards = [replace(find_device(name)) for name in ("p40", "4090", "h100")]
@@ -326,6 +327,7 @@ def test_every_card_answers_as_if_alone(net: str, tmp_path: Path) -> None:
         gpus(net, 41, devices=cards, **{**options, "dataset_size": 40})
 
 
+@pytest.mark.slow
 def test_a_saved_trace_takes_any_epoch(net: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The size of the epoch is no part of a trace: it may be given beside a file, or be in it already."""
     path, options = tmp_path / "it.json.gz", "--input 3x64x64 --target scalar:int64 --no-cache --json"

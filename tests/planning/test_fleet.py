@@ -63,6 +63,7 @@ class Forking(nn.Module):
 JOB = {"input": "3x64x64", "target": "scalar:int64", "loss": "cross_entropy", "optimizer": "adam"}
 
 
+@pytest.mark.slow
 def test_each_card_as_if_it_were_alone() -> None:
     """On every card the largest batches and the process are those of `max_batch`, though this job's batches
     fit here and there above some that do not.
@@ -81,6 +82,7 @@ def test_each_card_as_if_it_were_alone() -> None:
         ), fit.budget.device.name
 
 
+@pytest.mark.slow
 def test_a_model_that_changes_with_the_batch() -> None:
     """Traces without a program for all batch sizes are recorded one by one, with the same answers."""
     options = {"input": "4096", "loss": "sum", "allocator_cap_mib": 700}
@@ -102,6 +104,7 @@ def budget_with(room_mib: int, capability: tuple[int, int] = AMPERE) -> object:
     return make_budget(card, 0.99, AllocatorConfig())
 
 
+@pytest.mark.slow
 @given(programs(), st.lists(st.integers(2, 300), min_size=1, max_size=8, unique=True))
 def test_any_trace_on_any_cards(program: Program, rooms: list[int]) -> None:
     """Both answers fit, the one without retries, and their successors do not, with as much room as there may

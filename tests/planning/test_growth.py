@@ -146,6 +146,7 @@ def test_two_steps_show_nothing() -> None:
     assert growth_of(with_hook, steps=2) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [
@@ -183,6 +184,7 @@ def leak(tmp_path: Path) -> str:
     return f"{tmp_path / 'net.py'}:Net"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["fresh", "kept", "saved"])
 def test_the_last_step_that_fits_is_the_last_step_that_fits(leak: str, source: str, tmp_path: Path) -> None:
     """The answer names a number of steps; so many fit, one more does not, whatever the trace comes from."""
@@ -207,6 +209,7 @@ def test_the_last_step_that_fits_is_the_last_step_that_fits(leak: str, source: s
     assert planner.estimate(leak, 8192, steps=last + 1, **card, **options).fits == "no"
 
 
+@pytest.mark.slow
 def test_more_steps_are_planned_with_their_growth(leak: str) -> None:
     """The largest batch falls with the steps, and the table of GPUs gives the reason."""
     options: dict[str, Any] = {"input": "256", "loss": "sum"}
@@ -249,6 +252,7 @@ def train_step(x):
 """
 
 
+@pytest.mark.slow
 def test_streams_of_a_pool_are_used_again(tmp_path: Path) -> None:
     """Each step has a stream of its own with workspaces of cuBLAS, up to the 32 of torch's pool."""
     (tmp_path / "train.py").write_text(STREAMS)

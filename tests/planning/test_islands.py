@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from planner import estimate, max_batch
 from planner.planning.search import NEIGHBOUR_SHARES, NEIGHBOURS
 
 
+@pytest.mark.slow
 def test_no_neighbour_above_the_largest_without_retries_runs_without_retries(tmp_path: Path) -> None:
     """The leading answer is searched among the neighbours as the largest with retries is."""
     saved = tmp_path / "saved.trace"

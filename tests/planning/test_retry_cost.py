@@ -74,6 +74,7 @@ def test_both_estimates_are_in_the_json(capsys: pytest.CaptureFixture[str]) -> N
     assert small["retry_costs"] == [] and small["p_out_of_memory"] < large["p_out_of_memory"]
 
 
+@pytest.mark.slow
 def test_the_comfortable_estimate_is_the_one_of_that_batch() -> None:
     """The estimate equals that of `planner estimate`, and the next batch size takes retries."""
     at_ease, _ = both_batches()
@@ -85,6 +86,7 @@ def test_the_comfortable_estimate_is_the_one_of_that_batch() -> None:
     assert above.fits == "with_retries"
 
 
+@pytest.mark.slow
 def test_one_estimate_where_both_are_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     """If the largest batch takes no retries, none are mentioned."""
     assert run(["max-batch", "--model", "vit_b_16", "--gpu", "L4"]) == 0
@@ -110,6 +112,7 @@ def test_no_retries_decides_the_exit_code(
     assert (run(words), run([*words, "--no-retries"])) == (plain, strict)
 
 
+@pytest.mark.slow
 def test_the_table_of_gpus_leads_with_full_speed() -> None:
     """Each row has both answers of `max-batch`."""
     table = gpus("torchvision:resnet18", filter=["L4"])
@@ -123,6 +126,7 @@ def test_the_table_of_gpus_leads_with_full_speed() -> None:
         assert (fit.comfortable_batch, fit.max_batch) == (alone.comfortable_batch, alone.max_batch)
 
 
+@pytest.mark.slow
 def test_advice_names_retries() -> None:
     """A batch that fits by retries alone is not reported to fit as it is without a mention of them."""
     text = str(advise("torchvision:resnet18", 800, gpu="L4"))

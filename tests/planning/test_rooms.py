@@ -93,6 +93,7 @@ def test_the_answer_is_the_largest_that_fits_in_all_rooms(confidence: float) -> 
     assert any(run.outcome is Outcome.FITS_WITH_RETRIES for run in above) is (confidence > 0.9)
 
 
+@pytest.mark.slow
 @given(st.one_of(churns(), programs()), st.integers(100, 9_000), st.sampled_from([0.5, 0.8, 0.99]))
 def test_any_answer_fits_in_all_rooms(program: Program, usable_mib: int, confidence: float) -> None:
     """So does the one without retries, and the successor of the larger one does not."""

@@ -89,6 +89,7 @@ def test_flaws_of_programs(events: tuple[Event, ...], flaw: str) -> None:
         validate_program(program_of(events), (1, 2))
 
 
+@pytest.mark.slow
 @given(programs())
 def test_random_traces_are_whole(program: Program) -> None:
     """The random programs of the other tests have no flaw, nor do their traces."""

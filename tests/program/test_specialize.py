@@ -65,6 +65,7 @@ def specialized(builder: ProgramBuilder, batch: int, target: Target) -> Trace:
     return trace
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sm_count", [20, 142])
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_a_program_is_what_a_run_gives(capability: tuple[int, int], sm_count: int) -> None:

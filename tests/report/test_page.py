@@ -376,6 +376,7 @@ def expected(data: dict[str, Any], card: dict[str, Any], i: int) -> tuple[str, .
     )
 
 
+@pytest.mark.slow
 def test_it_draws_all_plots_alone(opened: tuple[Any, list[str]], tmp_path: Path) -> None:
     """Four plots of some size, no word in the console, no request but for the file, no button for any."""
     page, messages = opened
@@ -393,6 +394,7 @@ def test_it_draws_all_plots_alone(opened: tuple[Any, list[str]], tmp_path: Path)
     assert picture.stat().st_size > 50_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [320, 390, 600, 720, 1000, 1280, 1600])
 def test_it_is_no_wider_than_the_screen(opened: tuple[Any, list[str]], written: Path, width: int) -> None:
     """Nothing scrolls sideways but a wide table in its frame, in which code has room to be read."""
@@ -407,6 +409,7 @@ def test_it_is_no_wider_than_the_screen(opened: tuple[Any, list[str]], written: 
     page.close()
 
 
+@pytest.mark.slow
 def test_the_slider_moves_the_marker_and_the_figures(opened: tuple[Any, list[str]], written: Path) -> None:
     """The requested batch comes first; a step of the slider is the next batch size, up to one that fails."""
     page, messages = opened

@@ -131,6 +131,7 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path: Path, runs: int) ->
     assert written == saved == set(range(1, 4 * each + 1)) and broken == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_interrupted_processes_leave_nothing_half_written(
     tmp_path: Path, runs: int, number: signal.Signals

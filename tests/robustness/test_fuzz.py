@@ -304,6 +304,7 @@ def test_deep_and_huge_values_are_refused(name: str, tmp_path: Path) -> None:
         read(reader, reader.pack(content), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_coverage_guided_fuzzer_finds_nothing(runs: int) -> None:
     """Atheris, which looks for inputs that reach new code, meets nothing but results and single lines."""
     pytest.importorskip("atheris", reason="atheris is a wheel for Linux on x86-64 up to Python 3.13")

@@ -266,6 +266,7 @@ def test_a_folder_may_have_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         max_batch("loop.py:Model", input="4", target="scalar:int64", gpu_mib=2000)
 
 
+@pytest.mark.slow
 def test_an_isolated_model_gives_the_same_answer_and_may_print(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -282,6 +283,7 @@ def test_an_isolated_model_gives_the_same_answer_and_may_print(
     assert apart["probes"] == here["probes"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -18,7 +18,10 @@ from planner.emulator.launch import RunOptions, run_emulated
 from planner.errors import ModelError
 from planner.hardware import find_device
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="/proc tells of processes")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="/proc tells of processes"),
+]
 
 # Starts a child of a kind, waits until it has written its number, and lives on or ends.
 SCRIPT = """

@@ -144,6 +144,7 @@ def wait_for_handlers(process: "subprocess.Popen[str]") -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", LINES)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_signal_passes_through_the_code_of_a_model(
@@ -158,6 +159,7 @@ def test_a_signal_passes_through_the_code_of_a_model(
     assert (process.returncode, output, errors) == (LINES[number][0], "", LINES[number][1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", LINES)
 def test_a_signal_waits_for_the_import_of_torch(tmp_path: Path, number: signal.Signals) -> None:
     """An exception that passed through torch's C++ code there would end the process by `std::terminate`."""

@@ -62,6 +62,7 @@ def test_every_option_that_names_a_file_is_known_here() -> None:
     assert {one for one in named if one[1] not in READ} == WRITERS.keys() | REFUSED | ELSEWHERE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "option"), WRITERS, ids=str)
 def test_a_full_disk_leaves_the_file_that_stood_there(
     command: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

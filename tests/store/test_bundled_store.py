@@ -36,6 +36,7 @@ def knows_inputs(store: BundledStore) -> bool:
     return store.get_job(resolve_job("bert_base", load_catalogue())) is not None
 
 
+@pytest.mark.slow
 def test_other_versions_use_none(bundle: Path, tmp_path: Path) -> None:
     """Programs of another tracer, torch or library, or of none, are not used; another card's are missing."""
     copytree(bundle, tmp_path / "shipped")

@@ -93,6 +93,7 @@ def entries(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.trace"))
 
 
+@pytest.mark.slow
 def test_cached_answers_are_the_answers(model: Path) -> None:
     """Answers from an empty or a full cache are those without one, on cards with other figures as well."""
     folder = model.parent / "cache"
@@ -134,6 +135,7 @@ def without_torch(arguments: str, home: Path) -> subprocess.CompletedProcess[str
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_a_planned_job_needs_no_torch(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,6 +180,7 @@ def test_completed_jobs_keep_options_that_change_no_trace(tmp_path: Path) -> Non
         assert shared == {name: options.get(name, getattr(Job(""), name)) for name in own}
 
 
+@pytest.mark.slow
 def test_settings_of_torch_have_entries_of_their_own(tmp_path: Path) -> None:
     """If the process changed what traces depend on, its traces are cached apart from those of others."""
     code = (
@@ -297,6 +300,7 @@ def cards_answer(folder: Path, warn: Callable[[str], None]) -> Any:
     return json_of(max_batch("model.py:Net", gpu_mib=2000, cache=folder, warn=warn, **NET))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spoil",
     [

@@ -89,6 +89,7 @@ def json_of(result: Any) -> Any:
     return untimed(result.to_dict())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "options", "cards"),
     [
@@ -113,6 +114,7 @@ def test_a_saved_plan_is_the_plan(
         assert json_of(again) == json_of(estimate(model, batch, gpu=cards[1], **options))
 
 
+@pytest.mark.slow
 def test_all_cards_from_a_file(tmp_path: Path) -> None:
     """The table of cards is that of the job, whichever card the file was saved for."""
     path = tmp_path / "x.trace"
@@ -121,6 +123,7 @@ def test_all_cards_from_a_file(tmp_path: Path) -> None:
     assert json_of(gpus(devices=cards, trace=path)) == json_of(gpus(Encoder, devices=cards, **WORDS))
 
 
+@pytest.mark.slow
 def test_every_way_saves_the_same(tmp_path: Path) -> None:
     """An estimate, an explanation, and a plan whose traces are cached write what plans alike."""
     job: dict[str, Any] = {"input": "3x32x32", "mode": "infer", "gpu": "RTX 3060"}
@@ -133,6 +136,7 @@ def test_every_way_saves_the_same(tmp_path: Path) -> None:
         assert json_of(max_batch(gpu="RTX 3060", trace=tmp_path / name)) == plain
 
 
+@pytest.mark.slow
 def test_a_saved_file_needs_no_torch(tmp_path: Path) -> None:
     """If neither torch nor numpy can be imported, the answer is the same."""
     path = tmp_path / "x.trace"
@@ -425,6 +429,7 @@ def test_broken_loops_are_refused(tmp_path: Path, place: str, value: object, fla
     assert len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_file_of_loops_is_small(tmp_path: Path) -> None:
     """Loops of all compute capabilities share their own events: a transformer's layer in a few KiB."""
     path = tmp_path / "x.trace"

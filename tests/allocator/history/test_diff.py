@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import assume, given, strategies as st
 
 from planner.allocator.config import MIB, AllocatorConfig
@@ -80,6 +81,7 @@ def changed(
     return moved, [(place[at] - (at in added), mark) for at, mark in marks]
 
 
+@pytest.mark.slow
 @given(programs(), st.booleans())
 def test_a_recording_of_the_trace_itself_has_no_difference(program: Program, marked: bool) -> None:
     """A recording with the trace's own blocks matches block by block, with marks and without.

@@ -107,6 +107,7 @@ def test_fp16_is_refused() -> None:
         fields(plugin(), grad_scaler=True)
 
 
+@pytest.mark.slow
 def test_arguments_and_accelerators_are_planned_as_the_job_by_hand(tmp_path: Any) -> None:
     """The same model on as many ranks has the same plan, however the settings are given."""
     model, mixed = llama(), {"param_dtype=bf16", "reduce_dtype=bf16", "output_dtype=bf16"}

@@ -85,6 +85,7 @@ def test_the_effective_batch_grows_on_request(model: Any, tmp_path: Any) -> None
     assert planned(model, given, grow=True, multiple_of=64)[0] % 64 == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("samples", [40960, 2 * 1019, 128 * 1024])
 def test_a_batch_that_does_not_fit_is_split_exactly(model: Any, tmp_path: Any, samples: int) -> None:
     """An effective batch with a good divisor is met exactly, also in more than 100 micro-batches."""
@@ -95,6 +96,7 @@ def test_a_batch_that_does_not_fit_is_split_exactly(model: Any, tmp_path: Any, s
     assert steps <= 2 * -(-samples // batch)
 
 
+@pytest.mark.slow
 def test_a_batch_that_splits_badly_becomes_smaller_with_a_warning(model: Any, tmp_path: Any) -> None:
     """A prime number of samples loses fewer than one a micro-batch, and a warning names it."""
     given = arguments(tmp_path, per_device_train_batch_size=4999)
@@ -103,6 +105,7 @@ def test_a_batch_that_splits_badly_becomes_smaller_with_a_warning(model: Any, tm
     assert 0 < 4999 - batch * steps < steps
 
 
+@pytest.mark.slow
 def test_inputs_that_wait_on_the_gpu_are_counted(model: Any, tmp_path: Any) -> None:
     """The Trainer moves the inputs of all micro-batches before the first: they are part of the plan."""
     inputs = {}
@@ -158,6 +161,7 @@ def test_embeddings_keep_32_bits_of_state(model: Any, tmp_path: Any) -> None:
     assert at_max(result)["breakdown_mib"]["optimizer"] >= 2 * 4 * embedded / 2**20
 
 
+@pytest.mark.slow
 def test_liger_patches_the_copy_alone(model: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """`use_liger_kernel` patches the model of the plan; a model that Liger does not know is named."""
     seen = []
@@ -187,6 +191,7 @@ def at_max(result: Any) -> dict[str, Any]:
     return dict(result.to_dict()["at_max"])
 
 
+@pytest.mark.slow
 def test_evaluations_are_planned(model: Any, tmp_path: Any) -> None:
     """An evaluation on larger batches than the training's decides the answer, and predictions are named."""
     given = arguments(tmp_path, eval_strategy="steps", eval_steps=5, per_device_eval_batch_size=3000)
@@ -198,6 +203,7 @@ def test_evaluations_are_planned(model: Any, tmp_path: Any) -> None:
     assert "predictions of the whole evaluation" not in str(notes)
 
 
+@pytest.mark.slow
 def test_an_evaluation_with_retries_does_not_shrink_the_training_batch(model: Any, tmp_path: Any) -> None:
     """One retry when an evaluation starts costs nothing, so the batch is that of a training at ease."""
     given = arguments(tmp_path, eval_strategy="steps", eval_steps=5, per_device_eval_batch_size=3000)
@@ -205,6 +211,7 @@ def test_an_evaluation_with_retries_does_not_shrink_the_training_batch(model: An
     assert planned(model, given, grow=True)[0] == min(most, by_hand().comfortable_batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "name"),
     [
@@ -280,6 +287,7 @@ def test_caches_are_off_as_the_trainer_has_them(tmp_path: Any) -> None:
     assert model.config.use_cache
 
 
+@pytest.mark.slow
 def test_checkpointing_is_what_the_library_does(model: Any, tmp_path: Any) -> None:
     """Checkpoints of every layer save more than of every second; enabled on the model they are the same."""
 
@@ -340,6 +348,7 @@ def accelerator_of(**options: Any) -> Any:
     return accelerate.Accelerator(cpu=True, **options)
 
 
+@pytest.mark.slow
 def test_a_real_accelerator(model: Any) -> None:
     """The loop's settings in accelerate's own object are planned, also for the optimizer that it wraps."""
     accelerator = accelerator_of(gradient_accumulation_steps=2)

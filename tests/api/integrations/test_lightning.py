@@ -530,6 +530,7 @@ def planned(module: Any, **options: Any) -> Any:
     return callback
 
 
+@pytest.mark.slow
 def test_validation_is_planned_with_its_own_data_and_step() -> None:
     """Whole images of 64 pixels take more than crops of 16, and so does a batch that follows the training."""
     of = {}

@@ -19,6 +19,8 @@ from planner.program.events import Alloc, Site, Trace
 from tests.helpers.models import AMPERE
 from tests.helpers.structs import replace
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("transformers")
 pytest.importorskip("trl")
 

@@ -71,6 +71,7 @@ def sizes(trace: Trace) -> list[int]:
     return [event.size_bytes for event in trace.events if isinstance(event, Alloc)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", range(3))
 def test_a_stage_receives_what_the_one_before_it_sends(tmp_path: Path, rank: int) -> None:
     trace = planned(tmp_path, rank)
@@ -85,6 +86,7 @@ def test_a_stage_receives_what_the_one_before_it_sends(tmp_path: Path, rank: int
     assert not distributed.is_initialized()
 
 
+@pytest.mark.slow
 def test_a_stage_is_planned_alike_beside_a_thread(tmp_path: Path) -> None:
     """torch compares its sends and receives by identity, also in a process with other threads."""
     quiet = sizes(planned(tmp_path, 1))
@@ -98,17 +100,20 @@ def test_a_stage_is_planned_alike_beside_a_thread(tmp_path: Path) -> None:
         thread.join()
 
 
+@pytest.mark.slow
 def test_stages_of_one_rank_answer_each_other(tmp_path: Path) -> None:
     for schedule in ("looped", "zbv"):
         for rank in range(2):
             validate(planned(tmp_path, rank, schedule, 2))
 
 
+@pytest.mark.slow
 def test_shapes_that_the_file_gives_spare_the_first_pass(tmp_path: Path) -> None:
     inferred, given = (len(planned(tmp_path, 1, given=flag).events) for flag in (False, True))
     assert given < inferred
 
 
+@pytest.mark.slow
 def test_1f1b_keeps_fewer_micro_batches_than_gpipe_on_the_last_rank(tmp_path: Path) -> None:
     def most(schedule: str) -> int:
         return replay_trace(planned(tmp_path, 2, schedule), UNLIMITED).peak_allocated_bytes

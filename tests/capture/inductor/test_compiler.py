@@ -302,6 +302,7 @@ def test_what_the_first_operators_make_is_planned(model: type[nn.Module]) -> Non
     assert (4 * WIDTH in sizes) == (model is MasksOnCpu)  # the mask is copied to the GPU
 
 
+@pytest.mark.slow
 def test_a_compiler_that_a_plan_imports_knows_the_functions_of_torch() -> None:
     """Dynamo fills its table of torch's functions as it first compiles, while names of torch are replaced."""
     done = subprocess.run(

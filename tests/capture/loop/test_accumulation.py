@@ -61,6 +61,7 @@ def test_more_micro_batches_take_no_more_memory() -> None:
     assert any("of the 4,096 micro-batches in each step, 4 are run" in note for note in many.notes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [128, FIELD_OPTIONS["accumulate"].maximum])
 def test_accumulation_above_a_hundred_is_planned(accumulate: int) -> None:
     """An accumulation of more than 100 micro-batches is a job like others; its answer notes how it ran."""

@@ -146,6 +146,7 @@ def test_other_texts_are_no_loss(text: str) -> None:
         parse_loss(text)
 
 
+@pytest.mark.slow
 def test_every_way_to_plan_takes_it(folder: Path, tmp_path: Path) -> None:
     """A cached, a saved and an isolated trace, the table of GPUs and an explanation agree."""
     plain = estimated(folder, code(folder, "Weighted"))["peak_reserved_mib"]

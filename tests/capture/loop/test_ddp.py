@@ -59,6 +59,7 @@ def group() -> Iterator[None]:
     distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_view", [False, True])
 def test_buckets_are_those_of_torch(group: None, as_view: bool) -> None:
     """The rule allocates as DistributedDataParallel does when it is made and in three steps."""
@@ -93,6 +94,7 @@ def test_buckets_are_those_of_torch(group: None, as_view: bool) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_view", [False, True])
 def test_gradients_lie_where_torch_puts_them(group: None, as_view: bool) -> None:
     """With `gradient_as_bucket_view` all gradients of a bucket share its storage, else each has its own."""

@@ -80,6 +80,7 @@ class Shapes(TorchDispatchMode):  # type: ignore[misc]
         return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [llama, gemma])
 @pytest.mark.parametrize("padded", [True, False])
 def test_the_loop_is_that_of_transformers(

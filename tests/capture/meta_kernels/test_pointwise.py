@@ -79,6 +79,7 @@ WITH_NUMBER = [
 BINARY = [aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("func", UNARY, ids=str)
 @settings(max_examples=150)
 @given(tensors=operands(1))
@@ -87,6 +88,7 @@ def test_unary_operators(func: Any, tensors: list[Tensor]) -> None:
     assert ours(func, *tensors) in allowed(func, *tensors)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
 @pytest.mark.parametrize("func", WITH_NUMBER, ids=str)
 @settings(max_examples=150)
@@ -96,6 +98,7 @@ def test_operators_with_a_number(func: Any, tensors: list[Tensor], number: Any) 
     assert ours(func, *tensors, number) in allowed(func, *tensors, number)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("func", BINARY, ids=str)
 @settings(max_examples=400)
 @given(tensors=operands(2))
@@ -117,6 +120,7 @@ def test_one_image_that_attention_gives_keeps_its_strides(dtype: torch.dtype) ->
     assert ours(aten.silu.default, x)[1] == ours(aten.pow.Tensor_Scalar, x, 2)[1] == ordered
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(tensors=operands(2), condition=st.data())
 def test_where(tensors: list[Tensor], condition: st.DataObject) -> None:

@@ -55,6 +55,7 @@ FETCHING = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_a_model_of_a_library_opens_no_connection(model: str, connections: list[str]) -> None:
     """Planning a model of each source, its import included, asks for no address and connects to none."""

@@ -73,6 +73,7 @@ def bytes_of(trace: Trace, category: Category) -> int:
     return sum(e.size_bytes for e in trace.events if isinstance(e, Alloc) and e.category is category)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("code", "name"), [(STEP, "Training"), (GLOBALS, "train_step")])
 def test_a_step_takes_what_it_makes(tmp_path: Path, code: str, name: str) -> None:
     """Parameters once, two moments once, gradients and a copy of the batch in each of three steps."""
@@ -333,6 +334,7 @@ lr = parser.parse_args().lr
     assert sys.argv == ["planner", "estimate", "--batch", "32"]
 
 
+@pytest.mark.slow
 def test_a_tensor_that_an_optimizer_holds_is_trained(tmp_path: Path) -> None:
     """A tensor on the GPU without a module has gradients and state, also where the constructor reads it."""
     code = """
@@ -356,6 +358,7 @@ class Temperature:
     assert bytes_of(trace, Category.OPTIMIZER) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reads", ["", "; float(self.zebra.weight.sum())"])
 def test_parameters_come_in_the_order_in_which_the_code_moves_them(tmp_path: Path, reads: str) -> None:
     """Neither the names of modules nor their order in the step decide it; nor that values are read."""
@@ -476,6 +479,7 @@ class Averaged:
     assert bytes_of(trace, Category.PARAMETER) == 2 * PARAMETERS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "made",
     [
@@ -612,6 +616,7 @@ def train_step(images):
 """
 
 
+@pytest.mark.slow
 def test_a_step_that_compiles_is_planned_compiled_where_the_job_says_so(tmp_path: Path) -> None:
     """Sigmoid and tanh are one kernel then; with CUDA graphs, in the mode of the file, in their pool."""
     eager, plain, graphs = (
@@ -848,6 +853,7 @@ class Training:
 WEIGHT = 64 * 32 * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "moves"),
     [
@@ -917,6 +923,7 @@ MAKING = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("making", MAKING)
 def test_a_model_that_is_converted_on_the_gpu_takes_each_of_its_types(tmp_path: Path, making: str) -> None:
     """However it came onto the GPU: float32 first, then twice as much, then half of it."""

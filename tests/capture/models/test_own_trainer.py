@@ -13,6 +13,8 @@ from planner.jobs import Job, Mode, parse_tensor_spec, resolve_job
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Trace, validate
 from tests.helpers.models import AMPERE
 
+pytestmark = pytest.mark.slow
+
 PROGRAMS = Path(__file__).parents[2] / "programs" / "trainers"
 
 CODE = """

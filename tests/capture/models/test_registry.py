@@ -75,6 +75,7 @@ def test_basic_encoder_weighs_what_the_thread_printed() -> None:
     assert round(blocks / MIB, 2) == 17.90
 
 
+@pytest.mark.slow
 def test_all_torchvision_classifiers_are_built_without_weights() -> None:
     """Every classification model of torchvision is built, wholly on meta, with torchvision's parameter count.
 
@@ -296,6 +297,7 @@ def test_libraries_know_the_inputs_of_an_evaluation_too() -> None:
         complete_by_library(image)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "args", "mode"),
     [
@@ -386,6 +388,7 @@ def test_constructor_that_fails_is_called_once() -> None:
     assert calls == ["meta"]
 
 
+@pytest.mark.slow
 def test_torchvision_is_importable_beside_any_torch() -> None:
     """After `prepare_torchvision`, once or twice, torchvision can be imported in a fresh process."""
     code = (

@@ -15,6 +15,8 @@ from planner.store.codec import load_programs, save_programs
 from tests.capture.models.test_own_step import job_of_code
 from tests.helpers.models import AMPERE
 
+pytestmark = pytest.mark.slow
+
 TARGET = Target.for_capability(AMPERE)
 HEAD = """
 model = net()

@@ -74,6 +74,7 @@ def run_at(batch: int, job: Job, build: Callable[[], nn.Module]) -> Trace:
     return record(job, batch, AMPERE, on_meta(build), sm_count=CHIP.sm_count)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [Attending, Blocks])
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.AMP_FP16])
 def test_a_program_is_what_a_run_records(build: Callable[[], nn.Module], precision: Precision) -> None:
@@ -109,6 +110,7 @@ class Crossed(nn.Module):
         return z.roll((1, 2), (3, 4)).sum((1, 2, 3, 4)) + rows.sum(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory_format", MemoryFormat)
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.AMP_BF16, Precision.BF16])
 def test_a_program_of_other_layouts_is_what_a_run_records(

@@ -287,6 +287,7 @@ def test_what_the_recorder_does_not_see_is_refused(tmp_path: Path, made: str, me
         record(resolve_job(f"{file}:build", {}, **options), 8, AMPERE)
 
 
+@pytest.mark.slow
 def test_ranks_that_are_planned_one_after_another_do_not_disturb_each_other(tmp_path: Path) -> None:
     """A rank's trace is the same after another rank's, whose groups have other names."""
     first, third = planned(tmp_path), planned(tmp_path, 2)

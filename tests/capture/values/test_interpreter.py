@@ -216,6 +216,7 @@ NOTHING_DEPENDS_ON_THESE: list[Callable[[Tensor], object]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read", NOTHING_DEPENDS_ON_THESE)
 def test_what_decides_no_shape_changes_no_answer(read: Callable[[Tensor], object]) -> None:
     """If tensors of any size are read to no effect on memory, sizes are straight lines in the batch, and

@@ -283,6 +283,7 @@ def test_picture_that_cannot_be_written(tmp_path: Path) -> None:
 # ---- the command ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_compare_shows_why_the_formula_looked_better_than_it_is() -> None:
     """ResNet-50: the printed -3.1 % of the formula are +6.3 % of this model alone; ours are at 0.0 %."""
     comparison = compare_job("resnet50", 128).comparison
@@ -346,6 +347,7 @@ def test_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     )
 
 
+@pytest.mark.slow
 def test_only_a_picture_loads_matplotlib() -> None:
     """The command without `--plot` runs where matplotlib is not installed."""
     code = (

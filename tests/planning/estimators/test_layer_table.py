@@ -70,6 +70,7 @@ def test_variable_is_its_own_data() -> None:
 WITH_INPUTS = [name for name, entry in load_catalogue().items() if entry.job.inputs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_INPUTS)
 def test_every_catalogue_model_is_affine_in_the_batch(name: str) -> None:
     """Counts from small batches give those of the entry's own batch, and the inverse returns that batch."""

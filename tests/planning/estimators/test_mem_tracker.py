@@ -42,6 +42,7 @@ def test_cnn_is_ours_without_cublas_workspaces() -> None:
     assert f"{peak.total_bytes / MIB:.1f}" == "514.2"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "printed"), [("resnet50", "10674.2"), ("vit_b_16", "14981.7"), ("davenet_audio", "1188.9")]
 )

@@ -178,6 +178,7 @@ def test_all_gpus_and_words_of_the_database(tmp_path: Path) -> None:
     assert len(every) > 50 and some == tuple(card for card in every if "H100 NVL" in card.name)
 
 
+@pytest.mark.slow
 def test_cells_are_what_max_batch_says(tmp_path: Path) -> None:
     """Each cell of a sweep is the answer of `planner max-batch` for its model, recipe and GPU."""
     grid = load_grid(write(tmp_path, GRID), CATALOGUE)
@@ -301,6 +302,7 @@ def test_a_task_that_kills_its_worker_is_found_and_left_out() -> None:
     assert results[1].failure == "basic_encoder: its process died; see why with --isolate"
 
 
+@pytest.mark.slow
 def test_processes_of_this_machine_survive_a_deadly_model(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -326,6 +328,7 @@ def test_processes_of_this_machine_survive_a_deadly_model(
     ]
 
 
+@pytest.mark.slow
 def test_a_dask_cluster_loses_a_worker_and_nothing_else(tmp_path: Path) -> None:
     """One of several worker processes is killed in the middle: every cell is there once, and none failed."""
     distributed = pytest.importorskip("distributed")
@@ -408,6 +411,7 @@ def test_the_table_of_a_sweep() -> None:
     assert sweep_to_parquet(table)[:4] == b"PAR1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_sweep_that_is_ended_says_so_in_one_line(tmp_path: Path, number: signal.Signals) -> None:
     """The line has no word of the libraries that ran it; results are stored, and no worker is left."""

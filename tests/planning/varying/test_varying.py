@@ -155,6 +155,7 @@ def test_formulas_in_two_sizes_give_the_programs_of_runs() -> None:
 # ---- sampled runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_run_is_that_of_a_loop_over_the_same_batches(
     accumulate: int, monkeypatch: pytest.MonkeyPatch
@@ -323,6 +324,7 @@ def test_the_largest_batch_lives_and_the_next_does_not() -> None:
         assert side.at.peak_reserved_bytes <= 200 * MIB or side.expandable_segments
 
 
+@pytest.mark.slow
 def test_several_gpus_have_the_answers_of_each() -> None:
     """The table of GPUs has the largest batch that `max_batch` finds on each; too many are refused."""
     capped = {**OPTIONS, "allocator_cap_mib": 200}
@@ -337,6 +339,7 @@ def test_several_gpus_have_the_answers_of_each() -> None:
         gpus(Texts, **capped)
 
 
+@pytest.mark.slow
 def test_an_estimate_says_in_which_step_a_run_dies() -> None:
     """Where the memory ends within the sampled steps, the run names the first that fails."""
     largest = max_batch(Texts, **OPTIONS | {"allocator_cap_mib": 200})
@@ -389,6 +392,7 @@ def test_other_commands_refuse_many_sizes() -> None:
         explain(Texts, 2, against=lambda job, batch: Recording(()), **OPTIONS)
 
 
+@pytest.mark.slow
 def test_an_explanation_is_of_the_worst_batch() -> None:
     """The batch of the highest step is attributed at its own size; other sizes add what the run reserves."""
     result = explain(Texts, 16, **OPTIONS)
@@ -410,6 +414,7 @@ def test_an_explanation_is_of_the_worst_batch() -> None:
     assert f"16x{run.worst.size[0]}, in step {run.worst_step} of sequence {result.sequence}" in str(result)
 
 
+@pytest.mark.slow
 def test_advice_plays_each_change() -> None:
     """Each change has the largest batch that `max_batch` finds with it; the asked batch is judged by it."""
     options = OPTIONS | {"allocator_cap_mib": 60, "run_steps": 4, "precision": "bf16"}
@@ -432,6 +437,7 @@ def test_advice_plays_each_change() -> None:
     assert result.to_dict()["unchanged"]["fits"] is False
 
 
+@pytest.mark.slow
 def test_advice_without_a_batch_compares_the_largest() -> None:
     """Without a batch size nothing is judged, and each change has its largest batch."""
     advice = advise(Texts, **OPTIONS | {"allocator_cap_mib": 60, "run_steps": 4, "pad_to": 64}).advice
@@ -440,6 +446,7 @@ def test_advice_without_a_batch_compares_the_largest() -> None:
     assert all(one.asked is None and one.side.largest for one in advice.singles)
 
 
+@pytest.mark.slow
 def test_limits_without_memory_for_the_model() -> None:
     """Where the model itself has no memory, no batch lives."""
     result = max_batch(Texts, **OPTIONS | {"allocator_cap_mib": 2})

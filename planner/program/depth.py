@@ -10,11 +10,16 @@ from collections import ChainMap
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from functools import partial
 from itertools import groupby
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from planner.program.events import Alloc, Event, Free, PhaseStart, Site, Trace
+
+BLOCK = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")  # the number of a block in a module's name
+SHALLOW = 4  # blocks of the shallower model: the first, the last and two between them
+CHECKED = 7  # blocks of a model that is captured to check an extrapolation
 
 _LOOKAHEAD = 48  # events that must match after an insertion, so that one equal size does not end it
 _LARGEST_INSERTION = 4096
@@ -30,8 +35,20 @@ class _Insertion(Struct, frozen=True):
     """Consecutive events that one more block adds; memory blocks that it allocates have negative names."""
 
     position: int  # index of the shallower trace's event before which they are inserted
+    start: int  # index of the first of them in the deeper trace
     events: tuple[Event, ...]
     is_reversed: bool  # whether the deepest block's copy comes first, as in a backward pass
+
+    def copies(self, count: int) -> Sequence[int]:
+        """Return the numbers of `count` copies in their order."""
+        return range(count)[::-1] if self.is_reversed else range(count)
+
+
+class Origin(NamedTuple):
+    """The event of the deeper of the two compared traces that an event of an extrapolated trace repeats."""
+
+    event: int  # its index there
+    block: int | None  # number of the added block's copy, from 0; None: an event of the other blocks
 
 
 class RepeatedBlock(Struct, frozen=True):
@@ -41,6 +58,7 @@ class RepeatedBlock(Struct, frozen=True):
     layer: re.Pattern[str]  # finds the number of a block in a module's name
     inserted: int  # first number of an added block; from it on, numbers move up
     insertions: tuple[_Insertion, ...]
+    positions: tuple[int, ...]  # index in the deeper trace of each event of `trace`
     added_bytes: Mapping[int, int]  # by memory block: its growth by one more block
     successors: Mapping[int, int]  # by memory block that an insertion frees: its replacement
 
@@ -48,15 +66,38 @@ class RepeatedBlock(Struct, frozen=True):
         """Return the trace of a model with `blocks` more repeated blocks."""
         return _Repetition(self, blocks).trace() if blocks else self.trace
 
+    def origins(self, blocks: int) -> list[Origin]:
+        """Return the origin of each event of `with_more(blocks)`; `blocks` is positive."""
+        inserted = self._by_position()
+        origins: list[Origin] = []
+        for index in range(len(self.trace.events) + 1):
+            for one in inserted.get(index, ()):
+                starts = range(one.start, one.start + len(one.events))
+                origins += (Origin(start, block) for block in one.copies(blocks) for start in starts)
+            if index < len(self.trace.events):
+                origins.append(Origin(self.positions[index], None))
+        return origins
 
-def compare_depths(shallow: Trace, deep: Trace, layer: re.Pattern[str], inserted: int) -> RepeatedBlock:
-    """Compare the traces of two models, the deeper of which has one repeated block more.
+    def site(self, site: Site, origin: Origin, blocks: int) -> Site:
+        """Return the site of an event of the deeper trace as it is in the trace of `with_more(blocks)`."""
+        if origin.block is None:
+            return _shifted(site, self.layer, self.inserted + 1, blocks - 1)
+        return _shifted(site, self.layer, 0, origin.block)
 
-    `layer` finds the number of a block in a module's name, as its only group. `inserted` is the number of the
-    block that counts as the additional one: one in the middle, since the first and the last differ. Raises
-    NotRepeatedError.
+    def _by_position(self) -> dict[int, list[_Insertion]]:
+        insertions: dict[int, list[_Insertion]] = {}
+        for one in self.insertions:
+            insertions.setdefault(one.position, []).append(one)
+        return insertions
+
+
+def compare_depths(shallow: Trace, deep: Trace, layer: re.Pattern[str] = BLOCK) -> RepeatedBlock:
+    """Compare the traces of models with `SHALLOW` repeated blocks and with one more.
+
+    `layer` finds the number of a block in a module's name, as its only group. The block in the middle counts
+    as the additional one, since the first and the last differ. Raises NotRepeatedError.
     """
-    walk = _Walk(shallow, deep, layer, inserted)
+    walk = _Walk(shallow, deep, layer, SHALLOW // 2)
     insertions = walk.run()
     return _in_terms_of_shallow(walk, insertions)
 
@@ -92,37 +133,42 @@ class _Walk:
         self._names = [_shifted(site, layer, inserted) for site in shallow.sites]
         numbers = [layer.search(site.module) for site in deep.sites]
         self._is_of_inserted = [number is not None and int(number[1]) == inserted for number in numbers]
+        self.positions: list[int] = []  # of the deeper trace's counterparts of the shallower trace's events
 
-    def run(self) -> list[tuple[int, tuple[Event, ...]]]:
-        """Return the insertions, each with the index of the shallower trace's event that follows it."""
+    def run(self) -> list[tuple[int, int, int]]:
+        """Return the insertions: the index of the shallower trace's event that follows each, start and end in
+        the deeper trace.
+        """
         ones, others = self.shallow.events, self.deep.events
         insertions = []
         i = j = 0
         while i < len(ones) or j < len(others):
             if i < len(ones) and j < len(others) and self._match(self.state, ones[i], others[j]):
+                self.positions.append(j)
                 i, j = i + 1, j + 1
                 continue
             end = self._end_of_insertion(i, j)
             for event in others[j:end]:
                 self.state.insert(event)
-            insertions += [(i, events) for events in self._parts(i, j, end)]
-            j = end
+            for part in self._parts(i, j, end):
+                insertions.append((i, j, j + part))
+                j += part
         return insertions
 
-    def _parts(self, i: int, j: int, end: int) -> list[tuple[Event, ...]]:
-        """Split an insertion into parts; all copies of a part come before the copies of the next part.
+    def _parts(self, i: int, j: int, end: int) -> list[int]:
+        """Return the lengths of an insertion's parts; a part's copies come before those of the next part.
 
         It has parts if it lengthens rows of equal operations on all parameters, as optimizers run them: the
         event before it continues in its first events, the event after it continues its last events.
         """
         if not 0 < i < len(self.shallow.events):
-            return [self.deep.events[j:end]]
+            return [end - j]
         deep_sites = self.deep.sites
-        parts = [tuple(part) for _, part in groupby(self.deep.events[j:end], partial(_kind, deep_sites))]
+        parts = [list(part) for _, part in groupby(self.deep.events[j:end], partial(_kind, deep_sites))]
         before = _kind(deep_sites, self.deep.events[j - 1])
         after = _kind(self._names, self.shallow.events[i])
         is_row = before != after and [before, after] == [_kind(deep_sites, parts[k][0]) for k in (0, -1)]
-        return parts if is_row else [self.deep.events[j:end]]
+        return [len(part) for part in parts] if is_row else [end - j]
 
     def _end_of_insertion(self, i: int, j: int) -> int:
         """Return the index in the deeper trace at which an insertion ends: the best match with the shallower
@@ -238,7 +284,7 @@ def _shifted(site: Site, layer: re.Pattern[str], first: int, by: int = 1) -> Sit
     return Site(f"{site.module[:start]}{int(found[1]) + by}{site.module[end:]}", site.op)
 
 
-def _in_terms_of_shallow(walk: _Walk, found: Sequence[tuple[int, tuple[Event, ...]]]) -> RepeatedBlock:
+def _in_terms_of_shallow(walk: _Walk, found: Sequence[tuple[int, int, int]]) -> RepeatedBlock:
     state, sites = walk.state, list(walk.shallow.sites)
     names = {deep: shallow for shallow, deep in state.deep_of.items()}
     names.update((block, -1 - block) for block in state.born)
@@ -246,9 +292,9 @@ def _in_terms_of_shallow(walk: _Walk, found: Sequence[tuple[int, tuple[Event, ..
     insertions: list[_Insertion] = []
     successors = {names[block]: names[successor] for block, successor in state.successors.items()}
     order = _Order(walk.shallow, successors)
-    for position, events in found:
+    for position, start, end in found:
         renamed: list[Event] = []
-        for event in events:
+        for event in walk.deep.events[start:end]:
             if isinstance(event, Alloc):
                 site = walk.deep.sites[event.site]
                 number = numbers.setdefault(site, len(numbers))
@@ -257,11 +303,12 @@ def _in_terms_of_shallow(walk: _Walk, found: Sequence[tuple[int, tuple[Event, ..
                 renamed.append(replace(event, block=names[event.block], site=number))
             elif isinstance(event, Free):
                 renamed.append(replace(event, block=names[event.block]))
-        insertions.append(order.insertion(position, renamed))
+        insertions.append(order.insertion(position, start, renamed))
     trace = replace(walk.shallow, sites=tuple(sites), growth_sources=())
     return RepeatedBlock(
-        trace, walk.layer, walk.inserted, tuple(insertions), dict(state.added_bytes), successors
-    )
+        trace, walk.layer, walk.inserted, tuple(insertions), tuple(walk.positions), dict(state.added_bytes),
+        successors,
+    )  # fmt: skip
 
 
 class _Order:
@@ -281,13 +328,13 @@ class _Order:
         self._phases.append(phase)
         self._origins: dict[int, _Insertion] = {}  # the insertion by a block that it allocates
 
-    def insertion(self, position: int, events: Sequence[Event]) -> _Insertion:
+    def insertion(self, position: int, start: int, events: Sequence[Event]) -> _Insertion:
         """Return the insertion of these events with its order; call it for the insertions in trace order."""
         freed = [event.block for event in events if isinstance(event, Free)]
         births = [self._successors.get(block, block) for block in freed]
         origins = [self._origins[block] for block in births if block in self._origins]
         is_reversed = bool(origins) and self._is_reversed(position, origins[0])
-        inserted = _Insertion(position, tuple(events), is_reversed)
+        inserted = _Insertion(position, start, tuple(events), is_reversed)
         self._origins.update((event.block, inserted) for event in events if isinstance(event, Alloc))
         return inserted
 
@@ -332,9 +379,7 @@ class _Repetition:
         }
 
     def trace(self) -> Trace:
-        insertions: dict[int, list[_Insertion]] = {}
-        for one in self._repeated.insertions:
-            insertions.setdefault(one.position, []).append(one)
+        insertions = self._repeated._by_position()
         events: list[Event] = []
         for index, event in enumerate(self._repeated.trace.events):
             for one in insertions.get(index, ()):
@@ -365,8 +410,7 @@ class _Repetition:
         return event
 
     def _copies_of(self, insertion: _Insertion) -> Iterator[Event]:
-        numbers = range(self._copies)
-        for number in reversed(numbers) if insertion.is_reversed else numbers:
+        for number in insertion.copies(self._copies):
             for event in insertion.events:
                 if isinstance(event, Alloc):
                     self._blocks[event.block, number] = self._latest[event.block] = self._next

@@ -69,7 +69,7 @@ def capture(layers: int, **recipe: Any) -> Trace:
 def test_deepened_trace_is_that_of_the_deep_model(name: str) -> None:
     recipe = RECIPES[name]
     captured = {layers: capture(layers, **recipe) for layers in (4, 5, 9)}
-    repeated = compare_depths(captured[4], captured[5], LAYER, 2)
+    repeated = compare_depths(captured[4], captured[5], LAYER)
     for layers, trace in captured.items():
         deepened = repeated.with_more(layers - 4)
         validate(deepened)
@@ -80,7 +80,7 @@ def test_deepened_trace_is_that_of_the_deep_model(name: str) -> None:
 def test_what_an_optimizer_does_to_all_parameters_follows_the_depth(name: str) -> None:
     """An optimizer allocates for the parameters of all blocks, then frees, whatever their sizes."""
     recipe = OF_OPTIMIZERS[name]
-    repeated = compare_depths(capture(4, **recipe), capture(5, **recipe), BLOCKS_OF_ANY, 2)
+    repeated = compare_depths(capture(4, **recipe), capture(5, **recipe), BLOCKS_OF_ANY)
     assert first_divergence(repeated.with_more(4), capture(8, **recipe)) == ""
 
 
@@ -92,4 +92,4 @@ def test_traces_of_other_models_are_no_repetition() -> None:
         (PhaseStart(0, Phase.SETUP), Alloc(1, 1024, Category.PARAMETER, 0)), (Site("head", "a"),), 1
     )
     with pytest.raises(NotRepeatedError, match="event 1 of 2 has no counterpart"):
-        compare_depths(one, other, LAYER, 2)
+        compare_depths(one, other, LAYER)

@@ -1,6 +1,5 @@
 """Capture the traces of one rank of a job, and extrapolate traces of deep models from shallow models."""
 
-import re
 from collections.abc import Callable
 from time import perf_counter
 
@@ -10,6 +9,8 @@ from msgspec.structs import replace
 from planner.errors import PlannerError
 from planner.jobs import Job
 from planner.program import (
+    CHECKED,
+    SHALLOW,
     NotRepeatedError,
     Target,
     Trace,
@@ -18,10 +19,7 @@ from planner.program import (
     first_divergence,
 )
 
-_SHALLOW = 4  # repeated blocks: the first, the last and two between them
-_CHECKED = 7  # a depth that is captured too, once for each kind of job, to check the extrapolation
 _COUNTS_BLOCKS = "FSDP: "  # beginning of the note that counts a model's blocks
-_BLOCK = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 
 
 class Depth(Struct, frozen=True):
@@ -41,7 +39,7 @@ class RankTraces:
 
     def __init__(self, open_traces: Callable[[Job, Target], TraceSource], depth: Depth | None) -> None:
         self._open_traces = open_traces
-        self._depth = depth if depth is not None and depth.blocks > _CHECKED else None
+        self._depth = depth if depth is not None and depth.blocks > CHECKED else None
         self._is_repeated: dict[tuple[Job, Target], bool] = {}  # by job apart from the number of its ranks
         self.seconds = 0.0  # spent in captures and extrapolation
 
@@ -65,21 +63,19 @@ class RankTraces:
             return None
         try:
             repeated = compare_depths(
-                self._at_depth(job, _SHALLOW, batch, target),
-                self._at_depth(job, _SHALLOW + 1, batch, target),
-                _BLOCK,
-                _SHALLOW // 2,
+                self._at_depth(job, SHALLOW, batch, target),
+                self._at_depth(job, SHALLOW + 1, batch, target),
             )
         except (NotRepeatedError, PlannerError):  # or there is no such shallow model
             self._is_repeated[kind] = False
             return None
         if kind not in self._is_repeated:
-            checked = self._at_depth(job, _CHECKED, batch, target)
-            expected = repeated.with_more(_CHECKED - _SHALLOW)
+            checked = self._at_depth(job, CHECKED, batch, target)
+            expected = repeated.with_more(CHECKED - SHALLOW)
             self._is_repeated[kind] = not first_divergence(expected, checked)
             if not self._is_repeated[kind]:
                 return None
-        deep = repeated.with_more(self._depth.blocks - _SHALLOW)
+        deep = repeated.with_more(self._depth.blocks - SHALLOW)
         return replace(deep, notes=tuple(note for note in deep.notes if not note.startswith(_COUNTS_BLOCKS)))
 
     def _at_depth(self, job: Job, blocks: int, batch: int, target: Target) -> Trace:

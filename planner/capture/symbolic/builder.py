@@ -19,6 +19,7 @@ from planner.capture.models.registry import construct_model, find_constructor
 from planner.capture.session import record
 from planner.capture.symbolic.batch_units import fit_in_units
 from planner.capture.symbolic.capability_guards import GuardedCapability
+from planner.capture.symbolic.deep_runs import DeepRuns
 from planner.capture.symbolic.fit_program import fit_program
 from planner.capture.symbolic.kernel_calls import RecordedCall, RecordedRun
 from planner.capture.symbolic.rules import SignatureRules
@@ -34,6 +35,7 @@ from planner.jobs import Compile, Job, Mode
 from planner.program import (
     FIT_BATCHES,
     NotAffineError,
+    NotRepeatedError,
     OnProgress,
     Program,
     SizesNotAffineError,
@@ -67,6 +69,7 @@ class ProgramBuilder:
     runs: int = 0  # number of runs of the model so far
     _paths: list[_Path] = field(default_factory=list)
     _memory: CaptureMemory = field(default_factory=CaptureMemory)
+    _deep_runs: DeepRuns | None = None  # None: the number of the model's blocks is no argument
     _runs: dict[int, list[tuple[GuardedCapability, Program]]] = field(default_factory=dict)  # by batch size
 
     def programs(self, target: Target) -> tuple[Program, ...]:
@@ -257,13 +260,21 @@ class ProgramBuilder:
     def _run(self, job: Job, batch: int, target: Target, guards: GuardedCapability) -> RecordedRun:
         major, minor = target.capability
         self.on_progress(f"tracing batch {batch} for compute capability {major}.{minor}")
-        calls: list[RecordedCall] = []
-        trace = record(
-            job, batch, target.capability, self.build, None, calls, path_of=guards,
-            sm_count=target.sm_count, conv_workspace_query=target.conv_workspace_query, memory=self._memory,
-        )  # fmt: skip
         self.runs += 1
-        return RecordedRun(trace, tuple(calls))
+
+        def run(each: Job) -> RecordedRun:
+            calls: list[RecordedCall] = []
+            memory = self._memory if each is job else CaptureMemory()
+            trace = record(
+                each, batch, target.capability, self.build, None, calls, path_of=guards,
+                sm_count=target.sm_count, conv_workspace_query=target.conv_workspace_query, memory=memory,
+            )  # fmt: skip
+            if memory.first_read is not None and each is not job:
+                raise NotRepeatedError("values of a shallow model are not those of the deep model")
+            return RecordedRun(trace, tuple(calls))
+
+        deep = None if self._deep_runs is None else self._deep_runs.run(job, target, run)
+        return run(job) if deep is None else deep
 
 
 def _divergence(program: Program, run: RecordedRun, target: Target) -> str:
@@ -321,4 +332,9 @@ def open_builder(
     Imports the library of the job's model. Raises UsageError or ModelError.
     """
     construct = constructor or find_constructor(job)
-    return ProgramBuilder(job, lambda job: construct_model(job, construct), on_progress)
+
+    def build(job: Job) -> nn.Module:
+        return construct_model(job, construct)
+
+    deep_runs = DeepRuns(build) if constructor is None else None
+    return ProgramBuilder(job, build, on_progress, _deep_runs=deep_runs)

@@ -82,15 +82,23 @@ def fit_arguments(values: Sequence[Any], batches: Sequence[int]) -> Any:
     raise NotAffineError(f"an argument is {first!r} at batch {batches[0]} and {values[1]!r} at {batches[1]}")
 
 
-def from_meta(value: Any, batch: int) -> Any:
-    """Return fitted arguments evaluated at a batch size, with tensors on meta in place of `TensorMeta`."""
+def at_batch(value: Any, batch: int) -> Any:
+    """Return fitted arguments evaluated at a batch size, with a `TensorMeta` for each tensor."""
     if isinstance(value, Affine):
         return value.fixed + value.slope * batch
     if isinstance(value, Quadratic):
         return value.fixed + (value.slope + value.square * batch) * batch
     if isinstance(value, TensorMeta):
-        sizes, strides = from_meta(value.sizes, batch), from_meta(value.strides, batch)
-        return torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta")
+        return TensorMeta(at_batch(value.sizes, batch), at_batch(value.strides, batch), value.dtype)
     if isinstance(value, tuple):
-        return tuple(from_meta(item, batch) for item in value)
+        return tuple(at_batch(item, batch) for item in value)
+    return value
+
+
+def from_meta(value: Any) -> Any:
+    """Return evaluated arguments with tensors on meta in place of `TensorMeta`."""
+    if isinstance(value, TensorMeta):
+        return torch.empty_strided(value.sizes, value.strides, dtype=value.dtype, device="meta")
+    if isinstance(value, tuple):
+        return tuple(from_meta(item) for item in value)
     return value

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from planner.capture.symbolic.kernel_calls import KernelSignature, TensorMeta, from_meta
+from planner.capture.symbolic.kernel_calls import KernelSignature, TensorMeta, at_batch, from_meta
 from planner.capture.symbolic.sym_int import ShapeEnv, SymInt
 from planner.capture.symbolic.sym_tensor import SymTensor, UnsupportedSymTensorOpError, trace_rule
 from planner.capture.workspaces.ops import kind_and_size
@@ -57,7 +57,7 @@ class SignatureRules:
         rule = rule_of(func)
         if rule is None:
             return _ALWAYS
-        ops = rule(from_meta(args, batch), from_meta(out, batch), self._of_job(target))
+        ops = rule(from_meta(at_batch(args, batch)), from_meta(at_batch(out, batch)), self._of_job(target))
         return constant_ops(tuple(map(kind_and_size, ops)), batch, target.sm_count)
 
     def enumerate(self, program: Program, target: Target) -> None:

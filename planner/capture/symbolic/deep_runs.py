@@ -1,0 +1,182 @@
+"""Extrapolate the runs of a deep model from runs of shallow models with the same repeated block.
+
+If the number of blocks is an argument of the model, models with 4 and 5 blocks run in place of the whole
+model, and the events and kernel calls that one more block adds are repeated. The model with 7 blocks runs
+too, once for each compute capability, to check the extrapolation. The whole model runs if the check fails,
+if its blocks differ, or if anything but the repeated events depends on their number.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+from torch import nn
+
+from planner.capture.models.registry import depth_argument
+from planner.capture.symbolic.kernel_calls import RecordedCall, RecordedRun, at_batch, fit_arguments
+from planner.errors import PlannerError
+from planner.jobs import Compile, Job, Quantize
+from planner.program import (
+    CHECKED,
+    SHALLOW,
+    NotAffineError,
+    NotRepeatedError,
+    RepeatedBlock,
+    Target,
+    compare_depths,
+    first_divergence,
+)
+
+LEAST_DEPTH = 28  # a program is fitted in four runs or more, of 43 blocks in all from shallow models
+
+
+class _Pair(NamedTuple):
+    """The runs of the two shallow models, and what the deeper one adds."""
+
+    runs: tuple[RecordedRun, RecordedRun]
+    block: RepeatedBlock
+
+    def with_more(self, blocks: int) -> RecordedRun:
+        """Return the run of a model with `blocks` more blocks than the shallower model.
+
+        Raises NotRepeatedError.
+        """
+        return RecordedRun(self.block.with_more(blocks), tuple(self._calls(blocks)))
+
+    def _calls(self, blocks: int) -> Iterator[RecordedCall]:
+        arguments = self._arguments(blocks)
+        starts = {call.start: call for call in self.runs[1].calls}
+        origins = self.block.origins(blocks)
+        for start, origin in enumerate(origins):
+            call = starts.get(origin.event)
+            if call is None:
+                continue
+            size = call.end - call.start
+            if origins[start : start + size] != [
+                origin._replace(event=origin.event + k) for k in range(size)
+            ]:
+                raise NotRepeatedError(f"an added block begins or ends within {call.func}")
+            args, out = arguments.get(call.start, (call.args, call.out))
+            site = self.block.site(call.site, origin, blocks)
+            yield RecordedCall(start, start + size, site, call.func, args, out, call.outputs, call.stream)
+
+    def _arguments(self, blocks: int) -> dict[int, tuple[Any, Any]]:
+        """Return arguments and result, in the deep model, of calls in which they depend on the depth.
+
+        The keys are the starts of calls in the deeper of the two runs.
+        """
+        shallow, deep = self.runs
+        if any(call.start == call.end for run in self.runs for call in run.calls):
+            raise NotRepeatedError("a kernel call has no events")
+        counterparts = {call.start: call for call in deep.calls}
+        found = {}
+        for call in shallow.calls:
+            other = counterparts.get(self.block.positions[call.start])
+            if other is None or other.func is not call.func or other.outputs != call.outputs:
+                raise NotRepeatedError(f"{call.func} has no counterpart in the deeper model")
+            if (call.args, call.out) != (other.args, other.out):
+                values = [(call.args, call.out), (other.args, other.out)]
+                fitted = fit_arguments(values, [SHALLOW, SHALLOW + 1])
+                found[other.start] = at_batch(fitted, SHALLOW + blocks)
+        return found
+
+
+@dataclass(slots=True)
+class DeepRuns:
+    """The runs of a job whose model is deep, each extrapolated from runs of shallow models."""
+
+    build: Callable[[Job], nn.Module]
+    _is_repeated: dict[tuple[int, int], bool] = field(default_factory=dict)  # by compute capability
+    _has_equal_blocks: bool | None = None  # None: not known yet
+
+    def run(self, job: Job, target: Target, run: Callable[[Job], RecordedRun]) -> RecordedRun | None:
+        """Return the run of a job, extrapolated from those that `run` returns for shallower jobs.
+
+        None if the whole model must run. Raises no error of a shallow model.
+        """
+        is_repeated = self._is_repeated.get(target.capability)
+        if is_repeated is False or job.compile is not Compile.NONE or job.quantize is not Quantize.NONE:
+            return None  # a note compares the quantized blocks with the rest of the model
+        try:
+            deep = self._extrapolate(job, run, is_checked=is_repeated is True)
+        except (NotRepeatedError, NotAffineError, PlannerError):
+            deep = None
+        self._is_repeated[target.capability] = deep is not None
+        return deep
+
+    def _extrapolate(
+        self, job: Job, run: Callable[[Job], RecordedRun], is_checked: bool
+    ) -> RecordedRun | None:
+        depth = depth_argument(job)
+        if depth is None or depth[1] < LEAST_DEPTH:
+            return None
+        argument, blocks = depth
+
+        def at_depth(count: int) -> RecordedRun:
+            others = tuple(pair for pair in job.model_args if pair[0] != argument)
+            return run(replace(job, model_args=(*others, (argument, count))))
+
+        if self._has_equal_blocks is None:
+            self._has_equal_blocks = has_equal_blocks(self.build(job), blocks)
+        if not self._has_equal_blocks:
+            return None
+        pair = _compare(at_depth(SHALLOW), at_depth(SHALLOW + 1))
+        if not is_checked and not _is_same(pair.with_more(CHECKED - SHALLOW), at_depth(CHECKED)):
+            return None
+        return pair.with_more(blocks - SHALLOW)
+
+
+def _compare(shallow: RecordedRun, deep: RecordedRun) -> _Pair:
+    one, other = shallow.trace, deep.trace
+    described = [
+        (
+            trace.unknown_ops,
+            trace.notes,
+            trace.pinned,
+            trace.facts,
+            trace.conv_workspaces,
+            trace.growth_sources,
+        )
+        for trace in (one, other)
+    ]
+    if described[0] != described[1] or one.growth_sources or one.conv_workspaces:
+        raise NotRepeatedError("what is said of the model depends on its depth")
+    return _Pair((shallow, deep), compare_depths(one, other))
+
+
+def _is_same(expected: RecordedRun, run: RecordedRun) -> bool:
+    return not first_divergence(expected.trace, run.trace) and expected.calls == run.calls
+
+
+def has_equal_blocks(model: nn.Module, count: int) -> bool:
+    """Return whether a model has lists of `count` modules that are equal but for the first and the last."""
+    lists = [
+        [*module.children()]
+        for module in model.modules()
+        if isinstance(module, (nn.ModuleList, nn.Sequential)) and len(module) == count
+    ]
+    return bool(lists) and all(len({_structure(block) for block in blocks[1:-1]}) == 1 for blocks in lists)
+
+
+def _structure(block: nn.Module) -> tuple[Any, ...]:
+    """Return what can tell a block from another: its modules, their parameters, and plain attributes.
+
+    Attributes that number a block are left out.
+    """
+    return tuple(
+        (
+            name,
+            type(module),
+            tuple(
+                (key, tuple(each.shape), each.dtype) for key, each in module.named_parameters(recurse=False)
+            ),
+            tuple(
+                (key, value)
+                for key, value in sorted(vars(module).items())
+                if isinstance(value, (bool, int, float, str)) and not re.search("idx|index|_id$|number", key)
+            ),
+        )
+        for name, module in block.named_modules()
+    )

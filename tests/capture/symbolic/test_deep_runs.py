@@ -1,0 +1,112 @@
+"""Runs of deep models that follow from runs of shallow models, against runs of the deep models."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from planner.capture import construct_model, find_constructor, record
+from planner.capture.symbolic.deep_runs import DeepRuns
+from planner.capture.symbolic.kernel_calls import RecordedCall, RecordedRun
+from planner.jobs import (
+    Checkpoint,
+    ClipGradients,
+    Compile,
+    Job,
+    Loss,
+    Mode,
+    Optimizer,
+    Precision,
+    Quantize,
+    TensorSpec,
+)
+from planner.program import Target, first_divergence
+from tests.helpers.structs import replace
+
+GPU = Target.for_capability((9, 0), 132)
+TOKENS = (TensorSpec((96,), "int64"),)
+SIZES = (
+    ("hidden_size", 64), ("intermediate_size", 192), ("num_attention_heads", 4), ("num_key_value_heads", 4),
+    ("vocab_size", 1000), ("num_hidden_layers", 28),
+)  # fmt: skip
+LLAMA = Job("hf:llama", SIZES, TOKENS, loss=Loss.OUTPUT, optimizer=Optimizer.ADAMW)
+WINDOWS = (("use_sliding_window", True), ("max_window_layers", 10), ("sliding_window", 32))
+EXPERTS = (
+    ("n_routed_experts", 8), ("num_experts_per_tok", 2), ("n_group", 2), ("topk_group", 1),
+    ("moe_intermediate_size", 32), ("first_k_dense_replace", 10),
+)  # fmt: skip
+DEEP: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "in turn, clipped": {
+        "checkpoint": Checkpoint.BLOCKS,
+        "clip_gradients": ClipGradients.NORM,
+        "accumulate": 2,
+    },
+    "autocast": {"optimizer": Optimizer.SGD, "precision": Precision.AMP_BF16},
+    "adapters": {"model": "hf:qwen2", "peft": "lora"},
+    "averaged and evaluated": {"ema": True, "evaluate": True},
+    "forward passes": {"mode": Mode.INFER},
+}
+WHOLE: dict[str, dict[str, Any]] = {
+    "few blocks": {"model_args": (*SIZES[:-1], ("num_hidden_layers", 27))},
+    "windows from the tenth block on": {"model": "hf:qwen2", "model_args": (*SIZES, *WINDOWS)},
+    "experts from the tenth block on": {"model": "hf:deepseek_v3", "model_args": (*SIZES, *EXPERTS)},
+    "blocks that are frozen by number": {"freeze": ("model.layers.1*",)},
+    "adapters of some blocks": {"peft": "lora", "peft_arg": ("layers_to_transform=[0,27]",)},
+    "quantized weights": {"quantize": Quantize.NF4, "peft": "lora"},
+    "compiled": {"compile": Compile.DEFAULT},
+}
+
+
+def recorder(job: Job, depths: list[int]) -> tuple[DeepRuns, Callable[[Job], RecordedRun]]:
+    """Return the deep runs of a job, and a function that runs a model and appends its depth to `depths`."""
+    constructor = find_constructor(job)
+
+    def run(each: Job) -> RecordedRun:
+        depths.append(dict(each.model_args)["num_hidden_layers"])
+        calls: list[RecordedCall] = []
+        trace = record(
+            each, 3, GPU.capability, lambda job: construct_model(job, constructor), None, calls, sm_count=132
+        )
+        return RecordedRun(trace, tuple(calls))
+
+    return DeepRuns(lambda job: construct_model(job, constructor)), run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DEEP)
+def test_an_extrapolated_run_is_that_of_the_deep_model(name: str) -> None:
+    """Events and kernel calls with their arguments are those of the whole model, from 4, 5 and 7 blocks."""
+    job, depths = replace(LLAMA, **DEEP[name]), []
+    runs, run = recorder(job, depths)
+    deep = runs.run(job, GPU, run)
+    assert deep is not None
+    whole = run(job)
+    assert (first_divergence(deep.trace, whole.trace), deep.calls == whole.calls) == ("", True)
+    assert (deep.trace.notes, depths) == (whole.trace.notes, [4, 5, 7, 28])
+
+
+@pytest.mark.slow
+def test_an_extrapolation_is_checked_once() -> None:
+    """Further batch sizes need two shallow runs each."""
+    depths: list[int] = []
+    runs, run = recorder(LLAMA, depths)
+    assert runs.run(LLAMA, GPU, run) is not None
+    assert runs.run(LLAMA, GPU, run) is not None
+    assert depths == [4, 5, 7, 4, 5]
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_the_whole_model_runs_if_its_depth_may_matter(name: str) -> None:
+    """No shallow model tells what a block does that only a deep model has, or that an option chooses."""
+    job, depths = replace(LLAMA, **WHOLE[name]), []
+    runs, run = recorder(job, depths)
+    assert (runs.run(job, GPU, run), depths) == (None, [])
+
+
+@pytest.mark.slow
+def test_the_whole_model_runs_if_a_note_depends_on_its_depth() -> None:
+    """FSDP's note counts the blocks, so that it is not repeated."""
+    job, depths = replace(LLAMA, fsdp=4), []
+    runs, run = recorder(job, depths)
+    assert (runs.run(job, GPU, run), depths) == (None, [4, 5])

@@ -69,7 +69,7 @@ install-check: dist
 # Real training on emulated GPUs, and the tests of a real GPU on an emulated one: needs gcc and the CUDA build of torch,
 # 5 GB, which has an environment of its own.
 emulated: $(VENV)/installed-dev $(CUDA_VENV)/installed
-	$(BIN)/python -m pytest tests/emulator tests/hardware/cudnn/test_client.py tests/hardware/cudnn/test_workspace_breakdown.py \
+	$(BIN)/python -m pytest -n $(WORKERS) tests/emulator tests/hardware/cudnn/test_client.py tests/hardware/cudnn/test_workspace_breakdown.py \
 		--cuda-python "$(CURDIR)/$(CUDA_VENV)/bin/python" \
 		--cudnn "$$($(CUDA_VENV)/bin/python -c 'import nvidia.cudnn as n; print(n.__path__[0])')/lib"
 	PYTHONPATH="$(CURDIR)" $(BIN)/planner run --gpu "RTX 3090" --json -- \

@@ -14,6 +14,7 @@ from unittest import mock
 import torch
 from torch import nn
 
+from planner.capture.loop.checkpoint import name_kinds
 from planner.capture.process_state import first_line_of
 from planner.errors import UsageError
 
@@ -69,7 +70,10 @@ def shard_by_accelerate(
         except (ValueError, TypeError, AttributeError) as error:
             said = first_line_of(error)[:160]
             raise UsageError(f"--fsdp-arg by=accelerate: accelerate refuses: {said}") from error
-    return "FSDP: sharded as accelerate's plugin does, from a model on the CPU: " + _units(model)
+    from torch.distributed.fsdp import FSDPModule
+
+    units = name_kinds(module for module in model.modules() if isinstance(module, FSDPModule))
+    return f"FSDP: sharded as accelerate's plugin does, from a model on the CPU: {units}"
 
 
 @contextmanager
@@ -79,12 +83,3 @@ def _environment_kept() -> Iterator[None]:
         for name in [name for name in environment if name.startswith(_OF_LAUNCHER)]:
             del environment[name]
         yield
-
-
-def _units(model: nn.Module) -> str:
-    """Return text that counts the separately sharded modules of each class, such as "12 GPT2Block"."""
-    from torch.distributed.fsdp import FSDPModule
-
-    kinds = [type(module).__name__ for module in model.modules() if isinstance(module, FSDPModule)]
-    counted = {kind.removeprefix("FSDP"): kinds.count(kind) for kind in kinds}
-    return ", ".join(f"{count} {kind}" for kind, count in counted.items())

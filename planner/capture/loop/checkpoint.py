@@ -4,7 +4,7 @@ If the model has a switch for checkpointing, it is used; else `torch.utils.check
 Models that checkpoint by themselves do not need this module.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,7 +38,7 @@ def checkpointed_blocks(model: nn.Module, job: Job) -> Iterator[tuple[str, ...]]
     for block in blocks:
         block.forward = _run_again(block.forward)
     try:
-        yield (f"activations are checkpointed block by block: {count_blocks(blocks)}",)
+        yield (f"activations are checkpointed block by block: {len(blocks)} {name_kinds(blocks)}",)
     finally:
         for block in blocks:
             del block.forward
@@ -81,10 +81,9 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
     return list(dict.fromkeys(_outermost(model, kinds)))  # shared blocks once
 
 
-def count_blocks(blocks: list[nn.Module]) -> str:
-    """Return text that counts the blocks of each class, such as "12 GPT2Block", without FSDP's prefix."""
-    counted = {kind: sum(type(block) is kind for block in blocks) for kind in map(type, blocks)}
-    return ", ".join(f"{count} {kind.__name__.removeprefix('FSDP')}" for kind, count in counted.items())
+def name_kinds(modules: Iterable[nn.Module]) -> str:
+    """Return the names of the modules' classes, such as "GPT2Block", each once and without FSDP's prefix."""
+    return ", ".join(dict.fromkeys(type(module).__name__.removeprefix("FSDP") for module in modules))
 
 
 def _repeated(modules: nn.Module) -> set[type[nn.Module]]:

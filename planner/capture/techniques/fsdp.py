@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from planner.capture.cuda.names import Replacement
 from planner.capture.distributed.accelerate_plugin import OF_PLUGIN, shard_by_accelerate
-from planner.capture.loop.checkpoint import count_blocks, find_blocks
+from planner.capture.loop.checkpoint import find_blocks, name_kinds
 from planner.capture.models.live import unwrapped
 from planner.capture.recorder.recorder import Recorder
 from planner.errors import UsageError
@@ -59,7 +59,7 @@ def shard_blocks(model: nn.Module, job: Job, given: Mapping[str, Any], mesh: Any
         with _moved_by_it(model, recorder):
             return shard_by_accelerate(unwrapped(model), given, options, mesh)
     blocks = find_blocks(model)
-    names = count_blocks(blocks)
+    names = name_kinds(blocks)
     first, last = _ends_of(model) if "by" in given else ((), ())
     try:
         for block in (*first, *blocks):

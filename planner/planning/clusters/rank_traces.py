@@ -19,8 +19,6 @@ from planner.program import (
     first_divergence,
 )
 
-_COUNTS_BLOCKS = "FSDP: "  # beginning of the note that counts a model's blocks
-
 
 class Depth(Struct, frozen=True):
     """The number of a model's repeated blocks, and the argument that sets it."""
@@ -75,8 +73,7 @@ class RankTraces:
             self._is_repeated[kind] = not first_divergence(expected, checked)
             if not self._is_repeated[kind]:
                 return None
-        deep = repeated.with_more(self._depth.blocks - SHALLOW)
-        return replace(deep, notes=tuple(note for note in deep.notes if not note.startswith(_COUNTS_BLOCKS)))
+        return repeated.with_more(self._depth.blocks - SHALLOW)
 
     def _at_depth(self, job: Job, blocks: int, batch: int, target: Target) -> Trace:
         assert self._depth is not None

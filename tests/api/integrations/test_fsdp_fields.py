@@ -123,7 +123,7 @@ def test_arguments_and_accelerators_are_planned_as_the_job_by_hand(tmp_path: Any
         zero_grad="after-step", fsdp=4, gpu_mib=1500, fsdp_arg=["by=accelerate", *sorted(mixed)],
     )  # fmt: skip
     assert trained.max_batch == looped.max_batch == by_hand.max_batch > 1
-    assert "2 LlamaDecoderLayer" in str(trained)
+    assert "LlamaDecoderLayer" in str(trained)
 
 
 def test_checkpoints_of_the_plugin_are_planned() -> None:

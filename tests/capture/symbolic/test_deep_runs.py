@@ -46,6 +46,7 @@ DEEP: dict[str, dict[str, Any]] = {
     "adapters": {"model": "hf:qwen2", "peft": "lora"},
     "averaged and evaluated": {"ema": True, "evaluate": True},
     "forward passes": {"mode": Mode.INFER},
+    "sharded": {"fsdp": 4, "checkpoint": Checkpoint.BLOCKS},
 }
 WHOLE: dict[str, dict[str, Any]] = {
     "few blocks": {"model_args": (*SIZES[:-1], ("num_hidden_layers", 27))},
@@ -102,11 +103,3 @@ def test_the_whole_model_runs_if_its_depth_may_matter(name: str) -> None:
     job, depths = replace(LLAMA, **WHOLE[name]), []
     runs, run = recorder(job, depths)
     assert (runs.run(job, GPU, run), depths) == (None, [])
-
-
-@pytest.mark.slow
-def test_the_whole_model_runs_if_a_note_depends_on_its_depth() -> None:
-    """FSDP's note counts the blocks, so that it is not repeated."""
-    job, depths = replace(LLAMA, fsdp=4), []
-    runs, run = recorder(job, depths)
-    assert (runs.run(job, GPU, run), depths) == (None, [4, 5])

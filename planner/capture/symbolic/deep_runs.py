@@ -125,7 +125,10 @@ class DeepRuns:
         pair = _compare(at_depth(SHALLOW), at_depth(SHALLOW + 1))
         if not is_checked and not _is_same(pair.with_more(CHECKED - SHALLOW), at_depth(CHECKED)):
             return None
-        return pair.with_more(blocks - SHALLOW)
+        deep = pair.with_more(blocks - SHALLOW)
+        traced = f"{SHALLOW} and {SHALLOW + 1} are traced, and what one adds is repeated"
+        note = f"of its {blocks} equal blocks {traced}"
+        return replace(deep, trace=replace(deep.trace, notes=(*deep.trace.notes, note)))
 
 
 def _compare(shallow: RecordedRun, deep: RecordedRun) -> _Pair:

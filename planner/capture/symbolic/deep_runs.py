@@ -9,6 +9,7 @@ if its blocks differ, or if anything but the repeated events depends on their nu
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -23,12 +24,14 @@ from planner.program import (
     SHALLOW,
     NotAffineError,
     NotRepeatedError,
+    Origin,
     RepeatedBlock,
     Target,
     compare_depths,
     first_divergence,
 )
 
+_PLAIN = (bool, int, float, str, tuple, list, type(None))  # types of attributes that may tell blocks apart
 LEAST_DEPTH = 28  # a program is fitted in four runs or more, of 43 blocks in all from shallow models
 
 
@@ -54,9 +57,7 @@ class _Pair(NamedTuple):
             if call is None:
                 continue
             size = call.end - call.start
-            if origins[start : start + size] != [
-                origin._replace(event=origin.event + k) for k in range(size)
-            ]:
+            if origins[start : start + size] != [Origin(origin.event + k, origin.block) for k in range(size)]:
                 raise NotRepeatedError(f"an added block begins or ends within {call.func}")
             args, out = arguments.get(call.start, (call.args, call.out))
             site = self.block.site(call.site, origin, blocks)
@@ -133,20 +134,12 @@ class DeepRuns:
 
 def _compare(shallow: RecordedRun, deep: RecordedRun) -> _Pair:
     one, other = shallow.trace, deep.trace
-    described = [
-        (
-            trace.unknown_ops,
-            trace.notes,
-            trace.pinned,
-            trace.facts,
-            trace.conv_workspaces,
-            trace.growth_sources,
-        )
-        for trace in (one, other)
-    ]
-    if described[0] != described[1] or one.growth_sources or one.conv_workspaces:
+    if _described(one) != _described(other) or one.growth_sources or one.conv_workspaces:
         raise NotRepeatedError("what is said of the model depends on its depth")
     return _Pair((shallow, deep), compare_depths(one, other))
+
+
+_described = attrgetter("unknown_ops", "notes", "pinned", "facts", "conv_workspaces", "growth_sources")
 
 
 def _is_same(expected: RecordedRun, run: RecordedRun) -> bool:
@@ -176,9 +169,9 @@ def _structure(block: nn.Module) -> tuple[Any, ...]:
                 (key, tuple(each.shape), each.dtype) for key, each in module.named_parameters(recurse=False)
             ),
             tuple(
-                (key, value)
+                (key, repr(value))
                 for key, value in sorted(vars(module).items())
-                if isinstance(value, (bool, int, float, str)) and not re.search("idx|index|_id$|number", key)
+                if isinstance(value, _PLAIN) and not re.search("^_|idx|index|_id$|number", key)
             ),
         )
         for name, module in block.named_modules()

@@ -39,10 +39,6 @@ class _Insertion(Struct, frozen=True):
     events: tuple[Event, ...]
     is_reversed: bool  # whether the deepest block's copy comes first, as in a backward pass
 
-    def copies(self, count: int) -> Sequence[int]:
-        """Return the numbers of `count` copies in their order."""
-        return range(count)[::-1] if self.is_reversed else range(count)
-
 
 class Origin(NamedTuple):
     """The event of the deeper of the two compared traces that an event of an extrapolated trace repeats."""
@@ -68,14 +64,12 @@ class RepeatedBlock(Struct, frozen=True):
 
     def origins(self, blocks: int) -> list[Origin]:
         """Return the origin of each event of `with_more(blocks)`; `blocks` is positive."""
-        inserted = self._by_position()
         origins: list[Origin] = []
-        for index in range(len(self.trace.events) + 1):
-            for one in inserted.get(index, ()):
-                starts = range(one.start, one.start + len(one.events))
-                origins += (Origin(start, block) for block in one.copies(blocks) for start in starts)
-            if index < len(self.trace.events):
-                origins.append(Origin(self.positions[index], None))
+        for part, copy in self.parts(blocks):
+            if isinstance(part, _Insertion):
+                origins += (Origin(part.start + k, copy) for k in range(len(part.events)))
+            else:
+                origins.append(Origin(self.positions[part], None))
         return origins
 
     def site(self, site: Site, origin: Origin, blocks: int) -> Site:
@@ -84,11 +78,21 @@ class RepeatedBlock(Struct, frozen=True):
             return _shifted(site, self.layer, self.inserted + 1, blocks - 1)
         return _shifted(site, self.layer, 0, origin.block)
 
-    def _by_position(self) -> dict[int, list[_Insertion]]:
-        insertions: dict[int, list[_Insertion]] = {}
+    def parts(self, blocks: int) -> Iterator[tuple[_Insertion | int, int]]:
+        """Yield the parts of `with_more(blocks)` in order: insertions, each with the number of its copy, and
+        indices of events of `trace`, each with 0.
+        """
+        inserted: dict[int, list[_Insertion]] = {}
         for one in self.insertions:
-            insertions.setdefault(one.position, []).append(one)
-        return insertions
+            inserted.setdefault(one.position, []).append(one)
+        end = len(self.trace.events)
+        for index in range(end + 1):
+            for one in inserted.get(index, ()):
+                numbers = range(blocks)
+                for number in reversed(numbers) if one.is_reversed else numbers:
+                    yield one, number
+            if index < end:
+                yield index, 0
 
 
 def compare_depths(shallow: Trace, deep: Trace, layer: re.Pattern[str] = BLOCK) -> RepeatedBlock:
@@ -379,14 +383,13 @@ class _Repetition:
         }
 
     def trace(self) -> Trace:
-        insertions = self._repeated._by_position()
+        given = self._repeated.trace.events
         events: list[Event] = []
-        for index, event in enumerate(self._repeated.trace.events):
-            for one in insertions.get(index, ()):
-                events += self._copies_of(one)
-            events.append(self._grown(event))
-        for one in insertions.get(len(self._repeated.trace.events), ()):
-            events += self._copies_of(one)
+        for part, copy in self._repeated.parts(self._copies):
+            if isinstance(part, _Insertion):
+                events += self._copy_of(part, copy)
+            else:
+                events.append(self._grown(given[part]))
         return replace(self._repeated.trace, events=tuple(events), sites=tuple(self._sites))
 
     def _site(self, site: int, first: int, by: int) -> int:
@@ -409,15 +412,14 @@ class _Repetition:
             return replace(event, block=self._latest[self._repeated.successors[event.block]])
         return event
 
-    def _copies_of(self, insertion: _Insertion) -> Iterator[Event]:
-        for number in insertion.copies(self._copies):
-            for event in insertion.events:
-                if isinstance(event, Alloc):
-                    self._blocks[event.block, number] = self._latest[event.block] = self._next
-                    yield replace(event, block=self._next, site=self._site(event.site, 0, number))
-                    self._next += 1
-                elif isinstance(event, Free):
-                    yield replace(event, block=self._freed(event.block, number))
+    def _copy_of(self, insertion: _Insertion, number: int) -> Iterator[Event]:
+        for event in insertion.events:
+            if isinstance(event, Alloc):
+                self._blocks[event.block, number] = self._latest[event.block] = self._next
+                yield replace(event, block=self._next, site=self._site(event.site, 0, number))
+                self._next += 1
+            elif isinstance(event, Free):
+                yield replace(event, block=self._freed(event.block, number))
 
     def _freed(self, block: int, number: int) -> int:
         """Return the memory block that copy `number` of an insertion frees."""

@@ -152,6 +152,11 @@ class _Message(Struct, frozen=True):
         return self.figure("reserved") or allocated + (unallocated or 0)
 
     @property
+    def is_of_metal(self) -> bool:
+        """Return whether the allocator of Apple's GPUs wrote the message."""
+        return self.figure("metal") is not None
+
+    @property
     def own_bytes(self) -> int | None:
         """Return the memory of this process with its CUDA context, or None if the message does not tell it.
 
@@ -244,16 +249,15 @@ def _bytes(text: str) -> int:
 
 
 def _diagnose(message: _Message) -> Diagnosis:
-    kind = _MESSAGE.search(message.text)
     requested, allocated = message.figure("requested"), message.figure("allocated")
-    if kind is None or requested is None:
+    if _MESSAGE.search(message.text) is None or requested is None:
         return _without_figures(message)
     reserved, total = message.reserved_bytes, message.figure("total")
     cause, reason = _cause(message, requested, allocated, reserved)
     help_ = _help(message, requested, allocated, reserved)
     live = _live(message, allocated, reserved)
     place = _place(message.frames)
-    notes = _notes(message, kind[1])
+    notes = _notes(message)
     return Diagnosis("log", cause, reason, requested, allocated, reserved, total, place, live, help_, notes)
 
 
@@ -351,7 +355,7 @@ def _shortage(message: _Message, requested: int, allocated: int, reserved: int |
 
 def _help(message: _Message, requested: int, allocated: int | None, reserved: int | None) -> tuple[Help, ...]:
     """Return whether expandable segments may have served the request from the memory that was left."""
-    if allocated is None or reserved is None or message.figure("metal") is not None:
+    if allocated is None or reserved is None or message.is_of_metal:
         return ()
     left = (message.figure("free") or 0) + reserved - allocated
     if left >= requested:
@@ -382,10 +386,10 @@ def _live(message: _Message, allocated: int | None, reserved: int | None) -> tup
     return tuple(Held(what, size) for what, size in found if size is not None and size > 0)
 
 
-def _notes(message: _Message, kind: str) -> tuple[str, ...]:
+def _notes(message: _Message) -> tuple[str, ...]:
     notes = []
     allowed = message.figure("allowed")
-    if allowed is not None and kind != "MPS backend":
+    if allowed is not None and not message.is_of_metal:
         notes.append(f"the process was limited to {size_text(allowed)} by set_per_process_memory_fraction")
     if not message.frames:
         notes.append("no traceback is before the message, so the code that asked is not known")

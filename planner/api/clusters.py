@@ -16,7 +16,7 @@ from planner.api.options import Options
 from planner.api.request import Model, Request, open_request
 from planner.errors import UsageError
 from planner.hardware import GPUS_OF_A_NODE, Budget, Device, ProductLine, Vendor, find_device
-from planner.jobs import Job, Mode, check_count, read_count
+from planner.jobs import Depth, Job, Mode, check_count, read_count
 from planner.planning import (
     MOST_GPUS,
     CaptureMode,
@@ -25,12 +25,11 @@ from planner.planning import (
     ClusterQuestion,
     ClusterSearch,
     ClusterTable,
-    Depth,
     RankTraces,
     Seconds,
     find_clusters,
 )
-from planner.program import LARGEST_BATCH, Target, TraceSource
+from planner.program import CHECKED, LARGEST_BATCH, Target, TraceSource
 from planner.report import Report, Result, report_of
 
 _LARGEST_COUNT = 2**16  # largest number of GPUs
@@ -214,10 +213,9 @@ def _depth_of(request: Request) -> Depth | None:
     if request.factory is not None:
         return None
     request.on_progress("importing torch and the model's library")
-    from planner.capture import depth_argument
+    from planner.capture import find_depth
 
-    found = depth_argument(request.job)
-    return None if found is None else Depth(*found)
+    return find_depth(request.job, CHECKED + 1)
 
 
 def _opener(request: Request) -> Callable[[Job, Target], TraceSource]:

@@ -9,6 +9,7 @@ from .loop.trainable import freeze_parameters as freeze_parameters
 from .loop.training_loop import run_loop as run_loop
 from .techniques.adapters import attach_adapters as attach_adapters
 from .techniques.liger import has_liger_kernels as has_liger_kernels
+from .models.depth import find_depth as find_depth
 from .models.live import (
     LiveEvaluation as LiveEvaluation, Prepare as Prepare,
     StandIn as StandIn, Step as Step, fields_of_process as fields_of_process,
@@ -30,7 +31,7 @@ from .models.quantized import (
 )
 from .models.registry import (
     build_model as build_model, complete_by_library as complete_by_library,
-    construct_model as construct_model, depth_argument as depth_argument,
+    construct_model as construct_model,
     find_constructor as find_constructor,
 )
 from .models.torchvision.shim import prepare_torchvision as prepare_torchvision

@@ -5,7 +5,7 @@ from .attribution import (
 )
 from .batch_curve import BatchCurve as BatchCurve, DeviceCurve as DeviceCurve, take_curve as take_curve
 from .changes import Change as Change, TrainingConfig as TrainingConfig
-from .clusters.rank_traces import Depth as Depth, RankTraces as RankTraces
+from .clusters.rank_traces import RankTraces as RankTraces
 from .clusters.search import (
     ClusterAdvice as ClusterAdvice, ClusterPlan as ClusterPlan, ClusterPlans as ClusterPlans,
     ClusterSearch as ClusterSearch,

@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import ModuleType
@@ -144,28 +143,6 @@ def _completed(job: Job, source: str, name: str, arguments: dict[str, Any]) -> J
 def import_transformers() -> ModuleType:
     """Import and return transformers, which imports most of its modules only when they are used."""
     return import_library("transformers", extra="hf")
-
-
-def depth_argument(job: Job) -> tuple[str, int] | None:
-    """Return the name and value of the argument that sets a model's number of blocks, or None without one.
-
-    Only models of transformers have one here. None too if an option of the job may name single blocks.
-    """
-    source, name = split_model(job.source or job.model)
-    if source != hf.SOURCE or _may_name_blocks(job):
-        return None
-    return hf.depth_argument(import_transformers(), name, dict(job.model_args))
-
-
-def _may_name_blocks(job: Job) -> bool:
-    """Return whether patterns or KEY=VALUE options may choose some of a model's blocks by number."""
-    patterns = (*job.freeze, *job.train_only)
-    pairs = (*job.peft_arg, *job.quantize_arg, *job.fsdp_arg)
-    return bool(
-        job.deepspeed
-        or any(re.search(r"[\d?\[]", pattern) for pattern in patterns)
-        or any(re.search(r"layers_|_pattern=|[A-Za-z_]\.\d", pair) for pair in pairs)
-    )
 
 
 def find_hf(name: str) -> Constructor:

@@ -19,7 +19,7 @@ from planner.capture.models.registry import construct_model, find_constructor
 from planner.capture.session import record
 from planner.capture.symbolic.batch_units import fit_in_units
 from planner.capture.symbolic.capability_guards import GuardedCapability
-from planner.capture.symbolic.deep_runs import DeepRuns
+from planner.capture.symbolic.deep_runs import DeepRuns, open_deep_runs
 from planner.capture.symbolic.fit_program import fit_program
 from planner.capture.symbolic.kernel_calls import RecordedCall, RecordedRun
 from planner.capture.symbolic.rules import SignatureRules
@@ -69,7 +69,7 @@ class ProgramBuilder:
     runs: int = 0  # number of runs of the model so far
     _paths: list[_Path] = field(default_factory=list)
     _memory: CaptureMemory = field(default_factory=CaptureMemory)
-    _deep_runs: DeepRuns | None = None  # None: the number of the model's blocks is no argument
+    _deep_runs: DeepRuns | None = None  # None: the whole model runs
     _runs: dict[int, list[tuple[GuardedCapability, Program]]] = field(default_factory=dict)  # by batch size
 
     def programs(self, target: Target) -> tuple[Program, ...]:
@@ -332,9 +332,5 @@ def open_builder(
     Imports the library of the job's model. Raises UsageError or ModelError.
     """
     construct = constructor or find_constructor(job)
-
-    def build(job: Job) -> nn.Module:
-        return construct_model(job, construct)
-
-    deep_runs = DeepRuns(build) if constructor is None else None
-    return ProgramBuilder(job, build, on_progress, _deep_runs=deep_runs)
+    deep_runs = open_deep_runs(job) if constructor is None else None
+    return ProgramBuilder(job, lambda job: construct_model(job, construct), on_progress, _deep_runs=deep_runs)

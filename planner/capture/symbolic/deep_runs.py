@@ -6,19 +6,17 @@ too, once for each compute capability, to check the extrapolation. The whole mod
 if its blocks differ, or if anything but the repeated events depends on their number.
 """
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
-from torch import nn
 
-from planner.capture.models.registry import depth_argument
+from planner.capture.models.depth import find_depth
 from planner.capture.symbolic.kernel_calls import RecordedCall, RecordedRun, at_batch, fit_arguments
 from planner.errors import PlannerError
-from planner.jobs import Compile, Job, Quantize
+from planner.jobs import Compile, Depth, Job, Quantize
 from planner.program import (
     CHECKED,
     SHALLOW,
@@ -31,7 +29,6 @@ from planner.program import (
     first_divergence,
 )
 
-_PLAIN = (bool, int, float, str, tuple, list, type(None))  # types of attributes that may tell blocks apart
 LEAST_DEPTH = 28  # a program is fitted in four runs or more, of 43 blocks in all from shallow models
 
 
@@ -88,48 +85,46 @@ class _Pair(NamedTuple):
 class DeepRuns:
     """The runs of a job whose model is deep, each extrapolated from runs of shallow models."""
 
-    build: Callable[[Job], nn.Module]
+    depth: Depth
     _is_repeated: dict[tuple[int, int], bool] = field(default_factory=dict)  # by compute capability
-    _has_equal_blocks: bool | None = None  # None: not known yet
 
     def run(self, job: Job, target: Target, run: Callable[[Job], RecordedRun]) -> RecordedRun | None:
         """Return the run of a job, extrapolated from those that `run` returns for shallower jobs.
 
         None if the whole model must run. Raises no error of a shallow model.
         """
-        is_repeated = self._is_repeated.get(target.capability)
-        if is_repeated is False or job.compile is not Compile.NONE or job.quantize is not Quantize.NONE:
-            return None  # a note compares the quantized blocks with the rest of the model
+        if self._is_repeated.get(target.capability) is False:
+            return None
         try:
-            deep = self._extrapolate(job, run, is_checked=is_repeated is True)
+            deep = self._extrapolate(job, target, run)
         except (NotRepeatedError, NotAffineError, PlannerError):
             deep = None
         self._is_repeated[target.capability] = deep is not None
         return deep
 
-    def _extrapolate(
-        self, job: Job, run: Callable[[Job], RecordedRun], is_checked: bool
-    ) -> RecordedRun | None:
-        depth = depth_argument(job)
-        if depth is None or depth[1] < LEAST_DEPTH:
-            return None
-        argument, blocks = depth
+    def _extrapolate(self, job: Job, target: Target, run: Callable[[Job], RecordedRun]) -> RecordedRun | None:
+        def at_depth(blocks: int) -> RecordedRun:
+            return run(self.depth.at(job, blocks))
 
-        def at_depth(count: int) -> RecordedRun:
-            others = tuple(pair for pair in job.model_args if pair[0] != argument)
-            return run(replace(job, model_args=(*others, (argument, count))))
-
-        if self._has_equal_blocks is None:
-            self._has_equal_blocks = has_equal_blocks(self.build(job), blocks)
-        if not self._has_equal_blocks:
-            return None
         pair = _compare(at_depth(SHALLOW), at_depth(SHALLOW + 1))
+        is_checked = target.capability in self._is_repeated
         if not is_checked and not _is_same(pair.with_more(CHECKED - SHALLOW), at_depth(CHECKED)):
             return None
-        deep = pair.with_more(blocks - SHALLOW)
+        deep = pair.with_more(self.depth.blocks - SHALLOW)
         traced = f"{SHALLOW} and {SHALLOW + 1} are traced, and what one adds is repeated"
-        note = f"of its {blocks} equal blocks {traced}"
+        note = f"of its {self.depth.blocks} equal blocks {traced}"
         return replace(deep, trace=replace(deep.trace, notes=(*deep.trace.notes, note)))
+
+
+def open_deep_runs(job: Job) -> DeepRuns | None:
+    """Return the deep runs of a job, or None if its whole model must run. Raises UsageError.
+
+    Quantized models run whole, since a note compares the quantized blocks with the rest of the model.
+    """
+    if job.compile is not Compile.NONE or job.quantize is not Quantize.NONE:
+        return None
+    depth = find_depth(job, LEAST_DEPTH)
+    return None if depth is None else DeepRuns(depth)
 
 
 def _compare(shallow: RecordedRun, deep: RecordedRun) -> _Pair:
@@ -144,35 +139,3 @@ _described = attrgetter("unknown_ops", "notes", "pinned", "facts", "conv_workspa
 
 def _is_same(expected: RecordedRun, run: RecordedRun) -> bool:
     return not first_divergence(expected.trace, run.trace) and expected.calls == run.calls
-
-
-def has_equal_blocks(model: nn.Module, count: int) -> bool:
-    """Return whether a model has lists of `count` modules that are equal but for the first and the last."""
-    lists = [
-        [*module.children()]
-        for module in model.modules()
-        if isinstance(module, (nn.ModuleList, nn.Sequential)) and len(module) == count
-    ]
-    return bool(lists) and all(len({_structure(block) for block in blocks[1:-1]}) == 1 for blocks in lists)
-
-
-def _structure(block: nn.Module) -> tuple[Any, ...]:
-    """Return what can tell a block from another: its modules, their parameters, and plain attributes.
-
-    Attributes that number a block are left out.
-    """
-    return tuple(
-        (
-            name,
-            type(module),
-            tuple(
-                (key, tuple(each.shape), each.dtype) for key, each in module.named_parameters(recurse=False)
-            ),
-            tuple(
-                (key, repr(value))
-                for key, value in sorted(vars(module).items())
-                if isinstance(value, _PLAIN) and not re.search("^_|idx|index|_id$|number", key)
-            ),
-        )
-        for name, module in block.named_modules()
-    )

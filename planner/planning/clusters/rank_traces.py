@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from time import perf_counter
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from planner.errors import PlannerError
-from planner.jobs import Job
+from planner.jobs import Depth, Job
 from planner.program import (
     CHECKED,
     SHALLOW,
@@ -20,24 +19,17 @@ from planner.program import (
 )
 
 
-class Depth(Struct, frozen=True):
-    """The number of a model's repeated blocks, and the argument that sets it."""
-
-    argument: str
-    blocks: int
-
-
 class RankTraces:
     """A source of the traces of one rank, which captures shallow models in place of deep models.
 
-    If the number of blocks is an argument of the model, and above 7, models with 4 and 5 blocks are captured,
-    and the events that one more block adds are repeated. Once for each kind of job, the model with 7 blocks
-    is captured and compared with the extrapolated trace. If they differ, the whole model is captured.
+    If the model has a depth, models with 4 and 5 blocks are captured, and the events that one more block adds
+    are repeated. Once for each kind of job, the model with 7 blocks is captured and compared with the
+    extrapolated trace. If they differ, the whole model is captured.
     """
 
     def __init__(self, open_traces: Callable[[Job, Target], TraceSource], depth: Depth | None) -> None:
         self._open_traces = open_traces
-        self._depth = depth if depth is not None and depth.blocks > CHECKED else None
+        self._depth = depth  # above 7 blocks; None: the whole model is captured
         self._is_repeated: dict[tuple[Job, Target], bool] = {}  # by job apart from the number of its ranks
         self.seconds = 0.0  # spent in captures and extrapolation
 
@@ -77,6 +69,4 @@ class RankTraces:
 
     def _at_depth(self, job: Job, blocks: int, batch: int, target: Target) -> Trace:
         assert self._depth is not None
-        others = tuple(pair for pair in job.model_args if pair[0] != self._depth.argument)
-        shallow = replace(job, model=job.model, model_args=(*others, (self._depth.argument, blocks)))
-        return self._open_traces(shallow, target)(batch)
+        return self._open_traces(self._depth.at(job, blocks), target)(batch)

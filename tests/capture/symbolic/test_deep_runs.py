@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 
-from planner.capture import construct_model, find_constructor, record
-from planner.capture.symbolic.deep_runs import DeepRuns
+from planner.capture import construct_model, find_constructor, find_depth, record
+from planner.capture.symbolic.deep_runs import open_deep_runs
 from planner.capture.symbolic.kernel_calls import RecordedCall, RecordedRun
 from planner.jobs import (
     Checkpoint,
     ClipGradients,
     Compile,
+    Depth,
     Job,
     Loss,
     Mode,
@@ -59,8 +60,8 @@ WHOLE: dict[str, dict[str, Any]] = {
 }
 
 
-def recorder(job: Job, depths: list[int]) -> tuple[DeepRuns, Callable[[Job], RecordedRun]]:
-    """Return the deep runs of a job, and a function that runs a model and appends its depth to `depths`."""
+def recorder(job: Job, depths: list[int]) -> Callable[[Job], RecordedRun]:
+    """Return a function that runs a job's model and appends its depth to `depths`."""
     constructor = find_constructor(job)
 
     def run(each: Job) -> RecordedRun:
@@ -71,7 +72,7 @@ def recorder(job: Job, depths: list[int]) -> tuple[DeepRuns, Callable[[Job], Rec
         )
         return RecordedRun(trace, tuple(calls))
 
-    return DeepRuns(lambda job: construct_model(job, constructor)), run
+    return run
 
 
 @pytest.mark.slow
@@ -79,7 +80,8 @@ def recorder(job: Job, depths: list[int]) -> tuple[DeepRuns, Callable[[Job], Rec
 def test_an_extrapolated_run_is_that_of_the_deep_model(name: str) -> None:
     """Events and kernel calls with their arguments are those of the whole model, from 4, 5 and 7 blocks."""
     job, depths = replace(LLAMA, **DEEP[name]), []
-    runs, run = recorder(job, depths)
+    runs, run = open_deep_runs(job), recorder(job, depths)
+    assert runs is not None
     deep = runs.run(job, GPU, run)
     assert deep is not None
     whole = run(job)
@@ -92,7 +94,8 @@ def test_an_extrapolated_run_is_that_of_the_deep_model(name: str) -> None:
 def test_an_extrapolation_is_checked_once() -> None:
     """Further batch sizes need two shallow runs each."""
     depths: list[int] = []
-    runs, run = recorder(LLAMA, depths)
+    runs, run = open_deep_runs(LLAMA), recorder(LLAMA, depths)
+    assert runs is not None
     assert runs.run(LLAMA, GPU, run) is not None
     assert runs.run(LLAMA, GPU, run) is not None
     assert depths == [4, 5, 7, 4, 5]
@@ -101,6 +104,12 @@ def test_an_extrapolation_is_checked_once() -> None:
 @pytest.mark.parametrize("name", WHOLE)
 def test_the_whole_model_runs_if_its_depth_may_matter(name: str) -> None:
     """No shallow model tells what a block does that only a deep model has, or that an option chooses."""
-    job, depths = replace(LLAMA, **WHOLE[name]), []
-    runs, run = recorder(job, depths)
-    assert (runs.run(job, GPU, run), depths) == (None, [])
+    assert open_deep_runs(replace(LLAMA, **WHOLE[name])) is None
+
+
+def test_traces_of_ranks_need_equal_blocks_too() -> None:
+    """Of 12 blocks, those from the ninth on have experts, which no model of 4, 5 or 7 blocks has."""
+    twelve = (*SIZES[:-1], ("num_hidden_layers", 12))
+    late = (*twelve, *EXPERTS[:-1], ("first_k_dense_replace", 8))
+    assert find_depth(replace(LLAMA, model_args=twelve), 8) == Depth("num_hidden_layers", 12)
+    assert find_depth(replace(LLAMA, model="hf:deepseek_v3", model_args=late), 8) is None

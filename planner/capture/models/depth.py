@@ -1,0 +1,76 @@
+"""Find the number of a model's blocks if runs of shallower models can tell what the model does."""
+
+import re
+from typing import Any
+
+from torch import nn
+
+from planner.capture.models.registry import construct_model, find_constructor, import_transformers
+from planner.capture.models.transformers import build as hf
+from planner.errors import ModelError
+from planner.jobs import Depth, Job, split_model
+
+_PLAIN = (bool, int, float, str, tuple, list, type(None))  # types of attributes that may tell blocks apart
+
+
+def find_depth(job: Job, least: int) -> Depth | None:
+    """Return the depth of a model of transformers that has at least `least` blocks, all alike.
+
+    None for other models, and if an option of the job may name single blocks. The model is built on meta.
+    Raises UsageError for an unknown model.
+    """
+    source, name = split_model(job.source or job.model)
+    if source != hf.SOURCE or _may_name_blocks(job):
+        return None
+    found = hf.depth_argument(import_transformers(), name, dict(job.model_args))
+    if found is None or found[1] < least:
+        return None
+    try:
+        model = construct_model(job, find_constructor(job))
+    except ModelError:
+        return None  # the capture raises it
+    depth = Depth(*found)
+    return depth if _has_equal_blocks(model, depth.blocks) else None
+
+
+def _may_name_blocks(job: Job) -> bool:
+    """Return whether patterns or KEY=VALUE options may choose some of a model's blocks by number."""
+    patterns = (*job.freeze, *job.train_only)
+    pairs = (*job.peft_arg, *job.quantize_arg, *job.fsdp_arg)
+    return bool(
+        job.deepspeed
+        or any(re.search(r"[\d?\[]", pattern) for pattern in patterns)
+        or any(re.search(r"layers_|_pattern=|[A-Za-z_]\.\d", pair) for pair in pairs)
+    )
+
+
+def _has_equal_blocks(model: nn.Module, count: int) -> bool:
+    """Return whether a model has lists of `count` modules that are equal but for the first and the last."""
+    lists = [
+        [*module.children()]
+        for module in model.modules()
+        if isinstance(module, (nn.ModuleList, nn.Sequential)) and len(module) == count
+    ]
+    return bool(lists) and all(len({_structure(block) for block in blocks[1:-1]}) == 1 for blocks in lists)
+
+
+def _structure(block: nn.Module) -> tuple[Any, ...]:
+    """Return what can tell a block from another: its modules, their parameters, and plain attributes.
+
+    Attributes that number a block are left out.
+    """
+    return tuple(
+        (
+            name,
+            type(module),
+            tuple(
+                (key, tuple(each.shape), each.dtype) for key, each in module.named_parameters(recurse=False)
+            ),
+            tuple(
+                (key, repr(value))
+                for key, value in sorted(vars(module).items())
+                if isinstance(value, _PLAIN) and not re.search("^_|idx|index|_id$|number", key)
+            ),
+        )
+        for name, module in block.named_modules()
+    )

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from importlib import import_module
 from typing import Any
+from unittest import mock
 
 from msgspec import Struct
 
@@ -20,6 +21,8 @@ from planner.errors import ModelError, UsageError
 from planner.planning.sweep.task import Task, TaskResult
 
 CONNECT_SECONDS = 30
+# Processes that remove what an interrupted sweep leaves, and warn of each piece.
+_TRACKERS = ("loky.backend.resource_tracker", "multiprocessing.resource_tracker")
 
 _Numbered = tuple[int, Task]  # a task's index among all tasks, and the task
 Run = Callable[[Task], TaskResult]
@@ -80,8 +83,10 @@ def local_pool(size: int) -> Pool:
 
     @contextmanager
     def executor() -> Iterator[Executor]:
-        processes = loky.ProcessPoolExecutor(size, initializer=_print_to_stderr)
-        with warnings.catch_warnings():
+        given = os.environ.get("PYTHONWARNINGS")
+        ignored = ",".join([*filter(None, [given]), *(f"ignore::UserWarning:{name}" for name in _TRACKERS)])
+        with warnings.catch_warnings(), mock.patch.dict("os.environ", PYTHONWARNINGS=ignored):
+            processes = loky.ProcessPoolExecutor(size, initializer=_print_to_stderr)
             warnings.simplefilter("ignore")  # loky's advice about memory that a worker took
             try:
                 yield processes

@@ -6,10 +6,7 @@ layout of its outputs is computed once. The planner has kernels for the most fre
 and for operators whose outputs CUDA lays out differently (`cuda_layouts`, `convolution`).
 """
 
-import gc
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import FrameType
 from typing import Any
 
 import torch
@@ -26,6 +23,7 @@ from planner.capture.meta_kernels import (
     pointwise,
     product_dtypes,
 )
+from planner.capture.meta_kernels.calls import call_operator
 from planner.capture.meta_kernels.strides import empty_strided, is_contiguous_meta
 from planner.capture.operator_table import operator_table
 from planner.program import Capability, Phase
@@ -97,10 +95,7 @@ class MetaRunner:
             kind, layouts = known
             made = [None if layout is None else empty_strided(*layout) for layout in layouts]
             return made[0] if kind is Tensor else kind(made)
-        knows_dynamo = "torch._dynamo" in sys.modules
-        out = func(*args, **kwargs) if kwargs else func(*args)
-        if not knows_dynamo and "torch._dynamo" in sys.modules:
-            release_importing_frames()
+        out = call_operator(func, args, kwargs)
         if key is not None:
             self._remember(key, func, args, kwargs, out)
         return out
@@ -132,18 +127,6 @@ class MetaRunner:
                 return
             layouts.append(layout)
         self._layouts[key] = type(out), layouts
-
-
-def release_importing_frames() -> None:
-    """Release the stack frames that the import of dynamo kept alive, with the tensors in them.
-
-    The first decomposition in a process imports dynamo (torch/_compile.py), which calls `torch.fx.wrap`. That
-    function keeps its own frame in a variable, a cycle that lasts until garbage is collected.
-    """
-    wrap = torch.fx._symbolic_trace.wrap.__code__
-    for one in gc.get_objects():
-        if type(one) is FrameType and one.f_code is wrap:
-            one.clear()
 
 
 def _changes_lists(func: Any) -> bool:

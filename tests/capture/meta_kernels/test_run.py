@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from planner.capture.meta_kernels.run import MetaRunner, release_importing_frames
+from planner.capture.meta_kernels.calls import release_importing_frames
+from planner.capture.meta_kernels.run import MetaRunner
 from planner.program import Phase
 from tests.capture.meta_kernels.test_pointwise import operands
 from tests.helpers.meta_kernels import layout, torchs

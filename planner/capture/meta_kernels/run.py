@@ -20,8 +20,8 @@ from planner.capture.meta_kernels import (
     collectives,
     convolution,
     cuda_layouts,
+    operand_dtypes,
     pointwise,
-    product_dtypes,
 )
 from planner.capture.meta_kernels.calls import call_operator
 from planner.capture.meta_kernels.strides import empty_strided, is_contiguous_meta
@@ -101,7 +101,7 @@ class MetaRunner:
         return out
 
     def _inspect(self, func: Any) -> _Operator:
-        kernel, check = self._kernels.get(func), product_dtypes.CHECKS.get(func)
+        kernel, check = self._kernels.get(func), operand_dtypes.find_check(func)
         op = _Operator(func, kernel, check, _changes_lists(func), _changes_elements(func))
         self._operators[id(func)] = op
         return op

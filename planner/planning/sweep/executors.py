@@ -5,6 +5,7 @@ which shows which of them ends its process.
 """
 
 import os
+import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -83,9 +84,8 @@ def local_pool(size: int) -> Pool:
 
     @contextmanager
     def executor() -> Iterator[Executor]:
-        given = os.environ.get("PYTHONWARNINGS")
-        ignored = ",".join([*filter(None, [given]), *(f"ignore::UserWarning:{name}" for name in _TRACKERS)])
-        with warnings.catch_warnings(), mock.patch.dict("os.environ", PYTHONWARNINGS=ignored):
+        filters = ",".join([*sys.warnoptions, *(f"ignore::UserWarning:{name}" for name in _TRACKERS)])
+        with warnings.catch_warnings(), mock.patch.dict("os.environ", PYTHONWARNINGS=filters):
             processes = loky.ProcessPoolExecutor(size, initializer=_print_to_stderr)
             warnings.simplefilter("ignore")  # loky's advice about memory that a worker took
             try:

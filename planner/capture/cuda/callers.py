@@ -31,12 +31,11 @@ def is_of_torch(frame: FrameType) -> bool:
 
 
 def skips_meta(frame: FrameType) -> bool:
-    """Return whether an initialization of torch runs in the frame that leaves weights on meta as they are.
+    """Return whether torch's `orthogonal_` runs in the frame, which leaves weights on meta as they are.
 
-    `trunc_normal_` does so from torch 2.13 on; in older versions it makes no tensors.
+    So does `trunc_normal_` of torch 2.13; in older versions it makes no tensors.
     """
-    is_of_init = frame.f_globals.get("__name__") == "torch.nn.init"
-    return is_of_init and frame.f_code.co_name in ("orthogonal_", "_no_grad_trunc_normal_")
+    return frame.f_globals.get("__name__") == "torch.nn.init" and frame.f_code.co_name == "orthogonal_"
 
 
 def caches_answers(frame: FrameType) -> bool:

@@ -27,6 +27,12 @@ def test_operands_that_cuda_refuses_are_refused(name: str) -> None:
         run(func, *args)
 
 
+def test_factors_of_different_dtypes_are_named() -> None:
+    """In the words of a linear layer; for a bare product torch names the types of C++."""
+    with pytest.raises(RuntimeError, match=r"mat1 and mat2 must have the same dtype, but got Half and Float"):
+        run(aten.mm.default, SQUARE.half(), SQUARE)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64])
 def test_operands_that_cuda_takes_are_taken(dtype: torch.dtype) -> None:
     """All floating-point and complex dtypes have kernels for products."""

@@ -1,4 +1,4 @@
-"""What a plan refuses for its dtypes, a GPU refuses."""
+"""Hold the refusals of plans by dtype against a GPU."""
 
 import re
 from typing import Any

@@ -1,125 +1,140 @@
 """Pass Python objects between ranks through the store of their process group.
 
 The stand-in for NCCL moves no bytes between processes. But stages of a pipeline exchange the shapes of the
-tensors that they will send as Python objects, and trainers exchange the folder of their logs.
+tensors that they will send as Python objects, trainers exchange the folder of their logs, and
+torch.distributed.checkpoint gathers the plans of all ranks and scatters the parts of one plan.
 """
 
 from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 _ALL = -1  # in place of a rank
 
 
 def attach(torch: Any) -> None:
-    """Make the functions of torch.distributed that send and broadcast objects use the store.
+    """Make the functions of torch.distributed that exchange objects use the store.
 
     The original functions are still called, since they allocate tensors.
     """
     if not torch.distributed.is_available():
         return
     c10d = import_module("torch.distributed.distributed_c10d")
-    replacements: dict[str, Callable[[Any, Callable[..., Any]], Callable[..., Any]]] = {
-        "send_object_list": _sending,
-        "recv_object_list": _receiving,
-        "broadcast_object_list": _broadcasting,
-    }
-    for name, wrap in replacements.items():
-        wrapped = wrap(c10d, getattr(c10d, name))
+    counts: Counter[str] = Counter()
+    for name, exchange in EXCHANGES.items():
+        wrapped = exchanging(c10d, getattr(c10d, name), exchange, counts)
         for module in (c10d, torch.distributed):
             setattr(module, name, wrapped)
 
 
-def _keys(c10d: Any) -> Callable[[Any, int, int], str]:
-    """Return a function that makes the store's key for a group's next message to one rank, or to all."""
-    counts: Counter[tuple[str, int, int]] = Counter()
+def exchanging(
+    c10d: Any, plain: Callable[..., Any], exchange: Callable[[_Call], None], counts: Counter[str]
+) -> Callable[..., Any]:
+    """Return a function of torch.distributed that also exchanges its objects through the store.
 
-    def key_of(group: Any, source: int, to: int) -> str:
-        of = (c10d._get_process_group_name(group), source, to)
-        counts[of] += 1
-        return "/".join(map(str, ("planner/objects", *of, counts[of])))
-
-    return key_of
-
-
-def _sending(c10d: Any, plain: Callable[..., None]) -> Callable[..., None]:
-    key_of = _keys(c10d)
+    `counts` has the number of messages of this process by their kind, ranks and direction.
+    """
+    parameters = signature(plain)
 
     @wraps(plain)
-    def send(
-        object_list: list[Any],
-        dst: int | None = None,
-        group: Any = None,
-        *args: Any,
-        group_dst: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        plain(object_list, dst, group, *args, group_dst=group_dst, **kwargs)
-        group = c10d._group_or_default_group(group)
-        to = c10d._canonicalize_group_rank(group, dst, group_dst)
-        key = key_of(group, c10d.get_rank(group), to)
-        c10d._get_default_store().set(key, pickle.dumps(object_list))
-
-    return send
-
-
-def _receiving(c10d: Any, plain: Callable[..., int]) -> Callable[..., int]:
-    key_of = _keys(c10d)
-
-    @wraps(plain)
-    def receive(
-        object_list: list[Any],
-        src: int | None = None,
-        group: Any = None,
-        *args: Any,
-        group_src: int | None = None,
-        **kwargs: Any,
-    ) -> int:
-        group = c10d._group_or_default_group(group)
-        source = c10d._canonicalize_group_rank(group, src, group_src)
-        key = key_of(group, source, c10d.get_rank(group))
-        objects = pickle.loads(c10d._get_default_store().get(key))  # noqa: S301  # as torch itself does
+    def function(*args: Any, **kwargs: Any) -> Any:
+        given = parameters.bind(*args, **kwargs).arguments
+        group = c10d._group_or_default_group(given.get("group"))
         with _no_bytes_come(c10d):
-            rank = plain(object_list, src, group, *args, group_src=group_src, **kwargs)
-        object_list[:] = objects
-        return rank
+            result = plain(*args, **kwargs)
+        if not c10d._rank_not_in_group(group):
+            exchange(_Call(c10d, group, given, counts))
+        return result
 
-    return receive
+    return function
 
 
-def _broadcasting(c10d: Any, plain: Callable[..., None]) -> Callable[..., None]:
-    key_of = _keys(c10d)
+class _Call:
+    """A call of a rank in a group; messages between two ranks are received in the order of their sending."""
 
-    @wraps(plain)
-    def broadcast(
-        object_list: list[Any],
-        src: int | None = None,
-        group: Any = None,
-        *args: Any,
-        group_src: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        group = c10d._group_or_default_group(group)
-        source = 0 if src is None and group_src is None else src
-        if c10d._rank_not_in_group(group):  # torch warns
-            plain(object_list, source, group, *args, group_src=group_src, **kwargs)
-            return
-        root, store = c10d._canonicalize_group_rank(group, source, group_src), c10d._get_default_store()
-        key, is_root = key_of(group, root, _ALL), c10d.get_rank(group) == root
-        if is_root:
-            store.set(key, pickle.dumps(object_list))
-        with _no_bytes_come(c10d):
-            plain(object_list, source, group, *args, group_src=group_src, **kwargs)
-        if not is_root:
-            object_list[:] = pickle.loads(store.get(key))  # noqa: S301  # as torch itself does
+    def __init__(self, c10d: Any, group: Any, given: Mapping[str, Any], counts: Counter[str]) -> None:
+        self._c10d, self._group, self._counts, self.given = c10d, group, counts, given
+        self.own = int(c10d.get_rank(group))
 
-    return broadcast
+    def rank(self, name: str) -> int:
+        """Return the rank within the group that is given as `name` among all ranks, or within the group."""
+        of_all, of_group = self.given.get(name), self.given.get(f"group_{name}")
+        of_all = 0 if of_all is None and of_group is None else of_all
+        return int(self._c10d._canonicalize_group_rank(self._group, of_all, of_group))
+
+    def ranks(self) -> range:
+        """Return the ranks of the group."""
+        return range(self._c10d.get_world_size(self._group))
+
+    def send(self, kind: str, source: int, to: int, message: Any) -> None:
+        """Send a message of a kind from one rank of the group to one rank, or to all."""
+        key = self._key("sent", kind, source, to)
+        self._c10d._get_default_store().set(key, pickle.dumps(message))
+
+    def receive(self, kind: str, source: int, to: int) -> Any:
+        """Return the next message of a kind, once it is there."""
+        key = self._key("received", kind, source, to)
+        return pickle.loads(self._c10d._get_default_store().get(key))  # noqa: S301  # as torch itself does
+
+    def _key(self, direction: str, kind: str, source: int, to: int) -> str:
+        key = f"planner/objects/{kind}/{self._c10d._get_process_group_name(self._group)}/{source}/{to}"
+        self._counts[direction + key] += 1
+        return f"{key}/{self._counts[direction + key]}"
+
+
+def _send(call: _Call) -> None:
+    call.send("list", call.own, call.rank("dst"), call.given["object_list"])
+
+
+def _receive(call: _Call) -> None:
+    call.given["object_list"][:] = call.receive("list", call.rank("src"), call.own)
+
+
+def _broadcast(call: _Call) -> None:
+    objects, root = call.given["object_list"], call.rank("src")
+    if call.own == root:
+        call.send("broadcast", root, _ALL, objects)
+    else:
+        objects[:] = call.receive("broadcast", root, _ALL)
+
+
+def _gather_everywhere(call: _Call) -> None:
+    call.send("all_gather", call.own, _ALL, call.given["obj"])
+    for rank in call.ranks():
+        call.given["object_list"][rank] = call.receive("all_gather", rank, _ALL)
+
+
+def _gather(call: _Call) -> None:
+    root = call.rank("dst")
+    call.send("gather", call.own, root, call.given["obj"])
+    if call.own == root:
+        for rank in call.ranks():
+            call.given["object_gather_list"][rank] = call.receive("gather", rank, root)
+
+
+def _scatter(call: _Call) -> None:
+    root = call.rank("src")
+    if call.own == root:
+        for rank in call.ranks():
+            call.send("scatter", root, rank, call.given["scatter_object_input_list"][rank])
+    call.given["scatter_object_output_list"][0] = call.receive("scatter", root, call.own)
+
+
+EXCHANGES: dict[str, Callable[[_Call], None]] = {
+    "send_object_list": _send,
+    "recv_object_list": _receive,
+    "broadcast_object_list": _broadcast,
+    "all_gather_object": _gather_everywhere,
+    "gather_object": _gather,
+    "scatter_object_list": _scatter,
+}
 
 
 @contextmanager

@@ -7,8 +7,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from planner.allocator import MemoryLimits, PhasePeak, Replay, highest, replay_trace
-from planner.jobs import Job, Mode, Quantize
-from planner.program import Alloc, Category, Fact, Free, Phase, PhaseStart, Trace
+from planner.jobs import Job, Mode, Quantize, parse_model_arg
+from planner.program import Alloc, Category, Event, Fact, Free, Phase, PhaseStart, Trace
 
 
 class JobPhase(StrEnum):
@@ -18,7 +18,8 @@ class JobPhase(StrEnum):
     FIRST_STEP = "first_step"  # gradients and optimizer state are allocated
     LATER_STEPS = "later_steps"
     EVALUATION = "evaluation"
-    SAVING = "saving"  # of a checkpoint between two steps
+    SAVING = "saving"  # of a checkpoint between two steps; of FSDP each rank's shards
+    GATHERING = "gathering"  # of FSDP's shards to a whole checkpoint
     RESUMING = "resuming"  # from a checkpoint
 
 
@@ -47,21 +48,26 @@ def job_phases(job: Job, trace: Trace, run: Replay, limits: MemoryLimits) -> tup
     `torch.save` copies each storage to the CPU by itself, and `torch.load` places each on the GPU again,
     where it was saved (torch/serialization.py). So saving takes what is allocated between two steps, and
     resuming takes weights and optimizer state beside the model, or the state alone if weights come from the
-    CPU. This is planned for whole weights on one GPU:
-    the libraries that hold shards or quantized weights build other tensors to save.
+    CPU.
+
+    Of FSDP2's shards, `torch.distributed.checkpoint` copies each to the CPU as well. A whole checkpoint
+    gathers one parameter or state at a time. Before shards are loaded, the optimizer takes a step with
+    gradients of zeros, which allocates its state (torch/distributed/checkpoint/state_dict.py). With shards of
+    other libraries, shards on the CPU and quantized weights these phases are not planned.
     """
     parts: dict[JobPhase, list[PhasePeak]] = {}
     for phase, peak in _phases(run):
         parts.setdefault(phase, []).append(peak)
-    if not (trains(job) and holds_whole_weights(job)):
+    shards = _fsdp_shards(job)
+    if not trains(job) or not (shards or holds_whole_weights(job)):
         parts.pop(JobPhase.SAVING, None)
     if JobPhase.SAVING in parts:
-        parts[JobPhase.RESUMING] = [_resume(trace, limits)]
-    steps = (JobPhase.LOADING, JobPhase.FIRST_STEP, JobPhase.LATER_STEPS)
+        parts[JobPhase.RESUMING] = [_resume_shards(trace, limits) if shards else _resume(trace, limits)]
+        if shards:
+            parts[JobPhase.GATHERING] = [_gather(trace, shards, limits)]
+    unplanned = (JobPhase.EVALUATION, JobPhase.SAVING, JobPhase.RESUMING) if trains(job) else ()
     return tuple(
-        _peak_of(phase, parts.get(phase, []))
-        for phase in JobPhase
-        if phase in parts or trains(job) and phase not in steps
+        _peak_of(phase, parts.get(phase, [])) for phase in JobPhase if phase in parts or phase in unplanned
     )
 
 
@@ -79,13 +85,64 @@ def saved_blocks(trace: Trace) -> list[Alloc]:
 
 def _resume(trace: Trace, limits: MemoryLimits) -> PhasePeak:
     """Return the peaks as a process loads onto the GPU what a trace's process would save at its end."""
-    starts = (i for i, event in enumerate(trace.events) if isinstance(event, PhaseStart) and event.step > 0)
-    end = next(starts, len(trace.events))
     saved = saved_blocks(trace)
     if Fact.WEIGHTS_FROM_HOST in trace.facts:
         saved = [block for block in saved if block.category is Category.OPTIMIZER]
     loaded = [replace(block, block=-number) for number, block in enumerate(saved, start=1)]
-    events = (*trace.events[:end], PhaseStart(1, Phase.INPUTS), *loaded)
+    return _last_peak(trace, (*_setup(trace), PhaseStart(1, Phase.INPUTS), *loaded), limits)
+
+
+def _resume_shards(trace: Trace, limits: MemoryLimits) -> PhasePeak:
+    """Return the peaks as an optimizer's state is made by a step with gradients of zeros.
+
+    FSDP2's own gradients are parts of one block for each group of parameters; zeros have a block for each
+    parameter, as many as the gradients have bytes.
+    """
+    gradients: dict[int, int] = {}  # size in bytes by block
+    step: list[Event] = []
+    made: set[int] = set()
+    phase = Phase.SETUP
+    for event in trace.events:
+        if isinstance(event, PhaseStart):
+            if phase is Phase.OPTIMIZER:
+                break
+            phase = event.phase
+        elif phase is Phase.OPTIMIZER:
+            if isinstance(event, Alloc):
+                made.add(event.block)
+            if event.block in made:
+                step.append(event)
+        elif isinstance(event, Free):
+            gradients.pop(event.block, None)
+        elif event.category is Category.GRADIENT:
+            gradients[event.block] = event.size_bytes
+    setup, left_bytes = _setup(trace), sum(gradients.values())
+    zeros: list[Event] = []
+    for event in setup:
+        if isinstance(event, Alloc) and event.category is Category.PARAMETER and left_bytes > 0:
+            zeros.append(replace(event, block=-event.block - 1))
+            left_bytes -= event.size_bytes
+    return _last_peak(trace, (*setup, PhaseStart(1, Phase.OPTIMIZER), *zeros, *step), limits)
+
+
+def _gather(trace: Trace, shards: int, limits: MemoryLimits) -> PhasePeak:
+    """Return the peaks as a process gathers what is saved, one block of all shards after the other."""
+    gathered = (
+        event
+        for number, block in enumerate(saved_blocks(trace), start=1)
+        for event in (replace(block, block=-number, size_bytes=shards * block.size_bytes), Free(-number))
+    )
+    return _last_peak(trace, (*trace.events, PhaseStart(1, Phase.END), *gathered), limits)
+
+
+def _setup(trace: Trace) -> tuple[Event, ...]:
+    """Return the events before the first step."""
+    starts = (i for i, event in enumerate(trace.events) if isinstance(event, PhaseStart) and event.step > 0)
+    return trace.events[: next(starts, len(trace.events))]
+
+
+def _last_peak(trace: Trace, events: tuple[Event, ...], limits: MemoryLimits) -> PhasePeak:
+    """Return the peaks of the last phase of these events, as the trace's process would replay them."""
     return replay_trace(replace(trace, events=events), limits).phase_peaks[-1]
 
 
@@ -120,3 +177,11 @@ def holds_whole_weights(job: Job) -> bool:
     """Return whether the weights of a job's process are neither shards nor quantized."""
     is_sharded = bool(job.fsdp or job.tp or job.world_size or job.deepspeed)
     return not is_sharded and job.quantize is Quantize.NONE
+
+
+def _fsdp_shards(job: Job) -> int:
+    """Return the number of parts that FSDP2 alone makes of each parameter on GPUs, or 0."""
+    if not job.fsdp or job.tp or job.quantize is not Quantize.NONE:
+        return 0
+    given = dict(parse_model_arg(text, "--fsdp-arg") for text in job.fsdp_arg)
+    return 0 if given.get("offload") else job.fsdp // int(given.get("replicas", 1))

@@ -69,11 +69,51 @@ def test_an_evaluation_has_its_own_peaks() -> None:
     assert found["later_steps"] == (54, 106)
 
 
+def test_phases_of_shards() -> None:
+    """Shards are saved as they are, or gathered one by one; a step with gradients of zeros resumes them."""
+    events: tuple[Event, ...] = (
+        PhaseStart(0, Phase.SETUP),
+        *(alloc(0, 30 * MIB, category=Category.PARAMETER), alloc(1, 10 * MIB, category=Category.PARAMETER)),
+        *(PhaseStart(1, Phase.INPUTS), alloc(2, 12 * MIB)),
+        *(PhaseStart(1, Phase.BACKWARD), alloc(3, 40 * MIB, category=Category.GRADIENT)),
+        *(PhaseStart(1, Phase.OPTIMIZER), alloc(4, 80 * MIB, category=Category.OPTIMIZER)),
+        *(alloc(5, 6 * MIB), Free(5), Free(3), PhaseStart(2, Phase.INPUTS), Free(2)),
+    )
+    assert phases(replace(JOB, fsdp=2), *events, *END) == {
+        "loading": (40, 40),
+        "first_step": (178, 192),
+        "later_steps": (132, 192),
+        "evaluation": (None, None),
+        "saving": (122, 192),
+        "gathering": (282, 412),
+        "resuming": (166, 180),
+    }
+
+
 @pytest.mark.parametrize(
-    "sharded", [{"fsdp": 2}, {"tp": 2}, {"world_size": 2}, {"deepspeed": "{}"}, {"quantize": Quantize.NF4}]
+    ("given", "shards"),
+    [((), 8), (("replicas=2",), 4), (("offload=true",), None), (("reduce_dtype=bf16",), 8)],
+)
+def test_a_whole_checkpoint_gathers_from_the_ranks_that_share_a_parameter(
+    given: tuple[str, ...], shards: int | None
+) -> None:
+    """Replicas of shards gather nothing from each other; shards on the CPU are not planned."""
+    (allocated, _) = phases(replace(JOB, fsdp=8, fsdp_arg=given), *EVENTS, *END).get(
+        "gathering", (None, None)
+    )
+    assert allocated == (shards and 42 + shards * 30)
+
+
+@pytest.mark.parametrize(
+    "sharded",
+    [
+        {"fsdp": 2, "tp": 2},
+        {"fsdp": 2, "fsdp_arg": ("offload=true",)},
+        *({"tp": 2}, {"world_size": 2}, {"deepspeed": "{}"}, {"quantize": Quantize.NF4}),
+    ],
 )
 def test_saving_is_not_planned_for_weights_that_a_library_rebuilds(sharded: dict[str, object]) -> None:
-    """Shards are gathered and quantized weights are packed before they are saved."""
+    """Other libraries gather shards in ways of their own, and pack quantized weights to save them."""
     assert phases(replace(JOB, **sharded), *EVENTS, *END)["saving"] == (None, None)
 
 

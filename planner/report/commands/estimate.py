@@ -67,6 +67,7 @@ _PHASES = {
     JobPhase.LATER_STEPS: "later steps",
     JobPhase.EVALUATION: "evaluation",
     JobPhase.SAVING: "saving a checkpoint",
+    JobPhase.GATHERING: "gathering it to a whole one",
     JobPhase.RESUMING: "resuming from a checkpoint",
 }
 MAX_STEPS = 5  # most steps whose retries are listed

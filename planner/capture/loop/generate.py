@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from planner.capture.loop.runtime import BatchLoader, LoopRuntime, PhaseHook
 from planner.capture.models.transformers.build import is_padded
+from planner.capture.models.transformers.key_value_cache import WHOLE_TOKENS, grow
 from planner.errors import ModelError
 from planner.jobs import Job
 from planner.program import Phase
 
-WHOLE_TOKENS = 4  # at either end that run through the model; for tokens between, only the cache grows
 MOST_GROWTHS = 256  # if more tokens are between, the cache grows by several tokens at a time
 
 
@@ -62,7 +62,7 @@ def _left_out(new_tokens: int) -> tuple[str, ...]:
 def _growths(new_tokens: int) -> list[int]:
     """Return the numbers of tokens by which the cache grows between the first and last tokens.
 
-    The first and last `WHOLE_TOKENS` tokens run through the model.
+    The first and last `WHOLE_TOKENS` tokens run through the model; for tokens between, only the cache grows.
     """
     between = max(new_tokens - 2 * WHOLE_TOKENS, 0)
     stride = -(-between // MOST_GROWTHS)
@@ -129,7 +129,7 @@ def _generate(model: Any, text: _Text, job: Job) -> Tensor:
     first, growths = min(job.new_tokens, WHOLE_TOKENS), _growths(job.new_tokens)
     for number, growth in enumerate([0] * first + growths + [0] * (job.new_tokens - first - sum(growths))):
         if growth:
-            _grow(cache, growth)
+            grow(cache, growth)
             text.make_room(growth)
         else:
             with _decoding(model) if number else nullcontext():
@@ -146,17 +146,3 @@ def _decoding(model: Any) -> AbstractContextManager[object]:
     """Return a context in which transformers runs mixtures of experts in their mode for decoding."""
     optimized = getattr(model, "_optimize_model_for_decode", None)
     return nullcontext() if optimized is None else optimized()
-
-
-def _grow(cache: Any, tokens: int) -> None:
-    """Append tokens to each layer's cached keys and values, as a forward pass does."""
-    for number, layer in enumerate(cache.layers):
-        if getattr(layer, "keys", None) is not None and getattr(layer, "values", None) is not None:
-            # No variable may hold the old keys and values, which are freed once the longer tensors are made.
-            cache.update(_new_states(layer.keys, tokens), _new_states(layer.values, tokens), number)
-
-
-def _new_states(cached: Tensor, tokens: int) -> Tensor:
-    """Return uninitialised keys or values for new tokens, batch x heads x tokens x width."""
-    batch, heads, _, width = cached.shape
-    return cached.new_empty(batch, heads, tokens, width)

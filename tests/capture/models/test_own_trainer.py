@@ -163,15 +163,38 @@ def test_an_evaluation_that_cannot_be_planned_is_named(tmp_path: Path) -> None:
     assert "NoneType" in note
 
 
+WRITES = """
+import torch
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, T5Config, T5ForConditionalGeneration
+
+def make(**settings):
+    shape = dict(d_model=32, d_ff=32, d_kv=8, num_heads=2, num_layers=1, vocab_size=50)
+    model = T5ForConditionalGeneration(T5Config(**shape, decoder_start_token_id=0))
+    arguments = Seq2SeqTrainingArguments("out", report_to="none", **settings)
+    text = {"input_ids": torch.ones(10, dtype=torch.int64), "labels": torch.ones(6, dtype=torch.int64)}
+    given = {"train_dataset": [text] * 4, "eval_dataset": [text] * 32, "compute_metrics": lambda found: {}}
+    return Seq2SeqTrainer(model, arguments, **given)
+"""
+
+
+def test_an_evaluation_generates_texts_of_their_full_length(tmp_path: Path) -> None:
+    """Keys and values grow by each of 30 tokens but the last, for all 3 beams of a batch of 16."""
+    settings = (*EVALUATES, ("predict_with_generate", True), ("generation_max_length", 30))
+    trace = trace_of(job_of_trainer(tmp_path, WRITES, model_args=(*settings, ("generation_num_beams", 3))))
+    token = 4 * 16 * 3 * 2 * 8  # bytes of a token's keys
+    found = set(blocks(trace, Category.TEMPORARY)) | set(blocks(trace, Category.ACTIVATION))
+    assert [tokens for tokens in range(1, 40) if token * tokens in found] == [*range(1, 30)]
+    assert any("between the first 4 and the last 4 tokens only the growth" in note for note in trace.notes)
+
+
 def test_headlines_name_what_is_not_planned(tmp_path: Path) -> None:
-    """That an evaluation generates texts is said before the memory of the GPU."""
-    (tmp_path / "train.py").write_text(CODE.replace("TrainingArguments", "Seq2SeqTrainingArguments"))
-    settings: dict[str, object] = {**dict(EVALUATES), "eval_rows": 4, "predict_with_generate": True}
+    """That an evaluation is left out is said before the memory of the GPU."""
+    (tmp_path / "train.py").write_text(CODE.replace("[1] * 60", "None"))
+    settings: dict[str, object] = {**dict(EVALUATES), "eval_rows": 4}
     given: dict[str, Any] = {"model": f"{tmp_path / 'train.py'}:make", "model_arg": settings, "gpu": "T4"}
     lines = str(planner.estimate(batch=BATCH, **given)).splitlines()
     (line,) = [number for number, text in enumerate(lines) if text.startswith("Not planned:")]
-    assert "the trainer's evaluation, which generates texts" in lines[line]
-    assert "Phases not planned: evaluation" in lines
+    assert "the trainer's evaluation, which may take more memory" in lines[line]
     assert line < next(number for number, text in enumerate(lines) if "left for the allocator" in text)
 
 

@@ -8,12 +8,13 @@ Keywords beside those of `Job` are those of TrainingArguments. It evaluates afte
 import json
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from torch.utils.data import Dataset
-from transformers import Trainer, TrainingArguments
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 
 
 @dataclass(frozen=True)
@@ -76,22 +77,36 @@ def images(**given: Any) -> Trainer:
     return trainer(transformers.ViTForImageClassification(config), job, settings, lambda count: sample)
 
 
+def texts(**given: Any) -> Trainer:
+    """Return a trainer of a model that writes texts, and generates them when it evaluates."""
+    job, settings = read(given)
+    config = transformers.T5Config(
+        d_model=256, d_ff=1024, num_layers=4, num_heads=4, d_kv=64, vocab_size=8000, decoder_start_token_id=0
+    )
+    model = transformers.T5ForConditionalGeneration(config)
+    return trainer(
+        model, job, {**settings, "predict_with_generate": True}, lambda count: labelled(count, (64,))
+    )
+
+
 def trainer(model: Any, job: Job, settings: dict[str, Any], sample_of: Any) -> Trainer:
     """Return a trainer that evaluates after its second step."""
     fixed = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "max_steps": 3}
-    arguments = TrainingArguments(
+    generates = "predict_with_generate" in settings
+    arguments = (Seq2SeqTrainingArguments if generates else TrainingArguments)(
         output_dir="/tmp/evaluations", eval_strategy="steps", eval_steps=2, **fixed, **settings
     )
     evaluated = Samples(sample_of(job.eval_tokens), job.eval_samples)
     several = {f"part{number}": evaluated for number in range(job.datasets)}
-    return Trainer(
-        model,
-        arguments,
-        train_dataset=Samples(sample_of(job.tokens), 1024),
-        eval_dataset=several if job.datasets > 1 else evaluated,
-        compute_metrics=(lambda predictions: {}) if job.metrics else None,
-        preprocess_logits_for_metrics=(lambda logits, labels: logits.argmax(-1)) if job.best else None,
-    )
+    given: dict[str, Any] = {
+        "train_dataset": Samples(sample_of(job.tokens), 1024),
+        "eval_dataset": several if job.datasets > 1 else evaluated,
+        "compute_metrics": (lambda predictions: {}) if job.metrics else None,
+        "preprocess_logits_for_metrics": (lambda logits, labels: logits.argmax(-1)) if job.best else None,
+    }
+    if generates:
+        return Seq2SeqTrainer(model, arguments, **given)
+    return Trainer(model, arguments, **given)
 
 
 def labelled(count: int, labels: tuple[int, ...]) -> dict[str, torch.Tensor]:
@@ -111,7 +126,11 @@ def read(given: dict[str, Any]) -> tuple[Job, dict[str, Any]]:
 
 
 if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).parent))
+    from generate import end_by_length
+
+    end_by_length()
     asked = json.loads(sys.argv[1])
     made = asked.pop("trainer")
     asked["per_device_train_batch_size"] = asked.pop("batch")
-    {"tokens": tokens, "language": language, "images": images}[made](**asked).train()
+    {"tokens": tokens, "language": language, "images": images, "texts": texts}[made](**asked).train()

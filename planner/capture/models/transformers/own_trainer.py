@@ -202,8 +202,7 @@ class TrainerModule(StepModule):
 
         def end_step(step: int) -> None:
             if step == evaluated:
-                if not self._evaluation.generates:
-                    continue_with(Phase.EVALUATION)
+                continue_with(Phase.EVALUATION)
                 self._evaluation.run()
             if step == steps:
                 continue_with(Phase.END)

@@ -4,24 +4,27 @@ The batches are copies of the longest sample of its evaluation data, as many sam
 `per_device_eval_batch_size` says. Losses, predictions and labels are gathered as the loop gathers them, which
 keeps them on the GPU until `eval_accumulation_steps` or the end. Each of the first batches
 runs, since it finds the memory between blocks that the growing results before it have left; of the others,
-the results alone are made and gathered, in between. Facts from transformers 5.23.
+the results alone are made and gathered, in between. Texts are generated to their full length. Facts from
+transformers 5.23.
 """
 
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from math import ceil
 from typing import Any
 
 from torch import Tensor
 
 from planner.capture.failure_reasons import reads_values, sentence_of
+from planner.capture.models.transformers.key_value_cache import WHOLE_TOKENS, only_growing_between
 from planner.capture.models.transformers.trainer_batches import Batches, longest_sample
 from planner.capture.patching import patched
 from planner.errors import PlannerError
 from planner.program import LEFT_OUT_NOTE
 
 _RUN = 16  # batches at most
+_GENERATING = 3  # batches at most of an evaluation that generates, each of which takes seconds
 _MOST_ADDED = 4000  # times that results of other batches are made and added
 _TRAINER = "transformers.trainer"
 
@@ -39,18 +42,9 @@ class Evaluation:
         self._trainer, self._name = trainer, name
         self.notes: tuple[str, ...] = ()
 
-    @property
-    def generates(self) -> bool:
-        """Return whether the evaluation generates texts, which is not planned."""
-        return bool(getattr(self._trainer.args, "predict_with_generate", False))
-
     def run(self) -> None:
         """Evaluate on each of the trainer's datasets. An evaluation that fails is left out, and named."""
         trainer = self._trainer
-        if self.generates:
-            what = "the trainer's evaluation, which generates texts and may take more memory"
-            self.notes = (LEFT_OUT_NOTE + what,)
-            return
         given = trainer.eval_dataset
         datasets = list(given.values()) if isinstance(given, Mapping) and given else [given]
         for dataset in datasets:
@@ -68,12 +62,22 @@ class Evaluation:
         count = ceil(len(dataset) / batch) if hasattr(dataset, "__len__") else None
         samples = longest_sample(trainer, dataset, "eval_dataset", self._name)
         gathered = min(count or _RUN, more or count or _RUN)
-        run = min(gathered, _RUN)
+        predicts = trainer.compute_metrics is not None
+        generates = predicts and getattr(arguments, "predict_with_generate", False)
+        run = min(gathered, _GENERATING if generates else _RUN)
         batches = Batches(trainer, samples, batch, count or run, run)
-        with _gathering(gathered - run), patched(trainer, "compute_metrics", self._metrics()):
-            only_loss = True if trainer.compute_metrics is None else None
-            trainer.evaluation_loop(batches, "Evaluation", prediction_loss_only=only_loss)
+        with (
+            _gathering(gathered - run, run),
+            _generating_all_tokens(trainer) if generates else nullcontext(),
+            patched(trainer, "compute_metrics", self._metrics()),
+        ):
+            trainer.evaluation_loop(batches, "Evaluation", prediction_loss_only=None if predicts else True)
         self.notes += (self._note(batch, count, gathered),)
+        if generates:
+            self.notes += (
+                f"its evaluation generates texts of full length; between the first {WHOLE_TOKENS} and the "
+                f"last {WHOLE_TOKENS} tokens only the growth of the key-value cache is traced",
+            )
 
     def _metrics(self) -> Any:
         """Return a stand-in for the trainer's `compute_metrics`, which computes nothing; None without it."""
@@ -92,10 +96,26 @@ class Evaluation:
 
 
 @contextmanager
-def _gathering(more: int) -> Iterator[None]:
+def _generating_all_tokens(trainer: Any) -> Iterator[None]:
+    """Make a Seq2SeqTrainer generate texts of their full length while open; no token ends a text before."""
+    arguments = trainer.args
+    given = {"max_length": arguments.generation_max_length, "num_beams": arguments.generation_num_beams}
+    options = {name: value for name, value in given.items() if value is not None}  # as its `evaluate` sets
+    config = trainer.model.generation_config
+    length = options.get("max_length") or config.max_new_tokens or config.max_length
+    with (
+        patched(trainer, "_gen_kwargs", options, create=True),
+        patched(config, "eos_token_id", None),
+        only_growing_between(trainer.model, length),
+    ):
+        yield
+
+
+@contextmanager
+def _gathering(more: int, run: int) -> Iterator[None]:
     """Add results of `more` batches to the results that an evaluation loop gathers while open.
 
-    The loop runs `_RUN` batches; the results are added before the last of these.
+    The loop runs `run` batches; the results are added before the last of these.
     """
     module: Any = sys.modules[_TRAINER]
     plain: Any = module.EvalLoopContainer
@@ -109,7 +129,7 @@ def _gathering(more: int) -> Iterator[None]:
 
         def add(self, tensors: Any) -> None:
             super().add(tensors)
-            others = _RUN - 2  # of those that run, between the first and the last
+            others = run - 2  # of those that run, between the first and the last
             if 0 < self._added <= others:
                 for share in shares[self._added - 1 :: others]:
                     made = _repeated(tensors, share)

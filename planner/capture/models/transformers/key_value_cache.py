@@ -1,0 +1,57 @@
+"""Grow the cache of a transformers decoder by tokens that do not run through the model.
+
+While a text is generated, each token of its middle takes the memory of the token before, and the cached keys
+and values of one token more.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+from torch import Tensor
+
+from planner.capture.patching import patched
+
+WHOLE_TOKENS = 4  # at either end of a generated text that run through the model
+
+
+def grow(cache: Any, tokens: int) -> None:
+    """Append tokens to each layer's cached keys and values, as a forward pass does."""
+    for number, layer in enumerate(cache.layers):
+        if getattr(layer, "keys", None) is not None and getattr(layer, "values", None) is not None:
+            # No variable may hold the old keys and values, which are freed once the longer tensors are made.
+            cache.update(_new_states(layer.keys, tokens), _new_states(layer.values, tokens), number)
+
+
+@contextmanager
+def only_growing_between(model: Any, length: int) -> Iterator[None]:
+    """Run only the first and the last of `length` generated tokens while open; between, the cache grows.
+
+    Calls for the first and the last `WHOLE_TOKENS` tokens run, and all calls without a cache of tokens.
+    """
+    plain = model.forward
+    shape: list[Any] = []  # of the logits of the first token with a cache: their class, dtype and device
+
+    @wraps(plain)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        cache = kwargs.get("past_key_values")
+        cache = getattr(cache, "self_attention_cache", cache)
+        tokens = 0 if cache is None else cache.get_seq_length()
+        if shape and WHOLE_TOKENS <= tokens < length - WHOLE_TOKENS:
+            kind, like, of_logits = shape
+            grow(cache, 1)
+            return kind(logits=like.new_empty(of_logits), past_key_values=kwargs["past_key_values"])
+        output = plain(*args, **kwargs)
+        if tokens:
+            shape[:] = type(output), output.logits.new_empty(0), output.logits.shape
+        return output
+
+    with patched(model, "forward", forward):
+        yield
+
+
+def _new_states(cached: Tensor, tokens: int) -> Tensor:
+    """Return uninitialised keys or values for new tokens, batch x heads x tokens x width."""
+    batch, heads, _, width = cached.shape
+    return cached.new_empty(batch, heads, tokens, width)

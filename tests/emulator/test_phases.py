@@ -11,6 +11,8 @@ from tests.emulator.test_emulated_training import Emulator, emulator  # noqa: F4
 
 pytestmark = pytest.mark.emulated
 
+ACCUMULATED = {"accumulate": 2, "clip_gradients": "norm"}
+
 # A script that evaluates between two steps, then saves what resuming needs.
 SCRIPT = """
 import json
@@ -23,12 +25,18 @@ def peaks():
 
 def step():
     global x, y, output, loss
-    x = y = None
-    x, y = torch.empty({batch}, 3, 224, 224).cuda(), torch.zeros({batch}, dtype=torch.int64).cuda()
-    optimizer.zero_grad()
-    output = model(x)
-    loss = cross_entropy(output, y)
-    loss.backward()
+    for number in range({accumulate}):
+        x = y = None
+        x, y = torch.empty({batch}, 3, 224, 224).cuda(), torch.zeros({batch}, dtype=torch.int64).cuda()
+        if number == 0:
+            optimizer.zero_grad()
+        output = model(x)
+        loss = cross_entropy(output, y)
+        if {accumulate} > 1:
+            loss = loss / {accumulate}
+        loss.backward()
+    if {accumulate} > 1:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
 
 def evaluate():
@@ -42,6 +50,7 @@ def evaluate():
             loss_of = cross_entropy(answer, to)
     model.train()
 
+x = y = None
 model = torchvision.models.{model}().cuda()
 found = dict(loading=peaks())
 optimizer = torch.optim.{optimizer}(model.parameters(), lr=0.1)
@@ -136,6 +145,7 @@ if rank == 0:
         ("resnet18", "SGD", 8, (64, 3, 224, 224), {"eval_batch": 64}),
         ("mobilenet_v3_large", "AdamW", 16, (16, 3, 512, 512), {"eval_input": "3x512x512"}),
         ("vit_b_16", "Adam", 4, (96, 3, 224, 224), {"eval_batch": 96}),
+        ("resnet50", "AdamW", 8, (64, 3, 224, 224), {"eval_batch": 64, **ACCUMULATED}),
     ],
 )
 def test_peaks_of_phases_are_those_of_a_script(
@@ -149,6 +159,7 @@ def test_peaks_of_phases_are_those_of_a_script(
 ) -> None:
     """Loading, steps, the evaluation, saving and resuming take the same to the byte, reserved too."""
     words = {"model": model, "optimizer": optimizer, "batch": batch, "evaluated": evaluated}
+    words["accumulate"] = options.get("accumulate", 1)
     for code in (SCRIPT, RESUMING):
         for name, value in words.items():
             code = code.replace(f"{{{name}}}", str(value))

@@ -16,6 +16,7 @@ class Cause(StrEnum):
     OTHER_PROCESS = "other_process"  # other processes hold the memory that was missing
     EVALUATION = "evaluation"  # training fits, an evaluation does not
     FIRST_STEP = "first_step"  # the optimizer allocates its state
+    NO_FAILURE = "no_failure"  # no request failed
     UNKNOWN = "unknown"  # the file does not decide it
 
 
@@ -72,6 +73,8 @@ def names_evaluation(function: str) -> bool:
 
 
 def size_text(size_bytes: int) -> str:
-    """Return a size in MiB, or in GiB from 10 GiB on, as text."""
+    """Return a size in MiB, in GiB from 10 GiB on, or in KiB below a tenth of a MiB, as text."""
     mib = size_bytes / 2**20
+    if mib < 0.1:
+        return f"{size_bytes / 1024:,.1f} KiB"
     return f"{mib / 1024:,.2f} GiB" if mib >= 10_240 else f"{mib:,.1f} MiB"

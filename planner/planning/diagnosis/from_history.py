@@ -63,23 +63,20 @@ def _of_peak(history: History, source: str, levels: Sequence[int]) -> Diagnosis:
     """Return a diagnosis of the memory in use at the peak of a history in which no request failed."""
     peak = max(range(len(levels)), key=levels.__getitem__)
     reserved = max(_reserved(history))
-    reason = "no request failed in this history; what was in use at its peak is below"
+    cause, reason = Cause.NO_FAILURE, "what was in use at the peak is below"
+    retries = check_history(history).retries
+    if retries:
+        requests = "1 request was" if retries == 1 else f"{retries:,} requests were"
+        reason = f"{requests} served only after cached memory was released; {reason}"
     if not history.events:
+        cause = Cause.UNKNOWN
         reason = (
             "no history was recorded, so that the snapshot shows one moment: call "
             "torch.cuda.memory._record_memory_history() before, or use planner.watch(record=True)"
         )
-    trace = Trace(tuple(to_events(_requests(history, len(history.events)))), history.sites, 1)
-    needs = [
-        (setting, replay_trace(trace, MemoryLimits(config=_config(history, setting)))) for setting in SETTINGS
-    ]
-    help_ = tuple(
-        Help(setting, None, need.peak_reserved_bytes, f"{size_text(reserved)} as recorded; no request failed")
-        for setting, need in needs
-    )
     return Diagnosis(
         source,
-        Cause.UNKNOWN,
+        cause,
         reason,
         None,
         levels[peak],
@@ -87,7 +84,7 @@ def _of_peak(history: History, source: str, levels: Sequence[int]) -> Diagnosis:
         history.total_bytes,
         Place(),
         _live(history, peak),
-        help_,
+        _replays(history, len(history.events), reserved),
         history.notes,
     )
 
@@ -154,7 +151,7 @@ def _live(history: History, end: int) -> tuple[Held, ...]:
     for event in _live_events(history, end):
         site = _site(history, event)
         name = " in ".join(filter(None, (site.module, site.op)))
-        groups[name or f"blocks of {size_text(event.size_bytes)}"].append(event.size_bytes)
+        groups[name or f"no line of Python, {size_text(event.size_bytes)} each"].append(event.size_bytes)
     freed = {event.address for event in history.events[:end] if event.action == "free_completed"}
     for state in history.start:
         for block in state.blocks:
@@ -242,13 +239,17 @@ def _by_growth(item: tuple[Site, int]) -> tuple[int, str]:
 
 
 def _replays(history: History, end: int, reserved: int) -> tuple[Help, ...]:
-    """Return for each setting whether and in how much memory the requests up to the failed one fit."""
+    """Return for each setting whether and in how much memory the requests up to an event fit.
+
+    The GPU had at least what was reserved, and what was free when a request failed; it had less than the
+    reserved memory that was refused.
+    """
     trace = Trace(tuple(to_events(_requests(history, end))), history.sites, 1)
     refused = check_history(history).refused_bytes
-    free = history.events[end].address
-    enough = reserved + free  # the GPU had at least what was reserved
-    too_much = None if free else refused
-    return tuple(_replay(trace, history, setting, enough, too_much) for setting in SETTINGS)
+    free = history.events[end].address if end < len(history.events) else 0
+    enough = reserved + free
+    most = enough if free else None if refused is None else max(enough, refused - 1)
+    return tuple(_replay(trace, history, setting, enough, most) for setting in SETTINGS)
 
 
 def _requests(history: History, end: int) -> Iterator[HistoryEvent]:
@@ -261,18 +262,17 @@ def _requests(history: History, end: int) -> Iterator[HistoryEvent]:
         yield HistoryEvent("alloc", 0, history.events[end].size_bytes, stream=history.events[end].stream)
 
 
-def _replay(trace: Trace, history: History, setting: str, enough: int, too_much: int | None) -> Help:
+def _replay(trace: Trace, history: History, setting: str, enough: int, most: int | None) -> Help:
     config = _config(history, setting)
     replay = replay_trace(trace, MemoryLimits(enough, total_bytes=enough, config=config))
     if replay.outcome is not Outcome.DOES_NOT_FIT:
-        retries = f", after {replay.retries} retries" if replay.retries else ""
+        times = "1 retry" if replay.retries == 1 else f"{replay.retries:,} retries"
+        retries = f", after {times}" if replay.retries else ""
         return Help(setting, True, replay.peak_reserved_bytes, f"the same requests are served{retries}")
-    if too_much is not None:
-        most = max(enough, too_much - 1)
-        again = replay_trace(trace, MemoryLimits(most, total_bytes=most, config=config))
-        if again.outcome is not Outcome.DOES_NOT_FIT:
-            between = f"whether the GPU had the {size_text(again.peak_reserved_bytes)} is not recorded"
-            return Help(setting, None, again.peak_reserved_bytes, between)
+    again = replay_trace(trace, MemoryLimits(most, total_bytes=most or enough, config=config))
+    if again.outcome is not Outcome.DOES_NOT_FIT:
+        between = f"whether the GPU had the {size_text(again.peak_reserved_bytes)} is not recorded"
+        return Help(setting, None, again.peak_reserved_bytes, between)
     need = replay_trace(trace, MemoryLimits(config=config))
     return Help(setting, False, need.peak_reserved_bytes, "the same requests need more than the GPU had")
 

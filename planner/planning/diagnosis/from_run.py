@@ -17,7 +17,7 @@ def diagnose_run(record: Mapping[str, Any]) -> Diagnosis:
         reason = "the run did not run out of memory"
         if record.get("exit_code"):
             reason += f"; the command ended with exit code {record['exit_code']}"
-        return Diagnosis(source, Cause.UNKNOWN, reason, None, *peaks)
+        return Diagnosis(source, Cause.NO_FAILURE, reason, None, *peaks)
     requested = _bytes(failure["requested_mib"])
     steps = [step for step in record["steps"] if step["first"] == step["last"]]
     levels = [_bytes(step["peak_allocated_mib"]) for step in steps]

@@ -88,14 +88,36 @@ def test_a_request_of_an_evaluation_is_named() -> None:
 
 
 def test_a_history_without_a_failure_shows_its_peak() -> None:
-    """The cause is unknown; what was in use at the peak, and what each setting would reserve, are told."""
+    """What was in use at the peak, and whether other settings serve the same requests, are told."""
     events = (segment(0, 40), alloc(0, 40), *free(0, 40), alloc(0, 20))
     found = diagnose_history(history_of(*events), "a test")
-    assert (found.cause, found.requested_bytes, found.allocated_bytes) == (Cause.UNKNOWN, None, 40 * MIB)
+    assert (found.cause, found.requested_bytes, found.allocated_bytes) == (Cause.NO_FAILURE, None, 40 * MIB)
     assert found.live == (Held("net.py:5 in forward", 40 * MIB, 1),)
     assert found.would_help[0] == Help(
-        "expandable_segments:True", None, 40 * MIB, "40.0 MiB as recorded; no request failed"
+        "expandable_segments:True", True, 40 * MIB, "the same requests are served"
     )
+
+
+def test_a_setting_that_would_need_more_than_was_reserved_is_not_known() -> None:
+    """Thirteen blocks of 15 MiB lie in a segment of 200 MiB that is not split with the setting; then each has
+    a segment of 16 MiB.
+    """
+    parts = [alloc(15 * at * MIB, 15) for at in range(13)]
+    found = diagnose_history(history_of(segment(0, 200), alloc(0, 200), *free(0, 200), *parts), "a test")
+    helps = {one.setting: one for one in found.would_help}
+    reason = "whether the GPU had the 408.0 MiB is not recorded"
+    assert helps["max_split_size_mb:128"] == Help("max_split_size_mb:128", None, 408 * MIB, reason)
+    assert helps["expandable_segments:True"].fits
+
+
+def test_requests_that_were_served_by_retries_are_counted() -> None:
+    """The second segment of 60 MiB is made once the first is released."""
+    events = (
+        *(segment(0, 40), alloc(0, 40), *free(0, 40)),
+        *(HistoryEvent("segment_free", 0, 40 * MIB), segment(1 << 30, 60), alloc(1 << 30, 60)),
+    )
+    found = diagnose_history(history_of(*events), "a test")
+    assert found.reason.startswith("1 request was served only after cached memory was released; ")
 
 
 def test_free_memory_of_the_gpu_decides_whether_a_setting_helps() -> None:

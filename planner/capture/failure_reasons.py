@@ -47,8 +47,9 @@ _IS_ABOUT_SHAPES = re.compile(
     r"|input batch_size|target size|(same|more than 1) (number of )?(values?|elements?)|shape mismatch"
     r"|expected .*(dims?|shape|sizes?|channels)|index out of range|out of bounds|normalized_shape"
     r"|too small|multiplied|broadcast|equal (size|to)|must be (divisible|[a-z]+ing point)"
-    r"|not implemented for '|result type .* can't be cast|data type",
+    r"|result type .* can't be cast|data type",
 )
+_LACKS_A_KERNEL = "not implemented for '"  # followed by a dtype
 _IS_A_CALL = re.compile(
     r"\(\) (missing|got|takes) .*(argument|keyword)"  # about the model itself if no line of its code calls
 )
@@ -172,6 +173,8 @@ def remedy_for(error: BaseException, otherwise: str = ANY, running: str | None =
             if is_of_classes
             else "indices are int64, such as --input 128:int64"
         )
+    if _LACKS_A_KERNEL in message:
+        return f"convert its operands, as by .float(), or {SHAPES}"
     is_call = isinstance(error, TypeError) and _IS_A_CALL.search(message) and not source_line(error)
     kinds = (AssertionError, RuntimeError, ValueError, IndexError, TypeError)
     if is_call or (isinstance(error, kinds) and _IS_ABOUT_SHAPES.search(message)):

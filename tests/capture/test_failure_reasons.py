@@ -216,6 +216,10 @@ def test_words_of_a_model_establish_no_cause(function: Callable[[Tensor], Tensor
             "; check --input and --target",
         ),
         (
+            lambda x: torch.softmax(x > 0, -1),
+            "'Bool'; convert its operands, as by .float(), or check --input and --target",
+        ),
+        (
             lambda x: float(os.environ["RANK"]) * x,
             "'RANK'; it is one rank of several: give their number, such as --world-size 2",
         ),

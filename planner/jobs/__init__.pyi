@@ -24,7 +24,8 @@ from .options import (
 from .parse import (
     SOURCES as SOURCES, check_count as check_count, choose as choose, freeze as freeze,
     is_argument_name as is_argument_name,
-    is_code as is_code, nearest as nearest, parse_model_arg as parse_model_arg,
+    is_code as is_code, nearest as nearest, parse_fsdp_args as parse_fsdp_args,
+    parse_model_arg as parse_model_arg,
     parse_tensor_spec as parse_tensor_spec, shown as shown, split_model as split_model,
 )
 from .conflicts import check_requirements as check_requirements

@@ -77,6 +77,11 @@ def _is_path(text: str) -> bool:
     return is_head and re.fullmatch(r"(\.[\w-]{1,100}|\[[0-9]{1,3}\])*", rest) is not None
 
 
+def parse_fsdp_args(texts: Iterable[str]) -> dict[str, Any]:
+    """Return the values of `--fsdp-arg KEY=VALUE` by key. Raises UsageError."""
+    return dict(parse_model_arg(text, "--fsdp-arg") for text in texts)
+
+
 def parse_model_arg(text: str, flag: str = "--model-arg") -> tuple[str, Any]:
     """Parse `KEY=VALUE`, a constructor keyword and a YAML scalar or list; lists become tuples.
 

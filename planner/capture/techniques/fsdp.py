@@ -18,7 +18,7 @@ from planner.capture.loop.checkpoint import find_blocks, name_kinds
 from planner.capture.models.live import unwrapped
 from planner.capture.recorder.recorder import Recorder
 from planner.errors import UsageError
-from planner.jobs import Job, parse_model_arg
+from planner.jobs import Job, parse_fsdp_args
 from planner.program import Category, Phase
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -28,7 +28,7 @@ _KEYS = ("reshard_after_forward", "replicas", "gradient_sync", "by", "offload", 
 
 def fsdp_arguments(job: Job) -> dict[str, Any]:
     """Return the values of `--fsdp-arg` by name. Raises UsageError if a name or value is not planned."""
-    given = dict(parse_model_arg(text, "--fsdp-arg") for text in job.fsdp_arg)
+    given = parse_fsdp_args(job.fsdp_arg)
     keys = (*_KEYS, *(OF_PLUGIN if given.get("by") == "accelerate" else ()))
     for key in given:
         if key not in keys:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from planner.errors import UsageError
 from planner.hardware import GPUS_OF_A_NODE
-from planner.jobs import Checkpoint, Job, parse_model_arg
+from planner.jobs import Checkpoint, Job, parse_fsdp_args
 
 MOST_GPUS = 1024
 LARGEST_TENSOR_PARALLEL = 8
@@ -98,7 +98,7 @@ def recipes_of(job: Job) -> list[Recipe]:
     checkpoints = [Checkpoint.NONE, Checkpoint.BLOCKS]
     if job.checkpoint is not Checkpoint.NONE:
         checkpoints = [job.checkpoint]
-    given = dict(parse_model_arg(text, "--fsdp-arg") for text in job.fsdp_arg)
+    given = parse_fsdp_args(job.fsdp_arg)
     if "replicas" in given:
         raise UsageError("--fsdp-arg replicas: --global-batch shards over all GPUs; remove it")
     gathers = list(Gathers)

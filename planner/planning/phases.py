@@ -1,13 +1,13 @@
 """Tell the phases of a job, from loading the model to saving a checkpoint, with the peaks of each."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from enum import StrEnum
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from planner.allocator import MemoryLimits, PhasePeak, Replay, highest, replay_trace
-from planner.jobs import Job, Mode, Quantize, parse_model_arg
+from planner.jobs import Job, Mode, Quantize, parse_fsdp_args
 from planner.program import Alloc, Category, Event, Fact, Free, Phase, PhaseStart, Trace
 
 
@@ -42,8 +42,8 @@ def job_phases(job: Job, trace: Trace, run: Replay, limits: MemoryLimits) -> tup
     Args:
         job: the job. If it does not train, its phases are loading and its steps alone.
         trace: what `run` replays.
-        run: the replay that the peaks are read from, apart from those of resuming.
-        limits: the limits under which a process resumes.
+        run: the replay that the peaks are read from, apart from those of gathering and resuming.
+        limits: the limits under which a process gathers or resumes.
 
     `torch.save` copies each storage to the CPU by itself, and `torch.load` places each on the GPU again,
     where it was saved (torch/serialization.py). So saving takes what is allocated between two steps, and
@@ -73,10 +73,15 @@ def job_phases(job: Job, trace: Trace, run: Replay, limits: MemoryLimits) -> tup
 
 def saved_blocks(trace: Trace) -> list[Alloc]:
     """Return the blocks of weights, buffers and optimizer state that are alive at the end of a trace."""
+    return _alive(trace.events, (Category.PARAMETER, Category.OPTIMIZER))
+
+
+def _alive(events: Iterable[Event], categories: Container[Category]) -> list[Alloc]:
+    """Return the blocks of some categories that are alive after these events."""
     alive: dict[int, Alloc] = {}
-    for event in trace.events:
+    for event in events:
         if isinstance(event, Alloc):
-            if event.category in (Category.PARAMETER, Category.OPTIMIZER):
+            if event.category in categories:
                 alive[event.block] = event
         elif isinstance(event, Free):
             alive.pop(event.block, None)
@@ -98,25 +103,14 @@ def _resume_shards(trace: Trace, limits: MemoryLimits) -> PhasePeak:
     FSDP2's own gradients are parts of one block for each group of parameters; zeros have a block for each
     parameter, as many as the gradients have bytes.
     """
-    gradients: dict[int, int] = {}  # size in bytes by block
-    step: list[Event] = []
-    made: set[int] = set()
-    phase = Phase.SETUP
-    for event in trace.events:
-        if isinstance(event, PhaseStart):
-            if phase is Phase.OPTIMIZER:
-                break
-            phase = event.phase
-        elif phase is Phase.OPTIMIZER:
-            if isinstance(event, Alloc):
-                made.add(event.block)
-            if event.block in made:
-                step.append(event)
-        elif isinstance(event, Free):
-            gradients.pop(event.block, None)
-        elif event.category is Category.GRADIENT:
-            gradients[event.block] = event.size_bytes
-    setup, left_bytes = _setup(trace), sum(gradients.values())
+    starts = [(at, event.phase) for at, event in enumerate(trace.events) if isinstance(event, PhaseStart)]
+    begin = next((at for at, phase in starts if phase is Phase.OPTIMIZER), len(trace.events))
+    end = next((at for at, _ in starts if at > begin), len(trace.events))
+    step = [event for event in trace.events[begin:end] if not isinstance(event, PhaseStart)]
+    made = {event.block for event in step if isinstance(event, Alloc)}
+    step = [event for event in step if event.block in made]
+    left_bytes = sum(block.size_bytes for block in _alive(trace.events[:begin], (Category.GRADIENT,)))
+    setup = _setup(trace)
     zeros: list[Event] = []
     for event in setup:
         if isinstance(event, Alloc) and event.category is Category.PARAMETER and left_bytes > 0:
@@ -183,5 +177,5 @@ def _fsdp_shards(job: Job) -> int:
     """Return the number of parts that FSDP2 alone makes of each parameter on GPUs, or 0."""
     if not job.fsdp or job.tp or job.quantize is not Quantize.NONE:
         return 0
-    given = dict(parse_model_arg(text, "--fsdp-arg") for text in job.fsdp_arg)
+    given = parse_fsdp_args(job.fsdp_arg)
     return 0 if given.get("offload") else job.fsdp // int(given.get("replicas", 1))

@@ -54,7 +54,7 @@ def diagnose_history(history: History, source: str) -> Diagnosis:
         history.total_bytes,
         grown or place,
         live,
-        _replays(history, end, reserved),
+        _replays(history, end, reserved, check_history(history).refused_bytes),
         notes,
     )
 
@@ -64,9 +64,9 @@ def _of_peak(history: History, source: str, levels: Sequence[int]) -> Diagnosis:
     peak = max(range(len(levels)), key=levels.__getitem__)
     reserved = max(_reserved(history))
     cause, reason = Cause.NO_FAILURE, "what was in use at the peak is below"
-    retries = check_history(history).retries
-    if retries:
-        requests = "1 request was" if retries == 1 else f"{retries:,} requests were"
+    check = check_history(history)
+    if check.retries:
+        requests = "1 request was" if check.retries == 1 else f"{check.retries:,} requests were"
         reason = f"{requests} served only after cached memory was released; {reason}"
     if not history.events:
         cause = Cause.UNKNOWN
@@ -84,7 +84,7 @@ def _of_peak(history: History, source: str, levels: Sequence[int]) -> Diagnosis:
         history.total_bytes,
         Place(),
         _live(history, peak),
-        _replays(history, len(history.events), reserved),
+        _replays(history, len(history.events), reserved, check.refused_bytes),
         history.notes,
     )
 
@@ -238,14 +238,13 @@ def _by_growth(item: tuple[Site, int]) -> tuple[int, str]:
     return item[1], item[0].module
 
 
-def _replays(history: History, end: int, reserved: int) -> tuple[Help, ...]:
+def _replays(history: History, end: int, reserved: int, refused: int | None) -> tuple[Help, ...]:
     """Return for each setting whether and in how much memory the requests up to an event fit.
 
-    The GPU had at least what was reserved, and what was free when a request failed; it had less than the
-    reserved memory that was refused.
+    The GPU had at least what was reserved, and what was free when a request failed; it had less than
+    `refused`, the level of reserved memory that it refused.
     """
     trace = Trace(tuple(to_events(_requests(history, end))), history.sites, 1)
-    refused = check_history(history).refused_bytes
     free = history.events[end].address if end < len(history.events) else 0
     enough = reserved + free
     most = enough if free else None if refused is None else max(enough, refused - 1)
@@ -269,10 +268,11 @@ def _replay(trace: Trace, history: History, setting: str, enough: int, most: int
         times = "1 retry" if replay.retries == 1 else f"{replay.retries:,} retries"
         retries = f", after {times}" if replay.retries else ""
         return Help(setting, True, replay.peak_reserved_bytes, f"the same requests are served{retries}")
-    again = replay_trace(trace, MemoryLimits(most, total_bytes=most or enough, config=config))
-    if again.outcome is not Outcome.DOES_NOT_FIT:
-        between = f"whether the GPU had the {size_text(again.peak_reserved_bytes)} is not recorded"
-        return Help(setting, None, again.peak_reserved_bytes, between)
+    if most != enough:
+        again = replay_trace(trace, MemoryLimits(most, total_bytes=most or enough, config=config))
+        if again.outcome is not Outcome.DOES_NOT_FIT:
+            between = f"whether the GPU had the {size_text(again.peak_reserved_bytes)} is not recorded"
+            return Help(setting, None, again.peak_reserved_bytes, between)
     need = replay_trace(trace, MemoryLimits(config=config))
     return Help(setting, False, need.peak_reserved_bytes, "the same requests need more than the GPU had")
 

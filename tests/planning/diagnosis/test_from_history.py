@@ -88,7 +88,7 @@ def test_a_request_of_an_evaluation_is_named() -> None:
 
 
 def test_a_history_without_a_failure_shows_its_peak() -> None:
-    """What was in use at the peak, and whether other settings serve the same requests, are told."""
+    """Tell what was in use at the peak, and whether other settings serve the same requests."""
     events = (segment(0, 40), alloc(0, 40), *free(0, 40), alloc(0, 20))
     found = diagnose_history(history_of(*events), "a test")
     assert (found.cause, found.requested_bytes, found.allocated_bytes) == (Cause.NO_FAILURE, None, 40 * MIB)

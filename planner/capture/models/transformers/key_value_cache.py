@@ -31,20 +31,20 @@ def only_growing_between(model: Any, length: int) -> Iterator[None]:
     Calls for the first and the last `WHOLE_TOKENS` tokens run, and all calls without a cache of tokens.
     """
     plain = model.forward
-    shape: list[Any] = []  # of the logits of the first token with a cache: their class, dtype and device
+    last: list[Any] = []  # the output's class, an empty tensor like its logits, and their shape
 
     @wraps(plain)
     def forward(*args: Any, **kwargs: Any) -> Any:
         cache = kwargs.get("past_key_values")
         cache = getattr(cache, "self_attention_cache", cache)
         tokens = 0 if cache is None else cache.get_seq_length()
-        if shape and WHOLE_TOKENS <= tokens < length - WHOLE_TOKENS:
-            kind, like, of_logits = shape
+        if last and WHOLE_TOKENS <= tokens < length - WHOLE_TOKENS:
+            kind, like, shape = last
             grow(cache, 1)
-            return kind(logits=like.new_empty(of_logits), past_key_values=kwargs["past_key_values"])
+            return kind(logits=like.new_empty(shape), past_key_values=kwargs["past_key_values"])
         output = plain(*args, **kwargs)
         if tokens:
-            shape[:] = type(output), output.logits.new_empty(0), output.logits.shape
+            last[:] = type(output), output.logits.new_empty(0), output.logits.shape
         return output
 
     with patched(model, "forward", forward):

@@ -77,15 +77,15 @@ class Collector:
         self.keys.setdefault(kind, set()).add(key_of(convolution))
         return Workspaces(0)
 
-    def source(self, capability: Capability) -> ConvWorkspaceSource:
+    def source(self, capability: Capability, sm_count: int) -> ConvWorkspaceSource:
         """Return none."""
         return ConvWorkspaceSource.NONE
 
-    def uncounted_share(self, capability: Capability) -> float:
+    def uncounted_share(self, capability: Capability, sm_count: int) -> float:
         """Return none."""
         return 0.0
 
-    def notes(self, capability: Capability) -> tuple[str, ...]:
+    def notes(self, capability: Capability, sm_count: int) -> tuple[str, ...]:
         """Return none."""
         return ()
 

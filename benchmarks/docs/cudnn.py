@@ -322,15 +322,15 @@ class Query:
     def __call__(self, capability: tuple[int, int], sm_count: int, convolution: Convolution) -> Workspaces:
         return self.answer(capability, sm_count, convolution)
 
-    def source(self, capability: tuple[int, int]) -> ConvWorkspaceSource:
+    def source(self, capability: tuple[int, int], sm_count: int) -> ConvWorkspaceSource:
         """Return that a library answers."""
         return ConvWorkspaceSource.LIBRARY
 
-    def uncounted_share(self, capability: tuple[int, int]) -> float:
+    def uncounted_share(self, capability: tuple[int, int], sm_count: int) -> float:
         """Return none."""
         return 0.0
 
-    def notes(self, capability: tuple[int, int]) -> tuple[str, ...]:
+    def notes(self, capability: tuple[int, int], sm_count: int) -> tuple[str, ...]:
         """Return none."""
         return ()
 

@@ -50,15 +50,15 @@ class Reach:
         self.terms += [] if terms is None else [terms]
         return Workspaces(0)
 
-    def source(self, capability: Capability) -> ConvWorkspaceSource:
+    def source(self, capability: Capability, sm_count: int) -> ConvWorkspaceSource:
         """Return that published runs answer."""
         return ConvWorkspaceSource.PUBLISHED
 
-    def uncounted_share(self, capability: Capability) -> float:
+    def uncounted_share(self, capability: Capability, sm_count: int) -> float:
         """Return none."""
         return 0.0
 
-    def notes(self, capability: Capability) -> tuple[str, ...]:
+    def notes(self, capability: Capability, sm_count: int) -> tuple[str, ...]:
         """Return none."""
         return ()
 

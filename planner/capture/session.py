@@ -62,8 +62,8 @@ def record(
     if conv_workspace_query is not None and has_convolutions(trace):
         trace = replace(
             trace,
-            conv_workspace_source=conv_workspace_query.source(capability),
-            uncounted_share=conv_workspace_query.uncounted_share(capability),
+            conv_workspace_source=conv_workspace_query.source(capability, target.sm_count),
+            uncounted_share=conv_workspace_query.uncounted_share(capability, target.sm_count),
         )
     if not trace.growth_sources or provenance is not None:
         return trace

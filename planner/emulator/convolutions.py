@@ -82,17 +82,17 @@ class DefaultWorkspaces:
         """Return the workspace sizes that follow a refused workspace, or None if they are not known."""
         return self._source.following(capability, sm_count, convolution, size_bytes)
 
-    def source(self, capability: tuple[int, int]) -> ConvWorkspaceSource:
+    def source(self, capability: tuple[int, int], sm_count: int) -> ConvWorkspaceSource:
         """Return the source of the answers."""
-        return self._source.source(capability)
+        return self._source.source(capability, sm_count)
 
-    def uncounted_share(self, capability: tuple[int, int]) -> float:
+    def uncounted_share(self, capability: tuple[int, int], sm_count: int) -> float:
         """Return the share of convolutions without an answer."""
-        return self._source.uncounted_share(capability)
+        return self._source.uncounted_share(capability, sm_count)
 
-    def notes(self, capability: tuple[int, int]) -> tuple[str, ...]:
+    def notes(self, capability: tuple[int, int], sm_count: int) -> tuple[str, ...]:
         """Return notes on the answers."""
-        return self._source.notes(capability)
+        return self._source.notes(capability, sm_count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,17 +138,17 @@ class CudnnWorkspaces:
         sizes.pop(size_bytes, None)
         return tuple(sizes)
 
-    def source(self, capability: tuple[int, int]) -> ConvWorkspaceSource:
+    def source(self, capability: tuple[int, int], sm_count: int) -> ConvWorkspaceSource:
         """Return whether the library answers with all its engines, with some, or not at all."""
         if capability in self.library.silent:
             return ConvWorkspaceSource.UNCOUNTED
         return ConvWorkspaceSource.SIMILAR if self.library.lacks else ConvWorkspaceSource.LIBRARY
 
-    def uncounted_share(self, capability: tuple[int, int]) -> float:
+    def uncounted_share(self, capability: tuple[int, int], sm_count: int) -> float:
         """Return 1 if the library does not answer for a capability, else 0."""
         return float(capability in self.library.silent)
 
-    def notes(self, capability: tuple[int, int]) -> tuple[str, ...]:
+    def notes(self, capability: tuple[int, int], sm_count: int) -> tuple[str, ...]:
         """Return notes on the library that answers, and on what it does not answer."""
         library = self.library
         if capability in library.silent:

@@ -132,11 +132,11 @@ class ConvWorkspaceQuery(Protocol):
         are not known.
         """
 
-    def source(self, capability: tuple[int, int]) -> ConvWorkspaceSource:
-        """Return the source of the answers so far for GPUs of a compute capability."""
+    def source(self, capability: tuple[int, int], sm_count: int) -> ConvWorkspaceSource:
+        """Return the source of the answers so far for GPUs of this kind."""
 
-    def uncounted_share(self, capability: tuple[int, int]) -> float:
+    def uncounted_share(self, capability: tuple[int, int], sm_count: int) -> float:
         """Return the share of the convolutions so far, by their operands, whose workspaces are not known."""
 
-    def notes(self, capability: tuple[int, int]) -> tuple[str, ...]:
+    def notes(self, capability: tuple[int, int], sm_count: int) -> tuple[str, ...]:
         """Return notes on those answers."""

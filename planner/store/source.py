@@ -195,12 +195,12 @@ def note_on_torch(torch: str) -> str:
 
 def name_source(trace: Trace, convolutions: ConvWorkspaceQuery, target: Target) -> Trace:
     """Return a trace with the source of its convolutions' workspaces, and notes on it."""
-    capability = target.capability
+    gpu = target.capability, target.sm_count
     return replace(
         trace,
-        notes=(*trace.notes, *convolutions.notes(capability)),
-        conv_workspace_source=convolutions.source(capability),
-        uncounted_share=convolutions.uncounted_share(capability),
-        next_workspaces=partial(convolutions.following, capability, target.sm_count),
-        workspaces_of=partial(convolutions, capability, target.sm_count),
+        notes=(*trace.notes, *convolutions.notes(*gpu)),
+        conv_workspace_source=convolutions.source(*gpu),
+        uncounted_share=convolutions.uncounted_share(*gpu),
+        next_workspaces=partial(convolutions.following, *gpu),
+        workspaces_of=partial(convolutions, *gpu),
     )

@@ -55,15 +55,15 @@ class PublishedWorkspaces:
         """Return None: the workspace that follows a refused workspace is not known."""
         return None
 
-    def source(self, capability: Capability) -> ConvWorkspaceSource:
+    def source(self, capability: Capability, sm_count: int) -> ConvWorkspaceSource:
         """Return that published runs answer."""
         return ConvWorkspaceSource.PUBLISHED
 
-    def uncounted_share(self, capability: Capability) -> float:
+    def uncounted_share(self, capability: Capability, sm_count: int) -> float:
         """Return 0: the distribution of published runs includes all that the term leaves out."""
         return 0.0
 
-    def notes(self, capability: Capability) -> tuple[str, ...]:
+    def notes(self, capability: Capability, sm_count: int) -> tuple[str, ...]:
         """Return a note on the runs to which the term is fitted."""
         return (
             "workspaces of convolutions are one term, fitted to published runs of cuDNN 9.1; newer versions "

@@ -6,6 +6,7 @@ is not among them takes the median answer of the three that are most similar, sc
 output and weight.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -98,6 +99,22 @@ class Answers:
         return Borrowed(lenders) if lenders else None
 
 
+@dataclass(slots=True)
+class _Answered:
+    """The convolutions that were looked up for one kind of GPU, and which have no answer of their own."""
+
+    elements: dict[str, int] = field(default_factory=dict)  # of input and output of a sample, of all
+    similar: dict[str, float] = field(default_factory=dict)  # how far from the convolutions that lend theirs
+    unknown: set[str] = field(default_factory=set)
+    cudnn: str = ""  # the version that answered
+    other: StoredGpus | None = None  # whose answers stand for those of this kind
+
+    @property
+    def is_uncounted(self) -> bool:
+        """Return whether no convolution has an answer."""
+        return self.unknown == self.elements.keys()
+
+
 class StoredWorkspaces:
     """A source of the workspaces of a job's convolutions that looks them up in the stored answers."""
 
@@ -106,11 +123,7 @@ class StoredWorkspaces:
     def __init__(self, *, benchmark: bool, path: Path = ANSWERS_FILE) -> None:
         self._benchmark, self._path = benchmark, path
         self._found: dict[tuple[Any, ...], Own | Borrowed] = {}
-        self._similar: dict[str, float] = {}  # how far from the convolutions whose answers they take
-        self._unknown: set[str] = set()
-        self._all: dict[str, int] = {}  # elements of input and output of a sample
-        self._version = ""
-        self._others: dict[Capability, StoredGpus] = {}  # whose answers stand for others
+        self._answered: defaultdict[tuple[Capability, int], _Answered] = defaultdict(_Answered)
 
     def __call__(self, capability: Capability, sm_count: int, convolution: Convolution) -> Workspaces:
         """Return the stored workspace, or the workspace by similar convolutions."""
@@ -129,34 +142,38 @@ class StoredWorkspaces:
         """Return None: the workspace that follows a refused workspace is not known."""
         return None
 
-    def source(self, capability: Capability) -> ConvWorkspaceSource:
+    def source(self, capability: Capability, sm_count: int) -> ConvWorkspaceSource:
         """Return whether the answers are exact, partly of similar convolutions or other GPUs, or missing."""
-        if self._unknown == self._all.keys():
+        answered = self._answered[capability, sm_count]
+        if answered.is_uncounted:
             return ConvWorkspaceSource.UNCOUNTED
-        exact = not self._similar and not self._benchmark and capability not in self._others
+        exact = not answered.similar and not self._benchmark and answered.other is None
         return ConvWorkspaceSource.STORED if exact else ConvWorkspaceSource.SIMILAR
 
-    def uncounted_share(self, capability: Capability) -> float:
+    def uncounted_share(self, capability: Capability, sm_count: int) -> float:
         """Return the share of the convolutions without an answer, by the elements of input and output."""
-        unknown = sum(self._all[key] for key in self._unknown)
-        return unknown / sum(self._all.values()) if unknown else 0.0
+        answered = self._answered[capability, sm_count]
+        unknown = sum(answered.elements[key] for key in answered.unknown)
+        return unknown / sum(answered.elements.values()) if unknown else 0.0
 
-    def notes(self, capability: Capability) -> tuple[str, ...]:
+    def notes(self, capability: Capability, sm_count: int) -> tuple[str, ...]:
         """Return notes on the cuDNN version of the answers, and on convolutions without an exact answer."""
-        notes = [f"convolutions take the workspaces that cuDNN {self._version} requests, by stored answers"]
-        if capability in self._others:
-            notes[0] += f" for {self._others[capability]}"
-        if self._similar:
-            farthest = 2 ** max(self._similar.values())
+        answered = self._answered[capability, sm_count]
+        count = len(answered.elements)
+        notes = [f"convolutions take the workspaces that cuDNN {answered.cudnn} requests, by stored answers"]
+        if answered.other is not None:
+            notes[0] += f" for {answered.other}"
+        if answered.similar:
+            farthest = 2 ** max(answered.similar.values())
             notes[0] += (
-                f"; {len(self._similar)} of {len(self._all)} are not among them and borrow those of similar "
+                f"; {len(answered.similar)} of {count} are not among them and borrow those of similar "
                 f"ones, whose channels and extents differ by a factor of up to {farthest:,.1f} in all (with "
                 "an installed cuDNN, such as that of torch for CUDA, it is queried instead)"
             )
-        if self._unknown == self._all.keys():
+        if answered.is_uncounted:
             notes.clear()
-        if self._unknown:
-            notes.append(f"no workspace is counted for {len(self._unknown)} of {len(self._all)} convolutions")
+        if answered.unknown:
+            notes.append(f"no workspace is counted for {len(answered.unknown)} of {count} convolutions")
         if self._benchmark:
             notes.append(
                 "stored answers lack the engines that cudnn.benchmark times; an installed cuDNN names them"
@@ -164,27 +181,27 @@ class StoredWorkspaces:
         return tuple(notes)
 
     def _find(self, capability: Capability, sm_count: int, convolution: Convolution) -> Own | Borrowed:
-        key = key_of(convolution)
+        key, answered = key_of(convolution), self._answered[capability, sm_count]
         answers = stored_answers(
             *(capability, sm_count, convolution.dtype),
             channels_last=convolution.channels_last,
             path=self._path,
         )
-        self._all[key] = prod(convolution.x[1:]) + prod(convolution.y[1:])
+        answered.elements[key] = prod(convolution.x[1:]) + prod(convolution.y[1:])
         if answers is None:
-            self._unknown.add(key)
+            answered.unknown.add(key)
             return NOTHING
-        self._version = answers.cudnn
+        answered.cudnn = answers.cudnn
         if not answers.gpus.answer_for(capability, sm_count):
-            self._others[capability] = answers.gpus
+            answered.other = answers.gpus
         curve = answers.find(key)
         if curve is not None:
             return Own(curve)
         borrowed = answers.find_similar(key)
         if borrowed is None:
-            self._unknown.add(key)
+            answered.unknown.add(key)
             return NOTHING
-        self._similar[key] = borrowed.distance
+        answered.similar[key] = borrowed.distance
         return borrowed
 
 

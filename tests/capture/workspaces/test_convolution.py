@@ -110,13 +110,13 @@ class Seen:
         self.convolutions.append(convolution)
         return Workspaces(0)
 
-    def source(self, capability: Any) -> ConvWorkspaceSource:
+    def source(self, capability: Any, sm_count: int) -> ConvWorkspaceSource:
         return ConvWorkspaceSource.LIBRARY
 
-    def uncounted_share(self, capability: Any) -> float:
+    def uncounted_share(self, capability: Any, sm_count: int) -> float:
         return 0.0
 
-    def notes(self, capability: Any) -> tuple[str, ...]:
+    def notes(self, capability: Any, sm_count: int) -> tuple[str, ...]:
         return ()
 
 

@@ -61,7 +61,7 @@ def test_a_stored_convolution_at_any_batch_size(query: Query) -> None:
     """The note names the version."""
     answers = query(benchmark=False)
     assert answers(AMPERE, 28, convolution(7)).workspace_bytes == 7 * MIB
-    assert answers.notes(AMPERE) == (
+    assert answers.notes(AMPERE, 28) == (
         "convolutions take the workspaces that cuDNN 9.99.0 requests, by stored answers",
     )
 
@@ -77,13 +77,13 @@ def test_a_similar_convolution_is_scaled_and_named(query: Query) -> None:
         borrowed = round(batch * MIB * (own // 4 + weight) / (own + weight))
         assert answers(AMPERE, 28, convolution(batch, extent=28)).workspace_bytes == borrowed
     assert answers(AMPERE, 28, convolution(7, kernel=1)).workspace_bytes == 0
-    first, second, third = answers.notes(AMPERE)
+    first, second, third = answers.notes(AMPERE, 28)
     far = "whose channels and extents differ by a factor of up to 4.0 in all"
     assert f"1 of 3 are not among them and borrow those of similar ones, {far}" in first
     assert second == "no workspace is counted for 1 of 3 convolutions"
     assert "lack the engines that cudnn.benchmark times" in third
-    assert answers.source(AMPERE) is ConvWorkspaceSource.SIMILAR
-    assert answers.uncounted_share(AMPERE) == pytest.approx(1 / (1 + 1 + 1 / 4))  # by elements of x and y
+    assert answers.source(AMPERE, 28) is ConvWorkspaceSource.SIMILAR
+    assert answers.uncounted_share(AMPERE, 28) == pytest.approx(1 / (1 + 1 + 1 / 4))  # by elements of x and y
 
 
 def test_one_lender_alone_does_not_decide(tmp_path: Path) -> None:
@@ -107,15 +107,24 @@ def test_a_newer_gpu_takes_the_answers_of_the_nearest_older_one(query: Query) ->
     for capability in ((8, 7), (12, 1), (6, 1)):
         answers = query(benchmark=False)
         assert answers(capability, 28, convolution(7)).workspace_bytes == 7 * MIB
-        assert answers.notes(capability)[0].endswith("by stored answers for compute capability 8.6")
+        assert answers.notes(capability, 28)[0].endswith("by stored answers for compute capability 8.6")
 
 
 def test_turing_takes_the_answers_of_the_nearest_number_of_multiprocessors() -> None:
-    """There alone it decides; a note names whose answers they are, unless they are the GPU's own."""
-    for sm_count, named in ((40, ""), (46, " for compute capability 7.5 with 40 multiprocessors"), (68, "")):
-        answers = StoredWorkspaces(benchmark=False)
+    """There alone it decides; a note names whose answers they are, unless they are the GPU's own.
+
+    What is said of one GPU does not depend on the others that were asked about.
+    """
+    answers = StoredWorkspaces(benchmark=False)
+    named = {40: "", 46: " for compute capability 7.5 with 40 multiprocessors", 68: ""}
+    for sm_count in named:
         answers((7, 5), sm_count, convolution(7))
-        assert answers.notes((7, 5))[0].partition(";")[0].endswith(f"by stored answers{named}")
+    for sm_count, whose in named.items():
+        note, *_ = answers.notes((7, 5), sm_count)
+        assert note.partition(";")[0].endswith(f"by stored answers{whose}")
+    sources = [answers.source((7, 5), sm_count) for sm_count in named]
+    exact, similar = ConvWorkspaceSource.STORED, ConvWorkspaceSource.SIMILAR
+    assert sources == [exact, similar, exact]
 
 
 def test_a_type_without_stored_answers_is_named(query: Query) -> None:
@@ -123,8 +132,9 @@ def test_a_type_without_stored_answers_is_named(query: Query) -> None:
     answers = query(benchmark=False)
     double = replace(convolution(7), dtype="float64")
     assert answers(AMPERE, 28, double).workspace_bytes == 0
-    assert answers.notes(AMPERE) == ("no workspace is counted for 1 of 1 convolutions",)
-    assert (answers.source(AMPERE), answers.uncounted_share(AMPERE)) == (ConvWorkspaceSource.UNCOUNTED, 1)
+    assert answers.notes(AMPERE, 28) == ("no workspace is counted for 1 of 1 convolutions",)
+    assert answers.source(AMPERE, 28) is ConvWorkspaceSource.UNCOUNTED
+    assert answers.uncounted_share(AMPERE, 28) == 1
 
 
 @pytest.mark.parametrize("gpus", open_answers().gpus(Kind("float32", channels_last=False)), ids=str)
@@ -157,8 +167,8 @@ def test_volumes_have_answers_of_their_own(dtype: str, direction: Direction) -> 
         answers = StoredWorkspaces(benchmark=False)
         size_bytes = answers(gpus.capability, gpus.sm_count or 100, query).workspace_bytes
         assert 0 <= size_bytes <= 6 * operand_bytes
-        assert answers.source(gpus.capability) is ConvWorkspaceSource.STORED
-        assert answers.uncounted_share(gpus.capability) == 0
+        assert answers.source(gpus.capability, gpus.sm_count or 100) is ConvWorkspaceSource.STORED
+        assert answers.uncounted_share(gpus.capability, gpus.sm_count or 100) == 0
 
 
 def test_a_stored_workspace_is_named_by_its_size() -> None:

@@ -16,7 +16,7 @@ from planner.api.options import Options
 from planner.api.request import Model, Request, open_request
 from planner.errors import UsageError
 from planner.hardware import GPUS_OF_A_NODE, Budget, Device, ProductLine, Vendor, find_device
-from planner.jobs import Depth, Job, Mode, check_count, read_count
+from planner.jobs import Job, Mode, check_count, read_count
 from planner.planning import (
     MOST_GPUS,
     CaptureMode,
@@ -29,7 +29,7 @@ from planner.planning import (
     Seconds,
     find_clusters,
 )
-from planner.program import CHECKED, LARGEST_BATCH, Target, TraceSource
+from planner.program import LARGEST_BATCH, Target, TraceSource
 from planner.report import Report, Result, report_of
 
 _LARGEST_COUNT = 2**16  # largest number of GPUs
@@ -150,7 +150,7 @@ class _OpenSearch(NamedTuple):
         seconds = Seconds(self.traces.seconds, perf_counter() - self.opened - self.traces.seconds)
         confidence = (advice.plans if advice else rows[0]).budget.confidence
         return ClusterTable(
-            self.job, self.question, confidence, rows, advice, self.traces.is_repeated,
+            self.job, self.question, confidence, rows, advice, bool(self.traces.is_repeated),
             self.opened - start, seconds,
         )  # fmt: skip
 
@@ -169,7 +169,7 @@ def _open_search(
     request = open_request(model, {**options, "gpu": cards[0], "fsdp": 2})
     job = replace(request.job, fsdp=0)
     opened = perf_counter()
-    traces = RankTraces(_opener(request), _depth_of(request))
+    traces = RankTraces(_opener(request))
     search = ClusterSearch(job, question, traces)
     budgets = [_budgets_of(card, options) for card in cards]
     return _OpenSearch(request, job, question, traces, search, budgets, opened)
@@ -207,15 +207,6 @@ def _read_cluster(path: Path) -> tuple[Sequence[Device], int, int]:
         raise parts["gpu"].broken(str(error)) from error
     per_node = read_count(parts["gpus_per_node"], _LARGEST_COUNT)
     return (device,), per_node, per_node * read_count(parts["nodes"], _LARGEST_COUNT)
-
-
-def _depth_of(request: Request) -> Depth | None:
-    if request.factory is not None:
-        return None
-    request.on_progress("importing torch and the model's library")
-    from planner.capture import find_depth
-
-    return find_depth(request.job, CHECKED + 1)
 
 
 def _opener(request: Request) -> Callable[[Job, Target], TraceSource]:

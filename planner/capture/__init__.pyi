@@ -9,7 +9,6 @@ from .loop.trainable import freeze_parameters as freeze_parameters
 from .loop.training_loop import run_loop as run_loop
 from .techniques.adapters import attach_adapters as attach_adapters
 from .techniques.liger import has_liger_kernels as has_liger_kernels
-from .models.depth import find_depth as find_depth
 from .models.live import (
     LiveEvaluation as LiveEvaluation, Prepare as Prepare,
     StandIn as StandIn, Step as Step, fields_of_process as fields_of_process,
@@ -53,4 +52,5 @@ from .session import record as record
 from .settings import changed_settings as changed_settings
 from .subprocess.client import TracerProcess as TracerProcess
 from .symbolic.builder import open_builder as open_builder
+from .symbolic.deep_runs import LEAST_DEPTH_OF_RUN as LEAST_DEPTH_OF_RUN
 from .symbolic.size_family import SizeFamily as SizeFamily, open_size_family as open_size_family

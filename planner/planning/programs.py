@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
@@ -17,6 +16,7 @@ from planner.program import (
     ProgramBuilder,
     ProgramSet,
     Target,
+    Trace,
     TraceSource,
     constant_program,
 )
@@ -55,18 +55,22 @@ def open_programs(
         on_progress("starting a process for the model")
         process = TracerProcess(job, limit_seconds, provenance=mode is CaptureMode.WITH_PROVENANCE)
         return ProgramSource(job, (), lambda: process, convolutions)
-    if mode is CaptureMode.SHARED:
-        builder = None if stores else _open_builder(job, on_progress, factory)
-        return ProgramSource(
-            job, stores, lambda: builder or _open_builder(job, on_progress, factory), convolutions
-        )
-    on_progress("importing torch and the model's library")
-    from planner.capture import construct_model, find_constructor
 
-    constructor = factory or find_constructor(job)
-    provenance = mode is CaptureMode.WITH_PROVENANCE
-    runs = _RunBuilder(job, lambda job: construct_model(job, constructor), provenance)
-    return ProgramSource(job, (), lambda: runs, convolutions)
+    def open_builder() -> ProgramBuilder:
+        on_progress("importing torch and the model's library")
+        from planner.capture import LEAST_DEPTH_OF_RUN, ProvenanceCollector, open_builder
+
+        if mode is CaptureMode.SHARED:
+            return open_builder(job, on_progress, factory)
+        builder = open_builder(job, on_progress, factory, LEAST_DEPTH_OF_RUN)
+        if mode is CaptureMode.RUNS:
+            return _RunBuilder(builder.trace)
+        return _RunBuilder(lambda batch, target: builder.trace(batch, target, ProvenanceCollector()))
+
+    if mode is CaptureMode.SHARED and stores:
+        return ProgramSource(job, stores, open_builder, convolutions)
+    builder = open_builder()
+    return ProgramSource(job, (), lambda: builder, convolutions)
 
 
 def open_traces(
@@ -84,19 +88,10 @@ def open_traces(
     return lambda batch: programs.trace(batch, target)
 
 
-def _open_builder(job: Job, on_progress: OnProgress, factory: Factory | None) -> ProgramBuilder:
-    on_progress("importing torch and the model's library")
-    from planner.capture import open_builder
-
-    return open_builder(job, on_progress, factory)
-
-
 class _RunBuilder(Struct, frozen=True):
     """A builder that runs the model for each batch size, in place of one program for all."""
 
-    job: Job
-    build: Callable[[Job], Any]
-    provenance: bool  # of the blocks
+    trace: Callable[[int, Target], Trace]  # of a batch size on a GPU
 
     def programs(self, target: Target) -> tuple[Program, ...]:
         """Return no programs, since each batch size is captured by its own run."""
@@ -104,14 +99,7 @@ class _RunBuilder(Struct, frozen=True):
 
     def run(self, batch: int, target: Target) -> Program:
         """Run the model at a batch size, and return the program of that batch size alone."""
-        from planner.capture import ProvenanceCollector, record
-
-        provenance = ProvenanceCollector() if self.provenance else None
-        trace = record(
-            self.job, batch, target.capability, self.build, provenance,
-            sm_count=target.sm_count, conv_workspace_query=target.conv_workspace_query,
-        )  # fmt: skip
-        return constant_program(trace, target)
+        return constant_program(self.trace(batch, target), target)
 
     def enumerate_variants(self, program: Program, target: Target) -> None:
         """Do nothing: a run has no variants."""

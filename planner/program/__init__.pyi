@@ -10,7 +10,7 @@ from .cublas import (
     parse_workspace_config as parse_workspace_config, workspace_bytes as workspace_bytes,
 )
 from .depth import (
-    CHECKED as CHECKED, NotRepeatedError as NotRepeatedError, Origin as Origin,
+    BLOCK as BLOCK, CHECKED as CHECKED, NotRepeatedError as NotRepeatedError, Origin as Origin,
     RepeatedBlock as RepeatedBlock, SHALLOW as SHALLOW, compare_depths as compare_depths,
 )
 from .diff import first_divergence as first_divergence

@@ -49,6 +49,7 @@ class Fact(StrEnum):
     RANDOM_SIZES = "random_sizes"  # some sizes depend on values that were drawn at random
     WEIGHTS_FROM_HOST = "weights_from_host"  # it resumes with weights that it loads onto the CPU
     EQUAL_PARTS = "equal_parts"  # all ranks hold equal parts, so the trace is the same on each
+    REPEATED_BLOCKS = "repeated_blocks"  # extrapolated from traces of models with fewer blocks
 
 
 class Outcome(StrEnum):

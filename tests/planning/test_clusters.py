@@ -20,7 +20,7 @@ GIB = 2**30
 LLAMA: dict[str, Any] = {
     "model": "hf:llama",
     "model_arg": {
-        "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 8, "num_hidden_layers": 10,
+        "hidden_size": 1536, "intermediate_size": 6144, "num_attention_heads": 8, "num_hidden_layers": 18,
         "vocab_size": 8000,
     },
     "optimizer": "adamw",

@@ -9,6 +9,7 @@ is moved there, so its copy in the model's type is allocated and freed (bitsandb
 import copy
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -22,6 +23,7 @@ from planner.capture.models.torchao_weights import is_of_diffusers, kept_modules
 from planner.capture.process_state import first_line_of
 from planner.errors import ModelError, PlannerError, UsageError
 from planner.jobs import Job, Precision, Quantize, nearest, parse_model_arg
+from planner.program import BLOCK
 
 _COMPUTED = {
     Precision.BF16: "bfloat16", Precision.AMP_BF16: "bfloat16",
@@ -253,23 +255,32 @@ def notes_on_quantized(job: Job, model: nn.Module) -> tuple[str, ...]:
 
 
 def _notes_on_unquantized(model: nn.Module) -> list[str]:
-    """Return a note if the weights that are not quantized take more memory than the quantized weights.
+    """Return notes on where weights that are not quantized take more memory than the quantized weights.
 
     Only linear layers are quantized; the experts of a mixture are often parameters of a single other module.
+    The weights of one repeated block are compared, and those outside blocks, so that the notes do not depend
+    on the number of blocks.
     """
-    sizes: dict[str, int] = {}
-    quantized_bytes = 0
+    whole: dict[str, dict[str, int]] = {}  # bytes by name, by the block that the weight is in; "": in none
+    quantized: Counter[str] = Counter()  # bytes by block
     for name, parameter in model.named_parameters():
+        found = BLOCK.search(name)
+        block = name[: found.end()] if found else ""
         if type(parameter).__name__ in _CLASSES:
-            quantized_bytes += parameter.nbytes
+            quantized[block] += parameter.nbytes
         else:
-            sizes[name] = parameter.nbytes
-    whole_bytes = sum(sizes.values())
-    if whole_bytes <= quantized_bytes:
-        return []
-    largest = max(sizes, key=lambda name: sizes[name])
-    beside = f"{whole_bytes / _MIB:,.1f} MiB stay in their own type beside {quantized_bytes / _MIB:,.1f} MiB"
-    return [
-        f"most memory of weights is not quantized: {beside}, since linear layers alone are; the largest is "
-        f"{largest}"
-    ]
+            whole.setdefault(block, {})[name] = parameter.nbytes
+    notes = []
+    largest_block = max(whole, key=lambda block: sum(whole[block].values()) if block else -1, default="")
+    for block in dict.fromkeys(("", largest_block)):
+        sizes = whole.get(block, {})
+        whole_bytes = sum(sizes.values())
+        if whole_bytes <= max(quantized[block], _MIB):
+            continue
+        place = f"of {block}" if block else "outside the repeated blocks" if len(whole) > 1 else "of weights"
+        beside = f"{whole_bytes / _MIB:,.1f} MiB stay in their own type beside {quantized[block] / _MIB:,.1f}"
+        notes.append(
+            f"most memory {place} is not quantized: {beside} MiB, since linear layers alone are; the largest "
+            f"is {max(sizes, key=lambda name: sizes[name])}"
+        )
+    return notes

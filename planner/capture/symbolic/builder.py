@@ -16,10 +16,11 @@ from torch import nn
 
 from planner.capture.capture_memory import CaptureMemory
 from planner.capture.models.registry import construct_model, find_constructor
+from planner.capture.recorder.provenance import ProvenanceCollector
 from planner.capture.session import record
 from planner.capture.symbolic.batch_units import fit_in_units
 from planner.capture.symbolic.capability_guards import GuardedCapability
-from planner.capture.symbolic.deep_runs import DeepRuns, open_deep_runs
+from planner.capture.symbolic.deep_runs import LEAST_DEPTH, DeepRuns, open_deep_runs
 from planner.capture.symbolic.fit_program import fit_program
 from planner.capture.symbolic.kernel_calls import RecordedCall, RecordedRun
 from planner.capture.symbolic.rules import SignatureRules
@@ -34,12 +35,14 @@ from planner.errors import ModelError
 from planner.jobs import Compile, Job, Mode
 from planner.program import (
     FIT_BATCHES,
+    Capability,
     NotAffineError,
     NotRepeatedError,
     OnProgress,
     Program,
     SizesNotAffineError,
     Target,
+    Trace,
     constant_ops,
     constant_program,
     first_divergence,
@@ -126,6 +129,16 @@ class ProgramBuilder:
                     path.max_batch = batch
                     return with_target(fitted, target, path.least, batch)
         return self._keep_run(run, guards, target)
+
+    def trace(self, batch: int, target: Target, provenance: ProvenanceCollector | None = None) -> Trace:
+        """Return the trace of one run at a batch size, of which the caller reports progress.
+
+        `provenance` collects the provenance of blocks, for which the whole model runs. Raises the errors of a
+        capture.
+        """
+        if provenance is not None:
+            return self._record(self.job, batch, target, target.capability, provenance=provenance)
+        return self._run(self.job, batch, target, target.capability, with_calls=False).trace
 
     def enumerate_variants(self, program: Program, target: Target) -> None:
         """Evaluate a program's workspace rules at sample batch sizes and numbers of multiprocessors."""
@@ -257,24 +270,39 @@ class ProgramBuilder:
         finally:
             with_target(program, target, least, most)
 
-    def _run(self, job: Job, batch: int, target: Target, guards: GuardedCapability) -> RecordedRun:
-        major, minor = target.capability
-        self.on_progress(f"tracing batch {batch} for compute capability {major}.{minor}")
+    def _run(
+        self, job: Job, batch: int, target: Target, path_of: Capability, *, with_calls: bool = True
+    ) -> RecordedRun:
+        if with_calls:
+            major, minor = target.capability
+            self.on_progress(f"tracing batch {batch} for compute capability {major}.{minor}")
         self.runs += 1
 
         def run(each: Job) -> RecordedRun:
             calls: list[RecordedCall] = []
             memory = self._memory if each is job else CaptureMemory()
-            trace = record(
-                each, batch, target.capability, self.build, None, calls, path_of=guards,
-                sm_count=target.sm_count, conv_workspace_query=target.conv_workspace_query, memory=memory,
-            )  # fmt: skip
+            trace = self._record(each, batch, target, path_of, calls if with_calls else None, memory)
             if memory.first_read is not None and each is not job:
                 raise NotRepeatedError("values of a shallow model are not those of the deep model")
             return RecordedRun(trace, tuple(calls))
 
         deep = None if self._deep_runs is None else self._deep_runs.run(job, target, run)
         return run(job) if deep is None else deep
+
+    def _record(
+        self,
+        job: Job,
+        batch: int,
+        target: Target,
+        path_of: Capability,
+        calls: list[RecordedCall] | None = None,
+        memory: CaptureMemory | None = None,
+        provenance: ProvenanceCollector | None = None,
+    ) -> Trace:
+        return record(
+            job, batch, target.capability, self.build, provenance, calls, path_of=path_of,
+            sm_count=target.sm_count, conv_workspace_query=target.conv_workspace_query, memory=memory,
+        )  # fmt: skip
 
 
 def _divergence(program: Program, run: RecordedRun, target: Target) -> str:
@@ -325,12 +353,16 @@ def _single_run(run: RecordedRun, job: Job, target: Target) -> Program:
 
 
 def open_builder(
-    job: Job, on_progress: OnProgress, constructor: Callable[..., object] | None = None
+    job: Job,
+    on_progress: OnProgress,
+    constructor: Callable[..., object] | None = None,
+    least_depth: int = LEAST_DEPTH,
 ) -> ProgramBuilder:
     """Return the builder of a job's programs; `constructor` makes the model, by default the job's own.
 
-    Imports the library of the job's model. Raises UsageError or ModelError.
+    Runs of models with `least_depth` equal blocks or more are extrapolated from shallow models. Imports the
+    library of the job's model. Raises UsageError or ModelError.
     """
     construct = constructor or find_constructor(job)
-    deep_runs = open_deep_runs(job) if constructor is None else None
+    deep_runs = open_deep_runs(job, least_depth) if constructor is None else None
     return ProgramBuilder(job, lambda job: construct_model(job, construct), on_progress, _deep_runs=deep_runs)

@@ -2,13 +2,16 @@
 
 If the number of blocks is an argument of the model, models with 4 and 5 blocks run in place of the whole
 model, and the events and kernel calls that one more block adds are repeated. The model with 7 blocks runs
-too, once for each compute capability, to check the extrapolation. The whole model runs if the check fails,
-if its blocks differ, or if anything but the repeated events depends on their number.
+too, once for each compute capability, to check the extrapolation, which then holds for all sizes of samples
+and numbers of ranks. The whole model runs if the check fails, if its blocks differ, or if anything but the
+repeated events depends on their number.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -16,10 +19,11 @@ from msgspec.structs import replace
 from planner.capture.models.depth import find_depth
 from planner.capture.symbolic.kernel_calls import RecordedCall, RecordedRun, at_batch, fit_arguments
 from planner.errors import PlannerError
-from planner.jobs import Compile, Depth, Job, Quantize
+from planner.jobs import Compile, Depth, Job, split_model
 from planner.program import (
     CHECKED,
     SHALLOW,
+    Fact,
     NotAffineError,
     NotRepeatedError,
     Origin,
@@ -30,6 +34,7 @@ from planner.program import (
 )
 
 LEAST_DEPTH = 28  # a program is fitted in four runs or more, of 43 blocks in all from shallow models
+LEAST_DEPTH_OF_RUN = 17  # a single run takes 16 blocks from shallow models
 
 
 class _Pair(NamedTuple):
@@ -113,17 +118,27 @@ class DeepRuns:
         deep = pair.with_more(self.depth.blocks - SHALLOW)
         traced = f"{SHALLOW} and {SHALLOW + 1} are traced, and what one adds is repeated"
         note = f"of its {self.depth.blocks} equal blocks {traced}"
-        return replace(deep, trace=replace(deep.trace, notes=(*deep.trace.notes, note)))
+        trace = deep.trace
+        notes, facts = (*trace.notes, note), trace.facts | {Fact.REPEATED_BLOCKS}
+        return replace(deep, trace=replace(trace, notes=notes, facts=facts))
 
 
-def open_deep_runs(job: Job) -> DeepRuns | None:
-    """Return the deep runs of a job, or None if its whole model must run. Raises UsageError.
+def open_deep_runs(job: Job, least: int = LEAST_DEPTH) -> DeepRuns | None:
+    """Return the deep runs of a job, or None if its whole model must run or has fewer than `least` blocks.
 
-    Quantized models run whole, since a note compares the quantized blocks with the rest of the model.
+    Jobs that differ in the sizes of samples or in the number of ranks share them, unless their model is in a
+    folder, whose files may change. Raises UsageError.
     """
-    if job.compile is not Compile.NONE or job.quantize is not Quantize.NONE:
+    if job.compile is not Compile.NONE:
         return None
-    depth = find_depth(job, LEAST_DEPTH)
+    if Path(split_model(job.source or job.model).name).is_dir():
+        return _open_deep_runs.__wrapped__(job, least)
+    return _open_deep_runs(replace(job, inputs=(), targets=(), fsdp=min(job.fsdp, 2)), least)
+
+
+@lru_cache(maxsize=16)
+def _open_deep_runs(job: Job, least: int) -> DeepRuns | None:
+    depth = find_depth(job, least)
     return None if depth is None else DeepRuns(depth)
 
 

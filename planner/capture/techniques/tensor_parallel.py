@@ -1,6 +1,5 @@
 """Split the weights of a model's layers over the ranks of a mesh, by the model's plan in transformers."""
 
-from collections import Counter
 from typing import Any
 
 import torch
@@ -31,8 +30,7 @@ def split_tensors(model: Any, job: Job, mesh: Any) -> str:
         model.tie_weights()
     except ValueError as error:
         raise UsageError(f"{where}: transformers refuses: {error}") from error
-    counts = ", ".join(f"{count} {style}" for style, count in Counter(plan.values()).items())
-    return f"tensor parallel: by the plan of transformers ({counts})"
+    return f"tensor parallel: by the plan of transformers ({', '.join(dict.fromkeys(plan.values()))})"
 
 
 def _untie(model: Any) -> None:

@@ -129,10 +129,6 @@ def _legend(table: ClusterTable) -> list[Block]:
         f"{table.question.gpus_per_node} GPUs in a node; numbers of GPUs that divide the global batch were "
         "tried",
     ]
-    if table.is_repeated:
-        assumed.append(
-            "blocks of the model are alike: shallow models were traced, and what one more block adds repeated"
-        )
     notes = dict.fromkeys(note for row in _kinds(table) for note in row.notes)
     return [*(Paragraph(text) for text in texts), Bullets("", [*assumed, *notes])]
 

@@ -1,11 +1,14 @@
 """Runs of deep models that follow from runs of shallow models, against runs of the deep models."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from planner.capture import construct_model, find_constructor, find_depth, record
+from planner.capture import construct_model, find_constructor, record
+from planner.capture.models.depth import find_depth
 from planner.capture.symbolic.deep_runs import open_deep_runs
 from planner.capture.symbolic.kernel_calls import RecordedCall, RecordedRun
 from planner.jobs import (
@@ -48,6 +51,7 @@ DEEP: dict[str, dict[str, Any]] = {
     "averaged and evaluated": {"ema": True, "evaluate": True},
     "forward passes": {"mode": Mode.INFER},
     "sharded": {"fsdp": 4, "checkpoint": Checkpoint.BLOCKS},
+    "quantized": {"quantize": Quantize.NF4, "precision": Precision.BF16, "peft": "lora"},
 }
 WHOLE: dict[str, dict[str, Any]] = {
     "few blocks": {"model_args": (*SIZES[:-1], ("num_hidden_layers", 27))},
@@ -55,7 +59,6 @@ WHOLE: dict[str, dict[str, Any]] = {
     "experts from the tenth block on": {"model": "hf:deepseek_v3", "model_args": (*SIZES, *EXPERTS)},
     "blocks that are frozen by number": {"freeze": ("model.layers.1*",)},
     "adapters of some blocks": {"peft": "lora", "peft_arg": ("layers_to_transform=[0,27]",)},
-    "quantized weights": {"quantize": Quantize.NF4, "peft": "lora"},
     "compiled": {"compile": Compile.DEFAULT},
 }
 
@@ -92,13 +95,25 @@ def test_an_extrapolated_run_is_that_of_the_deep_model(name: str) -> None:
 
 @pytest.mark.slow
 def test_an_extrapolation_is_checked_once() -> None:
-    """Further batch sizes need two shallow runs each."""
+    """Further runs, also with samples of another size, need two shallow runs each."""
     depths: list[int] = []
-    runs, run = open_deep_runs(LLAMA), recorder(LLAMA, depths)
-    assert runs is not None
-    assert runs.run(LLAMA, GPU, run) is not None
-    assert runs.run(LLAMA, GPU, run) is not None
+    job = replace(LLAMA, optimizer=Optimizer.ADAGRAD)
+    longer = replace(job, inputs=(TensorSpec((128,), "int64"),))
+    for each in (job, longer):
+        runs = open_deep_runs(each)
+        assert runs is not None
+        assert runs.run(each, GPU, recorder(each, depths)) is not None
     assert depths == [4, 5, 7, 4, 5]
+
+
+def test_a_model_in_a_folder_is_read_anew(tmp_path: Path) -> None:
+    """Its configuration may have changed since the last plan."""
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **dict(SIZES)}
+    job = replace(LLAMA, model=f"hf:{tmp_path}", model_args=())
+    for blocks in (28, 30):
+        (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": blocks}))
+        runs = open_deep_runs(job)
+        assert runs is not None and runs.depth == Depth("num_hidden_layers", blocks)
 
 
 @pytest.mark.parametrize("name", WHOLE)

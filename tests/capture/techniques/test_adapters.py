@@ -94,6 +94,30 @@ def test_four_bits_and_statistics_are_held_for_each_weight(arguments: list[str],
     assert 0 <= small <= LAYERS * 7 * (1024 + 64 + 4 + 4 * 2) + 4096  # code tables and their statistics
 
 
+def test_notes_name_the_weights_that_stay() -> None:
+    """The experts of a mixture are no linear layers; what is said does not depend on the number of blocks."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "vocab_size": 4096}
+    said = []
+    for model, layers in (("llama", 2), ("mixtral", 2), ("mixtral", 3)):
+        arguments = {**sizes, "num_hidden_layers": layers}
+        if model == "mixtral":
+            arguments |= {"num_local_experts": 4, "num_key_value_heads": 4}
+        given = [parse_model_arg(f"{name}={value}") for name, value in arguments.items()]
+        options = {"precision": "bf16", "mode": "infer", "quantize": "nf4"}
+        inputs = [parse_tensor_spec("16:int64")]
+        job = resolve_job(f"hf:{model}", {}, model_args=given, inputs=inputs, **options)
+        notes = trace_of(complete_from_library(job), 1).notes
+        said.append([note for note in notes if note.startswith("most memory")])
+    plain, shallow, deep = said
+    assert [note.split(":")[0] for note in plain] == [
+        "most memory outside the repeated blocks is not quantized"
+    ]
+    assert shallow == deep
+    assert shallow[0] == plain[0]
+    assert shallow[1].startswith("most memory of model.layers.0 is not quantized: 3.0 MiB stay")
+    assert shallow[1].endswith("the largest is model.layers.0.mlp.experts.gate_up_proj")
+
+
 def test_eight_bits_are_held_for_each_weight() -> None:
     """A byte an element and a float for each row."""
     held = held_bytes(trace_of(job_with(quantize="int8", mode="infer"), BATCH))

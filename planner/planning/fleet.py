@@ -28,6 +28,7 @@ from planner.planning.search import (
     Search,
     largest_below,
     round_down,
+    search_of,
 )
 from planner.program import Outcome, ProgramSet
 
@@ -139,14 +140,10 @@ def _search(replays: TargetReplays, rooms: tuple[MemoryLimits, ...], multiple_of
         probes[comfortable] = Outcome.FITS
     floor = _largest_probed(probes, outcome, comfortable)
     best = _largest_in_rooms(replays, outcome, floor, best)
-    if best and outcome(best) is Outcome.FITS:
-        comfortable = best
     sizes = replays.batch_sizes
     rows = [(size, outcome(size) if size > floor else own) for size, own in [*probes.items()]]
     results = {sizes.floor(size): own for size, own in rows}
-    failures = [size for size, own in results.items() if own is Outcome.DOES_NOT_FIT]
-    best, comfortable = (size and sizes.floor(size) for size in (best, comfortable))
-    search = Search(best, comfortable, min(failures, default=None), tuple(results.items()))
+    search = search_of(results, *(size and sizes.floor(size) for size in (best, comfortable)))
     multiple = lcm(multiple_of, sizes.unit)
     return search if multiple == sizes.unit else round_down(search, multiple, outcome)
 

@@ -1,21 +1,31 @@
 """The largest size of samples, or patch of nnU-Net, that fits at one batch size."""
 
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from time import perf_counter
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from planner.allocator import is_limit_independent, max_reserved_bytes, replay_trace
 from planner.errors import BatchTooLargeError, ModelError
 from planner.hardware import Budget, judge_budget
 from planner.jobs import Job, Size, SizeDistribution, at_size, size_ranges
 from planner.planning.epoch import with_last_batch
-from planner.planning.estimate import Estimate, Seconds, estimate_batch
-from planner.planning.search import Search, largest, largest_by_extrapolation
-from planner.program import Outcome, TraceSource
+from planner.planning.estimate import Estimate, Seconds, estimate_batch, unlimited
+from planner.planning.replays import outcome_in_rooms
+from planner.planning.search import (
+    Search,
+    boundary_above,
+    largest,
+    largest_by_extrapolation,
+    search_of,
+)
+from planner.program import Outcome, Trace, TraceSource
 
+ALIGNED = 8  # values of 16 bits that 16 bytes hold
 FEW = 8  # sizes, of which no line leads to the largest sooner than halving does
 
 
@@ -83,30 +93,19 @@ def find_max_size(
     Each probe is a run of the model at its size. If the model refuses small sizes, the search begins at the
     smallest that it takes. Raises the errors of a capture.
     """
-    start, traced = perf_counter(), 0.0
-
-    @cache
-    def estimate_at(size: Size) -> Estimate:
-        nonlocal traced
-        begun = perf_counter()
-        own = job_at(size)
-        trace = with_last_batch(own, batch, open_traces(own))
-        spent = perf_counter() - begun
-        traced += spent
-        return estimate_batch(own, trace, judge_budget(budget, own, trace), spent)
-
+    start, runs = perf_counter(), _Runs(budget, batch, job_at, open_traces)
     refusal = ""
     try:
-        search = _search(sizes, estimate_at, partial(_elements, job))
+        search = _search(sizes, runs, partial(_elements, job))
     except ModelError as error:
-        if _is_taken(estimate_at, sizes[0]):
+        if runs.is_taken(sizes[0]):
             raise
         refusal = str(error).rpartition("; ")[0]  # without its remedy
-        sizes = sizes[_count_refused(sizes, estimate_at, error) :]
-        search = _search(sizes, estimate_at, partial(_elements, job))
+        sizes = sizes[_count_refused(sizes, runs, error) :]
+        search = _search(sizes, runs, partial(_elements, job))
 
     def side(number: int | None) -> Estimate | None:
-        own = _estimate_or_none(estimate_at, sizes[number - 1]) if number else None
+        own = runs.estimate(sizes[number - 1]) if number else None
         if own is None or not refusal:
             return own
         note = f"sizes are tried from {'x'.join(map(str, sizes[0]))} on: {refusal}"
@@ -114,7 +113,7 @@ def find_max_size(
 
     sides = (side(number) for number in (search.largest, search.comfortable, search.first_failure))
     at_max, at_comfortable, first_failure = sides
-    seconds = Seconds(traced, perf_counter() - start - traced)
+    seconds = Seconds(runs.seconds, perf_counter() - start - runs.seconds)
     return SizePlan(
         job, budget, batch, tuple(sizes), search, at_max, at_comfortable, first_failure, seconds, refusal
     )  # fmt: skip
@@ -127,65 +126,136 @@ def _elements(job: Job, size: Size) -> int:
     return max(prod(spec.shape) for spec in at_size(job, size).inputs)
 
 
-def _search(
-    sizes: Sequence[Size], estimate_at: Callable[[Size], Estimate], elements: Callable[[Size], int]
-) -> Search:
-    """Search the sizes by their places in the list, from 1. Raises the errors of a capture."""
+def _search(sizes: Sequence[Size], runs: "_Runs", elements: Callable[[Size], int]) -> Search:
+    """Search the sizes by their places in the list, from 1. Raises the errors of a capture.
 
+    If there are many, multiples of 8 are searched first. Other sizes may take more memory, as attention pads
+    rows that are not aligned, so those above an answer are looked at only if the first of them fits.
+    """
+    aligned = [number for number, size in enumerate(sizes, 1) if not any(each % ALIGNED for each in size)]
+    if len(aligned) in range(FEW + 1) or len(aligned) == len(sizes):
+        return _search_along_lines(sizes, runs, elements)
+    coarse = _search_along_lines([sizes[number - 1] for number in aligned], runs, elements)
+
+    def refine(place: int, outcomes: Container[Outcome]) -> int:
+        number = aligned[place - 1] if place else 0
+        above = aligned[place] if place < len(aligned) else len(sizes) + 1
+
+        def fits(each: int) -> bool:
+            size = sizes[each - 1]
+            return runs.is_taken(size) and runs.outcome(size) in outcomes
+
+        return boundary_above(fits, number, above)
+
+    best = refine(coarse.largest, (Outcome.FITS, Outcome.FITS_WITH_RETRIES))
+    is_comfortable = best and runs.outcome(sizes[best - 1]) is Outcome.FITS
+    comfortable = best if is_comfortable else refine(coarse.comfortable, (Outcome.FITS,))
+    probes = {number: runs.outcomes[size] for number, size in enumerate(sizes, 1) if size in runs.outcomes}
+    failures = (each for each, own in probes.items() if own is Outcome.DOES_NOT_FIT and each > best)
+    return replace(search_of(probes, best, comfortable), first_failure=min(failures, default=None))
+
+
+def _search_along_lines(sizes: Sequence[Size], runs: "_Runs", elements: Callable[[Size], int]) -> Search:
     def outcome(number: int) -> Outcome:
-        try:
-            return estimate_at(sizes[number - 1]).outcome
-        except BatchTooLargeError:
-            return Outcome.DOES_NOT_FIT
+        return runs.outcome(sizes[number - 1])
 
     def need_bytes(number: int) -> int:
-        return estimate_at(sizes[number - 1]).run.peak_reserved_bytes
+        return runs.reserved_bytes(sizes[number - 1])
 
     if len(sizes) <= FEW:
         return largest(outcome, len(sizes))
     ends = max(1, len(sizes) // 16), max(2, len(sizes) // 8)
-    judged = estimate_at(sizes[ends[0] - 1]).budget  # with the margins of runs that the job is like
-    limit_bytes = judged.limits.allocator_limit_bytes
+    limit_bytes = runs.budget_at(sizes[ends[0] - 1]).limits.allocator_limit_bytes
     if limit_bytes is None:
         return largest(outcome, len(sizes))
     return largest_by_extrapolation(
-        outcome,
-        (need_bytes, need_bytes),
-        limit_bytes,
-        ends,
-        len(sizes),
-        lambda number: elements(sizes[number - 1]),
+        outcome, (need_bytes,), limit_bytes, ends, len(sizes), lambda number: elements(sizes[number - 1])
     )
 
 
-def _count_refused(
-    sizes: Sequence[Size], estimate_at: Callable[[Size], Estimate], refusal: ModelError
-) -> int:
+def _count_refused(sizes: Sequence[Size], runs: "_Runs", refusal: ModelError) -> int:
     """Return the number of sizes that the model refuses as too small. Raises the refusal if it takes none."""
     last = len(sizes) - 1
     low, high = 0, min(1, last)
-    while not _is_taken(estimate_at, sizes[high]):
+    while not runs.is_taken(sizes[high]):
         if high == last:
             raise refusal
         low, high = high, min(2 * high, last)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if _is_taken(estimate_at, sizes[middle]) else (middle, high)
+        low, high = (low, middle) if runs.is_taken(sizes[middle]) else (middle, high)
     return high
 
 
-def _is_taken(estimate_at: Callable[[Size], Estimate], size: Size) -> bool:
-    try:
-        estimate_at(size)
-    except BatchTooLargeError:
+@dataclass(slots=True)
+class _Runs:
+    """The runs of a job at some sizes of its samples, each captured once."""
+
+    budget: Budget
+    batch: int
+    job_at: Callable[[Size], Job]
+    open_traces: Callable[[Job], TraceSource]
+    seconds: float = 0.0  # spent in captures
+    outcomes: dict[Size, Outcome] = field(default_factory=dict)
+    _reserved: dict[Size, int] = field(default_factory=dict)
+    _traces: dict[Size, tuple[Job, Trace, Budget]] = field(default_factory=dict)
+    _estimates: dict[Size, Estimate] = field(default_factory=dict)
+
+    def budget_at(self, size: Size) -> Budget:
+        """Return the budget with the margins of runs that the job is like. Raises the errors of a capture."""
+        return self._trace(size)[2]
+
+    def outcome(self, size: Size) -> Outcome:
+        """Return whether a size fits; a size that cannot be captured does not."""
+        if size not in self.outcomes:
+            self.outcomes[size] = self._outcome(size)
+        return self.outcomes[size]
+
+    def reserved_bytes(self, size: Size) -> int:
+        """Return the reserved peak in unlimited memory. Raises the errors of a capture."""
+        if size not in self._reserved:
+            _, trace, budget = self._trace(size)
+            self._reserved[size] = replay_trace(trace, unlimited(budget.limits)).peak_reserved_bytes
+        return self._reserved[size]
+
+    def estimate(self, size: Size) -> Estimate | None:
+        """Return the estimate at a size, or None if it cannot be captured."""
+        try:
+            job, trace, budget = self._trace(size)
+        except BatchTooLargeError:
+            return None
+        if size not in self._estimates:
+            self._estimates[size] = estimate_batch(job, trace, budget)
+        return self._estimates[size]
+
+    def is_taken(self, size: Size) -> bool:
+        """Return whether the model takes samples of a size, at least of a smaller batch."""
+        try:
+            self._trace(size)
+        except BatchTooLargeError:
+            return True
+        except ModelError:
+            return False
         return True
-    except ModelError:
-        return False
-    return True
 
+    def _outcome(self, size: Size) -> Outcome:
+        try:
+            _, trace, budget = self._trace(size)
+        except BatchTooLargeError:
+            return Outcome.DOES_NOT_FIT
+        if trace.growth_sources:  # then the number of steps decides
+            estimate = self.estimate(size)
+            assert estimate is not None
+            return estimate.outcome
+        room = max_reserved_bytes(budget.limits)
+        if room and is_limit_independent(budget.limits) and self._reserved.get(size, room + 1) <= room:
+            return Outcome.FITS
+        return outcome_in_rooms(trace, budget.rooms)
 
-def _estimate_or_none(estimate_at: Callable[[Size], Estimate], size: Size) -> Estimate | None:
-    try:
-        return estimate_at(size)
-    except BatchTooLargeError:
-        return None
+    def _trace(self, size: Size) -> tuple[Job, Trace, Budget]:
+        if size not in self._traces:
+            start, job = perf_counter(), self.job_at(size)
+            trace = with_last_batch(job, self.batch, self.open_traces(job))
+            self.seconds += perf_counter() - start
+            self._traces[size] = job, trace, judge_budget(self.budget, job, trace)
+        return self._traces[size]

@@ -120,6 +120,16 @@ class ReplayCache:
         return number
 
 
+def outcome_in_rooms(trace: Trace, rooms: Sequence[MemoryLimits]) -> Outcome:
+    """Return whether a trace fits under all memory limits, as `TargetReplays.outcome_in_rooms`."""
+    outcome = replay_trace(trace, rooms[0]).outcome
+    if outcome is not Outcome.FITS_WITH_RETRIES:
+        return outcome
+    larger = replay_in_rooms(rooms[1:], partial(replay_trace, trace))
+    fits = all(run.outcome is not Outcome.DOES_NOT_FIT for _, run in larger)
+    return outcome if fits else Outcome.DOES_NOT_FIT
+
+
 class _RetryError(Exception):
     """The error that stops a replay at its first retry."""
 

@@ -22,10 +22,10 @@ from math import gcd
 
 from msgspec.structs import replace
 
-from planner.allocator import MemoryLimits, replay_in_rooms, replay_trace
+from planner.allocator import MemoryLimits
 from planner.errors import ModelError
-from planner.planning.replays import TargetReplays
-from planner.planning.search import Search, largest, largest_near
+from planner.planning.replays import TargetReplays, outcome_in_rooms
+from planner.planning.search import Search, largest, largest_near, search_of
 from planner.program import (
     FIT_BATCHES,
     Alloc,
@@ -102,9 +102,7 @@ class _RunSearch:
                 search = _larger(search, self._search(None))
                 batch = self._undecided(search)
             if batch is None:
-                failures = [size for size, own in self._outcomes.items() if own is Outcome.DOES_NOT_FIT]
-                probes = tuple(self._outcomes.items())
-                return replace(search, first_failure=min(failures, default=None), probes=probes)
+                return search_of(self._outcomes, search.largest, search.comfortable)
             self._run(batch)
             if batch in self.replays.too_large:
                 break
@@ -234,7 +232,7 @@ class _RunSearch:
         key = id(program), batch
         if key not in self._guesses:
             trace = _with_workspaces(program.instantiate(batch), self._traces[near])
-            self._guesses[key] = _outcome(trace, self.rooms)
+            self._guesses[key] = outcome_in_rooms(trace, self.rooms)
         return self._guesses[key]
 
     def _alike(self, batch: int) -> list[int]:
@@ -276,15 +274,6 @@ def _fit(first: Trace, second: Trace) -> Program | None:
         return fit_traces(first, second, nearest_affine, nearest_affine)
     except NotAffineError:
         return None
-
-
-def _outcome(trace: Trace, rooms: Sequence[MemoryLimits]) -> Outcome:
-    outcome = replay_trace(trace, rooms[0]).outcome
-    if outcome is not Outcome.FITS_WITH_RETRIES:
-        return outcome
-    larger = replay_in_rooms(rooms[1:], partial(replay_trace, trace))
-    fits = all(run.outcome is not Outcome.DOES_NOT_FIT for _, run in larger)
-    return outcome if fits else Outcome.DOES_NOT_FIT
 
 
 def _with_workspaces(trace: Trace, near: Trace) -> Trace:

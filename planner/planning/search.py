@@ -8,9 +8,10 @@ boundary, and going on from one that fits, for 12. Of 400 for five other models,
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from planner.program import LARGEST_BATCH, Outcome
 
@@ -18,6 +19,7 @@ NEIGHBOURS = 8  # the batch sizes up to this far above the boundary are probed
 NEIGHBOUR_SHARES = (0.02, 0.03, 0.05, 0.08)  # and those that lie these shares of the boundary above it
 MOST_LINES = 4  # after which the guess is good, or no line will make it so
 MOST_STRETCH = 8  # a line is not followed beyond so many times the batch size at its end
+STEPS_WITH_RETRIES = 64  # of an answer without retries, the first step above it takes one part
 MOST_ISLANDS = 32  # so that the number of probes stays logarithmic whatever the function does
 
 
@@ -47,9 +49,13 @@ class _Probes(dict[int, Outcome]):
     def fits_without_retries(self, batch: int) -> bool:
         return self[batch] is Outcome.FITS
 
-    def search(self, largest: int, comfortable: int) -> Search:
-        failures = (batch for batch, outcome in self.items() if outcome is Outcome.DOES_NOT_FIT)
-        return Search(largest, comfortable, min(failures, default=None), tuple(self.items()))
+
+def search_of(probes: Mapping[int, Outcome], largest: int, comfortable: int) -> Search:
+    """Return the result of a search; a `largest` that fits without retries is the largest of these too."""
+    if probes.get(largest) is Outcome.FITS:
+        comfortable = largest
+    failures = (batch for batch, outcome in probes.items() if outcome is Outcome.DOES_NOT_FIT)
+    return Search(largest, comfortable, min(failures, default=None), tuple(probes.items()))
 
 
 def largest(outcome: Callable[[int], Outcome], limit: int = LARGEST_BATCH) -> Search:
@@ -65,7 +71,7 @@ def largest(outcome: Callable[[int], Outcome], limit: int = LARGEST_BATCH) -> Se
         above = min(batch for batch in probes if batch > comfortable)  # it takes retries or fails
         start = _bisect(probes.fits_without_retries, comfortable, above)
         comfortable = scan_islands(probes.fits_without_retries, start, best)
-    return probes.search(best, comfortable)
+    return search_of(probes, best, comfortable)
 
 
 def largest_below(fits: Callable[[int], bool], top: int, floor: int = 0) -> int:
@@ -83,7 +89,7 @@ def largest_below(fits: Callable[[int], bool], top: int, floor: int = 0) -> int:
 
 def largest_by_extrapolation(
     outcome: Callable[[int], Outcome],
-    needs: tuple[Callable[[int], int], Callable[[int], int]],
+    needs: Sequence[Callable[[int], int]],
     max_reserved_bytes: int,
     ends: tuple[int, int],
     limit: int = LARGEST_BATCH,
@@ -94,12 +100,15 @@ def largest_by_extrapolation(
     `needs` return the bytes that a batch size needs without retries (reserved) and with them (allocated). The
     search follows lines through each, first through both `ends`, over `elements` of the batch size, which
     rise with it. Of batch sizes above the first that does not fit, none is looked at, since they would all be
-    larger than the answer.
+    larger than the answer. Without a second of `needs`, those with retries are searched in growing steps from
+    the answer without retries on.
     """
-    comfortable, retrying = (_extrapolate(need, max_reserved_bytes, ends, limit, elements) for need in needs)
-    if comfortable is None or retrying is None:
+    guesses = [_extrapolate(need, max_reserved_bytes, ends, limit, elements) for need in needs]
+    if None in guesses:
         return largest(outcome, limit)
-    return largest_near(outcome, (comfortable, retrying), limit)
+    comfortable, retrying = guesses[0] or 1, guesses[-1] or 1
+    stride = 1 if len(needs) > 1 else max(1, comfortable // STEPS_WITH_RETRIES)
+    return largest_near(outcome, (comfortable, retrying), limit, stride)
 
 
 def _extrapolate(
@@ -126,16 +135,17 @@ def _extrapolate(
 
 
 def largest_near(
-    outcome: Callable[[int], Outcome], guesses: tuple[int, int], limit: int = LARGEST_BATCH
+    outcome: Callable[[int], Outcome], guesses: tuple[int, int], limit: int = LARGEST_BATCH, stride: int = 1
 ) -> Search:
     """Find the largest batch size without retries, and the largest that fits, in few probes from guesses.
 
-    Each fits and its successor does not. `outcome` had better remember its answers.
+    Each fits and its successor does not. With retries, `stride` is the first step from the guess. `outcome`
+    had better remember its answers.
     """
     probes = _Probes(outcome)
     comfortable = boundary_from_guess(probes.fits_without_retries, guesses[0], limit)
     guess = max(comfortable, guesses[1]) if guesses[1] > guesses[0] else comfortable
-    return probes.search(boundary_from_guess(probes.fits, guess, limit), comfortable)
+    return search_of(probes, boundary_from_guess(probes.fits, guess, limit, stride), comfortable)
 
 
 def boundary_along_lines(
@@ -170,6 +180,16 @@ def boundary_between(fits: Callable[[int], bool], low: int, high: int) -> int:
     return _bisect(fits, low, high - 1)
 
 
+def boundary_above(fits: Callable[[int], bool], low: int, high: int) -> int:
+    """Return a batch size that fits and whose successor does not, from `low`, taken to fit, to below `high`.
+
+    `high` does not fit; as a guess `low` is often right.
+    """
+    if high - low < 2 or not fits(low + 1):
+        return low
+    return _bisect(fits, low + 1, high)
+
+
 def round_down(search: Search, multiple: int, outcome: Callable[[int], Outcome]) -> Search:
     """Return the search with its answers replaced by the largest multiples below them that fit.
 
@@ -181,25 +201,26 @@ def round_down(search: Search, multiple: int, outcome: Callable[[int], Outcome])
         return next(filter(fits, range(answer - answer % multiple, 0, -multiple)), 0)
 
     best = down(search.largest, probes.fits)
-    comfortable = down(min(best, search.comfortable), probes.fits_without_retries)
-    tried = (*search.probes, *probes.items())
-    return Search(best, comfortable, search.first_failure, tried, search.least)
+    found = search_of(probes, best, down(min(best, search.comfortable), probes.fits_without_retries))
+    tried = (*search.probes, *found.probes)
+    return replace(found, first_failure=search.first_failure, probes=tried, least=search.least)
 
 
-def boundary_from_guess(fits: Callable[[int], bool], guess: int, limit: int) -> int:
+def boundary_from_guess(fits: Callable[[int], bool], guess: int, limit: int, stride: int = 1) -> int:
     """Return a batch size up to `limit` that fits and whose successor does not, found from `guess`; 0: not
-    even 1 fits. With a good guess that takes two or three probes. `fits` had better remember its answers.
+    even 1 fits. With a good guess that takes two or three probes. `stride` is the first step from a guess
+    that fits as its successor does. `fits` had better remember its answers.
     """
     low = high = max(0, min(guess, limit))
-    stride = 1
+    step = 1
     while low and not fits(low):
-        high, low = low, max(0, low - stride)
-        stride = 2 * stride if guess - low > 1 else 1
-    stride = 1
+        high, low = low, max(0, low - step)
+        step = 2 * step if guess - low > 1 else 1
+    step = 1
     while high == low and low < limit:
-        high = min(low + stride, limit)
+        high = min(low + step, limit)
         if fits(high):
-            low, stride = high, stride if low == guess else 2 * stride
+            low, step = high, stride if low == guess else 2 * step
     return _bisect(fits, low, high)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 import planner
@@ -55,6 +56,35 @@ def test_few_sizes_are_traced() -> None:
     assert f"tracing 3x{size}x{size}" in traced
     assert f"tracing 3x{size + 8}x{size + 8}" in traced
     assert len(traced) <= 5
+
+
+class Padding(nn.Module):
+    """A layer that copies rows which are not aligned, and refuses rows of `refused`."""
+
+    def __init__(self, refused: int = 0) -> None:
+        super().__init__()
+        self.scale, self.refused = nn.Parameter(torch.ones(())), refused
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        length = x.shape[-1]
+        if self.refused and length % self.refused:
+            raise ValueError(f"rows of {length} values")
+        padded = nn.functional.pad(x, (0, -length % 8)) if length % 8 else x
+        return (padded * self.scale).exp()
+
+
+@pytest.mark.parametrize("refused", [0, 8])
+def test_aligned_sizes_are_searched_first(refused: int) -> None:
+    """Aligned rows take less memory, so that the largest is far above where others end, if they are taken."""
+    job: dict[str, Any] = {"optimizer": "sgd", "loss": "sum", "allocator_cap_mib": 60}
+    result = planner.max_size(lambda: Padding(refused), 1, input="64x1000..80000", **job)
+    (size,) = result.max_size or (0,)
+    assert (size % 8, result.max_size) == (0, result.comfortable_size)
+    fits = {each: planner.estimate(Padding, 1, input=f"64x{each}", **job).fits for each in (size, size + 8)}
+    assert fits == {size: "yes", size + 8: "no"}
+    if not refused:
+        assert planner.estimate(Padding, 1, input=f"64x{size - 1}", **job).fits == "no"
+        assert result.plan.failing == (size + 1,)
 
 
 def test_ranges_of_two_lengths_grow_together() -> None:

@@ -14,6 +14,8 @@ from planner.planning.search import (
     boundary_between,
     largest,
     largest_by_extrapolation,
+    largest_near,
+    round_down,
 )
 from planner.program import LARGEST_BATCH
 from planner.program.events import Outcome
@@ -209,6 +211,21 @@ def test_any_line_leads_to_a_boundary(fits: int, comfortable: int, noise: list[i
 
     search = largest_by_extrapolation(boundaries(fits, comfortable), (need_bytes, need_bytes), 300, (2, 3))
     assert answer_of(search) == (fits, comfortable, fits + 1)
+
+
+def test_an_answer_without_retries_is_both() -> None:
+    """Above some that take retries one fits without: it is the largest, and the largest without retries."""
+    assert answer_of(largest_near(of("FFrrF.."), (2, 4))) == (5, 5, 6)
+    rounded = round_down(largest_near(of("FFrrFF."), (2, 5)), 3, of("FFrrFF."))
+    assert (rounded.largest, rounded.comfortable) == (6, 6)
+
+
+@pytest.mark.parametrize("stride", [1, 5, 64])
+def test_steps_grow_from_a_guess_that_fits(stride: int) -> None:
+    """The first step is longer if the guess's successor fits too; the answer is the same."""
+    for text in ("FF" + "r" * 200, "FF", "FFr", "FF" + "r" * 4):
+        search = largest_near(of(text), (2, 2), 1000, stride)
+        assert answer_of(search) == (len(text), 2, len(text) + 1)
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(0, 10**6))

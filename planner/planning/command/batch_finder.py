@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from planner.emulator import EmulatedRun
 from planner.planning.command.by_runs import (
     by_units,
@@ -14,12 +16,7 @@ from planner.planning.command.by_runs import (
 )
 from planner.planning.command.command_runs import CommandRuns
 from planner.planning.command.fit import Fit, end_and_peak, fit_runs
-from planner.planning.search import (
-    Search,
-    boundary_from_guess,
-    largest,
-    largest_near,
-)
+from planner.planning.search import Search, boundary_from_guess, largest, largest_near, search_of
 from planner.program import LARGEST_BATCH, Outcome
 
 _FIRST_BATCH = 32  # whose history guides the search
@@ -216,4 +213,5 @@ class BatchFinder:
         """Find the largest batch size with retries by runs, near a search that did not hold."""
         best = largest_with_retries(self.runs, self.unit, max(comfortable, near.largest), self.most)
         probes = {**dict(near.probes), **{batch: run.outcome for batch, run in self.runs.on_gpu.items()}}
-        return Search(max(comfortable, best), comfortable, best + self.unit, tuple(sorted(probes.items())))
+        search = search_of(dict(sorted(probes.items())), max(comfortable, best), comfortable)
+        return replace(search, first_failure=best + self.unit)

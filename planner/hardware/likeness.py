@@ -162,7 +162,7 @@ def lengths_of(job: Job, trace: Trace) -> tuple[Lengths, str]:
 
 
 def _weight_of_convolutions(trace: Trace) -> float:
-    return min(1.0, part_of_convolutions(trace) / LEAST_PART)
+    return round(min(1.0, part_of_convolutions(trace) / LEAST_PART), 2)
 
 
 def part_of_convolutions(trace: Trace) -> float:
@@ -208,7 +208,7 @@ def _departures(
     elif sites[CONVOLUTION] > FEW_CONVOLUTIONS or _has_volumes(job):
         yield from _of_answers(job, trace)
     if trace.uncounted_share:
-        weight = trace.uncounted_share * _weight_of_convolutions(trace)
+        weight = round(trace.uncounted_share * _weight_of_convolutions(trace), 2)
         what = f"with no workspace known for {trace.uncounted_share:.0%} of its convolutions"
         yield Departure(what, Doubt.UNCOUNTED, weight)
     yield from map(Departure, _unmeasured(job, sites))

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from planner.allocator import MemoryLimits, replay_trace
 from planner.errors import ModelError
-from planner.hardware import Budget, PriceList, process_bytes, upper_process_bytes
+from planner.hardware import Budget, PriceList, judge_budget, process_bytes, upper_process_bytes
 from planner.jobs import Compile, Job
 from planner.planning.epoch import max_useful_batch
 from planner.planning.estimate import Answer, Seconds, estimate_batch, unlimited
@@ -30,7 +30,9 @@ from planner.planning.search import (
     round_down,
     search_of,
 )
-from planner.program import Outcome, ProgramSet
+from planner.program import FIT_BATCHES, Outcome, ProgramSet
+
+_MOST_JUDGED = 4  # searches, each with the margins of the answer before
 
 
 class DeviceFit(Struct, frozen=True):
@@ -108,6 +110,28 @@ def fit_devices(
         for target in [budget.device.target]
     }
     return tuple(_fit(job, by_kind[_kind(budget)], budget, batch, multiple_of) for budget in cards)
+
+
+def search_judged(
+    job: Job, replays: TargetReplays, budget: Budget, multiple_of: int = 1
+) -> tuple[Search, Budget]:
+    """Return the largest batch sizes on a GPU, and the budget with the margins of the largest.
+
+    Margins may depend on the batch size, by what is known of the workspaces of convolutions there. They are
+    first taken at the largest batch size whose tensors fit, and the search is repeated with those of its
+    answer until they are the same. Raises the errors of a capture.
+    """
+    top = replays.top(budget.rooms[0])
+    if FIT_BATCHES[0] < top < replays.limit:
+        with suppress(ModelError):
+            budget = judge_budget(budget, job, replays.trace(top))
+    for number in range(_MOST_JUDGED):
+        search = search_device(replays, budget.rooms, multiple_of)
+        judged = judge_budget(budget, job, replays.trace(search.largest)) if search.largest else budget
+        if judged is budget or number == _MOST_JUDGED - 1:
+            break
+        budget = judged
+    return search, budget
 
 
 def search_device(replays: TargetReplays, rooms: tuple[MemoryLimits, ...], multiple_of: int = 1) -> Search:
@@ -194,8 +218,11 @@ def _largest_in_rooms(replays: TargetReplays, outcome: Callable[[int], Outcome],
 def _fit(
     job: Job, replays: TargetReplays, budget: Budget, requested: int | None, multiple_of: int
 ) -> DeviceFit:
-    search = search_device(replays, budget.rooms, multiple_of)
+    search, budget = search_judged(job, replays, budget, multiple_of)
     batch = requested or search.largest or search.least
+    if batch != search.largest:
+        with suppress(ModelError):
+            budget = judge_budget(budget, job, replays.trace(batch))
     outcome, limits = replays.expected(batch, budget)
     peak_bytes = replays.peak_reserved_bytes(batch, limits)
     answer, chance = Answer.FITS, None

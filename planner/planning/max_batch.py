@@ -15,7 +15,7 @@ from planner.hardware import (
 from planner.jobs import Compile, Job
 from planner.planning.epoch import EpochPrograms, max_useful_batch
 from planner.planning.estimate import Estimate, Seconds, estimate_batch
-from planner.planning.fleet import search_device
+from planner.planning.fleet import search_judged
 from planner.planning.replays import ReplayCache, TargetReplays, TimedPrograms
 from planner.planning.run_search import first_run, note_on_runs
 from planner.planning.search import Search
@@ -92,7 +92,8 @@ def find_max_batch(job: Job, budget: Budget, programs: ProgramSet, multiple_of: 
     replays = TargetReplays(
         ReplayCache(epochs), target, epochs.bound(target), max_useful_batch(job), is_compiled
     )
-    search, too_large = search_device(replays, budget.rooms, multiple_of), replays.too_large
+    search, budget = search_judged(job, replays, budget, multiple_of)
+    too_large = replays.too_large
 
     def at(batch: int) -> Estimate:
         result = estimate_batch(job, epochs.trace(batch, target), budget, timed.seconds)

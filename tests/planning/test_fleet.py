@@ -83,6 +83,29 @@ def test_each_card_as_if_it_were_alone() -> None:
 
 
 @pytest.mark.slow
+def test_margins_are_those_of_each_card() -> None:
+    """Stored answers of cuDNN are exact for some cards, and borrowed from others for the rest."""
+    cards = [find_device(name) for name in ("T4", "Quadro RTX 6000", "V100 16GB", "B200")]
+    result = gpus("torchvision:resnet18", devices=cards, cudnn="stored")
+    margins = {fit.budget.likeness for fit in result.fits}
+    assert len(result.fits) == 4 and len(margins) > 1
+    for fit in result.fits:
+        alone = max_batch("torchvision:resnet18", gpu=fit.budget.device, cudnn="stored").plan
+        assert alone.at_max is not None and alone.at_max.budget.likeness == fit.budget.likeness
+        assert (fit.max_batch, fit.comfortable_batch) == (alone.search.largest, alone.search.comfortable)
+
+
+@pytest.mark.slow
+def test_an_answer_has_the_margins_of_its_own_batch() -> None:
+    """The share of convolutions whose workspaces are not known is another at batch 2 than at the answer."""
+    plan = max_batch("hf:whisper", gpu="L4", optimizer="adamw", cudnn="stored").plan
+    assert plan.at_max is not None and plan.first_failure is not None
+    assert plan.budget == plan.at_max.budget
+    assert plan.at_max.outcome is not Outcome.DOES_NOT_FIT
+    assert plan.first_failure.outcome is Outcome.DOES_NOT_FIT
+
+
+@pytest.mark.slow
 def test_a_model_that_changes_with_the_batch() -> None:
     """Traces without a program for all batch sizes are recorded one by one, with the same answers."""
     options = {"input": "4096", "loss": "sum", "allocator_cap_mib": 700}

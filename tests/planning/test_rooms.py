@@ -100,10 +100,10 @@ def test_any_answer_fits_in_all_rooms(program: Program, usable_mib: int, confide
     budget, source = budget_at(confidence, usable_mib), OneProgram(program)
     (fit,) = fit_devices(JOB, [budget], source)  # type: ignore[arg-type]
     for batch in {fit.max_batch, fit.comfortable_batch} - {0}:
-        assert fits_in_rooms(program.instantiate(batch), budget)
+        assert fits_in_rooms(program.instantiate(batch), fit.budget)
     assert fit.comfortable_batch <= fit.max_batch
     if fit.max_batch < 2**24:
-        assert not fits_in_rooms(program.instantiate(fit.max_batch + 1), budget)
+        assert not fits_in_rooms(program.instantiate(fit.max_batch + 1), fit.budget)
 
 
 @given(churns(), st.integers(100, 9_000), st.integers(0, 40))

@@ -94,11 +94,12 @@ def retrying_remark(lead: Estimate) -> str:
 
 def retrying_entry(largest: str, retrying: Estimate) -> Entry:
     """Return an entry with the largest batch or size that fits with retries, expected or possible."""
-    if retrying.retry_costs or not retrying.retry_costs_at_confidence:
+    if retrying.retry_costs:
         cost = f"at the cost of retries: {retries_text(retrying.retry_costs)}"
         return Entry("With retries", f"{largest}, {cost}")
-    cost = retries_text(retrying.retry_costs_at_confidence)
-    return Entry("With retries", f"{largest}, none expected; {scarce_text(retrying)}, {cost}")
+    costs = retrying.retry_costs_at_confidence
+    scarce = f"; {scarce_text(retrying)}, {retries_text(costs)}" if costs else ""
+    return Entry("With retries", f"{largest}, none expected{scarce}")
 
 
 def _multiple(plan: Plan) -> Lines:

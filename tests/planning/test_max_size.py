@@ -112,6 +112,29 @@ def test_where_nothing_fits_or_everything_does() -> None:
     assert "where the search ends" in str(every)
 
 
+class NeedsSixteen(nn.Module):
+    """A network that refuses images below 16 pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[-1] < 16:
+            raise ValueError(f"images of {x.shape[-1]} pixels are too small")
+        return self.net(x)
+
+
+def test_small_sizes_that_the_model_refuses_are_left_out() -> None:
+    """The search begins at the smallest that it takes, and one answer is not told as two."""
+    result = planner.max_size(NeedsSixteen, 4, input="3x8..64x8..64", pad_to=8, gpu="H200", **JOB)
+    text = str(result)
+    assert (result.max_size, result.comfortable_size) == ((64,), (64,))
+    assert "Largest size:   64 at batch 4 and confidence 0.99, where the search ends" in text
+    assert "With retries" not in text
+    assert "sizes are tried from 16 on: " in text
+
+
 def test_what_max_size_does_not_plan_is_refused() -> None:
     """Inputs without a range, and options of runs on samples of many sizes."""
     with pytest.raises(UsageError, match="max-size needs the sizes to search"):

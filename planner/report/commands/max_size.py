@@ -51,7 +51,7 @@ def _headline(plan: SizePlan) -> Headline:
     how = "" if plan.comfortable == plan.largest else ", without retries"
     how = retrying_remark(lead) if plan.comfortable is None else how
     lines = [Entry("Largest size", f"{size_text(size)} {sure}{how}{end}")]
-    retrying = None if plan.at_max is lead and plan.comfortable else plan.at_max
+    retrying = None if plan.comfortable == plan.largest else plan.at_max
     if retrying is not None and plan.largest is not None:
         lines.append(retrying_entry(size_text(plan.largest), retrying))
     return Headline((*lines, *risk_entries(lead), job_entry(lead.job)), style_of(lead))

@@ -24,6 +24,7 @@ from planner.program import OnProgress, Outcome, Trace, TraceSource, ignore_prog
 
 LARGEST_SET = 3
 ENOUGH = 8  # sets that fit, after which no more are looked for
+ENOUGH_PAIRS = 3  # sets of one or two changes that fit, after which no three are tried
 HOPEFUL_SHARE = 0.95  # of what is missing, that a set has to promise to save
 SMALLER_BATCHES = "accumulation"  # the group that shrinks what other changes leave by the same share
 RESOLUTION_BYTES = 2**20
@@ -75,7 +76,7 @@ def advise(
     open_tracer: TracerFactory,
     on_progress: OnProgress = ignore_progress,
 ) -> Advice:
-    """Try changes by themselves, then in pairs and triples, until enough sets fit."""
+    """Try changes by themselves, then in pairs, then three at a time, until enough sets fit."""
     start = perf_counter()
     failed: dict[tuple[Change, ...], str] = {}
 
@@ -144,6 +145,8 @@ def _minimal_sets(
         if attempt.needed_bytes < unchanged.needed_bytes and not attempt.changes[0].is_slow
     ]
     for size in range(2, LARGEST_SET + 1):
+        if size == LARGEST_SET and len(fitting) >= ENOUGH_PAIRS:
+            return fitting
         for chosen in _combinations(useful, size):
             changes = tuple(attempt.changes[0] for attempt in chosen)
             if len(fitting) >= ENOUGH:

@@ -8,9 +8,10 @@ from planner.capture.models.registry import build_model
 from planner.capture.models.transformers.contents import OBJECTS, known_contents
 from planner.capture.session import record
 from planner.errors import UsageError
-from planner.jobs import Job, Loss
-from planner.program.events import Alloc, Trace
+from planner.jobs import Job, Loss, Mode
+from planner.program.events import Alloc, Phase, PhaseStart, Trace
 from tests.capture.models.test_transformers import AMPERE, hf_job, inputs_of
+from tests.helpers.structs import replace
 
 SMALL = (
     *("text_config__hidden_size=32", "text_config__num_hidden_layers=1"),
@@ -71,6 +72,26 @@ def test_the_scores_of_clip_grow_with_the_square_of_the_batch() -> None:
     job = hf_job("CLIPModel", *args, inputs=("pixel_values=3x224x224",))
     for batch in (3, 5):
         assert 4 * batch**2 in sizes_of(record(job, batch, AMPERE), "aten.mm.default")
+
+
+@pytest.mark.parametrize("model", ["CLIPModel", "SiglipModel"])
+def test_evaluations_of_image_text_models_have_their_loss(model: str) -> None:
+    """In the evaluation of a training, as in its steps, and not in inference."""
+    args = [f"{part}_config__num_hidden_layers=1" for part in ("text", "vision")]
+    job = hf_job(model, *args, inputs=("pixel_values=3x224x224",))
+    losses = {"aten.nll_loss_forward.default", "aten.log_sigmoid_forward.default"}
+    for options, phases in (
+        ({"evaluate": True}, {Phase.FORWARD, Phase.EVALUATION}),
+        ({"mode": Mode.INFER}, set()),
+    ):
+        trace = record(replace(job, **options), 3, AMPERE)
+        phase, found = Phase.SETUP, set()
+        for event in trace.events:
+            if isinstance(event, PhaseStart):
+                phase = event.phase
+            elif isinstance(event, Alloc) and trace.sites[event.site].op in losses:
+                found.add(phase)
+        assert found == phases
 
 
 def test_a_detector_is_trained_with_its_own_loss() -> None:

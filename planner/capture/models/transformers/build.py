@@ -182,11 +182,16 @@ def offline() -> Iterator[None]:
 
 
 def _return_loss(model: nn.Module) -> None:
-    """Make an image-text model return its loss in training, which it does only with `return_loss=True`."""
-    forward = model.forward
+    """Make an image-text model return its loss, which it does only with `return_loss=True`.
+
+    It does so in training and in the evaluations of a training.
+    """
+    forward, is_trained = model.forward, False
 
     def forward_with_loss(*args: Any, **kwargs: Any) -> Any:
-        return forward(*args, **kwargs, return_loss=True) if model.training else forward(*args, **kwargs)
+        nonlocal is_trained
+        is_trained = is_trained or model.training
+        return forward(*args, **kwargs, return_loss=True) if is_trained else forward(*args, **kwargs)
 
     model.forward = forward_with_loss
 

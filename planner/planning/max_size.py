@@ -133,7 +133,7 @@ def _search(sizes: Sequence[Size], runs: "_Runs", elements: Callable[[Size], int
     rows that are not aligned, so those above an answer are looked at only if the first of them fits.
     """
     aligned = [number for number, size in enumerate(sizes, 1) if not any(each % ALIGNED for each in size)]
-    if len(aligned) in range(FEW + 1) or len(aligned) == len(sizes):
+    if len(aligned) <= FEW or len(aligned) == len(sizes):
         return _search_along_lines(sizes, runs, elements)
     coarse = _search_along_lines([sizes[number - 1] for number in aligned], runs, elements)
 

@@ -56,20 +56,22 @@ def open_programs(
         process = TracerProcess(job, limit_seconds, provenance=mode is CaptureMode.WITH_PROVENANCE)
         return ProgramSource(job, (), lambda: process, convolutions)
 
-    def open_builder() -> ProgramBuilder:
+    def open_by_mode() -> ProgramBuilder:
         on_progress("importing torch and the model's library")
-        from planner.capture import LEAST_DEPTH_OF_RUN, ProvenanceCollector, open_builder
+        from planner.capture import LEAST_DEPTH_OF_RUN, ProvenanceCollector, find_constructor, open_builder
 
         if mode is CaptureMode.SHARED:
             return open_builder(job, on_progress, factory)
-        builder = open_builder(job, on_progress, factory, LEAST_DEPTH_OF_RUN)
         if mode is CaptureMode.RUNS:
-            return _RunBuilder(builder.trace)
-        return _RunBuilder(lambda batch, target: builder.trace(batch, target, ProvenanceCollector()))
+            return _RunBuilder(open_builder(job, on_progress, factory, LEAST_DEPTH_OF_RUN).trace)
+        whole = open_builder(
+            job, on_progress, factory or find_constructor(job)
+        )  # with a constructor, no depth
+        return _RunBuilder(lambda batch, target: whole.trace(batch, target, ProvenanceCollector()))
 
     if mode is CaptureMode.SHARED and stores:
-        return ProgramSource(job, stores, open_builder, convolutions)
-    builder = open_builder()
+        return ProgramSource(job, stores, open_by_mode, convolutions)
+    builder = open_by_mode()
     return ProgramSource(job, (), lambda: builder, convolutions)
 
 

@@ -122,11 +122,21 @@ class ReplayCache:
 
 def outcome_in_rooms(trace: Trace, rooms: Sequence[MemoryLimits]) -> Outcome:
     """Return whether a trace fits under all memory limits, as `TargetReplays.outcome_in_rooms`."""
-    outcome = replay_trace(trace, rooms[0]).outcome
+    replay = partial(replay_trace, trace)
+    return _also_in(rooms[1:], replay(rooms[0]).outcome, replay)
+
+
+def _also_in(
+    larger: Sequence[MemoryLimits], outcome: Outcome, replay: Callable[[MemoryLimits], Replay]
+) -> Outcome:
+    """Return the outcome under the smallest limit, or DOES_NOT_FIT if a replay under a larger one fails.
+
+    Only an outcome with retries takes further replays: without retries a batch fits under any larger limit.
+    """
     if outcome is not Outcome.FITS_WITH_RETRIES:
         return outcome
-    larger = replay_in_rooms(rooms[1:], partial(replay_trace, trace))
-    fits = all(run.outcome is not Outcome.DOES_NOT_FIT for _, run in larger)
+    runs = replay_in_rooms(larger, replay)
+    fits = all(run.outcome is not Outcome.DOES_NOT_FIT for _, run in runs)
     return outcome if fits else Outcome.DOES_NOT_FIT
 
 
@@ -234,17 +244,8 @@ class TargetReplays:
         return probes[batch]
 
     def outcome_in_rooms(self, batch: int, rooms: Sequence[MemoryLimits]) -> Outcome:
-        """Return whether a batch size fits under all memory limits, of which the first is the smallest.
-
-        The larger limits are replayed only if the batch needs retries under the first: without retries it
-        fits under any larger limit.
-        """
-        outcome = self.outcome(batch, rooms[0])
-        if outcome is not Outcome.FITS_WITH_RETRIES:
-            return outcome
-        larger = replay_in_rooms(rooms[1:], partial(self.run, batch))
-        fits = all(run.outcome is not Outcome.DOES_NOT_FIT for _, run in larger)
-        return outcome if fits else Outcome.DOES_NOT_FIT
+        """Return whether a batch size fits under all memory limits, of which the first is the smallest."""
+        return _also_in(rooms[1:], self.outcome(batch, rooms[0]), partial(self.run, batch))
 
     def _fits_without_retries(self, batch: int, limits: MemoryLimits) -> bool:
         probes = self.probes.setdefault(limits, {})

@@ -12,9 +12,8 @@ class RankTraces:
 
     def __init__(self, open_traces: Callable[[Job, Target], TraceSource]) -> None:
         self._open_traces = open_traces
-        self.is_repeated: bool | None = (
-            None  # whether all traces so far were extrapolated from shallow models
-        )
+        # Whether all traces so far were extrapolated from shallow models; None before the first.
+        self.is_repeated: bool | None = None
         self.seconds = 0.0  # spent in captures and extrapolation
 
     def trace(self, job: Job, batch: int, target: Target) -> Trace:

@@ -123,7 +123,11 @@ class _Session(Struct, frozen=True):
         if self.calls is not None:
             self.calls.clear()
         with ExitStack() as stack:
-            device = planned_device(capability=self.path_of, has_values=interpretation.has_values)
+            device = planned_device(
+                capability=self.path_of,
+                has_values=interpretation.has_values,
+                torch_version=self.target.torch,
+            )
             placement = stack.enter_context(device)
             for technique in techniques_of(job):
                 stack.enter_context(technique.open_process(job, placement, self.stages))

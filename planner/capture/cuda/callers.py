@@ -7,12 +7,16 @@ from functools import cache
 from pathlib import Path
 from types import FrameType, ModuleType
 
+from planner.program import TorchVersion
+
 _TORCH = frozenset(("torch", "planner", "functorch", "torchgen"))
 # Libraries that query the machine once and cache the answer beyond the capture.
 _CACHING = _TORCH | {
     *("bitsandbytes", "deepspeed", "diffusers", "monai"),
     *("peft", "timm", "torchmetrics", "torchvision", "transformers", "triton"),
 }
+
+_REDRAWN_SINCE: TorchVersion = (2, 13)  # trunc_normal_ draws weights beyond its bounds anew
 
 _PATHS = sysconfig.get_paths()
 _INSTALLED = (_PATHS["stdlib"], _PATHS["platstdlib"], str(Path(__file__).resolve().parents[2]))
@@ -30,12 +34,15 @@ def is_of_torch(frame: FrameType) -> bool:
     return _root_of(frame) in _TORCH and frame.f_globals.get("__name__") not in _OF_ONE_RUN
 
 
-def skips_meta(frame: FrameType) -> bool:
-    """Return whether torch's `orthogonal_` runs in the frame, which leaves weights on meta as they are.
+def skips_meta(frame: FrameType, torch_version: TorchVersion) -> bool:
+    """Return whether an initialization of torch runs in the frame that leaves weights on meta as they are.
 
-    So does `trunc_normal_` of torch 2.13; in older versions it makes no tensors.
+    `torch_version` is the version that the job runs, whose `trunc_normal_` makes no tensors before 2.13.
     """
-    return frame.f_globals.get("__name__") == "torch.nn.init" and frame.f_code.co_name == "orthogonal_"
+    if frame.f_globals.get("__name__") != "torch.nn.init":
+        return False
+    name = frame.f_code.co_name
+    return name == "orthogonal_" or (name == "_no_grad_trunc_normal_" and torch_version >= _REDRAWN_SINCE)
 
 
 def caches_answers(frame: FrameType) -> bool:

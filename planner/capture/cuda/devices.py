@@ -29,6 +29,7 @@ from planner.capture.cuda.threads import caller_frame
 from planner.capture.cuda.triton_kernels import launches_skipped, triton_importable
 from planner.capture.patching import all_patched
 from planner.capture.wrapped import is_wrapped
+from planner.program import NEWEST_TORCH, TorchVersion
 
 META = "meta"
 _LIKE = ("empty", "full", "ones", "rand", "randint", "randn", "zeros")
@@ -44,6 +45,7 @@ class Placement:
 
     target: str = META  # of tensors that are not on meta yet
     capability: tuple[int, int] = (8, 0)
+    torch_version: TorchVersion = NEWEST_TORCH  # of the job
     placed: PlacedTensors = field(default_factory=PlacedTensors)  # on the GPU while a model is built
     is_running: bool = False  # the loop runs; its tensors are not added to `placed`
     host: HostTensors = field(default_factory=HostTensors)  # tensors on meta that stand for the CPU's
@@ -91,7 +93,10 @@ _opened: list[Placement] = []  # innermost last; several while a model is built 
 
 @contextmanager
 def planned_device(
-    target: str = META, capability: tuple[int, int] | None = None, has_values: bool = False
+    target: str = META,
+    capability: tuple[int, int] | None = None,
+    has_values: bool = False,
+    torch_version: TorchVersion | None = None,
 ) -> Iterator[Placement]:
     """Make `cuda` in user code mean the device `target` while open, and torch.cuda answer as the planned GPU.
 
@@ -105,6 +110,7 @@ def planned_device(
         target=target,
         capability=capability or enclosing.capability,
         has_values=has_values or enclosing.has_values,
+        torch_version=torch_version or enclosing.torch_version,
     )
     names = Names(_replacements()) if outer is None or outer.names is None else outer.names
     placement.names = names
@@ -172,10 +178,13 @@ def placed_devices_shown() -> Iterator[None]:
 
         return property(answer)
 
+    def is_meta_seen(frame: FrameType) -> bool:
+        return is_of_torch(frame) and not skips_meta(frame, _opened[-1].torch_version)
+
     replaced: dict[str, Any] = {
         "device": shown(plain.device, _GPU),
         "is_cuda": shown(plain.is_cuda, True),
-        "is_meta": shown(plain.is_meta, False, lambda frame: is_of_torch(frame) and not skips_meta(frame)),
+        "is_meta": shown(plain.is_meta, False, is_meta_seen),
         "get_device": lambda tensor: 0 if is_put_on_gpu(tensor) else index(tensor),
     }
     with all_patched(Tensor, replaced):

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
+from planner.capture.cuda.rejections import Rejections
 from planner.capture.meta_kernels.calls import call_operator
 from planner.capture.wrapped import calls_operators_itself, parts
 
@@ -184,6 +185,7 @@ class PlacedResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, placed: PlacedTensors) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._placed = placed
+        self._rejections = Rejections()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -201,6 +203,10 @@ class PlacedResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func in CONVERSIONS:
             with self:
                 return func.decompose(*args, **given)
+        if func is _READ and args[0].is_meta:
+            is_rejected = self._rejections.answer()
+            if is_rejected is not None:
+                return is_rejected
         out = call_operator(func, args, given)
         self._placed.add_call(func, args, given, out)
         return out
@@ -251,6 +257,7 @@ def _bytes_of(storage: Any) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device="meta").set_(storage)
 
 
+_READ = torch.ops.aten._local_scalar_dense.default
 # Composites that are declared to return a view, though most copy (ATen/native/TensorConversions.cpp).
 _TO = torch.ops.aten.to
 CONVERSIONS: tuple[Callable[..., Any], ...] = (_TO.dtype, _TO.dtype_layout, _TO.device, _TO.other)

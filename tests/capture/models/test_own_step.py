@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -851,6 +852,7 @@ class Training:
         self.optimizer.zero_grad()
 """
 WEIGHT = 64 * 32 * 4
+MASK = [WEIGHT // 4] * 3 + [-WEIGHT // 4] * 2  # of what lies beyond two bounds
 
 
 @pytest.mark.slow
@@ -873,16 +875,45 @@ WEIGHT = 64 * 32 * 4
             [WEIGHT, WEIGHT, WEIGHT, 4096, 128, 4, -4, 4, -4, -128, 128, 128, -WEIGHT, -WEIGHT, -4096]
             + [-128, -128],
         ),
+        (  # the weights lie so far inside the bounds that none is drawn anew
+            "nn.init.trunc_normal_(self.net.weight, std=0.02)",
+            [WEIGHT, *MASK, 1, -1, -(WEIGHT // 4)],
+        ),
     ],
     ids=[
         *("cast", "for a moment", "where the weights are", "copied to the CPU", "moved away", "values"),
-        *("registered after its values are read", "orthogonal weights"),
+        *("registered after its values are read", "orthogonal weights", "truncated"),
     ],
 )
 def test_what_a_constructor_frees_again_is_recorded(tmp_path: Path, line: str, moves: list[int]) -> None:
     """Blocks that come and go on the GPU before the first step are in the trace, in their order."""
     trace = trace_code(tmp_path, SETUP.format(line=line), "Training", "64")
     assert setup_of(trace) == moves
+
+
+@pytest.mark.parametrize(
+    ("std", "quarters"),
+    [
+        (0.5, 4 + 3),  # none of 2,048 weights lies beyond the bounds, at 4 deviations
+        (0.6, 4 + 1 + 8),  # 1.8 do, and are drawn anew: candidates, and the weights with them
+        (1.0, 4 + 1 + 12),  # 93 do, and 4 of those drawn anew: two copies with candidates
+        (20.0, 4 + 3 + 12),  # drawn evenly between the bounds: two buffers, and a copy with those drawn anew
+    ],
+)
+def test_truncated_weights_are_drawn_anew(tmp_path: Path, std: float, quarters: int) -> None:
+    """Beside the weights are copies of the same size, and masks, a quarter of it."""
+    line = f"nn.init.trunc_normal_(self.net.weight, std={std})"
+    trace = trace_code(tmp_path, SETUP.format(line=line), "Training", "64")
+    moves = setup_of(trace)
+    assert max(accumulate(moves)) == quarters * WEIGHT // 4
+    assert sum(moves) == WEIGHT
+
+
+def test_truncated_weights_of_older_versions_are_drawn_once(tmp_path: Path) -> None:
+    """Before torch 2.13 `trunc_normal_` works in place, without a tensor of its own."""
+    line = "nn.init.trunc_normal_(self.net.weight)"
+    trace = trace_code(tmp_path, SETUP.format(line=line), "Training", "64", torch="2.12")
+    assert setup_of(trace) == [WEIGHT]
 
 
 ACCUMULATES = """

@@ -1,0 +1,57 @@
+"""Answer whether random weights are drawn anew, which `trunc_normal_` reads from the GPU (torch 2.13).
+
+It draws until all weights lie between its bounds, and reads after each round whether any does not.
+"""
+
+import sys
+from math import erf, exp, pi, sqrt
+from types import FrameType
+
+from msgspec import Struct
+
+_DRAWS = ("torch.nn.init", "_no_grad_trunc_normal_")
+_MOST_FRAMES = 16  # between a read in Python and the dispatch mode that asks
+
+
+class Rejections(Struct):
+    """The rounds of one call of `trunc_normal_`."""
+
+    rounds: int = 0  # that drew rejected weights anew
+
+    def answer(self) -> bool | None:
+        """Return whether a weight is expected to be rejected in this round, or None for any other read."""
+        frame = _drawing_frame()
+        if frame is None:
+            return None
+        drawn = frame.f_locals
+        is_first = drawn.get("result", drawn["tensor"]) is drawn["tensor"]
+        self.rounds = 0 if is_first else self.rounds + 1
+        rejected = 1 - _accepted(drawn["mean"], drawn["std"], drawn["a"], drawn["b"])
+        count = drawn["tensor"].numel() * rejected ** (self.rounds + 1)
+        if isinstance(drawn, dict):  # before Python 3.13 a copy, which would keep the tensors alive
+            drawn.clear()
+        return bool(count >= 1)
+
+
+def _drawing_frame() -> FrameType | None:
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_MOST_FRAMES):
+        if frame is None or (frame.f_globals.get("__name__"), frame.f_code.co_name) == _DRAWS:
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def _accepted(mean: float, std: float, low: float, high: float) -> float:
+    """Return the probability of accepting a draw: from the normal distribution, or from a uniform one where
+    less than 30 % of the normal distribution lies between the bounds.
+    """
+
+    def below(x: float) -> float:
+        return (1 + erf((x - mean) / std / sqrt(2))) / 2
+
+    inside = below(high) - below(low)
+    if inside > 0.3:
+        return inside
+    peak = exp(-(((max(low, min(mean, high)) - mean) / std) ** 2) / 2)
+    return inside * std * sqrt(2 * pi) / ((high - low) * peak)

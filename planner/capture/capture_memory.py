@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from planner.capture.values.interpreter import DataDependentError
-from planner.capture.values.reads import ReadLog
+from planner.capture.values.reads import ReadLogs
 from planner.program import GrowthSource, Trace
 
 
@@ -14,7 +14,7 @@ class CaptureMemory:
     """Tensor values read in earlier captures of a job, and the source lines where its memory grows."""
 
     first_read: DataDependentError | None = None  # if the job cannot be captured from shapes alone
-    logs: dict[int, ReadLog] = field(default_factory=dict)  # by batch size, for small batch sizes
+    logs: ReadLogs = field(default_factory=ReadLogs)
     growth_lines: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)  # by module, operator
 
     def knows_lines(self, trace: Trace) -> bool:

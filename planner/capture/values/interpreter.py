@@ -33,6 +33,7 @@ from planner.capture.values.reads import (
     GUESSED_BYTES,
     Key,
     LargeReadError,
+    ManyReadsError,
     ReadPolicy,
     ReadResult,
     is_count,
@@ -91,6 +92,7 @@ class ValueInterpreter:
         self._run_meta = MetaRunner(capability).run
         self._lines: dict[str, None] = {}  # source lines that read values
         self._reused_results = self._guessed = False
+        self._computed_bytes = 0  # for reads of random values
         self._values: dict[int, StorageValue] = {}  # by identity of the storage
         self._storages: dict[int, weakref.ref[Any]] = {}
         self._randomized: dict[Any, bool] = {}  # by operator
@@ -124,10 +126,9 @@ class ValueInterpreter:
         """Return notes on reused and guessed values, and on the lines that read values if several do."""
         notes = []
         if self._reused_results and self._policy.results is not None:
-            notes.append(
-                f"values of large tensors are those at batch {self._policy.results.batch}, counts in "
-                "proportion"
-            )
+            log = self._policy.results
+            of_tensors = "that are read" if log.is_of_all else "of large tensors"
+            notes.append(f"values {of_tensors} are those at batch {log.batch}, counts in proportion")
         if self._guessed:
             notes.append(f"floating-point numbers of large tensors that are read are taken as {GUESS:.4f}")
         if len(self._lines) > 1:
@@ -218,14 +219,23 @@ class ValueInterpreter:
     def _known_result(self, key: Key, func: Any, inputs: list[StorageValue]) -> ReadResult | None:
         """Return the result of the same read in another run, or None if the values are to be computed.
 
-        Raises LargeReadError if they are too large to compute and no other run's results are given.
+        Raises LargeReadError or ManyReadsError if they are too large or too many to compute and no other
+        run's results are given.
         """
         self._lines.setdefault(key[1])
-        size_bytes, is_random = inspect_pending(inputs)
-        if not is_random or size_bytes <= self._policy.most_bytes(func):
+        most_bytes = self._policy.most_bytes(func)
+        pending = inspect_pending(inputs, most_bytes)
+        if not pending.is_random:
+            return None
+        if pending.largest_bytes <= most_bytes:
+            self._computed_bytes += pending.total_bytes
+            if self._policy.log is not None:
+                self._policy.log.computed_bytes = self._computed_bytes
+            if self._computed_bytes > self._policy.most_bytes_of_run:
+                raise ManyReadsError
             return None
         if self._policy.results is None:
-            raise LargeReadError(size_bytes)
+            raise LargeReadError(pending.largest_bytes)
         result = self._policy.results.next_result(key)
         if result is not None:
             self.has_random_reads = self._reused_results = True
@@ -277,8 +287,8 @@ class ValueInterpreter:
         """Return whether a floating-point number of large random tensors is read; if so, note its line."""
         if func is not aten._local_scalar_dense.default or not args[0].dtype.is_floating_point:
             return False
-        size_bytes, is_random = inspect_pending(inputs)
-        if not is_random or size_bytes <= GUESSED_BYTES:
+        pending = inspect_pending(inputs)
+        if not pending.is_random or pending.largest_bytes <= GUESSED_BYTES:
             return False
         self._lines.setdefault(line_of_caller(is_of_torch))
         self.has_random_reads = self._guessed = True

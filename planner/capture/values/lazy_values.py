@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -147,16 +147,25 @@ def materialize(value: StorageValue) -> bool:
     return is_any_random
 
 
-def inspect_pending(values: Sequence[StorageValue]) -> tuple[int, bool]:
-    """Return the bytes of the largest value that these values need computed, and whether any is random."""
+class Pending(NamedTuple):
+    """Values that are computed if some values are read."""
+
+    largest_bytes: int
+    total_bytes: int
+    is_random: bool  # any is random, or is computed from random values
+
+
+def inspect_pending(values: Sequence[StorageValue], most_bytes: float = float("inf")) -> Pending:
+    """Return what these values need computed, or a part of it that is random and exceeds `most_bytes`."""
     waiting, seen = [*values], {id(value) for value in values}
-    largest, is_random = 0, False
-    while waiting:
+    largest = total = 0
+    is_random = False
+    while waiting and not (is_random and largest > most_bytes):
         value = waiting.pop()
         if value.storage is not None:
             is_random |= value.is_random
             continue
-        largest = max(largest, value.size_bytes)
+        largest, total = max(largest, value.size_bytes), total + value.size_bytes
         op = value.made_by
         if op is None or op.is_randomized:
             is_random = True
@@ -165,7 +174,7 @@ def inspect_pending(values: Sequence[StorageValue]) -> tuple[int, bool]:
             if id(needed) not in seen:
                 seen.add(id(needed))
                 waiting.append(needed)
-    return largest, is_random
+    return Pending(largest, total, is_random)
 
 
 def randomize(value: StorageValue) -> torch.UntypedStorage:
@@ -192,9 +201,9 @@ def _finite(func: Any, values: Tensor) -> Tensor:
     """
     if not values.dtype.is_floating_point:
         return values
-    if any(name in func._schema.name for name in _UNBOUNDED):
-        return values.nan_to_num()
-    return values.nan_to_num(posinf=float("inf"), neginf=float("-inf"))
+    is_unbounded = any(name in func._schema.name for name in _UNBOUNDED)
+    kept = {} if is_unbounded else {"posinf": float("inf"), "neginf": float("-inf")}
+    return torch.nan_to_num(values, **kept, out=values if values.is_contiguous() else None)
 
 
 def _laid_out(real: Tensor, layout: TensorView, size_bytes: int) -> torch.UntypedStorage:

@@ -1,12 +1,15 @@
-"""Reuse results of value reads at a small batch size for tensors that are too large to compute.
+"""Reuse results of value reads at a small batch size for tensors that are too large or too many to compute.
 
 A check for NaN or a logged mean may read a gigabyte at the batch sizes that a plan tries, without effect on
-memory. Such a read gets the result of the same line at a batch size at which it is cheap. Conditions and
-numbers are reused unchanged; counts, for example of a mask's true elements, are scaled in proportion.
+memory; a detector reads small tensors for each of its images. Such a read gets the result of the same line at
+a batch size at which it is cheap. Conditions and numbers are reused unchanged; counts, for example of a
+mask's true elements, are scaled in proportion.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from math import inf
 from typing import Any, TypeVar
 
 import torch
@@ -19,13 +22,15 @@ aten = torch.ops.aten
 SMALLEST_BATCH = 2  # smallest batch size of runs whose results are reused
 SMALL_BYTES = 2**24  # intended largest tensor that a read computes in such a run
 _COUNTS = ("aten::sum", "aten::count_nonzero")  # their integer results grow with the batch
-_SELECTIONS = (aten.nonzero.default, aten.masked_select.default, aten.index.Tensor)
+_SELECTIONS = ("aten::nonzero", "aten::masked_select", "aten::index", "torchvision::nms")
 _MOST_BYTES = {
     aten._local_scalar_dense.default: 2**25,
     aten._to_copy.default: 2**25,
     aten.equal.default: 2**25,
 }
 _MOST_BYTES_OF_OTHERS = 2**28  # limit for other operators, whose results should be as exact as possible
+_MOST_BYTES_OF_RUN = 2**31  # of all random tensors that the reads of a run compute: one or two seconds
+_BATCH_OF_MANY = 4  # batch size of the run whose results are reused if a run would compute more
 _MOST_ELEMENTS = 2**14  # largest copy on the CPU that is stored
 
 # Replaces a loss or a norm that a script reads to log it: finite, positive, and below any threshold.
@@ -43,6 +48,13 @@ class LargeReadError(ModelError):
         self.size_bytes = size_bytes
 
 
+class ManyReadsError(ModelError):
+    """Raised if the reads of a run need values of too many random tensors."""
+
+    def __init__(self) -> None:
+        super().__init__(f"values of more than {_MOST_BYTES_OF_RUN} bytes are read")
+
+
 @dataclass(frozen=True, slots=True)
 class ReadResult:
     """The result of a read, and the number of elements that it read."""
@@ -57,12 +69,14 @@ class ReadLog:
 
     batch: int
     new_batch: int  # the batch size for which the results are reused
+    is_of_all: bool = False  # all reads of random values reuse them, not only those of large tensors
+    computed_bytes: int = 0  # of all tensors that the reads computed
     _results: dict[Key, list[ReadResult]] = field(default_factory=dict)
     _positions: dict[Key, int] = field(default_factory=dict)
 
     def reused_for(self, batch: int) -> "ReadLog":
         """Return a log with the same results, read from the start, for another batch size."""
-        return ReadLog(self.batch, batch, self._results)
+        return ReadLog(self.batch, batch, self.is_of_all, self.computed_bytes, self._results)
 
     def append(self, key: Key, result: ReadResult) -> None:
         """Add the next result of a read."""
@@ -78,11 +92,27 @@ class ReadLog:
         return results[position % len(results)]
 
 
+@dataclass(slots=True)
+class ReadLogs:
+    """The results of value reads in a job's runs at small batch sizes, and what reads compute in its runs."""
+
+    of_large: dict[int, ReadLog] = field(default_factory=dict)  # by batch size; for reads of large tensors
+    of_all: ReadLog | None = None
+    too_many: int | None = None  # a batch size whose reads are too many to compute
+    bytes_of_sample: float = 0.0  # that the reads of a run compute, divided by its batch size
+
+    def are_too_many(self, batch: int) -> bool:
+        """Return whether the reads of a run at a batch size surely are too many to compute."""
+        is_known = self.too_many is not None and batch >= self.too_many
+        return is_known or self.bytes_of_sample * batch > 2 * _MOST_BYTES_OF_RUN
+
+
 @dataclass(frozen=True, slots=True)
 class ReadPolicy:
     """Limits on the value reads of one run, and the logs that it reuses and fills."""
 
-    most_bytes: Callable[[Any], float] = lambda func: float("inf")  # largest random tensor a read computes
+    most_bytes: Callable[[Any], float] = lambda func: inf  # largest random tensor a read computes
+    most_bytes_of_run: float = inf  # of all tensors that reads of random values compute
     results: ReadLog | None = None  # results for reads of larger tensors
     log: ReadLog | None = None  # computed results are added to it
     guesses_numbers: bool = False  # a number read from large random tensors, such as a loss, is GUESS
@@ -94,38 +124,58 @@ Run = TypeVar("Run")
 def run_with_reads(
     batch: int,
     run: Callable[[int, ReadPolicy], Run],
-    logs: dict[int, ReadLog] | None = None,
+    logs: ReadLogs | None = None,
     guesses_numbers: bool = False,
 ) -> Run:
-    """Run a batch size with values; if reads are too large, reuse their results at a smaller batch size.
+    """Run a batch size with values; reuse their results at a smaller one if reads are too large or too many.
 
     `logs` holds the results of runs at small batch sizes, and further logs are added to it. With
     `guesses_numbers`, a floating-point number read from large random tensors is not computed at all.
     """
-    try:
-        return run(batch, ReadPolicy(_most_bytes, guesses_numbers=guesses_numbers))
-    except LargeReadError as error:
-        size_bytes = error.size_bytes
-    size = _smaller_batch(batch, size_bytes)
-    while SMALLEST_BATCH < size < batch:
-        if logs is not None and size in logs:
-            return run(
-                batch, ReadPolicy(_most_bytes, logs[size].reused_for(batch), guesses_numbers=guesses_numbers)
-            )
+    logs = ReadLogs() if logs is None else logs
+    policy = partial(ReadPolicy, guesses_numbers=guesses_numbers)
+    if not logs.are_too_many(batch):
+        log = ReadLog(batch, batch)
+        most_bytes = _MOST_BYTES_OF_RUN if batch > _BATCH_OF_MANY else inf
+        try:
+            out = run(batch, policy(_most_bytes, most_bytes, log=log))
+        except LargeReadError as error:
+            size = _smaller_batch(batch, error.size_bytes)
+            return _run_reusing_large(batch, size, run, logs, policy)
+        except ManyReadsError:
+            logs.too_many = batch
+        else:
+            logs.bytes_of_sample = max(logs.bytes_of_sample, log.computed_bytes / batch)
+            return out
+    if logs.of_all is None:
+        logs.of_all = ReadLog(_BATCH_OF_MANY, batch, is_of_all=True)
+        run(_BATCH_OF_MANY, policy(log=logs.of_all))
+    return run(batch, policy(lambda func: 0, results=logs.of_all.reused_for(batch)))
+
+
+def _run_reusing_large(
+    batch: int,
+    size: int,
+    run: Callable[[int, ReadPolicy], Run],
+    logs: ReadLogs,
+    policy: Callable[..., ReadPolicy],
+) -> Run:
+    """Run a batch size with the results that reads of large tensors have at `size` or a smaller one."""
+    while SMALLEST_BATCH < size < batch and size not in logs.of_large:
         log = ReadLog(size, batch)
         try:
-            run(size, ReadPolicy(lambda func: 4 * SMALL_BYTES, None, log, guesses_numbers))
+            run(size, policy(lambda func: 4 * SMALL_BYTES, log=log))
         except LargeReadError as error:
             size = _smaller_batch(size, error.size_bytes)
         else:
-            if logs is not None:
-                logs[size] = log.reused_for(batch)
-            return run(batch, ReadPolicy(_most_bytes, log, guesses_numbers=guesses_numbers))
+            logs.of_large[size] = log
+    if SMALLEST_BATCH < size < batch:
+        return run(batch, policy(_most_bytes, results=logs.of_large[size].reused_for(batch)))
     if batch <= SMALLEST_BATCH:
-        return run(batch, ReadPolicy(guesses_numbers=guesses_numbers))
+        return run(batch, policy())
     log = ReadLog(SMALLEST_BATCH, batch)
-    run(SMALLEST_BATCH, ReadPolicy(log=log, guesses_numbers=guesses_numbers))
-    return run(batch, ReadPolicy(_most_bytes, log, guesses_numbers=guesses_numbers))
+    run(SMALLEST_BATCH, policy(log=log))
+    return run(batch, policy(_most_bytes, results=log))
 
 
 def _most_bytes(func: Any) -> float:
@@ -171,7 +221,7 @@ def scaled_result(func: Any, result: ReadResult, read: Tensor) -> Any:
     out = result.out
     if func is aten._to_copy.default:
         return out.clone() if out is not None and out.shape == read.shape else None
-    if func in _SELECTIONS and isinstance(out, tuple):
+    if func._schema.name in _SELECTIONS and isinstance(out, tuple):
         ((shape, dtype),) = out
         count = round(shape[0] * read.numel() / max(result.elements, 1))
         sizes = (count, *shape[1:])

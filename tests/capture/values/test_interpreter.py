@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import planner
 from planner.capture.models.registry import construct_model
 from planner.capture.session import record
-from planner.capture.values import interpreter, lazy_values, nms as suppression
+from planner.capture.values import interpreter, lazy_values, nms as suppression, reads
 from planner.capture.values.nms import nms
 from planner.errors import BatchTooLargeError, ModelError
 from planner.jobs import Job, Loss, Mode, resolve_job
@@ -243,6 +243,29 @@ def test_counts_of_large_tensors_are_in_proportion() -> None:
         sizes = born(taken, "index.Tensor") + born(taken, "masked_select") + born(taken, "nonzero")
         assert abs(max(sizes) / 16 / (80 * 2**20) - 0.5) < 0.002
         assert taken.notes[-1].endswith(DRAWN)
+
+
+def test_reads_of_many_samples_give_what_those_of_few_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a model reads each of its samples and they are too many to compute, the elements that pass a mask
+    are those of a batch of four, again and again.
+    """
+
+    def keep_positive(x: Tensor) -> Tensor:
+        return torch.cat([sample[sample > 0] for sample in x])
+
+    def kept(batch: int) -> tuple[list[int], tuple[str, ...]]:
+        trace = trace_of(lambda: Calls(keep_positive), job_of("1024"), batch)
+        validate(trace)
+        return born(trace, "index.Tensor"), trace.notes
+
+    few, notes = kept(4)
+    each, all_notes = kept(8)
+    monkeypatch.setattr(reads, "_MOST_BYTES_OF_RUN", 2**14)
+    many, many_notes = kept(8)
+    assert len(set(few)) > 1
+    assert many == few * 2 != each
+    assert "values that are read are those at batch 4, counts in proportion" in many_notes
+    assert not any("counts in proportion" in note for note in (*notes, *all_notes))
 
 
 def test_counts_that_are_read_grow_with_the_batch() -> None:

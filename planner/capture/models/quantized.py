@@ -10,7 +10,7 @@ import copy
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -75,13 +75,22 @@ def _replace_linears(model: nn.Module, job: Job) -> None:
         if old.bias is not None:
             module.bias = old.bias
     if not any(True for _ in quantized_modules(model)):
-        raise ModelError(f"{job.model}: --quantize {job.quantize}: it has no linear layer; remove it")
+        raise ModelError(
+            f"{job.model}: --quantize {job.quantize}: {_why_nothing_is_quantized(before)}; remove it"
+        )
     is_4bit = job.quantize is not Quantize.INT8
     for one in (model, *(child for child in model.modules() if hasattr(child, "all_tied_weights_keys"))):
         vars(one)["is_loaded_in_4bit"], vars(one)["is_loaded_in_8bit"] = is_4bit, not is_4bit
     vars(model)["is_quantized"] = True
     for parameter in model.parameters():
         parameter.requires_grad_(False)
+
+
+def _why_nothing_is_quantized(modules: Mapping[str, nn.Module]) -> str:
+    others = {type(one).__name__ for one in modules.values() if isinstance(one, nn.Linear)} - {"Linear"}
+    if not others:
+        return "it has no linear layer that is quantized"
+    return f"its linear layers are of the class {min(others)}, which bitsandbytes does not replace"
 
 
 def _replace_by_library(model: nn.Module, kept: list[str], config: Any) -> None:

@@ -64,7 +64,9 @@ def attach_adapters(model: nn.Module, job: Job, run: Run = construct_on_meta) ->
         raise
     except BaseException as error:  # peft checks a configuration against the model when applying it
         problem = f"{job.model}: --peft {job.peft} fails: {first_line_of(error)}"
-        raise ModelError(f"{problem}; check --peft-arg, or see the traceback with --debug") from error
+        knows_no_layers = "specify `target_modules`" in problem and "target_modules" not in given
+        remedy = "add --peft-arg target_modules=all-linear" if knows_no_layers else "check --peft-arg"
+        raise ModelError(f"{problem}; {remedy}, or see the traceback with --debug") from error
     assert isinstance(adapted, nn.Module)
     return adapted
 

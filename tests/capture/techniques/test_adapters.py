@@ -171,6 +171,32 @@ def test_a_model_that_peft_refuses_is_named() -> None:
         trace_of(job_with(peft="lora", peft_arg=["target_modules=no_such"]), BATCH)
 
 
+@pytest.mark.parametrize(
+    ("model", "arguments", "options", "message"),
+    [
+        (
+            "marian",
+            ("d_model=64", "encoder_layers=1", "decoder_layers=1", "vocab_size=256", "pad_token_id=0"),
+            {"peft": "lora"},
+            "Please specify `target_modules` .*; add --peft-arg target_modules=all-linear, or see",
+        ),
+        (
+            "falcon",
+            ("hidden_size=64", "num_hidden_layers=1", "num_attention_heads=4", "vocab_size=256"),
+            {"quantize": "nf4"},
+            "linear layers are of the class FalconLinear, which bitsandbytes does not replace; remove it",
+        ),
+    ],
+)
+def test_layers_that_a_library_does_not_find_are_named_with_a_remedy(
+    model: str, arguments: tuple[str, ...], options: dict[str, Any], message: str
+) -> None:
+    """peft knows no projections of a model, or transformers quantizes no subclass of a linear layer."""
+    job = resolve_job(f"hf:{model}", {}, model_args=[parse_model_arg(one) for one in arguments], **options)
+    with pytest.raises(ModelError, match=message):
+        trace_of(complete_from_library(job), BATCH)
+
+
 @pytest.mark.parametrize("quantize", ["nf4", "int8"])
 def test_a_quantized_module_in_use_is_copied_with_its_statistics(quantize: str) -> None:
     """The copy of a model that is quantized already holds as much as one that a job names, without the

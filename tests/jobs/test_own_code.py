@@ -81,6 +81,11 @@ def train_step(images, labels): ...
 def main():
     train_step(None, None)
 
+class Called:
+    def __call__(self, batch):
+        self.net(batch).sum().backward()
+
+
 class Learner:
     def __init__(self, width=8): ...
     def train_step(self, batch): ...
@@ -142,6 +147,7 @@ def test_a_step_decides_the_loop(file: Path) -> None:
     ("name", "message"),
     [
         ("Learner", "if its train_step is the training step, name it: --model .*train.py:Learner.train_step"),
+        ("Called", "if its __call__ is the training step, name it: --model .*train.py:Called.__call__"),
         ("Learner.train_stp", "Learner has no 'train_stp'; the nearest: train_step"),
         ("Nett", "the file has no 'Nett'; the nearest: Net"),
         ("main", "returns nothing.*planner run -- python train.py$"),

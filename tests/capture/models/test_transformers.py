@@ -260,10 +260,32 @@ def test_a_model_without_a_mask_makes_none_in_any_version(monkeypatch: pytest.Mo
     assert not any("where" in op or "arange" in op for op, _ in births(trace))
 
 
-def test_more_tokens_than_positions_are_noted() -> None:
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("gpt2", ("n_embd=16", "n_layer=1", "n_head=2", "n_positions=16")),
+        ("opt", ("hidden_size=16", "word_embed_proj_dim=16", "num_hidden_layers=1", "ffn_dim=32")),
+    ],
+)
+def test_more_tokens_than_a_table_of_positions_has_are_refused(name: str, args: tuple[str, ...]) -> None:
     """No position is looked up on meta; on a GPU a table that is too short is an error."""
-    sizes = ("n_embd=16", "n_layer=1", "n_head=2", "vocab_size=99", "n_positions=16")
-    fits, exceeds = (record(hf_job("gpt2", *sizes, inputs=(f"{n}:int64",)), 2, AMPERE) for n in (16, 17))
+    if name == "opt":
+        args = (*args, "num_attention_heads=2", "max_position_embeddings=16", "pad_token_id=1")
+    job = hf_job(name, *args, "vocab_size=99", inputs=("16:int64",))
+    record(job, 2, AMPERE)
+    message = (
+        f"hf:{name}: .* has 16 positions, and its input is 17 long; give at most 16, or --model-arg "
+        "max_position_embeddings=17"
+    )
+    with pytest.raises(ModelError, match=message):
+        record(hf_job(name, *args, "vocab_size=99", inputs=("17:int64",)), 2, AMPERE)
+
+
+def test_more_tokens_than_positions_are_noted() -> None:
+    """A model that computes its positions may go beyond those of its configuration."""
+    sizes = ("hidden_size=16", "num_hidden_layers=1", "num_attention_heads=2", "intermediate_size=32")
+    args = (*sizes, "num_key_value_heads=2", "vocab_size=99", "max_position_embeddings=16")
+    fits, exceeds = (record(hf_job("llama", *args, inputs=(f"{n}:int64",)), 2, AMPERE) for n in (16, 17))
     note = (
         "17 tokens are more than the 16 positions of the configuration: a model that looks its positions up "
         "in a table fails; --model-arg max_position_embeddings=17"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from planner.capture.models.libraries import quiet, read_json
 from planner.capture.models.transformers.contents import OBJECTS, is_detector, takes_masks
@@ -36,6 +36,9 @@ TASKS = (
 _RANDOM = ("apply_spec_augment", "layerdrop", "encoder_layerdrop", "decoder_layerdrop")
 _DEPTH = "num_hidden_layers"
 _OWN_ARGUMENTS = ("task", "padded", "attn_implementation")
+
+# Names of tables of learned positions.
+_POSITIONS = ("wpe", "embed_positions", "position_embedding", "position_embeddings", "positions_embed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,28 @@ def build(transformers: Any, name: str, **arguments: Any) -> nn.Module:
         model: nn.Module = choice.model_class(choice.config)
     if "return_loss" in choice.parameters:
         _return_loss(model)
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and path.rpartition(".")[2] in _POSITIONS:
+            _refuse_longer_inputs(module, f"hf:{name}: {path}", model.config)
     return model
+
+
+def _refuse_longer_inputs(table: nn.Embedding, name: str, config: Any) -> None:
+    """Make a table of learned positions refuse longer inputs, as a GPU refuses their indices.
+
+    If the table has an index for padding, padded tokens share it, so its first positions are not set apart.
+    """
+    most = table.num_embeddings - getattr(table, "offset", 0)
+    is_of_config = getattr(config, "max_position_embeddings", None) == most
+
+    def check(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+        length = inputs[0].shape[-1] if inputs and isinstance(inputs[0], Tensor) and inputs[0].dim() else 0
+        if length > most:
+            more = f", or --model-arg max_position_embeddings={length}" if is_of_config else ""
+            problem = f"{name} has {most:,} positions, and its input is {length:,} long"
+            raise ModelError(f"{problem}; give at most {most:,}{more}")
+
+    table.register_forward_pre_hook(check)
 
 
 @contextmanager

@@ -19,7 +19,16 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 # Common names of methods that train on one batch.
-_STEP_NAMES = ("train_step", "training_step", "train_batch", "update", "learn", "optimize", "train", "__call__")
+_STEP_NAMES = (
+    "train_step",
+    "training_step",
+    "train_batch",
+    "update",
+    "learn",
+    "optimize",
+    "train",
+    "__call__",
+)
 
 
 class CodeKind(Enum):

@@ -42,6 +42,7 @@ class SizePlan(Struct, frozen=True):
     first_failure: Estimate | None  # None where all sizes fit
     seconds: Seconds
     refusal: str = ""  # why the model refuses sizes below the smallest that was searched; "": it refuses none
+    refusal_of_larger: str = ""  # likewise, above the largest that was searched
 
     @property
     def largest(self) -> Size | None:
@@ -90,40 +91,58 @@ def find_max_size(
 ) -> SizePlan:
     """Return the largest of the sizes that fits at this batch size.
 
-    Each probe is a run of the model at its size. If the model refuses small sizes, the search begins at the
-    smallest that it takes. Raises the errors of a capture.
+    Each probe is a run of the model at its size. If the model refuses small or large sizes, the search begins
+    at the smallest that it takes, or ends at the largest. Raises the errors of a capture.
     """
     start, runs = perf_counter(), _Runs(budget, batch, job_at, open_traces)
-    refusal = ""
-    try:
-        search = _search(sizes, runs, partial(_elements, job))
-    except ModelError as error:
-        if runs.is_taken(sizes[0]):
-            raise
-        refusal = str(error).rpartition("; ")[0]  # without its remedy
-        sizes = sizes[_count_refused(sizes, runs, error) :]
-        search = _search(sizes, runs, partial(_elements, job))
+    refusal = refusal_of_larger = ""
+    elements = partial(_elements, job)
+    search = None
+    while search is None:
+        try:
+            search = _search(sizes, runs, elements)
+        except ModelError as error:
+            reason = str(error).rpartition("; ")[0]  # without its remedy
+            if not refusal and not runs.is_taken(sizes[0]):
+                refusal, sizes = reason, sizes[_count_refused(sizes, runs, error) :]
+            elif not refusal_of_larger and runs.is_taken(sizes[0]):
+                refusal_of_larger, sizes = reason, sizes[: -_count_refused(sizes[::-1], runs, error)]
+            else:
+                raise
+
+    notes = []
+    if refusal:
+        notes.append(f"sizes are tried from {'x'.join(map(str, sizes[0]))} on: {refusal}")
+    if refusal_of_larger:
+        notes.append(f"sizes are tried up to {'x'.join(map(str, sizes[-1]))}: {refusal_of_larger}")
 
     def side(number: int | None) -> Estimate | None:
         own = runs.estimate(sizes[number - 1]) if number else None
-        if own is None or not refusal:
-            return own
-        note = f"sizes are tried from {'x'.join(map(str, sizes[0]))} on: {refusal}"
-        return replace(own, notes=(*own.notes, note))
+        return own if own is None or not notes else replace(own, notes=(*own.notes, *notes))
 
     sides = (side(number) for number in (search.largest, search.comfortable, search.first_failure))
     at_max, at_comfortable, first_failure = sides
     seconds = Seconds(runs.seconds, perf_counter() - start - runs.seconds)
     return SizePlan(
-        job, budget, batch, tuple(sizes), search, at_max, at_comfortable, first_failure, seconds, refusal
-    )  # fmt: skip
+        job,
+        budget,
+        batch,
+        tuple(sizes),
+        search,
+        at_max,
+        at_comfortable,
+        first_failure,
+        seconds,
+        refusal,
+        refusal_of_larger,
+    )
 
 
 def _elements(job: Job, size: Size) -> int:
-    """Return the number of elements of a sample's largest input at a size, or of a patch."""
+    """Return the number of elements of a sample's inputs at a size, or of a patch."""
     if not size_ranges(job):
         return prod(size)
-    return max(prod(spec.shape) for spec in at_size(job, size).inputs)
+    return sum(prod(spec.shape) for spec in at_size(job, size).inputs)
 
 
 def _search(sizes: Sequence[Size], runs: "_Runs", elements: Callable[[Size], int]) -> Search:
@@ -174,9 +193,14 @@ def _search_along_lines(sizes: Sequence[Size], runs: "_Runs", elements: Callable
 
 
 def _count_refused(sizes: Sequence[Size], runs: "_Runs", refusal: ModelError) -> int:
-    """Return the number of sizes that the model refuses as too small. Raises the refusal if it takes none."""
+    """Return the number of sizes at the beginning that the model refuses.
+
+    Raises the refusal if it takes none, or if it takes all of them.
+    """
     last = len(sizes) - 1
     low, high = 0, min(1, last)
+    if runs.is_taken(sizes[0]):
+        raise refusal
     while not runs.is_taken(sizes[high]):
         if high == last:
             raise refusal

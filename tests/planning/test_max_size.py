@@ -135,6 +135,57 @@ def test_small_sizes_that_the_model_refuses_are_left_out() -> None:
     assert "sizes are tried from 16 on: " in text
 
 
+class TakesSome(nn.Module):
+    """A network for images of 16 to 48 pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not 16 <= x.shape[-1] <= 48:
+            raise ValueError(f"images of {x.shape[-1]} pixels are not taken")
+        return self.net(x)
+
+
+@pytest.mark.parametrize("smallest", [8, 16])
+def test_large_sizes_that_the_model_refuses_are_left_out(smallest: int) -> None:
+    """The search ends at the largest that it takes, which the headline says."""
+    images = f"3x{smallest}..64x{smallest}..64"
+    result = planner.max_size(TakesSome, 4, input=images, pad_to=8, gpu="H200", **JOB)
+    text = str(result)
+    assert result.max_size == (48,)
+    assert "Largest size:   48 at batch 4 and confidence 0.99, the largest that the model takes" in text
+    assert "sizes are tried up to 48: " in text
+    assert ("sizes are tried from 16 on: " in text) is (smallest == 8)
+
+
+class WithContext(nn.Module):
+    """Convolutions over an image beside a larger one, whose size is fixed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
+        return self.net(x).sum() + context.sum()
+
+
+def test_an_input_of_one_size_does_not_decide_the_search() -> None:
+    """Sizes grow in the other input alone, though it has fewer elements."""
+    inputs = ["3x8..480x8..480", "3x512x512"]
+    result = planner.max_size(WithContext, 4, input=inputs, pad_to=8, allocator_cap_mib=100, **JOB)
+    assert result.max_size is not None
+    (size,) = result.max_size
+    fits = [
+        planner.estimate(
+            WithContext, 4, input=[f"3x{each}x{each}", "3x512x512"], allocator_cap_mib=100, **JOB
+        ).fits
+        for each in (size, size + 8)
+    ]
+    assert (fits[0] != "no", fits[1]) == (True, "no")
+
+
 def test_what_max_size_does_not_plan_is_refused() -> None:
     """Inputs without a range, and options of runs on samples of many sizes."""
     with pytest.raises(UsageError, match="max-size needs the sizes to search"):

@@ -47,7 +47,8 @@ def _headline(plan: SizePlan) -> Headline:
         least = Entry("Largest size", f"none {sure}, {none}")
         return Headline((least, *failed, *exit_entries(failure), job_entry(plan.job)), "bad")
     size = plan.comfortable or plan.largest or ()
-    end = ", where the search ends" if size == plan.sizes[-1] else ""
+    limit = "the largest that the model takes" if plan.refusal_of_larger else "where the search ends"
+    end = f", {limit}" if size == plan.sizes[-1] else ""
     how = "" if plan.comfortable == plan.largest else ", without retries"
     how = retrying_remark(lead) if plan.comfortable is None else how
     lines = [Entry("Largest size", f"{size_text(size)} {sure}{how}{end}")]

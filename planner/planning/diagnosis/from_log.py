@@ -258,6 +258,9 @@ def _diagnose(message: _Message) -> Diagnosis:
     live = _live(message, allocated, reserved)
     place = _place(message.frames)
     notes = _notes(message)
+    of_code = _of_code(message.frames)
+    if of_code is not None and of_code[0] is not cause:
+        notes = (of_code[1], *notes)
     return Diagnosis("log", cause, reason, requested, allocated, reserved, total, place, live, help_, notes)
 
 

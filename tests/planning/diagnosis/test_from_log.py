@@ -241,6 +241,15 @@ def test_a_function_that_evaluates_is_the_cause(function: str) -> None:
     assert diagnosis_of(head + message).cause is Cause.EVALUATION
 
 
+def test_an_evaluation_is_noted_beside_another_cause() -> None:
+    """Memory in pieces is the cause, and the evaluation that met it is a note."""
+    head = TRACEBACK.format(call="validate(model)", function="validate")
+    message = NEW.format("2.00 GiB", "23.69 GiB", "1.00 GiB", "", "22.5 GiB", "19.0 GiB", "3.00 GiB")
+    found = diagnosis_of(head + message)
+    assert found.cause is Cause.FRAGMENTATION
+    assert found.notes[0].startswith("it happened in validate, an evaluation")
+
+
 def test_state_of_the_optimizer_is_the_first_step() -> None:
     """Optimizers of torch allocate their state in the first step alone."""
     head = (

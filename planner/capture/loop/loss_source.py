@@ -19,7 +19,7 @@ def notes_on_loss(kind: Loss | str, output: Any) -> tuple[str, ...]:
     if isinstance(output, Tensor) or is_code(kind):
         return ()
     if kind is Loss.OUTPUT:
-        taken = "'loss'" if _has_loss(output) else "the first of the values"
+        taken, _ = returned_loss(output)
         return (f"the loss is {taken} that the model returns; its other outputs are not used",)
     names = [name for name, value in _entries(output) if floating_leaves(value)]
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
@@ -32,8 +32,20 @@ def notes_on_loss(kind: Loss | str, output: Any) -> tuple[str, ...]:
     return (f"the loss is the {kind} of what the model returns as {shown}",)
 
 
-def _has_loss(output: Any) -> bool:
-    return getattr(output, "loss", None) is not None or isinstance(output, Mapping)
+def returned_loss(output: Any) -> tuple[str, Any]:
+    """Return the loss among the values that a model returns, after its name for users.
+
+    It is the value named `loss`, else the first scalar, as in `return logits, loss`, else the first value.
+    """
+    named = getattr(output, "loss", None)
+    if named is None and isinstance(output, Mapping):
+        named = output.get("loss")
+    if named is not None:
+        return "'loss'", named
+    entries = [*_entries(output)]
+    scalars = (pair for pair in entries if floating_leaves(pair[1]) and getattr(pair[1], "shape", None) == ())
+    name, loss = next(scalars, entries[0])
+    return ("the first of the values" if loss is entries[0][1] else name), loss
 
 
 def _entries(output: Any) -> Iterator[tuple[str, Any]]:

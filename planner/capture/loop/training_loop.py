@@ -21,7 +21,7 @@ from torch.optim.swa_utils import AveragedModel
 from planner.capture.loop.checkpoint import checkpointed_blocks
 from planner.capture.loop.ddp import Buckets
 from planner.capture.loop.generate import run_generation
-from planner.capture.loop.loss_source import floating_leaves, notes_on_loss
+from planner.capture.loop.loss_source import floating_leaves, notes_on_loss, returned_loss
 from planner.capture.loop.named_optimizers import OptimizerList, members_of
 from planner.capture.loop.optimizers import clip, make_ema
 from planner.capture.loop.runtime import BatchLoader, LoopRuntime, PhaseHook
@@ -278,9 +278,7 @@ def loss_of(kind: Loss, output: Any, target: Tensor | None) -> Tensor:
     For `Loss.OUTPUT` and `Loss.TRAINING_STEP` it is the loss that the model returned.
     """
     if kind in (Loss.OUTPUT, Loss.TRAINING_STEP):
-        loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
-        if loss is None:
-            loss = output["loss"] if isinstance(output, dict) else output[0]
+        loss: Tensor = output if isinstance(output, Tensor) else returned_loss(output)[1]
         return loss
     leaves = floating_leaves(output)
     losses = [t.sum() if kind is Loss.SUM else _CRITERIA[kind](t, target) for t in leaves]

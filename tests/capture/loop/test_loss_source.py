@@ -42,6 +42,16 @@ class Single(Base):
 class Listed(Base):
     def forward(self, x):
         return [self.head(x).mean(), x]
+
+class LossLast(Base):
+    def forward(self, x):
+        out = self.head(x)
+        return out, out.mean(), out.sum().long()
+
+class Unnamed(Base):
+    def forward(self, x):
+        out = self.head(x)
+        return {"logits": out, "nll": out.mean()}
 """
 
 
@@ -54,6 +64,8 @@ REST = "that the model returns; its other outputs are not used"
         ("One", "mse", []),
         ("Losses", "output", [f"the loss is 'loss' {REST}"]),
         ("Listed", "output", [f"the loss is the first of the values {REST}"]),
+        ("LossLast", "output", [f"the loss is output[1] {REST}"]),
+        ("Unnamed", "output", [f"the loss is 'nll' {REST}"]),
         ("Two", "mse", ["the loss is the sum of the mse losses of what the model returns as 'out', 'aux'"]),
         ("Single", "mse", ["the loss is the mse of what the model returns as 'logits'"]),
         ("Named", "sum", ["the loss is the sum of all elements of what the model returns as 'mean', 'more'"]),

@@ -92,7 +92,6 @@ class ValueInterpreter:
         self._run_meta = MetaRunner(capability).run
         self._lines: dict[str, None] = {}  # source lines that read values
         self._reused_results = self._guessed = False
-        self._computed_bytes = 0  # for reads of random values
         self._values: dict[int, StorageValue] = {}  # by identity of the storage
         self._storages: dict[int, weakref.ref[Any]] = {}
         self._randomized: dict[Any, bool] = {}  # by operator
@@ -127,7 +126,7 @@ class ValueInterpreter:
         notes = []
         if self._reused_results and self._policy.results is not None:
             log = self._policy.results
-            of_tensors = "that are read" if log.is_of_all else "of large tensors"
+            of_tensors = "that are read" if self._policy.reuses_all else "of large tensors"
             notes.append(f"values {of_tensors} are those at batch {log.batch}, counts in proportion")
         if self._guessed:
             notes.append(f"floating-point numbers of large tensors that are read are taken as {GUESS:.4f}")
@@ -212,8 +211,7 @@ class ValueInterpreter:
         self.has_random_reads |= materialize(view.value)
         count = int(view.on(view.value.storage).count_nonzero())
         self.has_random_shapes |= view.value.is_random
-        if self._policy.log is not None:
-            self._policy.log.append(key, ReadResult(mask.numel(), count))
+        self._policy.log.append(key, ReadResult(mask.numel(), count))
         return count
 
     def _known_result(self, key: Key, func: Any, inputs: list[StorageValue]) -> ReadResult | None:
@@ -228,10 +226,8 @@ class ValueInterpreter:
         if not pending.is_random:
             return None
         if pending.largest_bytes <= most_bytes:
-            self._computed_bytes += pending.total_bytes
-            if self._policy.log is not None:
-                self._policy.log.computed_bytes = self._computed_bytes
-            if self._computed_bytes > self._policy.most_bytes_of_run:
+            self._policy.log.computed_bytes += pending.total_bytes
+            if self._policy.log.computed_bytes > self._policy.most_bytes_of_run:
                 raise ManyReadsError
             return None
         if self._policy.results is None:
@@ -269,7 +265,7 @@ class ValueInterpreter:
             raise error from None
         is_random = any(value.is_random for value in inputs)
         self.has_random_shapes |= is_random and not stays and isinstance(out, Tensor | tuple)
-        if self._policy.log is not None and inputs:
+        if inputs:
             self._policy.log.append(key, result_of(func, args[0].numel(), out))
         if func is aten.nonzero.default:
             out = out.t().contiguous().t()  # in column-major order (native/cuda/Nonzero.cu)

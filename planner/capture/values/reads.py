@@ -69,14 +69,13 @@ class ReadLog:
 
     batch: int
     new_batch: int  # the batch size for which the results are reused
-    is_of_all: bool = False  # all reads of random values reuse them, not only those of large tensors
-    computed_bytes: int = 0  # of all tensors that the reads computed
+    computed_bytes: int = 0  # of all random tensors that the reads computed
     _results: dict[Key, list[ReadResult]] = field(default_factory=dict)
     _positions: dict[Key, int] = field(default_factory=dict)
 
     def reused_for(self, batch: int) -> "ReadLog":
         """Return a log with the same results, read from the start, for another batch size."""
-        return ReadLog(self.batch, batch, self.is_of_all, self.computed_bytes, self._results)
+        return ReadLog(self.batch, batch, _results=self._results)
 
     def append(self, key: Key, result: ReadResult) -> None:
         """Add the next result of a read."""
@@ -96,8 +95,7 @@ class ReadLog:
 class ReadLogs:
     """The results of value reads in a job's runs at small batch sizes, and what reads compute in its runs."""
 
-    of_large: dict[int, ReadLog] = field(default_factory=dict)  # by batch size; for reads of large tensors
-    of_all: ReadLog | None = None
+    by_batch: dict[int, ReadLog] = field(default_factory=dict)
     too_many: int | None = None  # a batch size whose reads are too many to compute
     bytes_of_sample: float = 0.0  # that the reads of a run compute, divided by its batch size
 
@@ -114,8 +112,13 @@ class ReadPolicy:
     most_bytes: Callable[[Any], float] = lambda func: inf  # largest random tensor a read computes
     most_bytes_of_run: float = inf  # of all tensors that reads of random values compute
     results: ReadLog | None = None  # results for reads of larger tensors
-    log: ReadLog | None = None  # computed results are added to it
+    log: ReadLog = field(default_factory=lambda: ReadLog(0, 0))  # computed results are added to it
     guesses_numbers: bool = False  # a number read from large random tensors, such as a loss, is GUESS
+
+    @property
+    def reuses_all(self) -> bool:
+        """Return whether all reads of random values reuse results, not only those of large tensors."""
+        return self.most_bytes is _none
 
 
 Run = TypeVar("Run")
@@ -134,48 +137,43 @@ def run_with_reads(
     """
     logs = ReadLogs() if logs is None else logs
     policy = partial(ReadPolicy, guesses_numbers=guesses_numbers)
-    if not logs.are_too_many(batch):
-        log = ReadLog(batch, batch)
-        most_bytes = _MOST_BYTES_OF_RUN if batch > _BATCH_OF_MANY else inf
-        try:
-            out = run(batch, policy(_most_bytes, most_bytes, log=log))
-        except LargeReadError as error:
-            size = _smaller_batch(batch, error.size_bytes)
-            return _run_reusing_large(batch, size, run, logs, policy)
-        except ManyReadsError:
-            logs.too_many = batch
-        else:
-            logs.bytes_of_sample = max(logs.bytes_of_sample, log.computed_bytes / batch)
-            return out
-    if logs.of_all is None:
-        logs.of_all = ReadLog(_BATCH_OF_MANY, batch, is_of_all=True)
-        run(_BATCH_OF_MANY, policy(log=logs.of_all))
-    return run(batch, policy(lambda func: 0, results=logs.of_all.reused_for(batch)))
+
+    def results_at(size: int, most_bytes: Callable[[Any], float] = lambda func: inf) -> ReadLog:
+        if size not in logs.by_batch:
+            log = ReadLog(size, size)
+            run(size, policy(most_bytes, log=log))
+            logs.by_batch[size] = log
+        return logs.by_batch[size].reused_for(batch)
+
+    if logs.are_too_many(batch):
+        return run(batch, policy(_none, results=results_at(_BATCH_OF_MANY)))
+    log = ReadLog(batch, batch)
+    try:
+        out = run(batch, policy(_most_bytes, _MOST_BYTES_OF_RUN if batch > _BATCH_OF_MANY else inf, log=log))
+    except ManyReadsError:
+        logs.too_many = batch
+        return run(batch, policy(_none, results=results_at(_BATCH_OF_MANY)))
+    except LargeReadError as error:
+        if batch <= SMALLEST_BATCH:
+            return run(batch, policy())
+        results = _results_of_large(_smaller_batch(batch, error.size_bytes), results_at)
+        return run(batch, policy(_most_bytes, results=results))
+    logs.bytes_of_sample = max(logs.bytes_of_sample, log.computed_bytes / batch)
+    return out
 
 
-def _run_reusing_large(
-    batch: int,
-    size: int,
-    run: Callable[[int, ReadPolicy], Run],
-    logs: ReadLogs,
-    policy: Callable[..., ReadPolicy],
-) -> Run:
-    """Run a batch size with the results that reads of large tensors have at `size` or a smaller one."""
-    while SMALLEST_BATCH < size < batch and size not in logs.of_large:
-        log = ReadLog(size, batch)
+def _results_of_large(size: int, results_at: Callable[..., ReadLog]) -> ReadLog:
+    """Return the results that reads of large tensors have at `size`, or at a smaller one if needed."""
+    while size > SMALLEST_BATCH:
         try:
-            run(size, policy(lambda func: 4 * SMALL_BYTES, log=log))
+            return results_at(size, lambda func: 4 * SMALL_BYTES)
         except LargeReadError as error:
             size = _smaller_batch(size, error.size_bytes)
-        else:
-            logs.of_large[size] = log
-    if SMALLEST_BATCH < size < batch:
-        return run(batch, policy(_most_bytes, results=logs.of_large[size].reused_for(batch)))
-    if batch <= SMALLEST_BATCH:
-        return run(batch, policy())
-    log = ReadLog(SMALLEST_BATCH, batch)
-    run(SMALLEST_BATCH, policy(log=log))
-    return run(batch, policy(_most_bytes, results=log))
+    return results_at(SMALLEST_BATCH)
+
+
+def _none(func: Any) -> float:
+    return 0
 
 
 def _most_bytes(func: Any) -> float:

@@ -29,6 +29,10 @@ def _root_of(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
+def _function_of(frame: FrameType) -> tuple[str, str]:
+    return str(frame.f_globals.get("__name__", "")), frame.f_code.co_name
+
+
 def is_of_torch(frame: FrameType) -> bool:
     """Return whether a frame runs torch's own Python code or the planner's code, except for `_OF_ONE_RUN`."""
     return _root_of(frame) in _TORCH and frame.f_globals.get("__name__") not in _OF_ONE_RUN
@@ -39,10 +43,13 @@ def skips_meta(frame: FrameType, torch_version: TorchVersion) -> bool:
 
     `torch_version` is the version that the job runs, whose `trunc_normal_` makes no tensors before 2.13.
     """
-    if frame.f_globals.get("__name__") != "torch.nn.init":
-        return False
-    name = frame.f_code.co_name
-    return name == "orthogonal_" or (name == "_no_grad_trunc_normal_" and torch_version >= _REDRAWN_SINCE)
+    is_redrawn = draws_truncated(frame) and torch_version >= _REDRAWN_SINCE
+    return is_redrawn or _function_of(frame) == ("torch.nn.init", "orthogonal_")
+
+
+def draws_truncated(frame: FrameType) -> bool:
+    """Return whether the part of `torch.nn.init.trunc_normal_` that draws runs in the frame."""
+    return _function_of(frame) == ("torch.nn.init", "_no_grad_trunc_normal_")
 
 
 def caches_answers(frame: FrameType) -> bool:

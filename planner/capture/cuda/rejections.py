@@ -9,7 +9,8 @@ from types import FrameType
 
 from msgspec import Struct
 
-_DRAWS = ("torch.nn.init", "_no_grad_trunc_normal_")
+from planner.capture.cuda.callers import draws_truncated
+
 _MOST_FRAMES = 16  # between a read in Python and the dispatch mode that asks
 
 
@@ -36,7 +37,7 @@ class Rejections(Struct):
 def _drawing_frame() -> FrameType | None:
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_MOST_FRAMES):
-        if frame is None or (frame.f_globals.get("__name__"), frame.f_code.co_name) == _DRAWS:
+        if frame is None or draws_truncated(frame):
             return frame
         frame = frame.f_back
     return None

@@ -99,7 +99,9 @@ def quantize_by_torchao(model: nn.Module, job: Job) -> nn.Module:
         return isinstance(module, nn.Linear) and not f"{name}.".startswith(kept)
 
     if not any(is_quantized(module, name) for name, module in model.named_modules()):
-        raise ModelError(f"{job.model}: --quantize {job.quantize}: it has no linear layer; remove it")
+        raise ModelError(
+            f"{job.model}: --quantize {job.quantize}: it has no linear layer that is quantized; remove it"
+        )
     if job.quantize is Quantize.FLOAT8_TRAINING:
         float8: Any = import_library("torchao.float8", extra="optimizers")
         config = _configured(job, float8.Float8LinearConfig.from_recipe_name, {})

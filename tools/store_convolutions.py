@@ -45,7 +45,7 @@ from planner.hardware.cudnn.answers_file import (
 from planner.hardware.cudnn.curves import Curve, fit_curve
 from planner.hardware.cudnn.keys import convolution_of, key_of
 from planner.hardware.cudnn.worker import Library, engines
-from planner.program import Capability, Convolution, ConvWorkspaceSource, Target, Workspaces
+from planner.program import Capability, Convolution, Target, WorkspaceAccount, Workspaces
 
 # Options that make the convolutions of a job those of a kind; some models change the layout themselves.
 RECIPES: dict[Kind, dict[str, Any]] = {
@@ -77,17 +77,9 @@ class Collector:
         self.keys.setdefault(kind, set()).add(key_of(convolution))
         return Workspaces(0)
 
-    def source(self, capability: Capability, sm_count: int) -> ConvWorkspaceSource:
+    def account(self, capability: Capability, sm_count: int) -> WorkspaceAccount:
         """Return none."""
-        return ConvWorkspaceSource.NONE
-
-    def uncounted_share(self, capability: Capability, sm_count: int) -> float:
-        """Return none."""
-        return 0.0
-
-    def notes(self, capability: Capability, sm_count: int) -> tuple[str, ...]:
-        """Return none."""
-        return ()
+        return WorkspaceAccount()
 
 
 def collect(names: Iterable[str]) -> dict[Kind, set[str]]:

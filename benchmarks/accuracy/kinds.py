@@ -3,7 +3,7 @@
 A run dies if it needs more than its allocator has. (What it needs) / (what its replay needs) is taken as
 normal; its two parameters are those that the published outcomes of the kind make likely. Of runs of fixed
 sizes they are those of a few peaks, whose loop and version are known; of the doubts about stored answers for
-convolutions, those of benchmarks/emulated/answers.csv.
+convolutions, the needs of jobs by both sources in benchmarks/emulated.
 """
 
 import json
@@ -18,8 +18,10 @@ from benchmarks.accuracy.rows import DIES, Row
 from benchmarks.accuracy.rows_points import T4
 from benchmarks.accuracy.rows_published import CAPS, CNNS, TIMM, TRANSFORMERS
 from benchmarks.emulated.answers import ANSWERS, AnswersRow
+from benchmarks.emulated.own_cnns import OWN_CNNS, OwnCnnRow
 from benchmarks.emulated.volumes import VOLUMES, VolumesRow
 from benchmarks.rows import read_rows as read_emulated
+from planner.hardware.likeness import MOSTLY
 from planner.hardware.residuals import RESIDUALS_FILE, Doubt, KindSettings, RunKind, Spread
 
 # Evenly counted at first: means from -6 to 6 %, deviations by their logarithm from 0.2 to 10 %.
@@ -34,12 +36,13 @@ ABOUT = (
     "verdicts: normal distribution of (memory needed) / (memory that the replay needs), less 1, as likely as "
     "the outcomes make it, and of fixed sizes the peaks. peak_ratios: process peaks on an empty card over "
     "replayed peak reserved, model and optimizer on both sides. doubts: deviations that are added: setting, "
-    "between the means of kinds and GPUs; stored and similar, by benchmarks/emulated/answers.csv; volumes "
-    "and uncounted, by benchmarks/emulated/volumes.csv."
+    "between the means of kinds and GPUs; stored, similar and far, by answers.csv and own_cnns.csv of "
+    "benchmarks/emulated; volumes and uncounted, by volumes.csv there."
 )
 RESTS_ON = {
-    Doubt.STORED: "needs of float32 CNNs by stored answers beside those by the library, both computed",
-    Doubt.SIMILAR: "the same on images of another size, where some answers are of similar convolutions",
+    Doubt.STORED: "CNNs by stored answers beside the same by the library, both computed",
+    Doubt.SIMILAR: "the same on images of other sizes, where some answers are of similar convolutions",
+    Doubt.FAR: "the same of networks as people write them, most of whose answers are of far convolutions",
     Doubt.VOLUMES: "the same of three-dimensional CNNs at sizes that are not stored",
     Doubt.UNCOUNTED: "needs of three-dimensional CNNs without workspaces beside those by the library, both "
     "computed",
@@ -155,14 +158,21 @@ def spread_of_peaks(ratios: Sequence[float]) -> Spread:
 
 
 def spread_of_answers(doubt: Doubt) -> tuple[float, float]:
-    """Return the deviations of needs and of peaks by the library from those by such answers.
-
-    Peaks of images are not known apart from needs.
-    """
+    """Return the deviations of needs and of peaks by the library from those by such answers."""
+    own = read_emulated(OWN_CNNS, OwnCnnRow)
     if doubt in (Doubt.STORED, Doubt.SIMILAR):
-        rows = [row for row in read_emulated(ANSWERS, AnswersRow) if row.convolutions == doubt.value]
-        scale = root_mean_square([row.library_mib / row.stored_mib - 1 for row in rows])
-        return scale, scale
+        rows = [
+            *(row for row in read_emulated(ANSWERS, AnswersRow) if row.convolutions == doubt.value),
+            *(row for row in own if row.convolutions == doubt.value and row.is_near),
+        ]
+        needs = [row.library_mib / row.stored_mib - 1 for row in rows]
+        peaks = [row.library_peak_mib / row.stored_peak_mib - 1 for row in rows]
+        return root_mean_square(needs), root_mean_square(peaks)
+    if doubt is Doubt.FAR:
+        far = [row for row in own if row.far >= MOSTLY]
+        needs = [row.library_mib / row.stored_mib for row in far]
+        peaks = [row.library_peak_mib / row.stored_peak_mib for row in far]
+        return deviation_of(needs), deviation_of(peaks)
     volumes = read_emulated(VOLUMES, VolumesRow)
     if doubt is Doubt.VOLUMES:
         volumes = [row for row in volumes if row.convolutions == Doubt.SIMILAR.value]

@@ -9,6 +9,7 @@ from benchmarks.accuracy.causes import cause_of_outcome, cause_of_peak, missed_b
 from benchmarks.accuracy.collection import parts
 from benchmarks.accuracy.kinds import write_residuals
 from benchmarks.accuracy.measured import measured_lines
+from benchmarks.accuracy.own_cnns import own_cnns_lines
 from benchmarks.accuracy.probability import calibration_lines
 from benchmarks.accuracy.rows import LAYERS, PEERS, PREFLIGHT, PUBLISHED, Row
 from benchmarks.accuracy.rows_calibrated import CALIBRATED
@@ -60,7 +61,7 @@ def write_report(rows: Sequence[Row]) -> str:
         [texts.HEAD], measured_lines(table), [texts.FITTED], _bars(rows), settings_lines(rows), _peaks(rows),
         _beside(rows), _calibrated(rows), _outcomes(rows), _brackets(rows), _worst(rows), _ablation(rows),
         _points(rows), _collection(rows), _operators(rows), calibration_lines(rows),
-        volumes_lines(),
+        volumes_lines(), own_cnns_lines(),
     )  # fmt: skip
     text = "\n".join(line for section in sections for line in section).rstrip("\n")
     PAGE.write_text(text + "\n", encoding="utf-8")

@@ -46,7 +46,13 @@ from planner.errors import ModelError
 from planner.hardware.cudnn import PublishedWorkspaces
 from planner.hardware.cudnn.client import Cudnn
 from planner.jobs import resolve_job
-from planner.program.convolution import Convolution, ConvWorkspaceSource, Direction, Workspaces
+from planner.program.convolution import (
+    Convolution,
+    ConvWorkspaceSource,
+    Direction,
+    WorkspaceAccount,
+    Workspaces,
+)
 from planner.program.kernel import OpKind
 from planner.program.target import Target
 
@@ -322,17 +328,9 @@ class Query:
     def __call__(self, capability: tuple[int, int], sm_count: int, convolution: Convolution) -> Workspaces:
         return self.answer(capability, sm_count, convolution)
 
-    def source(self, capability: tuple[int, int], sm_count: int) -> ConvWorkspaceSource:
+    def account(self, capability: tuple[int, int], sm_count: int) -> WorkspaceAccount:
         """Return that a library answers."""
-        return ConvWorkspaceSource.LIBRARY
-
-    def uncounted_share(self, capability: tuple[int, int], sm_count: int) -> float:
-        """Return none."""
-        return 0.0
-
-    def notes(self, capability: tuple[int, int], sm_count: int) -> tuple[str, ...]:
-        """Return none."""
-        return ()
+        return WorkspaceAccount(ConvWorkspaceSource.LIBRARY)
 
 
 def peaks(library: Cudnn) -> str:

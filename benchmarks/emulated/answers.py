@@ -4,7 +4,8 @@
 
 The jobs are the CNNs of `differential.py --cnns`; those with odd numbers are trained on images of another
 size than their own, whose convolutions are not among the stored ones. A need is the least memory in which a
-replay does not fail, to a MiB. Both are computed; docs/exactness.md has the library's beside emulated runs.
+replay does not fail, to a MiB; a peak is what it reserves where nothing limits it. Both are computed;
+docs/exactness.md has the library's beside emulated runs.
 """
 
 import argparse
@@ -39,15 +40,17 @@ class AnswersRow:
     gpu: str
     options: str
     convolutions: str  # the source of the stored answers: of the very convolutions, or some of similar ones
-    library_mib: int
+    library_mib: int  # needs
     stored_mib: int
+    library_peak_mib: int
+    stored_peak_mib: int
 
 
 def needed_mib(trace: Trace, batch: int, torch: str) -> int:
     """Return the least memory in which the replay does not fail."""
     config = config_of_torch(torch)
     low = int(live_bytes_bound(trace.events)(batch)) // MIB
-    high = -(-replay_trace(trace, MemoryLimits(config=config)).peak_reserved_bytes // MIB)
+    high = peak_mib(trace, torch)
     while high - low > 1:
         middle = (low + high) // 2
         limits = MemoryLimits(capacity_bytes=middle * MIB, config=config)
@@ -56,17 +59,24 @@ def needed_mib(trace: Trace, batch: int, torch: str) -> int:
     return high
 
 
+def peak_mib(trace: Trace, torch: str) -> int:
+    """Return what the replay reserves where nothing limits it."""
+    return replay_trace(trace, MemoryLimits(config=config_of_torch(torch))).peak_reserved_bytes // MIB
+
+
 def compare_job(drawn: DrawnJob, cudnn: str) -> AnswersRow:
     """Plan one job by both sources."""
     options = {**drawn.options, **({"input": OTHER_SIZE} if drawn.number % 2 else {})}
-    target, needs, source = find_device(drawn.gpu).target, [], ""
+    target, needs, peaks, source = find_device(drawn.gpu).target, [], [], ""
     for answers in (cudnn, STORED):
         job, _, _ = make_job(drawn.model, {**options, "cudnn": answers})  # type: ignore[typeddict-item]
         trace = open_programs(job, ignore_progress).trace(drawn.batch, target)
         needs.append(needed_mib(trace, drawn.batch, job.torch))
-        source = trace.conv_workspace_source.value
+        peaks.append(peak_mib(trace, job.torch))
+        source = trace.conv_account.source.value
     words = DrawnJob(drawn.number, drawn.model, drawn.batch, drawn.gpu, options).words
-    return AnswersRow(drawn.number, drawn.model, drawn.batch, drawn.gpu, words, source, *needs)
+    row = drawn.number, drawn.model, drawn.batch, drawn.gpu, words, source
+    return AnswersRow(*row, *needs, *peaks)
 
 
 def main() -> None:

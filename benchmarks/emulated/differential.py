@@ -80,7 +80,7 @@ def with_causes(
         row = row_of(
             drawn, emulated, planned, parting.cause, start, parting.place, parting.what, causes, allocator
         )
-        return replace(row, convolutions=trace.conv_workspace_source.value)
+        return replace(row, convolutions=trace.conv_account.source.value)
     return by_peaks(drawn, emulated, planned, trace, allocator, start)
 
 
@@ -95,7 +95,7 @@ def by_peaks(
     )
     cause = IDENTICAL if same else ALLOCATOR
     row = row_of(drawn, emulated, planned, cause, start, allocator=allocator)
-    return replace(row, convolutions=trace.conv_workspace_source.value)
+    return replace(row, convolutions=trace.conv_account.source.value)
 
 
 def row_of(

@@ -14,14 +14,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.emulated.answers import needed_mib
+from benchmarks.emulated.answers import needed_mib, peak_mib
 from benchmarks.emulated.rows import add_missing_rows
-from planner.allocator.config import MemoryLimits, config_of_torch
-from planner.allocator.replay import replay_trace
 from planner.api.request import make_job
 from planner.hardware.cudnn import PublishedWorkspaces, StoredWorkspaces
 from planner.hardware.database import find_device
-from planner.hardware.device import MIB
 from planner.hardware.likeness import part_of_convolutions
 from planner.planning.programs import open_programs
 from planner.program import ignore_progress
@@ -136,11 +133,10 @@ def compare_job(number: int, drawn: Drawn, cudnn: str) -> VolumesRow:
     for answers in (programs.convolutions, stored, PublishedWorkspaces({})):
         source = ProgramSource(job, (), programs.open_builder, answers)
         trace = source.trace(batch, find_device(GPU).target)
-        kind = trace.conv_workspace_source.value if answers is stored else kind
+        kind = trace.conv_account.source.value if answers is stored else kind
         part = round(part_of_convolutions(trace), 3)
         needs.append(needed_mib(trace, batch, job.torch))
-        limits = MemoryLimits(config=config_of_torch(job.torch))
-        peaks.append(replay_trace(trace, limits).peak_reserved_bytes // MIB)
+        peaks.append(peak_mib(trace, job.torch))
     shape = str(options.get("input") or options["model_arg"]["patch_size"])
     return VolumesRow(number, model, shape, batch, job.precision.value, part, kind, *needs, *peaks)
 

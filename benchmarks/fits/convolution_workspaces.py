@@ -31,7 +31,7 @@ from benchmarks.published.outcomes import MIB, RUNS, set_up_bytes, trace_run
 from benchmarks.rows import read_lines, write_lines
 from planner.hardware.cudnn.published import PublishedWorkspaces, image_wise_terms
 from planner.hardware.database import find_device
-from planner.program import Capability, Convolution, ConvWorkspaceSource, Workspaces
+from planner.program import Capability, Convolution, ConvWorkspaceSource, WorkspaceAccount, Workspaces
 
 LEFT_OUT = Path(__file__).with_name("convolution_workspaces.csv")
 FITTED, OTHER = "RTX 3060", "RTX 4060"
@@ -50,17 +50,9 @@ class Reach:
         self.terms += [] if terms is None else [terms]
         return Workspaces(0)
 
-    def source(self, capability: Capability, sm_count: int) -> ConvWorkspaceSource:
+    def account(self, capability: Capability, sm_count: int) -> WorkspaceAccount:
         """Return that published runs answer."""
-        return ConvWorkspaceSource.PUBLISHED
-
-    def uncounted_share(self, capability: Capability, sm_count: int) -> float:
-        """Return none."""
-        return 0.0
-
-    def notes(self, capability: Capability, sm_count: int) -> tuple[str, ...]:
-        """Return none."""
-        return ()
+        return WorkspaceAccount(ConvWorkspaceSource.PUBLISHED)
 
 
 @dataclass(frozen=True, slots=True)

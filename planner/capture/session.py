@@ -60,11 +60,7 @@ def record(
     session = _Session(job, target, path_of or capability, build, provenance, calls, memory, Stages())
     trace = session.run(batch)
     if conv_workspace_query is not None and has_convolutions(trace):
-        trace = replace(
-            trace,
-            conv_workspace_source=conv_workspace_query.source(capability, target.sm_count),
-            uncounted_share=conv_workspace_query.uncounted_share(capability, target.sm_count),
-        )
+        trace = replace(trace, conv_account=conv_workspace_query.account(capability, target.sm_count))
     if not trace.growth_sources or provenance is not None:
         return trace
     if not memory.knows_lines(trace):  # they take a second run, since finding them takes time

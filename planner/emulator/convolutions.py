@@ -15,6 +15,7 @@ from planner.program import (
     Convolution,
     ConvWorkspaceQuery,
     ConvWorkspaceSource,
+    WorkspaceAccount,
     Workspaces,
     torch_version_of,
 )
@@ -82,17 +83,9 @@ class DefaultWorkspaces:
         """Return the workspace sizes that follow a refused workspace, or None if they are not known."""
         return self._source.following(capability, sm_count, convolution, size_bytes)
 
-    def source(self, capability: tuple[int, int], sm_count: int) -> ConvWorkspaceSource:
-        """Return the source of the answers."""
-        return self._source.source(capability, sm_count)
-
-    def uncounted_share(self, capability: tuple[int, int], sm_count: int) -> float:
-        """Return the share of convolutions without an answer."""
-        return self._source.uncounted_share(capability, sm_count)
-
-    def notes(self, capability: tuple[int, int], sm_count: int) -> tuple[str, ...]:
-        """Return notes on the answers."""
-        return self._source.notes(capability, sm_count)
+    def account(self, capability: tuple[int, int], sm_count: int) -> WorkspaceAccount:
+        """Return how the answers are known."""
+        return self._source.account(capability, sm_count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,24 +131,17 @@ class CudnnWorkspaces:
         sizes.pop(size_bytes, None)
         return tuple(sizes)
 
-    def source(self, capability: tuple[int, int], sm_count: int) -> ConvWorkspaceSource:
+    def account(self, capability: tuple[int, int], sm_count: int) -> WorkspaceAccount:
         """Return whether the library answers with all its engines, with some, or not at all."""
-        if capability in self.library.silent:
-            return ConvWorkspaceSource.UNCOUNTED
-        return ConvWorkspaceSource.SIMILAR if self.library.lacks else ConvWorkspaceSource.LIBRARY
-
-    def uncounted_share(self, capability: tuple[int, int], sm_count: int) -> float:
-        """Return 1 if the library does not answer for a capability, else 0."""
-        return float(capability in self.library.silent)
-
-    def notes(self, capability: tuple[int, int], sm_count: int) -> tuple[str, ...]:
-        """Return notes on the library that answers, and on what it does not answer."""
         library = self.library
         if capability in library.silent:
             place = "compute capability {}.{}".format(*capability)
             about = f"cuDNN {library.version} does not answer for {place}"
-            return (f"{about}: no workspaces of convolutions are counted",)
-        return (*self._notes_on_answers(), *self._notes_on_refusals(capability))
+            note = f"{about}: no workspaces of convolutions are counted"
+            return WorkspaceAccount(ConvWorkspaceSource.UNCOUNTED, uncounted_share=1.0, notes=(note,))
+        source = ConvWorkspaceSource.SIMILAR if library.lacks else ConvWorkspaceSource.LIBRARY
+        notes = (*self._notes_on_answers(), *self._notes_on_refusals(capability))
+        return WorkspaceAccount(source, notes=notes)
 
     def _notes_on_answers(self) -> tuple[str, ...]:
         library = self.library

@@ -32,6 +32,7 @@ FEW_CONVOLUTIONS = 4  # up to so many cut an image into patches, and workspaces 
 # The least share of convolutions in what layers allocate, of the networks behind `Doubt.UNCOUNTED`. Among
 # them the differences do not depend on it; where it is smaller, they are taken to be in proportion.
 LEAST_PART = 0.056
+MOSTLY = 0.5  # the least share of convolutions that borrow from far ones, in the networks behind `Doubt.FAR`
 LARGE_PARAMETERS = 10**9
 FEW_PEAKS = 30  # below, a quantile of them alone promises too much
 CONVOLUTION = "aten.convolution.default"
@@ -126,7 +127,7 @@ def kind_of(job: Job, trace: Trace) -> RunKind:
     """Return the kind of published runs that is nearest to a job."""
     sites = Counter(site.op for site in trace.sites)
     if sites[CONVOLUTION] > FEW_CONVOLUTIONS:
-        is_fitted = trace.conv_workspace_source is ConvWorkspaceSource.PUBLISHED
+        is_fitted = trace.conv_account.source is ConvWorkspaceSource.PUBLISHED
         if is_fitted and job.precision is Precision.FP32 and not job.cudnn_benchmark:
             return RunKind.CONVOLUTIONS
         if is_fitted or job.cudnn_benchmark:
@@ -207,10 +208,7 @@ def _departures(
         yield from map(Departure, _other_settings(job, sites, settings, capability))
     elif sites[CONVOLUTION] > FEW_CONVOLUTIONS or _has_volumes(job):
         yield from _of_answers(job, trace)
-    if trace.uncounted_share:
-        weight = round(trace.uncounted_share * _weight_of_convolutions(trace), 2)
-        what = f"with no workspace known for {trace.uncounted_share:.0%} of its convolutions"
-        yield Departure(what, Doubt.UNCOUNTED, weight)
+    yield from _of_shares(job, trace)
     yield from map(Departure, _unmeasured(job, sites))
     if lengths is Lengths.VARYING and kind not in (RunKind.TEXTS, RunKind.LARGE):
         yield Departure("with samples of varying lengths")
@@ -234,7 +232,7 @@ def _other_settings(
 
 def _of_answers(job: Job, trace: Trace) -> Iterator[Departure]:
     """Yield a departure if the answers for convolutions are stored, similar, or of another torch's cuDNN."""
-    source = trace.conv_workspace_source
+    source = trace.conv_account.source
     if source is ConvWorkspaceSource.STORED:
         yield Departure("with stored answers for convolutions", Doubt.STORED)
     if source is ConvWorkspaceSource.SIMILAR:
@@ -246,6 +244,22 @@ def _of_answers(job: Job, trace: Trace) -> Iterator[Departure]:
     is_named = job.cudnn not in ("", INSTALLED, STORED)
     if not is_named and torch_version_of(job.torch) < NEWEST_TORCH:
         yield Departure(f"with torch {job.torch}, whose cuDNN is another")
+
+
+def _of_shares(job: Job, trace: Trace) -> Iterator[Departure]:
+    """Yield a departure for convolutions without an answer, and for those that borrow from far ones.
+
+    `Doubt.VOLUMES` has the distances of three-dimensional ones in it.
+    """
+    uncounted = trace.conv_account.uncounted_share
+    far = 0.0 if _has_volumes(job) else trace.conv_account.far_share
+    of_convolutions = _weight_of_convolutions(trace) if uncounted or far else 0.0
+    if weight := round(uncounted * of_convolutions, 2):
+        what = f"with no workspace known for {uncounted:.0%} of its convolutions"
+        yield Departure(what, Doubt.UNCOUNTED, weight)
+    if weight := round(min(1.0, far / MOSTLY) * of_convolutions, 2):
+        what = f"with workspaces borrowed from much larger or smaller ones for {far:.0%} of its convolutions"
+        yield Departure(what, Doubt.FAR, weight)
 
 
 def _has_volumes(job: Job) -> bool:

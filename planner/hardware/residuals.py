@@ -37,6 +37,7 @@ class Doubt(StrEnum):
     STORED = "stored"  # stored answers for the convolutions
     SIMILAR = "similar"  # stored answers for similar convolutions
     VOLUMES = "volumes"  # the same for three-dimensional ones
+    FAR = "far"  # stored answers for much larger or smaller convolutions, of images or sequences
     UNCOUNTED = "uncounted"  # no workspaces of convolutions, for want of a cuDNN and of stored answers
 
 

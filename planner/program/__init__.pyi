@@ -3,7 +3,8 @@ from .bounds import LowerBound as LowerBound, live_bytes_bound as live_bytes_bou
 from .convolution import (
     ConvWorkspace as ConvWorkspace, ConvWorkspaceQuery as ConvWorkspaceQuery,
     ConvWorkspaceSource as ConvWorkspaceSource, Convolution as Convolution,
-    ConvolutionExpr as ConvolutionExpr, Direction as Direction, Engine as Engine, Workspaces as Workspaces,
+    ConvolutionExpr as ConvolutionExpr, Direction as Direction, Engine as Engine,
+    WorkspaceAccount as WorkspaceAccount, Workspaces as Workspaces,
 )
 from .cublas import (
     LT_BYTES as LT_BYTES, LtWorkspace as LtWorkspace, lt_workspace as lt_workspace,

@@ -23,6 +23,15 @@ class ConvWorkspaceSource(StrEnum):
     UNCOUNTED = "uncounted"  # nothing, for any convolution
 
 
+class WorkspaceAccount(Struct, frozen=True):
+    """How the workspaces of a job's convolutions are known. Shares are by the sizes of operands."""
+
+    source: ConvWorkspaceSource = ConvWorkspaceSource.NONE
+    uncounted_share: float = 0.0  # of convolutions whose workspaces are not known
+    far_share: float = 0.0  # of convolutions that borrow those of much larger or smaller ones
+    notes: tuple[str, ...] = ()
+
+
 class Convolution(Struct, frozen=True):
     """One call; the forward pass of a transposed convolution is the data gradient of another."""
 
@@ -132,11 +141,5 @@ class ConvWorkspaceQuery(Protocol):
         are not known.
         """
 
-    def source(self, capability: tuple[int, int], sm_count: int) -> ConvWorkspaceSource:
-        """Return the source of the answers so far for GPUs of this kind."""
-
-    def uncounted_share(self, capability: tuple[int, int], sm_count: int) -> float:
-        """Return the share of the convolutions so far, by their operands, whose workspaces are not known."""
-
-    def notes(self, capability: tuple[int, int], sm_count: int) -> tuple[str, ...]:
-        """Return notes on those answers."""
+    def account(self, capability: tuple[int, int], sm_count: int) -> WorkspaceAccount:
+        """Return how the answers so far for GPUs of this kind are known."""

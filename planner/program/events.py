@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from planner.program.convolution import Convolution, ConvWorkspace, ConvWorkspaceSource, Workspaces
+from planner.program.convolution import Convolution, ConvWorkspace, WorkspaceAccount, Workspaces
 
 # Beginning of the notes on a part of the job that takes memory and is left out, which headlines repeat.
 LEFT_OUT_NOTE = "not planned: "
@@ -134,12 +134,11 @@ class Trace(Struct, frozen=True):
     provenance: tuple[TensorProvenance, ...] = ()  # of some blocks, by rising allocation; mostly none
     conv_workspaces: tuple[ConvWorkspace, ...] = ()  # likewise, of workspaces of convolutions
     growth_sources: tuple[GrowthSource, ...] = ()  # of what grows from step to step; usually none
-    conv_workspace_source: ConvWorkspaceSource = ConvWorkspaceSource.NONE
+    conv_account: WorkspaceAccount = WorkspaceAccount()  # how workspaces of convolutions are known
     convolutions: Mapping[int, Convolution] = {}  # by block, of traces that a program gives
     next_workspaces: NextWorkspaces | None = None  # after a refused one; None: they are not known
     pinned: tuple[int, ...] = ()  # bytes of each block of pinned host memory, when they were most
     workspaces_of: WorkspacesOf | None = None  # what answered for convolutions
-    uncounted_share: float = 0.0  # of convolutions, by their operands' sizes, whose workspaces are not known
     facts: frozenset[Fact] = frozenset()
 
     def convolution_by_block(self) -> Mapping[int, Convolution]:

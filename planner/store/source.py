@@ -196,11 +196,11 @@ def note_on_torch(torch: str) -> str:
 def name_source(trace: Trace, convolutions: ConvWorkspaceQuery, target: Target) -> Trace:
     """Return a trace with the source of its convolutions' workspaces, and notes on it."""
     gpu = target.capability, target.sm_count
+    account = convolutions.account(*gpu)
     return replace(
         trace,
-        notes=(*trace.notes, *convolutions.notes(*gpu)),
-        conv_workspace_source=convolutions.source(*gpu),
-        uncounted_share=convolutions.uncounted_share(*gpu),
+        notes=(*trace.notes, *account.notes),
+        conv_account=account,
         next_workspaces=partial(convolutions.following, *gpu),
         workspaces_of=partial(convolutions, *gpu),
     )

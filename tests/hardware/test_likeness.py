@@ -13,7 +13,7 @@ from planner.hardware.likeness import Departure, Likeness, kind_of, lengths_of, 
 from planner.hardware.residuals import Doubt, RunKind, load_residuals
 from planner.jobs import Job, Lengths, MemoryFormat, Mode, Precision, TensorSpec
 from planner.jobs.codec import job_from_json, job_to_json
-from planner.program.convolution import ConvWorkspaceSource
+from planner.program.convolution import ConvWorkspaceSource, WorkspaceAccount
 from planner.program.events import Trace
 from planner.store.fingerprint import fingerprint_of
 from tests.helpers.structs import replace
@@ -72,6 +72,7 @@ class Recurrent(nn.Module):
 
 IMAGE, TOKENS = TensorSpec((3, 16, 16)), TensorSpec((12,), "int64")
 LABEL = TensorSpec((), "int64")
+BORROWED = "with workspaces borrowed from much larger or smaller ones"
 
 
 def likeness(build: type[nn.Module], *inputs: TensorSpec, **changes: object) -> Likeness:
@@ -149,7 +150,9 @@ def test_ddp_adds_the_range_of_nccl_and_no_other_margin() -> None:
     """Buckets are exact and NCCL's memory is a range of its own: the replay's margin is that of one GPU."""
     plain, ddp = (
         planner.estimate(
-            Classifier, 2, input=IMAGE, target=LABEL, gpu="V100 32GB", no_calibration=True, ddp=ddp
+            *(Tagger, 2),
+            **{"input": TOKENS, "target": LABEL, "lengths": "fixed", "gpu": "V100 32GB"},
+            **{"no_calibration": True, "ddp": ddp},
         ).to_dict()
         for ddp in (False, True)
     )
@@ -238,7 +241,7 @@ def test_kinds_of_convolutions(
     from planner.program.events import Site
 
     sites = tuple(Site(f"layer{number}", "aten.convolution.default") for number in range(5))
-    trace = Trace((), sites, 1, conv_workspace_source=source)
+    trace = Trace((), sites, 1, conv_account=WorkspaceAccount(source))
     job = replace(Job("m", inputs=(IMAGE,)), **changes)  # type: ignore[arg-type]
     assert kind_of(job, trace) is kind
     assert [one.what for one in likeness_of(job, trace, AMPERE).departures] == departures
@@ -248,10 +251,22 @@ def test_kinds_of_convolutions(
 
 
 @pytest.mark.parametrize("count", [1, 5], ids=["few convolutions", "many"])
-@pytest.mark.parametrize("share", [1.0, 0.4], ids=["all", "a minority"])
-def test_convolutions_without_a_known_workspace_widen_in_proportion(count: int, share: float) -> None:
+@pytest.mark.parametrize(
+    ("doubt", "share", "counted", "words"),
+    [
+        (Doubt.UNCOUNTED, 1.0, 1.0, "with no workspace known for 100% of its convolutions"),
+        (Doubt.UNCOUNTED, 0.4, 0.4, "with no workspace known for 40% of its convolutions"),
+        (Doubt.FAR, 1.0, 1.0, f"{BORROWED} for 100% of its convolutions"),
+        (Doubt.FAR, 0.5, 1.0, f"{BORROWED} for 50% of its convolutions"),
+        (Doubt.FAR, 0.2, 0.4, f"{BORROWED} for 20% of its convolutions"),
+    ],
+)
+def test_convolutions_without_a_workspace_of_their_own_widen_in_proportion(
+    count: int, doubt: Doubt, share: float, counted: float, words: str
+) -> None:
     """To their share of all convolutions, however many there are, as long as convolutions allocate as much of
     what layers do as in the networks that show it: here half of that, parameters and scratch memory left out.
+    In those that show the doubt about far ones, they are most.
     """
     from planner.program.events import Alloc, Category, Site
 
@@ -265,18 +280,19 @@ def test_convolutions_without_a_known_workspace_widen_in_proportion(count: int, 
         Alloc(block, size_bytes, category, site)
         for block, (site, size_bytes, category) in enumerate((*sizes, *aside), 1)
     )
-    source = ConvWorkspaceSource.UNCOUNTED if share == 1 else ConvWorkspaceSource.STORED
-    trace = Trace(events, sites, 1, conv_workspace_source=source, uncounted_share=share)
+    source, shares = ConvWorkspaceSource.STORED, (share, 0.0) if doubt is Doubt.UNCOUNTED else (0.0, share)
+    trace = Trace(events, sites, 1, conv_account=WorkspaceAccount(source, *shares))
     likeness = likeness_of(Job("m", inputs=(IMAGE,)), trace, AMPERE)
-    departure = next(one for one in likeness.departures if one.doubt is Doubt.UNCOUNTED)
-    assert departure.what == f"with no workspace known for {share:.0%} of its convolutions"
-    assert departure.weight == pytest.approx(0.5 * share)
-    doubt, margins = load_residuals().doubts[Doubt.UNCOUNTED], margins_of(likeness)
+    departure = next(one for one in likeness.departures if one.doubt is doubt)
+    assert departure.what == words
+    assert departure.weight == pytest.approx(0.5 * counted)
+    spread, margins = load_residuals().doubts[doubt], margins_of(likeness)
     (part,) = (part for part in margins.parts if part.what == departure.what)
     assert (part.scale, part.peak_scale) == pytest.approx(
-        (0.5 * share * doubt.scale, 0.5 * share * doubt.peak_scale)
+        (0.5 * counted * spread.scale, 0.5 * counted * spread.peak_scale)
     )
-    known = margins_of(likeness_of(Job("m", inputs=(IMAGE,)), replace(trace, uncounted_share=0.0), AMPERE))
+    exact = replace(trace, conv_account=WorkspaceAccount(source))
+    known = margins_of(likeness_of(Job("m", inputs=(IMAGE,)), exact, AMPERE))
     assert margins.verdicts.scale == pytest.approx(hypot(known.verdicts.scale, part.scale))
     assert margins.peak_ratio(0.99) > known.peak_ratio(0.99) > 1
 
@@ -290,7 +306,7 @@ def test_a_few_volumes_that_borrow_their_workspaces_widen_too() -> None:
         (Alloc(1, 100, Category.TEMPORARY, 0),),
         (Site("layer", "aten.convolution.default"),),
         1,
-        conv_workspace_source=ConvWorkspaceSource.SIMILAR,
+        conv_account=WorkspaceAccount(ConvWorkspaceSource.SIMILAR),
     )
     departures = likeness_of(Job("m", inputs=(volume,)), trace, AMPERE).departures
     assert [(one.doubt, one.weight) for one in departures] == [(Doubt.VOLUMES, 1), (Doubt.SETTING, 1)]

@@ -5,7 +5,14 @@ from dataclasses import dataclass, field
 from math import prod
 
 from planner.jobs import PUBLISHED
-from planner.program import Capability, Convolution, ConvWorkspaceSource, Direction, Workspaces
+from planner.program import (
+    Capability,
+    Convolution,
+    ConvWorkspaceSource,
+    Direction,
+    WorkspaceAccount,
+    Workspaces,
+)
 
 # The longest sums that are taken image by image, by benchmarks/fits/convolution_workspaces.py: published runs
 # on an RTX 3060 have the workspace up to 2,907 terms and not from 3,393 on; on an RTX 4060 not from 2,241 on.
@@ -55,17 +62,10 @@ class PublishedWorkspaces:
         """Return None: the workspace that follows a refused workspace is not known."""
         return None
 
-    def source(self, capability: Capability, sm_count: int) -> ConvWorkspaceSource:
-        """Return that published runs answer."""
-        return ConvWorkspaceSource.PUBLISHED
-
-    def uncounted_share(self, capability: Capability, sm_count: int) -> float:
-        """Return 0: the distribution of published runs includes all that the term leaves out."""
-        return 0.0
-
-    def notes(self, capability: Capability, sm_count: int) -> tuple[str, ...]:
-        """Return a note on the runs to which the term is fitted."""
-        return (
+    def account(self, capability: Capability, sm_count: int) -> WorkspaceAccount:
+        """Return that published runs answer, whose distribution includes all that the term leaves out."""
+        note = (
             "workspaces of convolutions are one term, fitted to published runs of cuDNN 9.1; newer versions "
-            "request more",
+            "request more"
         )
+        return WorkspaceAccount(ConvWorkspaceSource.PUBLISHED, notes=(note,))

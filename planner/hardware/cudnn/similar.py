@@ -13,6 +13,7 @@ from typing import NamedTuple
 from planner.hardware.cudnn.keys import convolution_of
 
 LENDERS = 3
+_WIDEST = 8
 
 
 class Operands(NamedTuple):
@@ -73,8 +74,14 @@ def find_similar(key: str, candidates: Sequence[Candidate]) -> list[Similar]:
 
 def _candidate(place: int, key: str) -> Candidate:
     one = convolution_of(key, "float32", channels_last=False, batch=1)
-    features = tuple(log2(max(size, 1)) for size in (one.x[1], *one.w[:2], *one.x[2:]))
+    sizes = (one.x[1], *one.w[:2], *one.x[2:], *map(_alignment, one.w[:2]))
+    features = tuple(log2(max(size, 1)) for size in sizes)
     return Candidate(place, features, Operands(prod(one.x) + prod(one.y), prod(one.w)))
+
+
+def _alignment(channels: int) -> int:
+    """Return the power of two, at most 8, that divides a number of channels; tensor cores take 8 or 4."""
+    return min(channels & -channels, _WIDEST)
 
 
 def _distance(one: Sequence[float], other: Sequence[float]) -> float:

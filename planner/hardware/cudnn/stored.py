@@ -7,7 +7,7 @@ output and weight.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import prod
@@ -25,7 +25,9 @@ from planner.hardware.cudnn.answers_file import (
 from planner.hardware.cudnn.curves import Curve, value_at
 from planner.hardware.cudnn.keys import key_of
 from planner.hardware.cudnn.similar import Candidate, Similar, candidates_of, family_of, find_similar
-from planner.program import Capability, Convolution, ConvWorkspaceSource, Workspaces
+from planner.program import Capability, Convolution, ConvWorkspaceSource, WorkspaceAccount, Workspaces
+
+FAR = 2  # doublings in all, which images of another size than the stored one's hardly exceed
 
 
 class Own(NamedTuple):
@@ -114,6 +116,16 @@ class _Answered:
         """Return whether no convolution has an answer."""
         return self.unknown == self.elements.keys()
 
+    @property
+    def far(self) -> list[str]:
+        """Return the convolutions that borrow from much larger or smaller ones."""
+        return [key for key, distance in self.similar.items() if distance > FAR]
+
+    def share(self, keys: Iterable[str]) -> float:
+        """Return the share of some convolutions in all, by the elements of input and output."""
+        some = sum(self.elements[key] for key in keys)
+        return some / sum(self.elements.values()) if some else 0.0
+
 
 class StoredWorkspaces:
     """A source of the workspaces of a job's convolutions that looks them up in the stored answers."""
@@ -142,43 +154,40 @@ class StoredWorkspaces:
         """Return None: the workspace that follows a refused workspace is not known."""
         return None
 
-    def source(self, capability: Capability, sm_count: int) -> ConvWorkspaceSource:
+    def account(self, capability: Capability, sm_count: int) -> WorkspaceAccount:
         """Return whether the answers are exact, partly of similar convolutions or other GPUs, or missing."""
         answered = self._answered[capability, sm_count]
-        if answered.is_uncounted:
-            return ConvWorkspaceSource.UNCOUNTED
         exact = not answered.similar and not self._benchmark and answered.other is None
-        return ConvWorkspaceSource.STORED if exact else ConvWorkspaceSource.SIMILAR
+        source = ConvWorkspaceSource.STORED if exact else ConvWorkspaceSource.SIMILAR
+        if answered.is_uncounted:
+            source = ConvWorkspaceSource.UNCOUNTED
+        shares = answered.share(answered.unknown), answered.share(answered.far)
+        return WorkspaceAccount(source, *shares, notes=tuple(self._notes(answered)))
 
-    def uncounted_share(self, capability: Capability, sm_count: int) -> float:
-        """Return the share of the convolutions without an answer, by the elements of input and output."""
-        answered = self._answered[capability, sm_count]
-        unknown = sum(answered.elements[key] for key in answered.unknown)
-        return unknown / sum(answered.elements.values()) if unknown else 0.0
-
-    def notes(self, capability: Capability, sm_count: int) -> tuple[str, ...]:
-        """Return notes on the cuDNN version of the answers, and on convolutions without an exact answer."""
-        answered = self._answered[capability, sm_count]
+    def _notes(self, answered: _Answered) -> Iterator[str]:
+        """Yield notes on the cuDNN version of the answers, and on convolutions without an exact answer."""
         count = len(answered.elements)
-        notes = [f"convolutions take the workspaces that cuDNN {answered.cudnn} requests, by stored answers"]
+        note = f"convolutions take the workspaces that cuDNN {answered.cudnn} requests, by stored answers"
         if answered.other is not None:
-            notes[0] += f" for {answered.other}"
+            note += f" for {answered.other}"
         if answered.similar:
             farthest = 2 ** max(answered.similar.values())
-            notes[0] += (
+            note += (
                 f"; {len(answered.similar)} of {count} are not among them and borrow those of similar "
                 f"ones, whose channels and extents differ by a factor of up to {farthest:,.1f} in all (with "
                 "an installed cuDNN, such as that of torch for CUDA, it is queried instead)"
             )
-        if answered.is_uncounted:
-            notes.clear()
-        if answered.unknown:
-            notes.append(f"no workspace is counted for {len(answered.unknown)} of {count} convolutions")
-        if self._benchmark:
-            notes.append(
-                "stored answers lack the engines that cudnn.benchmark times; an installed cuDNN names them"
+        if not answered.is_uncounted:
+            yield note
+        if answered.far and not answered.is_uncounted:
+            yield (
+                f"where retries begin is uncertain: {len(answered.far)} of {count} convolutions borrow from "
+                "much larger or smaller ones, and may ask for several times as much or as little"
             )
-        return tuple(notes)
+        if answered.unknown:
+            yield f"no workspace is counted for {len(answered.unknown)} of {count} convolutions"
+        if self._benchmark:
+            yield "stored answers lack the engines that cudnn.benchmark times; an installed cuDNN names them"
 
     def _find(self, capability: Capability, sm_count: int, convolution: Convolution) -> Own | Borrowed:
         key, answered = key_of(convolution), self._answered[capability, sm_count]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from planner.capture.session import record
 from planner.capture.workspaces.ops import Hold, KernelOp, Op, Output, Release
 from planner.jobs import MemoryFormat
-from planner.program.convolution import Convolution, ConvWorkspaceSource, Workspaces
+from planner.program.convolution import Convolution, ConvWorkspaceSource, WorkspaceAccount, Workspaces
 from planner.program.kernel import OpKind
 from tests.helpers.models import AMPERE, job_of
 from tests.helpers.workspaces import (
@@ -110,14 +110,8 @@ class Seen:
         self.convolutions.append(convolution)
         return Workspaces(0)
 
-    def source(self, capability: Any, sm_count: int) -> ConvWorkspaceSource:
-        return ConvWorkspaceSource.LIBRARY
-
-    def uncounted_share(self, capability: Any, sm_count: int) -> float:
-        return 0.0
-
-    def notes(self, capability: Any, sm_count: int) -> tuple[str, ...]:
-        return ()
+    def account(self, capability: Any, sm_count: int) -> WorkspaceAccount:
+        return WorkspaceAccount(ConvWorkspaceSource.LIBRARY)
 
 
 def test_valid_padding_is_that_of_zeros() -> None:

@@ -481,8 +481,8 @@ def test_bfloat16_before_ampere_has_no_depthwise_engine(library: Cudnn) -> None:
     depthwise = replace(convolution_of(Direction.FORWARD, "bfloat16", last=True), w=(128, 1, 3, 3))
     for capability, count in (((7, 5), 40), (AMPERE, 28)):
         query(capability, count, depthwise)
-    assert "this training fails" in query.notes((7, 5), 40)[-1]
-    assert "this training fails" not in query.notes(AMPERE, 28)[-1]
+    assert "this training fails" in query.account((7, 5), 40).notes[-1]
+    assert "this training fails" not in query.account(AMPERE, 28).notes[-1]
 
 
 def test_workspaces_of_the_engines_behind(library: Cudnn) -> None:
@@ -525,7 +525,7 @@ def test_a_gpu_that_ends_the_library_gets_no_answer(library: Cudnn) -> None:
     assert fresh.silent == {AMPERE}
     assert fresh.workspaces((8, 9), 24, convolution_of(Direction.FORWARD)).engine is not None
     assert fresh.workspaces(AMPERE, 28, convolution_of(Direction.WEIGHT)).engine is None
-    assert CudnnWorkspaces(fresh, benchmark=False).notes(AMPERE, 28) == (
+    assert CudnnWorkspaces(fresh, benchmark=False).account(AMPERE, 28).notes == (
         f"cuDNN {library.version} does not answer for compute capability 8.6: no workspaces of convolutions "
         "are counted",
     )

@@ -21,9 +21,9 @@ from planner.planning.programs import CaptureMode, open_programs
 from planner.program.convolution import (
     Convolution,
     ConvWorkspace,
-    ConvWorkspaceSource,
     Direction,
     Engine,
+    WorkspaceAccount,
     Workspaces,
 )
 from planner.program.events import Trace, validate
@@ -159,7 +159,7 @@ def test_an_epoch_has_those_of_both_batch_sizes(library: Copying) -> None:
 
 def test_a_file_keeps_them(library: Copying, tmp_path: Path) -> None:
     """Each workspace is whole; rows of blocks without an allocation are refused."""
-    trace, path = replace(detailed(), conv_workspace_source=ConvWorkspaceSource.NONE), tmp_path / "x.trace"
+    trace, path = replace(detailed(), conv_account=WorkspaceAccount()), tmp_path / "x.trace"
     save_trace(trace, path, {})
     assert load_trace(path) == (trace, {})
     with pytest.raises(ValueError, match="blocks that are allocated"):

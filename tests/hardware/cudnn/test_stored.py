@@ -61,7 +61,7 @@ def test_a_stored_convolution_at_any_batch_size(query: Query) -> None:
     """The note names the version."""
     answers = query(benchmark=False)
     assert answers(AMPERE, 28, convolution(7)).workspace_bytes == 7 * MIB
-    assert answers.notes(AMPERE, 28) == (
+    assert answers.account(AMPERE, 28).notes == (
         "convolutions take the workspaces that cuDNN 9.99.0 requests, by stored answers",
     )
 
@@ -77,13 +77,37 @@ def test_a_similar_convolution_is_scaled_and_named(query: Query) -> None:
         borrowed = round(batch * MIB * (own // 4 + weight) / (own + weight))
         assert answers(AMPERE, 28, convolution(batch, extent=28)).workspace_bytes == borrowed
     assert answers(AMPERE, 28, convolution(7, kernel=1)).workspace_bytes == 0
-    first, second, third = answers.notes(AMPERE, 28)
+    first, second, third = answers.account(AMPERE, 28).notes
     far = "whose channels and extents differ by a factor of up to 4.0 in all"
     assert f"1 of 3 are not among them and borrow those of similar ones, {far}" in first
     assert second == "no workspace is counted for 1 of 3 convolutions"
     assert "lack the engines that cudnn.benchmark times" in third
-    assert answers.source(AMPERE, 28) is ConvWorkspaceSource.SIMILAR
-    assert answers.uncounted_share(AMPERE, 28) == pytest.approx(1 / (1 + 1 + 1 / 4))  # by elements of x and y
+    assert answers.account(AMPERE, 28).source is ConvWorkspaceSource.SIMILAR
+    by_elements = 1 / (1 + 1 + 1 / 4)  # of x and y
+    assert answers.account(AMPERE, 28).uncounted_share == pytest.approx(by_elements)
+
+
+def test_channels_borrow_from_those_with_as_large_a_power_of_two(tmp_path: Path) -> None:
+    """Engines for tensor cores take channels by fours or eights: 20 are more like 12 or 28 than 16."""
+    copies = dict.fromkeys((12, 28, 36), 1) | dict.fromkeys((16, 24, 32), 9)
+    stored = {channels: ((1,), (count * channels * MIB,)) for channels, count in copies.items()}
+    table = {key_of(convolution(1, channels=channels)): curve for channels, curve in stored.items()}
+    path = tmp_path / "answers.bin"
+    write_answers(path, "9.99.0", {Kind("float32", channels_last=False): {StoredGpus(AMPERE, None): table}})
+    answers = StoredWorkspaces(benchmark=False, path=path)
+    borrowed = answers(AMPERE, 28, convolution(1, channels=20)).workspace_bytes
+    assert borrowed == pytest.approx(20 * MIB, rel=0.1)
+
+
+def test_the_share_that_borrows_from_far_is_told_apart(query: Query) -> None:
+    """By the elements of input and output; a note says what is not known."""
+    answers = query(benchmark=False)
+    for extent in (56, 28, 14):  # of half the extents: a factor of 4 in all, the last that is near
+        answers(AMPERE, 28, convolution(7, extent=extent))
+    account = answers.account(AMPERE, 28)
+    assert account.far_share == pytest.approx((1 / 16) / (1 + 1 / 4 + 1 / 16))
+    uncertain = "where retries begin is uncertain: 1 of 3 convolutions"
+    assert any(note.startswith(uncertain) for note in account.notes)
 
 
 def test_one_lender_alone_does_not_decide(tmp_path: Path) -> None:
@@ -107,7 +131,8 @@ def test_a_newer_gpu_takes_the_answers_of_the_nearest_older_one(query: Query) ->
     for capability in ((8, 7), (12, 1), (6, 1)):
         answers = query(benchmark=False)
         assert answers(capability, 28, convolution(7)).workspace_bytes == 7 * MIB
-        assert answers.notes(capability, 28)[0].endswith("by stored answers for compute capability 8.6")
+        note, *_ = answers.account(capability, 28).notes
+        assert note.endswith("by stored answers for compute capability 8.6")
 
 
 def test_turing_takes_the_answers_of_the_nearest_number_of_multiprocessors() -> None:
@@ -120,9 +145,9 @@ def test_turing_takes_the_answers_of_the_nearest_number_of_multiprocessors() -> 
     for sm_count in named:
         answers((7, 5), sm_count, convolution(7))
     for sm_count, whose in named.items():
-        note, *_ = answers.notes((7, 5), sm_count)
+        note, *_ = answers.account((7, 5), sm_count).notes
         assert note.partition(";")[0].endswith(f"by stored answers{whose}")
-    sources = [answers.source((7, 5), sm_count) for sm_count in named]
+    sources = [answers.account((7, 5), sm_count).source for sm_count in named]
     exact, similar = ConvWorkspaceSource.STORED, ConvWorkspaceSource.SIMILAR
     assert sources == [exact, similar, exact]
 
@@ -132,9 +157,9 @@ def test_a_type_without_stored_answers_is_named(query: Query) -> None:
     answers = query(benchmark=False)
     double = replace(convolution(7), dtype="float64")
     assert answers(AMPERE, 28, double).workspace_bytes == 0
-    assert answers.notes(AMPERE, 28) == ("no workspace is counted for 1 of 1 convolutions",)
-    assert answers.source(AMPERE, 28) is ConvWorkspaceSource.UNCOUNTED
-    assert answers.uncounted_share(AMPERE, 28) == 1
+    assert answers.account(AMPERE, 28).notes == ("no workspace is counted for 1 of 1 convolutions",)
+    assert answers.account(AMPERE, 28).source is ConvWorkspaceSource.UNCOUNTED
+    assert answers.account(AMPERE, 28).uncounted_share == 1
 
 
 @pytest.mark.parametrize("gpus", open_answers().gpus(Kind("float32", channels_last=False)), ids=str)
@@ -167,8 +192,8 @@ def test_volumes_have_answers_of_their_own(dtype: str, direction: Direction) -> 
         answers = StoredWorkspaces(benchmark=False)
         size_bytes = answers(gpus.capability, gpus.sm_count or 100, query).workspace_bytes
         assert 0 <= size_bytes <= 6 * operand_bytes
-        assert answers.source(gpus.capability, gpus.sm_count or 100) is ConvWorkspaceSource.STORED
-        assert answers.uncounted_share(gpus.capability, gpus.sm_count or 100) == 0
+        assert answers.account(gpus.capability, gpus.sm_count or 100).source is ConvWorkspaceSource.STORED
+        assert answers.account(gpus.capability, gpus.sm_count or 100).uncounted_share == 0
 
 
 def test_a_stored_workspace_is_named_by_its_size() -> None:

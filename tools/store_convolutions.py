@@ -1,12 +1,13 @@
 """Write the stored answers of a cuDNN, `planner/hardware/cudnn/answers.bin`, for machines that have none.
 
-    python tools/store_convolutions.py CUDNN_FOLDER [--jobs classifiers volumes] [--capability 8.6 ...]
+    python tools/store_convolutions.py CUDNN_FOLDER [--jobs classifiers volumes own] [--capability 8.6 ...]
         [--from FILE] [--to FILE]
 
 The convolutions are those of a file of answers, and those of more jobs: torchvision's classifiers, trained
-in float32 and float16 autocast, contiguous and channels_last, and three-dimensional networks, contiguous
-(`stored_jobs.py`). If the file holds answers of the same version, only what it lacks is asked, so that a run
-that was interrupted goes on; those of another version are asked anew, which takes hours.
+in float32 and float16 autocast, contiguous and channels_last; three-dimensional networks, and networks as
+people write them, contiguous (`stored_jobs.py`). If the file holds answers of the same version, only what it
+lacks is asked, so that a run that was interrupted goes on; those of another version are asked anew, which
+takes hours.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from time import perf_counter
 from typing import Any
 
 from msgspec.structs import asdict
-from stored_jobs import classifier_jobs, volume_jobs
+from stored_jobs import classifier_jobs, own_jobs, volume_jobs
 
 from planner._support.versions import format_cudnn_version
 from planner.api.request import make_job
@@ -54,7 +55,11 @@ RECIPES: dict[Kind, dict[str, Any]] = {
     Kind("float16", True): {"precision": "amp-fp16", "memory_format": "channels_last"},
     Kind("float32", True): {"memory_format": "channels_last"},
 }
-JOBS = {"classifiers": (classifier_jobs, tuple(RECIPES)), "volumes": (volume_jobs, tuple(RECIPES)[:2])}
+JOBS = {
+    "classifiers": (classifier_jobs, tuple(RECIPES)),
+    "volumes": (volume_jobs, tuple(RECIPES)[:2]),
+    "own": (own_jobs, tuple(RECIPES)[:2]),
+}
 CAPABILITIES: tuple[Capability, ...] = ((8, 6), (8, 0), (8, 9), (9, 0), (7, 5), (12, 0))
 SM_COUNTS = {(7, 5): (40, 68)}  # of a T4 and an RTX 2080 Ti: there alone answers depend on it
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)

@@ -97,3 +97,48 @@ def classifier_jobs() -> Iterator[tuple[str, Options]]:
 
     for name in torchvision.models.list_models(module=torchvision.models):
         yield f"torchvision:{name}", {}
+
+
+# Networks as people write them, by the names in `own_networks.py`: extents of images, and what differs.
+_OWN_NETWORKS = Path(__file__).parents[1] / "benchmarks/emulated/own_networks.py"
+_SMALL, _MIDDLE, _LARGE = (28, 32, 64), (96, 128), (224, 256)
+_OWN: tuple[tuple[str, tuple[int, ...], Options], ...] = (
+    *(("classifier", _SMALL, {"depth": 3, "kernel": kernel, "twice": True}) for kernel in (3, 5)),
+    *(("classifier", _SMALL, {"depth": 3, "kernel": kernel}) for kernel in (3, 5)),
+    *(("classifier", _MIDDLE + _LARGE, {"depth": 5, "twice": twice}) for twice in (True, False)),
+    *(("autoencoder", _SMALL, {"depth": 3, "kernel": kernel}) for kernel in (3, 4)),
+    *(("autoencoder", _MIDDLE + _LARGE, {"depth": 4, "kernel": kernel}) for kernel in (3, 4)),
+    ("discriminator", (32,), {"depth": 3}),
+    ("discriminator", (64, *_MIDDLE, *_LARGE), {"depth": 4}),
+    *(("generator", (1,), {"depth": depth}) for depth in (3, 4, 5)),
+    ("UNet", _SMALL[1:], {"depth": 3}),
+    ("UNet", _MIDDLE + _LARGE, {"depth": 4}),
+    ("UNet", (512,), {"depth": 4}),
+    ("residual_classifier", _SMALL, {"depth": 3}),
+    ("residual_classifier", _SMALL[1:], {"depth": 4}),
+    *(("restorer", _SMALL + _MIDDLE + _LARGE, {"depth": 8, "kernel": kernel}) for kernel in (3, 9)),
+    ("translator", _MIDDLE + _LARGE, {"depth": 6}),
+)
+_WIDTHS = (16, 32, 64)
+_LATENT = 100
+
+
+def own_jobs() -> Iterator[tuple[str, Options]]:
+    """Yield networks as people write them, with usual widths and extents."""
+    for (name, extents, own), channels, width in product(_OWN, (1, 3), _WIDTHS):
+        for extent in extents:
+            of_input = _LATENT if name == "generator" else channels
+            yield (
+                f"{_OWN_NETWORKS}:{name}",
+                {
+                    "input": f"{of_input}x{extent}x{extent}",
+                    "loss": "sum",
+                    "model_arg": {"channels": channels, "width": width, **own},
+                },
+            )
+    for channels, width, length, kernel in product((1, 3, 12), _WIDTHS[1:], (128, 1024, 16000), (3, 7)):
+        own = {"channels": channels, "width": width, "depth": 5, "kernel": kernel}
+        yield (
+            f"{_OWN_NETWORKS}:sequence_classifier",
+            {"input": f"{channels}x{length}", "loss": "sum", "model_arg": own},
+        )

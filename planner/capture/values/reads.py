@@ -145,21 +145,22 @@ def run_with_reads(
             logs.by_batch[size] = log
         return logs.by_batch[size].reused_for(batch)
 
-    if logs.are_too_many(batch):
-        return run(batch, policy(_none, results=results_at(_BATCH_OF_MANY)))
-    log = ReadLog(batch, batch)
-    try:
-        out = run(batch, policy(_most_bytes, _MOST_BYTES_OF_RUN if batch > _BATCH_OF_MANY else inf, log=log))
-    except ManyReadsError:
-        logs.too_many = batch
-        return run(batch, policy(_none, results=results_at(_BATCH_OF_MANY)))
-    except LargeReadError as error:
-        if batch <= SMALLEST_BATCH:
-            return run(batch, policy())
-        results = _results_of_large(_smaller_batch(batch, error.size_bytes), results_at)
-        return run(batch, policy(_most_bytes, results=results))
-    logs.bytes_of_sample = max(logs.bytes_of_sample, log.computed_bytes / batch)
-    return out
+    if not logs.are_too_many(batch):
+        log = ReadLog(batch, batch)
+        most_bytes = _MOST_BYTES_OF_RUN if batch > _BATCH_OF_MANY else inf
+        try:
+            out = run(batch, policy(_most_bytes, most_bytes, log=log))
+        except ManyReadsError:  # its tensors are freed before the next run
+            logs.too_many = batch
+        except LargeReadError as error:
+            if batch <= SMALLEST_BATCH:
+                return run(batch, policy())
+            results = _results_of_large(_smaller_batch(batch, error.size_bytes), results_at)
+            return run(batch, policy(_most_bytes, results=results))
+        else:
+            logs.bytes_of_sample = max(logs.bytes_of_sample, log.computed_bytes / batch)
+            return out
+    return run(batch, policy(_none, results=results_at(_BATCH_OF_MANY)))
 
 
 def _results_of_large(size: int, results_at: Callable[..., ReadLog]) -> ReadLog:

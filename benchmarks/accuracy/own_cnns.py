@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterator
 
-from benchmarks.emulated.own_cnns import OWN_CNNS, OwnCnnRow
+from benchmarks.emulated.own_cnns import HARDLY_FAR, OWN_CNNS, OwnCnnRow
 from benchmarks.rows import read_rows
-from planner.hardware.likeness import LEAST_PART, MOSTLY, Departure, Likeness, margins_of
+from planner.hardware.likeness import MOSTLY, Departure, Likeness, departures_by_share, margins_of
 from planner.hardware.residuals import Doubt
 
 CONFIDENCE = 0.99
@@ -24,9 +24,9 @@ HEAD = (
 GROUPS: tuple[tuple[str, Callable[[OwnCnnRow], bool]], ...] = (
     ("all stored", lambda row: row.convolutions == "stored"),
     ("some borrow, hardly any from far", lambda row: row.is_near and row.convolutions == "similar"),
-    ("20 to 50 % from far", lambda row: 0.2 <= row.far < MOSTLY),
+    ("20 to 50 % from far", lambda row: HARDLY_FAR <= row.far < MOSTLY),
     ("most from far", lambda row: row.far >= MOSTLY),
-    ("some without an answer", lambda row: row.far < 0.2 and row.uncounted >= 0.1),
+    ("some without an answer", lambda row: row.far < HARDLY_FAR and not row.is_near),
 )
 
 
@@ -51,12 +51,7 @@ def own_cnns_lines() -> Iterator[str]:
 
 def is_covered(row: OwnCnnRow) -> bool:
     """Return whether the planned peak's upper end is at least the peak by the library."""
-    part = min(1.0, row.part / LEAST_PART)
     source = Doubt.STORED if row.convolutions == Doubt.STORED.value else Doubt.SIMILAR
-    doubts = (
-        Departure("", source),
-        Departure("", Doubt.FAR, min(1.0, row.far / MOSTLY) * part),
-        Departure("", Doubt.UNCOUNTED, row.uncounted * part),
-    )
-    ratio = margins_of(Likeness(departures=doubts)).peak_ratio(CONFIDENCE)
+    departures = (Departure("", source), *departures_by_share(row.uncounted, row.far, row.part))
+    ratio = margins_of(Likeness(departures=departures)).peak_ratio(CONFIDENCE)
     return row.library_peak_mib <= ratio * row.stored_peak_mib

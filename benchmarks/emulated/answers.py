@@ -9,12 +9,14 @@ docs/exactness.md has the library's beside emulated runs.
 """
 
 import argparse
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks.emulated.differential import SEED, numbers_of
 from benchmarks.emulated.jobs import DrawnJob, draw_cnn
-from benchmarks.emulated.rows import add_missing_rows
+from benchmarks.emulated.rows import AnyNumbered, add_missing_rows
 from planner.allocator.config import MemoryLimits, config_of_torch
 from planner.allocator.replay import replay_trace
 from planner.api.request import make_job
@@ -46,11 +48,10 @@ class AnswersRow:
     stored_peak_mib: int
 
 
-def needed_mib(trace: Trace, batch: int, torch: str) -> int:
-    """Return the least memory in which the replay does not fail."""
+def needed_mib(trace: Trace, batch: int, torch: str, peak_mib: int) -> int:
+    """Return the least memory in which the replay does not fail, at most its peak where nothing limits it."""
     config = config_of_torch(torch)
-    low = int(live_bytes_bound(trace.events)(batch)) // MIB
-    high = peak_mib(trace, torch)
+    low, high = int(live_bytes_bound(trace.events)(batch)) // MIB, peak_mib
     while high - low > 1:
         middle = (low + high) // 2
         limits = MemoryLimits(capacity_bytes=middle * MIB, config=config)
@@ -71,28 +72,32 @@ def compare_job(drawn: DrawnJob, cudnn: str) -> AnswersRow:
     for answers in (cudnn, STORED):
         job, _, _ = make_job(drawn.model, {**options, "cudnn": answers})  # type: ignore[typeddict-item]
         trace = open_programs(job, ignore_progress).trace(drawn.batch, target)
-        needs.append(needed_mib(trace, drawn.batch, job.torch))
         peaks.append(peak_mib(trace, job.torch))
+        needs.append(needed_mib(trace, drawn.batch, job.torch, peaks[-1]))
         source = trace.conv_account.source.value
     words = DrawnJob(drawn.number, drawn.model, drawn.batch, drawn.gpu, options).words
     row = drawn.number, drawn.model, drawn.batch, drawn.gpu, words, source
     return AnswersRow(*row, *needs, *peaks)
 
 
-def main() -> None:
-    """Plan the jobs without a row."""
+def add_rows(
+    about: str | None,
+    path: Path,
+    kind: type[AnyNumbered],
+    jobs: str,
+    compare: Callable[[int, str], AnyNumbered],
+) -> None:
+    """Compare the jobs without a row, by the library that the command line names; `jobs` are the default."""
     layout = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
+    parser = argparse.ArgumentParser(description=about, formatter_class=layout)
     parser.add_argument("--cudnn", required=True, help="the folder of the library")
-    parser.add_argument("--jobs", default="0-79", metavar="FIRST-LAST", help="numbers of jobs")
-    parser.add_argument("--to", type=Path, default=ANSWERS, metavar="FILE")
+    parser.add_argument("--jobs", default=jobs, metavar="FIRST-LAST", help="numbers of jobs")
+    parser.add_argument("--to", type=Path, default=path, metavar="FILE")
     options = parser.parse_args()
-
-    def compare(number: int) -> AnswersRow:
-        return compare_job(draw_cnn(SEED, number), options.cudnn)
-
-    add_missing_rows(options.to, AnswersRow, numbers_of(options.jobs), compare)
+    numbers = numbers_of(options.jobs)
+    add_missing_rows(options.to, kind, numbers, lambda number: compare(number, options.cudnn))
 
 
 if __name__ == "__main__":
-    main()
+    draw = partial(draw_cnn, SEED)
+    add_rows(__doc__, ANSWERS, AnswersRow, "0-79", lambda number, cudnn: compare_job(draw(number), cudnn))

@@ -8,16 +8,14 @@ memory in which a replay does not fail, to a MiB; a peak is what it reserves whe
 computed.
 """
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from benchmarks.emulated.answers import needed_mib, peak_mib
-from benchmarks.emulated.differential import SEED, numbers_of
+from benchmarks.emulated.answers import add_rows, needed_mib, peak_mib
+from benchmarks.emulated.differential import SEED
 from benchmarks.emulated.jobs import GPUS, DrawnJob
-from benchmarks.emulated.rows import add_missing_rows
 from planner.api.request import make_job
 from planner.hardware.cudnn import StoredWorkspaces
 from planner.hardware.database import find_device
@@ -28,6 +26,7 @@ from planner.store import ProgramSource
 
 OWN_CNNS = Path(__file__).with_name("own_cnns.csv")
 NETWORKS = Path(__file__).with_name("own_networks.py").relative_to(Path(__file__).parents[2])
+HARDLY_FAR = 0.2  # share of convolutions that borrow from far ones, below which a network counts as near
 _EXTENTS = (28, 32, 48, 64, 80, 100, 128, 160, 192, 200, 256, 320)
 _LARGEST_ELEMENTS = 2**30  # of the first layer's result
 # Networks with the depths and kernels to draw from, and whether kernels are an argument.
@@ -66,7 +65,7 @@ class OwnCnnRow:
     @property
     def is_near(self) -> bool:
         """True if hardly any convolution borrows from a far one or has no answer."""
-        return self.far < 0.2 and self.uncounted < 0.1
+        return self.far < HARDLY_FAR and self.uncounted < 0.1
 
 
 def draw(number: int) -> DrawnJob:
@@ -107,28 +106,13 @@ def compare_job(drawn: DrawnJob, cudnn: str) -> OwnCnnRow:
     needs, peaks, part, account = [], [], 0.0, WorkspaceAccount()
     for answers in (programs.convolutions, StoredWorkspaces(benchmark=False)):
         trace = ProgramSource(job, (), programs.open_builder, answers).trace(drawn.batch, target)
-        needs.append(needed_mib(trace, drawn.batch, job.torch))
         peaks.append(peak_mib(trace, job.torch))
+        needs.append(needed_mib(trace, drawn.batch, job.torch, peaks[-1]))
         part, account = round(part_of_convolutions(trace), 3), trace.conv_account
     row = drawn.number, drawn.model, drawn.batch, drawn.gpu, drawn.words, part, account.source.value
     shares = round(account.uncounted_share, 3), round(account.far_share, 3)
     return OwnCnnRow(*row, *shares, *needs, *peaks)
 
 
-def main() -> None:
-    """Plan the jobs without a row."""
-    layout = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
-    parser.add_argument("--cudnn", required=True, help="the folder of the library")
-    parser.add_argument("--jobs", default="0-239", metavar="FIRST-LAST", help="numbers of jobs")
-    parser.add_argument("--to", type=Path, default=OWN_CNNS, metavar="FILE")
-    options = parser.parse_args()
-
-    def compare(number: int) -> OwnCnnRow:
-        return compare_job(draw(number), options.cudnn)
-
-    add_missing_rows(options.to, OwnCnnRow, numbers_of(options.jobs), compare)
-
-
 if __name__ == "__main__":
-    main()
+    add_rows(__doc__, OWN_CNNS, OwnCnnRow, "0-239", lambda number, cudnn: compare_job(draw(number), cudnn))

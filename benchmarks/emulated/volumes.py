@@ -1,6 +1,6 @@
 """Compare needs of volumes by a library's answers, by stored answers, and without workspaces of convolutions.
 
-    python -m benchmarks.emulated.volumes --cudnn FOLDER [--to FILE.csv]
+    python -m benchmarks.emulated.volumes --cudnn FOLDER [--jobs 0-61] [--to FILE.csv]
 
 The jobs are three-dimensional CNNs of torchvision and MONAI, which train with AdamW on an A100, and networks
 of nnU-Net's plans with the recipe of nnU-Net. Some have sizes whose convolutions are stored, others none of
@@ -8,14 +8,12 @@ those. A need is the least memory in which a replay does not fail, to a MiB; a p
 nothing limits it. All are computed.
 """
 
-import argparse
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.emulated.answers import needed_mib, peak_mib
-from benchmarks.emulated.rows import add_missing_rows
+from benchmarks.emulated.answers import add_rows, needed_mib, peak_mib
 from planner.api.request import make_job
 from planner.hardware.cudnn import PublishedWorkspaces, StoredWorkspaces
 from planner.hardware.database import find_device
@@ -122,9 +120,9 @@ def _of_volumes(row: tuple[str, dict[str, Any], int, int, int, int]) -> Drawn:
     return f"monai:{name}", batch, {**options, "model_arg": arguments}
 
 
-def compare_job(number: int, drawn: Drawn, cudnn: str) -> VolumesRow:
-    """Plan one job by the three sources."""
-    model, batch, options = drawn
+def compare_job(number: int, cudnn: str) -> VolumesRow:
+    """Plan the job of a number by the three sources."""
+    model, batch, options = jobs()[number]
     job, _, _ = make_job(model, {**options, "cudnn": cudnn})  # type: ignore[typeddict-item]
     programs = open_programs(job, ignore_progress)
     assert isinstance(programs, ProgramSource)
@@ -135,26 +133,11 @@ def compare_job(number: int, drawn: Drawn, cudnn: str) -> VolumesRow:
         trace = source.trace(batch, find_device(GPU).target)
         kind = trace.conv_account.source.value if answers is stored else kind
         part = round(part_of_convolutions(trace), 3)
-        needs.append(needed_mib(trace, batch, job.torch))
         peaks.append(peak_mib(trace, job.torch))
+        needs.append(needed_mib(trace, batch, job.torch, peaks[-1]))
     shape = str(options.get("input") or options["model_arg"]["patch_size"])
     return VolumesRow(number, model, shape, batch, job.precision.value, part, kind, *needs, *peaks)
 
 
-def main() -> None:
-    """Plan the jobs without a row."""
-    layout = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
-    parser.add_argument("--cudnn", required=True, help="the folder of the library")
-    parser.add_argument("--to", type=Path, default=VOLUMES, metavar="FILE")
-    options = parser.parse_args()
-    drawn = jobs()
-
-    def compare(number: int) -> VolumesRow:
-        return compare_job(number, drawn[number], options.cudnn)
-
-    add_missing_rows(options.to, VolumesRow, range(len(drawn)), compare)
-
-
 if __name__ == "__main__":
-    main()
+    add_rows(__doc__, VOLUMES, VolumesRow, f"0-{len(jobs()) - 1}", compare_job)

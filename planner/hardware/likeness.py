@@ -162,8 +162,8 @@ def lengths_of(job: Job, trace: Trace) -> tuple[Lengths, str]:
     return Lengths.FIXED, ""
 
 
-def _weight_of_convolutions(trace: Trace) -> float:
-    return round(min(1.0, part_of_convolutions(trace) / LEAST_PART), 2)
+def _weight_of_part(part: float) -> float:
+    return round(min(1.0, part / LEAST_PART), 2)
 
 
 def part_of_convolutions(trace: Trace) -> float:
@@ -208,7 +208,10 @@ def _departures(
         yield from map(Departure, _other_settings(job, sites, settings, capability))
     elif sites[CONVOLUTION] > FEW_CONVOLUTIONS or _has_volumes(job):
         yield from _of_answers(job, trace)
-    yield from _of_shares(job, trace)
+    uncounted, far = trace.conv_account.uncounted_share, trace.conv_account.far_share
+    far = 0.0 if _has_volumes(job) else far  # `Doubt.VOLUMES` has the distances of these in it
+    if uncounted or far:
+        yield from departures_by_share(uncounted, far, part_of_convolutions(trace))
     yield from map(Departure, _unmeasured(job, sites))
     if lengths is Lengths.VARYING and kind not in (RunKind.TEXTS, RunKind.LARGE):
         yield Departure("with samples of varying lengths")
@@ -238,7 +241,7 @@ def _of_answers(job: Job, trace: Trace) -> Iterator[Departure]:
     if source is ConvWorkspaceSource.SIMILAR:
         what = "with stored answers for similar convolutions"
         if _has_volumes(job):
-            yield Departure(what, Doubt.VOLUMES, _weight_of_convolutions(trace))
+            yield Departure(what, Doubt.VOLUMES, _weight_of_part(part_of_convolutions(trace)))
         else:
             yield Departure(what, Doubt.SIMILAR)
     is_named = job.cudnn not in ("", INSTALLED, STORED)
@@ -246,14 +249,12 @@ def _of_answers(job: Job, trace: Trace) -> Iterator[Departure]:
         yield Departure(f"with torch {job.torch}, whose cuDNN is another")
 
 
-def _of_shares(job: Job, trace: Trace) -> Iterator[Departure]:
+def departures_by_share(uncounted: float, far: float, part: float) -> Iterator[Departure]:
     """Yield a departure for convolutions without an answer, and for those that borrow from far ones.
 
-    `Doubt.VOLUMES` has the distances of three-dimensional ones in it.
+    `uncounted` and `far` are their shares of all convolutions, `part` that of `part_of_convolutions`.
     """
-    uncounted = trace.conv_account.uncounted_share
-    far = 0.0 if _has_volumes(job) else trace.conv_account.far_share
-    of_convolutions = _weight_of_convolutions(trace) if uncounted or far else 0.0
+    of_convolutions = _weight_of_part(part)
     if weight := round(uncounted * of_convolutions, 2):
         what = f"with no workspace known for {uncounted:.0%} of its convolutions"
         yield Departure(what, Doubt.UNCOUNTED, weight)

@@ -24,7 +24,7 @@ class ConvWorkspaceSource(StrEnum):
 
 
 class WorkspaceAccount(Struct, frozen=True):
-    """How the workspaces of a job's convolutions are known. Shares are by the sizes of operands."""
+    """Source of the workspaces of a job's convolutions, with shares by the sizes of their operands."""
 
     source: ConvWorkspaceSource = ConvWorkspaceSource.NONE
     uncounted_share: float = 0.0  # of convolutions whose workspaces are not known

@@ -179,7 +179,7 @@ class StoredWorkspaces:
             )
         if not answered.is_uncounted:
             yield note
-        if answered.far and not answered.is_uncounted:
+        if answered.far:
             yield (
                 f"where retries begin is uncertain: {len(answered.far)} of {count} convolutions borrow from "
                 "much larger or smaller ones, and may ask for several times as much or as little"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from planner.capture.meta_kernels.positions import PositionError
 from planner.capture.process_state import is_launched, message_of
 from planner.capture.recorder.recorder import Recorder
 from planner.capture.values.interpreter import DataDependentError
@@ -159,6 +160,8 @@ def remedy_for(error: BaseException, otherwise: str = ANY, running: str | None =
         )
     if not is_launched() and _lacks_ranks(error):
         return "it is one rank of several: give their number, such as --world-size 2"
+    if isinstance(error, PositionError):
+        return "give shorter samples by --input, or the table more rows, such as by --model-arg"
     if not _is_raised_by_torch(error):
         return otherwise
     message = message_of(error)

@@ -9,6 +9,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from planner.capture.meta_kernels.positions import check_positions
 from planner.capture.operator_table import operator_table
 
 DTYPES_FILE = Path(__file__).with_name("cuda_dtypes.json")  # operators, by message, by refused dtypes
@@ -112,6 +113,7 @@ _CHECKS: Mapping[Any, Callable[[_Args], None]] = operator_table(
         "bmm": _check_bmm,
         "addmm addmm_": lambda args: _check_pair(args, 1),
         "convolution": _check_convolution,
+        "embedding": check_positions,
     }
 )
 

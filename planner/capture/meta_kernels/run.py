@@ -22,6 +22,7 @@ from planner.capture.meta_kernels import (
     cuda_layouts,
     operand_dtypes,
     pointwise,
+    positions,
 )
 from planner.capture.meta_kernels.calls import call_operator
 from planner.capture.meta_kernels.strides import empty_strided, is_contiguous_meta
@@ -37,7 +38,13 @@ def _scaled_mm_out(*operands: Any, out: Tensor, **_: Any) -> Tensor:
 
 
 _KERNELS: Mapping[Any, Callable[..., Any]] = operator_table(
-    {**pointwise.KERNELS, **cuda_layouts.KERNELS, **rnn.KERNELS, "_scaled_mm.out": _scaled_mm_out}
+    {
+        **pointwise.KERNELS,
+        **cuda_layouts.KERNELS,
+        **rnn.KERNELS,
+        **positions.KERNELS,
+        "_scaled_mm.out": _scaled_mm_out,
+    }
 )
 _SEQUENCES = (tuple, list)
 _Layout = tuple[Sequence[int], Sequence[int], torch.dtype]  # shape and strides

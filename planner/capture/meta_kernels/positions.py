@@ -1,0 +1,57 @@
+"""Refuse positions beyond the rows of a table, whose lookup ends on a GPU with an assertion of its kernel.
+
+Unlike token ids, positions do not depend on data: `arange` makes them. Views of its result are followed,
+tensors that are computed from it are not.
+"""
+
+import weakref
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from planner.capture.meta_kernels.calls import call_operator
+from planner.capture.operator_table import overload
+
+
+class PositionError(IndexError):
+    """A position is looked up in a table that has fewer rows."""
+
+
+# By storage: a reference that removes the entry with its storage, the first position and the step.
+_RANGES: dict[int, tuple[weakref.ref[Any], int, int]] = {}
+
+
+def _arange(func: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """Return the result of `arange`, and remember the range of integers on `meta`."""
+    out: Tensor = call_operator(func, args, kwargs)
+    first, _, step = (0, args[0], 1) if len(args) == 1 else (*args, 1)[:3]
+    if out.is_meta and not out.is_floating_point() and type(first) is int and type(step) is int and step > 0:
+        storage = out.untyped_storage()
+        key = storage._cdata
+        _RANGES[key] = weakref.ref(storage, lambda _: _RANGES.pop(key, None)), first, step
+    return out
+
+
+def check_positions(args: tuple[Any, ...]) -> None:
+    """Raise PositionError if `embedding(table, positions)` looks up a row that the table does not have."""
+    table, positions = args[0], args[1]
+    if not positions.is_meta or not positions.numel():
+        return
+    known = _RANGES.get(positions.untyped_storage()._cdata)
+    if known is None:
+        return
+    _, first, step = known
+    lengths = zip(positions.shape, positions.stride(), strict=True)
+    place = positions.storage_offset() + sum((size - 1) * stride for size, stride in lengths)
+    last = first + step * int(place)
+    if last >= table.shape[0]:
+        raise PositionError(
+            f"position {last:,} is looked up in a table of {table.shape[0]:,} rows, which a GPU refuses"
+        )
+
+
+KERNELS: Mapping[str, Callable[..., Any]] = {
+    name: partial(_arange, overload(name)) for name in ("arange", "arange.start", "arange.start_step")
+}

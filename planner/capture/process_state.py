@@ -19,6 +19,7 @@ from torch.utils import _device as device_mode
 
 from planner.capture.patching import all_patched
 from planner.capture.settings import reapplied_settings, restored_settings
+from planner.errors import PlannerError
 
 _ONE_PLAN = threading.RLock()
 
@@ -96,6 +97,22 @@ def message_of(error: BaseException) -> str:
         return str(error)
     except Exception:
         return ""
+
+
+@contextmanager
+def foreign_errors(explain: Callable[[BaseException], PlannerError]) -> Iterator[None]:
+    """Turn the exceptions of code that is not the planner's into errors of one line, as `explain` makes them.
+
+    Such code may raise anything. The planner's own errors pass, and so does an interruption, also one that
+    is behind another exception.
+    """
+    try:
+        yield
+    except (PlannerError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise_interrupt(error)
+        raise explain(error) from error
 
 
 def raise_interrupt(error: BaseException) -> None:

@@ -4,16 +4,17 @@ import dataclasses
 import gc
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from msgspec.structs import replace
 
 from planner.capture.cuda.devices import devices_shown
 from planner.capture.cuda.semantics import cuda_semantics
 from planner.capture.failure_reasons import explain, source_line
-from planner.capture.process_state import raise_interrupt
+from planner.capture.process_state import foreign_errors
 from planner.capture.recorder.growth_sources import growth_sources
 from planner.capture.techniques.technique import CapturedLoop, Notes
-from planner.errors import BatchTooLargeError, PlannerError
+from planner.errors import BatchTooLargeError
 from planner.program import Trace
 
 
@@ -25,6 +26,7 @@ def record_loop(loop: CapturedLoop, capability: tuple[int, int]) -> Trace:
     job, batch, recorder = loop.job, loop.batch, loop.recorder
     try:
         with (
+            foreign_errors(partial(explain, job, batch, recorder)),
             cuda_semantics(capability, recorder.target.torch) as suspended,
             devices_shown(),
             _without_garbage_collection(),
@@ -35,11 +37,6 @@ def record_loop(loop: CapturedLoop, capability: tuple[int, int]) -> Trace:
     except BatchTooLargeError as error:
         where = f"{job.model}: {recorder.place()} at batch {batch}{source_line(error)}"
         raise BatchTooLargeError(f"{where}: {error}; take that call out of the traced path") from error
-    except (PlannerError, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # a model may raise anything
-        raise_interrupt(error)
-        raise explain(job, batch, recorder, error) from error
 
 
 def _run(loop: CapturedLoop, stack: ExitStack) -> Notes:

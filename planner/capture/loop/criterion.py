@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from planner.capture.models.meta_init import construct_on_meta
 from planner.capture.models.user_file import open_file
-from planner.capture.process_state import message_of, raise_interrupt
-from planner.errors import ModelError, PlannerError, UsageError
+from planner.capture.process_state import foreign_errors, message_of
+from planner.errors import ModelError, UsageError
 from planner.jobs import Job, Mode, is_code
 
 
@@ -55,20 +55,19 @@ def build_criterion(job: Job) -> Criterion | None:
         return None
     name = str(job.loss)
     loss, call_in_file = open_file(name, "loss")
-    try:
+
+    def explain(error: BaseException) -> ModelError:
+        return ModelError(
+            f"loss {name}: its construction fails: {type(error).__name__}: {message_of(error)[:200]}; "
+            "name a callable that needs no arguments to be made"
+        )
+
+    with foreign_errors(explain):
         needs, most = _positional(loss)
         if isinstance(loss, type) or (needs == 0 and not isinstance(loss, nn.Module) and most < _ANY):
             made = construct_on_meta(lambda: call_in_file(loss))
         else:
             made = construct_on_meta(lambda: loss) if isinstance(loss, nn.Module) else loss
-    except (PlannerError, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # a user's code may raise anything
-        raise_interrupt(error)
-        raise ModelError(
-            f"loss {name}: its construction fails: {type(error).__name__}: {message_of(error)[:200]}; "
-            "name a callable that needs no arguments to be made"
-        ) from error
     if not callable(made):
         raise ModelError(f"loss {name}: expected a callable, got a {type(made).__name__}; name a function")
     return _checked(made, name, job)

@@ -10,6 +10,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from planner.capture.loop.optimizers import build_optimizer
 from planner.capture.models.libraries import unknown_name
 from planner.capture.models.user_file import open_beside_model
-from planner.capture.process_state import first_line_of, raise_interrupt
+from planner.capture.process_state import first_line_of, foreign_errors
 from planner.errors import ModelError, PlannerError, UsageError
 from planner.jobs import Job, Mode, Optimizer, OptimizerImpl, is_optimizer_file
 
@@ -83,7 +84,7 @@ def find_optimizer(job: Job) -> MakeOptimizer:
 
     def make_checked(model: nn.Module, parameters: Iterable[nn.Parameter]) -> AnyOptimizer:
         trained = [parameter for parameter in parameters if parameter.requires_grad]
-        with _problems_of(job):
+        with foreign_errors(partial(_explain, job)):
             return _checked(make(job, model, trained, arguments), job)
 
     return make_checked
@@ -207,18 +208,11 @@ def _call(kind: Callable[..., Any], trained: list[nn.Parameter], job: Job, argum
     return kind(trained, **{**options, **arguments})
 
 
-@contextmanager
-def _problems_of(job: Job) -> Iterator[None]:
-    """Turn exceptions of the construction of a job's optimizer into a UsageError of one line."""
-    try:
-        yield
-    except (PlannerError, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # a user's code may raise anything
-        raise_interrupt(error)
-        text = first_line_of(error)[:200]
-        remedy = _SEVERAL if "2D" in text else "check --optimizer-arg"
-        raise UsageError(f"--optimizer {job.optimizer}: {text}; {remedy}") from error
+def _explain(job: Job, error: BaseException) -> UsageError:
+    """Return the error of a job whose optimizer cannot be made."""
+    text = first_line_of(error)[:200]
+    remedy = _SEVERAL if "2D" in text else "check --optimizer-arg"
+    return UsageError(f"--optimizer {job.optimizer}: {text}; {remedy}")
 
 
 def _checked(made: Any, job: Job) -> AnyOptimizer:

@@ -10,10 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from planner.capture.cuda.devices import devices_shown
 from planner.capture.failure_reasons import reads_values, remedy_for, sentence_of, source_line
 from planner.capture.loop.batches import empty_batch
-from planner.capture.process_state import raise_interrupt
+from planner.capture.process_state import foreign_errors
 from planner.capture.recorder.recorder import Run
 from planner.capture.values.interpreter import DataDependentError
-from planner.errors import ModelError, PlannerError
+from planner.errors import ModelError
 from planner.jobs import Job
 from planner.program import Phase
 
@@ -41,19 +41,18 @@ def initialise_lazy_modules(model: nn.Module, job: Job, batch: int, run: Run) ->
     args, kwargs, _ = empty_batch(job, batch, "meta")
     training = model.training
     model.eval()
-    try:
-        with devices_shown(), torch.no_grad(), _Running(run):
-            model(*args, **kwargs)
-    except (PlannerError, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # a model may raise anything
-        raise_interrupt(error)
+
+    def explain(error: BaseException) -> ModelError:
         if reads_values(error):
             place = f"the call that gives lazy modules their shapes{source_line(error)}"
-            raise DataDependentError(job.model, place) from error
+            return DataDependentError(job.model, place)
         problem = (
             f"{job.model}: initializing its lazy modules fails{source_line(error)}: {sentence_of(error)}"
         )
-        raise ModelError(f"{problem}; {remedy_for(error, running='')}") from error
+        return ModelError(f"{problem}; {remedy_for(error, running='')}")
+
+    try:
+        with foreign_errors(explain), devices_shown(), torch.no_grad(), _Running(run):
+            model(*args, **kwargs)
     finally:
         model.train(training)

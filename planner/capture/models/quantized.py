@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from planner.capture.models.libraries import import_library, quiet
 from planner.capture.models.torchao_weights import is_of_diffusers, kept_modules, quantize_by_torchao
-from planner.capture.process_state import first_line_of
-from planner.errors import ModelError, PlannerError, UsageError
+from planner.capture.process_state import first_line_of, foreign_errors
+from planner.errors import ModelError, UsageError
 from planner.jobs import Job, Precision, Quantize, nearest, parse_model_arg
 from planner.program import BLOCK
 
@@ -42,19 +42,18 @@ def quantize_linears(model: nn.Module, job: Job) -> nn.Module:
     """
     if job.quantize is Quantize.NONE:
         return model
-    try:
-        with quiet():
-            if job.quantize.is_of_torchao:
-                quantize_by_torchao(model, job)
-            else:
-                import_library("bitsandbytes", extra="bitsandbytes")
-                import_library("transformers", extra="hf")
-                _replace_linears(model, job)
-    except (PlannerError, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # a library may raise anything
+
+    def explain(error: BaseException) -> ModelError:
         problem = f"{job.model}: --quantize {job.quantize} fails: {first_line_of(error)}"
-        raise ModelError(f"{problem}; check --quantize-arg, or see the traceback with --debug") from error
+        return ModelError(f"{problem}; check --quantize-arg, or see the traceback with --debug")
+
+    with foreign_errors(explain), quiet():
+        if job.quantize.is_of_torchao:
+            quantize_by_torchao(model, job)
+        else:
+            import_library("bitsandbytes", extra="bitsandbytes")
+            import_library("transformers", extra="hf")
+            _replace_linears(model, job)
     return model
 
 

@@ -29,7 +29,7 @@ from planner.capture.models.transformers import build as hf
 from planner.capture.models.transformers.inputs import complete_inputs
 from planner.capture.models.transformers.own_trainer import TrainerModule, is_trainer
 from planner.capture.models.user_file import find_in_file, find_step_in_file
-from planner.capture.process_state import first_line_of, message_of, raise_interrupt
+from planner.capture.process_state import first_line_of, foreign_errors, message_of
 from planner.errors import ModelError, PlannerError, UsageError
 from planner.jobs import Job, Mode, check_evaluated, parse_tensor_spec, shown, split_model
 
@@ -80,19 +80,15 @@ def construct_model(
             return TrainerModule(made, job)
         return train_by_lightning(made, job) if is_lightning_module(made) else make_step(made, job.model)
 
-    try:
-        with calling_libraries(job):
-            model = (run or construct_on_meta)(construct)
-    except (PlannerError, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # a model may raise anything
-        raise_interrupt(error)
+    def explain(error: BaseException) -> ModelError:
         problem = f"{job.model}: its constructor fails: {first_line_of(error)}"
         otherwise = "check --model-arg, or see the traceback with --debug"
         if isinstance(error, TypeError) and "required" in str(error):
             otherwise = "give it by --model-arg, or name a function without arguments that makes the object"
-        remedy = remedy_for(error, otherwise)
-        raise ModelError(f"{problem}; {remedy}") from error
+        return ModelError(f"{problem}; {remedy_for(error, otherwise)}")
+
+    with foreign_errors(explain), calling_libraries(job):
+        model = (run or construct_on_meta)(construct)
     if not isinstance(model, nn.Module):
         kind = type(model).__name__
         problem = f"{job.model}: gives a {kind}, not an nn.Module; name a callable that returns one"

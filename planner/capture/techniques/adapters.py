@@ -14,9 +14,9 @@ from torch import nn
 
 from planner.capture.models.libraries import import_library, quiet
 from planner.capture.models.meta_init import construct_on_meta
-from planner.capture.process_state import first_line_of
+from planner.capture.process_state import first_line_of, foreign_errors
 from planner.capture.techniques.technique import BuiltModel, Technique
-from planner.errors import ModelError, PlannerError, UsageError
+from planner.errors import ModelError, UsageError
 from planner.jobs import Job, nearest, parse_model_arg, shown
 
 # Variants of methods with separate names: the method, and the configuration that selects the variant.
@@ -55,18 +55,18 @@ def attach_adapters(model: nn.Module, job: Job, run: Run = construct_on_meta) ->
         peft = import_library("peft", extra="peft")
     given = dict(parse_model_arg(text, "--peft-arg") for text in job.peft_arg)
     own = {name: given.pop(name) for name in _OWN if name in given}
-    try:
+
+    def explain(error: BaseException) -> ModelError:  # peft checks a configuration when applying it
+        problem = f"{job.model}: --peft {job.peft} fails: {first_line_of(error)}"
+        knows_no_layers = "specify `target_modules`" in problem and "target_modules" not in given
+        remedy = "add --peft-arg target_modules=all-linear" if knows_no_layers else "check --peft-arg"
+        return ModelError(f"{problem}; {remedy}, or see the traceback with --debug")
+
+    with foreign_errors(explain):
         config = _configure(peft, model, job, given)
         with quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             adapted = run(lambda: peft.get_peft_model(model, config, **own))
-    except (PlannerError, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # peft checks a configuration against the model when applying it
-        problem = f"{job.model}: --peft {job.peft} fails: {first_line_of(error)}"
-        knows_no_layers = "specify `target_modules`" in problem and "target_modules" not in given
-        remedy = "add --peft-arg target_modules=all-linear" if knows_no_layers else "check --peft-arg"
-        raise ModelError(f"{problem}; {remedy}, or see the traceback with --debug") from error
     assert isinstance(adapted, nn.Module)
     return adapted
 

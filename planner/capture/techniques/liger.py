@@ -13,10 +13,10 @@ from torch import nn
 
 from planner.capture.cuda.triton_kernels import triton_importable
 from planner.capture.models.libraries import import_library, quiet
-from planner.capture.process_state import first_line_of
+from planner.capture.process_state import first_line_of, foreign_errors
 from planner.capture.recorder.recorder import Recorder
 from planner.capture.techniques.technique import Notes, Technique
-from planner.errors import ModelError, PlannerError
+from planner.errors import ModelError
 from planner.jobs import Job
 
 _PATCHED = ("transformers.models.", "transformers.loss.")
@@ -33,17 +33,17 @@ def _liger_kernels(model: nn.Module, job: Job) -> Iterator[None]:
     inner = _find_model(model, patches.MODEL_TYPE_TO_APPLY_LIGER_FN)
     if inner is None:
         raise ModelError(f"{job.model}: Liger has no kernels for it; remove --liger")
+
+    def explain(error: BaseException) -> ModelError:
+        problem = f"{job.model}: --liger fails: {first_line_of(error)}"
+        return ModelError(f"{problem}; remove it, or see the traceback with --debug")
+
     before = [
         (module, dict(vars(module))) for name, module in sys.modules.copy().items() if _is_patched(name)
     ]
     try:
-        try:
+        with foreign_errors(explain):
             patches._apply_liger_kernel_to_instance(model=inner)
-        except (PlannerError, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            problem = f"{job.model}: --liger fails: {first_line_of(error)}"
-            raise ModelError(f"{problem}; remove it, or see the traceback with --debug") from error
         yield
     finally:
         for module, names in before:

@@ -2,10 +2,10 @@
 
 Sets are tried from small to large. Changes of one group exclude each other, a set that contains one which
 fits already is not minimal, and a set is not tried if what its changes save by themselves, each in its part
-of the memory, is far too little.
+of the memory, is far too little. A change to the optimizer's step is not tried if memory peaks elsewhere.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from math import prod
 from time import perf_counter
@@ -17,15 +17,36 @@ from planner.allocator import MemoryLimits, replay_trace
 from planner.errors import ModelError, UsageError
 from planner.hardware import Budget, judge_budget, with_config
 from planner.jobs import Job
-from planner.planning.changes import Change, TrainingConfig, apply_all, changes_for
+from planner.planning.changes import (
+    IMPLEMENTATIONS,
+    OPTIMIZERS,
+    Change,
+    TrainingConfig,
+    apply_all,
+    changes_for,
+)
 from planner.planning.epoch import with_last_batch
 from planner.planning.estimate import Estimate, estimate_batch, unlimited
-from planner.program import OnProgress, Outcome, Trace, TraceSource, ignore_progress, live_bytes_bound
+from planner.program import (
+    Alloc,
+    Category,
+    Event,
+    Free,
+    OnProgress,
+    Outcome,
+    Phase,
+    PhaseStart,
+    Trace,
+    TraceSource,
+    ignore_progress,
+    live_bytes_bound,
+)
 
 LARGEST_SET = 3
-ENOUGH = 8  # sets that fit, after which no more are looked for
+ENOUGH = 5  # sets that fit, after which no more are looked for
 ENOUGH_PAIRS = 3  # sets of one or two changes that fit, after which no three are tried
 HOPEFUL_SHARE = 0.95  # of what is missing, that a set has to promise to save
+LITTLE_SHARE = 0.05  # of what is missing, or of all that is needed: a change that saves less is not tried
 SMALLER_BATCHES = "accumulation"  # the group that shrinks what other changes leave by the same share
 RESOLUTION_BYTES = 2**20
 MOST_EVENTS_OF_SLOW = 2_000  # of a recipe's trace: compiling ResNet-50, which has more, takes half a minute
@@ -39,7 +60,7 @@ class Attempt(Struct, frozen=True):
     changes: tuple[Change, ...]
     training: TrainingConfig
     estimate: Estimate
-    events: int  # of its trace
+    trace: Trace
     needed_bytes: int  # the least that the allocator needs for it, to 1 MiB
 
     @property
@@ -65,7 +86,7 @@ class Advice(Struct, frozen=True):
     unchanged: Attempt
     sets: tuple[Attempt, ...]  # minimal sets that fit, the best first; empty where nothing helps
     singles: tuple[Attempt, ...]  # every change by itself, whether it is enough or not, the mildest first
-    failed: tuple[tuple[str, str], ...]  # changes that the model does not go along with, and why
+    failed: tuple[tuple[str, str], ...]  # changes that the model refuses or that cannot save much, and why
     available_bytes: int | None  # what the allocator may take; None: any amount
     seconds: float
 
@@ -100,11 +121,14 @@ def advise(
     unchanged = try_changes(())
     assert unchanged is not None
     budget = unchanged.estimate.budget  # with the margins of the recipe as it is
+    ruled_out = _rule_out(unchanged, budget.limits.allocator_limit_bytes)
     singles: list[Attempt] = []
-    is_deep = unchanged.events > MOST_EVENTS_OF_SLOW
+    is_deep = len(unchanged.trace.events) > MOST_EVENTS_OF_SLOW
     for change in changes_for(training, budget.device.capability):
         if change.is_slow and is_deep:
             failed[(change,)] = "trying it takes long with so many operators; planner estimate plans it"
+        elif change.group in ruled_out:
+            failed[(change,)] = ruled_out[change.group]
         elif not _is_too_much(change, unchanged, singles):
             attempt = try_changes((change,))
             singles += [] if attempt is None else [attempt]
@@ -117,6 +141,36 @@ def advise(
         budget.limits.allocator_limit_bytes,
         perf_counter() - start,
     )
+
+
+def _rule_out(unchanged: Attempt, limit_bytes: int | None) -> dict[str, str]:
+    """Return the groups of changes to the optimizer's step alone that cannot save much, and why."""
+    needed_bytes, reasons = unchanged.needed_bytes, {}
+    missing_bytes = needed_bytes if unchanged.fits or limit_bytes is None else needed_bytes - limit_bytes
+    for group, replaces_state in ((OPTIMIZERS, True), (IMPLEMENTATIONS, False)):
+        others = _outside_updates(unchanged.trace.events, replaces_state)
+        most_bytes = needed_bytes - live_bytes_bound(others)(unchanged.trace.batch)
+        if most_bytes < LITTLE_SHARE * missing_bytes:
+            saved = f"no more than {most_bytes / RESOLUTION_BYTES:,.0f} MiB are saved"
+            reasons[group] = f"{saved}, since memory peaks outside of the optimizer's step"
+    return reasons
+
+
+def _outside_updates(events: Iterable[Event], without_state: bool) -> Iterator[Event]:
+    """Yield the events without temporary blocks of the optimizer's step, and without its state if told so."""
+    phase, left_out = Phase.SETUP, set()
+    for event in events:
+        if isinstance(event, PhaseStart):
+            phase = event.phase
+        elif isinstance(event, Alloc):
+            is_state = event.category is Category.OPTIMIZER
+            if without_state if is_state else phase is Phase.OPTIMIZER:
+                left_out.add(event.block)
+                continue
+        elif isinstance(event, Free) and event.block in left_out:
+            left_out.remove(event.block)
+            continue
+        yield event
 
 
 def names_of(changes: tuple[Change, ...]) -> str:
@@ -192,7 +246,7 @@ def _lives(job: Job, trace: Trace, budget: Budget) -> bool:
 def _attempt(changes: tuple[Change, ...], changed: TrainingConfig, trace: Trace, budget: Budget) -> Attempt:
     estimate = estimate_batch(changed.job, trace, budget)
     needed_bytes = _needed(trace, budget.limits, estimate.run.peak_reserved_bytes)
-    return Attempt(changes, changed, estimate, len(trace.events), needed_bytes)
+    return Attempt(changes, changed, estimate, trace, needed_bytes)
 
 
 def _needed(trace: Trace, limits: MemoryLimits, most_bytes: int) -> int:
@@ -202,5 +256,6 @@ def _needed(trace: Trace, limits: MemoryLimits, most_bytes: int) -> int:
     while high - low > 1:
         middle = (low + high) // 2
         run = replay_trace(trace, replace(unlimited(limits), capacity_bytes=middle * RESOLUTION_BYTES))
-        low, high = (middle, high) if run.outcome is Outcome.DOES_NOT_FIT else (low, middle)
+        reserved = -(-run.peak_reserved_bytes // RESOLUTION_BYTES)
+        low, high = (middle, high) if run.outcome is Outcome.DOES_NOT_FIT else (low, min(middle, reserved))
     return high * RESOLUTION_BYTES

@@ -27,6 +27,8 @@ from planner.jobs import (
 )
 
 ACCUMULATIONS = (2, 4, 8, 16, 32, 64)
+OPTIMIZERS = "optimizer"  # the group of changes that replace the optimizer and its state
+IMPLEMENTATIONS = "implementation"  # the group of changes to how the optimizer takes its step
 
 
 class TrainingConfig(Struct, frozen=True):
@@ -135,25 +137,23 @@ def _of_optimizer(job: Job) -> Iterator[Change]:
     if job.optimizer_impl is OptimizerImpl.FOREACH and job.optimizer in FUSED_OPTIMIZERS:
         cost = "nothing: one kernel for all parameters, usually a little faster"
         implementation = OptimizerImpl.FUSED
-        yield change_fields(
-            "--optimizer-impl fused", cost, 0, "implementation", optimizer_impl=implementation
-        )
+        yield change_fields("--optimizer-impl fused", cost, 0, IMPLEMENTATIONS, optimizer_impl=implementation)
     if job.optimizer_impl is OptimizerImpl.FOREACH:
         cost = "slower steps where the parameters are many and small"
         implementation = OptimizerImpl.FOR_LOOP
         yield change_fields(
-            "--optimizer-impl for-loop", cost, 1, "implementation", optimizer_impl=implementation
+            "--optimizer-impl for-loop", cost, 1, IMPLEMENTATIONS, optimizer_impl=implementation
         )
     if job.optimizer in (Optimizer.ADAM, Optimizer.ADAMW):
         cost = "another optimizer with almost no state: learning rates have to be found anew"
         fields: dict[str, Any] = {"optimizer": Optimizer.ADAFACTOR}
         if job.optimizer_impl is OptimizerImpl.FUSED:
             fields["optimizer_impl"] = OptimizerImpl.FOREACH
-        yield change_fields("--optimizer adafactor", cost, 5, "optimizer", **fields)
+        yield change_fields("--optimizer adafactor", cost, 5, OPTIMIZERS, **fields)
         if installed_version("bitsandbytes"):
             name = f"bitsandbytes.optim.{'AdamW' if job.optimizer is Optimizer.ADAMW else 'Adam'}8bit"
             cost = "the optimizer's state in 8 bits: check the results"
-            yield change_fields(f"--optimizer {name}", cost, 4, "optimizer", **{**fields, "optimizer": name})
+            yield change_fields(f"--optimizer {name}", cost, 4, OPTIMIZERS, **{**fields, "optimizer": name})
 
 
 def _of_adaptation(job: Job) -> Iterator[Change]:

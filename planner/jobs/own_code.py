@@ -6,6 +6,7 @@ that returns something from another file), it counts as a model; `--mode` overri
 """
 
 import ast
+import re
 from collections.abc import Collection, Iterable, Iterator
 from enum import Enum, auto
 from pathlib import Path
@@ -15,6 +16,7 @@ from planner.errors import UsageError
 from planner.jobs.parse import nearest, shown
 
 _LIBRARIES = ("transformers", "trl")  # libraries whose Trainers run the training
+_MODELS = re.compile(r"For[A-Z]|LMHead|AutoModel|Model$")  # in the names of transformers' model classes
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -38,6 +40,7 @@ class CodeKind(Enum):
     STEP = auto()  # a class or function that creates a step, or a LightningModule with manual optimization
     STEP_FUNCTION = auto()  # a function that is the step; the file creates models and optimizers
     LIGHTNING = auto()  # a LightningModule with automatic optimization
+    TRANSFORMERS = auto()  # a model of transformers, which takes its inputs by keyword and returns its loss
 
 
 def kind_of_code(name: str, given: Collection[str] = ()) -> CodeKind:
@@ -75,7 +78,9 @@ class _File:
     def __init__(self, tree: ast.Module) -> None:
         self._classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
         self._functions = {node.name: node for node in tree.body if isinstance(node, _Function)}
-        self._trainers = set(_trainers_of(tree))
+        imported = dict(_imported_from_libraries(tree))
+        self._trainers = {local for local, name in imported.items() if name.endswith("Trainer")}
+        self._models = {local for local, name in imported.items() if _MODELS.search(name)}
         self._tree = tree
 
     def kind_of(self, name: str, given: Collection[str], where: str) -> CodeKind:
@@ -158,8 +163,10 @@ class _File:
         """Return the kind of one value that a function returns.
 
         It may be an instance of a class, a function defined in it, or the result of another function of the
-        file.
+        file. Adapters of peft do not change the kind.
         """
+        if isinstance(value, ast.Call) and _last_name(value.func) == "get_peft_model" and value.args:
+            return self._kind_of_value(value.args[0], function, callers)
         if isinstance(value, ast.Name):
             for node in (*ast.walk(function), *self._tree.body):  # of the file: its top level
                 if isinstance(node, _Function) and node.name == value.id and node is not function:
@@ -180,6 +187,9 @@ class _File:
         bases = [] if made is None else [base for one in self._family(made) for base in one.bases]
         if any(_last_name(base) in self._trainers for base in (value.func, *bases)):
             return CodeKind.STEP
+        owner = value.func.value if isinstance(value.func, ast.Attribute) else value.func  # of from_config
+        if {name, _last_name(owner)} & self._models:
+            return CodeKind.TRANSFORMERS
         return CodeKind.MODEL if made is None else self._kind_of_class(made)
 
 
@@ -194,13 +204,13 @@ def _names_of(tree: ast.Module) -> Iterator[str]:
             yield from ((one.asname or one.name).partition(".")[0] for one in node.names)
 
 
-def _trainers_of(tree: ast.Module) -> Iterator[str]:
-    """Yield the names of trainers of transformers and TRL that a file imports or refers to."""
+def _imported_from_libraries(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield what a file imports from or finds in transformers and TRL: its name here, and its name there."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in _LIBRARIES:
-            yield from (one.asname or one.name for one in node.names if one.name.endswith("Trainer"))
+            yield from ((one.asname or one.name, one.name) for one in node.names)
         elif isinstance(node, ast.Attribute) and _last_name(node.value) in _LIBRARIES:
-            yield from (name for name in (node.attr,) if name.endswith("Trainer"))
+            yield node.attr, node.attr
 
 
 def _required(function: _Function, given: Collection[str] = ()) -> list[str]:

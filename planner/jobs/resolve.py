@@ -213,7 +213,7 @@ def complete_job(job: Job) -> Job:
         )
     if not job.inputs and not is_completed_by_library(job) and job.mode is not Mode.STEP:
         _check_own_code(job)
-        raise UsageError(f"{job.model}: its inputs are unknown; give one sample, such as --input 3x224x224")
+        raise UsageError(f"{job.model}: its inputs are unknown; give one sample, such as {_example_of(job)}")
     if job.mode is Mode.STEP:
         _refuse_changed(job, _OF_THE_LOOP, "its own training step")
     if job.loss is Loss.TRAINING_STEP and job.mode is Mode.TRAIN:
@@ -247,10 +247,24 @@ def complete_job(job: Job) -> Job:
     if job.target is None:
         _check_own_code(job)
         example = "scalar:int64" if job.loss is Loss.CROSS_ENTROPY else "1000 (floats, shaped as the output)"
-        raise UsageError(
-            f"{job.model}: loss {job.loss} needs a target; give one sample, such as --target {example}"
-        )
+        problem = f"{job.model}: loss {job.loss} needs a target"
+        if _returns_its_loss(job):
+            raise UsageError(f"{problem}; for the model's own loss, give its labels: {_example_of(job)}")
+        raise UsageError(f"{problem}; give one sample, such as --target {example}")
     return job
+
+
+def _example_of(job: Job) -> str:
+    """Return options that may describe one sample of a user's model."""
+    if _returns_its_loss(job):
+        return "--input input_ids=512:int64 --input labels=512:int64 --loss output"
+    return "--input 3x224x224"
+
+
+def _returns_its_loss(job: Job) -> bool:
+    """Return whether the source of a user's file shows that it makes a model of transformers."""
+    name = split_model(job.source or job.model).name
+    return _is_of(job, "file") and kind_of_code(name, dict(job.model_args)) is CodeKind.TRANSFORMERS
 
 
 def _check_own_code(job: Job) -> None:

@@ -11,7 +11,8 @@ from planner.jobs.own_code import CodeKind, kind_of_code
 CODE = """
 import lightning.pytorch as pl
 from torch import nn
-from transformers import Trainer, TrainingArguments
+from peft import get_peft_model
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 from trl import DPOTrainer as Preferences
 import transformers
 
@@ -26,6 +27,12 @@ def weighted():
     return trainer
 
 def named(): return transformers.Trainer(net)
+
+def texts(): return AutoModelForCausalLM.from_config(config)
+
+def adapted():
+    model = transformers.BertForSequenceClassification(config)
+    return get_peft_model(model, adapters)
 
 class Net(nn.Module):
     def forward(self, x): ...
@@ -115,6 +122,7 @@ def file(tmp_path: Path) -> Path:
         *((name, CodeKind.MODEL) for name in ("Learner", "Learner.build", "Learner.epoch")),
         *((name, CodeKind.STEP) for name in ("dpo", "weighted", "named")),
         *((name, CodeKind.LIGHTNING) for name in ("Lit", "lit")),
+        *((name, CodeKind.TRANSFORMERS) for name in ("texts", "adapted")),
         *((name, CodeKind.STEP_FUNCTION) for name in ("train_step", "wide")),
     ],
 )
@@ -159,6 +167,18 @@ def test_what_the_source_shows_is_said_before_what_options_lack(file: Path, name
         resolved(f"{file}:{name}")
     with pytest.raises(UsageError, match="missing.py:Net: there is no file '.*'; check the path"):
         resolved(str(file.with_name("missing.py:Net")))
+
+
+@pytest.mark.parametrize("name", ["texts", "adapted"])
+def test_a_model_of_transformers_is_given_its_labels(file: Path, name: str) -> None:
+    """Without inputs or a target, the message says how its inputs and its own loss are given."""
+    example = "--input input_ids=512:int64 --input labels=512:int64 --loss output"
+    with pytest.raises(UsageError, match=f"its inputs are unknown; give one sample, such as {example}"):
+        resolve_job(f"{file}:{name}", {})
+    with pytest.raises(
+        UsageError, match=f"needs a target; for the model's own loss, give its labels: {example}"
+    ):
+        resolved(f"{file}:{name}")
 
 
 def test_a_lightning_module_brings_loss_and_optimizer(file: Path) -> None:

@@ -1,13 +1,13 @@
 """Write the stored answers of a cuDNN, `planner/hardware/cudnn/answers.bin`, for machines that have none.
 
-    python tools/store_convolutions.py CUDNN_FOLDER [--jobs classifiers volumes own] [--capability 8.6 ...]
-        [--from FILE] [--to FILE]
+    python tools/store_convolutions.py CUDNN_FOLDER [--jobs classifiers volumes own sized]
+        [--capability 8.6 ...] [--from FILE] [--to FILE]
 
 The convolutions are those of a file of answers, and those of more jobs: torchvision's classifiers, trained
-in float32 and float16 autocast, contiguous and channels_last; three-dimensional networks, and networks as
-people write them, contiguous (`stored_jobs.py`). If the file holds answers of the same version, only what it
-lacks is asked, so that a run that was interrupted goes on; those of another version are asked anew, which
-takes hours.
+in float32 and float16 autocast, contiguous and channels_last; three-dimensional networks, networks as people
+write them, and common models at other sizes, contiguous (`stored_jobs.py`). If the file holds answers of the
+same version, only what it lacks is asked, so that a run that was interrupted goes on; those of another
+version are asked anew, which takes hours.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from time import perf_counter
 from typing import Any
 
 from msgspec.structs import asdict
-from stored_jobs import classifier_jobs, own_jobs, volume_jobs
+from stored_jobs import classifier_jobs, own_jobs, sized_jobs, volume_jobs
 
 from planner._support.versions import format_cudnn_version
 from planner.api.request import make_job
@@ -59,13 +59,15 @@ JOBS = {
     "classifiers": (classifier_jobs, tuple(RECIPES)),
     "volumes": (volume_jobs, tuple(RECIPES)[:2]),
     "own": (own_jobs, tuple(RECIPES)[:2]),
+    "sized": (sized_jobs, tuple(RECIPES)[:2]),
 }
 CAPABILITIES: tuple[Capability, ...] = ((8, 6), (8, 0), (8, 9), (9, 0), (7, 5), (12, 0))
 SM_COUNTS = {(7, 5): (40, 68)}  # of a T4 and an RTX 2080 Ti: there alone answers depend on it
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 MOST_VOLUMES = 256  # of a batch
 MOST_ELEMENTS = 2**35  # of the larger operand
-CONVOLUTIONS_OF_PROCESS = 2000  # cuDNN keeps memory of each query until its process ends
+PROCESSES = 2
+CONVOLUTIONS_OF_PROCESS = 500  # cuDNN keeps memory of each query until its process ends
 
 
 class Collector:
@@ -172,8 +174,8 @@ def add_missing(
     gpus_to_ask: Sequence[StoredGpus],
 ) -> None:
     """Ask the library in a folder for what is not stored, and write the file anew after each GPU."""
-    start_process = partial(ProcessPoolExecutor, 1, get_context("spawn"), max_tasks_per_child=1)
-    with start_process() as pool:
+    start_processes = partial(ProcessPoolExecutor, PROCESSES, get_context("spawn"), max_tasks_per_child=1)
+    with start_processes() as pool:
         version = pool.submit(version_of, folder).result()
     tables: dict[Kind, dict[StoredGpus, CurveByKey]] = {}
     if stored is not None and stored.cudnn == version:
@@ -186,7 +188,7 @@ def add_missing(
         start = perf_counter()
         size = CONVOLUTIONS_OF_PROCESS
         parts = [missing[place : place + size] for place in range(0, len(missing), size)]
-        with start_process() as pool:
+        with start_processes() as pool:
             for answers in pool.map(partial(ask, folder, kind, gpus), parts):
                 known.update(answers)
         tables[kind][gpus] = known

@@ -116,6 +116,8 @@ _OWN: tuple[tuple[str, tuple[int, ...], Options], ...] = (
     ("UNet", (512,), {"depth": 4}),
     ("residual_classifier", _SMALL, {"depth": 3}),
     ("residual_classifier", _SMALL[1:], {"depth": 4}),
+    *(("gated_restorer", (128, 256), {"depth": 3}), ("transposed_restorer", (128, 256), {"depth": 3})),
+    ("Detector", (320, 640), {"blocks": 2}),
     *(("restorer", _SMALL + _MIDDLE + _LARGE, {"depth": 8, "kernel": kernel}) for kernel in (3, 9)),
     ("translator", _MIDDLE + _LARGE, {"depth": 6}),
 )
@@ -142,3 +144,56 @@ def own_jobs() -> Iterator[tuple[str, Options]]:
             f"{_OWN_NETWORKS}:sequence_classifier",
             {"input": f"{channels}x{length}", "loss": "sum", "model_arg": own},
         )
+
+
+# Torchvision's classifiers at extents that people train at; networks of 101 layers have the shapes of 50.
+_EXTENTS_OF_IMAGES = (32, 64, 128, 192, 256, 320, 384, 448, 512, 640)
+_CLASSIFIERS = ("resnet18", "resnet50", "mobilenet_v2", "efficientnet_b0", "vgg16_bn", "convnext_tiny")
+_LARGE_CLASSIFIERS = ("resnet18", "resnet50")  # at extents of small and of large images
+# Segmentation by encoders of torchvision's classifiers, at their usual extents.
+_SEGMENTATION: tuple[tuple[str, Options], ...] = (
+    ("torchvision:deeplabv3_resnet50", {}),
+    ("torchvision:fcn_resnet50", {}),
+    *(
+        ("smp:Unet", {"encoder_name": name, "classes": 2})
+        for name in ("resnet34", "resnet50", "efficientnet-b0")
+    ),
+    ("smp:DeepLabV3Plus", {"encoder_name": "resnet50", "classes": 19}),
+    ("smp:FPN", {"encoder_name": "resnet34", "classes": 2}),
+)
+_IMAGES = ((256, 256), (320, 320), (512, 512), (512, 1024))
+_PATCHES_OF_IMAGES = (128, 192, 256, 384)  # that Restormer is trained on, one size after the other
+# Diffusion: the UNet of pixels, that of latents, and the autoencoder; one sample of each.
+_AUTOENCODER = {
+    **{"block_out_channels": [128, 256, 512, 512], "layers_per_block": 2, "latent_channels": 4},
+    "down_block_types": ["DownEncoderBlock2D"] * 4,
+    "up_block_types": ["UpDecoderBlock2D"] * 4,
+}
+_DIFFUSION: tuple[tuple[str, Options], ...] = (
+    *(("diffusers:UNet2DModel", {"input": f"3x{extent}x{extent}"}) for extent in (32, 64, 128)),
+    *(("diffusers:UNet2DConditionModel", {"model_arg": {"sample_size": extent}}) for extent in (32, 64)),
+    *(
+        ("diffusers:AutoencoderKL", {"input": f"3x{extent}x{extent}", "model_arg": _AUTOENCODER})
+        for extent in (256, 512)
+    ),
+)
+
+
+def sized_jobs() -> Iterator[tuple[str, Options]]:
+    """Yield common models at the extents that people train them at, beside their own."""
+    for name, extent in product(_CLASSIFIERS, _EXTENTS_OF_IMAGES):
+        if name in _LARGE_CLASSIFIERS or 128 < extent < 640:
+            yield f"torchvision:{name}", {"input": f"3x{extent}x{extent}"}
+    for (name, arguments), (height, width) in product(_SEGMENTATION, _IMAGES):
+        classes = arguments.get("classes", 21)
+        target = {
+            "input": f"3x{height}x{width}",
+            "target": f"{height}x{width}:int64",
+            "loss": "cross_entropy",
+        }
+        yield name, {**target, "model_arg": {"classes": classes, **arguments} if "smp" in name else {}}
+    yield from _DIFFUSION
+    for extent in _PATCHES_OF_IMAGES:
+        own = {"channels": 3, "width": 48, "depth": 3}
+        options = {"input": f"3x{extent}x{extent}", "loss": "sum", "model_arg": own}
+        yield f"{_OWN_NETWORKS}:transposed_restorer", options

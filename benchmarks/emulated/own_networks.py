@@ -124,6 +124,118 @@ def restorer(channels: int, width: int, depth: int, kernel: int = 3) -> nn.Modul
     return nn.Sequential(*layers, nn.Conv2d(width, channels, kernel, 1, kernel // 2))
 
 
+class Separable(nn.Module):
+    """A gated pair of 1x1 and depthwise convolutions beside a shortcut, as in NAFNet and Restormer."""
+
+    def __init__(self, width: int, expansion: float, parts: int = 1) -> None:
+        super().__init__()
+        inner = parts * int(width * expansion)
+        self.parts = parts
+        self.expand = nn.Conv2d(width, inner, 1, bias=False)
+        self.depthwise = nn.Conv2d(inner, inner, 3, 1, 1, groups=inner, bias=False)
+        self.project = nn.Conv2d(inner // parts, width, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the sum of both, the first of the parts gated by the others."""
+        parts = self.depthwise(self.expand(x)).chunk(self.parts, 1)
+        gated = parts[0]
+        for part in parts[1:]:
+            gated = gated * part
+        return x + self.project(gated)
+
+
+class SeparableUNet(nn.Module):
+    """Separable blocks at each level with pixel shuffles between levels, as in image restoration."""
+
+    def __init__(
+        self, channels: int, width: int, depth: int, expansions: tuple[tuple[float, int], ...]
+    ) -> None:
+        super().__init__()
+        sizes = [width * 2**level for level in range(depth + 1)]
+        self.first = nn.Conv2d(channels, width, 3, 1, 1)
+        self.down = nn.ModuleList(self._blocks(size, expansions) for size in sizes)
+        self.shrink = nn.ModuleList(nn.Conv2d(size, size // 2, 3, 1, 1, bias=False) for size in sizes[:-1])
+        self.grow = nn.ModuleList(nn.Conv2d(2 * size, 4 * size, 3, 1, 1, bias=False) for size in sizes[:-1])
+        self.join = nn.ModuleList(nn.Conv2d(2 * size, size, 1, bias=False) for size in sizes[:-1])
+        self.up = nn.ModuleList(self._blocks(size, expansions) for size in sizes[:-1])
+        self.last = nn.Conv2d(width, channels, 3, 1, 1)
+
+    @staticmethod
+    def _blocks(width: int, expansions: tuple[tuple[float, int], ...]) -> nn.Module:
+        return nn.Sequential(*(Separable(width, *expansion) for expansion in expansions))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the restored image."""
+        own, skips = self.first(x), []
+        for down, shrink in zip(self.down, self.shrink, strict=False):
+            skips.append(down(own))
+            own = nn.functional.pixel_unshuffle(shrink(skips[-1]), 2)
+        own = self.down[-1](own)
+        for grow, join, up, skip in zip(
+            reversed(self.grow), reversed(self.join), reversed(self.up), reversed(skips), strict=True
+        ):
+            own = up(join(torch.cat((nn.functional.pixel_shuffle(grow(own), 2), skip), 1)))
+        return self.last(own) + x
+
+
+def gated_restorer(channels: int, width: int, depth: int) -> nn.Module:
+    """Return a restorer whose blocks double their channels and multiply the halves, as in NAFNet."""
+    return SeparableUNet(channels, width, depth, ((1.0, 2),))
+
+
+def transposed_restorer(channels: int, width: int, depth: int) -> nn.Module:
+    """Return a restorer with triple channels for attention and 2.66 times as many twice, as in Restormer."""
+    return SeparableUNet(channels, width, depth, ((1.0, 3), (2.66, 2)))
+
+
+class Stage(nn.Module):
+    """A convolution of stride 2, and blocks of two convolutions on half of its channels, as in YOLO's C2f."""
+
+    def __init__(self, channels: int, width: int, blocks: int, stride: int = 2) -> None:
+        super().__init__()
+        self.down = _block(channels, width, 3, stride)
+        self.split = _block(width, width, 1)
+        half = width // 2
+        self.blocks = nn.ModuleList(
+            nn.Sequential(_block(half, half), _block(half, half)) for _ in range(blocks)
+        )
+        self.join = _block((2 + blocks) * half, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the joined outputs of all blocks."""
+        parts = list(self.split(self.down(x)).chunk(2, 1))
+        for block in self.blocks:
+            parts.append(parts[-1] + block(parts[-1]))
+        return self.join(torch.cat(parts, 1))
+
+
+class Detector(nn.Module):
+    """Five strides with stages on the last four, and heads on the last three, as in YOLO."""
+
+    def __init__(self, channels: int, width: int, blocks: int) -> None:
+        super().__init__()
+        sizes = [width * 2**level for level in range(5)]
+        self.first = _block(channels, width, 3, 2)
+        self.stages = nn.ModuleList(
+            Stage(own, wider, blocks) for own, wider in zip(sizes, sizes[1:], strict=False)
+        )
+        self.boxes = nn.ModuleList(self._head(size, max(16, width), 64) for size in sizes[2:])
+        self.classes = nn.ModuleList(self._head(size, 4 * width, 80) for size in sizes[2:])
+
+    @staticmethod
+    def _head(width: int, inner: int, outputs: int) -> nn.Module:
+        return nn.Sequential(_block(width, inner), _block(inner, inner), nn.Conv2d(inner, outputs, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return boxes and classes of all positions."""
+        own, found = self.first(x), []
+        for stage in self.stages:
+            own = stage(own)
+            found.append(own)
+        heads = zip(found[1:], self.boxes, self.classes, strict=True)
+        return torch.cat([torch.cat((box(own), kind(own)), 1).flatten(2) for own, box, kind in heads], 2)
+
+
 def translator(channels: int, width: int, depth: int) -> nn.Module:
     """Return a generator as in CycleGAN: kernels of 7, two strides, `depth` residual blocks and back."""
     down = [_block(channels, width, 7), _block(width, 2 * width, 3, 2), _block(2 * width, 4 * width, 3, 2)]

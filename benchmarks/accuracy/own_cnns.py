@@ -12,10 +12,11 @@ TEXT = """\
 Classifiers, autoencoders, GANs, U-Nets and other networks of `benchmarks/emulated/own_networks.py`, with
 drawn widths, depths, kernels, sizes, batches and GPUs, planned by stored answers beside the same plans by
 cuDNN 9.20: all are computed. Networks of the same kinds with usual widths and sizes are among the stored
-ones. A convolution is far from the one whose answer it borrows if channels and extents differ by more than
-a factor of 4 in all. `need` is the least memory in which the run does not fail, `peak` what it reserves
-where nothing limits it. The doubts about similar and far convolutions come from these rows, which therefore
-mostly lie within them.
+ones; answers for common models at other sizes, restorers and detectors were stored after these rows. A
+convolution is far from the one whose answer it borrows if channels and extents differ by more than a factor
+of 4 in all. `need` is the least memory in which the run does not fail, `peak` what it reserves where nothing
+limits it. The doubts about similar and far convolutions come from these rows, which therefore mostly lie
+within them.
 """
 HEAD = (
     "convolutions | networks | same need | need by cuDNN over stored | peak by cuDNN over stored | "

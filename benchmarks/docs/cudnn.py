@@ -60,7 +60,7 @@ PUBLISHED = Path(__file__).parents[1] / "published" / "cudnn_workspaces.csv"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cudnn.md"
 MIB = 2**20
 WIDENING, IMAGE_SIDES = (320, 1280), (2, 3, 4, 5, 7)  # the last convolution of MNASNet and MobileNetV2
-STORED_CARDS, STORED_SIZES, STORED_BATCHES = ("rtx-3090", "a100-80gb", "h100-80gb"), (224, 192), (8, 50, 96)
+STORED_CARDS, STORED_SIZES, STORED_BATCHES = ("rtx-3090", "a100-80gb", "h100-80gb"), (224, 208), (8, 50, 96)
 MODELS = (
     *(
         "resnet50",

@@ -79,7 +79,7 @@ emulated: $(VENV)/installed-dev $(CUDA_VENV)/installed
 $(CUDA_VENV)/installed: Makefile
 	$(PYTHON) -m venv $(CUDA_VENV)
 	$(CUDA_VENV)/bin/python -m pip install --quiet torch==2.13.0 torchvision==0.28.0 nvidia-ml-py \
-		filelock hypothesis msgspec pytest pyyaml scipy torchinfo typer
+		filelock hypothesis msgspec pytest pyyaml scipy torchinfo transformers==5.23.0 typer
 	@$(CUDA_VENV)/bin/python -c 'import sys, torch; sys.exit(torch.version.cuda is None)' || \
 		{ echo "pip found a build of torch without CUDA; see PIP_FIND_LINKS and pip config list" >&2; exit 1; }
 	@touch $@

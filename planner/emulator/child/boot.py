@@ -1,4 +1,4 @@
-"""Load the stand-in libraries before torch is imported, and attach the recorder after it was."""
+"""Load the stand-in libraries before torch is imported, and attach to torch and transformers after."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from . import generation
 from .build import CORE, build, load_order
 from .installation import find_installation
 from .tools import EmulatorError
@@ -27,7 +28,7 @@ def install() -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """A finder that sees imports before all other finders."""
+    """A finder that sees imports before all other finders, and attaches to modules that need it."""
 
     def __init__(self) -> None:
         self._loaded = False
@@ -36,13 +37,14 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Load the stand-in libraries before the import; torch's spec attaches the recorder as well."""
-        if self._busy or name not in _FIRST:
+        """Load the stand-in libraries before the import; some specs attach to their module as well."""
+        attach = _ATTACHED.get(name)
+        if self._busy or (name not in _FIRST and attach is None):
             return None
         self._busy = True
         try:
             spec = importlib.util.find_spec(name)
-            if not self._loaded:
+            if not self._loaded and name in _FIRST:
                 torch = spec if name == "torch" else importlib.util.find_spec("torch")
                 if torch is None or torch.origin is None:
                     return None  # another environment's Python, which has no torch
@@ -50,16 +52,16 @@ class _Finder(importlib.abc.MetaPathFinder):
                 _load_or_exit(Path(torch.origin).parent)
         finally:
             self._busy = False
-        if name == "torch" and spec is not None and spec.loader is not None:
-            spec.loader = _Attaching(spec.loader)
+        if attach is not None and spec is not None and spec.loader is not None:
+            spec.loader = _Attaching(spec.loader, attach)
         return spec
 
 
 class _Attaching(importlib.abc.Loader):
-    """A loader that attaches the recorder when its module is ready."""
+    """A loader that calls a function with its module when that is ready."""
 
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
+    def __init__(self, loader: Any, attach: Callable[[ModuleType], None]) -> None:
+        self._loader, self._attach = loader, attach
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         """Create the module as its own loader does."""
@@ -67,18 +69,25 @@ class _Attaching(importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the module, then attach the recorder."""
+        """Run the module, then attach to it."""
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
         self._loader.exec_module(module)
-        from . import objects, recorder
-
-        recorder.attach(module, ctypes.CDLL(CORE))
-        objects.attach(module)
+        self._attach(module)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
+
+
+def _attach_recorder(torch: ModuleType) -> None:
+    from . import objects, recorder
+
+    recorder.attach(torch, ctypes.CDLL(CORE))
+    objects.attach(torch)
+
+
+_ATTACHED = {"torch": _attach_recorder, generation.MODULE: generation.attach}
 
 
 def _load_or_exit(torch: Path) -> None:

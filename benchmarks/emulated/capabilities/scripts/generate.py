@@ -4,7 +4,7 @@ import argparse
 import json
 
 import torch
-from transformers import GenerationMixin, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 from transformers.generation import MaxLengthCriteria, StoppingCriteriaList, utils as generation_utils
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2}
@@ -48,22 +48,6 @@ def accept_none(candidate_input_ids, candidate_logits, candidate_length, new_log
     return token, 0
 
 
-def end_by_length():
-    """End the loops of `generate` at their length, where kernels compute no values that would end them."""
-    measure, is_over = MaxLengthCriteria.__call__, [False]
-
-    def measure_length(criterion, input_ids, scores, **options):
-        is_over[0] = input_ids.shape[-1] >= criterion.max_length
-        return measure(criterion, input_ids, scores, **options)
-
-    def is_unfinished(model, *args, **options):
-        ended, is_over[0] = is_over[0], False
-        return not ended
-
-    MaxLengthCriteria.__call__ = measure_length
-    GenerationMixin._has_unfinished_sequences = is_unfinished
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--batch-size", type=int, default=4)
@@ -72,7 +56,6 @@ if __name__ == "__main__":
     parser.add_argument("--options", type=json.loads, default={})
     args = parser.parse_args()
     generation = Generation(**args.options)
-    end_by_length()
     for _ in range(args.steps):
         result = generation.step(torch.randint(8000, (args.batch_size, args.tokens)))
     print(result.shape)

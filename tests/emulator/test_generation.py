@@ -1,0 +1,39 @@
+"""transformers' `generate` on an emulated GPU, where no value that a kernel computes can end its loop."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.emulator.test_emulated_training import Emulator, emulator  # noqa: F401
+
+pytestmark = pytest.mark.emulated
+
+SCRIPT = """
+import json
+from transformers import LlamaConfig, LlamaForCausalLM
+
+sizes = dict(hidden_size=64, intermediate_size=128, num_attention_heads=4, num_key_value_heads=2)
+model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, vocab_size=500, **sizes)).cuda().eval()
+lengths = []
+model.register_forward_hook(lambda module, args, output: lengths.append(output.logits.shape[1]))
+found, beams = [], dict(max_length=70, num_beams=3)
+for options in (dict(max_new_tokens=12), dict(max_new_tokens=5, do_sample=True), beams):
+    lengths.clear()
+    with torch.no_grad():
+        result = model.generate(torch.randint(500, (4, 64)).cuda(), pad_token_id=0, **options)
+    found.append([len(lengths), list(result.shape)])
+open("found.json", "w").write(json.dumps(found))
+"""
+
+
+def test_generation_ends_at_its_length(emulator: Emulator, tmp_path: Path) -> None:  # noqa: F811
+    """Greedy, sampled and by beams, the model runs once for each token, and texts have all of them.
+
+    How many tokens each of the beams has is read from the GPU, so that texts of beams are empty.
+    """
+    emulator.run(SCRIPT, "--gpu", "L4")
+    greedy, sampled, beams = json.loads((tmp_path / "found.json").read_text())
+    assert greedy == [12, [4, 76]]
+    assert sampled == [5, [4, 69]]
+    assert beams[0] == 6

@@ -1,6 +1,7 @@
 """Kernels for composite operators of layers that run the same operators on `meta` as on CUDA."""
 
 from collections.abc import Callable, Mapping, Sequence
+from string import ascii_letters
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from planner.program import TorchVersion
 
 aten = torch.ops.aten
 _FUSED_RMS_NORM_SINCE: TorchVersion = (2, 9)  # pytorch/pytorch#153666
+_CONTIGUOUS_EINSUM_SINCE: TorchVersion = (2, 9)  # pytorch/pytorch#161755
 _MEAN = 1  # at::Reduction::Mean
 
 
@@ -84,6 +86,53 @@ def _mish_backward(grad: Tensor, x: Tensor) -> Any:
     """Run `mish_backward` as one kernel (ATen/native/native_functions.yaml); on meta, ATen composes it."""
     with torch._C._AutoDispatchBelowAutograd():
         return aten.mish_backward(grad, x)
+
+
+# ---- einsum: ATen/native/Linear.cpp
+
+
+def _transposed_einsum(equation: str, operands: list[Tensor], *, path: list[int] | None = None) -> Any:
+    """Run `einsum` as torch did before it exchanged two operands for the sake of a contiguous result.
+
+    The result is a view of the product of the first operand's rows and the second one's columns, even if the
+    equation names the columns first. Equations of more than two operands are run as in the installed torch.
+    """
+    if len(operands) == 2:
+        given, result = _written_out(equation.replace(" ", ""), operands)
+        sizes = [dict(zip(labels, x.shape, strict=True)) for labels, x in zip(given, operands, strict=True)]
+
+        def kind(label: str) -> tuple[bool, ...]:
+            return tuple(size.get(label, 1) != 1 for size in sizes)
+
+        kinds = [kind(label) for label in result]
+        rows = [at for at, kind in enumerate(kinds) if kind == (True, False)]
+        columns = [at for at, kind in enumerate(kinds) if not kind[0]]
+        is_product = any(kind(label) == (True, True) for label in given[0] if label not in result)
+        if is_product and rows and columns and columns[-1] < rows[0]:
+            batches = [at for at, kind in enumerate(kinds) if kind == (True, True)]
+            order = [*batches, *rows, *columns]
+            product = "".join(result[at] for at in order)
+            x = aten.einsum.default.decompose(f"{','.join(given)}->{product}", operands)
+            return x.permute([order.index(at) for at in range(len(order))])
+    return aten.einsum.default.decompose(equation, operands, path=path)
+
+
+def _written_out(equation: str, operands: list[Tensor]) -> tuple[list[str], str]:
+    """Return the labels of each operand and of the result, with letters in place of each ellipsis.
+
+    If the equation names no result, it has the labels that occur once, in alphabetical order.
+    """
+    left, arrow, result = equation.partition("->")
+    letters = [letter for letter in ascii_letters if letter not in equation]
+    given = left.split(",")
+    ranks = [x.dim() - len(labels.replace("...", "")) for labels, x in zip(given, operands, strict=True)]
+    rank = max(ranks) if "..." in left else 0  # 0 for operands without an ellipsis
+    ellipsis = "".join(letters[:rank])
+    if not arrow:
+        once = (label for label in left if label.isalpha() and left.count(label) == 1)
+        result = "..." + "".join(sorted(once))
+    spelled = [labels.replace("...", ellipsis[rank - n :]) for labels, n in zip(given, ranks, strict=True)]
+    return spelled, result.replace("...", ellipsis)
 
 
 # ---- rms_norm: ATen/native/layer_norm.cpp
@@ -207,5 +256,9 @@ _KERNELS: Mapping[str, Callable[..., Any]] = {
 
 def kernels(version: TorchVersion) -> dict[str, Callable[..., Any]]:
     """Return the kernels of this module by operator name, for a version of torch."""
-    older = {} if version >= _FUSED_RMS_NORM_SINCE else {"rms_norm": _composed_rms_norm}
+    older: dict[str, Callable[..., Any]] = {}
+    if version < _FUSED_RMS_NORM_SINCE:
+        older["rms_norm"] = _composed_rms_norm
+    if version < _CONTIGUOUS_EINSUM_SINCE:
+        older["einsum"] = _transposed_einsum
     return {**_KERNELS, **older}

@@ -1,10 +1,14 @@
 """List and map the leaves of operators' arguments and results, nested in tuples, lists and dictionaries.
 
 torch's pytrees support any container, but looking up each container would take a quarter of a capture.
+Arguments that are on the CPU while others are on the GPU are marked.
 """
 
 from collections.abc import Callable
 from typing import Any
+
+import torch
+from torch import Tensor
 
 _CONTAINERS = (tuple, list, dict)
 
@@ -32,3 +36,19 @@ def map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
         return {key: map_leaves(change, one) for key, one in value.items()}
     changed = [map_leaves(change, one) for one in value]
     return tuple(changed) if isinstance(value, tuple) else changed
+
+
+class CpuTensor(Tensor):
+    """A tensor on meta that a workspace rule is to take for a tensor of the CPU."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+
+def as_cpu_tensor(tensor: Tensor) -> Tensor:
+    """Return a view of a tensor on meta that `is_on_cpu` takes for a tensor of the CPU."""
+    return Tensor._make_subclass(CpuTensor, tensor)
+
+
+def is_on_cpu(tensor: Tensor) -> bool:
+    """Return whether an argument is a tensor of the CPU, itself or by its mark."""
+    return isinstance(tensor, CpuTensor) or tensor.is_cpu

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
-from planner.capture.arguments import leaves_of, map_leaves
+from planner.capture.arguments import as_cpu_tensor, leaves_of, map_leaves
 from planner.program import pinned_bytes
 
 _aten = torch.ops.aten
@@ -114,6 +114,17 @@ class HostTensors:
             self.have_met = True
             raise RuntimeError("expected all tensors to be on the same device, not on the CPU and on meta")
         return Side.GPU
+
+    def marked(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return an operator's arguments with tensors of the CPU marked for workspace rules."""
+
+        def mark(value: Any) -> Any:
+            return as_cpu_tensor(value) if isinstance(value, Tensor) and value in self else value
+
+        if not self._storages:
+            return args
+        marked: tuple[Any, ...] = map_leaves(mark, args)
+        return marked
 
     def likes_of(
         self,

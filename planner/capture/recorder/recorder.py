@@ -268,7 +268,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any
     ) -> None:
         if op.rule is not None or op.uses_blas or op.outputs is OutputKind.RESIZED:
-            given = args if op.rule is None else positional_args(op.func, args, kwargs)
+            given = args if op.rule is None else self.host.marked(positional_args(op.func, args, kwargs))
             self._record_kernel(op, given, out)
         elif op.outputs is OutputKind.NEW:
             self._record_outputs(op, out)

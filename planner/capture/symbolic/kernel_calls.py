@@ -12,6 +12,7 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
+from planner.capture.arguments import as_cpu_tensor, is_on_cpu
 from planner.program import Affine, NotAffineError, Quadratic, Site, Trace, polynomial_through
 
 
@@ -31,11 +32,12 @@ class RecordedCall:
 
 @dataclass(frozen=True, slots=True)
 class TensorMeta:
-    """Sizes, strides and type of a tensor: the part that workspace rules use."""
+    """Sizes, strides and type of a tensor, and whether it is on the CPU: what workspace rules use."""
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
+    on_cpu: bool = False
 
 
 class RecordedRun(Struct, frozen=True):
@@ -52,7 +54,7 @@ KernelSignature = tuple[Any, Any, Any]
 def to_meta(value: Any) -> Any:
     """Return arguments or results with tensors replaced by `TensorMeta` and lists by tuples."""
     if isinstance(value, Tensor):
-        return TensorMeta(tuple(value.shape), tuple(value.stride()), value.dtype)
+        return TensorMeta(tuple(value.shape), tuple(value.stride()), value.dtype, is_on_cpu(value))
     if isinstance(value, (list, tuple)):
         return tuple(to_meta(item) for item in value)
     return value
@@ -72,7 +74,7 @@ def fit_arguments(values: Sequence[Any], batches: Sequence[int]) -> Any:
             )
         sizes = fit_arguments([value.sizes for value in values], batches)
         strides = fit_arguments([value.strides for value in values], batches)
-        return TensorMeta(sizes, strides, first.dtype)
+        return TensorMeta(sizes, strides, first.dtype, first.on_cpu)
     if all(isinstance(value, tuple) and len(value) == len(first) for value in values):
         return tuple(fit_arguments(column, batches) for column in zip(*values, strict=True))
     if all(value == first for value in values):
@@ -89,7 +91,8 @@ def at_batch(value: Any, batch: int) -> Any:
     if isinstance(value, Quadratic):
         return value.fixed + (value.slope + value.square * batch) * batch
     if isinstance(value, TensorMeta):
-        return TensorMeta(at_batch(value.sizes, batch), at_batch(value.strides, batch), value.dtype)
+        sizes, strides = at_batch(value.sizes, batch), at_batch(value.strides, batch)
+        return TensorMeta(sizes, strides, value.dtype, value.on_cpu)
     if isinstance(value, tuple):
         return tuple(at_batch(item, batch) for item in value)
     return value
@@ -98,7 +101,8 @@ def at_batch(value: Any, batch: int) -> Any:
 def from_meta(value: Any) -> Any:
     """Return evaluated arguments with tensors on meta in place of `TensorMeta`."""
     if isinstance(value, TensorMeta):
-        return torch.empty_strided(value.sizes, value.strides, dtype=value.dtype, device="meta")
+        tensor = torch.empty_strided(value.sizes, value.strides, dtype=value.dtype, device="meta")
+        return as_cpu_tensor(tensor) if value.on_cpu else tensor
     if isinstance(value, tuple):
         return tuple(from_meta(item) for item in value)
     return value

@@ -182,7 +182,7 @@ class FormulaFit:
             sizes, strides = (
                 self.fit_values([getattr(value, name) for value in values]) for name in ("sizes", "strides")
             )
-            return TensorMeta(sizes, strides, first.dtype)
+            return TensorMeta(sizes, strides, first.dtype, first.on_cpu)
         if all(isinstance(value, tuple) and len(value) == len(first) for value in values):
             return tuple(self.fit_values(items) for items in zip(*values, strict=True))
         raise NotAffineError(f"an argument is {first!r} at size {self.sizes[0]} and another one elsewhere")
@@ -201,7 +201,8 @@ def values_at(value: Any, size: Size) -> Any:
         line = Affine(value.fixed.at(size), value.slope.at(size))
         return line if line.slope else line.fixed
     if isinstance(value, TensorMeta):
-        return TensorMeta(values_at(value.sizes, size), values_at(value.strides, size), value.dtype)
+        sizes, strides = values_at(value.sizes, size), values_at(value.strides, size)
+        return TensorMeta(sizes, strides, value.dtype, value.on_cpu)
     if isinstance(value, tuple):
         return tuple(values_at(item, size) for item in value)
     return value

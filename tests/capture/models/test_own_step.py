@@ -150,6 +150,21 @@ def test_what_a_step_makes_on_the_cpu_meets_its_batch_there(tmp_path: Path) -> N
     assert bytes_of(trace, Category.INPUT) == 3 * BATCH * (64 * 4 + 8)
 
 
+@pytest.mark.parametrize(
+    "rows", ["torch.arange(32)", "batch[1]"], ids=["made on the CPU", "of the batch, which is on the CPU"]
+)
+def test_indices_of_the_cpu_are_moved(tmp_path: Path, rows: str) -> None:
+    """A tensor on the GPU may be indexed by one of the CPU, which takes a block there for as long as that."""
+    code = STEP.replace(
+        "loss.backward()\n", f"kept = labels[{rows}]\n        del kept\n        loss.backward()\n"
+    )
+    there = code.replace(f"labels[{rows}]", f"labels[{rows.replace('batch[1]', 'labels')}]")
+    there = there.replace("torch.arange(32)", "torch.arange(32, device=device)")
+    on_gpu, on_cpu = (trace_code(tmp_path, one, "Training") for one in (there, code))
+    assert born(on_cpu, "index") == [8 * BATCH, 8 * BATCH] * 3
+    assert born(on_gpu, "index") == [8 * BATCH] * 3
+
+
 def test_tensors_of_both_sides_do_not_meet(tmp_path: Path) -> None:
     """As on a GPU, a product of a tensor there and one on the CPU fails."""
     code = STEP.replace(

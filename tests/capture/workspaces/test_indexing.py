@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+from torch import Tensor
 
+from planner.capture.arguments import as_cpu_tensor
 from planner.capture.workspaces.ops import Hold, Op, Release, ReleaseBeneath
-from planner.capture.workspaces.tensor.indexing import _index, _masked_select
+from planner.capture.workspaces.tensor.indexing import _index, _index_put, _masked_select
 from planner.capture.workspaces.tensor.sorting import radix_sort_bytes
+from planner.program import OpKind
 from planner.program.target import Target
 from tests.helpers.models import AMPERE
 from tests.helpers.workspaces import REST, aten, index, meta, steps
@@ -15,6 +18,20 @@ CHIP = Target.for_capability(AMPERE)
 
 def wrapped(size: int) -> tuple[Op, ...]:
     return Hold(size), Hold(size), ReleaseBeneath(1)
+
+
+def blocks(ops: tuple[Op, ...]) -> str:
+    """Return the blocks that ops make (+bytes) and free before the kernel returns (-bytes), in order."""
+    held, story = [], []
+    for op in ops:
+        if isinstance(op, int):
+            story += [f"+{op}", f"-{op}"]
+        elif op.kind is OpKind.HOLD:
+            held.append(op.number)
+            story.append(f"+{op.number}")
+        elif op.kind in (OpKind.RELEASE, OpKind.RELEASE_BENEATH):
+            story.append(f"-{held.pop(-1 - (op.number if op.kind is OpKind.RELEASE_BENEATH else 0))}")
+    return " ".join(story)
 
 
 def test_embedding_gradient_of_few_indices_needs_nothing() -> None:
@@ -56,7 +73,7 @@ def test_a_mask_is_as_many_indices_as_it_lets_through() -> None:
     mask = meta(20, 30, dtype=torch.bool)
     result = steps(aten.index_put.default, meta(20, 30, 4), [mask], meta(5, 4), True)
     assert result == (
-        Hold(2 * 8 * 5), REST, *wrapped(40), Hold(40), Hold(40), Hold(40),
+        Hold(2 * 8 * 5), REST, *wrapped(40), *wrapped(40), Release(1), Hold(40), Hold(40), Hold(40),
         radix_sort_bytes(5, 8, 8, CHIP, bits=10),
     )  # fmt: skip
     behind = steps(aten.index_put.default, meta(4, 20, 30), [None, mask], meta(4, 5), True)
@@ -68,6 +85,60 @@ def test_several_indices_are_summed_up() -> None:
     args = (meta(10, 20, 4), [index(6), index(6)], meta(6, 4), True)
     linear = 6 * 8
     assert steps(aten.index_put.default, *args)[:8] == (REST, *wrapped(linear), *wrapped(linear), Release(1))
+
+
+HOST, INT32 = as_cpu_tensor(index(50)), meta(50, dtype=torch.int32)
+HOST_INT32 = as_cpu_tensor(INT32)
+COLUMN, HOST_COLUMN = index(50, 1), as_cpu_tensor(index(50, 1))
+MASK = as_cpu_tensor(meta(64, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    ("indices", "held"),
+    [
+        ([index(50), index(50)], ""),
+        ([HOST, index(50)], "+400"),
+        ([HOST, HOST], "+400 +400"),
+        ([HOST_COLUMN, index(50)], "+400 +20000 +20000 -400"),
+        ([HOST_COLUMN, HOST], "+400 +400 +20000 +20000 -400 -400"),
+        ([INT32], "+400"),
+        ([HOST_INT32, HOST_INT32], "+200 +200 +400 -200 +400 -200"),
+        ([INT32, HOST_INT32], "+200 +400 +400 -200"),
+        ([meta(50, 1, dtype=torch.int32), HOST_INT32], "+200 +20000 +20000 -200"),
+    ],
+)
+def test_indices_are_moved_and_converted(indices: list[Tensor], held: str) -> None:
+    """Blocks in the order in which torch 2.13 makes and frees them on an emulated RTX 4090."""
+    x, values = meta(64, 3000), meta(50)
+    assert blocks(_index((x, indices), values, CHIP)) == held
+    assert blocks(_index_put((x, indices, values, False), x, CHIP)) == held
+
+
+@pytest.mark.parametrize(
+    ("indices", "held"),
+    [
+        ([HOST, index(50)], "+400 +400 +400 -400 -400"),
+        ([index(50), HOST], "+400 +400 -400 +400 -400"),
+        ([HOST, HOST], "+400 +400 -400"),
+        ([INT32, index(50)], "+400 +400 +400 -400 +400 +400 -400 -400 -400"),
+        ([index(50), INT32], "+400 +400 +400 -400 +400 +400 -400 -400 -400"),
+        ([HOST_INT32, index(50)], "+400 +400 +400 -400 -400"),
+    ],
+)
+def test_an_index_of_the_cpu_is_multiplied_there(indices: list[Tensor], held: str) -> None:
+    """What sums the indices up before they are sorted, as in the test before."""
+    x = meta(64, 3000)
+    ops = _index_put((x, indices, meta(50), True), x, CHIP)
+    assert blocks(ops) == f"{held} +400 +400 +400 +1 -1"
+
+
+def test_a_mask_of_the_cpu_is_read_there() -> None:
+    """Its true elements are moved as indices; if a number is assigned, all are taken to be true."""
+    x = meta(64, 3000)
+    assert blocks(_index((x, [MASK]), x, CHIP)) == "+512"
+    assert blocks(_index((x, [MASK]), meta(5, 3000), CHIP)) == "+40"
+    assert blocks(_index_put((x, [MASK], meta(), False), x, CHIP)) == "+512"
+    assert blocks(_index_put((x, [MASK], x, True), x, CHIP)) == "+512 +512 +512 +512 +1 -1"
 
 
 def test_a_roll_shifts_one_dimension_after_another() -> None:

@@ -6,7 +6,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from planner.capture.meta_kernels.strides import broadcast
+from planner.capture.arguments import as_cpu_tensor, is_on_cpu
+from planner.capture.meta_kernels.strides import broadcast, contiguous
 from planner.capture.workspaces._rule import (
     accumulator_bytes,
     argument,
@@ -84,25 +85,31 @@ def _embedding_bag_backward(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _index_put(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `index_put`: () unless it accumulates, for which it sorts the indices.
+    """Return the ops of `index_put`, which sorts the indices if it accumulates.
 
     A mask is first replaced by the indices of its true elements, one tensor for each dimension
     (`expandTensors`, ATen/native/IndexingUtils.h). Source of the sort: `index_put_with_sort_kernel`,
-    ATen/native/cuda/Indexing.cu.
+    ATen/native/cuda/Indexing.cu. The ranges that it checks of indices that are no gradient's are not planned.
     """
-    x, indices, values, accumulate = args[0], args[1], args[2], argument(args, 3, False)
-    given = [index for index in indices if index is not None]
-    if not accumulate or not given:
+    x, values, accumulate = args[0], args[2], argument(args, 3, False)
+    covered = {d for start, index in _places(args[1]) for d in range(start, start + _width(index))}
+    if not covered:
         return ()
-    covered = {d for start, index in _places(indices) for d in range(start, start + _width(index))}
     others = [x.shape[d] for d in range(x.dim()) if d not in covered]
-    masks = [index for index in given if index.dtype in _MASKS]
-    if masks:  # the number of true elements follows from the values
+    masks = [index for _, index in _places(args[1]) if index.dtype in _MASKS]
+    if masks and values.numel() == 1 and not accumulate:
+        if not any(map(is_on_cpu, masks)):
+            return ()  # filled (canDispatchToMaskedFill)
+        many = max(mask.numel() for mask in masks)  # at most, since a CPU's mask is not read
+    elif masks:  # the number of true elements follows from the values
         many = values.numel() // max(prod(others), 1)
     else:
-        many = prod(broadcast([index.shape for index in given]) or ())
+        many = prod(broadcast([index.shape for _, index in _places(args[1])]) or ())
     if many == 0:  # for example a mask without true elements
         return ()
+    indices = [*_without_cpu_masks(args[1], many)]
+    if not accumulate:
+        return () if any(index.dtype in _MASKS for index in indices) else tuple(_moved(indices))
     linear = 8 * many
     is_adjacent = max(covered) - min(covered) < len(covered)  # else indexed dimensions move to the front
     rest = prod(x.shape[max(covered) + 1 :] if is_adjacent else others)  # elements after indexed dimensions
@@ -110,9 +117,9 @@ def _index_put(args: Args, out: Tensor, target: Target) -> Ops:
     whole = many * prod(others) * element
     copy = () if values.is_contiguous() and tensor_bytes(values) == whole else (Hold(whole),)
     return (
-        *(Hold(linear * mask.dim()) for mask in masks),
+        *(Hold(linear * index.dim()) for index in indices if index.dtype in _MASKS),
         Outputs(),
-        *_linear_index(linear, len(given)),
+        *_linear_index(linear, indices),
         *copy,
         Hold(linear),  # the sorted indices
         Hold(linear),  # their positions before sorting
@@ -121,16 +128,20 @@ def _index_put(args: Args, out: Tensor, target: Target) -> Ops:
     )
 
 
-def _linear_index(size: int, count: int) -> Iterator[KernelOp]:
-    """Yield the ops that sum `count` indices of `size` bytes to linear indices.
+def _linear_index(size: int, indices: Sequence[Tensor]) -> Iterator[KernelOp]:
+    """Yield the ops that sum indices of `size` bytes to linear indices.
 
-    Each index is wrapped, multiplied by its stride, and added (computeLinearIndex,
-    ATen/native/cuda/Indexing.cu).
+    Each index is wrapped, multiplied by its stride, and added; those of the CPU are moved to the GPU after
+    the product, others are converted to int64 before all (computeLinearIndex, ATen/native/cuda/Indexing.cu).
     """
-    for place in range(count):
-        yield from (Hold(size), Hold(size), ReleaseBeneath(1))
+    converted = [index for index in indices if index.dtype is torch.int32 and not is_on_cpu(index)]
+    yield from (Hold(size) for _ in converted)
+    on_cpu = [is_on_cpu(index) for index in indices for _ in range(_width(index))]
+    for place, is_moved in enumerate(on_cpu):
+        yield from (Hold(size),) if is_moved else (Hold(size), Hold(size), ReleaseBeneath(1))
         if place:
             yield Release(1)
+    yield from (ReleaseBeneath(1) for _ in converted)
 
 
 def bits_of(key: int) -> int:
@@ -169,34 +180,73 @@ def true_elements_ops(mask: Tensor, target: Target, found: Op) -> Ops:
 
 
 def _index(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of indexing by tensors: aligned copies of indices, or the true elements of one mask.
+    """Return the ops of indexing by tensors: copies of the indices, or the true elements of one mask.
 
     Source: expandTensors, ATen/native/IndexingUtils.h.
     """
-    masks = [(start, index) for start, index in _places(args[1]) if index.dtype in _MASKS]
-    if not masks:
-        copies = tuple(_aligned([index for _, index in _places(args[1])]))
-        return (*copies, Outputs()) if copies else ()
-    if len(masks) != 1 or not out.numel():
-        return ()
-    ((start, mask),) = masks
-    count = out.shape[start] if sum(index is not None for index in args[1]) == 1 else out.shape[0]
-    return (*true_elements_ops(mask, target, Hold(8 * mask.dim() * count)), Outputs())
+    places = [*_places(args[1])]
+    masks = [(start, index) for start, index in places if index.dtype in _MASKS]
+    count = 0
+    if masks:
+        if len(masks) != 1 or not out.numel():
+            return ()
+        ((start, mask),) = masks
+        count = out.shape[start] if len(places) == 1 else out.shape[0]
+        if not is_on_cpu(mask):
+            return (*true_elements_ops(mask, target, Hold(8 * mask.dim() * count)), Outputs())
+    copies = tuple(_moved([*_without_cpu_masks(args[1], count)]))
+    return (*copies, Outputs()) if copies else ()
 
 
-def _aligned(indices: Sequence[Tensor]) -> Iterator[KernelOp]:
-    """Yield the copies of indices, expanded to a common shape, if their strides differ.
+def _without_cpu_masks(indices: Sequence[Tensor | None], count: int) -> Iterator[Tensor]:
+    """Yield the indices that are not None, with the indices of `count` elements for each mask of the CPU."""
+    for _, index in _places(indices):
+        if index.dtype in _MASKS and is_on_cpu(index):
+            for _ in range(index.dim()):
+                yield as_cpu_tensor(torch.empty(count, dtype=torch.int64, device="meta"))
+        else:
+            yield index
 
-    Each expanded index that is not contiguous is copied (AdvancedIndex,
-    ATen/native/TensorAdvancedIndexing.cpp).
+
+def _moved(indices: Sequence[Tensor]) -> Iterator[KernelOp]:
+    """Yield the ops that make of indices int64 tensors of the GPU with equal strides.
+
+    Indices of the CPU are moved, those of int32 are expanded to a common shape and converted, and if strides
+    differ, each expanded index that is not contiguous is copied (make_info and AdvancedIndex,
+    ATen/native/TensorAdvancedIndexing.cpp). What a copy was made of is freed.
     """
     shape = broadcast([tuple(index.shape) for index in indices]) or ()
     strides = [_expanded_strides(index, shape) for index in indices]
+    size = 8 * prod(shape)
+    held = [at for at, index in enumerate(indices) if is_on_cpu(index)]  # the index that each block holds
+    yield from (Hold(indices[at].element_size() * indices[at].numel()) for at in held)
+    for at, index in enumerate(indices):
+        if index.dtype is torch.int32:
+            yield Hold(size)
+            held.append(-1)
+            yield from _replaced(held, at)
+            held[-1] = at
+            strides[at] = _contiguous_strides(shape)
     if all(one == strides[0] for one in strides):
         return
-    for index, held in zip(indices, strides, strict=True):
-        if not _is_contiguous(shape, held):
-            yield Hold(index.element_size() * prod(shape))
+    copied = [at for at, one in enumerate(strides) if not _is_contiguous(shape, one)]
+    yield from (Hold(size) for _ in copied)
+    held += [-1] * len(copied)
+    for at in copied:
+        yield from _replaced(held, at)
+
+
+def _replaced(held: list[int], at: int) -> Iterator[KernelOp]:
+    """Yield the op that frees the block of an index beneath the newest block, if it has one."""
+    if at in held:
+        place = held.index(at)
+        yield ReleaseBeneath(len(held) - 1 - place)
+        del held[place]
+
+
+def _contiguous_strides(shape: Sequence[int]) -> list[int]:
+    """Return the strides of a contiguous tensor, starting with the last dimension."""
+    return [*reversed(contiguous(shape))]
 
 
 def _expanded_strides(index: Tensor, shape: Sequence[int]) -> list[int]:

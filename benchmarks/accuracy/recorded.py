@@ -6,7 +6,7 @@
 FOLDER holds the records (benchmarks/accuracy/histories.py). The jobs of recorded_jobs/ are written anew
 after what the records tell: operators, sizes, order, and which names live on. Each is planned for the version
 of torch that ran. A record that begins with the first tensor is compared as a whole; one that begins later
-is of one step, which is compared with the last planned one.
+is compared with the last planned steps.
 """
 
 import argparse
@@ -20,16 +20,17 @@ import planner
 from benchmarks.accuracy.histories import card_of
 from benchmarks.rows import write_rows
 from planner.allocator.history import (
-    beginning_of,
     check_history,
     compare_with_recording,
     load_published,
     recording_of,
 )
+from planner.allocator.history.diff import Kind
 from planner.program import Alloc, Free, Phase, PhaseStart, Trace
 
 COUNTS = Path(__file__).with_name("recorded.csv")
 JOBS_FOLDER = Path(__file__).with_name("recorded_jobs")
+CONVOLUTION = "aten.convolution"
 _SMALL = {"width": 768, "hidden": 3072, "layers": 12, "heads": 12}
 
 
@@ -44,6 +45,8 @@ class RecordedJob(NamedTuple):
     inputs: tuple[str, ...]
     arguments: dict[str, Any]
     steps: int
+    recorded_steps: int = 1  # the last ones, if the record begins later than the first tensor
+    is_emulated: bool = True  # else its version has no cuDNN that answers on an emulated GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class Comparison:
     record: str
     card: str  # as the record names it
     gpu: str  # that it was planned for
-    torch: str
+    torch: str  # that it was planned for
     planned: int  # allocations
     recorded: int
     matched: int  # of the same size in the same order
@@ -62,6 +65,7 @@ class Comparison:
     recorded_allocated_bytes: int
     planned_reserved_bytes: int
     recorded_reserved_bytes: int
+    conv_workspaces: int  # of the recorded allocations, that are not planned
 
     @property
     def is_identical(self) -> bool:
@@ -83,11 +87,31 @@ def _large(name: str, batch: int, length: int, arguments: dict[str, Any]) -> Rec
     return RecordedJob(name, "transformer.py:Training", batch, "2.11", "RTX 4090", inputs, arguments, 6)
 
 
-def _passes(length: int, precision: str, steps: int) -> RecordedJob:
-    arguments = {"length": length, "in_bfloat16": precision == "bf16"}
-    name = f"cs336-2.7B-forward-b4x{length}-{precision}-h100k"
-    model = "large_transformer.py:Passes"
+def _of_2_7b(
+    record: str, model: str, length: int, arguments: dict[str, Any], steps: int, empties_cache: bool
+) -> RecordedJob:
+    """Return a job of the model of 2.7 billion parameters, of which the last step is recorded."""
+    arguments = {"length": length, "empties_cache": empties_cache} | arguments
+    model = f"large_transformer.py:{model}"
+    name = f"cs336-2.7B-{record}-h100k"
     return RecordedJob(name, model, 4, "2.6", "H100 80GB", (f"{length}:int64",), arguments, steps)
+
+
+def _passes(length: int, precision: str) -> RecordedJob:
+    # The first pass of the process requests cuBLAS's workspace, those of later models do not.
+    is_later = length > 128
+    arguments = {"in_bfloat16": precision == "bf16"}
+    return _of_2_7b(
+        f"forward-b4x{length}-{precision}", "Passes", length, arguments, 1 + is_later, empties_cache=is_later
+    )
+
+
+def _first_step(length: int, kind: str, passes: int, steps: int, empties_cache: bool = False) -> RecordedJob:
+    """Return a job whose first training step is recorded, after others whose optimizers are gone."""
+    job = _of_2_7b(
+        f"fullstep-b4x{length}-fp32", "FirstSteps", length, {"passes": passes}, steps, empties_cache
+    )
+    return job._replace(record=f"{job.record}{kind}")
 
 
 _MEDIUM: dict[str, Any] = {"other_batches": 5}
@@ -106,13 +130,25 @@ JOBS = (
     ),
     *(_small("forward", length, trains=False) for length in (100, 150, 200)),
     *(_small("train", length, trains=True) for length in (100, 150, 200)),
-    # The first pass of the process requests cuBLAS's workspace, those of later models do not.
-    *(_passes(length, kind, 1 + (length > 128)) for kind in ("fp32", "bf16") for length in (128, 256, 512)),
+    *(_passes(length, precision) for precision in ("fp32", "bf16") for length in (128, 256, 512)),
+    # The first backward pass of a process requests a workspace of cuBLAS as well.
+    _first_step(128, "-first", passes=0, steps=1),
+    _first_step(128, "-second", passes=1, steps=2),
+    _first_step(128, "-emptycache", passes=1, steps=2, empties_cache=True),
+    _first_step(256, "", passes=0, steps=2, empties_cache=True),
     *(_large(f"cs336-medium-inference-b4x{n}-fp32", 4, n, _INFERENCE) for n in (128, 256, 1024)),
     _large("cs336-medium-inference-b4x512-bf16", 4, 512, _INFERENCE | {"in_bfloat16": True}),
     *(_large(f"cs336-medium-fullstep-b4x{length}-fp32", 4, length, _MEDIUM) for length in (128, 256)),
     _large("cs336-medium-fullstep-b4x512-bf16", 4, 512, _MEDIUM | {"in_bfloat16": True}),
     _large("cs336-small-step-b32x256-windows", 32, 256, _SMALL | {"updates": False}),
+    # Of torch 2.3 and 2.2, whose rules are not known, and whose cuDNN 8 does not answer.
+    RecordedJob(
+        "mlp-toy-adam", "mlp.py:Training", 64, "2.4", "RTX 4090", ("1",), {"samples": 64}, 17, 17, False,
+    ),
+    RecordedJob(
+        "resnet50-sgd-b1x224-pytorch-blog", "images.py:Training", 1, "2.4", "A100-40GB",
+        ("3x224x224", "1000:float32"), {"keeps_batch": True, "keeps_loss": False}, 6, 3, False,
+    ),
 )  # fmt: skip
 
 
@@ -126,10 +162,7 @@ def compare(job: RecordedJob, folder: Path) -> Comparison:
     trace, peaks = plan.trace, plan.estimate.run.step_peaks
     check = check_history(history)
     if history.start:
-        trace = last_step(trace, job.steps)
-        # A cache that is empty as a pass begins is that of a first one.
-        is_empty = check.emptied or beginning_of(history) == "empty cache"
-        peaks = peaks[:1] if is_empty else peaks[-1:]
+        trace, peaks = steps_from(trace, job.steps - job.recorded_steps + 1), peaks[-job.recorded_steps :]
     difference = compare_with_recording(trace, recording_of(history, job.record))
     return Comparison(
         job.record,
@@ -144,18 +177,18 @@ def compare(job: RecordedJob, folder: Path) -> Comparison:
         check.peak_allocated_bytes,
         max(peak.reserved_bytes for peak in peaks),
         check.peak_reserved_bytes,
+        sum(one.kind is Kind.WORKSPACE and one.op.startswith(CONVOLUTION) for one in difference.extras),
     )
 
 
-def last_step(trace: Trace, step: int) -> Trace:
-    """Return the events of a step, without the ends of blocks that were there before it."""
-    marks = {
-        (e.step, e.phase): at for at, e in reversed([*enumerate(trace.events)]) if isinstance(e, PhaseStart)
-    }
-    first = min(at for (number, phase), at in marks.items() if number == step and phase is not Phase.END)
+def steps_from(trace: Trace, first: int) -> Trace:
+    """Return the events of the steps from the first one on, without the ends of blocks from before."""
+    starts = [(at, e) for at, e in enumerate(trace.events) if isinstance(e, PhaseStart) and e.step >= first]
+    begin = next(at for at, e in starts if e.phase is not Phase.END)
+    end = next((at for at, e in starts if e.phase is Phase.END), len(trace.events))
     made: set[int] = set()
     events = []
-    for event in trace.events[first : marks.get((step, Phase.END), len(trace.events))]:
+    for event in trace.events[begin:end]:
         if isinstance(event, Alloc):
             made.add(event.block)
         if not isinstance(event, Free) or event.block in made:

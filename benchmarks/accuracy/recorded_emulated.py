@@ -29,7 +29,6 @@ from benchmarks.rows import read_rows, write_rows
 from planner.allocator.history import (
     History,
     Recording,
-    beginning_of,
     check_history,
     compare_with_recording,
     load_published,
@@ -41,6 +40,7 @@ from planner.jobs import parse_tensor_spec
 from planner.program import Trace
 
 COUNTS = Path(__file__).with_name("recorded_emulated.csv")
+_OF_ONE_PROCESS = "large_transformer.py:Passes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +95,12 @@ def _process_of(job: RecordedJob) -> tuple[Any, ...]:
 
     The passes of the large model were recorded in one process for each precision, by rising length.
     """
-    if job.model.startswith("large_transformer"):
-        return job.model, job.arguments["in_bfloat16"]
-    return (job.record,)
+    return (job.model, job.arguments["in_bfloat16"]) if job.model == _OF_ONE_PROCESS else (job.record,)
 
 
 def _case_of(job: RecordedJob, record: History, snapshot: Path) -> dict[str, Any]:
     file, _, name = job.model.partition(":")
-    # A first pass empties the cache or finds it empty; what was before it, other jobs of the process do.
-    is_first = beginning_of(record) == "empty cache" or bool(check_history(record).emptied)
-    steps = 1 if is_first else job.steps
+    steps = 1 if job.model == _OF_ONE_PROCESS else job.steps  # other jobs are what was before
     specs = [parse_tensor_spec(text) for text in job.inputs]
     return {
         "file": str((JOBS_FOLDER / file).resolve()),
@@ -113,7 +109,6 @@ def _case_of(job: RecordedJob, record: History, snapshot: Path) -> dict[str, Any
         "inputs": [([job.batch, *spec.shape], spec.dtype) for spec in specs],
         "steps": steps,
         "starts_with_step": steps if record.start else 0,
-        "empties_cache": bool(check_history(record).emptied),
         "snapshot": str(snapshot),
     }
 
@@ -190,7 +185,7 @@ def main() -> None:
     rows = {row.record: row for row in read_rows(COUNTS, Comparison)}
     for python in options.pythons:
         version = torch_of(python)
-        jobs = [job for job in JOBS if version.startswith(f"{job.torch}.")]
+        jobs = [job for job in JOBS if job.is_emulated and version.startswith(f"{job.torch}.")]
         for row in run_jobs(jobs, options.folder, python):
             rows[row.record] = row
             print(

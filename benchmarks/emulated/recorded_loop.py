@@ -34,8 +34,6 @@ def _run_job(job: Case) -> None:
         inputs = [torch.zeros(shape, dtype=getattr(torch, dtype)) for shape, dtype in job["inputs"]]
         if step == job["starts_with_step"]:
             _record()
-            if job["empties_cache"]:
-                torch.cuda.empty_cache()
         loop.step(*inputs)
     torch.cuda.memory._dump_snapshot(job["snapshot"])
     torch.cuda.memory._record_memory_history(enabled=None)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.accuracy import addresses, histories, recorded
+from benchmarks.accuracy import addresses, event_traces, histories, recorded
 from benchmarks.accuracy.histories import OTHER_ORDER, Counts, replay
 from benchmarks.rows import read_rows
 from planner.allocator.history.published_file import load_published
@@ -95,3 +95,18 @@ def test_a_folder_without_histories_is_refused(
     (tmp_path / "a.json.gz").write_bytes(gzip.compress(b"{}"))
     assert histories.main() == 1
     assert capsys.readouterr().out.endswith("0 of 1 agree\n")
+
+
+@IS_THERE
+def test_a_profiled_step_has_each_planned_tensor() -> None:
+    """Those of the smallest trace, in order and with nothing else between them."""
+    row = event_traces.compare(event_traces.JOBS[0], FOLDER.parent / "event_traces")
+    assert row in read_rows(event_traces.COUNTS, event_traces.Comparison)
+    assert (row.found, row.others) == (row.tensors, 0)
+
+
+def test_each_planned_tensor_was_found_in_its_trace() -> None:
+    """No row of the page lacks one."""
+    rows = read_rows(event_traces.COUNTS, event_traces.Comparison)
+    assert [row.trace for row in rows] == [job.trace for job in event_traces.JOBS]
+    assert all(row.found == row.tensors > 0 for row in rows)

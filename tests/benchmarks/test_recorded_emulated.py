@@ -60,8 +60,9 @@ def test_blocks_older_than_the_record_count_at_the_first_allocation() -> None:
 def test_every_job_was_emulated_with_the_version_of_its_record() -> None:
     """Each emulated run requests and frees what the record does, from the same bytes in use on."""
     rows = {row.record: row for row in read_rows(recorded_emulated.COUNTS, Comparison)}
-    assert [*rows] == [job.record for job in recorded.JOBS]
-    for job in recorded.JOBS:
+    jobs = [job for job in recorded.JOBS if job.is_emulated]
+    assert [*rows] == [job.record for job in jobs]
+    for job in jobs:
         row = rows[job.record]
         assert row.torch.startswith(f"{job.torch}."), job.record
         assert row.first_difference == "", job.record

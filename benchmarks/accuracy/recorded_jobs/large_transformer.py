@@ -1,4 +1,4 @@
-"""A language model of 2.7 billion parameters whose forward passes are recorded with their graph.
+"""A language model of 2.7 billion parameters: forward passes with their graph, and a first training step.
 
 Norms go over the vector norm, rotations are written into an empty tensor, the mask is an expanded one. Each
 block has its own table of rotations, for as many positions as the texts have.
@@ -128,7 +128,7 @@ class GatedLayers(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         inner = self.first(x)
         gate = self.gate(x)
-        inner = inner * torch.sigmoid(inner)
+        inner = torch.sigmoid(inner) * inner
         return self.second(inner * gate)
 
 
@@ -137,8 +137,9 @@ class Block(nn.Module):
 
     def __init__(self, positions: int) -> None:
         super().__init__()
-        self.norm_1, self.norm_2 = Norm(), Norm()
+        self.norm_1 = Norm()
         self.attention = SelfAttention(positions)
+        self.norm_2 = Norm()
         self.layers = GatedLayers()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -168,16 +169,76 @@ class Model(nn.Module):
 
 
 class Passes:
-    """Forward passes over one batch, made before; each begins without the graph of the pass before."""
+    """Forward passes over one batch, made before; each begins without the graph of the pass before.
 
-    def __init__(self, length: int, in_bfloat16: bool = False) -> None:
+    With `empties_cache` each begins with an empty cache as well.
+    """
+
+    def __init__(self, length: int, in_bfloat16: bool = False, empties_cache: bool = False) -> None:
         self.model = Model(length).to(DEVICE)
         self.tokens = torch.zeros(TEXTS, length, dtype=torch.int64, device=DEVICE)
-        self.in_bfloat16 = in_bfloat16
+        self.in_bfloat16, self.empties_cache = in_bfloat16, empties_cache
         self.scores: Tensor | None = None
 
     def step(self, _: Tensor) -> None:
         """Run one pass."""
         self.scores = None
+        if self.empties_cache:
+            torch.cuda.empty_cache()
         with torch.autocast(DEVICE, torch.bfloat16, enabled=self.in_bfloat16):
             self.scores = self.model(self.tokens)
+
+
+def loss_of(scores: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross entropy; the places are counted on the CPU."""
+    scores, targets = scores.flatten(0, 1), targets.flatten()
+    highest = torch.max(scores, dim=-1, keepdim=True).values
+    shifted = scores - highest
+    total = torch.sum(torch.exp(shifted), dim=-1)
+    chosen = shifted[torch.arange(len(targets)), targets]
+    losses = torch.log(total) - chosen
+    return losses.mean()
+
+
+class AdamW(torch.optim.Optimizer):
+    """AdamW that works parameter by parameter, in place."""
+
+    def __init__(self, parameters: object) -> None:
+        super().__init__(parameters, {"lr": 1e-3})  # type: ignore[arg-type]
+
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for one in group["params"]:
+                gradient, state = one.grad.data, self.state[one]
+                if not state:
+                    state["first"], state["second"] = torch.zeros_like(one), torch.zeros_like(one)
+                state["first"].mul_(0.9).add_(gradient, alpha=0.1)
+                state["second"].mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+                divisor = (state["second"].sqrt() / math.sqrt(0.001)).add_(1e-8)
+                one.data.addcdiv_(state["first"], divisor, value=-group["lr"])
+
+
+class FirstSteps(Passes):
+    """First steps of a training, each without the gradients and moments of the one before.
+
+    The first `passes` of them are forward passes alone.
+    """
+
+    def __init__(self, length: int, passes: int = 0, empties_cache: bool = False) -> None:
+        super().__init__(length, empties_cache=empties_cache)
+        self.optimizer = AdamW(self.model.parameters())
+        self.passes = passes
+        self.loss: Tensor | None = None
+
+    def step(self, tokens: Tensor) -> None:
+        """Run one step, whose targets are the tokens."""
+        self.loss = None
+        self.optimizer.state.clear()
+        self.optimizer.zero_grad(set_to_none=True)
+        super().step(tokens)
+        self.passes -= 1
+        if self.passes < 0:
+            assert self.scores is not None
+            self.loss = loss_of(self.scores, self.tokens)
+            self.loss.backward()
+            self.optimizer.step()

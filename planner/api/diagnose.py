@@ -1,4 +1,4 @@
-"""Tell why a process ran out of GPU memory, from its log, snapshot, recorded history or run."""
+"""Tell why a process ran out of GPU memory, from its log, snapshot, profile, history or run."""
 
 import json
 import os
@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import Any, Unpack, cast
 
 from planner._support.bounded_read import MIB, open_regular
-from planner.allocator.history import load_any_history, load_snapshots
+from planner.allocator.history import (
+    is_profiler_trace,
+    load_any_history,
+    load_profiler_trace,
+    load_snapshots,
+)
 from planner.api.advise import AdviceResult, VaryingAdviceResult, advise
 from planner.api.options import Options
 from planner.api.request import Model
@@ -55,10 +60,11 @@ def diagnose(
     """Tell why a process ran out of GPU memory, from a file that it left.
 
     The file is a log with an out-of-memory message ("-": standard input), a pickle of
-    `torch.cuda.memory._dump_snapshot`, a recorded history (.json.gz), or the JSON of `planner run`. Logs may
-    have any size. Nothing in a pickle is executed. With `model`, `batch` and options of `planner.advise` the
-    result also has the smallest changes with which that job fits. Raises DataFileError for a file that cannot
-    be read or has none of these, and the errors of `planner.advise`.
+    `torch.cuda.memory._dump_snapshot`, a trace of `torch.profiler` (.json or .json.gz), a recorded history
+    (.json.gz), or the JSON of `planner run`. Logs may have any size. Nothing in a pickle is executed. With
+    `model`, `batch` and options of `planner.advise` the result also has the smallest changes with which that
+    job fits. Raises DataFileError for a file that cannot be read or has none of these, and the errors of
+    `planner.advise`.
     """
     begin = time.perf_counter()
     name = str(file)
@@ -81,11 +87,15 @@ def _of_file(path: Path, on_progress: OnProgress) -> Diagnosis:
         with open_regular(path, _LARGEST_LOG_BYTES) as file:
             size_bytes = os.fstat(file.fileno()).st_size
             beginning = file.read(4096)
-            if not beginning.startswith((_PICKLE, _GZIP)):
+            is_trace = is_profiler_trace(beginning)
+            if not is_trace and not beginning.startswith((_PICKLE, _GZIP)):
                 file.seek(0)
                 return _of_text(file, str(path))
     except OSError as error:
         raise DataFileError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if is_trace:
+        history = load_profiler_trace(path)
+        return diagnose_history(history, f"trace of torch.profiler, {history.gpu}")
     if beginning.startswith(_PICKLE):
         if size_bytes >= _SLOW_SNAPSHOT_BYTES:
             on_progress(f"reading {size_bytes // MIB:,} MiB, which takes a minute for every 300")

@@ -54,6 +54,25 @@ def test_a_log_as_a_person_reads_it(tmp_path: Path, capsys: Capture) -> None:
     assert outcome(f"diagnose {log}", capsys) == (0, REPORT, "")
 
 
+def test_a_trace_of_the_profiler(tmp_path: Path, capsys: Capture) -> None:
+    """The memory that was in use, by operator, and that no setting of the allocator makes the GPU larger."""
+    sizes = {"Bytes": 2**33, "Total Allocated": 2**33, "Total Reserved": 2**33}
+    first = {"Device Id": 0, "Device Type": 1, "Addr": 4096} | sizes
+    failed = {"Device Id": 0, "Device Type": 1} | sizes
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": "aten::relu", "tid": 1, "ts": 1, "dur": 9, "args": {}},
+        {"ph": "i", "name": "[memory]", "tid": 1, "ts": 2, "args": first},
+        {"ph": "i", "name": "[OutOfMemory]", "tid": 1, "ts": 3, "args": failed},
+    ]
+    file = tmp_path / "trace.json"
+    gpu = {"id": 0, "name": "NVIDIA L4", "totalGlobalMem": 3 * 2**32}
+    file.write_text(json.dumps({"schemaVersion": 1, "deviceProperties": [gpu], "traceEvents": events}))
+    fields = answer(file, capsys)
+    assert (fields["cause"], fields["source"]) == ("too_large", "trace of torch.profiler, NVIDIA L4")
+    assert fields["site"]["line"] == "aten::relu"
+    assert {setting["fits"] for setting in fields["would_help"]} == {False}
+
+
 def test_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     """`planner diagnose -` reads what another program writes."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(MESSAGE.encode())))

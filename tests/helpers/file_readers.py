@@ -13,6 +13,7 @@ from calibration.observations import load_observation, save_observation
 from calibration.records.reader import read_measured_records
 from planner.allocator.history.file import load_history, save_history
 from planner.allocator.history.history import History, HistoryEvent, HistoryMark
+from planner.allocator.history.profiler_trace import load_profiler_trace
 from planner.allocator.history.snapshot_reader import load_snapshot
 from planner.errors import DataFileError
 from planner.hardware.calibration.files import Origins, add_points, key_of, load_calibration
@@ -59,6 +60,17 @@ SNAPSHOT = {
     "device_traces": [[{"action": "alloc", "addr": 2**40, "size": 512, "frames": [], "stream": 0}]],
     "allocator_settings": {"PYTORCH_ALLOC_CONF": ""},
 }
+PROFILE = {
+    "schemaVersion": 1,
+    "deviceProperties": [{"id": 0, "name": "NVIDIA L4", "totalGlobalMem": 2**34}],
+    "traceEvents": [
+        {"ph": "X", "cat": "cpu_op", "name": "aten::relu", "tid": 1, "ts": 1, "dur": 5, "args": {}},
+        {
+            "ph": "i", "name": "[memory]", "tid": 1, "ts": 2,
+            "args": {"Bytes": 512, "Device Id": 0, "Device Type": 1, "Addr": 4096},
+        },
+    ],
+}  # fmt: skip
 SWEEP = b"""about: a
 models: [conv_pair, {model: basic_encoder, name: e, model_arg: {in_channels: 1, sizes: [1, 2.5, no]}}]
 recipes:
@@ -163,6 +175,7 @@ READERS: dict[str, Reader] = {
         load_history, gzip.decompress(_written(lambda path: save_history(HISTORY, path))), pack=_gzip
     ),
     "snapshot": Reader(load_snapshot, pickle.dumps(SNAPSHOT, protocol=4), "file.pickle"),
+    "profiler's trace": Reader(load_profiler_trace, json.dumps(PROFILE).encode(), "file.json"),
     "machine": Reader(_recorded, json.dumps(MACHINE).encode(), "versions.json"),
     "peaks": Reader(_recorded, record("peaks", 32, PEAKS).encode(), "peaks.jsonl"),
     "limits": Reader(_recorded, record("limits", 24, LIMITS).encode(), "limits.jsonl"),

@@ -13,6 +13,9 @@ from .lifetimes import (
     Recording as Recording, interleave as interleave, lifetimes as lifetimes, recording_of as recording_of,
     to_events as to_events,
 )
+from .profiler_trace import (
+    is_profiler_trace as is_profiler_trace, load_profiler_trace as load_profiler_trace,
+)
 from .published_file import (
     PublishedHistory as PublishedHistory, beginning_of as beginning_of, load_any_history as load_any_history,
     load_published as load_published,

@@ -21,7 +21,8 @@ def diagnose_command(
         Argument(
             metavar="FILE",
             help="A log with an out-of-memory message (-: standard input), a pickle of "
-            "torch.cuda.memory._dump_snapshot, a history (.json.gz) or the JSON of planner run.",
+            "torch.cuda.memory._dump_snapshot, a trace of torch.profiler, a history (.json.gz) or the JSON "
+            "of planner run.",
         ),
     ],
 ) -> Answer:
@@ -30,7 +31,7 @@ def diagnose_command(
 
     if file is None:
         raise UsageError(
-            "FILE is missing: name a log, a memory snapshot or a history, or - for standard input"
+            "FILE is missing: name a log, a memory snapshot, a trace or a history, or - for standard input"
         )
     given = {name for name, value in options.items() if value is not None and name not in _OF_THE_CALLER}
     if options["model"] is None and (batch is not None or given):

@@ -242,12 +242,13 @@ def _replays(history: History, end: int, reserved: int, refused: int | None) -> 
     """Return for each setting whether and in how much memory the requests up to an event fit.
 
     The GPU had at least what was reserved, and what was free when a request failed; it had less than
-    `refused`, the level of reserved memory that it refused.
+    `refused`, the level of reserved memory that it refused, and no more than its total.
     """
     trace = Trace(tuple(to_events(_requests(history, end))), history.sites, 1)
     free = history.events[end].address if end < len(history.events) else 0
     enough = reserved + free
-    most = enough if free else None if refused is None else max(enough, refused - 1)
+    bounds = [bound for bound in (refused and refused - 1, history.total_bytes) if bound]
+    most = enough if free else max(enough, min(bounds)) if bounds else None
     return tuple(_replay(trace, history, setting, enough, most) for setting in SETTINGS)
 
 

@@ -86,8 +86,11 @@ def _record_held(model: StepModule, job: Job, recorder: Recorder, loaded: dict[i
     record_setup(model, job, recorder, loaded)
     model.held_tensors.clear()
     for optimizer in model.optimizers:  # some make their state when constructed
+        defaults = getattr(optimizer, "defaults", {})  # wrappers of optimizers may have none
+        counts_on_gpu = defaults.get("fused") or defaults.get("capturable")
         for tensor in state_tensors(optimizer):
-            recorder.record_tensor(tensor, Category.OPTIMIZER, "state")
+            if tensor.dim() or counts_on_gpu:
+                recorder.record_tensor(tensor, Category.OPTIMIZER, "state")
 
 
 OWN_STEP = Technique(

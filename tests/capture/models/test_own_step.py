@@ -783,6 +783,16 @@ class Scoring:
     assert len(made) == casts
 
 
+@pytest.mark.parametrize(("options", "counters"), [("", 0), (", fused=True", 4)])
+def test_state_that_an_optimizer_makes_at_once_has_its_counters_on_the_cpu(
+    tmp_path: Path, options: str, counters: int
+) -> None:
+    """Adagrad makes a sum for each parameter; its counters of steps are on the GPU only where it is fused."""
+    code = STEP.replace("optim.Adam(self.net.parameters()", f"optim.Adagrad(self.net.parameters(){options}")
+    trace = trace_code(tmp_path, code, "Training")
+    assert bytes_of(trace, Category.OPTIMIZER) == PARAMETERS + 4 * counters
+
+
 def test_optimizer_state_that_its_step_replaces_is_freed(tmp_path: Path) -> None:
     """The first moments of an optimizer that makes them at once end in the first step, the last one too."""
     code = """

@@ -134,7 +134,9 @@ class _Phases:
             self._optimizers.append(optimizer)
         self._stepped[type(optimizer).__name__] = None
         self._updates += 1
-        self._enter(Phase.OPTIMIZER)
+        # A closure runs the model, and the optimizer reads what comes of it: values of updates are unknown.
+        has_closure = any(map(callable, (*args, *kwargs.values())))
+        self._enter(Phase.FORWARD if has_closure else Phase.OPTIMIZER)
 
     def _after_update(self, optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._leave()

@@ -12,6 +12,7 @@ from planner.capture.session import record
 from planner.capture.techniques.own_step import BATCH_ON_GPU_NOTE
 from planner.errors import ModelError
 from planner.jobs import Job, Mode, parse_tensor_spec, resolve_job
+from planner.program import find_growth
 from planner.program.events import GRAPH_POOL, Alloc, Category, Free, Phase, PhaseStart, Trace, validate
 from tests.helpers.models import AMPERE, born
 
@@ -791,6 +792,33 @@ def test_state_that_an_optimizer_makes_at_once_has_its_counters_on_the_cpu(
     code = STEP.replace("optim.Adam(self.net.parameters()", f"optim.Adagrad(self.net.parameters(){options}")
     trace = trace_code(tmp_path, code, "Training")
     assert bytes_of(trace, Category.OPTIMIZER) == PARAMETERS + 4 * counters
+
+
+def test_an_optimizer_that_calls_the_model_reads_what_comes_of_it(tmp_path: Path) -> None:
+    """LBFGS ends at gradients of zero, else it calls its closure again, and keeps what changed in each step."""
+    code = """
+class Training:
+    def __init__(self):
+        self.net = net()
+        self.optimizer = torch.optim.LBFGS(self.net.parameters(), max_iter=2)
+
+    def step(self, images, labels):
+        images, labels = images.to(device), labels.to(device)
+
+        def closure():
+            self.optimizer.zero_grad()
+            loss = F.cross_entropy(self.net(images), labels)
+            loss.backward()
+            return loss
+
+        self.optimizer.step(closure)
+"""
+    trace = trace_code(tmp_path, code, "Training", steps=4)
+    calls = [size for size in born(trace, "relu") if size == 4 * BATCH * 128]
+    assert len(calls) == 2 * 4
+    growth = find_growth(trace)
+    assert growth is not None
+    assert growth.bytes_per_step >= 2 * PARAMETERS  # a change of the gradient and one of the parameters
 
 
 def test_optimizer_state_that_its_step_replaces_is_freed(tmp_path: Path) -> None:

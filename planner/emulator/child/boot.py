@@ -81,10 +81,11 @@ class _Attaching(importlib.abc.Loader):
 
 
 def _attach_recorder(torch: ModuleType) -> None:
-    from . import objects, recorder
+    from . import objects, recorder, truths
 
     recorder.attach(torch, ctypes.CDLL(CORE))
     objects.attach(torch)
+    truths.attach(torch)
 
 
 _ATTACHED = {"torch": _attach_recorder, generation.MODULE: generation.attach}

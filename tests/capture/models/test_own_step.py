@@ -795,7 +795,7 @@ def test_state_that_an_optimizer_makes_at_once_has_its_counters_on_the_cpu(
 
 
 def test_an_optimizer_that_calls_the_model_reads_what_comes_of_it(tmp_path: Path) -> None:
-    """LBFGS ends at gradients of zero, else it calls its closure again, and keeps what changed in each step."""
+    """LBFGS ends at gradients of zero, else it calls its closure again, and keeps what each step changed."""
     code = """
 class Training:
     def __init__(self):

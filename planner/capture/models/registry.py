@@ -30,7 +30,7 @@ from planner.capture.models.transformers.inputs import complete_inputs
 from planner.capture.models.transformers.own_trainer import TrainerModule, is_trainer
 from planner.capture.models.user_file import find_in_file, find_step_in_file
 from planner.capture.process_state import first_line_of, foreign_errors, message_of
-from planner.errors import ModelError, PlannerError, UsageError
+from planner.errors import ModelError, UsageError
 from planner.jobs import Job, Mode, check_evaluated, parse_tensor_spec, shown, split_model
 
 Constructor = Callable[..., object]
@@ -118,7 +118,14 @@ def complete_by_library(job: Job) -> Job:
 
 
 def _completed(job: Job, source: str, name: str, arguments: dict[str, Any]) -> Job:
-    try:
+    def explain(
+        error: BaseException,
+    ) -> ModelError:  # an argument or a value of config.json, whatever is raised
+        reason = " ".join(message_of(error).split())[:200] or type(error).__name__
+        problem = f"{job.model}: its library refuses its configuration: {reason}"
+        return ModelError(f"{problem}; check --model-arg, or see the traceback with --debug")
+
+    with foreign_errors(explain):
         if source == "timm":
             return complete_timm(job, name, arguments)
         if source == diffusion.SOURCE:
@@ -127,13 +134,7 @@ def _completed(job: Job, source: str, name: str, arguments: dict[str, Any]) -> J
             return complete_nnunet(job, name, arguments)
         if source == hf.SOURCE:
             return complete_inputs(job, hf.choose_class(import_transformers(), name, arguments))
-        return job
-    except PlannerError:
-        raise
-    except Exception as error:  # a library may raise anything for an argument or a value of config.json
-        reason = " ".join(message_of(error).split())[:200] or type(error).__name__
-        problem = f"{job.model}: its library refuses its configuration: {reason}"
-        raise ModelError(f"{problem}; check --model-arg, or see the traceback with --debug") from error
+    return job
 
 
 def import_transformers() -> ModuleType:

@@ -20,6 +20,7 @@ from planner.jobs import Job
 from planner.planning.changes import (
     IMPLEMENTATIONS,
     OPTIMIZERS,
+    SMALLER_BATCHES,
     Change,
     TrainingConfig,
     apply_all,
@@ -47,7 +48,6 @@ ENOUGH = 5  # sets that fit, after which no more are looked for
 ENOUGH_PAIRS = 3  # sets of one or two changes that fit, after which no three are tried
 HOPEFUL_SHARE = 0.95  # of what is missing, that a set has to promise to save
 LITTLE_SHARE = 0.05  # of what is missing, or of all that is needed: a change that saves less is not tried
-SMALLER_BATCHES = "accumulation"  # the group that shrinks what other changes leave by the same share
 RESOLUTION_BYTES = 2**20
 MOST_EVENTS_OF_SLOW = 2_000  # of a recipe's trace: compiling ResNet-50, which has more, takes half a minute
 
@@ -181,7 +181,7 @@ def names_of(changes: tuple[Change, ...]) -> str:
 def _is_too_much(change: Change, unchanged: Attempt, singles: Sequence[Attempt]) -> bool:
     """Return whether a milder change of the same group, such as 2 micro-batches for 4, is enough."""
     enough = [attempt for attempt in singles if attempt.fits and attempt.changes[0].group == change.group]
-    return bool(enough) and (not unchanged.fits or change.group == "accumulation")
+    return bool(enough) and (not unchanged.fits or change.group == SMALLER_BATCHES)
 
 
 def _minimal_sets(

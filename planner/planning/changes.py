@@ -26,6 +26,7 @@ from planner.jobs import (
     trains_itself,
 )
 
+SMALLER_BATCHES = "accumulation"  # the group that shrinks what other changes leave by the same share
 ACCUMULATIONS = (2, 4, 8, 16, 32, 64)
 OPTIMIZERS = "optimizer"  # the group of changes that replace the optimizer and its state
 IMPLEMENTATIONS = "implementation"  # the group of changes to how the optimizer takes its step
@@ -218,4 +219,4 @@ def _of_work(training: TrainingConfig) -> Iterator[Change]:
             micro, total = training.batch // parts, parts * training.job.accumulate
             cost = f"batch norm, if any, sees {micro} samples at a time; small kernels may leave the GPU idle"
             name = f"--accumulate {total} --batch {micro}"
-            yield change_fields(name, cost, 4, "accumulation", batch=micro, accumulate=total)
+            yield change_fields(name, cost, 4, SMALLER_BATCHES, batch=micro, accumulate=total)

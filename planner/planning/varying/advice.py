@@ -14,7 +14,14 @@ from msgspec.structs import replace
 from planner.errors import ModelError, UsageError
 from planner.hardware import Budget, with_config
 from planner.jobs import Batching, Job, TensorSpec, load_distribution
-from planner.planning.changes import Change, TrainingConfig, apply_all, change_fields, changes_for
+from planner.planning.changes import (
+    SMALLER_BATCHES,
+    Change,
+    TrainingConfig,
+    apply_all,
+    change_fields,
+    changes_for,
+)
 from planner.planning.varying.plan import VaryingSide, check_varying, judged, plan_side, sampled_at
 from planner.planning.varying.programs import SizedPrograms
 from planner.planning.varying.risk import RunRisk
@@ -86,10 +93,10 @@ def advise_varying(
     singles: list[VaryingAttempt] = []
     changes = [*_of_batches(job), *changes_for(training, budget.device.capability)]
     for change in sorted(changes, key=lambda change: change.rank):
-        splits = change.group == "accumulation" and any(
+        splits = change.group == SMALLER_BATCHES and any(
             one.fits and one.changes[0].group == change.group for one in singles
         )
-        if not (change.is_slow or splits or (change.group == "accumulation" and is_enough)):
+        if not (change.is_slow or splits or (change.group == SMALLER_BATCHES and is_enough)):
             single = attempt((change,))
             singles += [] if single is None else [single]
     together = None
@@ -112,7 +119,7 @@ def _together(
     chosen: list[Change] = []
     for single in singles:
         change = single.changes[0]
-        is_useful = single.side.largest > unchanged.side.largest or change.group == "accumulation"
+        is_useful = single.side.largest > unchanged.side.largest or change.group == SMALLER_BATCHES
         if is_useful and all(change.group != other.group for other in chosen):
             chosen.append(change)
             found = attempt(tuple(chosen)) if len(chosen) > 1 else None

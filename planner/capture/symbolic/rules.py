@@ -104,6 +104,8 @@ def _symbolic(value: Any, env: ShapeEnv) -> Any:
         batch = SymInt(env, env.batch, (0, 1))
         return (batch * value.square + value.slope) * batch + value.fixed
     if isinstance(value, TensorMeta):
+        if value.on_cpu:
+            raise UnsupportedSymTensorOpError("a tensor of the CPU")
         return SymTensor(_symbolic(value.sizes, env), _symbolic(value.strides, env), value.dtype)
     if isinstance(value, tuple):
         return tuple(_symbolic(item, env) for item in value)

@@ -36,6 +36,7 @@ class SymTensor:
     """A tensor with symbolic sizes and strides that has the part of Tensor that rules use."""
 
     is_meta = True
+    is_cpu = False  # arguments of the CPU are not followed
     __class__ = Tensor  # type: ignore[assignment]  # rules distinguish tensors from None by it
 
     def __init__(self, sizes: Iterable[Any], strides: Iterable[Any], dtype: torch.dtype) -> None:

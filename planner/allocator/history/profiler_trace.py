@@ -172,7 +172,6 @@ def _history(gpu: str, total_bytes: int | None, changes: Sequence[_Change]) -> H
     before, start = _start(changes)
     sites: dict[Site, int] = {}
     events: list[HistoryEvent] = []
-    live: set[int] = set()
     reserved = start[0].size_bytes if start else 0
     for change in changes:
         site = sites.setdefault(change.site, len(sites))
@@ -183,11 +182,9 @@ def _history(gpu: str, total_bytes: int | None, changes: Sequence[_Change]) -> H
         if change.is_refused:
             events.append(HistoryEvent("oom", 0, change.size_bytes, site))
         elif change.size_bytes > 0:
-            live.add(change.address)
             events.append(HistoryEvent("alloc", change.address, change.size_bytes, site))
         else:
-            address = change.address if change.address in live else before.get(change.address, change.address)
-            live.discard(change.address)
+            address = before.pop(change.address, change.address)  # first the old block of an address is freed
             events.append(HistoryEvent("free_completed", address, -change.size_bytes, site))
     notes = ("a profiler's trace: sizes are of blocks; what was in use before is taken as adjacent blocks",)
     return History(gpu, "", "", total_bytes, None, tuple(events), (), tuple(sites), notes, start)

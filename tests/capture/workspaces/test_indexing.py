@@ -126,7 +126,7 @@ def test_indices_are_moved_and_converted(indices: list[Tensor], held: str) -> No
     ],
 )
 def test_an_index_of_the_cpu_is_multiplied_there(indices: list[Tensor], held: str) -> None:
-    """What sums the indices up before they are sorted, as in the test before."""
+    """Blocks in which the indices are summed up before they are sorted, as in the test before."""
     x = meta(64, 3000)
     ops = _index_put((x, indices, meta(50), True), x, CHIP)
     assert blocks(ops) == f"{held} +400 +400 +400 +1 -1"

@@ -226,7 +226,7 @@ def _moved(indices: Sequence[Tensor]) -> Iterator[KernelOp]:
             held.append(-1)
             yield from _replaced(held, at)
             held[-1] = at
-            strides[at] = _contiguous_strides(shape)
+            strides[at] = [*reversed(contiguous(shape))]
     if all(one == strides[0] for one in strides):
         return
     copied = [at for at, one in enumerate(strides) if not _is_contiguous(shape, one)]
@@ -242,11 +242,6 @@ def _replaced(held: list[int], at: int) -> Iterator[KernelOp]:
         place = held.index(at)
         yield ReleaseBeneath(len(held) - 1 - place)
         del held[place]
-
-
-def _contiguous_strides(shape: Sequence[int]) -> list[int]:
-    """Return the strides of a contiguous tensor, starting with the last dimension."""
-    return [*reversed(contiguous(shape))]
 
 
 def _expanded_strides(index: Tensor, shape: Sequence[int]) -> list[int]:

@@ -9,7 +9,6 @@ planned order: of the planned size rounded up to 512 bytes, or of up to 1 MiB mo
 taken whole. What the record has between two of them is held against the workspaces planned there.
 """
 
-import argparse
 import gzip
 import json
 from collections import Counter
@@ -19,8 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import planner
-from benchmarks.accuracy.recorded import JOBS_FOLDER, steps_from
-from benchmarks.rows import write_rows
+from benchmarks.accuracy.recorded import JOBS_FOLDER, compare_all, steps_from
 from planner.program import Alloc, Category
 
 COUNTS = Path(__file__).with_name("event_traces.csv")
@@ -119,25 +117,10 @@ def _is_alike(planned: int, recorded: int) -> bool:
     return planned == recorded or (planned >= _LARGE and 0 <= recorded - planned <= _LARGE)
 
 
-def main() -> None:
-    """Compare all jobs."""
-    layout = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
-    parser.add_argument("folder", type=Path, metavar="FOLDER")
-    parser.add_argument("--counts", action="store_true", help=f"write {COUNTS.name}")
-    options = parser.parse_args()
-    rows = []
-    for job in JOBS:
-        row = compare(job, options.folder)
-        rows.append(row)
-        print(
-            f"{row.trace}: {row.found} of {row.tensors} tensors; {row.alike} of {row.others} other blocks",
-            f"are of the {row.workspaces} planned workspaces",
-            flush=True,
-        )
-    if options.counts:
-        write_rows(COUNTS, Comparison, rows)
+def _text(row: Comparison) -> str:
+    others = f"{row.alike} of {row.others} other blocks are of the {row.workspaces} planned workspaces"
+    return f"{row.trace}: {row.found} of {row.tensors} tensors; {others}"
 
 
 if __name__ == "__main__":
-    main()
+    compare_all(__doc__, JOBS, compare, _text, COUNTS, Comparison)

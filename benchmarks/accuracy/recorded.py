@@ -10,15 +10,16 @@ is compared with the last planned steps.
 """
 
 import argparse
+from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
 import planner
 from benchmarks.accuracy.histories import card_of
-from benchmarks.rows import write_rows
+from benchmarks.rows import AnyRow, write_rows
 from planner.allocator.history import (
     check_history,
     compare_with_recording,
@@ -31,6 +32,8 @@ from planner.program import Alloc, Free, Phase, PhaseStart, Trace
 COUNTS = Path(__file__).with_name("recorded.csv")
 JOBS_FOLDER = Path(__file__).with_name("recorded_jobs")
 CONVOLUTION = "aten.convolution"
+_Job = TypeVar("_Job")
+
 _SMALL = {"width": 768, "hidden": 3072, "layers": 12, "heads": 12}
 
 
@@ -196,26 +199,33 @@ def steps_from(trace: Trace, first: int) -> Trace:
     return replace(trace, events=tuple(events), provenance=())
 
 
-def main() -> None:
-    """Compare all jobs."""
+def compare_all(
+    description: str | None,
+    jobs: Iterable[_Job],
+    compare_one: Callable[[_Job, Path], AnyRow],
+    text_of: Callable[[AnyRow], str],
+    table: Path,
+    kind: type[AnyRow],
+) -> None:
+    """Print a line for the comparison of each job with its record, and write their table with `--counts`."""
     layout = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
+    parser = argparse.ArgumentParser(description=description, formatter_class=layout)
     parser.add_argument("folder", type=Path, metavar="FOLDER")
-    parser.add_argument("--counts", action="store_true", help=f"write {COUNTS.name}")
+    parser.add_argument("--counts", action="store_true", help=f"write {table.name}")
     options = parser.parse_args()
     rows = []
-    for job in JOBS:
-        row = compare(job, options.folder)
-        rows.append(row)
-        verdict = "identical" if row.is_identical else "differs"
-        print(
-            f"{row.record}: {row.matched} of {row.recorded} allocations, {verdict}",
-            *astuple(row)[8:],
-            flush=True,
-        )
+    for job in jobs:
+        rows.append(compare_one(job, options.folder))
+        print(text_of(rows[-1]), flush=True)
     if options.counts:
-        write_rows(COUNTS, Comparison, rows)
+        write_rows(table, kind, rows)
+
+
+def _text(row: Comparison) -> str:
+    verdict = "identical" if row.is_identical else "differs"
+    figures = " ".join(map(str, astuple(row)[8:]))
+    return f"{row.record}: {row.matched} of {row.recorded} allocations, {verdict} {figures}"
 
 
 if __name__ == "__main__":
-    main()
+    compare_all(__doc__, JOBS, compare, _text, COUNTS, Comparison)

@@ -84,6 +84,20 @@ def test_a_case_says_what_the_rule_would_say_or_nothing(
             assert evaluate(case, other, count) in (None, plain(other, count))
 
 
+@pytest.mark.parametrize("name", ["index.Tensor", "index_put.default"])
+def test_rules_of_indices_are_followed(name: str) -> None:
+    """A rule asks whether an index is on the CPU, which tensors with symbolic sizes are not."""
+    env = ShapeEnv(4)
+    batch = SymInt(env, 4, (0, 1))
+    x = SymTensor([batch, 10], [10, 1], torch.float32)
+    rows = SymTensor([batch], [1], torch.int64)
+    chosen = SymTensor([batch, 10], [10, 1], torch.float32)
+    packet, _, overload = name.partition(".")
+    rule = RULES[getattr(getattr(torch.ops.aten, packet), overload)]
+    args = (x, [rows], chosen, True)[: 2 if packet == "index" else 4]
+    assert trace_rule(rule, args, chosen, CHIPS[0], env).min_batch <= 4
+
+
 def test_a_line_holds_for_every_batch_size() -> None:
     """A rule without branches is run once, and needs no comparison."""
     env = ShapeEnv(4)

@@ -177,6 +177,6 @@ def _replayed(key: Key, observations: Sequence[Observation], on_progress: OnProg
     batches = sorted({observation.batch for observation in observations})
     peaks = {batch: replay_trace(source(batch), limits).peak_reserved_bytes for batch in batches}
     job = key.job
-    if not job.cudnn and has_convolutions(source(batches[0])):
-        job = replace(job, cudnn=default_source())
+    if not job.environment.cudnn and has_convolutions(source(batches[0])):
+        job = job.replace(cudnn=default_source())
     return [Point(replace(one, job=job), peaks[one.batch]) for one in observations]

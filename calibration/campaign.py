@@ -126,7 +126,7 @@ def _seek_limit(series: BatchSeries, cap_bytes: int, setup: MeasurementSetup, re
     total = setup.gpu.versions.torch_total_bytes
     if total is not None and cap_bytes >= total:
         cap = f"a cap of {cap_bytes // MIB:,} MiB is more than this GPU has"
-        setup.on_progress(f"{series.job.model}: {cap}; left out")
+        setup.on_progress(f"{series.job.model.name}: {cap}; left out")
         return
 
     def obtain(batch: int) -> Observation:
@@ -143,14 +143,14 @@ def _seek_limit(series: BatchSeries, cap_bytes: int, setup: MeasurementSetup, re
     limit = find_limit(lambda batch: not obtain(batch).oom, guess)
     result.limits.append(FoundLimit(series.job, cap_bytes, limit))
     exact = f"{limit.largest:,}" if limit.is_exact else f"at least {limit.largest:,}"
-    setup.on_progress(f"{series.job.model} under {cap_bytes // MIB:,} MiB: the largest batch is {exact}")
+    setup.on_progress(f"{series.job.model.name} under {cap_bytes // MIB:,} MiB: the largest batch is {exact}")
 
 
 def describe(run: Observation) -> str:
     """Return one line of text with a run's job and peaks."""
     cap = run.settings.allocator_cap_bytes
     under = "" if cap is None else f" under {cap // MIB:,} MiB"
-    name = f"{run.job.model} batch {run.batch:,}{under}"
+    name = f"{run.job.model.name} batch {run.batch:,}{under}"
     if run.oom:
         return f"{name}: out of memory"
     sizes = (run.peak_allocated_bytes, run.peak_reserved_bytes, run.process_peak_bytes)

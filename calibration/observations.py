@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
 from planner._support.atomic_write import write_bytes
 from planner._support.bounded_read import read_bytes
@@ -34,7 +34,7 @@ def observation_from_json(document: object) -> Observation:
     if isinstance(settings, Mapping) and "cudnn_benchmark" in settings:  # until it became part of the job
         benchmark = convert(settings["cudnn_benchmark"], bool)
         settings = {key: value for key, value in settings.items() if key != "cudnn_benchmark"}
-        job = replace(job, cudnn_benchmark=job.cudnn_benchmark or benchmark)
+        job = job.replace(cudnn_benchmark=job.environment.cudnn_benchmark or benchmark)
     return convert({**document, "job": job, "settings": settings}, Observation)
 
 
@@ -50,7 +50,7 @@ def run_path(folder: Path, job: Job, batch: int, settings: Settings, gpu: str, t
     """Return the path of the file of a run, which is the same for equal runs, GPUs and versions of torch."""
     key = [job_to_json(job), batch, asdict(settings), gpu, torch]
     digest = sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    readable = re.sub(r"[^A-Za-z0-9]+", "-", job.model).strip("-")[-40:]
+    readable = re.sub(r"[^A-Za-z0-9]+", "-", job.model.name).strip("-")[-40:]
     return folder / f"{readable}-b{batch}-{digest}.json"
 
 

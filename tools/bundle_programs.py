@@ -66,7 +66,7 @@ def programs_of(job: Job, targets: list[Target]) -> list[Program]:
 
 def versions_of(job: Job) -> dict[str, str | None]:
     """Return the libraries that the job's programs depend on."""
-    names = (*COMMON, *LIBRARIES[split_model(job.source or job.model).source])
+    names = (*COMMON, *LIBRARIES[split_model(job.model.source or job.model.name).source])
     return {name: public_version(installed_version(name)) for name in names}
 
 
@@ -109,7 +109,7 @@ def is_current(folder: Path) -> bool:
 
 def bundled_names() -> list[str]:
     """Return the catalogue's jobs whose programs are bundled."""
-    return [name for name, entry in load_catalogue().items() if is_bundled(name, entry.job.source)]
+    return [name for name, entry in load_catalogue().items() if is_bundled(name, entry.job.model.source)]
 
 
 def make_all(folder: Path, names: Iterable[str]) -> None:

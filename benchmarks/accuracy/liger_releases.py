@@ -94,7 +94,7 @@ def plan(folder: Path, release: str, cudnn: str) -> Iterator[int]:
     package.__path__ = [str(folder / "liger_kernel" / "transformers")]
     sys.modules[package.__name__] = package
     sys.path.insert(0, str(folder))
-    convolutions = open_convolutions(Job("none", cudnn=cudnn))
+    convolutions = open_convolutions(Job.create("none", cudnn=cudnn))
     for line in selected(release):
         yield peak_bytes(line, convolutions)
 

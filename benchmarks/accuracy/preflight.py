@@ -93,8 +93,8 @@ def _xmem() -> Iterator[Question]:
             name = line["model"].split("(")[0]
             if source == CNNS:
                 job = cnn_job(line)
-                arguments = {"name": job.model.removeprefix("torchvision:"), **dict(job.model_args)}
-                options["image-size"] = job.inputs[0].shape[-1]
+                arguments = {"name": job.model.name.removeprefix("torchvision:"), **dict(job.model.args)}
+                options["image-size"] = job.samples.inputs[0].shape[-1]
                 yield Question(row.key, options, _known(name), "torchvision_model", arguments)
             else:
                 options["seq-len"] = 128
@@ -170,12 +170,12 @@ def _notebook() -> Iterator[Question]:
     for model in ("vgg16_bn", "resnet50", "vit_b_16"):
         job = catalogue[model].job
         options = {
-            "dtype": job.precision.value,
-            "optimizer": _OPTIMIZERS.get(job.optimizer.value, job.optimizer.value),
+            "dtype": job.loop.precision.value,
+            "optimizer": _OPTIMIZERS.get(job.loop.optimizer.value, job.loop.optimizer.value),
             "batch-size": catalogue[model].batch,
-            "image-size": job.inputs[0].shape[-1],
+            "image-size": job.samples.inputs[0].shape[-1],
         }
-        arguments = {"name": model, **dict(job.model_args)}
+        arguments = {"name": model, **dict(job.model.args)}
         yield Question((NOTEBOOK, "B", model), options, _known(model), "torchvision_model", arguments)
 
 

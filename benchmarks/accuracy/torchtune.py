@@ -77,7 +77,7 @@ def _step_peak_mib(line: Mapping[str, str], inputs: tuple[str, ...]) -> float:
 def _eager_peak_mib(inputs: tuple[str, ...], batch: int, gpu: str) -> float:
     """Return the peak of later steps of the recipe without a flag."""
     target = find_device(gpu).target
-    job = Job(
+    job = Job.create(
         "Llama-3.2-3B",
         inputs=tuple(parse_tensor_spec(text) for text in inputs),
         loss=Loss.OUTPUT,

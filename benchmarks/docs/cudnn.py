@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec.structs import replace
 from scipy.optimize import nnls
 
 import planner
@@ -207,7 +206,7 @@ def convolutions() -> Iterator[Convolution]:
     """Return the distinct queries of the models' training, in both layouts and types."""
     seen: dict[Convolution, None] = {}
     for model in MODELS:
-        job = replace(resolve_job(f"torchvision:{model}", {}), steps=1)
+        job = resolve_job(f"torchvision:{model}", {}).replace(steps=1)
         for batch in BATCHES:
             calls: list[RecordedCall] = []
             record(job, batch, (8, 6), calls=calls)

@@ -191,7 +191,7 @@ def weights_mib(process: Process, tracer: JobTracer) -> dict[str, float]:
     for step in process:
         if isinstance(step, Place):
             log = run_process((step, Print("")), tracer)
-            sizes[step.model.job.model] = log.readings[0].allocated_bytes / MIB
+            sizes[step.model.job.model.name] = log.readings[0].allocated_bytes / MIB
     return sizes
 
 

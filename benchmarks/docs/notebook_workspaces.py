@@ -70,7 +70,7 @@ def tracer_of(answer: Answering, capability: Capability) -> JobTracer:
     @cache
     def trace(job: Job, batch: int) -> Trace:
         count = CAPABILITIES[capability]
-        old = replace(job, torch=TORCH)
+        old = job.replace(torch=TORCH)
         return record(old, batch, capability, sm_count=count, conv_workspace_query=Query(answer))
 
     return trace

@@ -72,8 +72,8 @@ def compare_job(drawn: DrawnJob, cudnn: str) -> AnswersRow:
     for answers in (cudnn, STORED):
         job, _, _ = make_job(drawn.model, {**options, "cudnn": answers})  # type: ignore[typeddict-item]
         trace = open_programs(job, ignore_progress).trace(drawn.batch, target)
-        peaks.append(peak_mib(trace, job.torch))
-        needs.append(needed_mib(trace, drawn.batch, job.torch, peaks[-1]))
+        peaks.append(peak_mib(trace, job.environment.torch))
+        needs.append(needed_mib(trace, drawn.batch, job.environment.torch, peaks[-1]))
         source = trace.conv_account.source.value
     words = DrawnJob(drawn.number, drawn.model, drawn.batch, drawn.gpu, options).words
     row = drawn.number, drawn.model, drawn.batch, drawn.gpu, words, source

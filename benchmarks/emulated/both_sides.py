@@ -121,7 +121,7 @@ def plan_statically(job: Job, batch: int, device: Device) -> tuple[Side, Trace |
     limits = MemoryLimits(
         capacity_bytes=device.usable.value - device.context.value,
         total_bytes=device.usable.value,
-        config=config_of_torch(job.torch),
+        config=config_of_torch(job.environment.torch),
     )
     run = replay_trace(trace, limits)
     side = Side(

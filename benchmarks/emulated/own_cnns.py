@@ -106,8 +106,8 @@ def compare_job(drawn: DrawnJob, cudnn: str) -> OwnCnnRow:
     needs, peaks, part, account = [], [], 0.0, WorkspaceAccount()
     for answers in (programs.convolutions, StoredWorkspaces(benchmark=False)):
         trace = ProgramSource(job, (), programs.open_builder, answers).trace(drawn.batch, target)
-        peaks.append(peak_mib(trace, job.torch))
-        needs.append(needed_mib(trace, drawn.batch, job.torch, peaks[-1]))
+        peaks.append(peak_mib(trace, job.environment.torch))
+        needs.append(needed_mib(trace, drawn.batch, job.environment.torch, peaks[-1]))
         part, account = round(part_of_convolutions(trace), 3), trace.conv_account
     row = drawn.number, drawn.model, drawn.batch, drawn.gpu, drawn.words, part, account.source.value
     shares = round(account.uncounted_share, 3), round(account.far_share, 3)

@@ -8,8 +8,6 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
-
 from planner.jobs import Job
 from planner.jobs.codec import job_to_json
 
@@ -18,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 def job_json(job: Job) -> dict[str, Any]:
     """Return the job without the versions that it is planned for; the side that runs it has its own."""
-    values = job_to_json(replace(job, cudnn=""))
+    values = job_to_json(job.replace(cudnn=""))
     del values["torch"]
     return values
 

@@ -74,7 +74,7 @@ def job_of(case: Case, cudnn: str, version: str) -> tuple[Job, Callable[[], nn.M
     size = case["size"]
     tokens = (TensorSpec((size,), "int64"),)
     images = (TensorSpec((3, size, size)), TensorSpec((), "int64"))
-    job = Job(
+    job = Job.create(
         case["model"],
         inputs=images if case["model"] == "resnet50" else tokens,
         loss=Loss.OUTPUT,
@@ -84,7 +84,7 @@ def job_of(case: Case, cudnn: str, version: str) -> tuple[Job, Callable[[], nn.M
         cudnn=cudnn,
         torch=parse_torch_option(version),
     )
-    return job, _BUILDERS[job.model]
+    return job, _BUILDERS[job.model.name]
 
 
 def plan(case: Case, cudnn: str, version: str) -> dict[str, int]:

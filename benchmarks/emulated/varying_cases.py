@@ -36,7 +36,9 @@ def compare_varying(job: Job, drawn: DrawnJob, command: Sequence[str], python: s
     """Return the row of a case whose command is a script, a configuration of the allocator and a cap."""
     start = perf_counter()
     script, config, cap_mib = command
-    shapes = draw_batches(job, load_distribution(job), drawn.batch, 0, job.run_steps * job.accumulate)
+    shapes = draw_batches(
+        job, load_distribution(job), drawn.batch, 0, job.samples.run_steps * job.loop.accumulate
+    )
     emulated, died = _emulated(job, drawn, shapes, script, config, int(cap_mib), python)
     if emulated.failure:
         return row_of(drawn, emulated, Side(), EMULATED_FAILS, start)
@@ -87,8 +89,12 @@ def _emulated(
 ) -> tuple[Side, int | None]:
     with TemporaryDirectory() as folder:
         batches = Path(folder) / "batches.json"
-        what: dict[str, Any] = {"model": job.model.partition(":")[2], "cap_mib": cap_mib, "batches": shapes}
-        what |= {"optimizer": job.optimizer.value, "precision": job.precision.value}
+        what: dict[str, Any] = {
+            "model": job.model.name.partition(":")[2],
+            "cap_mib": cap_mib,
+            "batches": shapes,
+        }
+        what |= {"optimizer": job.loop.optimizer.value, "precision": job.loop.precision.value}
         batches.write_text(json.dumps(what))
         command = [sys.executable, "-m", "planner", "run", "--gpu", drawn.gpu, "--json", "--", python]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}

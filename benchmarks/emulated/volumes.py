@@ -133,10 +133,10 @@ def compare_job(number: int, cudnn: str) -> VolumesRow:
         trace = source.trace(batch, find_device(GPU).target)
         kind = trace.conv_account.source.value if answers is stored else kind
         part = round(part_of_convolutions(trace), 3)
-        peaks.append(peak_mib(trace, job.torch))
-        needs.append(needed_mib(trace, batch, job.torch, peaks[-1]))
+        peaks.append(peak_mib(trace, job.environment.torch))
+        needs.append(needed_mib(trace, batch, job.environment.torch, peaks[-1]))
     shape = str(options.get("input") or options["model_arg"]["patch_size"])
-    return VolumesRow(number, model, shape, batch, job.precision.value, part, kind, *needs, *peaks)
+    return VolumesRow(number, model, shape, batch, job.loop.precision.value, part, kind, *needs, *peaks)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ published_calibrations.py, with zero_grad between forward and backward pass in c
 from contextlib import nullcontext
 
 import numpy as np
-from msgspec.structs import replace
 
 from benchmarks.published.allocator import replay_published
 from benchmarks.published.outcomes import MIB, RUNS, job_of, set_up_bytes
@@ -66,7 +65,7 @@ def trace_run(run: dict[str, str]) -> Trace:
     is_cnn = run["library"] == "torchvision"
     job = job_of(run) if is_cnn else transformer_of(run)
     if is_cnn and run["campaign"].startswith("A"):
-        job = replace(job, zero_grad=ZeroGrad.BEFORE_BACKWARD)
+        job = job.replace(zero_grad=ZeroGrad.BEFORE_BACKWARD)
     with nullcontext() if is_cnn else as_transformers_4_51():
         return record(
             job, int(run["batch"]), chip.capability,

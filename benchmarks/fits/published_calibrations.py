@@ -33,7 +33,6 @@ from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
-from msgspec.structs import replace
 
 from benchmarks.published.allocator import replay_published
 from benchmarks.published.outcomes import MIB, RUNS, job_of, set_up_bytes, smallest_cap_mib
@@ -103,9 +102,9 @@ class Sweep:
 def published_job(run: Run) -> Job:
     """Return the job of a run of campaign A; see above for its zero_grad."""
     if run["library"] == "torchvision":
-        return replace(job_of(dict(run)), zero_grad=ZeroGrad.BEFORE_BACKWARD)
+        return job_of(dict(run)).replace(zero_grad=ZeroGrad.BEFORE_BACKWARD)
     name, arguments = TRANSFORMERS[run["model"]]
-    job = Job(
+    job = Job.create(
         model=name,
         model_args=tuple((key, freeze(value)) for key, value in arguments.items()),
         loss=Loss.OUTPUT,
@@ -175,29 +174,29 @@ def read_sweeps() -> list[Sweep]:
         )
         unseen = tuple(run for run in runs if not run["campaign"])
         sweeps.append(Sweep(job, at, points, tuple(campaign_runs), unseen))
-    return sorted(sweeps, key=lambda sweep: (sweep.job.model, sweep.job.optimizer))
+    return sorted(sweeps, key=lambda sweep: (sweep.job.model.name, sweep.job.loop.optimizer))
 
 
 def _tracer(job: Job, chip: Target) -> TraceSource:
     """Return a source that traces each batch size once: workspaces of kernels follow no line."""
-    if job.model.startswith("hf:T5"):  # had no other attention in 4.51
-        job = replace(job, model_args=(*job.model_args, ("attn_implementation", "eager")))
+    if job.model.name.startswith("hf:T5"):  # had no other attention in 4.51
+        job = job.replace(model_args=(*job.model.args, ("attn_implementation", "eager")))
 
     @cache
     def trace(batch: int) -> Trace:
         query = PublishedWorkspaces()
-        with as_transformers_4_51() if job.model.startswith("hf:") else nullcontext():
+        with as_transformers_4_51() if job.model.name.startswith("hf:") else nullcontext():
             return record(job, batch, chip.capability, sm_count=chip.sm_count, conv_workspace_query=query)
 
     return trace
 
 
 def name_of(job: Job) -> str:
-    return f"{job.model.partition(':')[2][:14]} {job.optimizer}"
+    return f"{job.model.name.partition(':')[2][:14]} {job.loop.optimizer}"
 
 
 def is_cnn(sweep: Sweep) -> bool:
-    return sweep.job.model.startswith("torchvision:")
+    return sweep.job.model.name.startswith("torchvision:")
 
 
 def print_left_out(sweeps: Iterable[Sweep]) -> None:

@@ -44,7 +44,7 @@ def main() -> None:
     for model in MODELS:
         for optimizer in OPTIMIZERS:
             image, classes = TensorSpec((3, 224, 224)), TensorSpec((), "int64")
-            job = Job(f"torchvision:{model}", inputs=(image,), target=classes, optimizer=optimizer)
+            job = Job.create(f"torchvision:{model}", inputs=(image,), target=classes, optimizer=optimizer)
             program = fit_traces(record(job, 2, AMPERE), record(job, 3, AMPERE))
             least_bytes = replay_trace(program.instantiate(1)).peak_reserved_bytes
             bisected = missed = probes = 0

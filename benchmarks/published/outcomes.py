@@ -40,7 +40,7 @@ ZERO_GRAD = {"0": ZeroGrad.BEFORE_FORWARD, "1": ZeroGrad.BEFORE_BACKWARD, "2": Z
 def job_of(run: dict[str, str]) -> Job:
     """Return the job of a published run, with zero_grad before the forward pass if it is not recorded."""
     mnasnet = run["model"].startswith("MNASNet")
-    return Job(
+    return Job.create(
         model="torchvision:mnasnet1_0" if mnasnet else f"torchvision:{run['model']}",
         model_args=(("num_classes", 10),) if mnasnet or run["model"].startswith("mobilenet_v3") else (),
         inputs=(parse_tensor_spec(run["input_shape"]),),

@@ -33,7 +33,7 @@ AMPERE = (8, 6)
 def job_of(bracket: dict[str, str]) -> Job:
     """Return the job of the loop that timm ran."""
     size = bracket["img_size"]
-    return Job(
+    return Job.create(
         model=f"timm:{bracket['model']}",
         inputs=(parse_tensor_spec(f"3x{size}x{size}"),),
         target=parse_tensor_spec("scalar:int64"),

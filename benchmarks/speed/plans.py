@@ -94,13 +94,12 @@ def work(kind: str, model: str) -> dict[str, Any]:
 
 
 def _profile_step(job: Any, constructor: Callable[..., Any], batch: int, torch: Any) -> float:
-    from msgspec.structs import replace
 
     from planner.capture import LoopRuntime, empty_batch, run_loop
     from planner.capture.loop.optimizers import build_optimizer
 
-    model = constructor(**{key: list(v) if isinstance(v, tuple) else v for key, v in job.model_args})
-    optimizer = build_optimizer(job.optimizer, job.optimizer_impl, model.parameters())
+    model = constructor(**{key: list(v) if isinstance(v, tuple) else v for key, v in job.model.args})
+    optimizer = build_optimizer(job.loop.optimizer, job.loop.optimizer_impl, model.parameters())
 
     def fetch() -> Any:
         args, kwargs, target = empty_batch(job, batch, "cpu")
@@ -113,7 +112,7 @@ def _profile_step(job: Any, constructor: Callable[..., Any], batch: int, torch: 
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profile:
-        run_loop(model, replace(job, steps=1), fetch, optimizer, lambda step, phase: None, LoopRuntime())
+        run_loop(model, job.replace(steps=1), fetch, optimizer, lambda step, phase: None, LoopRuntime())
     profile.key_averages()
     return start
 

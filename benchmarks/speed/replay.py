@@ -64,7 +64,7 @@ def requests_of(trace: Trace) -> list[tuple[int, int]]:
 def report(model: str) -> str:
     """Return one line on one model of torchvision."""
     image, classes = TensorSpec((3, 224, 224)), TensorSpec((), "int64")
-    job = Job(f"torchvision:{model}", inputs=(image,), target=classes)
+    job = Job.create(f"torchvision:{model}", inputs=(image,), target=classes)
     program = fit_traces(record(job, 2, AMPERE), record(job, 3, AMPERE))
     trace = program.instantiate(BATCH)
     requests = requests_of(trace)

@@ -54,7 +54,7 @@ def observe(request: ProbeRequest) -> Observation:
 
     Raises as `measure` does.
     """
-    _prepare(request.alloc_conf, request.job.cublas_workspace_config, request.device)
+    _prepare(request.alloc_conf, request.job.environment.cublas_workspace_config, request.device)
     if request.device == "cpu":
         return _observe_on_cpu(request)
     import torch
@@ -64,7 +64,7 @@ def observe(request: ProbeRequest) -> Observation:
     gauge = open_gauge()
     torch.cuda.init()  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()  # makes the context
-    torch.backends.cudnn.benchmark = request.job.cudnn_benchmark
+    torch.backends.cudnn.benchmark = request.job.environment.cudnn_benchmark
     gpu = detect_gpu(gauge)
     versions, cap_bytes = gpu.versions, request.allocator_cap_bytes
     settings = replace(gpu.settings, alloc_conf=request.alloc_conf, allocator_cap_bytes=cap_bytes)
@@ -150,13 +150,13 @@ def _run_until_oom(request: ProbeRequest, on_phase: Callable[[int, Phase], None]
         raise
     except MemoryError as error:
         raise ModelError(
-            f"{request.job.model}: the host's memory runs out at batch {request.batch}"
+            f"{request.job.model.name}: the host's memory runs out at batch {request.batch}"
         ) from error
     except RuntimeError as error:
         if request.device != "cpu" and OUT_OF_MEMORY.search(str(error)):
             return True
         text = " ".join(str(error).split())[:200]
-        raise ModelError(f"{request.job.model}: fails at batch {request.batch}: {text}") from error
+        raise ModelError(f"{request.job.model.name}: fails at batch {request.batch}: {text}") from error
     return False
 
 

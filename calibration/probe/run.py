@@ -54,31 +54,31 @@ def run_real(job: Job, batch: int, device: str, on_phase: PhaseHook, build: Buil
     """
     if trains_itself(job):
         raise ModelError(
-            f"{job.model}: its own training step is planned and not measured here; run it as it is"
+            f"{job.model.name}: its own training step is planned and not measured here; run it as it is"
         )
-    if job.liger:
-        raise ModelError(f"{job.model}: --liger is planned and not measured here; remove it")
+    if job.model.liger:
+        raise ModelError(f"{job.model.name}: --liger is planned and not measured here; remove it")
     torch.manual_seed(0)
     job = complete_by_library(job)
     model = quantize_linears(convert_model(build(job), job), job)
     converted = convert_inputs(job)
     host = host_batch(converted, batch, known_contents(model, job, batch))
-    if job.quantize is not Quantize.NONE:  # scripts adapt a quantized model once it is on the GPU
+    if job.model.quantize is not Quantize.NONE:  # scripts adapt a quantized model once it is on the GPU
         on_phase(0, Phase.SETUP)
         model.to(device)
-    if job.prepare_kbit:
+    if job.model.prepare_kbit:
         prepare_for_kbit_training(model)
     model = attach_adapters(model, job, call)
     freeze_parameters(model, job)
-    if job.quantize is Quantize.NONE:
+    if job.model.quantize is Quantize.NONE:
         on_phase(0, Phase.SETUP)
     model.to(device)
     optimizer = None
-    if job.mode is Mode.TRAIN:
+    if job.loop.mode is Mode.TRAIN:
         optimizer = build_named(job, model, model.parameters())
     seen = host
-    if job.eval_batch:
-        seen = host_batch(converted, job.eval_batch, known_contents(model, job, job.eval_batch))
+    if job.loop.eval_batch:
+        seen = host_batch(converted, job.loop.eval_batch, known_contents(model, job, job.loop.eval_batch))
     run_loop(
         model,
         job,
@@ -112,7 +112,7 @@ def host_batch(job: Job, batch: int, known: Mapping[str, Any] = MappingProxyType
         return filled
 
     args, kwargs, target = batch_of_specs(
-        job, lambda spec: like(spec, torch.rand if spec is job.target else torch.randn)
+        job, lambda spec: like(spec, torch.rand if spec is job.samples.target else torch.randn)
     )
     return args, kwargs | {name: known[name] for name in known if name not in kwargs}, target
 

@@ -73,7 +73,7 @@ class RecordedJob(Struct, frozen=True):
         if not name.startswith(("torchvision:", "monai:", "zoo:")):
             raise UnsupportedJobError(f"{self.model}: the planner has no such model")
         return complete_job(
-            Job(
+            Job.create(
                 model=name,
                 model_args=tuple((key, freeze(value)) for key, value in (own_args | self.kwargs).items()),
                 inputs=(parse_tensor_spec(self.inp),),

@@ -39,7 +39,7 @@ def load_recording(path: Path, job: Job, batch: int) -> Recording:
 def _choose(path: Path, records: Sequence[HistoryRecord], job: Job, batch: int) -> HistoryRecord:
     matching = [one for one in records if one.batch == batch and is_same_job(one.job, job)]
     if not matching:
-        names = sorted({f"{one.job.model} at batch {one.batch}" for one in records})
+        names = sorted({f"{one.job.model.name} at batch {one.batch}" for one in records})
         listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         raise UsageError(
             f"--against {path}: no history of this job at batch {batch}; it has {listed or 'none at all'}"

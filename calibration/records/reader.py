@@ -240,7 +240,7 @@ def _circumstances(
         "settings": Settings(machine.tf32_matmul, machine.tf32_cudnn, options, cap_bytes),
         "source": origin_of(machine.gpu),
         # The script's loop copies the target in inference too; the planner's loop does not.
-        "about": "the target was on the device too" if job.mode is Mode.INFER else "",
+        "about": "the target was on the device too" if job.loop.mode is Mode.INFER else "",
         "when": when,
     }
 

@@ -74,7 +74,7 @@ def _reject_unknown(options: Options) -> None:
 
 def budget_for(budget: Budget, job: Job) -> Budget:
     """Return the budget for a job: with the allocator of its version of torch and with memory for NCCL."""
-    config = replace(budget.limits.config, reuse_order=config_of_torch(job.torch).reuse_order)
+    config = replace(budget.limits.config, reuse_order=config_of_torch(job.environment.torch).reuse_order)
     return with_nccl_of(with_config(budget, config), job)
 
 
@@ -119,7 +119,7 @@ def stored_calibrations(budget: Budget, options: Options) -> tuple[Calibration, 
 
 def calibration_query(budget: Budget, job: Job, options: Options) -> CalibrationQuery:
     """Return the query with which stored calibrations are searched."""
-    torch = None if options.get("trace") is not None else job.torch or installed_version("torch")
+    torch = None if options.get("trace") is not None else job.environment.torch or installed_version("torch")
     return CalibrationQuery(job, budget.device, torch, options.get("alloc_conf") or "")
 
 

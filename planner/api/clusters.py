@@ -7,8 +7,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple, Unpack
 
-from msgspec.structs import replace
-
 from planner._support.strict_yaml import read_entry
 from planner.api.budget import budget_for, make_budget
 from planner.api.gpus import choose_devices
@@ -167,7 +165,7 @@ def _open_search(
             raise UsageError("--seq and --input: both give the size of a sample; remove one")
         options["input"] = f"{check_count('--seq', seq, LARGEST_BATCH)}:int64"
     request = open_request(model, {**options, "gpu": cards[0], "fsdp": 2})
-    job = replace(request.job, fsdp=0)
+    job = request.job.replace(fsdp=0)
     opened = perf_counter()
     traces = RankTraces(_opener(request))
     search = ClusterSearch(job, question, traces)
@@ -223,7 +221,7 @@ def _budgets_of(card: Device, options: Options) -> Callable[[Job], Budget]:
     by_ranks: dict[tuple[int, int], Budget] = {}
 
     def budget_of(job: Job) -> Budget:
-        ranks = job.fsdp, job.tp
+        ranks = job.sharding.fsdp, job.sharding.tp
         if ranks not in by_ranks:
             by_ranks[ranks] = budget_for(plain, job)
         return by_ranks[ranks]

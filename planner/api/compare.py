@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Unpack
 
-from msgspec.structs import replace
-
 from planner.allocator import config_of_torch, parse_alloc_conf
 from planner.api.budget import calibration_query, stored_calibrations
 from planner.api.options import Options
@@ -78,19 +76,19 @@ def _as_measured(budget: Budget, measured: Measured | str, options: Options) -> 
 def _measured(job: Job, batch: int, on_progress: OnProgress) -> Measured | str:
     """Return the stored measured peak of a catalogue job, or the reason why there is none."""
     catalogue = load_catalogue()
-    entry = catalogue.get(job.model)
+    entry = catalogue.get(job.model.name)
     if entry is None or entry.job != job:
         return "measured values are stored for the models of models.yaml as they stand there only"
 
     def measure_resident(name: str) -> ResidentModel:
         return _resident_model(name, catalogue[name], on_progress)
 
-    measured = find_measured(load_measured(), job.model, batch, measure_resident)
-    return measured or f"no measured value is stored for {job.model} at batch {batch}"
+    measured = find_measured(load_measured(), job.model.name, batch, measure_resident)
+    return measured or f"no measured value is stored for {job.model.name} at batch {batch}"
 
 
 def _resident_model(name: str, entry: CatalogueEntry, on_progress: OnProgress) -> ResidentModel:
     on_progress(f"tracing {name}, which stayed on the GPU")
-    job = replace(entry.job, cudnn=PUBLISHED)  # the measured processes had cuDNN 8.9
+    job = entry.job.replace(cudnn=PUBLISHED)  # the measured processes had cuDNN 8.9
     tracer = open_traces(job, Target.for_capability(GENERIC_CAPABILITY), ignore_progress)
     return ResidentModel(name, resident_bytes_after(tracer(entry.batch)))

@@ -91,7 +91,7 @@ def estimate(
     request.on_progress(f"tracing batch {size}")
     estimate = ranks.estimate(size)
     result = EstimateResult(estimate, opened - request.start)
-    rank = estimate.job.rank
+    rank = estimate.job.sharding.rank
     ranks.request_of(rank).save_trace(result, size, ranks.programs(rank))
     return result
 

@@ -142,7 +142,7 @@ def explain(
         return _explain_worst(request, display_limits)
     recording = None if against is None else against(request.job, request.batch)
     if recording is not None and recording.steps and request.saved is None and options.get("steps") is None:
-        request = replace(request, job=replace(request.job, steps=recording.steps))
+        request = replace(request, job=request.job.replace(steps=recording.steps))
     job, size, budget, on_progress = request.job, request.batch, request.budget, request.on_progress
     traces = request.traces(CaptureMode.WITH_PROVENANCE)
     opened = perf_counter()
@@ -188,10 +188,10 @@ def _explain_worst(request: Request, display_limits: DisplayLimits) -> VaryingEx
 
 def _evaluate(request: Request) -> Trace | None:
     """Return the trace of the batch in eval mode, or None if the job does not train or has no such trace."""
-    if request.saved is not None or request.job.mode is not Mode.TRAIN:
+    if request.saved is not None or request.job.loop.mode is not Mode.TRAIN:
         return None
     request.on_progress(f"tracing batch {request.batch} in eval mode")
-    job = replace(reset_options(request.job, where=lambda option: option.is_for_training), mode=Mode.INFER)
+    job = reset_options(request.job, where=lambda option: option.is_for_training).replace(mode=Mode.INFER)
     try:
         return request.traces(job=job)(request.batch)
     except ModelError:

@@ -209,7 +209,7 @@ def _sort_key(
 def _check_compiled(job: Job, cards: Sequence[Device]) -> None:
     """Raise UsageError if a job would have to be compiled for too many kinds of GPU."""
     kinds = {(card.target.capability, card.target.sm_count) for card in cards}
-    if job.compile is not Compile.NONE and len(kinds) > MOST_OF_COMPILED:
+    if job.model.compile is not Compile.NONE and len(kinds) > MOST_OF_COMPILED:
         raise UsageError(
             f"--compile: several batch sizes are compiled for each kind of GPU, for {MOST_OF_COMPILED} kinds "
             f"at most; these are {len(kinds)}, choose with --filter, or plan without --compile"
@@ -252,7 +252,7 @@ def _table_of_varying(
         len(fits) - len(shown),
         (
             *_of_vendors(fits),
-            f"samples are of many sizes: sampled batches of runs of {job.run_steps:,} steps",
+            f"samples are of many sizes: sampled batches of runs of {job.samples.run_steps:,} steps",
             *trace.notes,
         ),
         trace.unknown_ops,

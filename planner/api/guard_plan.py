@@ -95,7 +95,7 @@ class GuardPlan(Struct, frozen=True):
     def sentence(self) -> str:
         """Return the verdict in one line."""
         estimate, device = self.estimate, self.estimate.budget.device
-        subject = f"{self.job.model} at batch {self.batch:,} on {device.name}"
+        subject = f"{self.job.model.name} at batch {self.batch:,} on {device.name}"
         size = f"it takes {estimate.process_bytes / MIB:,.0f} MiB of {device.usable.value / MIB:,.0f}"
         chance = estimate.p_out_of_memory
         risk = "" if chance is None else f", P(out of memory) {probability_text(chance)}"
@@ -145,7 +145,7 @@ def _planned(
     options = options_of(live)
     opened = open_request(named(live.build, training.name), options, live.batch)
     digest = digest_of(training, request.plain_optimizer, request.loss, request.step)
-    job = replace(opened.job, model_args=(("structure", digest),))
+    job = opened.job.replace(model_args=(("structure", digest),))
     budget = calibrate_budget(budget_for(make_budget(options), job), job, options)
     programs = opened.programs()
     trace = EpochPrograms(opened.job, programs).trace(live.batch, budget.device.target)

@@ -56,7 +56,7 @@ def result_of(
 
     readings = meter.stop()
     settings = settings_of(meter, allocator_settings(), cap_of_process(meter))
-    job, batch = (Job(type(request.model).__name__), 1) if plan is None else (plan.job, plan.batch)
+    job, batch = (Job.create(type(request.model).__name__), 1) if plan is None else (plan.job, plan.batch)
     seen = observe_training(meter, readings, job, batch, settings, is_out_of_memory(error))
     remarks = _other_shapes(plan, readings)
     reason = _not_kept(plan, readings, remarks) or ("" if is_first_process() else "another process reports")

@@ -125,7 +125,7 @@ def max_batch(
     import_seconds = perf_counter() - request.start
     plan = ranks.find_max_batch(multiple)
     result = MaxBatchResult(replace(plan, no_retries=bool(no_retries)), import_seconds)
-    rank = plan.job.rank
+    rank = plan.job.sharding.rank
     ranks.request_of(rank).save_trace(result, plan.search.largest or plan.search.least, ranks.programs(rank))
     return result
 

@@ -68,7 +68,7 @@ def max_size(
     sizes, job_at = _patches(job) if is_nnunet else (sizes_between(job), lambda each: at_size(job, each))
 
     def open_at(own: Job) -> TraceSource:
-        request.on_progress(f"tracing {own.inputs[0]}")
+        request.on_progress(f"tracing {own.samples.inputs[0]}")
         programs = request.programs(CaptureMode.RUNS, own)
         return lambda batch: programs.trace(batch, target)
 
@@ -81,27 +81,27 @@ def _patches(job: Job) -> tuple[tuple[Size, ...], Callable[[Size], Job]]:
     """Return the patches of nnU-Net's planner, rising, and a function from a patch to its job."""
     from planner.capture import planned_patches
 
-    kept = tuple(pair for pair in job.model_args if pair[0] not in ("patch_size", "replan"))
+    kept = tuple(pair for pair in job.model.args if pair[0] not in ("patch_size", "replan"))
 
     def job_at(patch: Size) -> Job:
         arguments = (*kept, ("patch_size", patch), ("replan", True))
-        return complete_from_library(replace(job, model_args=arguments, inputs=()))
+        return complete_from_library(job.replace(model_args=arguments, inputs=()))
 
     return planned_patches(job), job_at
 
 
 def _is_nnunet(job: Job) -> bool:
-    return split_model(job.source or job.model).source == "nnunet"
+    return split_model(job.model.source or job.model.name).source == "nnunet"
 
 
 def _check(job: Job) -> None:
-    default = Job("")
+    default = Job.create("")
     for name in _OF_RUNS:
-        if getattr(job, name) != getattr(default, name):
+        if job.value(name) != default.value(name):
             flag = "--" + name.replace("_", "-")
             raise UsageError(f"{flag}: max-size plans batches whose samples all have one size; remove it")
     if not _is_nnunet(job) and not size_ranges(job):
         raise UsageError(
-            f"{job.model}: max-size needs the sizes to search; give a range, such as "
+            f"{job.model.name}: max-size needs the sizes to search; give a range, such as "
             "--input input_ids=128..32768:int64 or --input 3x64..2048x64..2048"
         )

@@ -32,9 +32,11 @@ class Ranks:
         self._request = request
         self._programs: dict[int, ProgramSet] = {}
         job = request.job
-        is_given = request.options.get("rank") is not None or job.rank > 0 or request.saved is not None
+        is_given = (
+            request.options.get("rank") is not None or job.sharding.rank > 0 or request.saved is not None
+        )
         self._are_searched = not is_given and count_ranks(job) > 1
-        self.first = job.rank
+        self.first = job.sharding.rank
 
     def request_of(self, rank: int) -> Request:
         """Return the request for a rank."""
@@ -78,7 +80,7 @@ class Ranks:
                 continue
             everywhere = self._beside(side)
             if _breaks(everywhere, side):
-                return plan, everywhere.job.rank
+                return plan, everywhere.job.sharding.rank
             own = replace(side, ranks=everywhere.ranks, notes=everywhere.notes)
             fuller[side.run.batch] = own
         changed = {name: side and fuller[side.run.batch] for name, side in sides.items()}
@@ -88,7 +90,7 @@ class Ranks:
         """Return the worst estimate over all ranks at the batch size of one rank's estimate."""
         if not self._are_searched:
             return own
-        batch, by_rank, notes = own.run.batch, {own.job.rank: own}, []
+        batch, by_rank, notes = own.run.batch, {own.job.sharding.rank: own}, []
         worst = own
         trace = self._trace(self.first, batch)
         for rank in (self.first, *ranks_beside(self._request.job, trace)):
@@ -114,11 +116,11 @@ class Ranks:
         return EpochPrograms(self._job(rank), self.programs(rank)).trace(batch, target)
 
     def _job(self, rank: int) -> Job:
-        return replace(self._request.job, rank=rank)
+        return self._request.job.replace(rank=rank)
 
 
 def _breaks(everywhere: Estimate, own: Estimate) -> bool:
     """Return whether the worst rank has a worse outcome than the rank for which the batch is an answer."""
-    if everywhere.job.rank == own.job.rank or everywhere.outcome is own.outcome:
+    if everywhere.job.sharding.rank == own.job.sharding.rank or everywhere.outcome is own.outcome:
         return False
     return everywhere.outcome is Outcome.DOES_NOT_FIT or own.outcome is Outcome.FITS

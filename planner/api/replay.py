@@ -174,10 +174,10 @@ class _Tracing:
         """Return the job's trace at a batch size, captured once."""
         if (job, batch) not in self._taken:
             start = perf_counter()
-            queried = replace(job, cudnn=self._cudnn)
+            queried = job.replace(cudnn=self._cudnn)
             tracer = open_traces(queried, self._device.target, self._on_progress, mode=CaptureMode.RUNS)
             opened = perf_counter()
-            self._on_progress(f"tracing {job.model} at batch {batch}")
+            self._on_progress(f"tracing {job.model.name} at batch {batch}")
             self._taken[job, batch] = tracer(batch)
             self.import_seconds += opened - start
             self.trace_seconds += perf_counter() - opened

@@ -75,7 +75,7 @@ class Request(Struct, frozen=True):
         none.
         """
         if self.chosen_batch is None:
-            raise UsageError(f"{self.job.model}: no batch size is known; give one, such as --batch 32")
+            raise UsageError(f"{self.job.model.name}: no batch size is known; give one, such as --batch 32")
         check_batch(self.job, self.chosen_batch)
         return self.chosen_batch
 
@@ -203,15 +203,15 @@ def _load_trace(model: Model | None, options: Options, path: Path) -> tuple[Save
         flag = "--" + ("model" if model is not None else given[0]).replace("_", "-")
         raise UsageError(f"{flag} and --trace: the trace file decides that; remove one")
     saved = open_saved(path)
-    where = saved.job.cudnn
+    where = saved.job.environment.cudnn
     if saved.has_queries and not (options.get("cudnn") or is_cudnn_of_files(where)):
         raise DataFileError(
             f"{path}: its job names the cuDNN in {where!r}, which a file may not load; give --cudnn with a "
             "folder that you trust, or --cudnn installed, stored or published"
         )
-    if saved.job.sizes:
+    if saved.job.samples.sizes:
         raise DataFileError(
-            f"{path}: its job reads the sizes of {saved.job.sizes!r}, which a file may not name"
+            f"{path}: its job reads the sizes of {saved.job.samples.sizes!r}, which a file may not name"
         )
     beside = {name: options.get(name) for name in _NOT_IN_TRACES}
     for name in ("cudnn", "cudnn_benchmark"):
@@ -263,13 +263,13 @@ def _job_of_factory(factory: Factory, given: Mapping[str, Any]) -> Job:
     except (TypeError, OSError):  # a builtin, or a class without a file, as in a notebook
         file = None
     if file is None or given["mode"] is not None:
-        return Job(name)
+        return Job.create(name)
     if inspect.isfunction(factory) and kind_of_code(f"{file}:{name}", arguments) is CodeKind.STEP_FUNCTION:
         raise UsageError(
             f"{name}: needs arguments; give them with model_arg, or name a training step as "
             f"{Path(file).name}:{name}, whose models are made anew for a plan"
         )
-    return Job(name, **defaults_of_code(f"{file}:{name}", arguments))
+    return Job.create(name, **defaults_of_code(f"{file}:{name}", arguments))
 
 
 def _job_options(options: Options) -> dict[str, Any]:

@@ -95,8 +95,8 @@ def explain(job: Job, batch: int, recorder: Recorder, error: BaseException) -> M
     op = f" in {running}" if running else ""
     when = ""
     if recorder.phase is Phase.EVALUATION:
-        when, batch = "in the evaluation, ", job.eval_batch or batch
-    where = f"{job.model}: {when}{place} fails at batch {batch}{op}{line}"
+        when, batch = "in the evaluation, ", job.loop.eval_batch or batch
+    where = f"{job.model.name}: {when}{place} fails at batch {batch}{op}{line}"
     sentence = sentence_of(error)
     compiled = getattr(error, "inner_exception", None)  # of torch._dynamo.exc.BackendCompilerFailed
     if isinstance(compiled, BaseException):
@@ -112,11 +112,11 @@ def explain(job: Job, batch: int, recorder: Recorder, error: BaseException) -> M
             if re.search(words, sentence):
                 return ModelError(f"{where}: {reason}; {remedy}")
     if reads_values(error, running):
-        return DataDependentError(job.model, f"{place} calls {running or 'code'}{line}")
+        return DataDependentError(job.model.name, f"{place} calls {running or 'code'}{line}")
     if isinstance(error, SystemExit):
         sentence = f"it ends the process with code {error.code}"
     remedy = remedy_for(error, running=running)
-    if recorder.phase is Phase.EVALUATION and job.eval_input:
+    if recorder.phase is Phase.EVALUATION and job.loop.eval_input:
         remedy = remedy.replace(SHAPES, "check --eval-input")
     return ModelError(f"{where}: {sentence}; {remedy}")
 

@@ -35,7 +35,7 @@ def record_loop(loop: CapturedLoop, capability: tuple[int, int]) -> Trace:
             trace = recorder.finish(batch, _run(dataclasses.replace(loop, suspended=suspended), stack))
             return replace(trace, growth_sources=growth_sources(trace, recorder))
     except BatchTooLargeError as error:
-        where = f"{job.model}: {recorder.place()} at batch {batch}{source_line(error)}"
+        where = f"{job.model.name}: {recorder.place()} at batch {batch}{source_line(error)}"
         raise BatchTooLargeError(f"{where}: {error}; take that call out of the traced path") from error
 
 

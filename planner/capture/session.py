@@ -54,7 +54,7 @@ def record(
     target = replace(
         Target.for_capability(capability, sm_count),
         conv_workspace_query=conv_workspace_query,
-        torch=torch_version_of(job.torch),
+        torch=torch_version_of(job.environment.torch),
     )
     memory = memory or CaptureMemory()
     session = _Session(job, target, path_of or capability, build, provenance, calls, memory, Stages())
@@ -83,9 +83,9 @@ class _Session(Struct, frozen=True):
         """Capture the job's rank, after the ranks whose answers the stages of its pipeline wait for."""
 
         def run_rank(rank: int) -> Trace:
-            return replace(self, job=replace(self.job, rank=rank))._run_rank(batch)
+            return replace(self, job=self.job.replace(rank=rank))._run_rank(batch)
 
-        return self.stages.trace(self.job.rank, run_rank)
+        return self.stages.trace(self.job.sharding.rank, run_rank)
 
     def _run_rank(self, batch: int) -> Trace:
         """Capture with batches on the CPU if a step of the user's own moves them, else on the GPU."""
@@ -113,7 +113,9 @@ class _Session(Struct, frozen=True):
             def run_again(size: int, policy: ReadPolicy) -> Trace:
                 return self._capture(job, size, Values(self.path_of, first_read, policy))
 
-            return run_with_reads(batch, run_again, self.memory.logs, guesses_numbers=job.mode is Mode.STEP)
+            return run_with_reads(
+                batch, run_again, self.memory.logs, guesses_numbers=job.loop.mode is Mode.STEP
+            )
 
     def _capture(self, job: Job, batch: int, interpretation: Interpretation) -> Trace:
         if self.calls is not None:
@@ -138,7 +140,7 @@ class _Session(Struct, frozen=True):
         for technique in techniques:
             built = technique.change_model(built, job)
         model = built.module
-        blas = job.cublas_workspace_config
+        blas = job.environment.cublas_workspace_config
         place = placement.host, placement.streams
         recorder = Recorder(model, self.target, self.provenance, self.calls, run, blas, *place)
         placement.watch(recorder)

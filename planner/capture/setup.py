@@ -28,7 +28,7 @@ def record_setup(model: nn.Module, job: Job, recorder: Recorder, loaded: dict[in
     """
     if loaded:
         _record_model(model, recorder, loaded, lambda tensor: not tensor.requires_grad)
-    if job.prepare_kbit:
+    if job.model.prepare_kbit:
         _record_preparation(model, recorder)
     _record_adapters(model, recorder)
     _record_model(model, recorder, {})

@@ -29,8 +29,8 @@ def open_convolutions(job: Job, cache_folder: Path | None = None) -> ConvWorkspa
     The answers of a cuDNN are cached in `cache_folder`. By default, versions of torch that come with a cuDNN
     before 9.8 have the workspaces of published runs.
     """
-    where, benchmark = job.cudnn, job.cudnn_benchmark
-    if where == PUBLISHED or (not where and torch_version_of(job.torch) < _ANSWERING_TORCH):
+    where, benchmark = job.environment.cudnn, job.environment.cudnn_benchmark
+    if where == PUBLISHED or (not where and torch_version_of(job.environment.torch) < _ANSWERING_TORCH):
         return PublishedWorkspaces()
     if not where:
         return DefaultWorkspaces(benchmark, cache_folder)
@@ -40,7 +40,7 @@ def open_convolutions(job: Job, cache_folder: Path | None = None) -> ConvWorkspa
 
 
 def default_source() -> str:
-    """Return the value of `Job.cudnn` that is the default on this machine."""
+    """Return the value of `Environment.cudnn` that is the default on this machine."""
     return STORED if _installed(None) is None else INSTALLED
 
 

@@ -128,10 +128,10 @@ def kind_of(job: Job, trace: Trace) -> RunKind:
     sites = Counter(site.op for site in trace.sites)
     if sites[CONVOLUTION] > FEW_CONVOLUTIONS:
         is_fitted = trace.conv_account.source is ConvWorkspaceSource.PUBLISHED
-        if is_fitted and job.precision is Precision.FP32 and not job.cudnn_benchmark:
+        if is_fitted and job.loop.precision is Precision.FP32 and not job.environment.cudnn_benchmark:
             return RunKind.CONVOLUTIONS
-        if is_fitted or job.cudnn_benchmark:
-            is_last = job.memory_format is MemoryFormat.CHANNELS_LAST
+        if is_fitted or job.environment.cudnn_benchmark:
+            is_last = job.model.memory_format is MemoryFormat.CHANNELS_LAST
             return RunKind.BENCHMARK_LAST if is_last else RunKind.BENCHMARK
     if _is_large(job, trace):
         return RunKind.LARGE
@@ -140,9 +140,9 @@ def kind_of(job: Job, trace: Trace) -> RunKind:
 
 def kind_without_trace(job: Job) -> RunKind:
     """Return the kind of run that the options imply: texts if an input is a sequence of integers."""
-    if job.lengths is not None:
-        return RunKind.TEXTS if job.lengths is Lengths.VARYING else RunKind.CONVOLUTIONS
-    has_tokens = any(len(spec.shape) == 1 and _is_integer(spec) for spec in job.inputs)
+    if job.samples.lengths is not None:
+        return RunKind.TEXTS if job.samples.lengths is Lengths.VARYING else RunKind.CONVOLUTIONS
+    has_tokens = any(len(spec.shape) == 1 and _is_integer(spec) for spec in job.samples.inputs)
     return RunKind.TEXTS if has_tokens else RunKind.CONVOLUTIONS
 
 
@@ -152,10 +152,10 @@ def lengths_of(job: Job, trace: Trace) -> tuple[Lengths, str]:
     Token ids have one dimension and are looked up in an embedding, or are named as tokenizers name them.
     Integer labels and class maps are neither.
     """
-    if job.lengths is not None:
-        return job.lengths, ""
+    if job.samples.lengths is not None:
+        return job.samples.lengths, ""
     has_embedding = any("embedding" in site.op for site in trace.sites)
-    for spec in job.inputs:
+    for spec in job.samples.inputs:
         name = (spec.keyword or "").rpartition(".")[2]  # of an entry of a nested input
         if len(spec.shape) == 1 and (name in _PADDED or (has_embedding and _is_integer(spec))):
             return Lengths.VARYING, str(spec)
@@ -185,7 +185,7 @@ def _is_large(job: Job, trace: Trace) -> bool:
     owned = (
         event for event in trace.events if isinstance(event, Alloc) and event.category is Category.PARAMETER
     )
-    element = 2 if job.precision in _HALF else 4
+    element = 2 if job.loop.precision in _HALF else 4
     return sum(event.size_bytes for event in owned) >= LARGE_PARAMETERS * element
 
 
@@ -193,9 +193,9 @@ def _unlike(job: Job, trace: Trace, sites: Counter[str]) -> Iterator[str]:
     """Yield the job's features that no run shows, as ends of a sentence."""
     if any(word in op for op in sites for word in _DETECTION) or Fact.RANDOM_SIZES in trace.facts:
         yield "has tensors whose sizes depend on values, as detectors do"
-    if job.mode is Mode.GENERATE:
+    if job.loop.mode is Mode.GENERATE:
         yield "generates"
-    if job.fsdp or job.tp or job.world_size:
+    if job.sharding.fsdp or job.sharding.tp or job.sharding.world_size:
         yield "is sharded over several GPUs"
 
 
@@ -223,12 +223,12 @@ def _other_settings(
     job: Job, sites: Counter[str], settings: KindSettings, capability: tuple[int, int]
 ) -> Iterator[str]:
     """Yield the settings that no run of a kind has."""
-    if job.precision.value not in settings.precisions:
-        yield f"in {job.precision.value}"
-    if sites[CONVOLUTION] and job.cudnn_benchmark not in settings.cudnn_benchmark:
-        yield f"with cudnn.benchmark {'on' if job.cudnn_benchmark else 'off'}"
-    if sites[CONVOLUTION] and job.memory_format.value not in settings.memory_formats:
-        yield f"in {job.memory_format.value}"
+    if job.loop.precision.value not in settings.precisions:
+        yield f"in {job.loop.precision.value}"
+    if sites[CONVOLUTION] and job.environment.cudnn_benchmark not in settings.cudnn_benchmark:
+        yield f"with cudnn.benchmark {'on' if job.environment.cudnn_benchmark else 'off'}"
+    if sites[CONVOLUTION] and job.model.memory_format.value not in settings.memory_formats:
+        yield f"in {job.model.memory_format.value}"
     if capability not in settings.capabilities:
         yield f"on compute capability {capability[0]}.{capability[1]}"
 
@@ -244,9 +244,9 @@ def _of_answers(job: Job, trace: Trace) -> Iterator[Departure]:
             yield Departure(what, Doubt.VOLUMES, _weight_of_part(part_of_convolutions(trace)))
         else:
             yield Departure(what, Doubt.SIMILAR)
-    is_named = job.cudnn not in ("", INSTALLED, STORED)
-    if not is_named and torch_version_of(job.torch) < NEWEST_TORCH:
-        yield Departure(f"with torch {job.torch}, whose cuDNN is another")
+    is_named = job.environment.cudnn not in ("", INSTALLED, STORED)
+    if not is_named and torch_version_of(job.environment.torch) < NEWEST_TORCH:
+        yield Departure(f"with torch {job.environment.torch}, whose cuDNN is another")
 
 
 def departures_by_share(uncounted: float, far: float, part: float) -> Iterator[Departure]:
@@ -269,7 +269,7 @@ def _has_volumes(job: Job) -> bool:
 
 
 def _ranks_of_inputs(job: Job) -> set[int]:
-    return {len(spec.shape) for spec in job.inputs if not _is_integer(spec)}
+    return {len(spec.shape) for spec in job.samples.inputs if not _is_integer(spec)}
 
 
 def _unmeasured(job: Job, sites: Counter[str]) -> Iterator[str]:
@@ -281,5 +281,5 @@ def _unmeasured(job: Job, sites: Counter[str]) -> Iterator[str]:
         yield "with convolutions over sequences"
     if any(word in op for op in sites for word in _RECURRENT):
         yield "with recurrent layers"
-    if job.mode in (Mode.INFER, Mode.FORWARD):
+    if job.loop.mode in (Mode.INFER, Mode.FORWARD):
         yield "without a backward pass"

@@ -7,7 +7,8 @@ from .deepspeed import (
 from .job import (
     Batching as Batching, CatalogueEntry as CatalogueEntry, Checkpoint as Checkpoint,
     ClipGradients as ClipGradients, Compile as Compile,
-    FUSED_OPTIMIZERS as FUSED_OPTIMIZERS, INSTALLED as INSTALLED, Job as Job, Lengths as Lengths,
+    FUSED_OPTIMIZERS as FUSED_OPTIMIZERS, INSTALLED as INSTALLED, JOB_FIELDS as JOB_FIELDS,
+    Job as Job, Lengths as Lengths,
     Loss as Loss, MemoryFormat as MemoryFormat, Mode as Mode, Offload as Offload,
     Optimizer as Optimizer,
     OptimizerImpl as OptimizerImpl, PUBLISHED as PUBLISHED, Precision as Precision, Quantize as Quantize,

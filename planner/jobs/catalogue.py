@@ -50,7 +50,7 @@ def _read_job(name: str, entry: Entry, sources: Collection[str]) -> CatalogueEnt
         options["model_args"] = tuple(read_arguments(values["args"]))
     batch = read_count(values["batch"], MAX_BATCH) if "batch" in values else 1
     job = merge_job(default_job(name, _source(values["source"], sources)), options)
-    if not job.inputs and not is_completed_by_library(job):
+    if not job.samples.inputs and not is_completed_by_library(job):
         raise entry.broken("missing inputs, for which its source has no default")
     parse_entry(entry, complete_job, job)
     return CatalogueEntry(job, batch, values["about"].text())

@@ -4,13 +4,11 @@ from collections.abc import Mapping
 from math import isinf
 from typing import Any
 
-from msgspec.structs import fields
-
-from planner.jobs.job import Job, TensorSpec
+from planner.jobs.job import JOB_FIELDS, Job, TensorSpec
 from planner.jobs.options import FIELD_OPTIONS
 from planner.jobs.parse import freeze, parse_tensor_spec
 
-_DEFAULTS = Job("")
+_DEFAULTS = Job.create("")
 _REQUIRED = (  # present in files of every version
     *("model", "source", "model_args", "inputs", "target", "loss", "mode", "optimizer", "optimizer_impl"),
     *("zero_grad", "keep_grads", "steps"),
@@ -19,10 +17,10 @@ _REQUIRED = (  # present in files of every version
 
 def job_to_json(job: Job) -> dict[str, Any]:
     """Return all fields of a job as values for `json`; `job_from_json` is the inverse."""
-    values = {field.name: _plain(getattr(job, field.name)) for field in fields(job)}
+    values = {name: _plain(job.value(name)) for name in JOB_FIELDS}
     return values | {
         name: {key: _plain(value) for key, value in arguments}
-        for name, arguments in (("model_args", job.model_args), ("optimizer_args", job.optimizer_args))
+        for name, arguments in (("model_args", job.model.args), ("optimizer_args", job.loop.optimizer_args))
     }
 
 
@@ -42,7 +40,7 @@ def job_from_json(values: Mapping[str, Any]) -> Job:
         for name, option in FIELD_OPTIONS.items()
         if name in values and not _is_default(name, values[name])
     }
-    return Job(
+    return Job.create(
         model=values["model"],
         source=values["source"],
         model_args=_arguments(values["model_args"]),
@@ -60,7 +58,7 @@ def _arguments(values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
 
 def _is_default(name: str, value: object) -> bool:
     """Return whether a field has its default, which may be a value that users cannot give."""
-    default = getattr(_DEFAULTS, name)
+    default = _DEFAULTS.value(name)
     return type(value) is type(default) and value == default
 
 

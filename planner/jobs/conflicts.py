@@ -47,60 +47,62 @@ class Requirement(NamedTuple):
 # The settings that the tables name, and whether a job has each.
 SETTINGS: Mapping[str, Callable[[Job], object]] = MappingProxyType(
     {
-        "--accumulate": lambda job: job.accumulate > 1,
-        "--checkpoint": lambda job: job.checkpoint is not Checkpoint.NONE,
-        "--clip-gradients value": lambda job: job.clip_gradients is ClipGradients.VALUE,
-        "--compile": lambda job: job.compile is not Compile.NONE,
-        "--compile reduce-overhead": lambda job: job.compile is Compile.REDUCE_OVERHEAD,
-        "--dataset-size": lambda job: job.dataset_size,
-        "--ddp": lambda job: job.ddp,
-        "--deepspeed": lambda job: job.deepspeed,
-        "--ema": lambda job: job.ema,
-        "--eval-batch": lambda job: job.eval_batch,
-        "--eval-input": lambda job: job.eval_input,
-        "--evaluate": lambda job: job.evaluate,
-        "--freeze or --train-only": lambda job: job.freeze or job.train_only,
-        "--fsdp": lambda job: job.fsdp,
-        "--fsdp or --tp": lambda job: job.fsdp or job.tp,
-        "--fsdp-arg": lambda job: job.fsdp_arg,
-        "--keep-grads": lambda job: job.keep_grads,
-        "--liger": lambda job: job.liger,
-        "--loss FILE.py:NAME": lambda job: is_code(job.loss),
-        "--loss training_step": lambda job: job.loss is Loss.TRAINING_STEP,
-        "--mode generate": lambda job: job.mode is Mode.GENERATE,
-        "--mode other than train": lambda job: job.mode is not Mode.TRAIN,
-        "--new-tokens": lambda job: job.new_tokens,
-        "--offload": lambda job: job.offload is not Offload.NONE,
+        "--accumulate": lambda job: job.loop.accumulate > 1,
+        "--checkpoint": lambda job: job.loop.checkpoint is not Checkpoint.NONE,
+        "--clip-gradients value": lambda job: job.loop.clip_gradients is ClipGradients.VALUE,
+        "--compile": lambda job: job.model.compile is not Compile.NONE,
+        "--compile reduce-overhead": lambda job: job.model.compile is Compile.REDUCE_OVERHEAD,
+        "--dataset-size": lambda job: job.samples.dataset_size,
+        "--ddp": lambda job: job.sharding.ddp,
+        "--deepspeed": lambda job: job.sharding.deepspeed,
+        "--ema": lambda job: job.loop.ema,
+        "--eval-batch": lambda job: job.loop.eval_batch,
+        "--eval-input": lambda job: job.loop.eval_input,
+        "--evaluate": lambda job: job.loop.evaluate,
+        "--freeze or --train-only": lambda job: job.model.freeze or job.model.train_only,
+        "--fsdp": lambda job: job.sharding.fsdp,
+        "--fsdp or --tp": lambda job: job.sharding.fsdp or job.sharding.tp,
+        "--fsdp-arg": lambda job: job.sharding.fsdp_arg,
+        "--keep-grads": lambda job: job.loop.keep_grads,
+        "--liger": lambda job: job.model.liger,
+        "--loss FILE.py:NAME": lambda job: is_code(job.loop.loss),
+        "--loss training_step": lambda job: job.loop.loss is Loss.TRAINING_STEP,
+        "--mode generate": lambda job: job.loop.mode is Mode.GENERATE,
+        "--mode other than train": lambda job: job.loop.mode is not Mode.TRAIN,
+        "--new-tokens": lambda job: job.loop.new_tokens,
+        "--offload": lambda job: job.loop.offload is not Offload.NONE,
         "--optimizer adagrad --optimizer-impl fused": lambda job: (
-            job.optimizer is Optimizer.ADAGRAD and job.optimizer_impl is OptimizerImpl.FUSED
+            job.loop.optimizer is Optimizer.ADAGRAD and job.loop.optimizer_impl is OptimizerImpl.FUSED
         ),
-        "--peft": lambda job: job.peft,
-        "--peft-arg": lambda job: job.peft_arg,
+        "--peft": lambda job: job.model.peft,
+        "--peft-arg": lambda job: job.model.peft_arg,
         "--precision other than the file's": lambda job: not precision_agrees(job),
-        "--precision with a gradient scaler": lambda job: job.grad_scaler,
-        "--prepare-kbit": lambda job: job.prepare_kbit,
-        "--quantize": lambda job: job.quantize is not Quantize.NONE,
-        "--quantize-arg": lambda job: job.quantize_arg,
-        "--rank": lambda job: job.rank,
-        "--torch before 2.12": lambda job: torch_version_of(job.torch) < (2, 12),
-        "--torch of another version": lambda job: torch_version_of(job.torch) != NEWEST_TORCH,
-        "--tp": lambda job: job.tp,
+        "--precision with a gradient scaler": lambda job: job.loop.grad_scaler,
+        "--prepare-kbit": lambda job: job.model.prepare_kbit,
+        "--quantize": lambda job: job.model.quantize is not Quantize.NONE,
+        "--quantize-arg": lambda job: job.model.quantize_arg,
+        "--rank": lambda job: job.sharding.rank,
+        "--torch before 2.12": lambda job: torch_version_of(job.environment.torch) < (2, 12),
+        "--torch of another version": lambda job: torch_version_of(job.environment.torch) != NEWEST_TORCH,
+        "--tp": lambda job: job.sharding.tp,
         "samples of many sizes": size_ranges,
     }
 )
 # The text of a setting in a message, if it differs from the name.
 _TEXTS: Mapping[str, Callable[[Job], str]] = MappingProxyType(
     {
-        "--compile": lambda job: f"--compile {job.compile}",
+        "--compile": lambda job: f"--compile {job.model.compile}",
         "--fsdp or --tp": lambda job: " ".join(
-            f"{option} {ranks}" for option, ranks in (("--fsdp", job.fsdp), ("--tp", job.tp)) if ranks
+            f"{option} {ranks}"
+            for option, ranks in (("--fsdp", job.sharding.fsdp), ("--tp", job.sharding.tp))
+            if ranks
         ),
-        "--mode other than train": lambda job: f"--mode {job.mode}",
-        "--precision other than the file's": lambda job: f"--precision {job.precision}",
-        "--precision with a gradient scaler": lambda job: f"--precision {job.precision}",
-        "--torch before 2.12": lambda job: f"--torch {job.torch}",
-        "--torch of another version": lambda job: f"--torch {job.torch}",
-        "--tp": lambda job: f"--tp {job.tp}",
+        "--mode other than train": lambda job: f"--mode {job.loop.mode}",
+        "--precision other than the file's": lambda job: f"--precision {job.loop.precision}",
+        "--precision with a gradient scaler": lambda job: f"--precision {job.loop.precision}",
+        "--torch before 2.12": lambda job: f"--torch {job.environment.torch}",
+        "--torch of another version": lambda job: f"--torch {job.environment.torch}",
+        "--tp": lambda job: f"--tp {job.sharding.tp}",
     }
 )
 _OF_RANKS = ("--ddp", "--compile", "--offload", "--quantize", "--ema", "--liger")
@@ -189,12 +191,12 @@ REQUIREMENTS = (
 
 def check_conflicts(job: Job) -> None:
     """Raise UsageError for the first combination of options that is refused, and for too few ranks."""
-    if 1 in (job.fsdp, job.tp):
+    if 1 in (job.sharding.fsdp, job.sharding.tp):
         given = _text("--fsdp or --tp", job)
-        raise UsageError(f"{job.model}: {given}: a model is sharded over two ranks or more")
-    if job.deepspeed and job.world_size < 2:
+        raise UsageError(f"{job.model.name}: {given}: a model is sharded over two ranks or more")
+    if job.sharding.deepspeed and job.sharding.world_size < 2:
         raise UsageError(
-            f"{job.model}: --deepspeed: give the number of ranks, two or more, such as --world-size 8"
+            f"{job.model.name}: --deepspeed: give the number of ranks, two or more, such as --world-size 8"
         )
     for conflict in CONFLICTS:
         if not SETTINGS[conflict.option](job):
@@ -202,7 +204,7 @@ def check_conflicts(job: Job) -> None:
         other = next((name for name in conflict.others if SETTINGS[name](job)), None)
         if other is not None:
             both = f"{_text(conflict.option, job)} with {_text(other, job)}"
-            raise UsageError(f"{job.model}: {both} {conflict.reason}; {conflict.remedy}")
+            raise UsageError(f"{job.model.name}: {both} {conflict.reason}; {conflict.remedy}")
 
 
 def check_requirements(job: Job) -> None:
@@ -210,7 +212,7 @@ def check_requirements(job: Job) -> None:
     for requirement in REQUIREMENTS:
         given = next((name for name in requirement.options if SETTINGS[name](job)), None)
         if given is not None and not SETTINGS[requirement.needed](job):
-            raise UsageError(f"{job.model}: {given} without {requirement.needed}: {requirement.remedy}")
+            raise UsageError(f"{job.model.name}: {given} without {requirement.needed}: {requirement.remedy}")
 
 
 def _text(name: str, job: Job) -> str:

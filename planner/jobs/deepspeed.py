@@ -91,7 +91,9 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 def deepspeed_stage(job: Job) -> int:
     """Return the ZeRO stage of a job, or 0 without DeepSpeed."""
-    return int(json.loads(job.deepspeed)["zero_optimization"]["stage"]) if job.deepspeed else 0
+    return (
+        int(json.loads(job.sharding.deepspeed)["zero_optimization"]["stage"]) if job.sharding.deepspeed else 0
+    )
 
 
 def precision_agrees(job: Job) -> bool:
@@ -100,11 +102,11 @@ def precision_agrees(job: Job) -> bool:
     A job in float32 agrees with any configuration. "auto" stands for autocast or for the pure type, as with
     transformers' `bf16`.
     """
-    config = json.loads(job.deepspeed)
+    config = json.loads(job.sharding.deepspeed)
     for name, precisions in _PRECISIONS.items():
-        if job.precision in precisions:
+        if job.loop.precision in precisions:
             enabled = config.get(name, {}).get("enabled", False)
-            return enabled == _FILLED or (enabled is True and job.precision is precisions[0])
+            return enabled == _FILLED or (enabled is True and job.loop.precision is precisions[0])
     return True
 
 
@@ -114,20 +116,20 @@ def fill_deepspeed(job: Job, batch: int, hidden_size: int | None) -> dict[str, A
     Values that are "auto" are taken from the job, as transformers fills them. Without a hidden size,
     DeepSpeed's defaults apply. Raises UsageError if a value cannot be determined.
     """
-    config: dict[str, Any] = json.loads(job.deepspeed)
+    config: dict[str, Any] = json.loads(job.sharding.deepspeed)
     config.pop("train_batch_size", None)
     config.pop("scheduler", None)  # it only sets a number for each step
     config["train_micro_batch_size_per_gpu"] = batch
     if config.get("gradient_accumulation_steps", _FILLED) == _FILLED:
-        config["gradient_accumulation_steps"] = job.accumulate
-    if config.get("gradient_clipping", 0.0) == _FILLED or job.clip_gradients is ClipGradients.NORM:
-        clips = job.clip_gradients is ClipGradients.NORM
+        config["gradient_accumulation_steps"] = job.loop.accumulate
+    if config.get("gradient_clipping", 0.0) == _FILLED or job.loop.clip_gradients is ClipGradients.NORM:
+        clips = job.loop.clip_gradients is ClipGradients.NORM
         given = config.get("gradient_clipping", _FILLED)
         config["gradient_clipping"] = given if given != _FILLED else DEFAULT_CLIP if clips else 0.0
     for name, precisions in _PRECISIONS.items():
         section = config.get(name, {})
         if section.get("enabled") == _FILLED:
-            section["enabled"] = job.precision in precisions
+            section["enabled"] = job.loop.precision in precisions
         _drop_filled(section)
     parameters = config.get("optimizer", {}).get("params", {})
     _drop_filled(parameters)

@@ -1,7 +1,6 @@
 """The number of a model's repeated blocks."""
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from planner.jobs.job import Job
 
@@ -14,5 +13,5 @@ class Depth(Struct, frozen=True):
 
     def at(self, job: Job, blocks: int) -> Job:
         """Return the job with another number of blocks."""
-        others = tuple(pair for pair in job.model_args if pair[0] != self.argument)
-        return replace(job, model_args=(*others, (self.argument, blocks)))
+        others = tuple(pair for pair in job.model.args if pair[0] != self.argument)
+        return job.replace(model_args=(*others, (self.argument, blocks)))

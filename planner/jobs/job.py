@@ -1,9 +1,12 @@
 """The data type of a job: the model, its inputs, the loss, the optimizer and the training loop."""
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple, Self
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 
 class Mode(StrEnum):
@@ -148,22 +151,51 @@ class Quantize(StrEnum):
         return self in (Quantize.INT8_TRAINING, Quantize.INT8_MIXED, Quantize.FLOAT8_TRAINING)
 
 
-PUBLISHED, INSTALLED, STORED = "published", "installed", "stored"  # values of `Job.cudnn`
+PUBLISHED, INSTALLED, STORED = "published", "installed", "stored"  # values of `Environment.cudnn`
 CUDNN_OF_FILES = (INSTALLED, STORED, PUBLISHED)  # a folder is excluded, as its library would be loaded
 
 
-class Job(Struct, frozen=True):
-    """One training or inference process, described by all that affects its memory except the batch size."""
+class ModelSpec(Struct, frozen=True):
+    """The module that a process builds, and what is changed in it before it runs."""
 
-    model: str  # as given by the user: a catalogue name, SOURCE:NAME or FILE.py:NAME
-    model_args: tuple[tuple[str, Any], ...] = ()  # constructor keywords in the user's order; lists are tuples
+    name: str  # as given by the user: a catalogue name, SOURCE:NAME or FILE.py:NAME
+    source: str = ""  # SOURCE:NAME or FILE.py:NAME of a catalogue name; "": `name` is it
+    args: tuple[tuple[str, Any], ...] = ()  # constructor keywords in the user's order; lists are tuples
+    memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
+    quantize: Quantize = Quantize.NONE
+    quantize_arg: tuple[str, ...] = ()  # KEY=VALUE of transformers' BitsAndBytesConfig, or torchao's
+    prepare_kbit: bool = False  # peft's `prepare_model_for_kbit_training`
+    peft: str = ""  # a method of peft that adapts the model, such as "lora"; "": none
+    peft_arg: tuple[str, ...] = ()  # KEY=VALUE of its configuration
+    liger: bool = False  # Liger's kernels, as transformers' `use_liger_kernel` applies them
+    freeze: tuple[str, ...] = ()  # patterns (fnmatch) of parameter names that are not trained
+    train_only: tuple[str, ...] = ()  # patterns of the only trained parameters; empty: all not frozen
+    compile: Compile = Compile.NONE  # the model is called through torch.compile in this mode
+
+
+class Samples(Struct, frozen=True):
+    """The samples of a batch, and how samples of many sizes are batched."""
+
     inputs: tuple[TensorSpec, ...] = ()
     target: TensorSpec | None = None
     targets: tuple[TensorSpec, ...] = ()  # in place of `target`, the tensors of a target of several
-    loss: Loss | str = Loss.CROSS_ENTROPY  # a named loss or FILE.py:NAME
+    dataset_size: int = 0  # samples per epoch; the last batch may be smaller; 0: all batches are full
+    lengths: Lengths | None = None  # of real samples; None: by the inputs and the model (likeness.py)
+    sizes: str = ""  # of samples that differ: a file; "": uniform between smallest and largest
+    batching: Batching = Batching.PADDED  # of samples that differ
+    pad_to: int = 1  # sizes are padded to a multiple of it
+    run_steps: int = 1000  # optimizer steps for which sizes are drawn
+    seed: int = 1  # seed of the drawn sizes
+
+
+class Loop(Struct, frozen=True):
+    """What a process does with each batch: the loss, the optimizer and the order of their calls."""
+
     mode: Mode = Mode.TRAIN
+    loss: Loss | str = Loss.CROSS_ENTROPY  # a named loss or FILE.py:NAME
     optimizer: Optimizer | str = Optimizer.SGD  # short name, torch.optim class, dotted name or FILE.py:NAME
     optimizer_impl: OptimizerImpl = OptimizerImpl.FOREACH
+    optimizer_args: tuple[tuple[str, Any], ...] = ()  # keywords of the optimizer; lists are tuples
     zero_grad: ZeroGrad = ZeroGrad.BEFORE_FORWARD
     drop_output: bool = False  # the loop frees the model's output once it has the loss
     keep_grads: bool = False  # `zero_grad(set_to_none=False)`
@@ -171,7 +203,6 @@ class Job(Struct, frozen=True):
     precision: Precision = Precision.FP32
     grad_scaler: bool = False  # `merge_job` turns it on with `amp-fp16`, as is usual
     backward_in_autocast: bool = False  # the backward pass runs inside the autocast region
-    memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
     checkpoint: Checkpoint = Checkpoint.NONE
     offload: Offload = Offload.NONE
     accumulate: int = 1  # micro-batches, each of the batch size, per optimizer step
@@ -180,37 +211,78 @@ class Job(Struct, frozen=True):
     evaluate: bool = False  # a pass in eval mode without gradients between the steps
     eval_batch: int = 0  # batch size of the evaluation; 0: the training's
     eval_input: tuple[str, ...] = ()  # inputs of the evaluation, as texts of `TensorSpec`; (): the training's
+    new_tokens: int = 0  # with `generate`: tokens after the prompt, which is `inputs`
+
+
+class Sharding(Struct, frozen=True):
+    """How a training is distributed over ranks."""
+
     ddp: bool = False  # DistributedDataParallel's gradient buckets
     ddp_bucket_view: bool = False  # `gradient_as_bucket_view=True`
-    freeze: tuple[str, ...] = ()  # patterns (fnmatch) of parameter names that are not trained
-    train_only: tuple[str, ...] = ()  # patterns of the only trained parameters; empty: all not frozen
-    new_tokens: int = 0  # with `generate`: tokens after the prompt, which is `inputs`
-    cudnn_benchmark: bool = False  # `torch.backends.cudnn.benchmark`
-    cudnn: str = ""  # a folder, "installed", "stored" or "published"; "": installed, or stored without one
-    cublas_workspace_config: str = ""  # value of CUBLAS_WORKSPACE_CONFIG; "": not set
-    torch: str = ""  # version of torch to plan for, "2.6"; "": the newest known
-    dataset_size: int = 0  # samples per epoch; the last batch may be smaller; 0: all batches are full
-    lengths: Lengths | None = None  # of real samples; None: by the inputs and the model (likeness.py)
-    sizes: str = ""  # of samples that differ: a file; "": uniform between smallest and largest
-    batching: Batching = Batching.PADDED  # of samples that differ
-    pad_to: int = 1  # sizes are padded to a multiple of it
-    run_steps: int = 1000  # optimizer steps for which sizes are drawn
-    seed: int = 1  # seed of the drawn sizes
-    source: str = ""  # SOURCE:NAME or FILE.py:NAME of a catalogue name; "": `model` is it
-    peft: str = ""  # a method of peft that adapts the model, such as "lora"; "": none
-    peft_arg: tuple[str, ...] = ()  # KEY=VALUE of its configuration
-    quantize: Quantize = Quantize.NONE
-    quantize_arg: tuple[str, ...] = ()  # KEY=VALUE of transformers' BitsAndBytesConfig, or torchao's
-    prepare_kbit: bool = False  # peft's `prepare_model_for_kbit_training`
-    liger: bool = False  # Liger's kernels, as transformers' `use_liger_kernel` applies them
-    optimizer_args: tuple[tuple[str, Any], ...] = ()  # keywords of the optimizer; lists are tuples
-    compile: Compile = Compile.NONE  # the model is called through torch.compile in this mode
     fsdp: int = 0  # ranks over which FSDP2 (`fully_shard`) shards the model, block by block; 0: none
     fsdp_arg: tuple[str, ...] = ()  # KEY=VALUE of `fully_shard` and its policies
     tp: int = 0  # ranks over which the tensors of each layer are split, by the model's plan; 0: none
     world_size: int = 0  # ranks of a file with its own process group, or of DeepSpeed; 0: none
     rank: int = 0  # the rank that is planned
     deepspeed: str = ""  # DeepSpeed's configuration as JSON; "": none
+
+
+class Environment(Struct, frozen=True):
+    """The versions and settings of the libraries that a process runs with."""
+
+    torch: str = ""  # version of torch to plan for, "2.6"; "": the newest known
+    cudnn_benchmark: bool = False  # `torch.backends.cudnn.benchmark`
+    cudnn: str = ""  # a folder, "installed", "stored" or "published"; "": installed, or stored without one
+    cublas_workspace_config: str = ""  # value of CUBLAS_WORKSPACE_CONFIG; "": not set
+
+
+class Job(Struct, frozen=True):
+    """One training or inference process, described by all that affects its memory except the batch size.
+
+    `JOB_FIELDS` has the name of each field of its parts in options, YAML and JSON.
+    """
+
+    model: ModelSpec
+    samples: Samples = Samples()
+    loop: Loop = Loop()
+    sharding: Sharding = Sharding()
+    environment: Environment = Environment()
+
+    @classmethod
+    def create(cls, model: str, **values: Any) -> Self:
+        """Return the job of a model's name, with values by the names in `JOB_FIELDS`."""
+        return cls(ModelSpec(model)).replace(**values)
+
+    def replace(self, **values: Any) -> Self:
+        """Return the job with other values, given by the names in `JOB_FIELDS`."""
+        changes: dict[str, dict[str, Any]] = {}
+        for name, value in values.items():
+            field = JOB_FIELDS[name]
+            changes.setdefault(field.part, {})[field.name] = value
+        return replace(self, **{part: replace(getattr(self, part), **new) for part, new in changes.items()})
+
+    def value(self, name: str) -> Any:
+        """Return the value of the field that is so named in `JOB_FIELDS`."""
+        field = JOB_FIELDS[name]
+        return getattr(getattr(self, field.part), field.name)
+
+
+class JobField(NamedTuple):
+    """A field of one of a job's parts."""
+
+    part: str  # the field of `Job`
+    name: str  # the field of that part
+    annotation: Any  # its type
+
+
+def _job_fields() -> Mapping[str, JobField]:
+    renamed = {"name": "model", "args": "model_args"}
+    parts = Job.__annotations__.items()
+    fields = [JobField(part, *item) for part, kind in parts for item in kind.__annotations__.items()]
+    return MappingProxyType({renamed.get(field.name, field.name): field for field in fields})
+
+
+JOB_FIELDS = _job_fields()  # by the name in options, YAML and JSON
 
 
 class CatalogueEntry(Struct, frozen=True):
@@ -229,5 +301,5 @@ class ModelName(NamedTuple):
 
 
 def is_cudnn_of_files(where: str) -> bool:
-    """Return whether a value of `Job.cudnn` is allowed in files, which must not name a folder."""
+    """Return whether a value of `Environment.cudnn` is allowed in files, which must not name a folder."""
     return where in ("", *CUDNN_OF_FILES)

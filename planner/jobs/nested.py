@@ -59,26 +59,29 @@ def nest_target(named: Iterable[tuple[str | None, T]]) -> Any:
 
 def check_nesting(job: Job) -> None:
     """Raise UsageError if the inputs or targets of a job cannot be nested by their names."""
-    for what, specs, nest in (("--input", job.inputs, nest_inputs), ("--target", job.targets, nest_target)):
+    for what, specs, nest in (
+        ("--input", job.samples.inputs, nest_inputs),
+        ("--target", job.samples.targets, nest_target),
+    ):
         try:
             nest((spec.keyword, spec) for spec in specs)
         except UsageError as error:
             text = str(error).removeprefix("--target: ")
-            raise UsageError(f"{job.model}: {what}: {text}") from None
+            raise UsageError(f"{job.model.name}: {what}: {text}") from None
 
 
 def batch_of_specs(job: Job, make: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
     """Return a job's positional inputs, keyword inputs and target, with `make` called per tensor, inputs
     first.
     """
-    ordered = sorted(enumerate(job.inputs), key=lambda place: place[1].keyword is not None)
+    ordered = sorted(enumerate(job.samples.inputs), key=lambda place: place[1].keyword is not None)
     made = {place: make(spec) for place, spec in ordered}
-    args, kwargs = nest_inputs((spec.keyword, made[place]) for place, spec in enumerate(job.inputs))
-    if job.mode not in (Mode.TRAIN, Mode.STEP):
+    args, kwargs = nest_inputs((spec.keyword, made[place]) for place, spec in enumerate(job.samples.inputs))
+    if job.loop.mode not in (Mode.TRAIN, Mode.STEP):
         return args, kwargs, None
-    if job.targets:
-        return args, kwargs, nest_target((spec.keyword, make(spec)) for spec in job.targets)
-    return args, kwargs, None if job.target is None else make(job.target)
+    if job.samples.targets:
+        return args, kwargs, nest_target((spec.keyword, make(spec)) for spec in job.samples.targets)
+    return args, kwargs, None if job.samples.target is None else make(job.samples.target)
 
 
 def _path(name: str, head: bool) -> tuple[_Key, ...]:

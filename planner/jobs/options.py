@@ -1,4 +1,4 @@
-"""The table of a job's options, each declared once, with its field of `Job` and its keyword in Python.
+"""The table of a job's options, each declared once, with its field of a `Job` and its keyword in Python.
 
 The options of the command line, the keys of YAML files, the JSON of `job`, shell completion, and the options
 that each `--method` supports follow from this table.
@@ -10,11 +10,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
 
-from msgspec.structs import replace
-
 from planner.errors import UsageError
 from planner.jobs.deepspeed import read_deepspeed
-from planner.jobs.job import Job
+from planner.jobs.job import JOB_FIELDS, Job
 from planner.jobs.optimizer_names import LIBRARY_OPTIMIZERS, TORCH_OPTIMIZERS, parse_optimizer
 from planner.jobs.parse import (
     check_argument,
@@ -97,8 +95,8 @@ _LOOP = ("memtracker",)
 
 
 def _option(name: str, help: str, metavar: str | None = None, **more: Any) -> JobOption:
-    """Return the option of a field of `Job`, whose annotation determines the option's kind."""
-    hint = Job.__annotations__[name]
+    """Return the option of a job's field, whose annotation determines the option's kind."""
+    hint = JOB_FIELDS[name].annotation
     choices: Any = next((kind for kind in (hint, *get_args(hint)) if isinstance(kind, EnumMeta)), None)
     kind = _KINDS.get(hint, OptionKind.TEXT if "parse" in more else OptionKind.CHOICE)
     number = "N" if kind is OptionKind.COUNT else None
@@ -338,7 +336,7 @@ JOB_OPTIONS: tuple[JobOption, ...] = (
     ),
 )
 _STRUCTURED = (OptionKind.TENSORS, OptionKind.ARGUMENTS)
-# Options named as their field of `Job`; all others are tensors and constructor arguments.
+# Options named as in `JOB_FIELDS`; all others are tensors and constructor arguments.
 FIELD_OPTIONS: Mapping[str, JobOption] = MappingProxyType(
     {option.name: option for option in JOB_OPTIONS if option.kind not in _STRUCTURED}
 )
@@ -346,10 +344,10 @@ FIELD_OPTIONS: Mapping[str, JobOption] = MappingProxyType(
 
 def reset_options(job: Job, *, where: Callable[[JobOption], bool]) -> Job:
     """Return the job with default values for the options for which `where` returns true."""
-    return copy_options(Job(""), job, where=where)
+    return copy_options(Job.create(""), job, where=where)
 
 
 def copy_options(source: Job, job: Job, *, where: Callable[[JobOption], bool]) -> Job:
     """Return `job` with the values of `source` for the options for which `where` returns true."""
     names = [name for name, option in FIELD_OPTIONS.items() if where(option)]
-    return replace(job, **{name: getattr(source, name) for name in names})
+    return job.replace(**{name: source.value(name) for name in names})

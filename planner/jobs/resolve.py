@@ -37,7 +37,7 @@ _TORCHVISION_FAMILIES = (
 
 
 def resolve_job(model: str, catalogue: Mapping[str, CatalogueEntry], **options: Any) -> Job:
-    """Return the complete job of a model with options named as the fields of `Job`. Raises UsageError."""
+    """Return the complete job of a model with options named as in `JOB_FIELDS`. Raises UsageError."""
     if split_model(model).source:
         base = default_job(model, source="", given=[name for name, _ in options.get("model_args") or ()])
     elif model in catalogue:
@@ -45,8 +45,8 @@ def resolve_job(model: str, catalogue: Mapping[str, CatalogueEntry], **options: 
     else:
         raise UsageError(_unknown_model(model, catalogue))
     job = merge_job(base, options)
-    if job.loss in (Loss.SUM, Loss.OUTPUT) and (options.get("target") or options.get("targets")):
-        raise UsageError(f"{model}: loss {job.loss} compares with no target; remove one of the two")
+    if job.loop.loss in (Loss.SUM, Loss.OUTPUT) and (options.get("target") or options.get("targets")):
+        raise UsageError(f"{model}: loss {job.loop.loss} compares with no target; remove one of the two")
     return complete_job(job)
 
 
@@ -55,23 +55,22 @@ def default_job(model: str, source: str, given: Collection[str] = ()) -> Job:
 
     `given` are the names of the arguments for its constructor.
     """
-    job = Job(model=model, source=source)
+    job = Job.create(model=model, source=source)
     if _is_of(job, "file"):
-        job = replace(job, **defaults_of_code(split_model(source or model).name, given))
+        job = job.replace(**defaults_of_code(split_model(source or model).name, given))
     if _imports_monai(source or model):
-        job = replace(job, cublas_workspace_config=MONAI_CUBLAS_CONFIG)
+        job = job.replace(cublas_workspace_config=MONAI_CUBLAS_CONFIG)
     if _is_of(job, "hf"):
-        return replace(job, loss=Loss.OUTPUT)
+        return job.replace(loss=Loss.OUTPUT)
     if _is_of(job, "diffusers"):
-        return replace(job, loss=Loss.MSE)
+        return job.replace(loss=Loss.MSE)
     if _is_of(job, "nnunet"):  # nnUNetTrainer's recipe
-        job = replace(job, loss=Loss.OUTPUT, optimizer=Optimizer.NESTEROV, clip_gradients=ClipGradients.NORM)
-        return replace(job, precision=Precision.AMP_FP16, grad_scaler=True)
+        job = job.replace(loss=Loss.OUTPUT, optimizer=Optimizer.NESTEROV, clip_gradients=ClipGradients.NORM)
+        return job.replace(precision=Precision.AMP_FP16, grad_scaler=True)
     sample = find_sample(source or model)
     if sample is None:
-        return replace(job, target=parse_tensor_spec("scalar:int64") if _is_of(job, "timm") else None)
-    return replace(
-        job,
+        return job.replace(target=parse_tensor_spec("scalar:int64") if _is_of(job, "timm") else None)
+    return job.replace(
         inputs=tuple(map(parse_tensor_spec, sample.inputs)),
         target=None if sample.target is None else parse_tensor_spec(sample.target),
         loss=sample.loss,
@@ -106,7 +105,7 @@ def _imports_monai(model: str) -> bool:
 
 def trains_itself(job: Job) -> bool:
     """Return whether the model's code runs the training step, or provides its loss and optimizer."""
-    return job.mode is Mode.STEP or (job.mode is Mode.TRAIN and job.loss is Loss.TRAINING_STEP)
+    return job.loop.mode is Mode.STEP or (job.loop.mode is Mode.TRAIN and job.loop.loss is Loss.TRAINING_STEP)
 
 
 def is_completed_by_library(job: Job) -> bool:
@@ -115,22 +114,26 @@ def is_completed_by_library(job: Job) -> bool:
 
 
 def _is_of(job: Job, source: str) -> bool:
-    return split_model(job.source or job.model).source == source
+    return split_model(job.model.source or job.model.name).source == source
 
 
 def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
-    """Return `base` overridden by options named as the fields of `Job`.
+    """Return `base` overridden by options named as in `JOB_FIELDS`.
 
     None and empty lists count as not given. Raises UsageError for an invalid value.
     """
     given = {name: value for name, value in options.items() if value not in (None, (), [])}
     given |= {name: option.read(given[name]) for name, option in FIELD_OPTIONS.items() if name in given}
     if "model_args" in given:
-        given["model_args"] = tuple((dict(base.model_args) | dict(given["model_args"])).items())
+        given["model_args"] = tuple((dict(base.model.args) | dict(given["model_args"])).items())
     if "optimizer_args" in given:
-        kept = {} if given.get("optimizer", base.optimizer) != base.optimizer else dict(base.optimizer_args)
+        kept = (
+            {}
+            if given.get("optimizer", base.loop.optimizer) != base.loop.optimizer
+            else dict(base.loop.optimizer_args)
+        )
         given["optimizer_args"] = tuple((kept | dict(given["optimizer_args"])).items())
-    elif given.get("optimizer", base.optimizer) != base.optimizer:
+    elif given.get("optimizer", base.loop.optimizer) != base.loop.optimizer:
         given["optimizer_args"] = ()  # they belong to another optimizer
     if "precision" in given:
         given.setdefault("grad_scaler", given["precision"] is Precision.AMP_FP16)
@@ -138,7 +141,7 @@ def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
         given["evaluate"] = True
     if given.get("ddp_bucket_view"):
         given.setdefault("ddp", True)
-    if "optimizer" in given and base.optimizer_impl is default_impl(base.optimizer):
+    if "optimizer" in given and base.loop.optimizer_impl is default_impl(base.loop.optimizer):
         given.setdefault("optimizer_impl", default_impl(given["optimizer"]))
     if "targets" in given:
         given["target"] = None
@@ -146,46 +149,46 @@ def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
         given["targets"] = ()
     given |= {name: tuple(given[name]) for name in ("inputs", "targets") if name in given}
     target = given.get("target")
-    if target is not None and "int" in target.dtype and base.loss is Loss.BCE_WITH_LOGITS:
+    if target is not None and "int" in target.dtype and base.loop.loss is Loss.BCE_WITH_LOGITS:
         given.setdefault("loss", Loss.CROSS_ENTROPY)  # numbers of classes
     if given.get("loss") in (Loss.SUM, Loss.OUTPUT):
         given.setdefault("targets", ())
         given.setdefault("target", None)  # such a loss has no target
     if "inputs" in given and "target" not in given:
         given["target"] = _resized(base, given["inputs"])
-    return replace(base, **given)
+    return base.replace(**given)
 
 
 def evaluated_job(job: Job) -> Job:
     """Return the job with the inputs of its evaluation, and with its target if resized with them."""
-    if not job.eval_input:
+    if not job.loop.eval_input:
         return job
-    inputs = tuple(map(parse_tensor_spec, job.eval_input))
-    return replace(job, inputs=inputs, target=_resized(job, inputs))
+    inputs = tuple(map(parse_tensor_spec, job.loop.eval_input))
+    return job.replace(inputs=inputs, target=_resized(job, inputs))
 
 
 def check_evaluated(job: Job) -> None:
     """Raise UsageError if the evaluation has other inputs than the training, apart from their sizes."""
-    given = [(spec.keyword, spec.dtype) for spec in map(parse_tensor_spec, job.eval_input)]
-    if given and given != [(spec.keyword, spec.dtype) for spec in job.inputs]:
-        expected = ", ".join(map(str, job.inputs))
+    given = [(spec.keyword, spec.dtype) for spec in map(parse_tensor_spec, job.loop.eval_input)]
+    if given and given != [(spec.keyword, spec.dtype) for spec in job.samples.inputs]:
+        expected = ", ".join(map(str, job.samples.inputs))
         raise UsageError(
-            f"--eval-input {', '.join(job.eval_input)}: {job.model} takes {expected}; give the same inputs, "
-            "of other sizes"
+            f"--eval-input {', '.join(job.loop.eval_input)}: {job.model.name} takes {expected}; give the "
+            "same inputs, of other sizes"
         )
 
 
 def _resized(base: Job, inputs: Sequence[TensorSpec]) -> TensorSpec | None:
     """Return a job's target for new inputs, resized if it had the spatial size of the first input."""
-    if base.target is None or not base.inputs:
-        return base.target
-    target, old, new = base.target.shape, base.inputs[0].shape, inputs[0].shape
+    if base.samples.target is None or not base.samples.inputs:
+        return base.samples.target
+    target, old, new = base.samples.target.shape, base.samples.inputs[0].shape, inputs[0].shape
     rank = next((n for n in (3, 2) if len(old) > n and len(new) == len(old) and target[-n:] == old[-n:]), 0)
     if not rank:
-        return base.target
+        return base.samples.target
     smallest = inputs[0].smallest
     return replace(
-        base.target,
+        base.samples.target,
         shape=(*target[:-rank], *new[-rank:]),
         smallest=(*target[:-rank], *smallest[-rank:]) if smallest else (),
     )
@@ -201,53 +204,63 @@ def default_impl(optimizer: Optimizer | str) -> OptimizerImpl:
 
 def complete_job(job: Job) -> Job:
     """Return the job with dependent fields settled. Raises UsageError if it is incomplete or not planned."""
-    if job.mode is Mode.GENERATE and not job.new_tokens:
+    if job.loop.mode is Mode.GENERATE and not job.loop.new_tokens:
         raise UsageError(
-            f"{job.model}: how many tokens to generate is unknown; give --new-tokens, such as 128"
+            f"{job.model.name}: how many tokens to generate is unknown; give --new-tokens, such as 128"
         )
-    least = 3 if job.evaluate or job.mode is Mode.FORWARD else 2
-    if job.dataset_size and job.steps < least:
+    least = 3 if job.loop.evaluate or job.loop.mode is Mode.FORWARD else 2
+    if job.samples.dataset_size and job.loop.steps < least:
         raise UsageError(
-            f"{job.model}: --dataset-size and --steps {job.steps}: the smaller batch comes between others; "
-            f"give at least --steps {least}"
+            f"{job.model.name}: --dataset-size and --steps {job.loop.steps}: the smaller batch comes between "
+            f"others; give at least --steps {least}"
         )
-    if not job.inputs and not is_completed_by_library(job) and job.mode is not Mode.STEP:
+    if not job.samples.inputs and not is_completed_by_library(job) and job.loop.mode is not Mode.STEP:
         _check_own_code(job)
-        raise UsageError(f"{job.model}: its inputs are unknown; give one sample, such as {_example_of(job)}")
-    if job.mode is Mode.STEP:
+        raise UsageError(
+            f"{job.model.name}: its inputs are unknown; give one sample, such as {_example_of(job)}"
+        )
+    if job.loop.mode is Mode.STEP:
         _refuse_changed(job, _OF_THE_LOOP, "its own training step")
-    if job.loss is Loss.TRAINING_STEP and job.mode is Mode.TRAIN:
+    if job.loop.loss is Loss.TRAINING_STEP and job.loop.mode is Mode.TRAIN:
         _refuse_changed(job, ("optimizer", "optimizer_impl"), "configure_optimizers of the model")
         # The targets are part of the batch, from which the model computes its loss.
-        job = replace(job, inputs=(*job.inputs, *_targets_of(job)), target=None, targets=())
+        job = job.replace(inputs=(*job.samples.inputs, *_targets_of(job)), target=None, targets=())
     check_nesting(job)
     check_requirements(job)
     check_conflicts(job)
     if not is_completed_by_library(job):
         check_evaluated(job)
-    if job.mode is Mode.STEP:
+    if job.loop.mode is Mode.STEP:
         return job
-    if job.mode is not Mode.TRAIN or job.loss in (Loss.SUM, Loss.OUTPUT, Loss.TRAINING_STEP):
-        return replace(job, target=None, targets=())
-    if is_code(job.loss):  # whether it takes a target is known when its file is run
+    if job.loop.mode is not Mode.TRAIN or job.loop.loss in (Loss.SUM, Loss.OUTPUT, Loss.TRAINING_STEP):
+        return job.replace(target=None, targets=())
+    if is_code(job.loop.loss):  # whether it takes a target is known when its file is run
         return job
-    if job.targets:
+    if job.samples.targets:
         raise UsageError(
-            f"{job.model}: loss {job.loss} compares with one tensor, not with {job.targets[0]}; give one "
+            f"{job.model.name}: loss {job.loop.loss} compares with one tensor, not with "
+            f"{job.samples.targets[0]}; give one "
             "target without a name, or name a loss of your own: --loss FILE.py:NAME"
         )
-    if job.target is None and job.loss is Loss.MSE and _is_of(job, "diffusers"):
+    if job.samples.target is None and job.loop.loss is Loss.MSE and _is_of(job, "diffusers"):
         return job  # its library knows the shape of the output
-    if job.target is not None and job.loss is not Loss.CROSS_ENTROPY and "int" in job.target.dtype:
+    if (
+        job.samples.target is not None
+        and job.loop.loss is not Loss.CROSS_ENTROPY
+        and "int" in job.samples.target.dtype
+    ):
         raise UsageError(
-            f"{job.model}: loss {job.loss} compares with floats, and the target {job.target} has integers; "
+            f"{job.model.name}: loss {job.loop.loss} compares with floats, and the target "
+            f"{job.samples.target} has integers; "
             "give floats, shaped as the output, such as --target 1000, or the loss of classes: --loss "
             "cross_entropy"
         )
-    if job.target is None:
+    if job.samples.target is None:
         _check_own_code(job)
-        example = "scalar:int64" if job.loss is Loss.CROSS_ENTROPY else "1000 (floats, shaped as the output)"
-        problem = f"{job.model}: loss {job.loss} needs a target"
+        example = (
+            "scalar:int64" if job.loop.loss is Loss.CROSS_ENTROPY else "1000 (floats, shaped as the output)"
+        )
+        problem = f"{job.model.name}: loss {job.loop.loss} needs a target"
         if _returns_its_loss(job):
             raise UsageError(f"{problem}; for the model's own loss, give its labels: {_example_of(job)}")
         raise UsageError(f"{problem}; give one sample, such as --target {example}")
@@ -263,18 +276,18 @@ def _example_of(job: Job) -> str:
 
 def _returns_its_loss(job: Job) -> bool:
     """Return whether the source of a user's file shows that it makes a model of transformers."""
-    name = split_model(job.source or job.model).name
-    return _is_of(job, "file") and kind_of_code(name, dict(job.model_args)) is CodeKind.TRANSFORMERS
+    name = split_model(job.model.source or job.model.name).name
+    return _is_of(job, "file") and kind_of_code(name, dict(job.model.args)) is CodeKind.TRANSFORMERS
 
 
 def _check_own_code(job: Job) -> None:
     """Raise UsageError if the source of a user's file shows a more specific problem than a missing option."""
     if _is_of(job, "file"):
-        check_code(split_model(job.source or job.model).name)
+        check_code(split_model(job.model.source or job.model.name).name)
 
 
 def _targets_of(job: Job) -> tuple[TensorSpec, ...]:
-    return job.targets if job.target is None else (job.target,)
+    return job.samples.targets if job.samples.target is None else (job.samples.target,)
 
 
 # The options that a user's own training step decides.
@@ -289,11 +302,11 @@ _OF_THE_LOOP = (
 def _refuse_changed(job: Job, names: Sequence[str], what: str) -> None:
     """Raise UsageError if one of the named options, which the model's code decides, was changed."""
     for name in names:
-        if getattr(job, name) != getattr(_DEFAULTS, name):
-            raise UsageError(f"{FIELD_OPTIONS[name].flag}: {job.model}: {what} decides that; remove it")
+        if job.value(name) != _DEFAULTS.value(name):
+            raise UsageError(f"{FIELD_OPTIONS[name].flag}: {job.model.name}: {what} decides that; remove it")
 
 
-_DEFAULTS = Job("")
+_DEFAULTS = Job.create("")
 
 
 def _unknown_model(model: str, catalogue: Iterable[str]) -> str:

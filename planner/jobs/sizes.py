@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from planner._support.bounded_read import open_regular
 from planner.errors import UsageError
-from planner.jobs.job import Batching, Job, Lengths, TensorSpec
+from planner.jobs.job import Batching, Job, Lengths, Samples, TensorSpec
 
 Size = tuple[int, ...]  # of a sample: one number for each range
 Range = tuple[int, int]
@@ -39,7 +39,7 @@ class BatchShape(NamedTuple):
 
 def size_ranges(job: Job) -> tuple[Range, ...]:
     """Return the distinct ranges of a job's varying dimensions, () if all samples have one size."""
-    specs = (*job.inputs, *([job.target] if job.target else []), *job.targets)
+    specs = (*job.samples.inputs, *([job.samples.target] if job.samples.target else []), *job.samples.targets)
     ranges = (each for spec in specs for each in spec.ranges)
     return tuple(dict.fromkeys((low, high) for low, high in ranges if low < high))
 
@@ -52,19 +52,14 @@ def at_size(job: Job, size: Size) -> Job:
         shape = tuple(chosen.get(each, each[1]) for each in spec.ranges)
         return replace(spec, shape=shape, smallest=())
 
-    default = Job("")
-    return replace(
-        job,
-        inputs=tuple(map(fixed, job.inputs)),
-        target=None if job.target is None else fixed(job.target),
-        targets=tuple(map(fixed, job.targets)),
+    samples = Samples(
+        inputs=tuple(map(fixed, job.samples.inputs)),
+        target=None if job.samples.target is None else fixed(job.samples.target),
+        targets=tuple(map(fixed, job.samples.targets)),
+        dataset_size=job.samples.dataset_size,
         lengths=Lengths.FIXED,
-        sizes=default.sizes,
-        batching=default.batching,
-        pad_to=default.pad_to,
-        run_steps=default.run_steps,
-        seed=default.seed,
     )
+    return replace(job, samples=samples)
 
 
 class SizeDistribution(Struct, frozen=True):
@@ -156,18 +151,20 @@ def _some(sizes: Sequence[int]) -> tuple[int, ...]:
 def load_distribution(job: Job) -> SizeDistribution:
     """Return the distribution of a job's sizes. Raises UsageError for a file without sizes."""
     ranges = size_ranges(job)
-    if not job.sizes:
-        return SizeDistribution(ranges, pad_to=job.pad_to)
+    if not job.samples.sizes:
+        return SizeDistribution(ranges, pad_to=job.samples.pad_to)
     counts: Counter[Size] = Counter()
     clipped = 0
-    for size, count in _read(Path(job.sizes), len(ranges)):
+    for size, count in _read(Path(job.samples.sizes), len(ranges)):
         inside = tuple(min(max(one, low), high) for one, (low, high) in zip(size, ranges, strict=True))
         counts[inside] += count
         clipped += count * (inside != size)
     if not counts:
-        raise UsageError(f"--sizes {job.sizes}: the file has no sizes; write one sample in a line")
+        raise UsageError(f"--sizes {job.samples.sizes}: the file has no sizes; write one sample in a line")
     sizes = tuple(sorted(counts))
-    return SizeDistribution(ranges, sizes, tuple(accumulate(counts[s] for s in sizes)), clipped, job.pad_to)
+    return SizeDistribution(
+        ranges, sizes, tuple(accumulate(counts[s] for s in sizes)), clipped, job.samples.pad_to
+    )
 
 
 def _read(path: Path, columns: int) -> Iterator[tuple[Size, int]]:
@@ -289,7 +286,7 @@ def draw_batches(
     job: Job, sizes: SizeDistribution, batch: int, sequence: int, count: int
 ) -> tuple[BatchShape, ...]:
     """Return the first `count` batches of a run; with `tokens`, `batch` is the most tokens of a batch."""
-    random = Random(f"{job.seed}:{sequence}")
+    random = Random(f"{job.samples.seed}:{sequence}")
     draws = {
         Batching.PADDED: _padded,
         Batching.GROUPED: _grouped,
@@ -297,7 +294,7 @@ def draw_batches(
         Batching.PACKED: _packed,
         Batching.SCALED: _scaled,
     }
-    batches = draws[job.batching](sizes, batch, random, job.run_steps * job.accumulate)
+    batches = draws[job.samples.batching](sizes, batch, random, job.samples.run_steps * job.loop.accumulate)
     return tuple(shape for shape, _ in zip(batches, range(count), strict=False))
 
 
@@ -342,11 +339,11 @@ def check_sizes(job: Job) -> None:
     """Raise UsageError if options about sizes are given though all samples have one size."""
     if size_ranges(job):
         return
-    default = Job("")
+    default = Job.create("")
     given: Iterable[str] = (
         f"--{name.replace('_', '-')}"
         for name in ("sizes", "batching", "pad_to", "run_steps", "seed")
-        if getattr(job, name) != getattr(default, name)
+        if job.value(name) != default.value(name)
     )
     for flag in given:
         raise UsageError(
@@ -357,7 +354,7 @@ def check_sizes(job: Job) -> None:
 def require_one_size(job: Job) -> None:
     """Raise UsageError if a job's samples differ in size, or if it has options about sizes."""
     check_sizes(job)
-    specs = (*job.inputs, *([job.target] if job.target else []), *job.targets)
+    specs = (*job.samples.inputs, *([job.samples.target] if job.samples.target else []), *job.samples.targets)
     ranged = next((spec for spec in specs if spec.smallest), None)
     if ranged is not None:
         one = replace(ranged, smallest=())

@@ -161,7 +161,7 @@ class _Reader:
         ranks, replicas = self._ranks()
         types = self._types()
         implementation = "fused" if self._get("optimizer.fused", True) else "foreach"
-        job = Job(
+        job = Job.create(
             self._path,
             model_args=tuple({**self._sizes(), "use_cache": False, "padded": False}.items()),
             inputs=(tokens,),

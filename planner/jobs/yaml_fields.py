@@ -97,7 +97,7 @@ def read_sample(entry: Entry) -> TensorSpec:
 
 
 def _read_target(entry: Entry) -> dict[str, Any]:
-    """Return a target, or a list of named targets, as fields of `Job`."""
+    """Return a target, or a list of named targets, as values for `Job.replace`."""
     import yaml
 
     if not isinstance(entry.node, yaml.SequenceNode):

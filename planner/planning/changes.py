@@ -54,11 +54,11 @@ class Change(Struct, frozen=True):
 def changes_for(training: TrainingConfig, capability: tuple[int, int]) -> tuple[Change, ...]:
     """Return all changes that a recipe allows on a GPU of this compute capability, the mildest first."""
     changes = [*_of_allocator(training)]
-    if training.job.mode is not Mode.STEP:  # the model's own step decides its precision itself
+    if training.job.loop.mode is not Mode.STEP:  # the model's own step decides its precision itself
         changes += _of_numbers(training.job, capability)
-    if training.job.mode is Mode.INFER:
+    if training.job.loop.mode is Mode.INFER:
         changes += _of_autoencoder(training)
-    if training.job.mode is Mode.TRAIN:
+    if training.job.loop.mode is Mode.TRAIN:
         changes += [*_of_gradients(training.job), *_of_work(training), *_of_adaptation(training.job)]
         if not trains_itself(training.job):
             changes += _of_optimizer(training.job)
@@ -87,7 +87,7 @@ def change_fields(
 
     def apply(training: TrainingConfig) -> TrainingConfig:
         return TrainingConfig(
-            replace(training.job, **fields), batch or training.batch, config or training.config
+            training.job.replace(**fields), batch or training.batch, config or training.config
         )
 
     return Change(name, cost, rank, group, apply, is_slow)
@@ -101,7 +101,7 @@ def _of_allocator(training: TrainingConfig) -> Iterator[Change]:
 
 
 def _of_gradients(job: Job) -> Iterator[Change]:
-    if job.keep_grads or job.zero_grad is ZeroGrad.BEFORE_BACKWARD:
+    if job.loop.keep_grads or job.loop.zero_grad is ZeroGrad.BEFORE_BACKWARD:
         cost = "nothing: zero_grad(set_to_none=True), called before the forward pass"
         zero_grad = ZeroGrad.BEFORE_FORWARD
         yield change_fields(
@@ -110,23 +110,26 @@ def _of_gradients(job: Job) -> Iterator[Change]:
 
 
 def _of_numbers(job: Job, capability: tuple[int, int]) -> Iterator[Change]:
-    trains = job.mode is Mode.TRAIN
-    if job.precision is Precision.FP32 and capability >= (8, 0):
+    trains = job.loop.mode is Mode.TRAIN
+    if job.loop.precision is Precision.FP32 and capability >= (8, 0):
         cost = "usually faster; activations with 8 bits of mantissa"
         yield change_fields("--precision amp-bf16", cost, 2, "precision", precision=Precision.AMP_BF16)
-    elif job.precision is Precision.FP32 and capability >= (7, 0):
+    elif job.loop.precision is Precision.FP32 and capability >= (7, 0):
         cost = "usually faster; activations in half precision, the loss has to be scaled"
         precision = Precision.AMP_FP16
         yield change_fields(
             "--precision amp-fp16", cost, 2, "precision", precision=precision, grad_scaler=trains
         )
-    if job.precision in (Precision.FP32, Precision.AMP_BF16, Precision.AMP_FP16) and capability >= (8, 0):
+    if job.loop.precision in (Precision.FP32, Precision.AMP_BF16, Precision.AMP_FP16) and capability >= (
+        8,
+        0,
+    ):
         training = "small updates of the weights are lost; " if trains else ""
         cost = f"weights in half precision too: {training}check the results"
         precision = Precision.BF16
         yield change_fields("--precision bf16", cost, 6, "precision", precision=precision, grad_scaler=False)
-    pictures = any(len(spec.shape) >= 3 for spec in job.inputs)
-    if pictures and job.memory_format is MemoryFormat.CONTIGUOUS:
+    pictures = any(len(spec.shape) >= 3 for spec in job.samples.inputs)
+    if pictures and job.model.memory_format is MemoryFormat.CONTIGUOUS:
         cost = (
             "nothing in numbers; faster convolutions on tensor cores, copies where layers want another order"
         )
@@ -135,37 +138,37 @@ def _of_numbers(job: Job, capability: tuple[int, int]) -> Iterator[Change]:
 
 
 def _of_optimizer(job: Job) -> Iterator[Change]:
-    if job.optimizer_impl is OptimizerImpl.FOREACH and job.optimizer in FUSED_OPTIMIZERS:
+    if job.loop.optimizer_impl is OptimizerImpl.FOREACH and job.loop.optimizer in FUSED_OPTIMIZERS:
         cost = "nothing: one kernel for all parameters, usually a little faster"
         implementation = OptimizerImpl.FUSED
         yield change_fields("--optimizer-impl fused", cost, 0, IMPLEMENTATIONS, optimizer_impl=implementation)
-    if job.optimizer_impl is OptimizerImpl.FOREACH:
+    if job.loop.optimizer_impl is OptimizerImpl.FOREACH:
         cost = "slower steps where the parameters are many and small"
         implementation = OptimizerImpl.FOR_LOOP
         yield change_fields(
             "--optimizer-impl for-loop", cost, 1, IMPLEMENTATIONS, optimizer_impl=implementation
         )
-    if job.optimizer in (Optimizer.ADAM, Optimizer.ADAMW):
+    if job.loop.optimizer in (Optimizer.ADAM, Optimizer.ADAMW):
         cost = "another optimizer with almost no state: learning rates have to be found anew"
         fields: dict[str, Any] = {"optimizer": Optimizer.ADAFACTOR}
-        if job.optimizer_impl is OptimizerImpl.FUSED:
+        if job.loop.optimizer_impl is OptimizerImpl.FUSED:
             fields["optimizer_impl"] = OptimizerImpl.FOREACH
         yield change_fields("--optimizer adafactor", cost, 5, OPTIMIZERS, **fields)
         if installed_version("bitsandbytes"):
-            name = f"bitsandbytes.optim.{'AdamW' if job.optimizer is Optimizer.ADAMW else 'Adam'}8bit"
+            name = f"bitsandbytes.optim.{'AdamW' if job.loop.optimizer is Optimizer.ADAMW else 'Adam'}8bit"
             cost = "the optimizer's state in 8 bits: check the results"
             yield change_fields(f"--optimizer {name}", cost, 4, OPTIMIZERS, **{**fields, "optimizer": name})
 
 
 def _of_adaptation(job: Job) -> Iterator[Change]:
     """Yield the changes to transformers' models that need fine-tuning libraries, if these are installed."""
-    if split_model(job.source or job.model).source != "hf":
+    if split_model(job.model.source or job.model.name).source != "hf":
         return
-    if not job.liger and job.loss is Loss.OUTPUT and installed_version("liger-kernel"):
+    if not job.model.liger and job.loop.loss is Loss.OUTPUT and installed_version("liger-kernel"):
         cost = "nothing in numbers but rounding; usually faster: Liger's kernels, the logits in chunks"
         yield change_fields("--liger", cost, 1, "kernels", liger=True)
     has_quantizer = bool(installed_version("bitsandbytes"))
-    if not job.peft and job.quantize is Quantize.NONE and installed_version("peft"):
+    if not job.model.peft and job.model.quantize is Quantize.NONE and installed_version("peft"):
         cost = "another training: adapters of rank 8 in place of all weights"
         yield change_fields("--peft lora", cost, 7, "adapters", peft="lora")
         if has_quantizer:
@@ -173,7 +176,7 @@ def _of_adaptation(job: Job) -> Iterator[Change]:
             yield change_fields(
                 "--peft lora --quantize nf4", cost, 8, "adapters", peft="lora", quantize=Quantize.NF4
             )
-    elif job.peft and job.quantize is Quantize.NONE and has_quantizer:
+    elif job.model.peft and job.model.quantize is Quantize.NONE and has_quantizer:
         cost = "frozen weights in 4 bits, which take time to unpack: check the results"
         yield change_fields("--quantize nf4", cost, 5, "adapters", quantize=Quantize.NF4)
 
@@ -184,7 +187,7 @@ def _of_autoencoder(training: TrainingConfig) -> Iterator[Change]:
     A model that does not support such a change refuses it when the model is built.
     """
     job = training.job
-    name = split_model(job.source or job.model)
+    name = split_model(job.model.source or job.model.name)
     if name.source != "diffusers" or not name.name.startswith("Autoencoder"):
         return
     costs = {
@@ -194,29 +197,33 @@ def _of_autoencoder(training: TrainingConfig) -> Iterator[Change]:
     if training.batch == 1:
         del costs["enable_slicing"]
     for switch, (rank, cost) in costs.items():
-        if not dict(job.model_args).get(switch):
-            given = tuple(pair for pair in job.model_args if pair[0] != switch)
+        if not dict(job.model.args).get(switch):
+            given = tuple(pair for pair in job.model.args if pair[0] != switch)
             arguments = (*given, (switch, True))
             yield change_fields(f"--model-arg {switch}=true", cost, rank, switch, model_args=arguments)
 
 
 def _of_work(training: TrainingConfig) -> Iterator[Change]:
     job = training.job
-    is_kept = job.checkpoint is Checkpoint.NONE and job.offload is Offload.NONE
-    is_plain = job.compile is Compile.NONE and is_kept and not trains_itself(job)
-    if is_plain and not (job.ddp or job.dataset_size or job.torch):  # compilation is not planned with these
+    is_kept = job.loop.checkpoint is Checkpoint.NONE and job.loop.offload is Offload.NONE
+    is_plain = job.model.compile is Compile.NONE and is_kept and not trains_itself(job)
+    if is_plain and not (
+        job.sharding.ddp or job.samples.dataset_size or job.environment.torch
+    ):  # compilation is not planned with these
         cost = "compilation takes a while at the first step, and for each new shape; usually faster then"
         yield change_fields("--compile", cost, 2, "checkpoint", is_slow=True, compile=Compile.DEFAULT)
-    if job.checkpoint is Checkpoint.NONE and job.compile is Compile.NONE:
+    if job.loop.checkpoint is Checkpoint.NONE and job.model.compile is Compile.NONE:
         cost = "each block's forward pass runs twice: about a third more time in training"
         yield change_fields("--checkpoint blocks", cost, 3, "checkpoint", checkpoint=Checkpoint.BLOCKS)
-    is_alone = job.compile is Compile.NONE and not (job.fsdp or job.tp or job.deepspeed)
-    if job.offload is Offload.NONE and is_alone:
+    is_alone = job.model.compile is Compile.NONE and not (
+        job.sharding.fsdp or job.sharding.tp or job.sharding.deepspeed
+    )
+    if job.loop.offload is Offload.NONE and is_alone:
         cost = "what the backward pass needs goes to pinned memory of the CPU and back: slower steps"
         yield change_fields("--offload activations", cost, 5, "offload", offload=Offload.ACTIVATIONS)
     for parts in ACCUMULATIONS:
         if training.batch % parts == 0 and training.batch > parts:
-            micro, total = training.batch // parts, parts * training.job.accumulate
+            micro, total = training.batch // parts, parts * training.job.loop.accumulate
             cost = f"batch norm, if any, sees {micro} samples at a time; small kernels may leave the GPU idle"
             name = f"--accumulate {total} --batch {micro}"
             yield change_fields(name, cost, 4, SMALLER_BATCHES, batch=micro, accumulate=total)

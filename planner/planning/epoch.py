@@ -44,25 +44,25 @@ _Row = TypeVar("_Row", TensorProvenance, ConvWorkspace)
 
 def last_batch_size(job: Job, batch: int) -> int:
     """Return the size of an epoch's last batch if it is smaller than the others, else 0."""
-    return job.dataset_size % batch if 0 < batch <= job.dataset_size else 0
+    return job.samples.dataset_size % batch if 0 < batch <= job.samples.dataset_size else 0
 
 
 def steps_of_epoch(job: Job, batch: int) -> int:
     """Return the number of optimizer steps in an epoch, or 0 if the number of its samples is unknown."""
-    return -(-job.dataset_size // (batch * job.accumulate))
+    return -(-job.samples.dataset_size // (batch * job.loop.accumulate))
 
 
 def max_useful_batch(job: Job) -> int:
     """Return the largest batch size worth planning, which is at most the samples of an epoch."""
-    return min(LARGEST_BATCH, job.dataset_size or LARGEST_BATCH)
+    return min(LARGEST_BATCH, job.samples.dataset_size or LARGEST_BATCH)
 
 
 def check_batch(job: Job, batch: int) -> None:
     """Raise UsageError if a batch has more samples than an epoch."""
-    if job.dataset_size and batch > job.dataset_size:
+    if job.samples.dataset_size and batch > job.samples.dataset_size:
         raise UsageError(
-            f"--batch {batch} and --dataset-size {job.dataset_size}: no batch is ever full; "
-            f"give at most --batch {job.dataset_size}"
+            f"--batch {batch} and --dataset-size {job.samples.dataset_size}: no batch is ever full; "
+            f"give at most --batch {job.samples.dataset_size}"
         )
 
 
@@ -73,9 +73,9 @@ def with_last_batch(job: Job, batch: int, source: TraceSource) -> Trace:
     smaller batch is left out and a note says so. Raises the errors of the source at `batch`.
     """
     full, last = source(batch), last_batch_size(job, batch)
-    if not job.dataset_size:
+    if not job.samples.dataset_size:
         return full
-    count = f"an epoch of {job.dataset_size:,} samples"
+    count = f"an epoch of {job.samples.dataset_size:,} samples"
     if not last:
         return _noted(full, f"{count} has full batches alone")
     ends = f"{count} ends with a batch of {last:,}"
@@ -83,12 +83,12 @@ def with_last_batch(job: Job, batch: int, source: TraceSource) -> Trace:
         smaller = source(last)
     except ModelError as error:
         return _noted(full, f"{ends}, which is not counted, since the model fails there: {error}")
-    for order in _orders(job, job.dataset_size // batch):
+    for order in _orders(job, job.samples.dataset_size // batch):
         joined = _stitch(full, smaller, order)
         if joined is not None:
             before = next(number for number, (_, is_smaller) in enumerate(order) if is_smaller)
             steps = f"{before} step" + "s" * (before > 1)
-            what = "its step" if job.accumulate > 1 else "it"
+            what = "its step" if job.loop.accumulate > 1 else "it"
             return _noted(joined, f"{ends}; {what} comes after {steps} of full batches and before one more")
     return _noted(full, f"{ends}, which is not counted, since the model goes another way there")
 
@@ -134,16 +134,16 @@ def _orders(job: Job, full_batches: int) -> Iterator[_Order]:
     """Yield orders of steps that play an epoch and the start of the next; the last order repeats no step."""
     # The evaluation comes before the last traced step, and the last forward pass saves tensors for a backward
     # pass: such a step is played once, at the end.
-    is_last_special = job.evaluate or job.mode is Mode.FORWARD
-    usual = job.steps - 1 if is_last_special else job.steps
-    before = max(1, min(full_batches // job.accumulate, job.steps))
+    is_last_special = job.loop.evaluate or job.loop.mode is Mode.FORWARD
+    usual = job.loop.steps - 1 if is_last_special else job.loop.steps
+    before = max(1, min(full_batches // job.loop.accumulate, job.loop.steps))
     if usual > 1:  # the first step differs from all others
         opening = [(min(step, usual), False) for step in range(1, before + 1)]
-        after = job.steps if is_last_special else min(before + 2, usual)
+        after = job.loop.steps if is_last_special else min(before + 2, usual)
         yield (*opening, (min(before + 1, usual), True), (after, False))
-    if job.steps > 2:
-        opening = [(step, False) for step in range(1, job.steps - 1)]
-        yield (*opening, (job.steps - 1, True), (job.steps, False))
+    if job.loop.steps > 2:
+        opening = [(step, False) for step in range(1, job.loop.steps - 1)]
+        yield (*opening, (job.loop.steps - 1, True), (job.loop.steps, False))
 
 
 def _stitch(full: Trace, smaller: Trace, order: _Order) -> Trace | None:

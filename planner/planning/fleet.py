@@ -103,7 +103,11 @@ def fit_devices(
     Answers are the largest multiples of `multiple_of` that fit. Raises the errors of a capture.
     """
     cards = sorted(budgets, key=lambda budget: (_kind(budget), budget.device.usable.value))
-    cache, limit, is_compiled = ReplayCache(programs), max_useful_batch(job), job.compile is not Compile.NONE
+    cache, limit, is_compiled = (
+        ReplayCache(programs),
+        max_useful_batch(job),
+        job.model.compile is not Compile.NONE,
+    )
     by_kind = {
         _kind(budget): TargetReplays(cache, target, programs.bound(target), limit, is_compiled)
         for budget in cards

@@ -85,7 +85,7 @@ def find_max_batch(job: Job, budget: Budget, programs: ProgramSet, multiple_of: 
     start = perf_counter()
     timed, target = TimedPrograms(programs), budget.device.target
     is_program = timed.bound(target) is not None  # builds the program that the next trace instantiates
-    is_compiled = job.compile is not Compile.NONE
+    is_compiled = job.model.compile is not Compile.NONE
     small = timed.batch_sizes(target).floor(FIT_BATCHES[0] if is_program else first_run(is_compiled))
     budget = judge_budget(budget, job, timed.trace(small, target))
     epochs = EpochPrograms(job, timed)

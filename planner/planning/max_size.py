@@ -70,9 +70,9 @@ def sizes_between(job: Job) -> tuple[Size, ...]:
     """
     ranges = size_ranges(job)
     if len(ranges) == 1:
-        return tuple((size,) for size in SizeDistribution(ranges, pad_to=job.pad_to).paddings())
+        return tuple((size,) for size in SizeDistribution(ranges, pad_to=job.samples.pad_to).paddings())
     steps = max(high - low for low, high in ranges)
-    unit = job.pad_to
+    unit = job.samples.pad_to
     return tuple(
         dict.fromkeys(
             tuple(-(-(low + round((high - low) * step / steps)) // unit) * unit for low, high in ranges)
@@ -142,7 +142,7 @@ def _elements(job: Job, size: Size) -> int:
     """Return the number of elements of a sample's inputs at a size, or of a patch."""
     if not size_ranges(job):
         return prod(size)
-    return sum(prod(spec.shape) for spec in at_size(job, size).inputs)
+    return sum(prod(spec.shape) for spec in at_size(job, size).samples.inputs)
 
 
 def _search(sizes: Sequence[Size], runs: "_Runs", elements: Callable[[Size], int]) -> Search:

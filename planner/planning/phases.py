@@ -164,18 +164,20 @@ def _peak_of(phase: JobPhase, parts: list[PhasePeak]) -> JobPhasePeak:
 
 def trains(job: Job) -> bool:
     """Return whether a job trains."""
-    return job.mode in (Mode.TRAIN, Mode.STEP)
+    return job.loop.mode in (Mode.TRAIN, Mode.STEP)
 
 
 def holds_whole_weights(job: Job) -> bool:
     """Return whether the weights of a job's process are neither shards nor quantized."""
-    is_sharded = bool(job.fsdp or job.tp or job.world_size or job.deepspeed)
-    return not is_sharded and job.quantize is Quantize.NONE
+    is_sharded = bool(
+        job.sharding.fsdp or job.sharding.tp or job.sharding.world_size or job.sharding.deepspeed
+    )
+    return not is_sharded and job.model.quantize is Quantize.NONE
 
 
 def _fsdp_shards(job: Job) -> int:
     """Return the number of parts that FSDP2 alone makes of each parameter on GPUs, or 0."""
-    if not job.fsdp or job.tp or job.quantize is not Quantize.NONE:
+    if not job.sharding.fsdp or job.sharding.tp or job.model.quantize is not Quantize.NONE:
         return 0
-    given = parse_fsdp_args(job.fsdp_arg)
-    return 0 if given.get("offload") else job.fsdp // int(given.get("replicas", 1))
+    given = parse_fsdp_args(job.sharding.fsdp_arg)
+    return 0 if given.get("offload") else job.sharding.fsdp // int(given.get("replicas", 1))

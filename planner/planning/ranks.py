@@ -14,9 +14,9 @@ _ORDER = (Outcome.FITS, Outcome.FITS_WITH_RETRIES, Outcome.DOES_NOT_FIT)
 
 def count_ranks(job: Job) -> int:
     """Return the number of a job's ranks that may differ from each other; 1 for DDP and DeepSpeed."""
-    if job.deepspeed:
+    if job.sharding.deepspeed:
         return 1
-    return job.world_size or (job.fsdp or 1) * (job.tp or 1)
+    return job.sharding.world_size or (job.sharding.fsdp or 1) * (job.sharding.tp or 1)
 
 
 def ranks_beside(job: Job, trace: Trace) -> tuple[int, ...]:
@@ -32,7 +32,7 @@ def ranks_beside(job: Job, trace: Trace) -> tuple[int, ...]:
         return ()
     if count <= MOST_RANKS:
         return tuple(range(1, count))
-    if not job.world_size:
+    if not job.sharding.world_size:
         return (count - 1,)
     steps = [2**power for power in range(count.bit_length()) if 2**power < count]
     return tuple(sorted({*steps, *(count - 1 - step for step in steps), count - 1} - {0}))

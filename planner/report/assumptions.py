@@ -72,12 +72,12 @@ def _ranks(estimate: Estimate) -> Iterator[str]:
     if count == 1:
         return
     if planned == 0:
-        beside = "; others may hold more" if job.world_size or job.rank else ""
-        yield f"rank {job.rank} of {count} alone is planned{beside}"
+        beside = "; others may hold more" if job.sharding.world_size or job.sharding.rank else ""
+        yield f"rank {job.sharding.rank} of {count} alone is planned{beside}"
     elif planned < count:
-        yield f"{planned} of {count} ranks are planned, of which rank {job.rank} takes most"
+        yield f"{planned} of {count} ranks are planned, of which rank {job.sharding.rank} takes most"
     elif len(estimate.ranks) > 1:
-        yield f"of {count} ranks rank {job.rank} takes most"
+        yield f"of {count} ranks rank {job.sharding.rank} takes most"
     else:
         yield f"all {count} ranks take the same"
 
@@ -106,10 +106,9 @@ def job_assumptions(job: Job, budget: Budget) -> Iterator[str]:
 def _torch(job: Job) -> str:
     """Return a sentence on the version of torch that is planned."""
     planned = planned_torch(job)
-    if torch_version_of(job.torch) > NEWEST_TORCH:
-        return (
-            f"torch {job.torch} is newer than the newest version known, so memory is that of torch {planned}"
-        )
+    asked = job.environment.torch
+    if torch_version_of(asked) > NEWEST_TORCH:
+        return f"torch {asked} is newer than the newest version known, so memory is that of torch {planned}"
     return f"memory is taken as by torch {planned}"
 
 
@@ -156,43 +155,43 @@ def risk_sentence(likeness: Likeness) -> str:
 
 def _precision(job: Job) -> str:
     """Return a sentence on the precision and the memory format of the computation."""
-    kind = _TYPES.get(job.precision, "")
-    if job.mode is Mode.STEP:
+    kind = _TYPES.get(job.loop.precision, "")
+    if job.loop.mode is Mode.STEP:
         sentence = "its own step decides the types of tensors and where it autocasts"
-    elif job.deepspeed:
+    elif job.sharding.deepspeed:
         sentence = "the engine casts the model as DeepSpeed's configuration says"
-    elif job.precision in (Precision.AMP_FP16, Precision.AMP_BF16):
-        last = "the backward pass" if job.backward_in_autocast else "the loss"
+    elif job.loop.precision in (Precision.AMP_FP16, Precision.AMP_BF16):
+        last = "the backward pass" if job.loop.backward_in_autocast else "the loss"
         sentence = f"CUDA's autocast to {kind} up to {last}, weights stay in float32"
     elif kind:
         sentence = f"no autocast, the model and its float32 inputs and targets are in {kind}"
     else:
         sentence = "no autocast, tensors keep the types that the model gives them"
-    if job.grad_scaler and job.mode is Mode.TRAIN:
+    if job.loop.grad_scaler and job.loop.mode is Mode.TRAIN:
         sentence += "; the loss is scaled, no step is skipped"
-    if job.memory_format is MemoryFormat.CHANNELS_LAST:
+    if job.model.memory_format is MemoryFormat.CHANNELS_LAST:
         sentence += "; weights and inputs with 4 or 5 dimensions are in channels_last"
     return sentence
 
 
 def _loop(job: Job) -> str:
-    steps = f"{job.steps} step" + "s" * (job.steps > 1)
+    steps = f"{job.loop.steps} step" + "s" * (job.loop.steps > 1)
     names = "each batch is released before the next is copied"
-    if job.mode is Mode.INFER:
+    if job.loop.mode is Mode.INFER:
         return f"{steps} in eval mode without gradients; {names}, the output lives until the next is there"
-    if job.mode is Mode.FORWARD:
+    if job.loop.mode is Mode.FORWARD:
         return f"{steps} in training mode with gradients recorded, no loss, no backward pass; {names}"
-    if job.mode is Mode.GENERATE:
-        times = "once" if job.steps == 1 else f"{job.steps} times"
+    if job.loop.mode is Mode.GENERATE:
+        times = "once" if job.loop.steps == 1 else f"{job.loop.steps} times"
         return (
-            f"{times}, the prompt is read and {job.new_tokens} tokens are added to it greedily, "
+            f"{times}, the prompt is read and {job.loop.new_tokens} tokens are added to it greedily, "
             "no sequence ends before; the key-value cache grows by concatenation and goes with the call"
         )
-    if job.mode is Mode.STEP:
-        return f"{job.steps} calls of its own step, whose result lives until the next is there"
-    zeroed = "filled with zeros" if job.keep_grads else "set to None"
-    when = _ZERO_GRAD[job.zero_grad]
-    if job.drop_output:
+    if job.loop.mode is Mode.STEP:
+        return f"{job.loop.steps} calls of its own step, whose result lives until the next is there"
+    zeroed = "filled with zeros" if job.loop.keep_grads else "set to None"
+    when = _ZERO_GRAD[job.loop.zero_grad]
+    if job.loop.drop_output:
         lives = "the output is freed once its loss is there, which lives until the next one"
     else:
         lives = "output and loss live until the next are there"
@@ -201,43 +200,52 @@ def _loop(job: Job) -> str:
 
 def _sharding(job: Job) -> str:
     """Return a phrase on where an FSDP2 model is created and sharded."""
-    if "by=accelerate" in job.fsdp_arg:
+    if "by=accelerate" in job.sharding.fsdp_arg:
         return "the model is made on the CPU, and each block is moved whole, then sharded"
     offloaded = "; parameters, gradients and the optimizer's state on the CPU, in memory that torch pins"
-    return "the model is made on meta, sharded, then allocated" + offloaded * ("offload=true" in job.fsdp_arg)
+    return "the model is made on meta, sharded, then allocated" + offloaded * (
+        "offload=true" in job.sharding.fsdp_arg
+    )
 
 
 def _kept(job: Job) -> str:
     """Return a clause on what lives during an evaluation, and after it."""
-    if job.loss is Loss.TRAINING_STEP:
+    if job.loop.loss is Loss.TRAINING_STEP:
         return "Lightning releases the gradients and the training's batch before, its own batches afterwards"
-    if job.drop_output:
+    if job.loop.drop_output:
         return "the loss of the training lives meanwhile, that of the evaluation afterwards"
     return "output and loss of the training live meanwhile, those of the evaluation afterwards"
 
 
 def _recipe(job: Job) -> tuple[str, ...]:
     """Return a sentence on each option of the training loop that is in use."""
-    if job.mode is not Mode.TRAIN:
+    if job.loop.mode is not Mode.TRAIN:
         return ()
-    clipped = {ClipGradients.NORM: "their norm", ClipGradients.VALUE: "their values"}.get(job.clip_gradients)
-    views = "gradients are views of the buckets" if job.ddp_bucket_view else "beside the gradients themselves"
-    evaluated = f"{job.eval_batch:,} samples" if job.eval_batch else "this size"
-    evaluated += f", with input {' and '.join(job.eval_input)}," if job.eval_input else ""
+    clipped = {ClipGradients.NORM: "their norm", ClipGradients.VALUE: "their values"}.get(
+        job.loop.clip_gradients
+    )
+    views = (
+        "gradients are views of the buckets"
+        if job.sharding.ddp_bucket_view
+        else "beside the gradients themselves"
+    )
+    evaluated = f"{job.loop.eval_batch:,} samples" if job.loop.eval_batch else "this size"
+    evaluated += f", with input {' and '.join(job.loop.eval_input)}," if job.loop.eval_input else ""
+    ranks, accumulate = job.sharding.fsdp, job.loop.accumulate
     sentences = {
-        f"each step adds up the gradients of {job.accumulate} batches of this size": job.accumulate > 1,
+        f"each step adds up the gradients of {accumulate} batches of this size": accumulate > 1,
         f"gradients are clipped by {clipped} before each step of the optimizer": clipped is not None,
-        "a moving average of parameters and buffers is kept on the GPU": job.ema,
+        "a moving average of parameters and buffers is kept on the GPU": job.loop.ema,
         f"before the last step, two batches of {evaluated} are evaluated without gradients; {_kept(job)}": (
-            job.evaluate
+            job.loop.evaluate
         ),
         "DistributedDataParallel with its defaults: all gradients in one bucket in the first step, then the "
-        f"first of 1 MiB and others of 25; {views}": job.ddp,
-        f"FSDP2 over {job.fsdp} ranks; the batch size is a rank's; {_sharding(job)}": job.fsdp,
-        f"{job.model} of torchtitan is planned as transformers' Llama of its sizes in the planner's loop; "
-        "torchtitan's own layers and loss may keep other tensors": is_torchtitan(job.model),
-        f"tensor parallel over {job.tp} ranks, which share their batch; the optimizer has a group "
-        "of parameters for each mesh, as transformers' Trainer has": job.tp,
+        f"first of 1 MiB and others of 25; {views}": job.sharding.ddp,
+        f"FSDP2 over {ranks} ranks; the batch size is a rank's; {_sharding(job)}": ranks,
+        f"{job.model.name} of torchtitan is planned as transformers' Llama of its sizes in the planner's "
+        "loop; torchtitan's own layers and loss may keep other tensors": is_torchtitan(job.model.name),
+        f"tensor parallel over {job.sharding.tp} ranks, which share their batch; the optimizer has a group "
+        "of parameters for each mesh, as transformers' Trainer has": job.sharding.tp,
         f"nnU-Net itself runs with {_unlike_nnunet(job)}": bool(_unlike_nnunet(job)),
     }
     return tuple(sentence for sentence, is_so in sentences.items() if is_so)
@@ -245,9 +253,9 @@ def _recipe(job: Job) -> tuple[str, ...]:
 
 def _unlike_nnunet(job: Job) -> str:
     """Return the defaults of nnU-Net that the job lacks, or "" for other models."""
-    if split_model(job.source or job.model).source != "nnunet":
+    if split_model(job.model.source or job.model.name).source != "nnunet":
         return ""
-    timed = "" if job.cudnn_benchmark else "cudnn.benchmark (--cudnn-benchmark) and "
+    timed = "" if job.environment.cudnn_benchmark else "cudnn.benchmark (--cudnn-benchmark) and "
     return f"{timed}its network compiled, which is not planned; nnUNet_compile=f switches that off"
 
 

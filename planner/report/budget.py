@@ -57,14 +57,14 @@ def _figure(figure: SourcedBytes | None) -> dict[str, Any] | None:
 
 def planned_torch(job: Job) -> str:
     """Return the version of torch for which an answer is planned."""
-    return format_torch_version(min(torch_version_of(job.torch), NEWEST_TORCH))
+    return format_torch_version(min(torch_version_of(job.environment.torch), NEWEST_TORCH))
 
 
 def job_to_report(job: Job, budget: Budget) -> dict[str, Any]:
     """Return the first keys of most JSON objects: job, GPU and confidence."""
     return {
         "schema": SCHEMA,
-        "model": job.model,
+        "model": job.model.name,
         "torch": planned_torch(job),
         "job": job_to_json(job),
         "device": device_to_json(budget),

@@ -42,73 +42,75 @@ def job_entry(job: Job) -> Entry:
 
 def describe_job(job: Job) -> str:
     """Return a description of the job in one line."""
-    given = ", ".join(f"{key}={_value(value)}" for key, value in job.model_args)
-    model = f"{job.model} = {job.source}" if job.source else job.model
-    targets = job.targets if job.target is None else (job.target,)
+    given = ", ".join(f"{key}={_value(value)}" for key, value in job.model.args)
+    model = f"{job.model.name} = {job.model.source}" if job.model.source else job.model.name
+    targets = job.samples.targets if job.samples.target is None else (job.samples.target,)
     target = f", target {' and '.join(map(str, targets))}" if targets else ""
-    sample = f"one sample: input {' and '.join(map(str, job.inputs))}{target}"
+    sample = f"one sample: input {' and '.join(map(str, job.samples.inputs))}{target}"
     return f"{model}{f'({given})' if given else ''}; {describe_loop(job)}; {sample}"
 
 
 def describe_loop(job: Job) -> str:
     """Return a description of a job without its model and inputs."""
-    if job.mode is Mode.INFER:
+    if job.loop.mode is Mode.INFER:
         return ", ".join(("inference", *_numerics(job)))
-    if job.mode is Mode.GENERATE:
-        return ", ".join((f"generation of {job.new_tokens} tokens", *_numerics(job)))
-    if job.mode is Mode.FORWARD:
+    if job.loop.mode is Mode.GENERATE:
+        return ", ".join((f"generation of {job.loop.new_tokens} tokens", *_numerics(job)))
+    if job.loop.mode is Mode.FORWARD:
         return ", ".join(("forward pass with gradients recorded", *_numerics(job)))
-    if job.mode is Mode.STEP:
+    if job.loop.mode is Mode.STEP:
         return ", ".join(("training by its own step", *_numerics(job)))
-    how = "" if job.optimizer_impl is OptimizerImpl.FOREACH else f" ({job.optimizer_impl})"
-    if job.loss is Loss.TRAINING_STEP:
+    how = "" if job.loop.optimizer_impl is OptimizerImpl.FOREACH else f" ({job.loop.optimizer_impl})"
+    if job.loop.loss is Loss.TRAINING_STEP:
         own = "training by its training_step and configure_optimizers"
         return ", ".join((own, *_numerics(job), *_recipe(job)))
-    with_args = ", ".join(f"{key}={_value(value)}" for key, value in job.optimizer_args)
-    optimizer = f"{job.optimizer}({with_args})" if with_args else job.optimizer
-    parts = (f"training with {optimizer}{how}", f"{job.loss} loss", *_numerics(job), *_recipe(job))
+    with_args = ", ".join(f"{key}={_value(value)}" for key, value in job.loop.optimizer_args)
+    optimizer = f"{job.loop.optimizer}({with_args})" if with_args else job.loop.optimizer
+    parts = (f"training with {optimizer}{how}", f"{job.loop.loss} loss", *_numerics(job), *_recipe(job))
     return ", ".join(parts)
 
 
 def _numerics(job: Job) -> list[str]:
     """Return descriptions of precision, layout and libraries that differ from the defaults."""
+    environment, model = job.environment, job.model
     parts = {
-        str(job.precision): job.precision is not Precision.FP32,
-        "gradient scaling": job.grad_scaler,
-        str(job.memory_format): job.memory_format is not MemoryFormat.CONTIGUOUS,
-        "cudnn.benchmark": job.cudnn_benchmark,
-        f"CUBLAS_WORKSPACE_CONFIG={job.cublas_workspace_config}": job.cublas_workspace_config,
-        f"torch {job.torch}": job.torch,
-        f"{job.quantize} weights{_given(job.quantize_arg)}": job.quantize is not Quantize.NONE,
-        "Liger's kernels": job.liger,
-        f"{job.peft} adapters{_given(job.peft_arg)}": job.peft,
-        "torch.compile": job.compile is not Compile.NONE,
+        str(job.loop.precision): job.loop.precision is not Precision.FP32,
+        "gradient scaling": job.loop.grad_scaler,
+        str(model.memory_format): model.memory_format is not MemoryFormat.CONTIGUOUS,
+        "cudnn.benchmark": environment.cudnn_benchmark,
+        f"CUBLAS_WORKSPACE_CONFIG={environment.cublas_workspace_config}": environment.cublas_workspace_config,
+        f"torch {environment.torch}": environment.torch,
+        f"{model.quantize} weights{_given(model.quantize_arg)}": model.quantize is not Quantize.NONE,
+        "Liger's kernels": model.liger,
+        f"{model.peft} adapters{_given(model.peft_arg)}": model.peft,
+        "torch.compile": model.compile is not Compile.NONE,
     }
     return [text for text, is_so in parts.items() if is_so]
 
 
 def _recipe(job: Job) -> list[str]:
     """Return descriptions of all other options that differ from the simplest loop."""
-    batches = f" of batches of {job.eval_batch:,}" if job.eval_batch else ""
-    batches += f" with input {' and '.join(job.eval_input)}" if job.eval_input else ""
+    batches = f" of batches of {job.loop.eval_batch:,}" if job.loop.eval_batch else ""
+    batches += f" with input {' and '.join(job.loop.eval_input)}" if job.loop.eval_input else ""
     parts = {
-        f"checkpointed {job.checkpoint}": job.checkpoint is not Checkpoint.NONE,
-        f"{job.offload} offloaded to the CPU": job.offload is not Offload.NONE,
-        f"{job.accumulate} micro-batches a step": job.accumulate > 1,
-        f"gradients clipped by {job.clip_gradients}": job.clip_gradients is not ClipGradients.NONE,
-        "output freed before the backward pass": job.drop_output,
-        "moving average of the weights": job.ema,
-        f"evaluation{batches} between the steps": job.evaluate,
-        f"epochs of {job.dataset_size:,} samples": job.dataset_size,
-        f"{job.lengths} lengths": job.lengths is not None,
-        f"gradient buckets{' as views' if job.ddp_bucket_view else ''}": job.ddp,
-        f"FSDP over {job.fsdp} ranks{_given(job.fsdp_arg)}": job.fsdp,
-        f"tensor parallel over {job.tp} ranks": job.tp,
-        f"rank {job.rank} of {job.world_size}": job.world_size and not job.deepspeed,
-        f"DeepSpeed ZeRO {deepspeed_stage(job)} over {job.world_size} ranks": job.deepspeed,
-        f"frozen: {' '.join(job.freeze)}": job.freeze,
-        f"trained only: {' '.join(job.train_only)}": job.train_only,
-        "the rest of the weights in float32": job.prepare_kbit,
+        f"checkpointed {job.loop.checkpoint}": job.loop.checkpoint is not Checkpoint.NONE,
+        f"{job.loop.offload} offloaded to the CPU": job.loop.offload is not Offload.NONE,
+        f"{job.loop.accumulate} micro-batches a step": job.loop.accumulate > 1,
+        f"gradients clipped by {job.loop.clip_gradients}": job.loop.clip_gradients is not ClipGradients.NONE,
+        "output freed before the backward pass": job.loop.drop_output,
+        "moving average of the weights": job.loop.ema,
+        f"evaluation{batches} between the steps": job.loop.evaluate,
+        f"epochs of {job.samples.dataset_size:,} samples": job.samples.dataset_size,
+        f"{job.samples.lengths} lengths": job.samples.lengths is not None,
+        f"gradient buckets{' as views' if job.sharding.ddp_bucket_view else ''}": job.sharding.ddp,
+        f"FSDP over {job.sharding.fsdp} ranks{_given(job.sharding.fsdp_arg)}": job.sharding.fsdp,
+        f"tensor parallel over {job.sharding.tp} ranks": job.sharding.tp,
+        f"rank {job.sharding.rank} of {job.sharding.world_size}": job.sharding.world_size
+        and not job.sharding.deepspeed,
+        f"DeepSpeed ZeRO {deepspeed_stage(job)} over {job.sharding.world_size} ranks": job.sharding.deepspeed,
+        f"frozen: {' '.join(job.model.freeze)}": job.model.freeze,
+        f"trained only: {' '.join(job.model.train_only)}": job.model.train_only,
+        "the rest of the weights in float32": job.model.prepare_kbit,
     }
     return [text for text, is_so in parts.items() if is_so]
 

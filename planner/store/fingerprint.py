@@ -68,7 +68,7 @@ _OF_SYS = frozenset(("argv", "exit", "float_info", "maxsize", "stderr", "stdout"
 
 def fingerprint_of(job: Job) -> Fingerprint | None:
     """Return the fingerprint of a job without batch size and GPU, or None if it cannot be determined."""
-    source, name = split_model(job.source or job.model)
+    source, name = split_model(job.model.source or job.model.name)
     if source not in LIBRARIES:
         return None
     content: str | None = ""
@@ -78,7 +78,7 @@ def fingerprint_of(job: Job) -> Fingerprint | None:
         content = _folder_digest(Path(name))
     elif source == "nnunet":
         content = _folder_digest(Path(name).parent)  # with dataset.json
-    loss = _digest_of(str(job.loss)) if is_code(job.loss) else ""
+    loss = _digest_of(str(job.loop.loss)) if is_code(job.loop.loss) else ""
     optimizer = _optimizer_digest(job)
     if content is None or loss is None or optimizer is None:
         return None
@@ -98,14 +98,14 @@ def fingerprint_of(job: Job) -> Fingerprint | None:
 
 def _libraries_of_tuning(job: Job) -> tuple[str, ...]:
     """Return the libraries that adapt, quantize, patch or shard the model, whatever its source."""
-    adapting = ("peft", "transformers") if job.peft else ()
-    quantizing = ("bitsandbytes", "transformers") if job.quantize is not Quantize.NONE else ()
-    quantizing = ("torchao", "transformers") if job.quantize.is_of_torchao else quantizing
+    adapting = ("peft", "transformers") if job.model.peft else ()
+    quantizing = ("bitsandbytes", "transformers") if job.model.quantize is not Quantize.NONE else ()
+    quantizing = ("torchao", "transformers") if job.model.quantize.is_of_torchao else quantizing
     return (
         *adapting,
         *quantizing,
-        *(("liger_kernel",) if job.liger else ()),
-        *(("deepspeed",) if job.deepspeed else ()),
+        *(("liger_kernel",) if job.model.liger else ()),
+        *(("deepspeed",) if job.sharding.deepspeed else ()),
     )
 
 
@@ -113,9 +113,9 @@ def _optimizer_digest(job: Job) -> str | None:
     """Return a digest of the optimizer's file or library version ("" if neither), or None if it is
     unknown.
     """
-    if is_optimizer_file(job.optimizer):
-        return _digest_of(str(job.optimizer))
-    library = optimizer_library(job.optimizer)
+    if is_optimizer_file(job.loop.optimizer):
+        return _digest_of(str(job.loop.optimizer))
+    library = optimizer_library(job.loop.optimizer)
     return installed_version(library) if library else ""
 
 

@@ -112,9 +112,9 @@ def _completed_of(job: Job, file: ProgramFile) -> Job:
     """
     completed = job_from_json(file.about["completed"])
     for name in ("model", "source", "optimizer", "deepspeed"):
-        if getattr(completed, name) != getattr(job, name):
+        if completed.value(name) != job.value(name):
             raise ValueError(f"it has another {name}")
-    if is_code(completed.loss) and completed.loss != job.loss:
+    if is_code(completed.loop.loss) and completed.loop.loss != job.loop.loss:
         raise ValueError("it has another loss")
     return completed
 

@@ -103,7 +103,7 @@ def test_python_takes_jobs_and_devices(toy_trace: Path) -> None:
     from planner.hardware.device import generic_device
 
     card: planner.Device = replace(generic_device(2000), name="mine")
-    job = planner.Job("pair", source="zoo:ConvPair", inputs=(TensorSpec((1, 32, 32)),), loss=Loss.SUM)
+    job = planner.Job.create("pair", source="zoo:ConvPair", inputs=(TensorSpec((1, 32, 32)),), loss=Loss.SUM)
     result = planner.max_batch(job, gpu=card, optimizer="adam").to_dict()
     assert (result["device"]["name"], result["model"]) == ("mine", "pair")
     assert result["job"]["optimizer"] == "adam"

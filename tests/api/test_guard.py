@@ -90,7 +90,7 @@ def test_a_plan_names_what_it_assumes(on_gpu: pytest.MonkeyPatch) -> None:
     handle = register_optimizer_step_post_hook(lambda *_: calls.append(1))
     plan = plan_training(request(Net(), sample()), TrainingMeter(0, card(), None))
     handle.remove()
-    assert (plan.batch, plan.job.optimizer, plan.is_uncertain) == (
+    assert (plan.batch, plan.job.loop.optimizer, plan.is_uncertain) == (
         32, "adam", False
     )  # fmt: skip
     assert plan.estimate.budget.device.name == "RTX 3060 12GB"

@@ -81,8 +81,12 @@ def test_a_job_is_read_from_its_row() -> None:
     """The options of a row name the optimizer and precision that ran."""
     row = next(row for row in read_rows(PLANNED, Planned) if row.number == -2)
     job = job_of(row, torch="2.11.0")
-    assert (job.optimizer, job.precision, job.memory_format) == ("momentum", "amp-fp16", "channels_last")
-    assert job.torch == "2.11"
+    assert (job.loop.optimizer, job.loop.precision, job.model.memory_format) == (
+        "momentum",
+        "amp-fp16",
+        "channels_last",
+    )
+    assert job.environment.torch == "2.11"
 
 
 def test_the_rule_of_batch_norm_gives_all_sizes_that_cudnn_answered() -> None:

@@ -81,9 +81,9 @@ def test_runs_that_differ_in_any_option_are_different_runs(tmp_path: Path) -> No
     """Optimizer, allocator options, benchmark, cap, card and torch: each makes a run of its own."""
     series = [
         BatchSeries(JOB, (8,)),
-        BatchSeries(replace(JOB, optimizer=Optimizer.ADAM), (8,)),
+        BatchSeries(JOB.replace(optimizer=Optimizer.ADAM), (8,)),
         BatchSeries(JOB, (8,), alloc_conf="expandable_segments:True"),
-        BatchSeries(replace(JOB, cudnn_benchmark=True), (8,)),
+        BatchSeries(JOB.replace(cudnn_benchmark=True), (8,)),
     ]
     assert run(tmp_path, FakeMeasure(), tuple(series)).new == 4
     newer = replace(CARD, versions=replace(CARD.versions, torch="2.14.0"))
@@ -223,10 +223,10 @@ def test_the_campaign_that_ships_is_whole() -> None:
     capped = {cap // MIB for one in series for cap in one.caps_bytes}
     assert capped == {8192, 12288, 16384, 24576, 40960, 81920}
     assert {one.job for one in series if one.caps_bytes} <= {one.job for one in free}
-    names = {one.job.model for one in free}
+    names = {one.job.model.name for one in free}
     assert {"cnn", "vgg16_bn", "resnet50", "vit_b_16", "unetr", "torchvision:swin_t"} <= names
-    assert {one.job.optimizer for one in free} >= {Optimizer.SGD, Optimizer.ADAM, Optimizer.ADAMW}
-    assert Mode.INFER in {one.job.mode for one in free}
+    assert {one.job.loop.optimizer for one in free} >= {Optimizer.SGD, Optimizer.ADAM, Optimizer.ADAMW}
+    assert Mode.INFER in {one.job.loop.mode for one in free}
 
 
 GROUP = "about: x\ngroups:\n  - about: y\n    models: [{models}]\n    batches: [{batches}]\n{more}"
@@ -442,7 +442,7 @@ def test_no_batch_is_run_that_the_epoch_does_not_fill() -> None:
     at_max, failure = (estimate_batch(JOB, tracer(batch), budget) for batch in (40, 41))
 
     def plan(dataset_size: int) -> Plan:
-        job, search = replace(JOB, dataset_size=dataset_size), Search(40, 40, 41, ())
+        job, search = JOB.replace(dataset_size=dataset_size), Search(40, 40, 41, ())
         return Plan(job, budget, search, at_max, failure, Seconds(0, 0))
 
     def batches(plan: Plan) -> list[int]:

@@ -23,7 +23,7 @@ def test_older_runs_have_the_benchmark_mode_among_their_settings(flag: bool) -> 
     """cuDNN's benchmark mode stood among the settings of a run."""
     older = observation_to_json(RUN)
     older["settings"]["cudnn_benchmark"] = flag
-    assert observation_from_json(older) == replace(RUN, job=replace(RUN.job, cudnn_benchmark=flag))
+    assert observation_from_json(older) == replace(RUN, job=RUN.job.replace(cudnn_benchmark=flag))
 
 
 @pytest.mark.parametrize(

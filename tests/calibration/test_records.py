@@ -130,11 +130,11 @@ def put(folder: Path, machine: dict[str, Any] = MACHINE, **files: str) -> Path:
     return folder
 
 
-OURS = Job(
+OURS = Job.create(
     "torchvision:resnet50",
-    (("num_classes", 10),),
-    (parse_tensor_spec("3x224x224"),),
-    parse_tensor_spec("10"),
+    model_args=(("num_classes", 10),),
+    inputs=(parse_tensor_spec("3x224x224"),),
+    target=parse_tensor_spec("10"),
     steps=4,
 )
 SEEN = replace(
@@ -192,14 +192,14 @@ def test_the_options_of_a_record_are_those_of_a_job(tmp_path: Path) -> None:
     ]
     observations = read_measured_records(put(tmp_path, peaks="".join(lines))).observations
     job = observations[0].job
-    assert (job.optimizer, job.optimizer_impl) == (Optimizer.ADAMW, OptimizerImpl.FUSED)
-    assert job.zero_grad is ZeroGrad.BEFORE_BACKWARD
-    assert (observations[1].job.mode, observations[1].job.target) == (Mode.INFER, None)
+    assert (job.loop.optimizer, job.loop.optimizer_impl) == (Optimizer.ADAMW, OptimizerImpl.FUSED)
+    assert job.loop.zero_grad is ZeroGrad.BEFORE_BACKWARD
+    assert (observations[1].job.loop.mode, observations[1].job.samples.target) == (Mode.INFER, None)
     assert observations[1].settings == Settings(alloc_conf="expandable_segments:True")
-    assert [one.job.cudnn_benchmark for one in observations] == [False, True, False, False]
+    assert [one.job.environment.cudnn_benchmark for one in observations] == [False, True, False, False]
     assert observations[1].about == "the target was on the device too"
-    assert observations[2].job.model == "zoo:CNN"
-    assert dict(observations[3].job.model_args)["img_size"] == (64, 64, 64)
+    assert observations[2].job.model.name == "zoo:CNN"
+    assert dict(observations[3].job.model.args)["img_size"] == (64, 64, 64)
 
 
 def test_every_probe_of_a_limit_is_an_observation(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_every_probe_of_a_limit_is_an_observation(tmp_path: Path) -> None:
 def test_a_history_is_read_whole_and_can_be_replayed(tmp_path: Path) -> None:
     """Actions, addresses and sizes arrive; the script's marks become the loop's phases."""
     (records,) = read_measured_records(put(tmp_path, history=record("history", 32, HISTORY))).histories
-    assert (records.job, records.batch) == (replace(OURS, steps=3), 32)
+    assert (records.job, records.batch) == (OURS.replace(steps=3), 32)
     assert records.history.events == tuple(HistoryEvent(*event) for event in HISTORY["events"])
     assert records.history.marks == (
         HistoryMark(0, 0, Phase.SETUP),
@@ -265,7 +265,7 @@ def test_precision_and_layout_become_options_of_the_job(
 ) -> None:
     """measure.py scales the gradients in float16 autocast, where there are gradients."""
     (records,) = read_measured_records(put(tmp_path, peaks=record("peaks", 32, PEAKS, **what))).observations
-    assert records.job == replace(OURS, **fields)
+    assert records.job == OURS.replace(**fields)
 
 
 def test_a_last_line_that_a_killed_run_left_is_set_aside(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_records_are_taken_over_into_a_folder_of_calibrations(tmp_path: Path) ->
     assert [point.observation.batch for point in calibration.points] == [16, 32]
     stored = calibration.points[1].observation  # with the name of what answers for its convolutions
     assert replace(stored, job=SEEN.job) == SEEN
-    assert stored.job == replace(SEEN.job, cudnn="stored")
+    assert stored.job == SEEN.job.replace(cudnn="stored")
     assert isinstance(calibration.fit, NoFit)
     assert sorted(run.batch for run in map(load_observation, (out / "runs").glob("*.json"))) == [
         16,

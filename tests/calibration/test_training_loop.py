@@ -16,7 +16,6 @@ from planner.jobs import Job, Mode, Optimizer, ZeroGrad, parse_tensor_spec
 from planner.program.events import Alloc, Phase, PhaseStart
 from tests.helpers.models import AMPERE, trace_of
 from tests.helpers.probes import training
-from tests.helpers.structs import replace
 
 
 def tiny() -> nn.Module:
@@ -53,8 +52,8 @@ def calls_on_meta(job: Job) -> list[str]:
         model = tiny()
     log = CallLog()
     optimizer = None
-    if job.mode is Mode.TRAIN:
-        optimizer = build_optimizer(job.optimizer, job.optimizer_impl, model.parameters())
+    if job.loop.mode is Mode.TRAIN:
+        optimizer = build_optimizer(job.loop.optimizer, job.loop.optimizer_impl, model.parameters())
     with log:
         run_loop(model, job, lambda: empty_batch(job, 4, "meta"), optimizer, log.on_phase, LoopRuntime())
     return log.calls
@@ -69,13 +68,13 @@ def calls_on_meta(job: Job) -> list[str]:
         training(mode=Mode.INFER, target=None),
         training(mode=Mode.FORWARD, target=None, steps=1),
     ],
-    ids=lambda job: f"{job.mode}-{job.optimizer}-{job.zero_grad}",
+    ids=lambda job: f"{job.loop.mode}-{job.loop.optimizer}-{job.loop.zero_grad}",
 )
 def test_real_tensors_run_the_very_loop_that_is_traced(job: Job) -> None:
     """Phases and operators come in the same order with real tensors on a device and with none on meta."""
     on_cpu = calls_on_cpu(job)
     assert on_cpu == calls_on_meta(job)
-    assert sum(line.endswith("forward") and line[0].isdecimal() for line in on_cpu) == job.steps
+    assert sum(line.endswith("forward") and line[0].isdecimal() for line in on_cpu) == job.loop.steps
 
 
 def test_real_tensors_pass_the_marks_of_the_recorded_trace() -> None:
@@ -108,12 +107,12 @@ def test_a_batch_on_the_host_has_the_shapes_of_the_traced_one_and_valid_values()
     assert kwargs["input_ids"].unique().tolist() == [0]
     assert kwargs["attention_mask"].tolist() == [[1, 1, 1, 1, 1, 0], *[[1] * 6] * 3]
     assert 0 <= float(target.min()) <= float(target.max()) <= 1
-    assert host_batch(replace(job, mode=Mode.INFER), 4)[2] is None
+    assert host_batch(job.replace(mode=Mode.INFER), 4)[2] is None
 
 
 def test_a_real_model_has_the_values_of_its_constructor() -> None:
     """Nothing of the model is on meta, and its tables of indices are filled."""
-    model = build_real_model(Job("torchvision:swin_t", inputs=(parse_tensor_spec("3x224x224"),)))
+    model = build_real_model(Job.create("torchvision:swin_t", inputs=(parse_tensor_spec("3x224x224"),)))
     assert {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} == {"cpu"}
     tables = [buffer for name, buffer in model.named_buffers() if "index" in name]
     assert tables and all(int(table.max()) == 168 for table in tables)

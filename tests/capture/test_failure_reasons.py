@@ -326,4 +326,4 @@ def test_missing_extensions_are_to_be_installed(tmp_path: Path, text: str) -> No
     file = tmp_path / "net.py"
     file.write_text(text)
     with pytest.raises(ModelError, match="; install an_extension_of_nobody, or remove that import"):
-        build_model(Job(f"{file}:Net"))
+        build_model(Job.create(f"{file}:Net"))

@@ -128,7 +128,9 @@ def values() -> dict[str, object]:
 
 
 def job_of(file: Path, name: str = "Net") -> Job:
-    return Job(f"{file}:{name}", inputs=(parse_tensor_spec("4"),), target=parse_tensor_spec("scalar:int64"))
+    return Job.create(
+        f"{file}:{name}", inputs=(parse_tensor_spec("4"),), target=parse_tensor_spec("scalar:int64")
+    )
 
 
 @contextmanager

@@ -98,7 +98,7 @@ def test_calibrate(own: Path, gpu: FakeMeasure, capsys: Capture) -> None:
     )
     (table,) = fields["calibrations"]
     assert table["fit"]["overhead_mib"] == pytest.approx(420, abs=30)  # segments of 20 MiB
-    assert [one.key.job.model for one in load_folders([own])] == ["torchvision:resnet18"]
+    assert [one.key.job.model.name for one in load_folders([own])] == ["torchvision:resnet18"]
     code, out, _ = outcome(command.removesuffix(" --json"), capsys)
     assert (code, len(gpu.requests)) == (0, 4)
     assert " ".join(out.split()).startswith(f"0 new runs, saved in {own}")
@@ -145,6 +145,8 @@ def test_calibrate_under_settings(options: str, tmp_path: Path, gpu: FakeMeasure
     assert outcome(command, capsys)[0] == 0
     conf = "expandable_segments:True" if "alloc" in options else ""
     expected = {("cudnn" in options, conf)}
-    assert {(request.job.cudnn_benchmark, request.alloc_conf) for request in gpu.requests} == expected
+    assert {
+        (request.job.environment.cudnn_benchmark, request.alloc_conf) for request in gpu.requests
+    } == expected
     (stored,) = load_folders([tmp_path])
-    assert {(stored.key.job.cudnn_benchmark, stored.key.settings.alloc_conf)} == expected
+    assert {(stored.key.job.environment.cudnn_benchmark, stored.key.settings.alloc_conf)} == expected

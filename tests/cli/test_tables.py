@@ -20,7 +20,7 @@ from tests.helpers.command_line import Capture, outcome
 from tests.helpers.structs import replace
 from tests.helpers.traces import program_of, save_trace
 
-TOY = Job("toy", inputs=(TensorSpec((4,)),), loss=Loss.SUM, steps=1)
+TOY = Job.create("toy", inputs=(TensorSpec((4,)),), loss=Loss.SUM, steps=1)
 
 
 def toy() -> Program:
@@ -189,7 +189,7 @@ def test_ones_own_folder_is_in_nobodys_way(own: Path, capsys: Capture) -> None:
 
 def test_compare_reads_calibrations(tmp_path: Path, capsys: Capture) -> None:
     """A stored run of the very job at this batch is what the figures are held against; the line corrects."""
-    job = Job("zoo:ConvPair", inputs=(TensorSpec((1, 256, 256)),), loss=Loss.SUM)
+    job = Job.create("zoo:ConvPair", inputs=(TensorSpec((1, 256, 256)),), loss=Loss.SUM)
     key = replace(KEY, job=job, gpu="RTX 3060 12GB")
     seen = replace(observation(10, 1_500, key), peak_allocated_bytes=1_000 * MIB)
     save_calibration(tmp_path, replace(calibration(key), points=(Point(seen, 1_100 * MIB),)))

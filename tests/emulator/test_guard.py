@@ -156,7 +156,7 @@ model, optimizer, data = parts(1024, 64)
 with torch.autocast("cuda", torch.bfloat16):
     with planner.guard(model, optimizer, data[0]) as guard:
         loop(model, optimizer, data, autocast=True)
-note(precision=guard.plan.job.precision, **figures(guard))
+note(precision=guard.plan.job.loop.precision, **figures(guard))
 """
     (region,) = lines(emulator, code)
     assert region["precision"] == "amp-bf16" and region["errors"]["allocated"] == 0.0  # type: ignore[index]

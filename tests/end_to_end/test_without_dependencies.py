@@ -43,7 +43,7 @@ file = load_programs(Path(path))
 program, about = file.programs[0].program, file.about
 budget = make_budget(generic_device(8000), 0.99, parse_alloc_conf("roundup_power2_divisions:8"))
 search = largest(lambda batch: replay_trace(program.instantiate(batch), budget.limits).outcome)
-job = Job(about["model"])
+job = Job.create(about["model"])
 batches = (search.largest, search.first_failure)
 estimates = [estimate_batch(job, program.instantiate(batch), budget) for batch in batches]
 print(about, search, *(replace(each, seconds=Seconds(0, 0)) for each in estimates), sep="\\n")

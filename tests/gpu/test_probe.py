@@ -17,14 +17,13 @@ from planner.hardware.device import Device, FigureKind, SourcedBytes
 from planner.jobs.catalogue import load_catalogue
 from planner.planning.max_batch import estimate_batch, find_max_batch
 from planner.program.events import Outcome
-from tests.helpers.structs import replace
 from tests.helpers.traces import RunTraces
 
 pytestmark = pytest.mark.gpu
 BATCHES = (16, 32, 64, 128)
 RESNET50 = load_catalogue()["resnet50"].job
 # With the workspaces that the installed cuDNN takes, so that the replays of its batch sizes lie on a line.
-WITH_WORKSPACES = replace(RESNET50, cudnn="installed")
+WITH_WORKSPACES = RESNET50.replace(cudnn="installed")
 
 
 def this_card() -> Device:

@@ -93,7 +93,7 @@ def test_integer_labels_do_not_make_texts_of_images() -> None:
     result = plan_live_model(LiveLoop(Classifier(), sample, step, {}), {"gpu": "RTX 3060"})
     assert result.plan.budget.likeness.lengths is Lengths.FIXED
     assert result.plan.budget.likeness.kind is RunKind.FIXED
-    maps = Job("m", inputs=(IMAGE, TensorSpec((16, 16), "int64")))
+    maps = Job.create("m", inputs=(IMAGE, TensorSpec((16, 16), "int64")))
     assert lengths_of(maps, Trace((), (), 1)) == (Lengths.FIXED, "")
 
 
@@ -103,8 +103,8 @@ def test_tokens_are_texts_of_varying_lengths() -> None:
     assert likeness(Tagger, TOKENS).kind is RunKind.TEXTS
     fixed = likeness(Tagger, TOKENS, lengths="fixed")
     assert (fixed.kind, fixed.lengths, fixed.padded) == (RunKind.FIXED, Lengths.FIXED, "")
-    audio = Job("m", inputs=(TensorSpec((16_000,)), TensorSpec((100,), "int64", "attention_mask")))
-    nested = Job("m", inputs=(TensorSpec((100,), "int64", "batch.input_ids"),))
+    audio = Job.create("m", inputs=(TensorSpec((16_000,)), TensorSpec((100,), "int64", "attention_mask")))
+    nested = Job.create("m", inputs=(TensorSpec((100,), "int64", "batch.input_ids"),))
     for job in (audio, nested):
         assert lengths_of(job, Trace((), (), 1))[0] is Lengths.VARYING
 
@@ -119,8 +119,8 @@ def test_padded_audio_is_as_the_user_says() -> None:
 
 def test_lengths_change_margins_and_no_trace() -> None:
     """Jobs that differ in their lengths alone share cached traces, and survive their JSON."""
-    job = Job("torchvision:resnet18", inputs=(IMAGE,), target=LABEL)
-    varying = replace(job, lengths=Lengths.VARYING)
+    job = Job.create("torchvision:resnet18", inputs=(IMAGE,), target=LABEL)
+    varying = job.replace(lengths=Lengths.VARYING)
     assert fingerprint_of(job) == fingerprint_of(varying)
     assert job_from_json(json.loads(json.dumps(job_to_json(varying)))) == varying
     assert (
@@ -242,7 +242,7 @@ def test_kinds_of_convolutions(
 
     sites = tuple(Site(f"layer{number}", "aten.convolution.default") for number in range(5))
     trace = Trace((), sites, 1, conv_account=WorkspaceAccount(source))
-    job = replace(Job("m", inputs=(IMAGE,)), **changes)  # type: ignore[arg-type]
+    job = Job.create("m", inputs=(IMAGE,)).replace(**changes)  # type: ignore[arg-type]
     assert kind_of(job, trace) is kind
     assert [one.what for one in likeness_of(job, trace, AMPERE).departures] == departures
     elsewhere = [one.what for one in likeness_of(job, trace, HOPPER).departures]
@@ -282,7 +282,7 @@ def test_convolutions_without_a_workspace_of_their_own_widen_in_proportion(
     )
     source, shares = ConvWorkspaceSource.STORED, (share, 0.0) if doubt is Doubt.UNCOUNTED else (0.0, share)
     trace = Trace(events, sites, 1, conv_account=WorkspaceAccount(source, *shares))
-    likeness = likeness_of(Job("m", inputs=(IMAGE,)), trace, AMPERE)
+    likeness = likeness_of(Job.create("m", inputs=(IMAGE,)), trace, AMPERE)
     departure = next(one for one in likeness.departures if one.doubt is doubt)
     assert departure.what == words
     assert departure.weight == pytest.approx(0.5 * counted)
@@ -292,7 +292,7 @@ def test_convolutions_without_a_workspace_of_their_own_widen_in_proportion(
         (0.5 * counted * spread.scale, 0.5 * counted * spread.peak_scale)
     )
     exact = replace(trace, conv_account=WorkspaceAccount(source))
-    known = margins_of(likeness_of(Job("m", inputs=(IMAGE,)), exact, AMPERE))
+    known = margins_of(likeness_of(Job.create("m", inputs=(IMAGE,)), exact, AMPERE))
     assert margins.verdicts.scale == pytest.approx(hypot(known.verdicts.scale, part.scale))
     assert margins.peak_ratio(0.99) > known.peak_ratio(0.99) > 1
 
@@ -308,6 +308,6 @@ def test_a_few_volumes_that_borrow_their_workspaces_widen_too() -> None:
         1,
         conv_account=WorkspaceAccount(ConvWorkspaceSource.SIMILAR),
     )
-    departures = likeness_of(Job("m", inputs=(volume,)), trace, AMPERE).departures
+    departures = likeness_of(Job.create("m", inputs=(volume,)), trace, AMPERE).departures
     assert [(one.doubt, one.weight) for one in departures] == [(Doubt.VOLUMES, 1), (Doubt.SETTING, 1)]
-    assert not likeness_of(Job("m", inputs=(IMAGE,)), trace, AMPERE).departures
+    assert not likeness_of(Job.create("m", inputs=(IMAGE,)), trace, AMPERE).departures

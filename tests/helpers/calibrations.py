@@ -19,7 +19,7 @@ from planner.jobs import Job, TensorSpec
 from tests.helpers.runs import RUN
 from tests.helpers.structs import replace
 
-JOB = Job(
+JOB = Job.create(
     "toy",
     source="torchvision:resnet18",
     model_args=(("depth", (1, 2)), ("rate", 0.5), ("bias", True)),
@@ -86,7 +86,7 @@ def calibration(key: Key = KEY, fit: Fit | NoFit = FIT) -> Calibration:
 
 def plausible(**of_job: object) -> Calibration:
     """Two runs whose peaks are plausible: 1,000 and 2,000 MiB reserved, a tenth less allocated."""
-    key = replace(KEY, job=replace(JOB, **of_job))
+    key = replace(KEY, job=JOB.replace(**of_job))
     known = calibration(key)
     points = []
     for number, point in enumerate(known.points, 1):

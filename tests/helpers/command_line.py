@@ -115,7 +115,7 @@ def toy_events(
 
 
 def saved(path: Path, trace: Trace | Program, **about: object) -> Path:
-    job = Job("toy", inputs=(TensorSpec((4,)),), loss=Loss.SUM, steps=1)
+    job = Job.create("toy", inputs=(TensorSpec((4,)),), loss=Loss.SUM, steps=1)
     save_trace(trace, path, {"job": job_to_json(job), "batch": 5, "capability": [8, 6]} | about)
     return path
 

@@ -20,8 +20,10 @@ MIB = 2**20
 
 def job_of(*inputs: str, **fields: object) -> Job:
     """A job on a model that the test builds itself; forward only, one step, by default."""
-    job = Job("test", inputs=tuple(map(parse_tensor_spec, inputs)), mode=Mode.FORWARD, steps=1, loss=Loss.SUM)
-    return replace(job, **fields)  # type: ignore[arg-type]
+    job = Job.create(
+        "test", inputs=tuple(map(parse_tensor_spec, inputs)), mode=Mode.FORWARD, steps=1, loss=Loss.SUM
+    )
+    return job.replace(**fields)  # type: ignore[arg-type]
 
 
 def on_meta(build: Callable[[], nn.Module]) -> Callable[[Job], nn.Module]:
@@ -48,7 +50,7 @@ def trace_of(
 def trace_catalogue(name: str, batch: int | None = None, **fields: object) -> Trace:
     """The trace of a catalogue entry at its own batch size, or another, with fields of its job replaced."""
     entry = load_catalogue()[name]
-    return record(replace(entry.job, **fields), batch or entry.batch, AMPERE)  # type: ignore[arg-type]
+    return record(entry.job.replace(**fields), batch or entry.batch, AMPERE)  # type: ignore[arg-type]
 
 
 def born(trace: Trace, op: str = "") -> list[int]:

@@ -2,10 +2,9 @@
 
 from planner.jobs import Job, Loss, Mode, parse_tensor_spec
 from tests.helpers.models import job_of
-from tests.helpers.structs import replace
 
 
 def training(**fields: object) -> Job:
     target = parse_tensor_spec("scalar:int64")
     job = job_of("3x8x8", mode=Mode.TRAIN, steps=3, loss=Loss.CROSS_ENTROPY, target=target)
-    return replace(job, **fields)  # type: ignore[arg-type]
+    return job.replace(**fields)  # type: ignore[arg-type]

@@ -10,12 +10,12 @@ from tests.helpers.structs import replace
 
 VERSIONS = Versions("2.13.0+cu130", "13.0", "9.1.0", "580.65", (8, 6), 12_037 * MIB, 12_288 * MIB)
 CARD = DetectedGpu("NVIDIA GeForce RTX 3060", VERSIONS, Settings())
-JOB = Job(
+JOB = Job.create(
     "torchvision:resnet18",
     inputs=(parse_tensor_spec("3x224x224"),),
     target=parse_tensor_spec("scalar:int64"),
 )
-OTHER_JOB = replace(JOB, model="torchvision:vgg11", loss=Loss.CROSS_ENTROPY, optimizer=Optimizer.ADAM)
+OTHER_JOB = JOB.replace(model="torchvision:vgg11", loss=Loss.CROSS_ENTROPY, optimizer=Optimizer.ADAM)
 
 RUN = Observation(
     job=JOB,

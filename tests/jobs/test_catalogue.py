@@ -28,21 +28,23 @@ SMP_ARGS = (
 
 def classifier(name: str, source: str, *args: tuple[str, object]) -> Job:
     """A job of the notebook: images to 10 classes with soft targets."""
-    return Job(name, args, inputs=(IMAGE,), target=TensorSpec((10,)), source=source)
+    return Job.create(name, model_args=args, inputs=(IMAGE,), target=TensorSpec((10,)), source=source)
 
 
 def forward_only(name: str, source: str, *args: tuple[str, object]) -> Job:
     """A job of the forum thread: one forward pass with gradients recorded."""
     gray = (TensorSpec((1, 256, 256)),)
-    return Job(name, args, inputs=gray, loss=Loss.SUM, mode=Mode.FORWARD, steps=1, source=source)
+    return Job.create(
+        name, model_args=args, inputs=gray, loss=Loss.SUM, mode=Mode.FORWARD, steps=1, source=source
+    )
 
 
 def summed(name: str, source: str, *shape: int) -> Job:
     """A job whose document names no loss."""
-    return Job(name, inputs=(TensorSpec(shape),), loss=Loss.SUM, source=source)
+    return Job.create(name, inputs=(TensorSpec(shape),), loss=Loss.SUM, source=source)
 
 
-TENSOR = Job(
+TENSOR = Job.create(
     "tensor_1gib",
     inputs=(TensorSpec((2**28,)),),
     loss=Loss.SUM,
@@ -50,9 +52,9 @@ TENSOR = Job(
     steps=1,
     source="zoo:Identity",
 )
-UNETR = Job(
+UNETR = Job.create(
     "unetr",
-    UNETR_ARGS,
+    model_args=UNETR_ARGS,
     inputs=(TensorSpec((1, 64, 64, 64)),),
     target=TensorSpec((2, 64, 64, 64)),
     cublas_workspace_config=":4096:8",
@@ -65,7 +67,7 @@ def test_catalogue_holds_the_seeds_workloads() -> None:
     seeds = {
         name: entry
         for name, entry in load_catalogue().items()
-        if not entry.job.source.startswith(("hf:", "diffusers:"))
+        if not entry.job.model.source.startswith(("hf:", "diffusers:"))
     }
     entries = {name: (entry.job, entry.batch) for name, entry in seeds.items()}
     cnn_args = (("channels", 3), ("height", 224), ("width", 224))
@@ -91,7 +93,15 @@ def test_catalogue_holds_the_seeds_workloads() -> None:
 def language_model(name: str, source: str, tokens: int, *args: tuple[str, object], **options: Any) -> Job:
     """A job whose further inputs transformers declares, with AdamW and the model's own loss."""
     text = (TensorSpec((tokens,), "int64"),)
-    return Job(name, args, text, loss=Loss.OUTPUT, optimizer=Optimizer.ADAMW, source=source, **options)
+    return Job.create(
+        name,
+        model_args=args,
+        inputs=text,
+        loss=Loss.OUTPUT,
+        optimizer=Optimizer.ADAMW,
+        source=source,
+        **options,
+    )
 
 
 def llama(name: str, hidden: int, layers: int, heads: int, intermediate: int) -> Job:
@@ -106,7 +116,9 @@ def llama(name: str, hidden: int, layers: int, heads: int, intermediate: int) ->
 
 def test_catalogue_holds_language_models() -> None:
     """The catalogue has BERT, GPT-2 and three Llamas of the sizes that their papers print."""
-    entries = {name: entry for name, entry in load_catalogue().items() if entry.job.source.startswith("hf:")}
+    entries = {
+        name: entry for name, entry in load_catalogue().items() if entry.job.model.source.startswith("hf:")
+    }
     assert {name: (entry.job, entry.batch) for name, entry in entries.items()} == {
         "bert_base": (language_model("bert_base", "hf:bert", 128, ("task", "sequence-classification")), 32),
         "gpt2": (language_model("gpt2", "hf:gpt2", 1024), 8),
@@ -144,7 +156,7 @@ def test_smallest_entry_takes_the_defaults_of_its_source(tmp_path: Path) -> None
     """An entry of source and sentence alone has the source's sample and batch size 1."""
     file = tmp_path / "mine.yaml"
     file.write_text("r: {source: 'torchvision:resnet18', about: Mine.}\n")
-    job = Job("r", inputs=(IMAGE,), target=TensorSpec((), "int64"), source="torchvision:resnet18")
+    job = Job.create("r", inputs=(IMAGE,), target=TensorSpec((), "int64"), source="torchvision:resnet18")
     assert load_catalogue(file) == {"r": CatalogueEntry(job, 1, "Mine.")}
 
 

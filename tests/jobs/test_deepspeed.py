@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from planner.errors import UsageError
 from planner.jobs import (
@@ -30,7 +29,7 @@ def text_of(**more: Any) -> str:
 
 def job_with(config: dict[str, Any], **fields: Any) -> Job:
     """A job with a configuration."""
-    return replace(Job("net", deepspeed=read_deepspeed(json.dumps(config)), world_size=2), **fields)
+    return Job.create("net", deepspeed=read_deepspeed(json.dumps(config)), world_size=2).replace(**fields)
 
 
 def test_a_file_and_its_text_are_the_same(tmp_path: Path) -> None:
@@ -38,7 +37,7 @@ def test_a_file_and_its_text_are_the_same(tmp_path: Path) -> None:
     path = tmp_path / "zero.json"
     path.write_text(text_of(gradient_clipping=1.0))
     assert read_deepspeed(str(path)) == read_deepspeed(text_of(gradient_clipping=1.0))
-    assert deepspeed_stage(Job("net", deepspeed=read_deepspeed(str(path)))) == 2
+    assert deepspeed_stage(Job.create("net", deepspeed=read_deepspeed(str(path)))) == 2
 
 
 @pytest.mark.parametrize(
@@ -147,4 +146,4 @@ def test_precision_may_be_that_of_the_file() -> None:
     given = {"inputs": INPUTS, "world_size": 2, "precision": "bf16"}
     for enabled in (True, "auto"):
         job = resolve_job("torchvision:resnet18", {}, **given, deepspeed=text_of(bf16={"enabled": enabled}))
-        assert job.precision is Precision.BF16
+        assert job.loop.precision is Precision.BF16

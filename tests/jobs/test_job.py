@@ -24,7 +24,7 @@ IMAGE = TensorSpec((3, 224, 224))
 LABEL = TensorSpec((), "int64")
 CATALOGUE = {
     "cnn": CatalogueEntry(
-        Job(
+        Job.create(
             model="cnn",
             source="zoo:CNN",
             model_args=(("channels", 3), ("height", 224)),
@@ -35,7 +35,7 @@ CATALOGUE = {
         about="A test.",
     ),
     "encoder": CatalogueEntry(
-        Job(
+        Job.create(
             model="encoder",
             source="zoo:BasicEncoder",
             inputs=(TensorSpec((1, 256, 256)),),
@@ -241,7 +241,7 @@ def test_options_win_over_the_catalogue() -> None:
         steps=5,
         mode=None,
     )
-    assert job == Job(
+    assert job == Job.create(
         model="cnn",
         source="zoo:CNN",
         model_args=(("channels", 3), ("height", 32), ("classes", 10)),
@@ -269,7 +269,11 @@ def test_options_win_over_the_catalogue() -> None:
 def test_sources_have_defaults(model: str, sample: str, target: str) -> None:
     """torchvision's and MONAI's models come with a sample of what they are trained on."""
     job = resolve_job(model, CATALOGUE)
-    assert (str(job.inputs[0]), str(job.target), job.loss) == (sample, target, Loss.CROSS_ENTROPY)
+    assert (str(job.samples.inputs[0]), str(job.samples.target), job.loop.loss) == (
+        sample,
+        target,
+        Loss.CROSS_ENTROPY,
+    )
 
 
 @pytest.mark.parametrize(
@@ -287,7 +291,11 @@ def test_sources_have_defaults(model: str, sample: str, target: str) -> None:
 def test_sources_have_losses(model: str, inputs: tuple[str, ...], target: str, loss: Loss) -> None:
     """A model that is no classifier comes with its own loss, and with all the inputs that it takes."""
     job = resolve_job(model, CATALOGUE)
-    assert (tuple(map(str, job.inputs)), str(job.target), job.loss) == (inputs, target, loss)
+    assert (tuple(map(str, job.samples.inputs)), str(job.samples.target), job.loop.loss) == (
+        inputs,
+        target,
+        loss,
+    )
 
 
 @pytest.mark.parametrize(
@@ -303,8 +311,8 @@ def test_sources_have_losses(model: str, inputs: tuple[str, ...], target: str, l
 def test_maps_follow_the_input(model: str, given: tuple[TensorSpec, ...], target: tuple[int, ...]) -> None:
     """A target that is a map as large as the input is resized with it."""
     job = resolve_job(model, CATALOGUE, inputs=given)
-    assert job.target is not None
-    assert (job.inputs, job.target.shape) == (given, target)
+    assert job.samples.target is not None
+    assert (job.samples.inputs, job.samples.target.shape) == (given, target)
 
 
 @pytest.mark.parametrize(
@@ -318,15 +326,15 @@ def test_maps_follow_the_input(model: str, given: tuple[TensorSpec, ...], target
 def test_integers_as_a_target_are_classes(options: dict[str, object], loss: Loss) -> None:
     """smp's models have one class by default; a target of integers comes with the loss of several classes."""
     given = {"inputs": [TensorSpec((3, 64, 64))], "target": TensorSpec((64, 64), "int64"), **options}
-    assert resolve_job("smp:Unet", CATALOGUE, **given).loss is loss  # type: ignore[arg-type]
+    assert resolve_job("smp:Unet", CATALOGUE, **given).loop.loss is loss  # type: ignore[arg-type]
 
 
 def test_monai_sets_cublas_workspace() -> None:
     """MONAI sets CUBLAS_WORKSPACE_CONFIG at its import, as of 1.6; the user's own text counts over it."""
-    assert resolve_job("monai:UNet", CATALOGUE).cublas_workspace_config == ":4096:8"
+    assert resolve_job("monai:UNet", CATALOGUE).environment.cublas_workspace_config == ":4096:8"
     given = resolve_job("monai:UNet", CATALOGUE, cublas_workspace_config=":16:8")
-    assert given.cublas_workspace_config == ":16:8"
-    assert resolve_job("torchvision:resnet18", CATALOGUE).cublas_workspace_config == ""
+    assert given.environment.cublas_workspace_config == ":16:8"
+    assert resolve_job("torchvision:resnet18", CATALOGUE).environment.cublas_workspace_config == ""
 
 
 @pytest.mark.parametrize(
@@ -341,17 +349,17 @@ def test_a_file_that_imports_monai_has_its_cublas_workspace(code: str, config: s
     """The text of the file decides; a file that is not there is refused where it would be run."""
     (tmp_path / "net.py").write_text(code)
     job = resolve_job(f"{tmp_path}/net.py:net", CATALOGUE, inputs=(TensorSpec((3, 8, 8)),), loss=Loss.SUM)
-    assert job.cublas_workspace_config == config
+    assert job.environment.cublas_workspace_config == config
     missing = resolve_job(
         f"{tmp_path}/none.py:net", CATALOGUE, inputs=(TensorSpec((3, 8, 8)),), loss=Loss.SUM
     )
-    assert missing.cublas_workspace_config == ""
+    assert missing.environment.cublas_workspace_config == ""
 
 
 def test_arguments_are_added_to_the_defaults() -> None:
     """The user's constructor arguments count over those that the source brings, key by key."""
     job = resolve_job("monai:UNet", CATALOGUE, model_args=(("out_channels", 5), ("num_res_units", 2)))
-    assert job.model_args == (
+    assert job.model.args == (
         *(("spatial_dims", 3), ("in_channels", 1), ("out_channels", 5)),
         *(("channels", (16, 32, 64, 128, 256)), ("strides", (2, 2, 2, 2)), ("num_res_units", 2)),
     )
@@ -362,7 +370,7 @@ def test_arguments_are_added_to_the_defaults() -> None:
 )
 def test_target_is_dropped_where_nothing_compares_with_it(options: dict[str, str]) -> None:
     """Without a loss that compares, no target is brought to the GPU."""
-    assert resolve_job("cnn", CATALOGUE, **options).target is None  # type: ignore[arg-type]
+    assert resolve_job("cnn", CATALOGUE, **options).samples.target is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_names_say_where_a_tensor_goes(texts: list[str], arguments: Any) -> None
 def test_a_name_is_its_own_text(text: str) -> None:
     """A spelling that is read is written as it was, in text and in JSON."""
     assert str(parse_tensor_spec(text)) == text
-    job = Job("m", inputs=(parse_tensor_spec(text),), targets=(parse_tensor_spec("boxes=4"),))
+    job = Job.create("m", inputs=(parse_tensor_spec(text),), targets=(parse_tensor_spec("boxes=4"),))
     assert job_from_json(job_to_json(job)) == job
 
 
@@ -169,6 +169,6 @@ def test_catalogues_and_sweeps_name_them_too(tmp_path: Path) -> None:
         "  target: [label=scalar:int64, size=scalar]\n  loss: net.py:loss\n"
     )
     job = load_catalogue(path, ("file",))["net"].job
-    assert [str(spec) for spec in (*job.inputs, *job.targets)] == [
+    assert [str(spec) for spec in (*job.samples.inputs, *job.samples.targets)] == [
         "batch.x=64", "batch.y=16", "label=scalar:int64", "size=scalar",
     ]  # fmt: skip

@@ -10,7 +10,6 @@ from planner.jobs import Job, Optimizer, merge_job
 from planner.jobs.catalogue import load_catalogue
 from planner.jobs.optimizer_names import TORCH_OPTIMIZERS, optimizer_library, parse_optimizer
 from planner.jobs.yaml_fields import ANY_SOURCE
-from tests.helpers.structs import replace
 
 
 def test_the_table_has_all_classes_of_torch() -> None:
@@ -63,12 +62,12 @@ def test_refusals(given: object, line: str) -> None:
 
 def test_arguments_belong_to_their_optimizer() -> None:
     """Arguments add up by name, and go with the optimizer that they were given for."""
-    job = merge_job(Job("test"), {"optimizer": "adamw", "optimizer_args": [("amsgrad", True)]})
+    job = merge_job(Job.create("test"), {"optimizer": "adamw", "optimizer_args": [("amsgrad", True)]})
     both = merge_job(job, {"optimizer_args": [("weight_decay", 0.1)]})
-    assert both.optimizer_args == (("amsgrad", True), ("weight_decay", 0.1))
+    assert both.loop.optimizer_args == (("amsgrad", True), ("weight_decay", 0.1))
     assert merge_job(both, {"optimizer": "adamw"}) == both
-    assert merge_job(both, {"optimizer": "NAdam"}) == replace(
-        both, optimizer="torch.optim.NAdam", optimizer_args=()
+    assert merge_job(both, {"optimizer": "NAdam"}) == both.replace(
+        optimizer="torch.optim.NAdam", optimizer_args=()
     )
 
 
@@ -88,7 +87,7 @@ def test_files_do_not_name_code(name: str, tmp_path: Path) -> None:
     path.write_text(ENTRY.format(name))
     with pytest.raises(DataFileError, match="would run code; --allow-code lets files name code"):
         load_catalogue(path)
-    assert load_catalogue(path, ANY_SOURCE)["net"].job.optimizer == name
+    assert load_catalogue(path, ANY_SOURCE)["net"].job.loop.optimizer == name
 
 
 def test_catalogues_have_optimizers_and_their_arguments(tmp_path: Path) -> None:
@@ -96,4 +95,7 @@ def test_catalogues_have_optimizers_and_their_arguments(tmp_path: Path) -> None:
     path = tmp_path / "models.yaml"
     path.write_text(ENTRY.format("torchao.optim.AdamW8bit") + "  optimizer_arg: {block_size: 128}\n")
     job = load_catalogue(path)["net"].job
-    assert (job.optimizer, job.optimizer_args) == ("torchao.optim.AdamW8bit", (("block_size", 128),))
+    assert (job.loop.optimizer, job.loop.optimizer_args) == (
+        "torchao.optim.AdamW8bit",
+        (("block_size", 128),),
+    )

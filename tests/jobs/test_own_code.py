@@ -143,12 +143,12 @@ def resolved(name: str, **options: object) -> Job:
 
 def test_a_step_decides_the_loop(file: Path) -> None:
     """A job of a step needs no target, and refuses what the step decides; `--mode` names another loop."""
-    assert resolved(f"{file}:Gan").mode is Mode.STEP
+    assert resolved(f"{file}:Gan").loop.mode is Mode.STEP
     with pytest.raises(UsageError, match="--precision.*its own training step decides that"):
         resolved(f"{file}:Gan", precision="amp-bf16")
     with pytest.raises(UsageError, match="needs a target"):
         resolved(f"{file}:Gan", mode="train")
-    assert resolved(f"{file}:NetWithStep", mode="step").mode is Mode.STEP
+    assert resolved(f"{file}:NetWithStep", mode="step").loop.mode is Mode.STEP
 
 
 @pytest.mark.parametrize(
@@ -185,8 +185,8 @@ def test_a_lightning_module_brings_loss_and_optimizer(file: Path) -> None:
     """Inputs and target are its batch, and gradients are zeroed before the backward pass."""
     target = parse_tensor_spec("10")
     job = resolved(f"{file}:Lit", target=target)
-    assert (job.loss, job.zero_grad) == (Loss.TRAINING_STEP, ZeroGrad.BEFORE_BACKWARD)
-    assert list(map(str, job.inputs)) == ["8", "10"]
-    assert job.target is None
+    assert (job.loop.loss, job.loop.zero_grad) == (Loss.TRAINING_STEP, ZeroGrad.BEFORE_BACKWARD)
+    assert list(map(str, job.samples.inputs)) == ["8", "10"]
+    assert job.samples.target is None
     with pytest.raises(UsageError, match="--optimizer.*configure_optimizers of the model decides that"):
         resolved(f"{file}:Lit", optimizer="adamw")

@@ -60,11 +60,15 @@ def batch_and_job(folder: Path, *changes: tuple[str, str], **options: Any) -> tu
 def test_its_settings_are_a_job(tmp_path: Path) -> None:
     """Model, sequence, optimizer, clipping, recomputation and sharding are the file's, and the batch size."""
     batch, job = batch_and_job(tmp_path)
-    assert (batch, job.inputs[0].shape, dict(job.model_args)["num_hidden_layers"]) == (2, (1024,), 6)
-    assert (job.optimizer, job.optimizer_impl) == (Optimizer.ADAMW, OptimizerImpl.FUSED)
-    assert (job.clip_gradients, job.checkpoint, job.fsdp) == (ClipGradients.NORM, Checkpoint.BLOCKS, 4)
+    assert (batch, job.samples.inputs[0].shape, dict(job.model.args)["num_hidden_layers"]) == (2, (1024,), 6)
+    assert (job.loop.optimizer, job.loop.optimizer_impl) == (Optimizer.ADAMW, OptimizerImpl.FUSED)
+    assert (job.loop.clip_gradients, job.loop.checkpoint, job.sharding.fsdp) == (
+        ClipGradients.NORM,
+        Checkpoint.BLOCKS,
+        4,
+    )
     types = ("param_dtype=bf16", "reduce_dtype=fp32")
-    assert job.fsdp_arg == ("by=torchtitan", "reshard_after_forward=true", *types)
+    assert job.sharding.fsdp_arg == ("by=torchtitan", "reshard_after_forward=true", *types)
 
 
 def test_the_number_of_gpus_is_the_users(tmp_path: Path) -> None:
@@ -72,20 +76,20 @@ def test_the_number_of_gpus_is_the_users(tmp_path: Path) -> None:
     all_gpus = ("data_parallel_shard_degree = 4", "data_parallel_shard_degree = -1")
     with pytest.raises(UsageError, match="it takes all GPUs; give their number, such as --fsdp 8"):
         job_of(tmp_path, all_gpus)
-    assert job_of(tmp_path, all_gpus, fsdp=16).fsdp == 16
+    assert job_of(tmp_path, all_gpus, fsdp=16).sharding.fsdp == 16
 
 
 def test_replicas_and_accumulation_follow_from_degrees(tmp_path: Path) -> None:
     """Two groups of four ranks, and the global batch of 64 in four micro-batches of 2 on 8 ranks."""
     degrees = ("tensor_parallel_degree = 1", "data_parallel_replicate_degree = 2")
     job = job_of(tmp_path, degrees, ("seq_len", "global_batch_size = 64\nseq_len"))
-    assert (job.fsdp, "replicas=2" in job.fsdp_arg, job.accumulate) == (8, True, 4)
+    assert (job.sharding.fsdp, "replicas=2" in job.sharding.fsdp_arg, job.loop.accumulate) == (8, True, 4)
 
 
 def test_one_gpu_trains_under_autocast(tmp_path: Path) -> None:
     """Without FSDP torchtitan casts products alone."""
     job = job_of(tmp_path, ("data_parallel_shard_degree = 4", "data_parallel_shard_degree = 1"))
-    assert (job.fsdp, job.precision) == (0, Precision.AMP_BF16)
+    assert (job.sharding.fsdp, job.loop.precision) == (0, Precision.AMP_BF16)
 
 
 @pytest.mark.parametrize(
@@ -115,9 +119,9 @@ def test_what_is_not_planned_is_named(tmp_path: Path, old: str, new: str, words:
 def test_options_beside_it_decide(tmp_path: Path) -> None:
     """What is refused in the file is planned where an option says how."""
     selective = ('"full"', '"selective"')
-    assert job_of(tmp_path, selective, checkpoint="blocks").checkpoint is Checkpoint.BLOCKS
+    assert job_of(tmp_path, selective, checkpoint="blocks").loop.checkpoint is Checkpoint.BLOCKS
     compiled = ("enable = false\ncomp", "enable = true\ncomp")
-    assert job_of(tmp_path, compiled, compile="none").fsdp == 4
+    assert job_of(tmp_path, compiled, compile="none").sharding.fsdp == 4
 
 
 def test_a_missing_file_is_named() -> None:

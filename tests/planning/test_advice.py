@@ -31,7 +31,9 @@ from planner.report.commands.advise import advice_document, advice_to_json
 from planner.report.plain import render_plain
 from tests.helpers.structs import replace
 
-JOB = Job("toy", inputs=(TensorSpec((3, 8, 8)),), target=TensorSpec((), "int64"), optimizer=Optimizer.ADAMW)
+JOB = Job.create(
+    "toy", inputs=(TensorSpec((3, 8, 8)),), target=TensorSpec((), "int64"), optimizer=Optimizer.ADAMW
+)
 RECIPE = TrainingConfig(JOB, 8, AllocatorConfig())
 AMPERE = (8, 6)
 
@@ -51,14 +53,14 @@ def card(capacity_mib: int) -> Budget:
 
 def state_of(training: TrainingConfig) -> int:
     """MiB of the toy's optimizer state: 40, or none with Adafactor."""
-    return 0 if training.job.optimizer is Optimizer.ADAFACTOR else 40
+    return 0 if training.job.loop.optimizer is Optimizer.ADAFACTOR else 40
 
 
 def needs(training: TrainingConfig) -> int:
     """MiB of the toy: its state, and 20 a sample, halved by bf16 and by checkpoints."""
     sample = 20
-    sample //= 2 if training.job.precision is not Precision.FP32 else 1
-    sample //= 2 if training.job.checkpoint is Checkpoint.BLOCKS else 1
+    sample //= 2 if training.job.loop.precision is not Precision.FP32 else 1
+    sample //= 2 if training.job.loop.checkpoint is Checkpoint.BLOCKS else 1
     return state_of(training) + sample * training.batch
 
 
@@ -112,8 +114,8 @@ def test_changes_to_the_step_are_tried_if_it_can_matter() -> None:
 
     def stepping(training: TrainingConfig) -> TracerFactory:
         job = training.job
-        state = 0 if job.optimizer is Optimizer.ADAFACTOR else 40
-        temporary = 90 if job.optimizer_impl is OptimizerImpl.FOREACH else 10
+        state = 0 if job.loop.optimizer is Optimizer.ADAFACTOR else 40
+        temporary = 90 if job.loop.optimizer_impl is OptimizerImpl.FOREACH else 10
         events = (
             PhaseStart(0, Phase.SETUP),
             Alloc(0, 40 * MIB, Category.PARAMETER, 0),
@@ -179,7 +181,7 @@ def test_sets_whose_parts_save_too_little_are_not_traced() -> None:
 
     def watched(training: TrainingConfig) -> TracerFactory:
         job = training.job
-        traced.append((training.batch, job.precision, job.checkpoint, str(job.optimizer)))
+        traced.append((training.batch, job.loop.precision, job.loop.checkpoint, str(job.loop.optimizer)))
         return tracer_of(training)
 
     advice = advise(RECIPE, card(35), watched)  # type: ignore[arg-type]
@@ -205,7 +207,7 @@ def test_change_that_the_model_refuses() -> None:
     """A change that cannot be traced is listed with its reason and enters no set."""
 
     def refuse_checkpoints(training: TrainingConfig) -> TracerFactory:
-        if training.job.checkpoint is Checkpoint.BLOCKS:
+        if training.job.loop.checkpoint is Checkpoint.BLOCKS:
             raise ModelError("toy: no repeated blocks were found")
         return tracer_of(training)
 
@@ -228,25 +230,25 @@ def test_unchanged_recipe_that_cannot_be_traced() -> None:
     ("job", "capability", "offered"),
     [
         (
-            replace(JOB, inputs=(TensorSpec((128,), "int64"),), mode=Mode.INFER),
+            JOB.replace(inputs=(TensorSpec((128,), "int64"),), mode=Mode.INFER),
             (8, 0),
             {"allocator", "precision"},
         ),
-        (replace(JOB, inputs=(TensorSpec((128,), "int64"),), mode=Mode.INFER), (6, 1), {"allocator"}),
+        (JOB.replace(inputs=(TensorSpec((128,), "int64"),), mode=Mode.INFER), (6, 1), {"allocator"}),
         (
-            replace(JOB, model="diffusers:AutoencoderKL", mode=Mode.INFER, precision=Precision.BF16),
+            JOB.replace(model="diffusers:AutoencoderKL", mode=Mode.INFER, precision=Precision.BF16),
             (8, 0),
             {"allocator", "layout", "enable_slicing", "enable_tiling"},
         ),
         (
-            replace(
-                JOB, optimizer=Optimizer.SGD, optimizer_impl=OptimizerImpl.FUSED, precision=Precision.BF16
+            JOB.replace(
+                optimizer=Optimizer.SGD, optimizer_impl=OptimizerImpl.FUSED, precision=Precision.BF16
             ),
             (9, 0),
             {"allocator", "layout", "checkpoint", "offload", "accumulation"},
         ),
         (
-            replace(JOB, keep_grads=True, checkpoint=Checkpoint.BLOCKS, offload=Offload.ACTIVATIONS),
+            JOB.replace(keep_grads=True, checkpoint=Checkpoint.BLOCKS, offload=Offload.ACTIVATIONS),
             (7, 5),
             {"allocator", "gradients", "implementation", "layout", "precision", "accumulation", "optimizer"},
         ),
@@ -262,18 +264,18 @@ def test_only_changes_that_make_sense(job: Job, capability: tuple[int, int], off
     [
         (JOB, {"--optimizer bitsandbytes.optim.AdamW8bit"}),
         (
-            replace(JOB, model="hf:gpt2", loss=Loss.OUTPUT),
+            JOB.replace(model="hf:gpt2", loss=Loss.OUTPUT),
             {
                 *("--optimizer bitsandbytes.optim.AdamW8bit", "--liger", "--peft lora"),
                 "--peft lora --quantize nf4",
             },
         ),
         (
-            replace(JOB, model="hf:gpt2", loss=Loss.OUTPUT, optimizer=Optimizer.SGD, peft="lora", liger=True),
+            JOB.replace(model="hf:gpt2", loss=Loss.OUTPUT, optimizer=Optimizer.SGD, peft="lora", liger=True),
             {"--quantize nf4"},
         ),
-        (replace(JOB, model="f.py:Lit", loss=Loss.TRAINING_STEP), set()),
-        (replace(JOB, model="f.py:Gan", mode=Mode.STEP), set()),
+        (JOB.replace(model="f.py:Lit", loss=Loss.TRAINING_STEP), set()),
+        (JOB.replace(model="f.py:Gan", mode=Mode.STEP), set()),
     ],
 )
 def test_installed_libraries_are_offered(
@@ -289,7 +291,7 @@ def test_installed_libraries_are_offered(
 def test_changes_change_the_recipe() -> None:
     """Every change makes another training, and changes of different groups can be made in any order."""
     changes = changes_for(
-        training := replace(RECIPE, job=replace(JOB, zero_grad=ZeroGrad.BEFORE_BACKWARD)), AMPERE
+        training := replace(RECIPE, job=JOB.replace(zero_grad=ZeroGrad.BEFORE_BACKWARD)), AMPERE
     )
     for change in changes:
         assert change.apply(training) != training

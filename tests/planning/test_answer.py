@@ -13,7 +13,7 @@ from planner.report.commands.estimate import estimate_document, estimate_to_json
 from planner.report.plain import render_plain
 from tests.helpers.traces import SITES
 
-JOB = Job("made up")
+JOB = Job.create("made up")
 
 
 def card(usable_mib: int, likeness: Likeness = Likeness()) -> Budget:  # noqa: B008
@@ -62,7 +62,7 @@ def test_the_probability_decides_the_words(
 
 def test_where_no_run_is_like_the_job_the_answer_is_not_known_between_its_margins() -> None:
     """Sharded over two GPUs: what the widest margins allow fits, what the GPU lacks does not."""
-    job = Job("made up", fsdp=2)
+    job = Job.create("made up", fsdp=2)
     answers = [estimated(one_block(size), 1000, job).answer for size in (300, 580, 700)]
     assert answers == [Answer.FITS, Answer.NOT_KNOWN, Answer.DOES_NOT_FIT]
     text = render_plain(estimate_document(estimated(one_block(580), 1000, job), 0.0))
@@ -114,7 +114,7 @@ def test_memory_that_grows_is_judged_at_the_end_of_an_epoch_whose_samples_are_kn
         for event in (PhaseStart(step, Phase.FORWARD), Alloc(step, 100 * MIB, Category.ACTIVATION, 0))
     ]
     trace = Trace((*events, PhaseStart(3, Phase.END)), SITES, 8)
-    short, long = (estimated(trace, 1000, Job("made up", dataset_size=size)) for size in (40, 80))
+    short, long = (estimated(trace, 1000, Job.create("made up", dataset_size=size)) for size in (40, 80))
     assert (short.outcome, short.answer) == (Outcome.FITS, Answer.FITS)
     assert (long.outcome, long.answer) == (Outcome.DOES_NOT_FIT, Answer.DOES_NOT_FIT)
     first, second, *_ = render_plain(estimate_document(long, 0.0)).splitlines()

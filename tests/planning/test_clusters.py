@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 import planner
 from planner.api.budget import make_budget
@@ -110,10 +109,10 @@ class Layers:
         self.taken: list[tuple[int, int, int]] = []
 
     def trace(self, job: Job, batch: int, target: Target) -> Trace:
-        self.taken.append((job.fsdp, job.tp, batch))
-        tp = max(job.tp, 1)
-        model = 40 * GIB // max(job.fsdp, 1) // tp
-        activations = (20 if job.checkpoint is Checkpoint.NONE else 5) * GIB * batch // tp
+        self.taken.append((job.sharding.fsdp, job.sharding.tp, batch))
+        tp = max(job.sharding.tp, 1)
+        model = 40 * GIB // max(job.sharding.fsdp, 1) // tp
+        activations = (20 if job.loop.checkpoint is Checkpoint.NONE else 5) * GIB * batch // tp
         events = (
             PhaseStart(0, Phase.SETUP),
             Alloc(1, model, Category.PARAMETER, 0),
@@ -141,7 +140,7 @@ def test_tensor_parallel_is_tried_on_fewer_gpus() -> None:
 
 def test_what_is_not_planned_together_is_named() -> None:
     """Tensor parallel with frozen parameters is refused where a job is made, and named by the search."""
-    job = replace(job_of("8", mode=Mode.TRAIN, loss=Loss.SUM), freeze=("a.*",))
+    job = job_of("8", mode=Mode.TRAIN, loss=Loss.SUM).replace(freeze=("a.*",))
     search = ClusterSearch(job, ClusterQuestion(8, most_gpus=8), Layers())  # type: ignore[arg-type]
     advice = search.advise(lambda job: make_budget({"gpu": "A100 40GB"}))
     assert {plan.split.recipe.tp for plan in advice.plans.plans} == {1}

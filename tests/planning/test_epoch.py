@@ -116,19 +116,19 @@ def test_an_epoch_is_put_together_as_it_would_run(
 ) -> None:
     """Event by event what a run with such batches records: full steps, the smaller one, a full one."""
     job = training(**fields)
-    whole = replace(job, dataset_size=samples)
+    whole = job.replace(dataset_size=samples)
     trace = with_last_batch(whole, BATCH, traces(whole))
     validate(trace)
-    assert story(trace) == story(really_run(replace(job, steps=len(sizes)), sizes, monkeypatch))
+    assert story(trace) == story(really_run(job.replace(steps=len(sizes)), sizes, monkeypatch))
     assert trace.batch == BATCH
 
 
 def test_the_smaller_batch_is_the_last_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """The smaller batch is the last of those whose gradients are added up."""
     job = training(accumulate=2)
-    trace = with_last_batch(replace(job, dataset_size=32 * 12 + 9), BATCH, traces(job))
+    trace = with_last_batch(job.replace(dataset_size=32 * 12 + 9), BATCH, traces(job))
     sizes = [32, 32, 32, 32, 32, 32, 32, 9, 32, 32]
-    assert story(trace) == story(really_run(replace(job, steps=5), sizes, monkeypatch))
+    assert story(trace) == story(really_run(job.replace(steps=5), sizes, monkeypatch))
 
 
 @pytest.mark.parametrize("eval_batch", [0, 50])
@@ -137,9 +137,9 @@ def test_the_evaluation_comes_after_the_smaller_batch(
 ) -> None:
     """The evaluation runs as between epochs; its batches have their own size."""
     job = training(evaluate=True, eval_batch=eval_batch)
-    trace = with_last_batch(replace(job, dataset_size=32 * 12 + 9), BATCH, traces(job))
+    trace = with_last_batch(job.replace(dataset_size=32 * 12 + 9), BATCH, traces(job))
     sizes = [32, 32, 32, 9, *[eval_batch or 32] * 2, 32]
-    assert story(trace) == story(really_run(replace(job, steps=5), sizes, monkeypatch))
+    assert story(trace) == story(really_run(job.replace(steps=5), sizes, monkeypatch))
 
 
 def test_notes_name_what_was_played() -> None:

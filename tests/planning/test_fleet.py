@@ -116,7 +116,7 @@ def test_a_model_that_changes_with_the_batch() -> None:
     assert min(alone.values()) > 3
 
 
-JOB_WITHOUT_EPOCHS = Job("made up")
+JOB_WITHOUT_EPOCHS = Job.create("made up")
 
 
 def budget_with(room_mib: int, capability: tuple[int, int] = AMPERE) -> object:
@@ -324,7 +324,7 @@ def made_up() -> GpusResult:
             ProductInfo(ProductLine.DATACENTER, instances=("AWS x1", "GCP y")),
         ),
     )
-    events, job = taken(), Job("made-up", source="zoo:Identity")
+    events, job = taken(), Job.create("made-up", source="zoo:Identity")
     fits = fit_devices(job, [with_margin(one) for one in cards], OneProgram(events))  # type: ignore[arg-type]
     table = FleetTable(
         job=job,

@@ -5,10 +5,9 @@ import pytest
 from planner.jobs.job import Job, Mode, Quantize
 from planner.planning.host_memory import HostMemory, count_host_memory
 from planner.program.events import Category, Event, Free, Phase, PhaseStart, Trace
-from tests.helpers.structs import replace
 from tests.helpers.traces import SITES, alloc
 
-JOB = Job("toy")
+JOB = Job.create("toy")
 EVENTS: tuple[Event, ...] = (
     *(PhaseStart(0, Phase.SETUP), alloc(0, 100, category=Category.PARAMETER)),
     *(alloc(1, 4000, category=Category.PARAMETER), alloc(2, 7, category=Category.PARAMETER), Free(2)),
@@ -27,7 +26,7 @@ def test_a_checkpoint_is_weights_and_optimizer_state() -> None:
 
 def test_inference_saves_nothing() -> None:
     """Weights and batches are on the host before they are on the GPU all the same."""
-    found = count_host_memory(replace(JOB, mode=Mode.INFER), TRACE)
+    found = count_host_memory(JOB.replace(mode=Mode.INFER), TRACE)
     assert found == HostMemory(4100, 56, None, None, 1536)
 
 
@@ -37,5 +36,5 @@ def test_inference_saves_nothing() -> None:
 )
 def test_weights_that_libraries_build_are_unknown(made_otherwise: dict[str, object]) -> None:
     """Each rank may hold its shard or the whole, and a quantized weight its parts."""
-    found = count_host_memory(replace(JOB, **made_otherwise), TRACE)
+    found = count_host_memory(JOB.replace(**made_otherwise), TRACE)
     assert found == HostMemory(None, 56, None, None, 1536)

@@ -23,7 +23,7 @@ from planner.program.fit import fit_traces
 from tests.helpers.structs import replace
 from tests.helpers.traces import SITES, OneProgram, RunTraces
 
-JOB = Job("made up")
+JOB = Job.create("made up")
 Size = Callable[[int], int]  # bytes at a batch size
 
 
@@ -337,7 +337,7 @@ def test_a_fraction_in_the_rules_does_not_bound_what_a_failed_batch_would_need()
     """If a batch fails for a configured fraction, its peaks are those of a card without any bound."""
     trace = Trace((Alloc(0, 50 * 64 * MIB, Category.INPUT, 0), PhaseStart(1, Phase.END)), SITES, 50)
     config = AllocatorConfig(per_process_memory_fraction=0.1)
-    estimate = estimate_batch(Job("toy"), trace, make_budget(generic_device(8_000), 0.5, config))
+    estimate = estimate_batch(Job.create("toy"), trace, make_budget(generic_device(8_000), 0.5, config))
     assert estimate.outcome is Outcome.DOES_NOT_FIT
     assert estimate.run.peak_allocated_bytes == 50 * 64 * MIB
     assert estimate.run.failure is None

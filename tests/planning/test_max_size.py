@@ -25,7 +25,7 @@ def net() -> nn.Module:
 
 def job_of(*inputs: str, pad_to: int = 1) -> Job:
     """A job with these inputs."""
-    return Job("net", inputs=tuple(map(parse_tensor_spec, inputs)), pad_to=pad_to)
+    return Job.create("net", inputs=tuple(map(parse_tensor_spec, inputs)), pad_to=pad_to)
 
 
 def test_the_answer_fits_and_the_next_does_not() -> None:
@@ -203,7 +203,7 @@ def test_the_largest_patch_of_plans(plans_of_images: Path) -> None:
     assert result.plan.batch == 2
     assert result.max_size in patches
     assert result.plan.at_max is not None
-    arguments = dict(result.plan.at_max.job.model_args)
+    arguments = dict(result.plan.at_max.job.model.args)
     assert (arguments["patch_size"], arguments["replan"]) == (result.max_size, True)
     assert result.plan.search.first_failure == result.plan.search.largest + 1
 

@@ -110,6 +110,6 @@ class InFours(OneProgram):
 def test_a_job_that_takes_multiples_gets_them(room_mib: int, multiple: int, answer: int) -> None:
     """The answer is a multiple of both numbers, and no other batch size is traced."""
     programs = InFours(program_of((AffineAlloc(0, 0, 2**20, Category.ACTIVATION, 0),)))
-    plan = find_max_batch(Job("made up"), budget_of(room_mib), programs, multiple)
+    plan = find_max_batch(Job.create("made up"), budget_of(room_mib), programs, multiple)
     assert plan.search.largest == answer
     assert all(batch % 4 == 0 for batch, _ in plan.search.probes)

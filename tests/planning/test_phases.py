@@ -7,10 +7,9 @@ from planner.allocator.replay import replay_trace
 from planner.jobs.job import Job, Mode, Quantize
 from planner.planning.phases import JobPhase, JobPhasePeak, job_phases
 from planner.program.events import Category, Event, Fact, Free, Phase, PhaseStart, Trace
-from tests.helpers.structs import replace
 from tests.helpers.traces import SITES, alloc
 
-JOB = Job("toy")
+JOB = Job.create("toy")
 # 30 MiB of weights; 10 MiB stay after the first step, 2 MiB are an output; each step takes 12 MiB in between.
 EVENTS: tuple[Event, ...] = (
     *(PhaseStart(0, Phase.SETUP), alloc(0, 30 * MIB, category=Category.PARAMETER)),
@@ -79,7 +78,7 @@ def test_phases_of_shards() -> None:
         *(PhaseStart(1, Phase.OPTIMIZER), alloc(4, 80 * MIB, category=Category.OPTIMIZER)),
         *(alloc(5, 6 * MIB), Free(5), Free(3), PhaseStart(2, Phase.INPUTS), Free(2)),
     )
-    assert phases(replace(JOB, fsdp=2), *events, *END) == {
+    assert phases(JOB.replace(fsdp=2), *events, *END) == {
         "loading": (40, 40),
         "first_step": (178, 192),
         "later_steps": (132, 192),
@@ -98,9 +97,7 @@ def test_a_whole_checkpoint_gathers_from_the_ranks_that_share_a_parameter(
     given: tuple[str, ...], shards: int | None
 ) -> None:
     """Replicas of shards gather nothing from each other; shards on the CPU are not planned."""
-    (allocated, _) = phases(replace(JOB, fsdp=8, fsdp_arg=given), *EVENTS, *END).get(
-        "gathering", (None, None)
-    )
+    (allocated, _) = phases(JOB.replace(fsdp=8, fsdp_arg=given), *EVENTS, *END).get("gathering", (None, None))
     assert allocated == (shards and 42 + shards * 30)
 
 
@@ -114,12 +111,12 @@ def test_a_whole_checkpoint_gathers_from_the_ranks_that_share_a_parameter(
 )
 def test_saving_is_not_planned_for_weights_that_a_library_rebuilds(sharded: dict[str, object]) -> None:
     """Other libraries gather shards in ways of their own, and pack quantized weights to save them."""
-    assert phases(replace(JOB, **sharded), *EVENTS, *END)["saving"] == (None, None)
+    assert phases(JOB.replace(**sharded), *EVENTS, *END)["saving"] == (None, None)
 
 
 def test_inference_has_no_phases_of_training() -> None:
     """A model that does not train is loaded and run."""
-    assert [*phases(replace(JOB, mode=Mode.INFER), *EVENTS, *END)] == ["loading", "first_step", "later_steps"]
+    assert [*phases(JOB.replace(mode=Mode.INFER), *EVENTS, *END)] == ["loading", "first_step", "later_steps"]
 
 
 def test_a_phase_that_no_event_shows_is_not_planned() -> None:

@@ -25,12 +25,12 @@ def trace(size_bytes: int = MIB, *notes: str) -> Trace:
 
 def of_file(ranks: int) -> Job:
     """A job of a file's ranks."""
-    return Job("file.py:Trainer", world_size=ranks)
+    return Job.create("file.py:Trainer", world_size=ranks)
 
 
 def estimate(rank: int, size_bytes: int) -> Estimate:
     """The estimate of a rank of three."""
-    return estimate_batch(replace(of_file(3), rank=rank), trace(size_bytes), CARD)
+    return estimate_batch(of_file(3).replace(rank=rank), trace(size_bytes), CARD)
 
 
 def test_ranks_of_equal_parts_are_those_of_the_first() -> None:
@@ -46,7 +46,7 @@ def test_all_of_a_few_ranks_are_planned() -> None:
 def test_of_many_ranks_the_ends_of_dimensions_are_planned() -> None:
     """Of a file's 16 ranks those a power of two from either end are planned; of a sharded model, the last."""
     assert ranks_beside(of_file(16), trace()) == (1, 2, 4, 7, 8, 11, 13, 14, 15)
-    assert ranks_beside(Job("made up", fsdp=16), trace()) == (15,)
+    assert ranks_beside(Job.create("made up", fsdp=16), trace()) == (15,)
 
 
 def test_the_rank_with_the_larger_process_is_worse() -> None:

@@ -20,7 +20,7 @@ from planner.report.commands.estimate import failure_entries
 from tests.helpers.models import AMPERE
 from tests.helpers.traces import SITES, OneProgram, program_of, programs
 
-JOB = Job("made up")
+JOB = Job.create("made up")
 
 
 def budget_at(confidence: float, usable_mib: int = 10_000, cap_mib: int | None = None) -> Budget:

@@ -154,7 +154,7 @@ def test_the_text_goes_into_the_job_its_key_and_back() -> None:
     assert parts["cublas_workspace_config"] == ":16:8"
     assert job_from_json(parts) == job
     older = {name: value for name, value in parts.items() if name != "cublas_workspace_config"}
-    assert job_from_json(older).cublas_workspace_config == ""
+    assert job_from_json(older).environment.cublas_workspace_config == ""
     assert fingerprint_of(job) != fingerprint_of(job_from_json(older))
     with pytest.raises(UsageError, match="cannot read 'x'"):
         job_from_json(parts | {"cublas_workspace_config": "x"})

@@ -4,7 +4,6 @@ import re
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from planner.capture import construct_model, find_constructor, record
 from planner.jobs import Checkpoint, ClipGradients, Job, Loss, Optimizer, OptimizerImpl, TensorSpec
@@ -56,11 +55,15 @@ OF_OPTIMIZERS: dict[str, dict[str, Any]] = {
 
 
 def capture(layers: int, **recipe: Any) -> Trace:
-    job = Job(
-        "hf:llama", ARGUMENTS, (TensorSpec((96,), "int64"),), loss=Loss.OUTPUT, optimizer=Optimizer.ADAMW
+    job = Job.create(
+        "hf:llama",
+        model_args=ARGUMENTS,
+        inputs=(TensorSpec((96,), "int64"),),
+        loss=Loss.OUTPUT,
+        optimizer=Optimizer.ADAMW,
     )
-    job = replace(job, **recipe)
-    job = replace(job, model_args=(*job.model_args, ("num_hidden_layers", layers)))
+    job = job.replace(**recipe)
+    job = job.replace(model_args=(*job.model.args, ("num_hidden_layers", layers)))
     constructor = find_constructor(job)
     return record(job, 3, (9, 0), lambda each: construct_model(each, constructor), sm_count=132)
 

@@ -133,7 +133,7 @@ def stored(build: Callable[[], Any], job: Job, target: Target) -> tuple[ProgramB
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.AMP_FP16])
 def test_a_stored_program_is_the_program(precision: Precision) -> None:
     """A stored program has, at any batch size on any GPU of its capability, the same events or none."""
-    job = replace(training(), precision=precision)
+    job = training().replace(precision=precision)
     for target in (CHIPS[0], CHIPS[2]):
         builder, program = stored(Attending, job, target)
         (whole,) = builder.programs(target)

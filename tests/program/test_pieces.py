@@ -7,7 +7,6 @@ from planner.jobs.catalogue import load_catalogue
 from planner.program.events import Alloc, Category, Event, Free, Phase, PhaseStart, Trace
 from planner.program.pieces import FIRST_LASTING, Joiner, NotJoinedError, cut_trace, is_periodic
 from tests.helpers.models import AMPERE
-from tests.helpers.structs import replace
 from tests.helpers.traces import SITES, alloc
 
 SETUP: tuple[Event, ...] = (PhaseStart(0, Phase.SETUP), Alloc(0, 30, Category.PARAMETER, 0))
@@ -101,8 +100,8 @@ def story(events: tuple[Event, ...]) -> list[object]:
 def test_a_repeated_step_is_a_traced_one(optimizer: str) -> None:
     """Twelve traced steps of the CNN are three traced steps, the last of which is repeated."""
     entry = load_catalogue()["cnn"]
-    job = replace(entry.job, optimizer=type(entry.job.optimizer)(optimizer))
-    few, many = (record(replace(job, steps=steps), 8, AMPERE) for steps in (3, 12))
+    job = entry.job.replace(optimizer=type(entry.job.loop.optimizer)(optimizer))
+    few, many = (record(job.replace(steps=steps), 8, AMPERE) for steps in (3, 12))
     steps, joiner = cut_trace(few), Joiner()
     assert is_periodic(steps)
     joined = [

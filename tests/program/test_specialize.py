@@ -159,7 +159,7 @@ def test_refused_pairs_of_runs() -> None:
     ]
     for first, second, high, message in pairs:
         with pytest.raises(NotAffineError, match=message):
-            fit_program([one_run(2, *first), one_run(high, *second)], Job("made up"))
+            fit_program([one_run(2, *first), one_run(high, *second)], Job.create("made up"))
 
 
 def test_where_two_traces_diverge() -> None:

@@ -58,7 +58,7 @@ EVENTS = (
     ),
 )
 TOY = program_of(EVENTS, SITES)
-JOB = Job("toy", inputs=(TensorSpec((4,)),), loss=Loss.SUM, steps=2)
+JOB = Job.create("toy", inputs=(TensorSpec((4,)),), loss=Loss.SUM, steps=2)
 
 Capture = pytest.CaptureFixture[str]
 

@@ -40,7 +40,7 @@ from tests.helpers.traces import OneProgram, program_of
 
 GOLDEN_NAMES = sorted(path.stem for name in ("estimate", "max_batch") for path in (GOLDEN / name).iterdir())
 
-JOB = Job(
+JOB = Job.create(
     model="toy",
     source="zoo:Toy",
     model_args=(("channels", (3, 5)), ("bias", True)),
@@ -392,7 +392,7 @@ def test_breakdown_of_json_adds_up(batch: int, fixed_bytes: int, context_bytes: 
 
 
 JOBS = st.builds(
-    Job,
+    Job.create,
     model=st.text(min_size=1),
     model_args=st.just((("depth", (1, (2, "a"))), ("rate", 0.5), ("bias", False), ("act", None))),
     inputs=st.just((TensorSpec((3, 4)), TensorSpec((), "int64", "ids"))),
@@ -443,7 +443,7 @@ def test_incomplete_job_is_refused(key: str) -> None:
 
 def test_job_of_an_older_file_has_the_defaults() -> None:
     """Options that came later are read as their defaults where a file lacks them."""
-    fields = job_to_json(replace(JOB, accumulate=4, ema=True))
+    fields = job_to_json(JOB.replace(accumulate=4, ema=True))
     assert job_from_json({name: fields[name] for name in OF_FIRST_VERSION}) == JOB
 
 
@@ -456,7 +456,7 @@ def test_broken_job_is_refused(key: str) -> None:
 
 def loop_sentence(**options: object) -> str:
     changes: dict[str, object] = options
-    job = replace(JOB, **changes)  # type: ignore[arg-type]
+    job = JOB.replace(**changes)  # type: ignore[arg-type]
     return assumptions(estimated(2, budget(450), job))[4]
 
 

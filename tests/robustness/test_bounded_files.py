@@ -167,7 +167,7 @@ def test_a_trace_that_unpacks_to_much_is_refused(tmp_path: Path, capsys: pytest.
 
 
 def _job(path: Path) -> Job:
-    return Job("x", inputs=(parse_tensor_spec("16..64:int64"),), sizes=str(path))
+    return Job.create("x", inputs=(parse_tensor_spec("16..64:int64"),), sizes=str(path))
 
 
 @pytest.mark.parametrize(

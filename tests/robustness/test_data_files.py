@@ -14,7 +14,6 @@ from planner.errors import DataFileError
 from planner.jobs import Job, job_from_json, job_to_json, load_catalogue, parse_tensor_spec
 from planner.store.cache_dir import CacheDirectory
 from planner.store.store import UserCache
-from tests.helpers.structs import replace
 
 CATALOGUE = "evil:\n  source: {file}:build\n  about: Innocent.\n  inputs: ['4']\n  target: scalar:int64\n"
 CAMPAIGN = "about: a\ngroups:\n  - {{about: b, models: ['{file}:build'], batches: [1, 2], input: ['4']}}\n"
@@ -138,7 +137,7 @@ def test_a_data_file_names_what_answers(tmp_path: Path, where: str) -> None:
     """A file may say that the installed cuDNN, stored answers or published runs are meant."""
     path = tmp_path / "models.yaml"
     path.write_text(LIBRARY_FILES["catalogue"][1].format(folder=where))
-    assert load_catalogue(path)["net"].job.cudnn == where
+    assert load_catalogue(path)["net"].job.environment.cudnn == where
 
 
 def test_a_trace_names_no_library(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,11 +160,11 @@ def test_a_trace_names_no_library(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_a_cached_job_names_no_other_model(tmp_path: Path) -> None:
     """A cache entry that another account planted cannot make a plan run code: it is ignored with a line."""
     lines: list[str] = []
-    job = Job("timm:resnet18")
+    job = Job.create("timm:resnet18")
     cache = UserCache(CacheDirectory(tmp_path, lines.append))
-    cache.put_job(job, replace(job, inputs=(parse_tensor_spec("3x9x9"),)))
-    assert cache.get_job(job) == replace(job, inputs=(parse_tensor_spec("3x9x9"),))
-    for planted in (replace(job, model="evil.py:x"), replace(job, loss="evil.py:x")):
+    cache.put_job(job, job.replace(inputs=(parse_tensor_spec("3x9x9"),)))
+    assert cache.get_job(job) == job.replace(inputs=(parse_tensor_spec("3x9x9"),))
+    for planted in (job.replace(model="evil.py:x"), job.replace(loss="evil.py:x")):
         lines.clear()
         cache = UserCache(CacheDirectory(tmp_path, lines.append))
         cache.put_job(job, planted)
@@ -214,7 +213,7 @@ def test_allow_code_lets_a_file_name_paths(tmp_path: Path, capsys: pytest.Captur
 
 def test_a_saved_job_names_no_path() -> None:
     """What a trace or a result says of DeepSpeed is a configuration, and no path to one."""
-    document = job_to_json(Job("zoo:CNN", source="zoo:CNN"))
-    assert job_from_json(document).model == "zoo:CNN"
+    document = job_to_json(Job.create("zoo:CNN", source="zoo:CNN"))
+    assert job_from_json(document).model.name == "zoo:CNN"
     with pytest.raises(TypeError, match="deepspeed: expected a configuration, no path"):
         job_from_json(document | {"deepspeed": "/etc/passwd"})

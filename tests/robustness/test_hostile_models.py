@@ -18,7 +18,6 @@ from planner.capture.session import record
 from planner.cli import run
 from planner.errors import ModelError, UsageError
 from planner.jobs import Job, parse_tensor_spec
-from tests.helpers.structs import replace
 
 AMPERE = (8, 6)
 
@@ -164,7 +163,7 @@ class Lies(Model):
 
 def job_of(file: Path, name: str) -> Job:
     spec = parse_tensor_spec
-    return Job(f"{file}:{name}", inputs=(spec("4"),), target=spec("scalar:int64"))
+    return Job.create(f"{file}:{name}", inputs=(spec("4"),), target=spec("scalar:int64"))
 
 
 def state() -> dict[str, Any]:
@@ -222,7 +221,7 @@ def test_a_file_may_set_what_its_models_count_on(tmp_path: Path) -> None:
         "import torch\nfrom torch import nn\ntorch.set_default_dtype(torch.float64)\n"
         "def build():\n    return nn.Linear(1024, 1024)\n"
     )
-    job = replace(job_of(file, "build"), inputs=(parse_tensor_spec("1024:float64"),))
+    job = job_of(file, "build").replace(inputs=(parse_tensor_spec("1024:float64"),))
     constructor = find_constructor(job)
     assert torch.get_default_dtype() is torch.float32
     taken = record(job, 2, AMPERE, lambda job: construct_model(job, constructor))

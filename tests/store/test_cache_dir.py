@@ -160,7 +160,7 @@ def test_completed_jobs_are_cached(tmp_path: Path) -> None:
     """A job whose inputs its library declares is known the next time without the library."""
     options: dict[str, Any] = {"model_arg": ["num_classes=10"]}
     result = estimate("timm:resnet10t", 2, cache=tmp_path, **options)
-    assert [spec.shape for spec in result.estimate.job.inputs] == [(3, 176, 176)]
+    assert [spec.shape for spec in result.estimate.job.samples.inputs] == [(3, 176, 176)]
     code = (
         "import sys; sys.modules['timm'] = sys.modules['torch'] = None\n"
         "from planner import estimate\n"
@@ -176,8 +176,8 @@ def test_completed_jobs_keep_options_that_change_no_trace(tmp_path: Path) -> Non
     own = {"cudnn": "published", "cudnn_benchmark": True, "lengths": "varying", "dataset_size": 9}
     for options in ({"cudnn": "stored"}, own, {"cudnn": "stored"}):
         job = estimate("timm:resnet10t", 2, cache=tmp_path, **options).estimate.job  # type: ignore[arg-type]
-        shared = {name: getattr(job, name) for name in own}
-        assert shared == {name: options.get(name, getattr(Job(""), name)) for name in own}
+        shared = {name: job.value(name) for name in own}
+        assert shared == {name: options.get(name, Job.create("").value(name)) for name in own}
 
 
 @pytest.mark.slow
@@ -201,13 +201,13 @@ def test_settings_of_torch_have_entries_of_their_own(tmp_path: Path) -> None:
 
 def test_keys_distinguish_jobs(model: Path) -> None:
     """Each field of a job, the file and the modules beside it make another key; the same again the same."""
-    job = Job("model.py:Net")
+    job = Job.create("model.py:Net")
     key = fingerprint_of(job)
     assert key is not None
-    assert fingerprint_of(Job("model.py:Net")) == key
+    assert fingerprint_of(Job.create("model.py:Net")) == key
     others = [
-        fingerprint_of(Job("model.py:Net", steps=2)),
-        fingerprint_of(Job("model.py:Net", model_args=(("width", 64),))),
+        fingerprint_of(Job.create("model.py:Net", steps=2)),
+        fingerprint_of(Job.create("model.py:Net", model_args=(("width", 64),))),
     ]
     (model.parent / "parts.py").write_text(PARTS + "\n")
     others.append(fingerprint_of(job))
@@ -274,9 +274,9 @@ def test_code_that_a_plan_does_not_run_may_look_at_anything(model: Path) -> None
 def test_a_folder_with_an_unreadable_file_is_not_kept(tmp_path: Path) -> None:
     """The cache of a hub has links, whose targets may be gone; the model's use of them is unknown."""
     (tmp_path / "config.json").write_text("{}")
-    assert fingerprint_of(Job(f"hf:{tmp_path}")) is not None
+    assert fingerprint_of(Job.create(f"hf:{tmp_path}")) is not None
     (tmp_path / "tokenizer.json").symlink_to("nowhere")
-    assert fingerprint_of(Job(f"hf:{tmp_path}")) is None
+    assert fingerprint_of(Job.create(f"hf:{tmp_path}")) is None
 
 
 def test_versions_without_metadata() -> None:

@@ -190,7 +190,7 @@ def test_a_job_with_a_library_is_saved_as_one_trace(tmp_path: Path) -> None:
     """A job whose workspaces come from a library is saved as lines with the scratch memory of two batch
     sizes, with a note; nothing builds its programs.
     """
-    job = Job("toy", inputs=(TensorSpec((4,)),), loss=Loss.SUM, steps=1, cudnn="installed")
+    job = Job.create("toy", inputs=(TensorSpec((4,)),), loss=Loss.SUM, steps=1, cudnn="installed")
 
     def traced(batch: int) -> Trace:
         events = (
@@ -222,7 +222,7 @@ def test_a_refused_sample_is_noted(tmp_path: Path) -> None:
 
 # ---- files that were written by hand
 
-JOB = job_to_json(Job("toy", inputs=(TensorSpec((4,)),), loss=Loss.SUM, steps=1))
+JOB = job_to_json(Job.create("toy", inputs=(TensorSpec((4,)),), loss=Loss.SUM, steps=1))
 OWN: dict[str, Any] = {
     "batches": [2, 3],
     "unknown_ops": [],

@@ -88,7 +88,7 @@ def read_loop(loop: LiveLoop, options: Options) -> LiveJob:
         loop.held_bytes,
         loop.evaluation if loop.fields.get("evaluate") else None,
     )
-    job = replace(live_job(type(loop.module).__name__, model), **{**fields_of_process(), **loop.fields})
+    job = live_job(type(loop.module).__name__, model).replace(**{**fields_of_process(), **loop.fields})
     given = model.inputs[:-1] if loop.held_bytes else model.inputs
     shapes = f"every batch has the shapes of the sample: {', '.join(map(str, given))}"
     return LiveJob(job, model.build, model.batch, (shapes, *loop.unplanned, *loop.notes))
@@ -106,7 +106,7 @@ def named(make: Callable[[], Any], name: str) -> Callable[[], Any]:
 
 def plan_job(job: Job, make: Callable[[], Any], notes: tuple[str, ...], options: Options) -> MaxBatchResult:
     """Return the largest batch of a job whose model or trainer `make` creates, with `notes` added."""
-    result = max_batch(named(make, job.model), **options_of_job(job, options))
+    result = max_batch(named(make, job.model.name), **options_of_job(job, options))
     assert isinstance(result, MaxBatchResult)
     return with_notes(result, notes)
 
@@ -182,8 +182,8 @@ def with_notes(result: MaxBatchResult, notes: tuple[str, ...]) -> MaxBatchResult
 def options_of_job(job: Job, options: Options) -> Options:
     """Return a job's fields as options, overridden by `options`; the local GPU is the default limit."""
     chosen: dict[str, Any] = {
-        "input": list(job.inputs),
-        **{name: getattr(job, name) or None for name in FIELD_OPTIONS},
+        "input": list(job.samples.inputs),
+        **{name: job.value(name) or None for name in FIELD_OPTIONS},
     }
     given = {name: value for name, value in options.items() if value is not None}
     if not has_memory_limit(options):

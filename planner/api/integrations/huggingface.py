@@ -295,7 +295,7 @@ def _plan_of_trainer(trainer: Any, options: Options) -> Callable[..., MaxBatchRe
     job, unplanned = trainer_job(trainer), notes_of_trainer(trainer)
 
     def plan(steps: int, evaluates: bool = True) -> MaxBatchResult:
-        with model_errors(f"{job.model}: cannot be planned"):
+        with model_errors(f"{job.model.name}: cannot be planned"):
             return plan_job(job, trainer_maker(trainer, steps, evaluates), unplanned, options)
 
     return plan

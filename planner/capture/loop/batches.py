@@ -56,11 +56,11 @@ def detection_batch(model: nn.Module, job: Job, batch: int, device: str) -> Batc
     Each tensor is copied to the device separately. Boxes are of many sizes all over the image; masks and
     keypoints are included for models that need them.
     """
-    shape = job.inputs[0].shape
+    shape = job.samples.inputs[0].shape
     height, width = shape[-2:]
-    dtype = getattr(torch, job.inputs[0].dtype)
+    dtype = getattr(torch, job.samples.inputs[0].dtype)
     images = [torch.empty(shape, dtype=dtype, device=device) for _ in range(batch)]
-    if job.mode is Mode.INFER:
+    if job.loop.mode is Mode.INFER:
         return (images,), {}, None
     return (images, [_target(model, height, width, device) for _ in range(batch)]), {}, None
 

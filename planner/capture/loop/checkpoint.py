@@ -32,8 +32,8 @@ def checkpointed_blocks(model: nn.Module, job: Job) -> Iterator[tuple[str, ...]]
     blocks = find_blocks(model)
     if not blocks:
         raise ModelError(
-            f"{job.model}: no blocks to checkpoint: no list of it holds several modules of one class; use "
-            "--checkpoint none, or checkpoint inside the model"
+            f"{job.model.name}: no blocks to checkpoint: no list of it holds several modules of one class; "
+            "use --checkpoint none, or checkpoint inside the model"
         )
     for block in blocks:
         block.forward = _run_again(block.forward)

@@ -51,9 +51,9 @@ def build_criterion(job: Job) -> Criterion | None:
     A class, or a function that needs no argument, is called once and gives the loss. Raises UsageError if the
     file or a target is missing, ModelError if the code fails.
     """
-    if not is_code(job.loss) or job.mode is not Mode.TRAIN:
+    if not is_code(job.loop.loss) or job.loop.mode is not Mode.TRAIN:
         return None
-    name = str(job.loss)
+    name = str(job.loop.loss)
     loss, call_in_file = open_file(name, "loss")
 
     def explain(error: BaseException) -> ModelError:
@@ -75,7 +75,7 @@ def build_criterion(job: Job) -> Criterion | None:
 
 def _checked(made: Callable[..., Any], name: str, job: Job) -> Criterion:
     needs, most = _positional(made)
-    has_target = job.target is not None or bool(job.targets)
+    has_target = job.samples.target is not None or bool(job.samples.targets)
     if needs > 2 or most < 1:
         raise UsageError(f"loss {name}: takes {needs} arguments; write it as (output, target) or (output)")
     if needs == 2 and not has_target:

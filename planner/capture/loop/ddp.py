@@ -40,12 +40,12 @@ class Buckets:
     def __init__(self, model: nn.Module, job: Job, set_category: CategoryHook) -> None:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._model = model
-        self._are_views = job.ddp_bucket_view
+        self._are_views = job.sharding.ddp_bucket_view
         self._set_category = set_category
         self._arrived: list[int] | None = []  # indices of parameters, until the buckets are rebuilt
         self._views: dict[int, Tensor] = {}  # index of a parameter -> its place in a bucket
         self._buckets: list[Tensor] = []
-        self._holds_inputs = torch_version_of(job.torch) >= _INPUTS_HELD_SINCE
+        self._holds_inputs = torch_version_of(job.environment.torch) >= _INPUTS_HELD_SINCE
         self._held: list[Tensor] = []  # buckets that were reduced last, until the next collective
         self._awaited: set[int] = set()  # parameters of the bucket that the next collective reduces
         # distributed.py: _sync_module_states

@@ -25,7 +25,7 @@ MOST_GROWTHS = 256  # if more tokens are between, the cache grows by several tok
 def run_generation(
     model: nn.Module, job: Job, load_batch: BatchLoader, on_phase: PhaseHook, runtime: LoopRuntime
 ) -> tuple[str, ...]:
-    """Generate `job.new_tokens` tokens from a prompt, `job.steps` times, and return notes on skipped tokens.
+    """Generate the job's new tokens from a prompt, once for each step, and return notes on skipped tokens.
 
     The prompt is the job's `input_ids`, or its first input. Raises ModelError for a model that does not
     generate as transformers' decoders do.
@@ -36,16 +36,16 @@ def run_generation(
     kwargs: dict[str, Tensor]
     tokens: Tensor | None = None
     with torch.no_grad():
-        for step in range(1, job.steps + 1):
+        for step in range(1, job.loop.steps + 1):
             on_phase(step, Phase.INPUTS)
             args, kwargs = (), {}  # the last prompt is released before the next is copied
             args, kwargs, _ = load_batch()
             on_phase(step, Phase.FORWARD)
             with runtime.autocast():
                 tokens = _generate(model, _prepare(model, args, kwargs, job), job)
-        on_phase(job.steps, Phase.END)
+        on_phase(job.loop.steps, Phase.END)
     del tokens
-    return _left_out(job.new_tokens)
+    return _left_out(job.loop.new_tokens)
 
 
 def _left_out(new_tokens: int) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ def _refuse_others(model: nn.Module, job: Job) -> None:
         problem = "keeps a state in place of a key-value cache, which is not modelled"
     else:
         return
-    raise ModelError(f"{job.model}: {problem}; use --mode infer, or a model such as hf:LlamaForCausalLM")
+    raise ModelError(f"{job.model.name}: {problem}; use --mode infer, or a model such as hf:LlamaForCausalLM")
 
 
 @dataclass(slots=True)
@@ -119,15 +119,17 @@ def _prepare(model: Any, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], jo
 
 
 def _generate(model: Any, text: _Text, job: Job) -> Tensor:
-    """Generate `job.new_tokens` tokens, and return prompt and new tokens, batch x length."""
+    """Generate `job.loop.new_tokens` tokens, and return prompt and new tokens, batch x length."""
     from transformers import DynamicCache  # slow to import, and only needed here
 
     cache = DynamicCache(config=model.config)
     keywords: dict[str, Any] = {"past_key_values": cache, "use_cache": True, "return_dict": True}
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         keywords["logits_to_keep"] = 1  # of the prompt too
-    first, growths = min(job.new_tokens, WHOLE_TOKENS), _growths(job.new_tokens)
-    for number, growth in enumerate([0] * first + growths + [0] * (job.new_tokens - first - sum(growths))):
+    first, growths = min(job.loop.new_tokens, WHOLE_TOKENS), _growths(job.loop.new_tokens)
+    for number, growth in enumerate(
+        [0] * first + growths + [0] * (job.loop.new_tokens - first - sum(growths))
+    ):
         if growth:
             grow(cache, growth)
             text.make_room(growth)

@@ -75,12 +75,12 @@ def find_optimizer(job: Job) -> MakeOptimizer:
 
     Raises UsageError or ModelError if the optimizer cannot be found.
     """
-    arguments = dict(job.optimizer_args)
+    arguments = dict(job.loop.optimizer_args)
     make: _Make = _make_by_short_name
-    if is_optimizer_file(job.optimizer):
+    if is_optimizer_file(job.loop.optimizer):
         make = _of_file(job)
-    elif not isinstance(job.optimizer, Optimizer):
-        make = _of_class(load_optimizer(job.optimizer))
+    elif not isinstance(job.loop.optimizer, Optimizer):
+        make = _of_class(load_optimizer(job.loop.optimizer))
 
     def make_checked(model: nn.Module, parameters: Iterable[nn.Parameter]) -> AnyOptimizer:
         trained = [parameter for parameter in parameters if parameter.requires_grad]
@@ -93,8 +93,8 @@ def find_optimizer(job: Job) -> MakeOptimizer:
 def _make_by_short_name(
     job: Job, model: nn.Module, trained: list[nn.Parameter], arguments: dict[str, Any]
 ) -> Any:
-    assert isinstance(job.optimizer, Optimizer)
-    return build_optimizer(job.optimizer, job.optimizer_impl, trained, arguments)
+    assert isinstance(job.loop.optimizer, Optimizer)
+    return build_optimizer(job.loop.optimizer, job.loop.optimizer_impl, trained, arguments)
 
 
 def prepare_optimizer(job: Job) -> None:
@@ -102,10 +102,10 @@ def prepare_optimizer(job: Job) -> None:
 
     Errors are ignored here: they are raised when the optimizer is made, if the model does not bring its own.
     """
-    is_named = not isinstance(job.optimizer, Optimizer) and not is_optimizer_file(job.optimizer)
-    if job.mode is Mode.TRAIN and is_named:
+    is_named = not isinstance(job.loop.optimizer, Optimizer) and not is_optimizer_file(job.loop.optimizer)
+    if job.loop.mode is Mode.TRAIN and is_named:
         with suppress(PlannerError):
-            load_optimizer(str(job.optimizer))
+            load_optimizer(str(job.loop.optimizer))
 
 
 def load_optimizer(name: str) -> Callable[..., Any]:
@@ -163,19 +163,22 @@ def _of_class(kind: Callable[..., Any]) -> _Make:
 
 
 def _of_file(job: Job) -> _Make:
-    value, call_in_file = open_beside_model(str(job.optimizer), "optimizer", job.source or job.model)
+    value, call_in_file = open_beside_model(
+        str(job.loop.optimizer), "optimizer", job.model.source or job.model.name
+    )
     if not callable(value):
         raise UsageError(
-            f"--optimizer {job.optimizer}: is a {type(value).__name__}; name a class or a function of the "
-            "parameters or the model"
+            f"--optimizer {job.loop.optimizer}: is a {type(value).__name__}; name a class or a function of "
+            "the parameters or the model"
         )
 
     def make(job: Job, model: nn.Module, trained: list[nn.Parameter], arguments: dict[str, Any]) -> Any:
         if is_optimizer_class(value):
             return call_in_file(lambda: _call(value, trained, job, arguments))
-        if job.optimizer_impl is not OptimizerImpl.FOREACH:
+        if job.loop.optimizer_impl is not OptimizerImpl.FOREACH:
             raise UsageError(
-                f"--optimizer-impl {job.optimizer_impl}: {job.optimizer} chooses by itself; remove it"
+                f"--optimizer-impl {job.loop.optimizer_impl}: {job.loop.optimizer} chooses by itself; remove "
+                "it"
             )
         given = model if _takes_model(value) else trained
         return call_in_file(lambda: value(given, **arguments))
@@ -198,13 +201,16 @@ def _call(kind: Callable[..., Any], trained: list[nn.Parameter], job: Job, argum
     parameters = inspect.signature(kind).parameters
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     options = {"lr": 1e-3} if "lr" in parameters and parameters["lr"].default is inspect._empty else {}
-    if job.optimizer_impl is not OptimizerImpl.FOREACH:  # the default is the choice of its author on CUDA
-        name = "fused" if job.optimizer_impl is OptimizerImpl.FUSED else "foreach"
+    if (
+        job.loop.optimizer_impl is not OptimizerImpl.FOREACH
+    ):  # the default is the choice of its author on CUDA
+        name = "fused" if job.loop.optimizer_impl is OptimizerImpl.FUSED else "foreach"
         if name not in parameters and not takes_any:
             raise UsageError(
-                f"--optimizer-impl {job.optimizer_impl}: {job.optimizer} has no such choice; remove it"
+                f"--optimizer-impl {job.loop.optimizer_impl}: {job.loop.optimizer} has no such choice; "
+                "remove it"
             )
-        options[name] = job.optimizer_impl is OptimizerImpl.FUSED
+        options[name] = job.loop.optimizer_impl is OptimizerImpl.FUSED
     return kind(trained, **{**options, **arguments})
 
 
@@ -212,7 +218,7 @@ def _explain(job: Job, error: BaseException) -> UsageError:
     """Return the error of a job whose optimizer cannot be made."""
     text = first_line_of(error)[:200]
     remedy = _SEVERAL if "2D" in text else "check --optimizer-arg"
-    return UsageError(f"--optimizer {job.optimizer}: {text}; {remedy}")
+    return UsageError(f"--optimizer {job.loop.optimizer}: {text}; {remedy}")
 
 
 def _checked(made: Any, job: Job) -> AnyOptimizer:
@@ -223,13 +229,13 @@ def _checked(made: Any, job: Job) -> AnyOptimizer:
     found = tuple(_optimizers_in(made, job))
     if not found:
         raise UsageError(
-            f"--optimizer {job.optimizer}: gives a {type(made).__name__}; return an optimizer or several"
+            f"--optimizer {job.loop.optimizer}: gives a {type(made).__name__}; return an optimizer or several"
         )
     for one in found:
         if needs_closure(one):
             raise UsageError(
-                f"--optimizer {job.optimizer}: {type(one).__name__} calls the loss several times in a step, "
-                "as often as values decide, which no plan knows; plan another, or use planner run"
+                f"--optimizer {job.loop.optimizer}: {type(one).__name__} calls the loss several times in a "
+                "step, as often as values decide, which no plan knows; plan another, or use planner run"
             )
     return found[0] if len(found) == 1 else OptimizerList(found)
 
@@ -248,8 +254,8 @@ def _optimizers_in(made: Any, job: Job) -> Iterator[optim.Optimizer]:
             yield from _optimizers_in(one, job)
     elif not isinstance(made, LRScheduler | str | int | float | None):
         raise UsageError(
-            f"--optimizer {job.optimizer}: gives a {type(made).__name__}, which is no torch.optim.Optimizer; "
-            "return an optimizer or several"
+            f"--optimizer {job.loop.optimizer}: gives a {type(made).__name__}, which is no "
+            "torch.optim.Optimizer; return an optimizer or several"
         )
 
 

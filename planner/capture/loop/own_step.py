@@ -28,33 +28,33 @@ from planner.program import Phase
 def run_own_steps(
     model: StepModule, job: Job, load_batch: BatchLoader, on_phase: PhaseHook
 ) -> tuple[str, ...]:
-    """Run `job.steps` calls of the user's step and return notes on them.
+    """Run `job.loop.steps` calls of the user's step and return notes on them.
 
     The last result is still alive in the phase `END`.
     """
     result = None  # like a variable of a script, which keeps a loss alive
     phases = _Phases(on_phase, model.optimizers)
     with torch.enable_grad(), phases.watching(), take_all_steps():
-        for step in range(1, job.steps + 1):
+        for step in range(1, job.loop.steps + 1):
             phases.start(step, Phase.INPUTS)
             args, kwargs, target = load_batch()
             phases.start(step, Phase.FORWARD)
             result = model(args, kwargs, target)
             del args, kwargs, target
-        phases.start(job.steps, Phase.END)
+        phases.start(job.loop.steps, Phase.END)
     del result
     return phases.notes(job)
 
 
 def run_trainer(model: TrainerModule, job: Job, batch: int, on_phase: PhaseHook) -> tuple[str, ...]:
-    """Run `job.steps` steps of a user's trainer, which holds the loop itself, and return notes on them."""
+    """Run the job's steps of a user's trainer, which holds the loop itself, and return notes on them."""
     phases = _Phases(on_phase, model.optimizers)
     steps = count(1)
     with torch.enable_grad(), phases.watching(), take_all_steps():
         phases.start(1, Phase.INPUTS)
         notes = model.run(
             batch,
-            job.steps,
+            job.loop.steps,
             MOST_MICRO_BATCHES,
             lambda: phases.start(next(steps), Phase.INPUTS),
             phases.continue_with,
@@ -85,10 +85,10 @@ class _Phases:
         """Return a note on the optimizers that stepped, and how often, or that none did."""
         if not self._updates:
             return (
-                f"no optimizer of torch.optim stepped in {job.steps} calls of the step; if it does so every "
-                "N calls, give --steps N or more",
+                f"no optimizer of torch.optim stepped in {job.loop.steps} calls of the step; if it does so "
+                "every N calls, give --steps N or more",
             )
-        each = f"{self._updates} optimizer steps in {job.steps} calls"
+        each = f"{self._updates} optimizer steps in {job.loop.steps} calls"
         return (f"its own step runs {', '.join(self._stepped)}: {each}",)
 
     @contextmanager

@@ -29,9 +29,9 @@ def convert_model(model: nn.Module, job: Job) -> nn.Module:
     applies to weights of 4 dimensions. Weights of 5 dimensions get `channels_last_3d` as well, which
     `Module.to` cannot do in the same call.
     """
-    if job.precision in _CONVERTED:
-        model = model.to(getattr(torch, _CONVERTED[job.precision]))
-    if job.memory_format is MemoryFormat.CHANNELS_LAST:
+    if job.loop.precision in _CONVERTED:
+        model = model.to(getattr(torch, _CONVERTED[job.loop.precision]))
+    if job.model.memory_format is MemoryFormat.CHANNELS_LAST:
         for tensor in (*model.parameters(), *model.buffers()):
             if tensor.dim() in (4, 5):
                 tensor.data = tensor.data.to(memory_format=format_of(job, tensor.shape, tensor.dtype))
@@ -43,15 +43,15 @@ def convert_inputs(job: Job) -> Job:
 
     A job whose model is not converted to half precision is returned unchanged.
     """
-    if job.precision not in _CONVERTED:
+    if job.loop.precision not in _CONVERTED:
         return job
 
     def convert(spec: TensorSpec) -> TensorSpec:
-        return replace(spec, dtype=_CONVERTED[job.precision]) if spec.dtype == "float32" else spec
+        return replace(spec, dtype=_CONVERTED[job.loop.precision]) if spec.dtype == "float32" else spec
 
-    inputs, targets = (tuple(map(convert, specs)) for specs in (job.inputs, job.targets))
-    target = None if job.target is None else convert(job.target)
-    return replace(job, inputs=inputs, target=target, targets=targets)
+    inputs, targets = (tuple(map(convert, specs)) for specs in (job.samples.inputs, job.samples.targets))
+    target = None if job.samples.target is None else convert(job.samples.target)
+    return job.replace(inputs=inputs, target=target, targets=targets)
 
 
 def format_of(job: Job, shape: Sequence[int], dtype: torch.dtype) -> torch.memory_format:
@@ -60,7 +60,7 @@ def format_of(job: Job, shape: Sequence[int], dtype: torch.dtype) -> torch.memor
     If the job asks for channels last, it applies to floating-point tensors of images (4 dimensions) and
     volumes (5 dimensions). All other tensors are contiguous.
     """
-    is_last = job.memory_format is MemoryFormat.CHANNELS_LAST and dtype.is_floating_point
+    is_last = job.model.memory_format is MemoryFormat.CHANNELS_LAST and dtype.is_floating_point
     formats = {4: torch.channels_last, 5: torch.channels_last_3d} if is_last else {}
     return formats.get(len(shape), torch.contiguous_format)
 
@@ -97,7 +97,7 @@ def take_all_steps() -> Iterator[None]:
 
 def meta_runtime(job: Job) -> LoopRuntime:
     """Return the runtime of a job's loop in a capture; its autocast needs an open `cuda_semantics`."""
-    return _runtime(job, MetaScaler() if job.grad_scaler else None)
+    return _runtime(job, MetaScaler() if job.loop.grad_scaler else None)
 
 
 def cuda_runtime(job: Job) -> LoopRuntime:
@@ -106,10 +106,10 @@ def cuda_runtime(job: Job) -> LoopRuntime:
     Losses are not scaled up: at the default scale the first gradients overflow, and the optimizer steps that
     make the optimizer's state would be skipped.
     """
-    return _runtime(job, GradScaler("cuda", init_scale=1.0) if job.grad_scaler else None)
+    return _runtime(job, GradScaler("cuda", init_scale=1.0) if job.loop.grad_scaler else None)
 
 
 def _runtime(job: Job, scaler: GradScaler | None) -> LoopRuntime:
-    if job.precision not in _AUTOCAST:
+    if job.loop.precision not in _AUTOCAST:
         return LoopRuntime(scaler=scaler)
-    return LoopRuntime(partial(torch.autocast, "cuda", dtype=_AUTOCAST[job.precision]), scaler)
+    return LoopRuntime(partial(torch.autocast, "cuda", dtype=_AUTOCAST[job.loop.precision]), scaler)

@@ -18,24 +18,24 @@ def freeze_parameters(model: nn.Module, job: Job) -> None:
 
     Raises UsageError for a pattern that matches no parameter, and if no parameter is left to train.
     """
-    if not job.freeze and not job.train_only:
+    if not job.model.freeze and not job.model.train_only:
         return
     named = list(model.named_parameters(remove_duplicate=False))
     names = [name for name, _ in named]
-    _refuse_unmatched("--train-only", job.train_only, names, job.model)
-    _refuse_unmatched("--freeze", job.freeze, names, job.model)
-    if job.train_only:
+    _refuse_unmatched("--train-only", job.model.train_only, names, job.model.name)
+    _refuse_unmatched("--freeze", job.model.freeze, names, job.model.name)
+    if job.model.train_only:
         for _, parameter in named:
             parameter.requires_grad_(False)
         for name, parameter in named:
-            if _matches(name, job.train_only) and parameter.is_floating_point():
+            if _matches(name, job.model.train_only) and parameter.is_floating_point():
                 parameter.requires_grad_(True)
     for name, parameter in named:
-        if _matches(name, job.freeze):
+        if _matches(name, job.model.freeze):
             parameter.requires_grad_(False)
-    if job.mode is Mode.TRAIN and not any(parameter.requires_grad for _, parameter in named):
-        option = "--freeze" if job.freeze else "--train-only"
-        raise UsageError(f"{option}: no parameter of {job.model} is left to train; use fewer patterns")
+    if job.loop.mode is Mode.TRAIN and not any(parameter.requires_grad for _, parameter in named):
+        option = "--freeze" if job.model.freeze else "--train-only"
+        raise UsageError(f"{option}: no parameter of {job.model.name} is left to train; use fewer patterns")
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from msgspec.structs import replace
 from torch import Tensor, nn, optim
 from torch.autograd.graph import save_on_cpu
 from torch.nn import functional as F
@@ -69,32 +68,32 @@ def run_loop(
     runtime: LoopRuntime,
     load_evaluated: BatchLoader | None = None,
 ) -> tuple[str, ...]:
-    """Run `job.steps` steps of training, inference or generation, and return notes on them.
+    """Run `job.loop.steps` steps of training, inference or generation, and return notes on them.
 
     All variables are still alive in the phase `END`. `load_evaluated` loads the batches of the evaluation if
     they have another size. `optimizer` is None in modes without an optimizer. Raises ModelError for a model
     that has no blocks to checkpoint or does not generate.
     """
-    if is_code(job.loss) and runtime.criterion is None and job.mode is Mode.TRAIN:
+    if is_code(job.loop.loss) and runtime.criterion is None and job.loop.mode is Mode.TRAIN:
         raise ModelError(
-            f"{job.model}: loss {job.loss} is code, which neither MemTracker nor a run on a GPU calls here; "
-            "name a loss that the planner knows"
+            f"{job.model.name}: loss {job.loop.loss} is code, which neither MemTracker nor a run on a GPU "
+            "calls here; name a loss that the planner knows"
         )
-    if job.mode is Mode.GENERATE:
+    if job.loop.mode is Mode.GENERATE:
         return run_generation(model, job, load_batch, on_phase, runtime)
-    model.train(job.mode is not Mode.INFER)
+    model.train(job.loop.mode is not Mode.INFER)
     notes: tuple[str, ...] = ()
     with ExitStack() as stack:
-        if job.checkpoint is Checkpoint.BLOCKS and job.mode is not Mode.INFER:
+        if job.loop.checkpoint is Checkpoint.BLOCKS and job.loop.mode is not Mode.INFER:
             notes = stack.enter_context(checkpointed_blocks(model, job))
         called = compiled(model, job)
         if optimizer is None:
             _run_forward(called, job, load_batch, on_phase, runtime)
             return notes
         buckets = None
-        if job.ddp:
+        if job.sharding.ddp:
             buckets = stack.enter_context(closing(Buckets(model, job, runtime.set_category)))
-        ema = make_ema(model) if job.ema else None
+        ema = make_ema(model) if job.loop.ema else None
         evaluated = load_batch if load_evaluated is None else load_evaluated
         loop = _TrainingLoop(
             model, called, job, load_batch, optimizer, on_phase, runtime, buckets, ema, evaluated
@@ -109,20 +108,20 @@ def with_few_micro_batches(job: Job) -> tuple[Job, tuple[str, ...]]:
     From the second micro-batch on, each adds to existing gradients in place, so that all allocate the same
     blocks in the same order.
     """
-    if job.accumulate <= MOST_MICRO_BATCHES:
+    if job.loop.accumulate <= MOST_MICRO_BATCHES:
         return job, ()
     note = (
-        f"of the {job.accumulate:,} micro-batches in each step, {MOST_MICRO_BATCHES} are run; the others "
-        "repeat the last"
+        f"of the {job.loop.accumulate:,} micro-batches in each step, {MOST_MICRO_BATCHES} are run; the "
+        "others repeat the last"
     )
-    return replace(job, accumulate=MOST_MICRO_BATCHES), (note,)
+    return job.replace(accumulate=MOST_MICRO_BATCHES), (note,)
 
 
 def compiled(model: nn.Module, job: Job) -> Callable[..., Any]:
     """Return the model, or its form compiled by torch.compile if the job compiles."""
-    if job.compile is Compile.NONE:
+    if job.model.compile is Compile.NONE:
         return model
-    called: Callable[..., Any] = torch.compile(model, mode=job.compile)
+    called: Callable[..., Any] = torch.compile(model, mode=job.model.compile)
     return called
 
 
@@ -130,14 +129,14 @@ def _run_forward(
     called: Callable[..., Any], job: Job, load_batch: BatchLoader, on_phase: PhaseHook, runtime: LoopRuntime
 ) -> None:
     variables = _LoopVariables()
-    with torch.set_grad_enabled(job.mode is Mode.FORWARD):
-        for step in range(1, job.steps + 1):
+    with torch.set_grad_enabled(job.loop.mode is Mode.FORWARD):
+        for step in range(1, job.loop.steps + 1):
             on_phase(step, Phase.INPUTS)
             variables.load(load_batch)
             on_phase(step, Phase.FORWARD)
             with runtime.autocast():
                 variables.output = called(*variables.args, **variables.kwargs)
-        on_phase(job.steps, Phase.END)
+        on_phase(job.loop.steps, Phase.END)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +163,13 @@ class _TrainingLoop:
             for tensor in (*self.ema.parameters(), *self.ema.buffers()):
                 self.runtime.set_category(tensor, Category.OPTIMIZER)
         with torch.enable_grad():
-            for step in range(1, job.steps + 1):
-                if job.evaluate and step == job.steps:
+            for step in range(1, job.loop.steps + 1):
+                if job.loop.evaluate and step == job.loop.steps:
                     self._evaluate(step)
-                for micro_batch in range(job.accumulate):
+                for micro_batch in range(job.loop.accumulate):
                     self._forward_and_backward(step, micro_batch)
                 self._update(step)
-            self.on_phase(job.steps, Phase.END)
+            self.on_phase(job.loop.steps, Phase.END)
 
     def _forward_and_backward(self, step: int, micro_batch: int) -> None:
         """Run the forward and backward passes of one micro-batch, which add to the gradients.
@@ -188,12 +187,12 @@ class _TrainingLoop:
                 self.buckets.before_forward()
             with self._saving():
                 self._forward(variables)
-            if job.accumulate > 1:
+            if job.loop.accumulate > 1:
                 assert variables.loss is not None
-                variables.loss = variables.loss / job.accumulate
-            if job.backward_in_autocast:
+                variables.loss = variables.loss / job.loop.accumulate
+            if job.loop.backward_in_autocast:
                 self._backward(step, micro_batch)
-        if not job.backward_in_autocast:
+        if not job.loop.backward_in_autocast:
             self._backward(step, micro_batch)
 
     def _forward(self, variables: _LoopVariables) -> None:
@@ -202,15 +201,15 @@ class _TrainingLoop:
         if self.runtime.criterion is not None:
             variables.loss = self.runtime.criterion(variables.output, variables.target)
         else:
-            assert isinstance(self.job.loss, Loss)
-            variables.loss = loss_of(self.job.loss, variables.output, variables.target)
-        variables.notes = notes_on_loss(self.job.loss, variables.output)
-        if self.job.drop_output:
+            assert isinstance(self.job.loop.loss, Loss)
+            variables.loss = loss_of(self.job.loop.loss, variables.output, variables.target)
+        variables.notes = notes_on_loss(self.job.loop.loss, variables.output)
+        if self.job.loop.drop_output:
             variables.output = None
 
     def _saving(self) -> AbstractContextManager[None]:
         """Return the context that decides whether autograd keeps saved tensors on the GPU or the CPU."""
-        if self.job.offload is Offload.NONE:
+        if self.job.loop.offload is Offload.NONE:
             return nullcontext()
         return save_on_cpu(pin_memory=True)
 
@@ -229,11 +228,11 @@ class _TrainingLoop:
         """Clip the gradients, run the optimizer, and update the moving average."""
         job, optimizer, scaler = self.job, self.optimizer, self.runtime.scaler
         self.on_phase(step, Phase.OPTIMIZER)
-        if job.clip_gradients is not ClipGradients.NONE:
+        if job.loop.clip_gradients is not ClipGradients.NONE:
             if scaler is not None:
                 for member in members_of(optimizer):
                     scaler.unscale_(member)
-            clip(job.clip_gradients, self.model.parameters())
+            clip(job.loop.clip_gradients, self.model.parameters())
         if scaler is None:
             optimizer.step()
         else:
@@ -245,8 +244,8 @@ class _TrainingLoop:
         self._zero_grad(ZeroGrad.AFTER_STEP)
 
     def _zero_grad(self, when: ZeroGrad) -> None:
-        if self.job.zero_grad is when:
-            self.optimizer.zero_grad(set_to_none=not self.job.keep_grads)
+        if self.job.loop.zero_grad is when:
+            self.optimizer.zero_grad(set_to_none=not self.job.loop.keep_grads)
 
     def _evaluate(self, step: int) -> None:
         """Run forward passes and losses in eval mode without gradients, as between two epochs.
@@ -255,7 +254,7 @@ class _TrainingLoop:
         Lightning's loops keep no batch beyond its step, and release the gradients before an evaluation
         (`on_validation_model_zero_grad`, lightning/pytorch/core/hooks.py).
         """
-        is_of_lightning = self.job.loss is Loss.TRAINING_STEP
+        is_of_lightning = self.job.loop.loss is Loss.TRAINING_STEP
         if is_of_lightning:
             self.variables.release()
             self.optimizer.zero_grad()

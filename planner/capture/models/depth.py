@@ -19,10 +19,10 @@ def find_depth(job: Job, least: int) -> Depth | None:
     None for other models, and if an option of the job may name single blocks. The model is built on meta.
     Raises UsageError for an unknown model.
     """
-    source, name = split_model(job.source or job.model)
+    source, name = split_model(job.model.source or job.model.name)
     if source != hf.SOURCE or _may_name_blocks(job):
         return None
-    found = hf.depth_argument(import_transformers(), name, dict(job.model_args))
+    found = hf.depth_argument(import_transformers(), name, dict(job.model.args))
     if found is None or found[1] < least:
         return None
     try:
@@ -35,10 +35,10 @@ def find_depth(job: Job, least: int) -> Depth | None:
 
 def _may_name_blocks(job: Job) -> bool:
     """Return whether patterns or KEY=VALUE options may choose some of a model's blocks by number."""
-    patterns = (*job.freeze, *job.train_only)
-    pairs = (*job.peft_arg, *job.quantize_arg, *job.fsdp_arg)
+    patterns = (*job.model.freeze, *job.model.train_only)
+    pairs = (*job.model.peft_arg, *job.model.quantize_arg, *job.sharding.fsdp_arg)
     return bool(
-        job.deepspeed
+        job.sharding.deepspeed
         or any(re.search(r"[\d?\[]", pattern) for pattern in patterns)
         or any(re.search(r"layers_|_pattern=|[A-Za-z_]\.\d", pair) for pair in pairs)
     )

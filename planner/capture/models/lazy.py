@@ -45,9 +45,9 @@ def initialise_lazy_modules(model: nn.Module, job: Job, batch: int, run: Run) ->
     def explain(error: BaseException) -> ModelError:
         if reads_values(error):
             place = f"the call that gives lazy modules their shapes{source_line(error)}"
-            return DataDependentError(job.model, place)
+            return DataDependentError(job.model.name, place)
         problem = (
-            f"{job.model}: initializing its lazy modules fails{source_line(error)}: {sentence_of(error)}"
+            f"{job.model.name}: initializing its lazy modules fails{source_line(error)}: {sentence_of(error)}"
         )
         return ModelError(f"{problem}; {remedy_for(error, running='')}")
 

@@ -37,7 +37,7 @@ def train_by_lightning(module: object, job: Job) -> nn.Module:
     package = _package_of(module)
     if package is None or not isinstance(module, nn.Module):
         kind = type(module).__name__
-        raise ModelError(f"{job.model}: gives a {kind}, not a LightningModule; name another --loss")
+        raise ModelError(f"{job.model.name}: gives a {kind}, not a LightningModule; name another --loss")
     core: Any = module
     with _silent():
         trainer = importlib.import_module(package).Trainer(accelerator="cpu", devices=1, barebones=True)
@@ -46,17 +46,17 @@ def train_by_lightning(module: object, job: Job) -> nn.Module:
         core._device = torch.device("cuda", 0)
         core.setup("fit")
         core.configure_model()
-    if job.mode is Mode.STEP:
+    if job.loop.mode is Mode.STEP:
         trainer.strategy.setup_optimizers(trainer)
-        return StepModule(_manual_step(core), core, job.model)
+        return StepModule(_manual_step(core), core, job.model.name)
     if not core.automatic_optimization:
-        raise ModelError(f"{job.model}: its optimization is manual; add --mode step")
-    return _TrainingStep(core, package, job.model)
+        raise ModelError(f"{job.model.name}: its optimization is manual; add --mode step")
+    return _TrainingStep(core, package, job.model.name)
 
 
 def uses_lightning(job: Job) -> bool:
     """Return whether the job trains a LightningModule with automatic optimization."""
-    return job.loss is Loss.TRAINING_STEP and job.mode is Mode.TRAIN
+    return job.loop.loss is Loss.TRAINING_STEP and job.loop.mode is Mode.TRAIN
 
 
 class _TrainingStep(nn.Module):

@@ -216,7 +216,7 @@ def complete_copy(module: nn.Module, copied: nn.Module, memo: dict[int, Any]) ->
 
 def live_job(name: str, model: LiveModel, mode: Mode = Mode.TRAIN) -> Job:
     """Return the job of a live model; its output is the loss."""
-    return Job(name, inputs=model.inputs, mode=mode, loss=Loss.OUTPUT)
+    return Job.create(name, inputs=model.inputs, mode=mode, loss=Loss.OUTPUT)
 
 
 def fields_of_process() -> dict[str, Any]:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -127,21 +126,23 @@ def complete_nnunet(job: Job, file: str, arguments: Mapping[str, Any]) -> Job:
 
     Raises UsageError if the job is compiled, or names other inputs.
     """
-    if job.compile is not Compile.NONE:
+    if job.model.compile is not Compile.NONE:
         raise UsageError(
-            f"{job.model}: --compile: nnU-Net compiles its network without the loss, which is not planned; "
-            "remove it, and set nnUNet_compile=f for the same run"
+            f"{job.model.name}: --compile: nnU-Net compiles its network without the loss, which is not "
+            "planned; remove it, and set nnUNet_compile=f for the same run"
         )
     configuration = Configuration(file, arguments)
     inputs = [TensorSpec((configuration.channels, *configuration.patch), keyword="data")]
-    if job.mode is Mode.TRAIN and job.loss is Loss.OUTPUT:
+    if job.loop.mode is Mode.TRAIN and job.loop.loss is Loss.OUTPUT:
         inputs += [
             TensorSpec((1, *size), "int16", f"target[{place}]")
             for place, size in enumerate(configuration.target_sizes())
         ]
-    if job.inputs not in ((), tuple(inputs)):
-        raise UsageError(f"{job.model}: --input: the plans decide it; give --model-arg patch_size=[D, H, W]")
-    return replace(job, inputs=tuple(inputs))
+    if job.samples.inputs not in ((), tuple(inputs)):
+        raise UsageError(
+            f"{job.model.name}: --input: the plans decide it; give --model-arg patch_size=[D, H, W]"
+        )
+    return job.replace(inputs=tuple(inputs))
 
 
 def planned_patches(job: Job) -> tuple[tuple[int, ...], ...]:
@@ -150,8 +151,8 @@ def planned_patches(job: Job) -> tuple[tuple[int, ...], ...]:
     Patches with fewer than two stages are left out, since they have no network. Raises ModelError for plans
     without the spacing or the median shape of the images.
     """
-    _, file = split_model(job.source or job.model)
-    topologies = Configuration(file, dict(job.model_args)).topologies()
+    _, file = split_model(job.model.source or job.model.name)
+    topologies = Configuration(file, dict(job.model.args)).topologies()
     patches = [each.patch for each in topologies if len(each.strides) > 1]
     return tuple(reversed(patches))
 

@@ -30,7 +30,7 @@ def calling_libraries(job: Job) -> Iterator[None]:
     Unix sockets may still be connected.
     """
     with quiet():
-        if split_model(job.source or job.model).source not in SOURCES:
+        if split_model(job.model.source or job.model.name).source not in SOURCES:
             yield
             return
         connecting = {name: _refusing(getattr(socket.socket, name)) for name in ("connect", "connect_ex")}
@@ -40,18 +40,18 @@ def calling_libraries(job: Job) -> Iterator[None]:
 
 def check_fetching(job: Job, arguments: Mapping[str, object]) -> None:
     """Raise UsageError if an argument makes a library's constructor fetch weights or code of a hub."""
-    source = split_model(job.source or job.model).source
+    source = split_model(job.model.source or job.model.name).source
     if source not in _MAY_FETCH:
         return
     for name, value in arguments.items():
         if name.rpartition("__")[2] in _FETCHING and value not in (None, False, "", "none"):
             raise UsageError(
-                f"{job.model}: its argument {name} fetches weights, which no plan does: they decide no "
+                f"{job.model.name}: its argument {name} fetches weights, which no plan does: they decide no "
                 "memory; remove it"
             )
         if name.rpartition("__")[2] in _HUB_CODE and "/" in str(value):
             raise UsageError(
-                f"{job.model}: its argument {name} names code of a hub, which is not run; remove it"
+                f"{job.model.name}: its argument {name} names code of a hub, which is not run; remove it"
             )
 
 

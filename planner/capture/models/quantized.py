@@ -40,15 +40,15 @@ def quantize_linears(model: nn.Module, job: Job) -> nn.Module:
     quantizes at once. Without `--quantize` the model is unchanged. Raises UsageError for an unknown or
     unsuitable option, ModelError if nothing is replaced or a library fails.
     """
-    if job.quantize is Quantize.NONE:
+    if job.model.quantize is Quantize.NONE:
         return model
 
     def explain(error: BaseException) -> ModelError:
-        problem = f"{job.model}: --quantize {job.quantize} fails: {first_line_of(error)}"
+        problem = f"{job.model.name}: --quantize {job.model.quantize} fails: {first_line_of(error)}"
         return ModelError(f"{problem}; check --quantize-arg, or see the traceback with --debug")
 
     with foreign_errors(explain), quiet():
-        if job.quantize.is_of_torchao:
+        if job.model.quantize.is_of_torchao:
             quantize_by_torchao(model, job)
         else:
             import_library("bitsandbytes", extra="bitsandbytes")
@@ -75,9 +75,10 @@ def _replace_linears(model: nn.Module, job: Job) -> None:
             module.bias = old.bias
     if not any(True for _ in quantized_modules(model)):
         raise ModelError(
-            f"{job.model}: --quantize {job.quantize}: {_why_nothing_is_quantized(before)}; remove it"
+            f"{job.model.name}: --quantize {job.model.quantize}: {_why_nothing_is_quantized(before)}; remove "
+            "it"
         )
-    is_4bit = job.quantize is not Quantize.INT8
+    is_4bit = job.model.quantize is not Quantize.INT8
     for one in (model, *(child for child in model.modules() if hasattr(child, "all_tied_weights_keys"))):
         vars(one)["is_loaded_in_4bit"], vars(one)["is_loaded_in_8bit"] = is_4bit, not is_4bit
     vars(model)["is_quantized"] = True
@@ -107,7 +108,7 @@ def _replace_by_library(model: nn.Module, kept: list[str], config: Any) -> None:
 def _configure(job: Job) -> Any:
     from transformers import BitsAndBytesConfig
 
-    given = dict(parse_model_arg(text, "--quantize-arg") for text in job.quantize_arg)
+    given = dict(parse_model_arg(text, "--quantize-arg") for text in job.model.quantize_arg)
     known = [name for name in vars(BitsAndBytesConfig()) if not name.startswith("_")]
     known = [*known, "bnb_4bit_compute_dtype", "bnb_4bit_quant_storage", "llm_int8_threshold"]
     for name in given:
@@ -116,10 +117,10 @@ def _configure(job: Job) -> Any:
             hint = f"; the nearest: {near}" if near else ""
             raise UsageError(f"--quantize-arg {name}: BitsAndBytesConfig has no such value here{hint}")
     given = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
-    if job.quantize is Quantize.INT8:
+    if job.model.quantize is Quantize.INT8:
         return BitsAndBytesConfig(load_in_8bit=True, **given)
-    given.setdefault("bnb_4bit_compute_dtype", _COMPUTED.get(job.precision, "float32"))
-    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=str(job.quantize), **given)
+    given.setdefault("bnb_4bit_compute_dtype", _COMPUTED.get(job.loop.precision, "float32"))
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=str(job.model.quantize), **given)
 
 
 def quantized_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -249,15 +250,15 @@ def cast_to_float32(model: nn.Module) -> None:
 
 def notes_on_quantized(job: Job, model: nn.Module) -> tuple[str, ...]:
     """Return notes on the memory that a plan with quantized weights leaves out."""
-    if job.quantize is Quantize.NONE or job.quantize.is_trained:
+    if job.model.quantize is Quantize.NONE or job.model.quantize.is_trained:
         return ()
     notes = [
         "weights are quantized one after another as the model is moved to the GPU; loading checkpoints in "
         "another way may need more meanwhile"
     ]
-    if job.quantize is Quantize.INT8:
+    if job.model.quantize is Quantize.INT8:
         notes.append("no activation is taken for an outlier of LLM.int8(), whose columns are kept in 16 bits")
-    if not job.quantize.is_of_torchao:
+    if not job.model.quantize.is_of_torchao:
         notes += _notes_on_unquantized(model)
     return tuple(notes)
 

@@ -7,7 +7,6 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from msgspec.structs import replace
 from torch import nn
 
 from planner.capture.failure_reasons import remedy_for
@@ -49,10 +48,12 @@ def find_constructor(job: Job) -> Constructor:
 
     Importing the model's library takes most of the time. Raises UsageError for an unknown source or name.
     """
-    source, name = split_model(job.source or job.model)
+    source, name = split_model(job.model.source or job.model.name)
     if source not in FINDERS:
-        raise UsageError(f"model {shown(job.model)}: no source is named; write SOURCE:NAME or FILE.py:NAME")
-    if source == "file" and job.mode is Mode.STEP:
+        raise UsageError(
+            f"model {shown(job.model.name)}: no source is named; write SOURCE:NAME or FILE.py:NAME"
+        )
+    if source == "file" and job.loop.mode is Mode.STEP:
         return find_step_in_file(name)
     with calling_libraries(job):
         return FINDERS[source](name)
@@ -67,21 +68,21 @@ def construct_model(
     that holds the models of the user's training step. Raises ModelError if the constructor fails or returns
     no module.
     """
-    arguments = {key: _as_lists(value) for key, value in job.model_args}
+    arguments = {key: _as_lists(value) for key, value in job.model.args}
     check_fetching(job, arguments)
 
     def construct() -> object:
         if uses_lightning(job):
             return train_by_lightning(constructor(**arguments), job)
-        if job.mode is not Mode.STEP:
+        if job.loop.mode is not Mode.STEP:
             return constructor(**arguments)
         made = constructor if needs_arguments(constructor, arguments) else constructor(**arguments)
         if is_trainer(made):
             return TrainerModule(made, job)
-        return train_by_lightning(made, job) if is_lightning_module(made) else make_step(made, job.model)
+        return train_by_lightning(made, job) if is_lightning_module(made) else make_step(made, job.model.name)
 
     def explain(error: BaseException) -> ModelError:
-        problem = f"{job.model}: its constructor fails: {first_line_of(error)}"
+        problem = f"{job.model.name}: its constructor fails: {first_line_of(error)}"
         otherwise = "check --model-arg, or see the traceback with --debug"
         if isinstance(error, TypeError) and "required" in str(error):
             otherwise = "give it by --model-arg, or name a function without arguments that makes the object"
@@ -91,7 +92,7 @@ def construct_model(
         model = (run or construct_on_meta)(construct)
     if not isinstance(model, nn.Module):
         kind = type(model).__name__
-        problem = f"{job.model}: gives a {kind}, not an nn.Module; name a callable that returns one"
+        problem = f"{job.model.name}: gives a {kind}, not an nn.Module; name a callable that returns one"
         is_step = callable(getattr(model, "step", None)) or inspect.isroutine(model)
         raise ModelError(f"{problem}, or add --mode step for its training step" if is_step else problem)
     return model
@@ -103,16 +104,16 @@ def complete_by_library(job: Job) -> Job:
     Jobs of other sources are unchanged. Raises UsageError for inputs that the model does not take, ModelError
     if the library is missing or refuses the model's configuration.
     """
-    source, name = split_model(job.source or job.model)
-    arguments = {key: _as_lists(value) for key, value in job.model_args}
+    source, name = split_model(job.model.source or job.model.name)
+    arguments = {key: _as_lists(value) for key, value in job.model.args}
     check_fetching(job, arguments)
     with calling_libraries(job):
         completed = _completed(job, source, name, arguments)
-        if not job.eval_input:
+        if not job.loop.eval_input:
             return completed
-        given = tuple(map(parse_tensor_spec, job.eval_input))
-        evaluated = _completed(replace(job, inputs=given, eval_input=()), source, name, arguments)
-    completed = replace(completed, eval_input=tuple(map(str, evaluated.inputs)))
+        given = tuple(map(parse_tensor_spec, job.loop.eval_input))
+        evaluated = _completed(job.replace(inputs=given, eval_input=()), source, name, arguments)
+    completed = completed.replace(eval_input=tuple(map(str, evaluated.samples.inputs)))
     check_evaluated(completed)
     return completed
 
@@ -122,7 +123,7 @@ def _completed(job: Job, source: str, name: str, arguments: dict[str, Any]) -> J
         error: BaseException,
     ) -> ModelError:  # an argument or a value of config.json, whatever is raised
         reason = " ".join(message_of(error).split())[:200] or type(error).__name__
-        problem = f"{job.model}: its library refuses its configuration: {reason}"
+        problem = f"{job.model.name}: its library refuses its configuration: {reason}"
         return ModelError(f"{problem}; check --model-arg, or see the traceback with --debug")
 
     with foreign_errors(explain):

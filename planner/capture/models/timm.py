@@ -5,8 +5,6 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from msgspec.structs import replace
-
 from planner.capture.models.libraries import import_library, unknown_name
 from planner.jobs import Job, Loss, TensorSpec
 
@@ -30,15 +28,15 @@ def complete_timm(job: Job, name: str, arguments: dict[str, Any]) -> Job:
     """
     config = _import_timm(name).get_pretrained_cfg(name)
     headless = config is not None and config.num_classes == 0 and not arguments.get("num_classes")
-    if headless and job.loss is Loss.CROSS_ENTROPY and job.target in (_LABEL, None):
-        job = replace(job, loss=Loss.SUM, target=None)
-    if job.inputs:
+    if headless and job.loop.loss is Loss.CROSS_ENTROPY and job.samples.target in (_LABEL, None):
+        job = job.replace(loss=Loss.SUM, target=None)
+    if job.samples.inputs:
         return job
     channels, height, width = getattr(config, "input_size", None) or _USUAL
     channels = arguments.get("in_chans", channels)
     size = arguments.get("img_size", (height, width))
     height, width = (size, size) if isinstance(size, int) else size
-    return replace(job, inputs=(TensorSpec((channels, height, width)),))
+    return job.replace(inputs=(TensorSpec((channels, height, width)),))
 
 
 def _import_timm(name: str) -> ModuleType:

@@ -43,7 +43,7 @@ def prepare_torchao(path: Path) -> None:
 
 def prepare_quantization(job: Job) -> None:
     """Import torchao for a job that quantizes by it, before a capture replaces functions that it binds."""
-    if job.quantize.is_of_torchao:
+    if job.model.quantize.is_of_torchao:
         import_torchao()
 
 
@@ -86,12 +86,12 @@ def quantize_by_torchao(model: nn.Module, job: Job) -> nn.Module:
 
     Raises UsageError for an unknown or unsuitable option, ModelError if the model has no linear layer.
     """
-    if job.prepare_kbit:
-        raise UsageError(f"{job.model}: --prepare-kbit prepares weights of bitsandbytes; remove it")
-    if job.quantize is Quantize.INT4_WEIGHT_ONLY and job.mode in (Mode.TRAIN, Mode.FORWARD):
+    if job.model.prepare_kbit:
+        raise UsageError(f"{job.model.name}: --prepare-kbit prepares weights of bitsandbytes; remove it")
+    if job.model.quantize is Quantize.INT4_WEIGHT_ONLY and job.loop.mode in (Mode.TRAIN, Mode.FORWARD):
         raise UsageError(
-            f"{job.model}: --quantize {job.quantize}: its products have no gradients; add --mode infer, or "
-            "take int8-weight-only"
+            f"{job.model.name}: --quantize {job.model.quantize}: its products have no gradients; add --mode "
+            "infer, or take int8-weight-only"
         )
     kept = tuple(f"{name}." for name in kept_modules(model, None))
 
@@ -100,14 +100,15 @@ def quantize_by_torchao(model: nn.Module, job: Job) -> nn.Module:
 
     if not any(is_quantized(module, name) for name, module in model.named_modules()):
         raise ModelError(
-            f"{job.model}: --quantize {job.quantize}: it has no linear layer that is quantized; remove it"
+            f"{job.model.name}: --quantize {job.model.quantize}: it has no linear layer that is quantized; "
+            "remove it"
         )
-    if job.quantize is Quantize.FLOAT8_TRAINING:
+    if job.model.quantize is Quantize.FLOAT8_TRAINING:
         float8: Any = import_library("torchao.float8", extra="optimizers")
         config = _configured(job, float8.Float8LinearConfig.from_recipe_name, {})
         float8.convert_to_float8_training(model, config=config, module_filter_fn=is_quantized)
     else:
-        if not job.quantize.is_trained:
+        if not job.model.quantize.is_trained:
             model.requires_grad_(False)
         quantization: Any = import_library("torchao.quantization", extra="optimizers")
         config = _config_of(job)
@@ -117,7 +118,7 @@ def quantize_by_torchao(model: nn.Module, job: Job) -> nn.Module:
 
 
 def _config_of(job: Job) -> Any:
-    module, name, given = _CONFIGS[job.quantize]
+    module, name, given = _CONFIGS[job.model.quantize]
     return _configured(job, getattr(import_library(module, extra="optimizers"), name), given)
 
 
@@ -127,12 +128,12 @@ def _configured(job: Job, make: Callable[..., Any], given: Mapping[str, Any]) ->
     Raises UsageError for a value that `make` does not take.
     """
     known = [name for name in signature(make).parameters if name != "version"]
-    values = dict(parse_model_arg(text, "--quantize-arg") for text in job.quantize_arg)
+    values = dict(parse_model_arg(text, "--quantize-arg") for text in job.model.quantize_arg)
     for name in values:
         if name not in known:
             near = nearest(name, known)
             hint = f"; the nearest: {near}" if near else f"; it has {', '.join(known)}" if known else ""
-            raise UsageError(f"--quantize-arg {name}: {job.quantize} has no such value{hint}")
-    if job.quantize is Quantize.FLOAT8_TRAINING:
+            raise UsageError(f"--quantize-arg {name}: {job.model.quantize} has no such value{hint}")
+    if job.model.quantize is Quantize.FLOAT8_TRAINING:
         values.setdefault("recipe_name", "tensorwise")
     return make(**{**given, **values})

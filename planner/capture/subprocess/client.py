@@ -25,7 +25,7 @@ class TracerProcess:
     """
 
     def __init__(self, job: Job, limit_seconds: float, *, provenance: bool = False) -> None:
-        self._model, self._limit_seconds = job.model, limit_seconds
+        self._model, self._limit_seconds = job.model.name, limit_seconds
         self._folder = TemporaryDirectory(prefix="planner-")
         # -P: a folder of the user with the name of this package must not be run in its place.
         command = [sys.executable, "-P", "-m", "planner.capture.subprocess.worker"]

@@ -82,13 +82,13 @@ class ProgramBuilder:
         GPUs need the run at batch 1. Raises the errors of a capture, except at batch 1, which a model may
         refuse, as batch norm does for single values.
         """
-        if self.job.compile is not Compile.NONE:
+        if self.job.model.compile is not Compile.NONE:
             return ()  # inductor decides by sizes and by the number of multiprocessors
         given, target = target, _without_answers(target)
         path = self._path(target)
         if path.max_batch is None:
             self._validate(path, target)
-            if not path.max_batch and (path.refusal is not None or self.job.mode is Mode.STEP):
+            if not path.max_batch and (path.refusal is not None or self.job.loop.mode is Mode.STEP):
                 self._fit_in_units(path, target)
         if path.program is None or not path.max_batch:
             return ()
@@ -148,7 +148,7 @@ class ProgramBuilder:
     def _keep_run(self, run: RecordedRun, guards: GuardedCapability, target: Target) -> Program:
         program = _single_run(run, self.job, target)
         reasons = [path.reason for path in self._paths if path.guards.guards_hold(target.capability)]
-        if self.job.compile is not Compile.NONE:
+        if self.job.model.compile is not Compile.NONE:
             program.notes = (*program.notes, "each batch size that was tried was compiled by itself")
         if any(reasons):
             why = "sizes are no straight line in the batch size, so each probe was traced by itself"
@@ -203,7 +203,7 @@ class ProgramBuilder:
         if same is not None:
             path.max_batch = same.max_batch
             return
-        is_step = self.job.mode is Mode.STEP
+        is_step = self.job.loop.mode is Mode.STEP
         tried_bytes: tuple[int, ...] = STEP_VALIDATION_BYTES if is_step else VALIDATION_BYTES
         if not program.is_affine and program.unit == 1:
             tried_bytes = PAIR_VALIDATION_BYTES
@@ -241,8 +241,8 @@ class ProgramBuilder:
         paths = list({id(path.program): path for path in self._paths if path.program}.values())
         if not paths:
             return None
-        batch, is_whole = paths[0].least, self.job.mode is not Mode.TRAIN or self.job.evaluate
-        run = self._run(self.job if is_whole else replace(self.job, steps=1), batch, target, guards).trace
+        batch, is_whole = paths[0].least, self.job.loop.mode is not Mode.TRAIN or self.job.loop.evaluate
+        run = self._run(self.job if is_whole else self.job.replace(steps=1), batch, target, guards).trace
         expected = run if is_whole else first_step(run)
         for path in paths:
             program = path.program
@@ -339,7 +339,7 @@ def with_target(program: Program, target: Target, min_batch: int, max_batch: int
 def _single_run(run: RecordedRun, job: Job, target: Target) -> Program:
     batch = run.trace.batch
     with suppress(NotAffineError):
-        if job.compile is not Compile.NONE:
+        if job.model.compile is not Compile.NONE:
             raise NotAffineError("compiled code depends on the number of multiprocessors")
         again = replace(run, trace=replace(run.trace, batch=batch + 1))
         program = with_target(fit_program([run, again], job), target, batch, batch)

@@ -129,11 +129,11 @@ def open_deep_runs(job: Job, least: int = LEAST_DEPTH) -> DeepRuns | None:
     Jobs that differ in the sizes of samples or in the number of ranks share them, unless their model is in a
     folder, whose files may change. Raises UsageError.
     """
-    if job.compile is not Compile.NONE:
+    if job.model.compile is not Compile.NONE:
         return None
-    if Path(split_model(job.source or job.model).name).is_dir():
+    if Path(split_model(job.model.source or job.model.name).name).is_dir():
         return _open_deep_runs.__wrapped__(job, least)
-    return _open_deep_runs(replace(job, inputs=(), targets=(), fsdp=min(job.fsdp, 2)), least)
+    return _open_deep_runs(job.replace(inputs=(), targets=(), fsdp=min(job.sharding.fsdp, 2)), least)
 
 
 @lru_cache(maxsize=16)

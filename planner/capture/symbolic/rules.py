@@ -42,7 +42,10 @@ class SignatureRules:
 
     def variants(self, target: Target, min_batch: int, max_batch: int) -> Variants:
         """Return an empty set of variants for GPUs of a compute capability and a range of batch sizes."""
-        config, torch = self.job.cublas_workspace_config, torch_version_of(self.job.torch)
+        config, torch = (
+            self.job.environment.cublas_workspace_config,
+            torch_version_of(self.job.environment.torch),
+        )
         cublas_bytes = workspace_bytes(target.capability, config, torch)
         return Variants(cublas_bytes, min_batch, max_batch, [[] for _ in self.signatures])
 
@@ -93,7 +96,7 @@ class SignatureRules:
 
     def _of_job(self, target: Target) -> Target:
         """Return the target with the version of torch that the job names."""
-        return replace(target, torch=torch_version_of(self.job.torch))
+        return replace(target, torch=torch_version_of(self.job.environment.torch))
 
 
 def _symbolic(value: Any, env: ShapeEnv) -> Any:

@@ -49,15 +49,15 @@ def attach_adapters(model: nn.Module, job: Job, run: Run = construct_on_meta) ->
     `run` calls the function that makes the adapters. Raises UsageError for a method or value that peft does
     not know, ModelError if peft refuses the model.
     """
-    if not job.peft:
+    if not job.model.peft:
         return model
     with quiet():  # it imports bitsandbytes, which advises on its own installation
         peft = import_library("peft", extra="peft")
-    given = dict(parse_model_arg(text, "--peft-arg") for text in job.peft_arg)
+    given = dict(parse_model_arg(text, "--peft-arg") for text in job.model.peft_arg)
     own = {name: given.pop(name) for name in _OWN if name in given}
 
     def explain(error: BaseException) -> ModelError:  # peft checks a configuration when applying it
-        problem = f"{job.model}: --peft {job.peft} fails: {first_line_of(error)}"
+        problem = f"{job.model.name}: --peft {job.model.peft} fails: {first_line_of(error)}"
         knows_no_layers = "specify `target_modules`" in problem and "target_modules" not in given
         remedy = "add --peft-arg target_modules=all-linear" if knows_no_layers else "check --peft-arg"
         return ModelError(f"{problem}; {remedy}, or see the traceback with --debug")
@@ -77,11 +77,11 @@ def _configure(peft: Any, model: nn.Module, job: Job, given: dict[str, Any]) -> 
     Models of speech or images get no task, since peft's classes for tasks call the model with `input_ids`.
     Raises UsageError for a method or a value that peft does not know.
     """
-    method, preset = _VARIANTS.get(job.peft, (job.peft, {}))
+    method, preset = _VARIANTS.get(job.model.peft, (job.model.peft, {}))
     methods = {str(kind.value).lower(): config for kind, config in peft.PEFT_TYPE_TO_CONFIG_MAPPING.items()}
     if method not in methods:
         near = nearest(method, (*methods, *_VARIANTS)) or ", ".join(sorted(methods)[:8]) + " ..."
-        raise UsageError(f"--peft {shown(job.peft)}: peft has no such method; the nearest: {near}")
+        raise UsageError(f"--peft {shown(job.model.peft)}: peft has no such method; the nearest: {near}")
     known = inspect.signature(methods[method]).parameters
     for name in given:
         if name not in known:
@@ -114,4 +114,4 @@ def _adapt(model: BuiltModel, job: Job) -> BuiltModel:
     return BuiltModel(attach_adapters(model.module, job), model.loaded)
 
 
-ADAPTERS = Technique(lambda job: bool(job.peft), change_model=_adapt)
+ADAPTERS = Technique(lambda job: bool(job.model.peft), change_model=_adapt)

@@ -10,7 +10,7 @@ from planner.jobs import Compile, Job
 
 
 def _is_eager(job: Job) -> bool:
-    return job.compile is Compile.NONE
+    return job.model.compile is Compile.NONE
 
 
 @contextmanager

@@ -39,7 +39,7 @@ _HELD = {
 
 
 def run_zero(job: Job, model: nn.Module, batch: int, recorder: Recorder) -> tuple[str, ...]:
-    """Train by DeepSpeed's engine for `job.steps` steps of the optimizer, and return notes on them."""
+    """Train by DeepSpeed's engine for `job.loop.steps` steps of the optimizer, and return notes on them."""
     config = fill_deepspeed(job, batch, hidden_size_of(model))
     micro_batches = config["gradient_accumulation_steps"]
     few = config["gradient_accumulation_steps"] = min(micro_batches, MOST_MICRO_BATCHES)
@@ -51,10 +51,10 @@ def run_zero(job: Job, model: nn.Module, batch: int, recorder: Recorder) -> tupl
     with _silenced(), _checkpointed(model, job) as notes, recorder, torch.enable_grad():
         loop = _Loop(job, _engine(model, job, config), recorder)
         loop.set_categories()
-        for step in range(1, job.steps + 1):
+        for step in range(1, job.loop.steps + 1):
             for _ in range(few):
                 loop.run_micro_batch(step, load_batch)
-        loop.start(job.steps, Phase.END)
+        loop.start(job.loop.steps, Phase.END)
     if few < micro_batches:
         run = f"of the {micro_batches:,} micro-batches in each step, {few} are run"
         notes = (*notes, f"{run}; the others repeat the last")
@@ -87,7 +87,7 @@ def _engine(model: nn.Module, job: Job, config: dict[str, Any]) -> Any:
 
 @contextmanager
 def _checkpointed(model: nn.Module, job: Job) -> Iterator[tuple[str, ...]]:
-    if job.checkpoint is Checkpoint.NONE:
+    if job.loop.checkpoint is Checkpoint.NONE:
         yield ()
         return
     with checkpointed_blocks(model, job) as notes:
@@ -132,9 +132,9 @@ class _Loop:
         self.start(step, Phase.FORWARD)
         args, kwargs, target = self._batch
         self._output = engine(*args, **kwargs)
-        assert isinstance(job.loss, Loss)
-        self._loss = loss_of(job.loss, self._output, target)
-        if job.drop_output:
+        assert isinstance(job.loop.loss, Loss)
+        self._loss = loss_of(job.loop.loss, self._output, target)
+        if job.loop.drop_output:
             self._output = None
         del args, kwargs, target
         self.start(step, Phase.BACKWARD)
@@ -166,7 +166,7 @@ def _import(job: Job) -> None:
 
 @contextmanager
 def _open_process(job: Job, placement: Placement, stages: Stages) -> Iterator[None]:
-    with deepspeed_process(job.world_size, placement):
+    with deepspeed_process(job.sharding.world_size, placement):
         yield
 
 
@@ -175,5 +175,5 @@ def _run(loop: CapturedLoop) -> Notes:
 
 
 DEEPSPEED = Technique(
-    lambda job: bool(job.deepspeed), prepare=_import, open_process=_open_process, run_loop=_run
+    lambda job: bool(job.sharding.deepspeed), prepare=_import, open_process=_open_process, run_loop=_run
 )

@@ -28,7 +28,7 @@ _KEYS = ("reshard_after_forward", "replicas", "gradient_sync", "by", "offload", 
 
 def fsdp_arguments(job: Job) -> dict[str, Any]:
     """Return the values of `--fsdp-arg` by name. Raises UsageError if a name or value is not planned."""
-    given = parse_fsdp_args(job.fsdp_arg)
+    given = parse_fsdp_args(job.sharding.fsdp_arg)
     keys = (*_KEYS, *(OF_PLUGIN if given.get("by") == "accelerate" else ()))
     for key in given:
         if key not in keys:
@@ -68,7 +68,7 @@ def shard_blocks(model: nn.Module, job: Job, given: Mapping[str, Any], mesh: Any
             fully_shard([*last], **{**options, "reshard_after_forward": False})
         fully_shard(model, **options)
     except ValueError as error:
-        raise UsageError(f"--fsdp {job.fsdp}: fully_shard refuses: {error}") from error
+        raise UsageError(f"--fsdp {job.sharding.fsdp}: fully_shard refuses: {error}") from error
     if given.get("offload"):
         _keep_on_host(model, recorder)
     else:

@@ -35,11 +35,13 @@ _OFFLOAD = (
 
 def _check(job: Job) -> None:
     """Raise UsageError if the job's ranks are not planned, or if its model is not a file."""
-    where = f"{job.model}: --world-size {job.world_size}"
-    if split_model(job.model).source != "file":
+    where = f"{job.model.name}: --world-size {job.sharding.world_size}"
+    if split_model(job.model.name).source != "file":
         raise UsageError(f"{where} is for a FILE.py that shards its model by itself; use --fsdp or --tp")
-    if job.world_size < 2 or job.rank >= job.world_size:
-        raise UsageError(f"{where} --rank {job.rank}: give two ranks or more, and one of them from 0")
+    if job.sharding.world_size < 2 or job.sharding.rank >= job.sharding.world_size:
+        raise UsageError(
+            f"{where} --rank {job.sharding.rank}: give two ranks or more, and one of them from 0"
+        )
 
 
 @contextmanager
@@ -166,13 +168,13 @@ def _on_meta(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def _is_used(job: Job) -> bool:
-    is_rank = bool(job.world_size or job.rank)
-    return is_rank and not (job.fsdp or job.tp or job.deepspeed)
+    is_rank = bool(job.sharding.world_size or job.sharding.rank)
+    return is_rank and not (job.sharding.fsdp or job.sharding.tp or job.sharding.deepspeed)
 
 
 @contextmanager
 def _open_process(job: Job, placement: Placement, stages: Stages) -> Iterator[None]:
-    ranks, rank = job.world_size, job.rank
+    ranks, rank = job.sharding.world_size, job.sharding.rank
     replacements = fsdp.replacements(lambda tensor: placement.on_resize(tensor))
     with (
         process_group(ranks, placement.streams, rank, replacements),

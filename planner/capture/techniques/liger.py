@@ -32,10 +32,10 @@ def _liger_kernels(model: nn.Module, job: Job) -> Iterator[None]:
         patches = import_library("liger_kernel.transformers.monkey_patch", extra="liger")
     inner = _find_model(model, patches.MODEL_TYPE_TO_APPLY_LIGER_FN)
     if inner is None:
-        raise ModelError(f"{job.model}: Liger has no kernels for it; remove --liger")
+        raise ModelError(f"{job.model.name}: Liger has no kernels for it; remove --liger")
 
     def explain(error: BaseException) -> ModelError:
-        problem = f"{job.model}: --liger fails: {first_line_of(error)}"
+        problem = f"{job.model.name}: --liger fails: {first_line_of(error)}"
         return ModelError(f"{problem}; remove it, or see the traceback with --debug")
 
     before = [
@@ -75,4 +75,4 @@ def _open_model(model: nn.Module, job: Job, recorder: Recorder) -> Iterator[Note
         yield ()
 
 
-LIGER = Technique(lambda job: job.liger, open_model=_open_model)
+LIGER = Technique(lambda job: job.model.liger, open_model=_open_model)

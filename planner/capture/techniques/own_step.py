@@ -32,10 +32,16 @@ def _refuse_changes(model: BuiltModel, job: Job) -> BuiltModel:
 
     The step holds its model itself.
     """
-    tuned = {"--peft": job.peft, "--quantize": job.quantize is not Quantize.NONE, "--liger": job.liger}
+    tuned = {
+        "--peft": job.model.peft,
+        "--quantize": job.model.quantize is not Quantize.NONE,
+        "--liger": job.model.liger,
+    }
     given = next((option for option, is_given in tuned.items() if is_given), "")
     if given:
-        raise UsageError(f"{job.model}: {given} changes no model of a step of your own; do it in the file")
+        raise UsageError(
+            f"{job.model.name}: {given} changes no model of a step of your own; do it in the file"
+        )
     return model
 
 
@@ -71,7 +77,9 @@ def run_steps(loop: CapturedLoop) -> Notes:
         except Exception as error:
             if not recorder.host.have_met or loop.loads_to_gpu:
                 raise
-            raise BatchOnHostError(f"{job.model}: its step does not move its batch to the GPU") from error
+            raise BatchOnHostError(
+                f"{job.model.name}: its step does not move its batch to the GPU"
+            ) from error
 
 
 def _record_held(model: StepModule, job: Job, recorder: Recorder, loaded: dict[int, list[Tensor]]) -> None:
@@ -94,7 +102,7 @@ def _record_held(model: StepModule, job: Job, recorder: Recorder, loaded: dict[i
 
 
 OWN_STEP = Technique(
-    lambda job: job.mode is Mode.STEP,
+    lambda job: job.loop.mode is Mode.STEP,
     change_model=_refuse_changes,
     run_loop=run_steps,
 )

@@ -36,15 +36,15 @@ def _freeze(model: BuiltModel, job: Job) -> BuiltModel:
 def run_recipe(loop: CapturedLoop) -> Notes:
     """Record the set-up and the steps of a job with its loss and optimizer, and return notes on them."""
     job, model, recorder = loop.job, loop.model, loop.recorder
-    if job.loss is Loss.TRAINING_STEP:
+    if job.loop.loss is Loss.TRAINING_STEP:
         recorder.facts.add(Fact.WEIGHTS_FROM_HOST)  # as Lightning's strategies load checkpoints
     recorder.start_phase(0, Phase.SETUP)
     record_setup(model, job, recorder, loop.loaded)
     criterion = build_criterion(job)
     parameters = [*model.parameters(), *_record_criterion(criterion, recorder)]
     if criterion is not None and not criterion.takes_target:
-        job = replace(job, target=None, targets=())
-    make = optimizer_maker(model, job) if job.mode is Mode.TRAIN else None
+        job = job.replace(target=None, targets=())
+    make = optimizer_maker(model, job) if job.loop.mode is Mode.TRAIN else None
     with optimizer_libraries(recorder.target.capability) as outside, recorder:
         optimizer = None if make is None else make(model, parameters)
 
@@ -57,8 +57,8 @@ def run_recipe(loop: CapturedLoop) -> Notes:
 
         runtime = replace(meta_runtime(job), set_category=recorder.set_category, criterion=criterion)
         load_evaluated = evaluated_loader(model, loop.batch)
-        if load_evaluated is None and (job.eval_batch or job.eval_input):
-            load_evaluated = batch_loader(model, evaluated_job(job), job.eval_batch or loop.batch)
+        if load_evaluated is None and (job.loop.eval_batch or job.loop.eval_input):
+            load_evaluated = batch_loader(model, evaluated_job(job), job.loop.eval_batch or loop.batch)
         load_batch = batch_loader(model, job, loop.batch)
         short, notes = with_few_micro_batches(job)
         for technique in loop.techniques:

@@ -23,26 +23,28 @@ from planner.program import Category, Fact
 
 def rank_count(job: Job) -> int:
     """Return the number of ranks of a job: its FSDP ranks times its tensor-parallel ranks."""
-    return (job.fsdp or 1) * (job.tp or 1)
+    return (job.sharding.fsdp or 1) * (job.sharding.tp or 1)
 
 
 def _check(job: Job) -> None:
     """Raise UsageError for a rank that does not exist, and for ranks of a file."""
     ranks = rank_count(job)
-    flag = "--fsdp" if job.fsdp else "--tp"
-    if job.world_size:
+    flag = "--fsdp" if job.sharding.fsdp else "--tp"
+    if job.sharding.world_size:
         raise UsageError(
-            f"{job.model}: --world-size {job.world_size} with {flag}: the file shards its model by itself; "
-            f"remove {flag}"
+            f"{job.model.name}: --world-size {job.sharding.world_size} with {flag}: the file shards its "
+            f"model by itself; remove {flag}"
         )
-    if job.rank >= ranks:
-        raise UsageError(f"{job.model}: --rank {job.rank}: of {ranks} ranks give one from 0 to {ranks - 1}")
+    if job.sharding.rank >= ranks:
+        raise UsageError(
+            f"{job.model.name}: --rank {job.sharding.rank}: of {ranks} ranks give one from 0 to {ranks - 1}"
+        )
 
 
 @contextmanager
 def _open_process(job: Job, placement: Placement, stages: Stages) -> Iterator[None]:
     replacements = fsdp.replacements(lambda tensor: placement.on_resize(tensor))
-    with process_group(rank_count(job), placement.streams, job.rank, replacements):
+    with process_group(rank_count(job), placement.streams, job.sharding.rank, replacements):
         yield
 
 
@@ -62,8 +64,8 @@ def _shard_model(model: nn.Module, job: Job, recorder: Recorder) -> tuple[str, .
     """
     given = fsdp.fsdp_arguments(job)
     mesh = _mesh(job, given)
-    notes = [split_tensors(model, job, mesh["tp"])] if job.tp else []
-    if job.fsdp:
+    notes = [split_tensors(model, job, mesh["tp"])] if job.sharding.tp else []
+    if job.sharding.fsdp:
         names = tuple(name for name in mesh.mesh_dim_names if name != "tp")
         notes.append(fsdp.shard_blocks(model, job, given, mesh[names], recorder))
     if not _has_equal_parts(model):
@@ -94,7 +96,7 @@ def _mesh(job: Job, given: Mapping[str, Any]) -> Any:
     """
     from torch.distributed.device_mesh import init_device_mesh
 
-    ranks, replicas = job.fsdp, given.get("replicas", 1)
+    ranks, replicas = job.sharding.fsdp, given.get("replicas", 1)
     if not isinstance(replicas, int) or replicas < 1 or ranks % replicas:
         raise UsageError(f"--fsdp-arg replicas={replicas}: {ranks} ranks do not divide into so many groups")
     if replicas > 1 and replicas == ranks:
@@ -102,7 +104,7 @@ def _mesh(job: Job, given: Mapping[str, Any]) -> Any:
     sizes = {
         "replicate": replicas if replicas > 1 else 0,
         "shard": ranks // replicas,
-        "tp": job.tp,
+        "tp": job.sharding.tp,
     }
     dims = {name: size for name, size in sizes.items() if size}
     return init_device_mesh("meta", tuple(dims.values()), mesh_dim_names=tuple(dims))
@@ -114,14 +116,18 @@ def _with_last_synced(load_batch: BatchLoader, model: nn.Module, job: Job) -> Ba
     In the micro-batches before, gradients stay unsharded on each rank (`set_requires_gradient_sync`). For any
     other job the loader itself is returned.
     """
-    if job.accumulate < 2 or not job.fsdp or fsdp.fsdp_arguments(job).get("gradient_sync") != "last":
+    if (
+        job.loop.accumulate < 2
+        or not job.sharding.fsdp
+        or fsdp.fsdp_arguments(job).get("gradient_sync") != "last"
+    ):
         return load_batch
     is_wrapped = fsdp.fsdp_arguments(job).get("by") == "accelerate"
     sharded: Any = unwrapped(model) if is_wrapped else model
     numbers = count(1)
 
     def load() -> Batch:
-        sharded.set_requires_gradient_sync(next(numbers) % job.accumulate == 0)  # of all modules
+        sharded.set_requires_gradient_sync(next(numbers) % job.loop.accumulate == 0)  # of all modules
         return load_batch()
 
     return load
@@ -134,7 +140,7 @@ def _keep_parameters(parameters: Iterable[nn.Parameter], recorder: Recorder) -> 
 
 
 SHARDING = Technique(
-    lambda job: bool(job.fsdp or job.tp),
+    lambda job: bool(job.sharding.fsdp or job.sharding.tp),
     prepare=_check,
     open_process=_open_process,
     open_model=_open_model,

@@ -14,7 +14,7 @@ def split_tensors(model: Any, job: Job, mesh: Any) -> str:
 
     Raises UsageError for a model without a plan, and if its weights do not divide by the plan.
     """
-    where = f"{job.model}: --tp {job.tp}"
+    where = f"{job.model.name}: --tp {job.sharding.tp}"
     if not getattr(model, "tp_plan", None):
         raise UsageError(
             f"{where}: the model has no tensor parallel plan (`tp_plan`) in transformers; "
@@ -25,7 +25,7 @@ def split_tensors(model: Any, job: Job, mesh: Any) -> str:
 
     try:
         _untie(model)
-        plan, *_ = model._resolve_parallel_plans(DistributedConfig(tp_size=job.tp))
+        plan, *_ = model._resolve_parallel_plans(DistributedConfig(tp_size=job.sharding.tp))
         apply_tensor_parallelism(model, mesh, plan)
         model.tie_weights()
     except ValueError as error:

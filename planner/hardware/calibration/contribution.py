@@ -42,7 +42,7 @@ def pack(calibration: Calibration, read: Callable[[Path], bytes] = Path.read_byt
     key = calibration.key
     if calibration.source != "measured" or is_emulated(key.gpu):
         raise UsageError(f"{calibration.describe()}: only what was measured on a real GPU is contributed")
-    job = replace(_public_job(key.job, read), cudnn=key.job.cudnn)
+    job = _public_job(key.job, read).replace(cudnn=key.job.environment.cudnn)
     points = tuple(
         Point(replace(one.observation, job=job, about="", source="contributed"), one.replayed_bytes)
         for one in calibration.points
@@ -76,10 +76,10 @@ def check_contribution(path: Path) -> list[str]:
 
 def _public_job(job: Job, read: Callable[[Path], bytes]) -> Job:
     """Return the job with a digest in place of the name of a private model, such as a user's file."""
-    structure = dict(job.model_args).get("structure")
-    name = job.source or job.model
-    if structure is not None and len(job.model_args) == 1:
-        return replace(job, model=f"module:{structure}", source="", model_args=())
+    structure = dict(job.model.args).get("structure")
+    name = job.model.source or job.model.name
+    if structure is not None and len(job.model.args) == 1:
+        return job.replace(model=f"module:{structure}", source="", model_args=())
     file, _, member = name.rpartition(":")
     if not file.endswith(".py") and not _PRIVATE.search(name):
         return job
@@ -88,13 +88,13 @@ def _public_job(job: Job, read: Callable[[Path], bytes]) -> Job:
     except OSError:  # the file is gone: its name is digested in its place
         content = file.encode()
     digest = sha256(content + member.encode()).hexdigest()[:16]
-    return replace(job, model=f"file:{digest}", source="")
+    return job.replace(model=f"file:{digest}", source="")
 
 
 def _private(job: Job) -> Iterator[str]:
     """Yield a problem for each part of a job that names a file, a person or a machine."""
-    if not _PUBLIC.fullmatch(job.source or job.model):
-        yield f"job.model: {job.source or job.model!r} is no public name and no digest"
+    if not _PUBLIC.fullmatch(job.model.source or job.model.name):
+        yield f"job.model: {job.model.source or job.model.name!r} is no public name and no digest"
     values: dict[str, Any] = job_to_json(job)
     for name, value in values.items():
         if any(_PRIVATE.search(text) for text in _texts(value)):

@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
 from planner._support.atomic_write import write_bytes
 from planner._support.conversion import Count, Text
@@ -113,8 +113,8 @@ def check_folders(folders: Sequence[Path]) -> Sequence[Path]:
 def file_name(key: Key) -> str:
     """Return the name of a key's file: a readable part, then a digest that differs between keys."""
     document = json.dumps(_key_to_json(key), sort_keys=True)
-    model = key.job.source or key.job.model
-    readable = re.sub(r"[^a-z0-9]+", "-", f"{key.gpu} {model} {key.job.optimizer}".lower()).strip("-")
+    model = key.job.model.source or key.job.model.name
+    readable = re.sub(r"[^a-z0-9]+", "-", f"{key.gpu} {model} {key.job.loop.optimizer}".lower()).strip("-")
     return f"{readable[:80]}-{sha256(document.encode()).hexdigest()[:12]}.yaml"
 
 
@@ -175,8 +175,8 @@ def _calibration(entry: Entry) -> Calibration:
     if (record.source == "emulated") != is_emulated(record.gpu):
         raise parts["source"].broken(f"figures of {record.gpu} are {origin_of(record.gpu)}")
     job = _job(parts["job"], record.job, record.settings.cudnn_benchmark)
-    if schema == _OLDEST_SCHEMA and not job.cudnn:
-        job = replace(job, cudnn=PUBLISHED)
+    if schema == _OLDEST_SCHEMA and not job.environment.cudnn:
+        job = job.replace(cudnn=PUBLISHED)
     key = Key(job, record.gpu, record.versions, _fields(Settings, record.settings))
     items = parts["points"].items()
     points = [item.convert(_Point, **asdict(key), source=record.source) for item in items]
@@ -194,7 +194,7 @@ def _fields(kind: type[S], record: S) -> S:
 
 
 def _job(entry: Entry, options: dict[str, Any], benchmark: bool) -> Job:
-    defaults = job_to_json(Job(model=""))
+    defaults = job_to_json(Job.create(model=""))
     unknown = options.keys() - defaults.keys()
     if unknown:
         raise entry.broken(f"a job has no {min(unknown)!r}; the file may come from a newer planner")
@@ -202,9 +202,9 @@ def _job(entry: Entry, options: dict[str, Any], benchmark: bool) -> Job:
         job = job_from_json(defaults | options)
     except (UsageError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise entry.broken(f"no job: {str(error)[:200]}") from error
-    if not job.model:
+    if not job.model.name:
         raise entry.broken("missing model")
-    return replace(job, cudnn_benchmark=True) if benchmark else job
+    return job.replace(cudnn_benchmark=True) if benchmark else job
 
 
 def _order(point: Point) -> tuple[int, str, str]:

@@ -180,16 +180,17 @@ def _same_replay(one: Job, other: Job) -> bool:
     It does not if published runs gave the workspaces of convolutions for only one of them. Jobs without
     convolutions have no `cudnn`.
     """
-    agree = not one.cudnn or (one.cudnn == PUBLISHED) is (other.cudnn == PUBLISHED)
+    ours, others = one.environment.cudnn, other.environment.cudnn
+    agree = not ours or (ours == PUBLISHED) is (others == PUBLISHED)
     return agree and is_same_job(one, other)
 
 
 def _memory_relevant(job: Job) -> tuple[Job, list[str]]:
-    source = job.source or job.model
-    nameless = replace(
-        job, model=source, source="", model_args=(), steps=1, dataset_size=0, cudnn="", lengths=None
+    source = job.model.source or job.model.name
+    nameless = job.replace(
+        model=source, source="", model_args=(), steps=1, dataset_size=0, cudnn="", lengths=None
     )
-    return nameless, sorted(map(repr, job.model_args))
+    return nameless, sorted(map(repr, job.model.args))
 
 
 def _same_settings(key: Key, query: CalibrationQuery) -> bool:
@@ -198,7 +199,7 @@ def _same_settings(key: Key, query: CalibrationQuery) -> bool:
     The benchmark mode of cuDNN must be equal too: with it even the context may differ, since it loads the
     kernels of all plans that it times (inferred).
     """
-    same_mode = key.job.cudnn_benchmark == query.job.cudnn_benchmark
+    same_mode = key.job.environment.cudnn_benchmark == query.job.environment.cudnn_benchmark
     return same_mode and key.settings == Settings(alloc_conf=query.alloc_conf)
 
 

@@ -170,7 +170,8 @@ class Calibration(Struct, frozen=True):
     def describe(self) -> str:
         """Return a phrase that names the calibration's job, GPU, version of torch and source."""
         job, gpu, torch = self.key.job, self.key.gpu, self.key.versions.torch
-        return f"{job.source or job.model} with {job.optimizer} on {gpu}, torch {torch}, {self.source}"
+        model = job.model.source or job.model.name
+        return f"{model} with {job.loop.optimizer} on {gpu}, torch {torch}, {self.source}"
 
 
 def fitted_peak_bytes(observation: Observation, with_context: bool) -> int | None:

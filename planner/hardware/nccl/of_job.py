@@ -23,7 +23,7 @@ def with_nccl_of(budget: Budget, job: Job) -> Budget:
     count = communicators_of(job)
     if not count:
         return budget
-    version = nccl_of_torch(torch_version_of(job.torch))
+    version = nccl_of_torch(torch_version_of(job.environment.torch))
     size = nccl_mib(Communicator(version, budget.device.capability, _ranks(job)), count)
     spread = max(size.high - size.likely, size.likely - size.low) / 2
     groups = "one communicator" if count == 1 else f"{count} communicators"
@@ -44,21 +44,21 @@ def with_nccl_of(budget: Budget, job: Job) -> Budget:
 
 def communicators_of(job: Job) -> int:
     """Return the number of NCCL's communicators that a process of the job uses; 0 on one GPU."""
-    if job.deepspeed:
+    if job.sharding.deepspeed:
         return 2  # the default group and the group of data parallel ranks (utils/groups.py)
-    if job.world_size:
+    if job.sharding.world_size:
         return 1
-    if job.mode is not Mode.TRAIN:
+    if job.loop.mode is not Mode.TRAIN:
         return 0
-    if job.fsdp:
-        given = dict(parse_model_arg(text, "--fsdp-arg") for text in job.fsdp_arg)
+    if job.sharding.fsdp:
+        given = dict(parse_model_arg(text, "--fsdp-arg") for text in job.sharding.fsdp_arg)
         groups = 2 if given.get("replicas", 1) != 1 else 1
-        return groups + (1 if job.tp else 0)
-    return int(job.ddp or job.tp > 0)
+        return groups + (1 if job.sharding.tp else 0)
+    return int(job.sharding.ddp or job.sharding.tp > 0)
 
 
 def _ranks(job: Job) -> Range:
-    groups = [ranks for ranks in (job.fsdp, job.tp, job.world_size) if ranks]
+    groups = [ranks for ranks in (job.sharding.fsdp, job.sharding.tp, job.sharding.world_size) if ranks]
     if not groups:
         return Range(2, GPUS_OF_A_NODE, GPUS_OF_A_NODE)
     return Range(min(groups), max(groups), max(groups))

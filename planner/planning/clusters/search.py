@@ -277,7 +277,7 @@ def _refusable(recipe: Recipe, job: Job) -> str:
     """
     if recipe.tp > 1:
         return f"tensor parallel over {recipe.tp} GPUs"
-    if recipe.checkpoint is not job.checkpoint:
+    if recipe.checkpoint is not job.loop.checkpoint:
         return "recomputation"
     return "DDP" if recipe.gathers is Gathers.NEVER else ""
 

@@ -5,7 +5,6 @@ from enum import IntEnum
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from planner.errors import UsageError
 from planner.hardware import GPUS_OF_A_NODE
@@ -91,20 +90,20 @@ def recipes_of(job: Job) -> list[Recipe]:
     Raises UsageError if the job's own options say how it is split over GPUs.
     """
     for name in ("fsdp", "ddp", "tp"):
-        if getattr(job, name):
+        if job.value(name):
             raise UsageError(f"--{name}: --global-batch searches the split; remove --{name}")
-    if job.accumulate > 1:
+    if job.loop.accumulate > 1:
         raise UsageError("--accumulate: --global-batch decides the micro-batches; remove it")
     checkpoints = [Checkpoint.NONE, Checkpoint.BLOCKS]
-    if job.checkpoint is not Checkpoint.NONE:
-        checkpoints = [job.checkpoint]
-    given = parse_fsdp_args(job.fsdp_arg)
+    if job.loop.checkpoint is not Checkpoint.NONE:
+        checkpoints = [job.loop.checkpoint]
+    given = parse_fsdp_args(job.sharding.fsdp_arg)
     if "replicas" in given:
         raise UsageError("--fsdp-arg replicas: --global-batch shards over all GPUs; remove it")
     gathers = list(Gathers)
     if _RESHARD in given:
         gathers = [Gathers.TWICE if given[_RESHARD] else Gathers.ONCE]
-    elif job.fsdp_arg:
+    elif job.sharding.fsdp_arg:
         gathers.remove(Gathers.NEVER)
     return [Recipe(checkpoint, times) for checkpoint in checkpoints for times in gathers]
 
@@ -124,8 +123,8 @@ def job_of(job: Job, split: Split) -> Job:
     gathers, tp = split.recipe.gathers, split.recipe.tp
     alone |= {"tp": tp if tp > 1 else 0}
     if split.shards == 1:
-        return replace(job, fsdp=0, fsdp_arg=(), ddp=gathers is Gathers.NEVER and split.gpus > 1, **alone)
-    given = tuple(text for text in job.fsdp_arg if not text.startswith(f"{_RESHARD}="))
+        return job.replace(fsdp=0, fsdp_arg=(), ddp=gathers is Gathers.NEVER and split.gpus > 1, **alone)
+    given = tuple(text for text in job.sharding.fsdp_arg if not text.startswith(f"{_RESHARD}="))
     if gathers is Gathers.ONCE:
         given = (*given, f"{_RESHARD}=false")
-    return replace(job, fsdp=split.shards, fsdp_arg=given, **alone)
+    return job.replace(fsdp=split.shards, fsdp_arg=given, **alone)

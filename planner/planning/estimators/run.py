@@ -35,7 +35,7 @@ def open_builder(job: Job, factory: Factory | None, on_progress: OnProgress) -> 
     def build(job: Job) -> Any:  # an nn.Module
         if trains_itself(job):
             raise UsageError(
-                f"{job.model}: its own training step is run by the trace alone; use --method trace"
+                f"{job.model.name}: its own training step is run by the trace alone; use --method trace"
             )
         return construct_model(job, constructor)
 
@@ -92,7 +92,7 @@ def _reason(job: Job, error: PlannerError) -> str:
 
     The planner's answer is shown next to it anyway.
     """
-    text = str(error).removeprefix(f"{job.model}: ")
+    text = str(error).removeprefix(f"{job.model.name}: ")
     for advice in ("; use --method trace", ", or use --method trace"):
         text = text.removesuffix(advice)
     return text

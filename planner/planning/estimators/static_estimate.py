@@ -51,22 +51,22 @@ def moments_of(job: Job) -> int:
 
     Raises UsageError for an optimizer or a mode that the formula has no term for.
     """
-    if job.mode is Mode.FORWARD:
+    if job.loop.mode is Mode.FORWARD:
         raise UsageError(
             "--mode forward: the formula knows training and inference; give --mode train or --mode infer, "
             "or use --method trace"
         )
-    if job.optimizer not in MOMENTS:
+    if job.loop.optimizer not in MOMENTS:
         raise UsageError(
-            f"optimizer {job.optimizer}: the formula counts moments the size of the weights, and "
-            f"{job.optimizer} keeps others; use --method trace"
+            f"optimizer {job.loop.optimizer}: the formula counts moments the size of the weights, and "
+            f"{job.loop.optimizer} keeps others; use --method trace"
         )
-    return MOMENTS[job.optimizer]
+    return MOMENTS[job.loop.optimizer]
 
 
 def formula_total_bytes(job: Job, memory: Usage) -> int:
     """Return the formula's total for the job's mode."""
-    return memory.inference_bytes if job.mode is Mode.INFER else memory.training_bytes
+    return memory.inference_bytes if job.loop.mode is Mode.INFER else memory.training_bytes
 
 
 def formula_estimate(job: Job, batch: int, budget: Budget, counts: Counts, seconds: float) -> StaticEstimate:

@@ -106,7 +106,7 @@ def read_process(
     values = read_entry(path).children(("steps",), ("models", "torch", "cublas_workspace_config"))
     named = values["models"].mapping() if "models" in values else {}
     models = {name: _model(name, entry, catalogue, sources) for name, entry in named.items()}
-    of_models = (model.job.cublas_workspace_config for model, _ in models.values())
+    of_models = (model.job.environment.cublas_workspace_config for model, _ in models.values())
     config = next(filter(None, of_models), "")
     if "cublas_workspace_config" in values:
         entry = values["cublas_workspace_config"]
@@ -128,7 +128,7 @@ Known = tuple[Model, int | None]  # a model of the file, and the batch size that
 def _in_process(model: Model, cublas_config: str, version: str) -> Model:
     """Return the model with the process's cuBLAS workspace setting and version of torch."""
     torch = version and format_torch_version(torch_version_of(version))
-    return replace(model, job=replace(model.job, cublas_workspace_config=cublas_config, torch=torch))
+    return replace(model, job=model.job.replace(cublas_workspace_config=cublas_config, torch=torch))
 
 
 def _version(entry: Entry) -> str:

@@ -209,14 +209,15 @@ class _Names:
             yield f"{model.name} is another model already; take another name"
 
     def _train(self, model: Model) -> Iterator[str]:
-        if model.job.mode is not Mode.TRAIN:
-            yield f"{model.job.model} is a job of mode {model.job.mode}; only mode train can be trained"
+        job = model.job
+        if job.loop.mode is not Mode.TRAIN:
+            yield f"{job.model.name} is a job of mode {job.loop.mode}; only mode train can be trained"
         if model.name not in self.models:
             yield f"{model.name} is not on the GPU; place it first"
         yield from self._place(model)
         if self.training is not None:
             yield f"the names of the loop before, of {self.training}, still live; leave it first"
-        if model.name in self.trained and model.job.keep_grads:
+        if model.name in self.trained and job.loop.keep_grads:
             yield f"{model.name} was trained before and its gradients were kept; that is not modelled"
         self.training = model.name
         self.trained.add(model.name)

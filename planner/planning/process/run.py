@@ -187,20 +187,20 @@ class _Machine:
     def _place(self, model: Model) -> None:
         self.loop_step, self.phase = 0, Phase.SETUP
         # Any loop of the model shows its weights; the training loop will probably be needed later as well.
-        job = _trained(model.job) if model.job.mode is Mode.TRAIN else _summarised(model.job)
+        job = _trained(model.job) if model.job.loop.mode is Mode.TRAIN else _summarised(model.job)
         self._bring_weights(self._open(job, model, model.batch))
 
     def _train(self, train: Train) -> None:
         self.loop_step, self.phase = 0, Phase.SETUP
         job, steps = train.model.job, train.steps_per_epoch * train.epochs
-        running = self._open(_trained(job), train.model, train.batch, _ZEROED_IN.get(job.zero_grad))
+        running = self._open(_trained(job), train.model, train.batch, _ZEROED_IN.get(job.loop.zero_grad))
         if steps >= len(running.steps) and not is_periodic(running.steps):
             if steps > MOST_UNSETTLED_STEPS:
                 raise ModelError(
-                    f"{job.model}: its steps differ from one another, so that each has to be traced, and "
-                    f"{steps} are too many; train at most {MOST_UNSETTLED_STEPS}"
+                    f"{job.model.name}: its steps differ from one another, so that each has to be traced, "
+                    f"and {steps} are too many; train at most {MOST_UNSETTLED_STEPS}"
                 )
-            running = self._open(replace(job, steps=steps), train.model, train.batch, running.zeroed_in)
+            running = self._open(job.replace(steps=steps), train.model, train.batch, running.zeroed_in)
         self._bring_weights(running)
         self._play_piece(running, running.setup, running.joined, 0)
         for step in range(1, steps + 1):
@@ -293,9 +293,9 @@ class _Machine:
 
 
 def _trained(job: Job) -> Job:
-    return replace(job, steps=TRACED_STEPS)
+    return job.replace(steps=TRACED_STEPS)
 
 
 def _summarised(job: Job) -> Job:
     """Return the job that torchinfo runs: one inference step without a target."""
-    return replace(job, mode=Mode.INFER, target=None, steps=1)
+    return job.replace(mode=Mode.INFER, target=None, steps=1)

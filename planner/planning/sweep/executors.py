@@ -48,7 +48,10 @@ def run_all(tasks: Sequence[Task], pool: Pool, run: Run) -> Iterator[tuple[int, 
             alone: list[_Numbered] = []
             yield from _run_until_death(deque([suspect]), 1, pool, run, alone)
             for place, task in alone:
-                yield place, TaskResult(failure=f"{task.job.model}: its process died; see why with --isolate")
+                yield (
+                    place,
+                    TaskResult(failure=f"{task.job.model.name}: its process died; see why with --isolate"),
+                )
 
 
 def _run_until_death(

@@ -56,7 +56,7 @@ def task_to_json(task: Task) -> dict[str, Any]:
     deciding = ("alloc_conf", "confidence", "no_calibration")
     options = {name: value for name, value in task.options.items() if name in deciding}
     cap = task.options.get("allocator_cap_mib")
-    sizes = {"sizes": _file_digest(task.job.sizes)} if task.job.sizes else {}
+    sizes = {"sizes": _file_digest(task.job.samples.sizes)} if task.job.samples.sizes else {}
     return {"job": job_to_json(task.job), **options, "allocator_cap_mib": cap, **sizes}
 
 

@@ -134,14 +134,18 @@ def _of_batches(job: Job) -> Iterator[Change]:
     if len(sizes.ranges) > 1:
         return
     ((low, high),) = sizes.ranges
-    if job.batching is Batching.PADDED:
+    if job.samples.batching is Batching.PADDED:
         cost = "less padding; samples of similar sizes share a batch, and the largest comes first"
         yield change_fields("--batching grouped", cost, 1, "batching", batching=Batching.GROUPED)
-    if high - low >= FEWER_SIZES and job.pad_to < FEWER_SIZES and job.batching is not Batching.PACKED:
+    if (
+        high - low >= FEWER_SIZES
+        and job.samples.pad_to < FEWER_SIZES
+        and job.samples.batching is not Batching.PACKED
+    ):
         cost = "somewhat more padding, which fewer sizes leave less fragments for"
         yield change_fields(f"--pad-to {FEWER_SIZES}", cost, 1, "sizes", pad_to=FEWER_SIZES)
     kept = sizes.size_of_share(KEPT_SHARE)
-    if low < kept < high and job.batching is not Batching.PACKED:
+    if low < kept < high and job.samples.batching is not Batching.PACKED:
         name = f"--input with {low}..{kept} in place of {low}..{high}"
         cost = f"samples larger than {kept} are cut, {1 - KEPT_SHARE:.0%} of all"
 
@@ -154,7 +158,7 @@ def _of_batches(job: Job) -> Iterator[Change]:
             cost,
             5,
             "sizes",
-            inputs=tuple(map(cut, job.inputs)),
-            target=None if job.target is None else cut(job.target),
-            targets=tuple(map(cut, job.targets)),
+            inputs=tuple(map(cut, job.samples.inputs)),
+            target=None if job.samples.target is None else cut(job.samples.target),
+            targets=tuple(map(cut, job.samples.targets)),
         )

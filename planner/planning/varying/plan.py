@@ -66,13 +66,13 @@ class VaryingPlan(Struct, frozen=True):
 
 def check_varying(job: Job) -> None:
     """Raise UsageError for options that require samples of one size."""
-    ranged = next(str(spec) for spec in job.inputs if spec.smallest)
+    ranged = next(str(spec) for spec in job.samples.inputs if spec.smallest)
     refused = {
-        f"--mode {job.mode}": job.mode in (Mode.GENERATE, Mode.STEP),
-        "--evaluate": job.evaluate,
-        "--dataset-size": bool(job.dataset_size),
-        f"--steps {job.steps}": job.steps < 3,
-        "--cudnn-benchmark": job.cudnn_benchmark,  # searches again for each new size
+        f"--mode {job.loop.mode}": job.loop.mode in (Mode.GENERATE, Mode.STEP),
+        "--evaluate": job.loop.evaluate,
+        "--dataset-size": bool(job.samples.dataset_size),
+        f"--steps {job.loop.steps}": job.loop.steps < 3,
+        "--cudnn-benchmark": job.environment.cudnn_benchmark,  # searches again for each new size
     }
     for flag, is_given in refused.items():
         if is_given:
@@ -194,7 +194,7 @@ def _side(
     constant: int,
     multiple_of: int,
 ) -> VaryingSide:
-    unit = TOKENS_UNIT if job.batching is Batching.TOKENS else 1
+    unit = TOKENS_UNIT if job.samples.batching is Batching.TOKENS else 1
     guess = constant * max(programs.sizes.largest) // unit if unit > 1 else constant
     quick: dict[int, bool] = {}
     full: dict[int, RunRisk] = {}

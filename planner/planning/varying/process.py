@@ -29,7 +29,7 @@ class BatchSource:
     def __init__(self, job: Job, specialize: Specialize, next_workspaces: NextWorkspaces | None) -> None:
         """Create the cache of a job, given its program at each shape and its traces' `next_workspaces`."""
         self.next_workspaces = next_workspaces
-        self.usual_step = job.steps - 1 if job.mode is Mode.FORWARD else job.steps
+        self.usual_step = job.loop.steps - 1 if job.loop.mode is Mode.FORWARD else job.loop.steps
         self._specialize = specialize
         self._parts: dict[int, tuple[Program, list[list[ProgramPiece]]]] = {}  # by the program's identity
         self._made: dict[tuple[BatchShape, int], list[Piece]] = {}

@@ -97,9 +97,9 @@ def sample_runs(
 
     Raises the errors of a capture.
     """
-    steps = min(job.run_steps, most_steps)
+    steps = min(job.samples.run_steps, most_steps)
     runs = (_sample(job, sizes, source, limits, batch, number, steps) for number in range(sequences))
-    return RunRisk(batch, job.run_steps, tuple(runs))
+    return RunRisk(batch, job.samples.run_steps, tuple(runs))
 
 
 def _sample(
@@ -111,7 +111,7 @@ def _sample(
     sequence: int,
     steps: int,
 ) -> SampledRun:
-    per_step = job.accumulate
+    per_step = job.loop.accumulate
     shapes = draw_batches(job, sizes, batch, sequence, steps * per_step)
     by_step = [shapes[start : start + per_step] for start in range(0, len(shapes), per_step)]
     process = _play(source, limits, shapes[0], by_step)
@@ -123,13 +123,13 @@ def _sample(
     critical = None
     if limits.allocator_limit_bytes is not None:
         critical = _critical_size(state, sizes, by_step[max(0, process.steps - 1)])
-    if len(sizes.ranges) > 1 or job.batching is Batching.TOKENS:
+    if len(sizes.ranges) > 1 or job.samples.batching is Batching.TOKENS:
         probability = float(not process.is_alive)
-    elif critical is None or job.batching is Batching.PACKED:
+    elif critical is None or job.samples.batching is Batching.PACKED:
         probability = float(not process.is_alive or critical is not None)
     else:
-        samples = 1 if job.batching is Batching.SCALED else batch
-        probability = 1 - sizes.share_below(critical[0]) ** (samples * per_step * job.run_steps)
+        samples = 1 if job.samples.batching is Batching.SCALED else batch
+        probability = 1 - sizes.share_below(critical[0]) ** (samples * per_step * job.samples.run_steps)
     replay = process.replay(batch)
     worst_step = max(1, process.steps) if replay.failure else _highest_step(replay)
     return SampledRun(

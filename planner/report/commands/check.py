@@ -217,7 +217,7 @@ def _row(row: CheckRow) -> dict[str, Any]:
     return {
         "job": row.job.name,
         "line": row.job.line,
-        "model": row.job.job.model,
+        "model": row.job.job.model.name,
         "batch": row.job.batch,
         "gpu": None if row.device is None else row.device.name,
         "verdict": row.judgement.verdict.value,

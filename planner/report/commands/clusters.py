@@ -100,7 +100,11 @@ def _cells(table: ClusterTable, plan: ClusterPlan) -> tuple[Cell | str, ...]:
 
 def _split(plan: ClusterPlan) -> str:
     """Return a text with the numbers of ranks for DDP, FSDP and tensor parallelism."""
-    parts = (("ddp", plan.split.gpus * plan.job.ddp), ("fsdp", plan.job.fsdp), ("tp", plan.job.tp))
+    parts = (
+        ("ddp", plan.split.gpus * plan.job.sharding.ddp),
+        ("fsdp", plan.job.sharding.fsdp),
+        ("tp", plan.job.sharding.tp),
+    )
     return " x ".join(f"{name} {ranks}" for name, ranks in parts if ranks) or "-"
 
 
@@ -109,7 +113,7 @@ def _recomputes(plan: ClusterPlan) -> str:
 
 
 def _gathers(plan: ClusterPlan) -> str:
-    return plan.split.recipe.gathers.name.lower() if plan.job.fsdp else "never"
+    return plan.split.recipe.gathers.name.lower() if plan.job.sharding.fsdp else "never"
 
 
 def _legend(table: ClusterTable) -> list[Block]:
@@ -137,7 +141,7 @@ def clusters_to_json(table: ClusterTable) -> dict[str, Any]:
     """Return the JSON object of the answer; MiB are rounded to 0.001."""
     return {
         "schema": SCHEMA,
-        "model": table.job.model,
+        "model": table.job.model.name,
         "torch": planned_torch(table.job),
         "job": job_to_json(table.job),
         "global_batch": table.question.global_batch,
@@ -173,10 +177,10 @@ def _plan_to_json(table: ClusterTable, plan: ClusterPlan) -> dict[str, Any]:
     return {
         "gpus": split.gpus,
         "nodes": -(-split.gpus // table.question.gpus_per_node),
-        "fsdp": plan.job.fsdp,
+        "fsdp": plan.job.sharding.fsdp,
         **_recipe_to_json(split.recipe),
-        "ddp": plan.job.ddp,
-        "tp": plan.job.tp,
+        "ddp": plan.job.sharding.ddp,
+        "tp": plan.job.sharding.tp,
         "micro_batch": split.micro_batch,
         "accumulate": split.accumulate,
         "peak_allocated_mib": mib(plan.peak_allocated_bytes),

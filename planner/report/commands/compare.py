@@ -26,7 +26,7 @@ def comparison_document(comparison: Comparison) -> Document:
     """Return the report of `planner compare`: all estimates, the measured value and its arithmetic."""
     job, device, measured = comparison.job, comparison.budget.device, comparison.measured
     gpu = "" if is_endless(device.usable) else f", {device.name}"
-    title = f"{job.model}, batch {comparison.batch}{gpu}: {describe_loop(job)}"
+    title = f"{job.model.name}, batch {comparison.batch}{gpu}: {describe_loop(job)}"
     none = f"{comparison.unmeasured}; the differences above are from this planner's allocated."
     return Document.of(
         [Headline((title,), "neutral")],

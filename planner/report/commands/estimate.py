@@ -303,7 +303,7 @@ def _phases_section(estimate: Estimate) -> list[Block]:
     )
     section: list[Block] = [figures_table("Phase", ("allocated", "reserved MiB"), rows)]
     others = {peak.phase: _PHASES[peak.phase] for peak in estimate.phases if not peak.is_planned}
-    if JobPhase.EVALUATION in others and estimate.job.mode is not Mode.STEP:
+    if JobPhase.EVALUATION in others and estimate.job.loop.mode is not Mode.STEP:
         others[JobPhase.EVALUATION] += " (--evaluate adds one)"
     if others:
         section.append(Paragraph(f"Phases not planned: {', '.join(others.values())}", "faint"))

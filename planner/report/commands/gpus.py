@@ -198,7 +198,7 @@ def gpus_to_json(table: FleetTable) -> dict[str, Any]:
     """Return the JSON object of `planner gpus`; MiB are rounded to 0.001."""
     return {
         "schema": SCHEMA,
-        "model": table.job.model,
+        "model": table.job.model.name,
         "torch": planned_torch(table.job),
         "job": job_to_json(table.job),
         **attributes(table, "batch", "multiple_of", "confidence"),

@@ -23,7 +23,7 @@ def guard_document(
         return Document.of([Headline((answer,), "warning")], [_peaks(seen)], _bullets(remarks))
     run = Verification(estimate, seen)
     verdict = "as planned" if run.holds else "NOT as planned"
-    answer = f"Guard: {seen.job.model} at batch {seen.batch:,}: {_ending(seen, steps)}, {verdict}"
+    answer = f"Guard: {seen.job.model.name} at batch {seen.batch:,}: {_ending(seen, steps)}, {verdict}"
     style: Style = "good" if run.holds else "bad"
     return Document.of([Headline((answer,), style)], [peaks_table(run)], _bullets(remarks))
 
@@ -57,7 +57,7 @@ def guard_to_json(
     run = None if estimate is None else Verification(estimate, seen)
     return {
         "schema": SCHEMA,
-        "model": seen.job.model,
+        "model": seen.job.model.name,
         "batch": None if run is None else seen.batch,
         "gpu": seen.gpu,
         "steps": steps,

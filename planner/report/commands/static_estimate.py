@@ -94,7 +94,7 @@ def static_assumptions(estimate: StaticEstimate) -> tuple[str, ...]:
         "the total is held against what the card leaves to the allocator, as the method knows neither "
         f"context nor allocator; confidence {sure} is in the card's figures, not in the total"
     )
-    mode = estimate.job.mode
+    mode = estimate.job.loop.mode
     ignores = estimate.method not in (Method.FORMULA, Method.MEMTRACKER) and mode is not Mode.TRAIN
     return (
         _COUNTS[estimate.method],

@@ -59,7 +59,7 @@ def verdict(plan: VaryingPlan) -> Lines:
     """Return the lines with the answers for the user's and for the other allocator configuration."""
     mine, other = plan.sides
     unit = unit_of(plan.job)
-    sure = f"over {plan.job.run_steps:,} steps"
+    sure = f"over {plan.job.samples.run_steps:,} steps"
     if plan.batch is None:
         lines: Lines = [Entry("Largest batch", largest_text(mine, unit))]
         lines.append(Entry(_name(other), largest_text(other, unit)))
@@ -76,7 +76,7 @@ def verdict(plan: VaryingPlan) -> Lines:
 
 def unit_of(job: Job) -> str:
     """Return the unit of a job's batch sizes: " tokens" or ""."""
-    return " tokens" if job.batching is Batching.TOKENS else ""
+    return " tokens" if job.samples.batching is Batching.TOKENS else ""
 
 
 def largest_text(side: VaryingSide, unit: str) -> str:
@@ -185,7 +185,7 @@ def _hints(plan: VaryingPlan) -> Iterator[str]:
             f"were every batch padded to {whole}, the largest would be {plan.constant:,}: one size leaves "
             "no fragments, and shows in its first step whether it lives"
         )
-    if mine.at is not None and plan.job.batching is Batching.PADDED and len(plan.sizes.ranges) == 1:
+    if mine.at is not None and plan.job.samples.batching is Batching.PADDED and len(plan.sizes.ranges) == 1:
         yield (
             "--batching grouped pads less and brings the largest batch first; --pad-to 64 gives fewer sizes; "
             "--batching packed has one size; a smaller largest size in --input caps the samples"
@@ -204,11 +204,14 @@ def sampling_assumptions(plan: VaryingPlan) -> Iterator[str]:
     """Yield sentences on how batches were drawn and replayed."""
     job, sizes = plan.job, plan.sizes
     low, high = _size_text(sizes.smallest), _size_text(sizes.largest)
-    source = f"counted in {job.sizes}" if job.sizes else "uniform"
-    yield f"sizes of batches from {low} to {high}, samples {source}, drawn with replacement (seed {job.seed})"
+    file, seed = job.samples.sizes, job.samples.seed
+    source = f"counted in {file}" if file else "uniform"
+    yield f"sizes of batches from {low} to {high}, samples {source}, drawn with replacement (seed {seed})"
     if sizes.clipped:
-        yield f"{sizes.clipped:,} samples of {job.sizes} lie outside of --input and are cut or padded to it"
-    yield f"batches: {_HOW[job.batching]}" + (f", to multiples of {job.pad_to}" if job.pad_to > 1 else "")
+        yield f"{sizes.clipped:,} samples of {file} lie outside of --input and are cut or padded to it"
+    yield f"batches: {_HOW[job.samples.batching]}" + (
+        f", to multiples of {job.samples.pad_to}" if job.samples.pad_to > 1 else ""
+    )
     runs = next((side.at.runs for side in plan.sides if side.at is not None), ())
     if runs:
         most = max(run.steps for run in runs)
@@ -226,11 +229,11 @@ def varying_to_json(plan: VaryingPlan, import_seconds: float) -> dict[str, Any]:
         "batch": plan.batch,
         "answer_batch": plan.sides[0].largest,
         "risk": plan.risk,
-        "run_steps": plan.job.run_steps,
+        "run_steps": plan.job.samples.run_steps,
         "sizes": {
             **attributes(plan.sizes, "smallest", "largest", "clipped", "pad_to"),
-            "distribution": plan.job.sizes or "uniform",
-            "batching": plan.job.batching.value,
+            "distribution": plan.job.samples.sizes or "uniform",
+            "batching": plan.job.samples.batching.value,
         },
         "batch_of_largest_size": plan.constant or None,
         "sides": [side_to_json(side) for side in plan.sides],

@@ -19,7 +19,7 @@ def varying_advice_document(advice: VaryingAdvice, import_seconds: float) -> Doc
     failed = refusals(advice.failed)
     how = (
         "each change was traced and played on sampled batches; P(out of memory) is that of a run of "
-        f"{unchanged.training.job.run_steps:,} steps"
+        f"{unchanged.training.job.samples.run_steps:,} steps"
     )
     costs = tuple(f"{one.changes[0].name}: {one.changes[0].cost}" for one in advice.singles)
     return Document.of(

@@ -62,7 +62,7 @@ def _label(axes: Axes, comparison: Comparison) -> None:
         note = "line: measured peak allocated"
         if comparison.measured.own_reserved_bytes is not None:
             note += "; dotted: measured reserved"
-    title = f"{comparison.job.model}, batch {comparison.batch}: {describe_loop(comparison.job)}"
+    title = f"{comparison.job.model.name}, batch {comparison.batch}: {describe_loop(comparison.job)}"
     label_axes(axes, title, f"GiB ({note})", pad=26)
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)

@@ -43,7 +43,7 @@ def draw_on(axes: Axes, table: FleetTable, cards: list[DeviceFit]) -> None:
     levels = [size_bytes / GIB for size_bytes in sizes]
     axes.plot(batches, levels, color=OWN, linewidth=2.2, zorder=3, label=CURVE)
     _cards(axes, cards)
-    title = f"{table.job.model}: {describe_loop(table.job)}, {table.job.precision}"
+    title = f"{table.job.model.name}: {describe_loop(table.job)}, {table.job.loop.precision}"
     title += f"\nlargest batch at confidence {table.confidence:g}"
     label_axes(axes, title, "batch size", "GiB of the process at its peak")
     axes.grid(axis="x", color=LINES, linewidth=0.5, alpha=0.6)

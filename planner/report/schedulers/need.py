@@ -51,7 +51,7 @@ def request_of_fleet(table: FleetTable) -> Request:
         ))
         for fit in table.fits if fit.max_batch
     ]  # fmt: skip
-    return Request(f"{table.job.model}, {which}, at confidence {table.confidence:g}", tuple(needs))
+    return Request(f"{table.job.model.name}, {which}, at confidence {table.confidence:g}", tuple(needs))
 
 
 def request_of_clusters(table: ClusterTable) -> Request:
@@ -63,14 +63,14 @@ def request_of_clusters(table: ClusterTable) -> Request:
         nodes = -(-gpus // table.question.gpus_per_node)
         while gpus % nodes:
             nodes += 1
-        sharded = f"fsdp {plan.job.fsdp}, " if plan.job.fsdp else ""
-        parallel = f"tp {plan.job.tp}, " if plan.job.tp else ""
+        sharded = f"fsdp {plan.job.sharding.fsdp}, " if plan.job.sharding.fsdp else ""
+        parallel = f"tp {plan.job.sharding.tp}, " if plan.job.sharding.tp else ""
         step = f"{sharded}{parallel}micro-batch {plan.split.micro_batch} x {plan.split.accumulate}"
         needs.append(
             Need(device, gpus, nodes, _figures(step, plan.process_bytes, plan.process_upper_bytes, device))
         )
     asked = f"global batch {table.question.global_batch:,}, at confidence {table.confidence:g}"
-    return Request(f"{table.job.model}, {asked}", tuple(needs))
+    return Request(f"{table.job.model.name}, {asked}", tuple(needs))
 
 
 def _figures(run: str, process: int, upper: int, device: Device, pinned: int = 0) -> str:

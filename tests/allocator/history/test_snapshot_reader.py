@@ -50,7 +50,7 @@ HISTORY = History(
     (HistoryMark(1, 1, Phase.FORWARD),),
 )
 BLOCKS = [(3 * MIB, 2), (8 * MIB, None), (512, None)]
-JOB = Job("any", source="zoo:Any")
+JOB = Job.create("any", source="zoo:Any")
 
 
 def test_a_history_becomes_births_and_deaths() -> None:
@@ -315,11 +315,11 @@ def records(tmp_path: Path) -> Path:
 
 def resnet(classes: int = 10) -> Job:
     return complete_job(
-        Job(
+        Job.create(
             "mine",
-            (("num_classes", classes),),
-            (parse_tensor_spec("3x224x224"),),
-            parse_tensor_spec("10"),
+            model_args=(("num_classes", classes),),
+            inputs=(parse_tensor_spec("3x224x224"),),
+            target=parse_tensor_spec("10"),
             source="torchvision:resnet50",
             steps=7,
         )

@@ -39,7 +39,7 @@ def trace_file(folder: Path, body: str, capability: tuple[int, int] = AMPERE) ->
     file = folder / "net.py"
     file.write_text(f"{HEAD}\nclass Net(Base):\n{lines}\n")
     inputs = (parse_tensor_spec("8"),)
-    job = Job(f"{file}:Net", inputs=inputs, mode=Mode.TRAIN, loss=Loss.OUTPUT, steps=1)
+    job = Job.create(f"{file}:Net", inputs=inputs, mode=Mode.TRAIN, loss=Loss.OUTPUT, steps=1)
     return record(job, 4, capability)
 
 

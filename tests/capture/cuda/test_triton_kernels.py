@@ -14,7 +14,6 @@ from planner.errors import ModelError
 from planner.jobs import Job, Loss, Mode, parse_tensor_spec
 from planner.program.events import Alloc, Category
 from tests.helpers.models import AMPERE, born
-from tests.helpers.structs import replace
 
 HEAD = """
 import torch
@@ -71,7 +70,7 @@ def job_in(folder: Path) -> Job:
     file = folder / "fused.py"
     file.write_text(HEAD)
     inputs = (parse_tensor_spec("16"),)
-    return Job(f"{file}:Model", inputs=inputs, mode=Mode.TRAIN, steps=2, loss=Loss.OUTPUT)
+    return Job.create(f"{file}:Model", inputs=inputs, mode=Mode.TRAIN, steps=2, loss=Loss.OUTPUT)
 
 
 def test_a_loss_in_chunks_keeps_no_logits(tmp_path: Path) -> None:
@@ -139,9 +138,11 @@ def test_liger_patches_are_undone(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, package, ModuleType(package))
     arguments = (("hidden_size", 16), ("num_hidden_layers", 1), ("num_attention_heads", 2), ("vocab_size", 9))
     inputs = tuple(parse_tensor_spec(f"{name}=4:int64") for name in ("input_ids", "attention_mask", "labels"))
-    job = Job("hf:LlamaForCausalLM", arguments, inputs, loss=Loss.OUTPUT, steps=2, liger=True)
+    job = Job.create(
+        "hf:LlamaForCausalLM", model_args=arguments, inputs=inputs, loss=Loss.OUTPUT, steps=2, liger=True
+    )
     record(job, 2, AMPERE)
     assert seen == ["LlamaForCausalLM"] * 2
     assert modeling_llama.apply_rotary_pos_emb is rotate
     with pytest.raises(ModelError, match="Liger has no kernels for it; remove --liger"):
-        record(replace(job, model="hf:BertForMaskedLM"), 2, AMPERE)
+        record(job.replace(model="hf:BertForMaskedLM"), 2, AMPERE)

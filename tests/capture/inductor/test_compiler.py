@@ -19,7 +19,6 @@ from planner.jobs import Compile, Job, Loss, Mode, complete_job, parse_tensor_sp
 from planner.program.events import Alloc, Phase, PhaseStart, Trace
 from tests.helpers.compiled import BATCH, CLASSES, FLUSHED, HIDDEN, WIDTH, WORKSPACE, Broken, Gated
 from tests.helpers.models import HOPPER, job_of, trace_of
-from tests.helpers.structs import replace
 
 
 def _job(**fields: object) -> Job:
@@ -111,7 +110,7 @@ def test_compiling_leaves_torch_as_it_was() -> None:
 def test_jobs_whose_compiled_form_is_not_planned_are_refused(fields: dict[str, object], reason: str) -> None:
     """The message names what is not planned."""
     with pytest.raises(UsageError, match=reason):
-        complete_job(replace(_job(), **fields))
+        complete_job(_job().replace(**fields))
 
 
 _KERNEL = """
@@ -210,7 +209,7 @@ def test_files_that_import_triton_are_compiled_where_it_is_missing(tmp_path: Pat
         file = tmp_path / f"{name}.py"
         file.write_text("\n".join([*first, *lines]))
         get_triton_attrs_descriptor_version.cache_clear()
-        trace = record(replace(job, model=f"{file}:Net"), 4, (8, 0), sm_count=108)
+        trace = record(job.replace(model=f"{file}:Net"), 4, (8, 0), sm_count=108)
         peaks.append([event.size_bytes for event in trace.events if isinstance(event, Alloc)])
     assert peaks[0] == peaks[1]
 

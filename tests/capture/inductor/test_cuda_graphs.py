@@ -10,7 +10,6 @@ from planner.jobs import Compile, Job, Loss, Mode, TensorSpec, ZeroGrad, complet
 from planner.program.events import GRAPH_POOL, Alloc, Free, Phase, PhaseStart, Trace
 from tests.helpers.compiled import BATCH, CLASSES, FLUSHED, HIDDEN, WIDTH, WORKSPACE, Broken, Gated
 from tests.helpers.models import job_of, trace_of
-from tests.helpers.structs import replace
 
 STATE = [8, 8]  # the seed and the offset of a graph's random numbers
 INPUT, HIDDEN_BYTES, OUT = (4 * BATCH * width for width in (WIDTH, HIDDEN, CLASSES))
@@ -112,4 +111,4 @@ def test_graph_breaks_make_more_graphs() -> None:
 def test_jobs_that_fail_with_graphs_are_refused(fields: dict[str, object], reason: str) -> None:
     """The message names what fails in torch."""
     with pytest.raises(UsageError, match=reason):
-        complete_job(replace(_job(), **fields))
+        complete_job(_job().replace(**fields))

@@ -10,9 +10,8 @@ from planner.capture.session import record
 from planner.jobs import FIELD_OPTIONS, Job, Optimizer, parse_tensor_spec, resolve_job
 from planner.jobs.catalogue import load_catalogue
 from planner.program.events import Alloc, Free, Phase, PhaseStart, Trace
-from tests.helpers.structs import replace
 
-JOB = Job(
+JOB = Job.create(
     "torchvision:resnet18",
     inputs=(parse_tensor_spec("3x64x64"),),
     target=parse_tensor_spec("scalar:int64"),
@@ -21,7 +20,7 @@ JOB = Job(
 
 
 def taken(accumulate: int) -> Trace:
-    return record(replace(JOB, accumulate=accumulate), 4, (8, 0))
+    return record(JOB.replace(accumulate=accumulate), 4, (8, 0))
 
 
 def events_by_micro_batch(one: Trace) -> list[list[tuple[object, ...]]]:
@@ -65,7 +64,7 @@ def test_more_micro_batches_take_no_more_memory() -> None:
 @pytest.mark.parametrize("accumulate", [128, FIELD_OPTIONS["accumulate"].maximum])
 def test_accumulation_above_a_hundred_is_planned(accumulate: int) -> None:
     """An accumulation of more than 100 micro-batches is a job like others; its answer notes how it ran."""
-    assert resolve_job("vit_b_16", load_catalogue(), accumulate=accumulate).accumulate == accumulate
+    assert resolve_job("vit_b_16", load_catalogue(), accumulate=accumulate).loop.accumulate == accumulate
     result = max_batch("torchvision:resnet18", input="3x64x64", accumulate=accumulate, gpu_mib=2000)
     assert result.max_batch > 0
     assert any("micro-batches in each step" in one for one in result.to_dict()["at_max"]["assumptions"])

@@ -163,7 +163,7 @@ def test_every_way_to_plan_takes_it(folder: Path, tmp_path: Path) -> None:
 
 def test_a_cached_trace_is_of_one_text_of_the_loss(folder: Path) -> None:
     """The key of a job includes the loss's file; there is none if that file may read anything."""
-    job = planner.Job(f"{folder / 'net.py'}:build", loss=code(folder, "same"))
+    job = planner.Job.create(f"{folder / 'net.py'}:build", loss=code(folder, "same"))
     before = fingerprint_of(job)
     (folder / "losses.py").write_text(LOSSES.replace("square", "abs"))
     assert before is not None
@@ -174,7 +174,7 @@ def test_a_cached_trace_is_of_one_text_of_the_loss(folder: Path) -> None:
 
 def test_a_job_reads_back() -> None:
     """The name survives JSON."""
-    job = planner.Job("resnet50", loss="a.py:focal")
+    job = planner.Job.create("resnet50", loss="a.py:focal")
     assert job_from_json(job_to_json(job)) == job
 
 
@@ -186,7 +186,7 @@ def test_files_name_code_where_they_are_allowed_to(folder: Path) -> None:
     )
     with pytest.raises(DataFileError, match="would run code; --allow-code"):
         load_catalogue(catalogue)
-    assert load_catalogue(catalogue, ANY_SOURCE)["net"].job.loss == "losses.py:same"
+    assert load_catalogue(catalogue, ANY_SOURCE)["net"].job.loop.loss == "losses.py:same"
     sweep = folder / "sweep.yaml"
     sweep.write_text("about: one\nmodels: [resnet50]\nrecipes: {a: {loss: 'losses.py:same'}}\ngpus: [L4]\n")
     with pytest.raises(DataFileError, match="would run code; --allow-code"):

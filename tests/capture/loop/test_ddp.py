@@ -228,4 +228,4 @@ def test_frozen_parameters_have_no_place_in_buckets() -> None:
 )
 def test_views_of_buckets_need_buckets(options: dict[str, bool], is_parallel: bool) -> None:
     """--ddp-bucket-view alone is --ddp as well."""
-    assert merge_job(Job("test"), options).ddp is is_parallel
+    assert merge_job(Job.create("test"), options).sharding.ddp is is_parallel

@@ -13,7 +13,6 @@ from planner.jobs import Job, Mode, OptimizerImpl
 from planner.jobs.optimizer_names import TORCH_OPTIMIZERS, parse_optimizer
 from planner.program.events import Alloc, Category, Trace
 from tests.helpers.models import job_of, trace_of
-from tests.helpers.structs import replace
 
 CLOSURES = ("LBFGS", "SparseAdam", "Muon")  # each with a test of its own
 PLAIN = [name for name in TORCH_OPTIMIZERS if name not in CLOSURES]
@@ -124,7 +123,7 @@ def file(tmp_path: Path) -> Path:
 
 def own(file: Path, name: str, **fields: Any) -> Job:
     """The job of the file's model with one of its optimizers."""
-    return replace(job(f"{file}:{name}", **fields), model=f"{file}:Net", inputs=job_of("10").inputs)
+    return job(f"{file}:{name}", **fields).replace(model=f"{file}:Net", inputs=job_of("10").samples.inputs)
 
 
 def test_a_file_makes_several_optimizers(file: Path) -> None:

@@ -164,8 +164,8 @@ def test_another_optimizer_has_its_own_default(
     before: dict[str, str], options: dict[str, str], impl: str
 ) -> None:
     """An optimizer that is named without an implementation gets the one that it has on CUDA."""
-    job = merge_job(merge_job(Job("test"), before), options)
-    assert (job.optimizer, job.optimizer_impl) == (options["optimizer"], impl)
+    job = merge_job(merge_job(Job.create("test"), before), options)
+    assert (job.loop.optimizer, job.loop.optimizer_impl) == (options["optimizer"], impl)
 
 
 @pytest.mark.parametrize("kind", Optimizer)

@@ -97,8 +97,8 @@ def test_floats_without_a_type_of_their_own_follow_the_model() -> None:
     """float32, the type of a spec that names none, becomes the model's; others are what they are."""
     job = job_of("3x4x4", "5:float64", "ids=7:int64", target=parse_tensor_spec("2"), precision=Precision.BF16)
     typed = convert_inputs(job)
-    assert [str(spec) for spec in typed.inputs] == ["3x4x4:bfloat16", "5:float64", "ids=7:int64"]
-    assert str(typed.target) == "2:bfloat16"
+    assert [str(spec) for spec in typed.samples.inputs] == ["3x4x4:bfloat16", "5:float64", "ids=7:int64"]
+    assert str(typed.samples.target) == "2:bfloat16"
     for precision in (Precision.FP32, Precision.AMP_FP16, Precision.AMP_BF16):
         plain = job_of("3x4x4", precision=precision)
         assert convert_inputs(plain) == plain

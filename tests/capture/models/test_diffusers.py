@@ -37,7 +37,7 @@ def diffusers_job(name: str, inputs: tuple[str, ...] = (), options: Any = (), **
 
 def tensors_of(job: Job) -> list[str]:
     """The inputs as --input spells them, and the target."""
-    return [*map(str, job.inputs), f"-> {job.target}"]
+    return [*map(str, job.samples.inputs), f"-> {job.samples.target}"]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_stable_diffusion_xl_gets_pooled_texts_and_sizes() -> None:
         addition_time_embed_dim=256,
         projection_class_embeddings_input_dim=2816,
     )
-    assert [str(spec) for spec in job.inputs[3:]] == [
+    assert [str(spec) for spec in job.samples.inputs[3:]] == [
         "added_cond_kwargs.text_embeds=1280",
         "added_cond_kwargs.time_ids=6",
     ]
@@ -103,8 +103,8 @@ def test_stable_diffusion_xl_gets_pooled_texts_and_sizes() -> None:
 def test_the_image_of_a_controlnet_is_eight_times_its_latents() -> None:
     """The conditioning image comes at full resolution, and the residuals that it returns are summed."""
     job = diffusers_job("ControlNetModel", inputs=("sample=4x32x32",))
-    assert str(job.inputs[-1]) == "controlnet_cond=3x256x256"
-    assert job.loss is Loss.SUM
+    assert str(job.samples.inputs[-1]) == "controlnet_cond=3x256x256"
+    assert job.loop.loss is Loss.SUM
 
 
 def test_a_unet_is_affine_in_the_batch() -> None:
@@ -146,7 +146,7 @@ def test_flux_gets_positions_without_a_batch_dimension() -> None:
         pooled_projection_dim=16,
         axes_dims_rope=(8, 12, 12),
     )
-    assert str(job.target) == "64x64"
+    assert str(job.samples.target) == "64x64"
     trace = record(job, 2, AMPERE)
     zeros = [
         event.size_bytes

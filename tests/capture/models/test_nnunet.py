@@ -53,22 +53,28 @@ def nnunet_job(path: Path, options: Any = (), **arguments: Any) -> Job:
 def test_inputs_are_those_of_the_plans(plans: Path) -> None:
     """A patch with the channels of the dataset, and its segmentation at each scale but the smallest."""
     job = nnunet_job(plans, configuration="2d")
-    assert [str(spec) for spec in job.inputs] == [
+    assert [str(spec) for spec in job.samples.inputs] == [
         "data=2x32x48",
         "target[0]=1x32x48:int16",
         "target[1]=1x16x24:int16",
     ]
     large = nnunet_job(plans, configuration="2d_large")
-    assert str(large.inputs[0]) == "data=2x64x64"
+    assert str(large.samples.inputs[0]) == "data=2x64x64"
     other = nnunet_job(plans, configuration="2d", patch_size=(16, 16), input_channels=1)
-    assert str(other.inputs[0]) == "data=1x16x16"
-    assert len(nnunet_job(plans, {"mode": "infer"}, configuration="2d").inputs) == 1
+    assert str(other.samples.inputs[0]) == "data=1x16x16"
+    assert len(nnunet_job(plans, {"mode": "infer"}, configuration="2d").samples.inputs) == 1
 
 
 def test_the_recipe_is_the_trainers(plans: Path) -> None:
     """nnUNetTrainer uses Nesterov's momentum, float16 with a gradient scaler, and clips the norm."""
     job = nnunet_job(plans, configuration="2d")
-    recipe = (job.loss, job.optimizer, job.precision, job.grad_scaler, job.clip_gradients)
+    recipe = (
+        job.loop.loss,
+        job.loop.optimizer,
+        job.loop.precision,
+        job.loop.grad_scaler,
+        job.loop.clip_gradients,
+    )
     assert recipe == (Loss.OUTPUT, Optimizer.NESTEROV, Precision.AMP_FP16, True, ClipGradients.NORM)
 
 
@@ -112,7 +118,7 @@ def test_another_patch_may_have_the_network_of_the_planner(plans: Path) -> None:
     own["architecture"]["network_class_name"] = "dynamic_network_architectures.net.Stages"
     plans.write_text(json.dumps(values))
     job = nnunet_job(plans, configuration="2d", patch_size=(50, 34), replan=True)
-    assert [str(spec) for spec in job.inputs] == [
+    assert [str(spec) for spec in job.samples.inputs] == [
         "data=2x56x40",
         "target[0]=1x56x40:int16",
         "target[1]=1x28x20:int16",

@@ -82,14 +82,14 @@ def test_an_argument_that_fetches_is_refused_by_name(
 
 def test_arguments_that_fetch_nothing_are_taken() -> None:
     """The values that mean no weights are no reason to refuse."""
-    check_fetching(Job("timm:resnet10t"), {"pretrained": False, "num_classes": 10})
-    check_fetching(Job("smp:Unet"), {"encoder_weights": None})
-    check_fetching(Job("net.py:Net"), {"pretrained": True})
+    check_fetching(Job.create("timm:resnet10t"), {"pretrained": False, "num_classes": 10})
+    check_fetching(Job.create("smp:Unet"), {"encoder_weights": None})
+    check_fetching(Job.create("net.py:Net"), {"pretrained": True})
 
 
 def test_a_library_that_connects_is_refused(connections: list[str]) -> None:
     """Whatever a library tries while its model is planned, no address is asked for and none connected to."""
-    with calling_libraries(Job("timm:resnet10t")):
+    with calling_libraries(Job.create("timm:resnet10t")):
         with pytest.raises(ConnectionRefusedError, match="opens no connection"):
             socket.create_connection(("127.0.0.1", 1))
         with socket.socket() as one, pytest.raises(ConnectionRefusedError):
@@ -101,7 +101,7 @@ def test_a_library_that_connects_is_refused(connections: list[str]) -> None:
 
 def test_a_file_of_the_users_own_may_connect(tmp_path: Path) -> None:
     """FILE.py is trusted, and reads its tokenizer or its data from where it likes."""
-    with socket.create_server(("127.0.0.1", 0)) as server, calling_libraries(Job("net.py:Net")):
+    with socket.create_server(("127.0.0.1", 0)) as server, calling_libraries(Job.create("net.py:Net")):
         socket.create_connection(server.getsockname()).close()
 
 
@@ -109,7 +109,7 @@ def test_a_file_of_the_users_own_may_connect(tmp_path: Path) -> None:
 def test_libraries_report_errors_alone(model: str, caplog: pytest.LogCaptureFixture) -> None:
     """What a library advises while its code is called is not part of a plan's output; errors are."""
     logger = logging.getLogger("torchao")
-    with calling_libraries(Job(model)):
+    with calling_libraries(Job.create(model)):
         logger.warning("no kernels for this GPU")
         logger.error("broken")
     logger.warning("after the plan")

@@ -330,7 +330,7 @@ def test_objects_are_told_apart_as_names_are(tmp_path: Path, monkeypatch: pytest
     monkeypatch.syspath_prepend(str(tmp_path))
     module = importlib.import_module("objects_of_a_test")
     result = planner.estimate(module.Training, BATCH, input="64", target="scalar:int64")
-    assert result.estimate.job.mode is Mode.STEP
+    assert result.estimate.job.loop.mode is Mode.STEP
     with pytest.raises(
         planner.errors.UsageError, match=r"a training step as objects_of_a_test\.py:train_step"
     ):

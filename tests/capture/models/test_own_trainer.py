@@ -78,12 +78,12 @@ def _needs_transformers() -> None:
 def test_a_trainer_trains_on_its_longest_sample(tmp_path: Path) -> None:
     """Three batches of eight times 40 tokens, for inputs and labels, and two moments of AdamW."""
     job = job_of_trainer(tmp_path)
-    assert job.mode is Mode.STEP
+    assert job.loop.mode is Mode.STEP
     trace = trace_of(job)
     assert sum(blocks(trace, Category.PARAMETER)) == PARAMETERS
     assert sum(size for size in blocks(trace, Category.OPTIMIZER) if size > 8) == 2 * PARAMETERS
     copied = [size for size in blocks(trace, Category.INPUT) if size == 8 * 40 * BATCH]
-    assert len(copied) == 2 * job.steps
+    assert len(copied) == 2 * job.loop.steps
     assert any("copies of the longest of the first 1,000 samples" in note for note in trace.notes)
 
 
@@ -100,8 +100,8 @@ def test_few_of_many_micro_batches_are_run(tmp_path: Path) -> None:
     job = job_of_trainer(tmp_path, model_args=(("gradient_accumulation_steps", 6),))
     trace = trace_of(job)
     phases = [e.phase for e in trace.events if isinstance(e, PhaseStart)]
-    assert phases.count(Phase.BACKWARD) == 4 * job.steps
-    assert blocks(trace, Category.INPUT).count(8 * 40 * BATCH) == 2 * 6 * job.steps
+    assert phases.count(Phase.BACKWARD) == 4 * job.loop.steps
+    assert blocks(trace, Category.INPUT).count(8 * 40 * BATCH) == 2 * 6 * job.loop.steps
     assert any("of the 6 micro-batches in each step, 4 are run" in note for note in trace.notes)
 
 
@@ -281,14 +281,14 @@ def test_files_as_people_write_them_are_planned_unchanged(name: str) -> None:
         pytest.importorskip(library)
     shape, width = FILES[name]
     job = resolve_job(f"{PROGRAMS / name}.py:make_trainer", {})
-    assert job.mode is Mode.STEP
+    assert job.loop.mode is Mode.STEP
     trace = record(job, 4, AMPERE)
     validate(trace)
     size = -(-prod(shape) * width // 512) * 512
     assert size in {-(-one // 512) * 512 for one in blocks(trace, Category.INPUT)}
     assert sum(blocks(trace, Category.PARAMETER)) > 0
     phases = [e.phase for e in trace.events if isinstance(e, PhaseStart)]
-    assert phases.count(Phase.OPTIMIZER) == job.steps
+    assert phases.count(Phase.OPTIMIZER) == job.loop.steps
 
 
 def test_arguments_that_choose_the_cpu_are_planned_for_the_gpu(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from planner.errors import ModelError, UsageError
 from planner.jobs import SOURCES, Job, Loss, TensorSpec, resolve_job
 from planner.jobs.catalogue import load_catalogue
 from planner.program.fit import fit_traces
-from tests.helpers.structs import replace
 
 MIB = 2**20
 
@@ -82,14 +81,14 @@ def test_all_torchvision_classifiers_are_built_without_weights() -> None:
     RegNets read values in their constructor. The published count of GoogLeNet leaves its auxiliary heads out,
     that of ViT-H/14 is for images of 518 x 518.
     """
-    build_model(Job(model="torchvision:alexnet"))
+    build_model(Job.create(model="torchvision:alexnet"))
     from torchvision import models
 
     names = models.list_models(module=models)
     assert len(names) >= 80
     wrong = {}
     for name in names:
-        model = build_model(Job(model=f"torchvision:{name}"))
+        model = build_model(Job.create(model=f"torchvision:{name}"))
         published = models.get_model_weights(name).DEFAULT.meta["num_params"]
         if count(model) != published or not all(tensor.is_meta for tensor in tensors(model)):
             wrong[name] = count(model) - published
@@ -111,7 +110,7 @@ def test_detectors_are_built_as_with_weights_but_none_are_read(
     """By default a detector's backbone has weights: its norms are frozen and three of five stages trained."""
     load, fetch = nn.Module.load_state_dict, torch.hub.load_state_dict_from_url
     monkeypatch.setattr(torch.hub, "download_url_to_file", None)
-    model = build_model(Job(model="torchvision:fasterrcnn_resnet50_fpn", model_args=arguments))
+    model = build_model(Job.create(model="torchvision:fasterrcnn_resnet50_fpn", model_args=arguments))
     body = model.backbone.body
     assert type(body.bn1).__name__ == norm
     stages = (body.conv1, body.layer1, body.layer2, body.layer3, body.layer4)
@@ -131,7 +130,7 @@ def test_detectors_are_built_as_with_weights_but_none_are_read(
 )
 def test_named_models_are_built(model: str, args: tuple[tuple[str, object], ...], parameters: int) -> None:
     """A model is built by its name in torchvision, timm or MONAI, with arguments, and downloads nothing."""
-    assert count(build_model(Job(model=model, model_args=args))) == parameters
+    assert count(build_model(Job.create(model=model, model_args=args))) == parameters
 
 
 @pytest.mark.parametrize(
@@ -151,7 +150,7 @@ def test_named_models_are_built(model: str, args: tuple[tuple[str, object], ...]
 def test_unknown_name_lists_the_nearest(model: str, message: str) -> None:
     """A name that its source does not have is refused in one line, the nearest name first."""
     with pytest.raises(UsageError) as error:
-        build_model(Job(model=model))
+        build_model(Job.create(model=model))
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
 
@@ -162,7 +161,7 @@ def test_library_that_is_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch
     for name in [name for name in sys.modules if name.partition(".")[0] == "timm"]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(ModelError) as error:
-        build_model(Job(model="timm:resnet18"))
+        build_model(Job.create(model="timm:resnet18"))
     assert str(error.value) == "timm is not installed; pip install 'gpu-batch-planner[timm]'"
 
 
@@ -173,7 +172,7 @@ def test_file_is_built_with_its_neighbours(tmp_path: Path) -> None:
         tmp_path, "def make(depth=1):\n    from my_width import WIDTH\n    return nn.Linear(WIDTH, depth)\n"
     )
     before = list(sys.path)
-    model = build_model(Job(model=f"{file}:make", model_args=(("depth", 3),)))
+    model = build_model(Job.create(model=f"{file}:make", model_args=(("depth", 3),)))
     assert str(model) == "Linear(in_features=7, out_features=3, bias=True)"
     assert all(tensor.is_meta for tensor in tensors(model))
     assert sys.path == before
@@ -189,14 +188,16 @@ def test_files_of_two_folders_have_their_own_neighbours(tmp_path: Path) -> None:
             "from torch import nn\nfrom parts import widths\n\ndef build():\n"
             "    from parts.widths import WIDTH\n    return nn.Linear(WIDTH, widths.WIDTH)\n"
         )
-    constructors = {width: find_constructor(Job(f"{tmp_path}/{width}/model.py:build")) for width in (3, 5)}
+    constructors = {
+        width: find_constructor(Job.create(f"{tmp_path}/{width}/model.py:build")) for width in (3, 5)
+    }
     for width in (3, 5, 3):
         assert tuple(constructors[width]().weight.shape) == (width, width)
 
 
 def test_model_that_a_file_has_made_is_taken(tmp_path: Path) -> None:
     """FILE.py:NAME may name a model instead of a callable; it is moved to meta."""
-    model = build_model(Job(model=f"{write(tmp_path, 'net = nn.Linear(2, 3)')}:net"))
+    model = build_model(Job.create(model=f"{write(tmp_path, 'net = nn.Linear(2, 3)')}:net"))
     assert [(tuple(tensor.shape), tensor.is_meta) for tensor in tensors(model)] == [
         ((3, 2), True),
         ((3,), True),
@@ -208,7 +209,9 @@ def test_lists_reach_the_constructor_as_lists(tmp_path: Path) -> None:
     file = write(
         tmp_path, "def make(sizes):\n    assert sizes == [2, [3]], sizes\n    return nn.Identity()\n"
     )
-    assert isinstance(build_model(Job(model=f"{file}:make", model_args=(("sizes", (2, (3,))),))), nn.Identity)
+    assert isinstance(
+        build_model(Job.create(model=f"{file}:make", model_args=(("sizes", (2, (3,))),))), nn.Identity
+    )
 
 
 @pytest.mark.parametrize(
@@ -244,7 +247,7 @@ def test_file_that_makes_no_model_is_an_error(tmp_path: Path, text: str, problem
     """A file that fails, or gives no model, is reported in one line."""
     file = write(tmp_path, text)
     with pytest.raises(ModelError) as error:
-        build_model(Job(model=f"{file}:net"))
+        build_model(Job.create(model=f"{file}:net"))
     assert str(error.value) == problem.format(file=file.name, model=f"{file}:net")
 
 
@@ -252,14 +255,14 @@ def test_name_that_a_file_lacks_is_an_error(tmp_path: Path) -> None:
     """A callable that the file does not define is reported with the nearest that it does."""
     file = write(tmp_path, "def make_net():\n    return nn.Identity()\n")
     with pytest.raises(UsageError) as error:
-        build_model(Job(model=f"{file}:makenet"))
+        build_model(Job.create(model=f"{file}:makenet"))
     assert str(error.value) == "my_net.py has no model 'makenet'; the nearest: make_net"
 
 
 def test_interrupts_pass(tmp_path: Path) -> None:
     """Ctrl-C while a model is built is no error of the model."""
     with pytest.raises(KeyboardInterrupt):
-        build_model(Job(model=f"{write(tmp_path, 'def net(): raise KeyboardInterrupt')}:net"))
+        build_model(Job.create(model=f"{write(tmp_path, 'def net(): raise KeyboardInterrupt')}:net"))
 
 
 @pytest.mark.parametrize(
@@ -277,13 +280,13 @@ def test_timm_gives_the_image(
 ) -> None:
     """A model of timm gets the image of its own configuration, and a loss that fits what it returns."""
     job = complete_by_library(resolve_job(model, {}, model_args=args))
-    assert ([str(spec) for spec in job.inputs], job.loss) == (inputs, loss)
+    assert ([str(spec) for spec in job.samples.inputs], job.loop.loss) == (inputs, loss)
 
 
 def test_image_that_is_given_counts() -> None:
     """An image that the user names is left as it is."""
     given = (TensorSpec((3, 160, 160)),)
-    assert complete_by_library(resolve_job("timm:resnet18", {}, inputs=given)).inputs == given
+    assert complete_by_library(resolve_job("timm:resnet18", {}, inputs=given)).samples.inputs == given
 
 
 def test_libraries_know_the_inputs_of_an_evaluation_too() -> None:
@@ -291,7 +294,7 @@ def test_libraries_know_the_inputs_of_an_evaluation_too() -> None:
     pytest.importorskip("transformers")
     job = complete_by_library(resolve_job("hf:GPT2LMHeadModel", {}, eval_input="512:int64"))
     names = ("input_ids", "attention_mask", "labels")
-    assert job.evaluate and job.eval_input == tuple(f"{name}=512:int64" for name in names)
+    assert job.loop.evaluate and job.loop.eval_input == tuple(f"{name}=512:int64" for name in names)
     image = resolve_job("timm:resnet18", {}, eval_input="3x512x512:uint8")
     with pytest.raises(UsageError, match="takes 3x224x224; give the same inputs, of other sizes"):
         complete_by_library(image)
@@ -315,7 +318,7 @@ def test_models_trace_with_the_defaults_of_their_source(
     model: str, args: tuple[tuple[str, object], ...], mode: str
 ) -> None:
     """A model of each kind traces with nothing but its name, and two batch sizes give one line for all."""
-    job = replace(resolve_job(model, {}, mode=mode, model_args=args), steps=1)
+    job = resolve_job(model, {}, mode=mode, model_args=args).replace(steps=1)
     assert fit_traces(record(job, 2, (8, 6)), record(job, 3, (8, 6))).events
 
 

@@ -59,7 +59,7 @@ def nf4():
 
 def job_of(model: str, **options: Any) -> Job:
     options = {"mode": "infer", **options}
-    return Job(model, inputs=(parse_tensor_spec(f"{WIDTH}:bfloat16"),), loss="sum", **options)
+    return Job.create(model, inputs=(parse_tensor_spec(f"{WIDTH}:bfloat16"),), loss="sum", **options)
 
 
 def trace_of(job: Job) -> Trace:

@@ -51,7 +51,7 @@ def hf_job(name: str, *args: str, inputs: tuple[str, ...] = (), **options: str) 
 
 def inputs_of(job: Job) -> list[str]:
     """The inputs as --input spells them."""
-    return [str(spec) for spec in job.inputs]
+    return [str(spec) for spec in job.samples.inputs]
 
 
 def births(taken: Trace) -> Iterator[tuple[str, int]]:
@@ -99,7 +99,7 @@ def births(taken: Trace) -> Iterator[tuple[str, int]]:
 def test_inputs_follow_from_the_class(name: str, args: tuple[str, ...], inputs: list[str]) -> None:
     """A model is called with the main input, mask and labels that its class takes, and returns its loss."""
     job = hf_job(name, *args)
-    assert (inputs_of(job), job.loss, job.target) == (inputs, Loss.OUTPUT, None)
+    assert (inputs_of(job), job.loop.loss, job.samples.target) == (inputs, Loss.OUTPUT, None)
 
 
 @pytest.mark.parametrize("given", ["512:int64", "input_ids=512:int64"])
@@ -129,7 +129,7 @@ def test_inference_has_no_labels() -> None:
 def test_a_class_without_a_loss_is_summed() -> None:
     """A model without a loss is trained on the sum of what it returns."""
     job = hf_job("BertModel")
-    assert (inputs_of(job), job.loss) == (["input_ids=128:int64", "attention_mask=128:int64"], Loss.SUM)
+    assert (inputs_of(job), job.loop.loss) == (["input_ids=128:int64", "attention_mask=128:int64"], Loss.SUM)
 
 
 @pytest.mark.parametrize(

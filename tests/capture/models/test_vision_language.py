@@ -11,7 +11,6 @@ from planner.errors import UsageError
 from planner.jobs import Job, Loss, Mode
 from planner.program.events import Alloc, Phase, PhaseStart, Trace
 from tests.capture.models.test_transformers import AMPERE, hf_job, inputs_of
-from tests.helpers.structs import replace
 
 SMALL = (
     *("text_config__hidden_size=32", "text_config__num_hidden_layers=1"),
@@ -84,7 +83,7 @@ def test_evaluations_of_image_text_models_have_their_loss(model: str) -> None:
         ({"evaluate": True}, {Phase.FORWARD, Phase.EVALUATION}),
         ({"mode": Mode.INFER}, set()),
     ):
-        trace = record(replace(job, **options), 3, AMPERE)
+        trace = record(job.replace(**options), 3, AMPERE)
         phase, found = Phase.SETUP, set()
         for event in trace.events:
             if isinstance(event, PhaseStart):
@@ -99,7 +98,7 @@ def test_a_detector_is_trained_with_its_own_loss() -> None:
     compared."""
     job = hf_job("DetrForObjectDetection", "encoder_layers=1", "decoder_layers=1")
     assert inputs_of(job) == ["pixel_values=3x800x1066", "pixel_mask=800x1066:int64"]
-    assert job.loss is Loss.OUTPUT
+    assert job.loop.loss is Loss.OUTPUT
     small = hf_job(
         "DetrForObjectDetection", "encoder_layers=1", "decoder_layers=1", inputs=("pixel_values=3x64x64",)
     )
@@ -117,7 +116,7 @@ def test_sam_gets_a_box_for_each_image() -> None:
 def test_segmentation_is_trained_with_masks_of_objects() -> None:
     """MaskFormer gets the masks and classes of the objects of each image, and gives its own loss."""
     job = hf_job("MaskFormerForInstanceSegmentation", inputs=("pixel_values=3x32x32",))
-    assert (inputs_of(job), job.loss) == (["pixel_values=3x32x32"], Loss.OUTPUT)
+    assert (inputs_of(job), job.loop.loss) == (["pixel_values=3x32x32"], Loss.OUTPUT)
     contents = known_contents(build_model(job), job, 3)
     assert [one.shape for one in contents["mask_labels"]] == [(OBJECTS, 32, 32)] * 3
     assert [one.shape for one in contents["class_labels"]] == [(OBJECTS,)] * 3

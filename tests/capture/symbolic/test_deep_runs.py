@@ -25,7 +25,6 @@ from planner.jobs import (
     TensorSpec,
 )
 from planner.program import Target, first_divergence
-from tests.helpers.structs import replace
 
 GPU = Target.for_capability((9, 0), 132)
 TOKENS = (TensorSpec((96,), "int64"),)
@@ -33,7 +32,7 @@ SIZES = (
     ("hidden_size", 64), ("intermediate_size", 192), ("num_attention_heads", 4), ("num_key_value_heads", 4),
     ("vocab_size", 1000), ("num_hidden_layers", 28),
 )  # fmt: skip
-LLAMA = Job("hf:llama", SIZES, TOKENS, loss=Loss.OUTPUT, optimizer=Optimizer.ADAMW)
+LLAMA = Job.create("hf:llama", model_args=SIZES, inputs=TOKENS, loss=Loss.OUTPUT, optimizer=Optimizer.ADAMW)
 WINDOWS = (("use_sliding_window", True), ("max_window_layers", 10), ("sliding_window", 32))
 EXPERTS = (
     ("n_routed_experts", 8), ("num_experts_per_tok", 2), ("n_group", 2), ("topk_group", 1),
@@ -68,7 +67,7 @@ def recorder(job: Job, depths: list[int]) -> Callable[[Job], RecordedRun]:
     constructor = find_constructor(job)
 
     def run(each: Job) -> RecordedRun:
-        depths.append(dict(each.model_args)["num_hidden_layers"])
+        depths.append(dict(each.model.args)["num_hidden_layers"])
         calls: list[RecordedCall] = []
         trace = record(
             each, 3, GPU.capability, lambda job: construct_model(job, constructor), None, calls, sm_count=132
@@ -82,7 +81,7 @@ def recorder(job: Job, depths: list[int]) -> Callable[[Job], RecordedRun]:
 @pytest.mark.parametrize("name", DEEP)
 def test_an_extrapolated_run_is_that_of_the_deep_model(name: str) -> None:
     """Events and kernel calls with their arguments are those of the whole model, from 4, 5 and 7 blocks."""
-    job, depths = replace(LLAMA, **DEEP[name]), []
+    job, depths = LLAMA.replace(**DEEP[name]), []
     runs, run = open_deep_runs(job), recorder(job, depths)
     assert runs is not None
     deep = runs.run(job, GPU, run)
@@ -97,8 +96,8 @@ def test_an_extrapolated_run_is_that_of_the_deep_model(name: str) -> None:
 def test_an_extrapolation_is_checked_once() -> None:
     """Further runs, also with samples of another size, need two shallow runs each."""
     depths: list[int] = []
-    job = replace(LLAMA, optimizer=Optimizer.ADAGRAD)
-    longer = replace(job, inputs=(TensorSpec((128,), "int64"),))
+    job = LLAMA.replace(optimizer=Optimizer.ADAGRAD)
+    longer = job.replace(inputs=(TensorSpec((128,), "int64"),))
     for each in (job, longer):
         runs = open_deep_runs(each)
         assert runs is not None
@@ -109,7 +108,7 @@ def test_an_extrapolation_is_checked_once() -> None:
 def test_a_model_in_a_folder_is_read_anew(tmp_path: Path) -> None:
     """Its configuration may have changed since the last plan."""
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **dict(SIZES)}
-    job = replace(LLAMA, model=f"hf:{tmp_path}", model_args=())
+    job = LLAMA.replace(model=f"hf:{tmp_path}", model_args=())
     for blocks in (28, 30):
         (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": blocks}))
         runs = open_deep_runs(job)
@@ -119,12 +118,12 @@ def test_a_model_in_a_folder_is_read_anew(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", WHOLE)
 def test_the_whole_model_runs_if_its_depth_may_matter(name: str) -> None:
     """No shallow model tells what a block does that only a deep model has, or that an option chooses."""
-    assert open_deep_runs(replace(LLAMA, **WHOLE[name])) is None
+    assert open_deep_runs(LLAMA.replace(**WHOLE[name])) is None
 
 
 def test_traces_of_ranks_need_equal_blocks_too() -> None:
     """Of 12 blocks, those from the ninth on have experts, which no model of 4, 5 or 7 blocks has."""
     twelve = (*SIZES[:-1], ("num_hidden_layers", 12))
     late = (*twelve, *EXPERTS[:-1], ("first_k_dense_replace", 8))
-    assert find_depth(replace(LLAMA, model_args=twelve), 8) == Depth("num_hidden_layers", 12)
-    assert find_depth(replace(LLAMA, model="hf:deepseek_v3", model_args=late), 8) is None
+    assert find_depth(LLAMA.replace(model_args=twelve), 8) == Depth("num_hidden_layers", 12)
+    assert find_depth(LLAMA.replace(model="hf:deepseek_v3", model_args=late), 8) is None

@@ -79,9 +79,9 @@ def run_at(batch: int, job: Job, build: Callable[[], nn.Module]) -> Trace:
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.AMP_FP16])
 def test_a_program_is_what_a_run_records(build: Callable[[], nn.Module], precision: Precision) -> None:
     """Event by event, for any batch size, after three runs; batch 1, which no program covers, is a fourth."""
-    job = replace(training(), precision=precision)
+    job = training().replace(precision=precision)
     if build is Blocks:
-        job = replace(job, checkpoint=Checkpoint.BLOCKS)
+        job = job.replace(checkpoint=Checkpoint.BLOCKS)
     counted = Counted(build)
     source = ProgramSource(job, (), lambda: ProgramBuilder(job, counted, ignore_progress))
     for batch in (2, 3, 333, 334, 5, 17, 64):
@@ -117,7 +117,7 @@ def test_a_program_of_other_layouts_is_what_a_run_records(
     precision: Precision, memory_format: MemoryFormat
 ) -> None:
     """The rules that follow strides hold for symbolic batch sizes as for numbers."""
-    job = replace(training(), precision=precision, memory_format=memory_format)
+    job = training().replace(precision=precision, memory_format=memory_format)
     source = ProgramSource(job, (), lambda: ProgramBuilder(job, on_meta(Crossed), ignore_progress))
     for batch in (2, 3, 333, 334, 17, 5000):
         assert first_divergence(source.trace(batch, CHIP), run_at(batch, job, Crossed)) == ""
@@ -133,7 +133,7 @@ def test_one_batch_size_is_one_run() -> None:
 
 def test_a_model_that_takes_another_path_is_run() -> None:
     """A program that no run at a large batch confirms is used for no batch size."""
-    job = replace(training(), inputs=(replace(training().inputs[0], shape=(64,)),))
+    job = training().replace(inputs=(replace(training().samples.inputs[0], shape=(64,)),))
     source = ProgramSource(job, (), lambda: ProgramBuilder(job, on_meta(Forking), ignore_progress))
     assert source.bound(CHIP) is None
     for batch in (2, 3, 45, 60, 88):
@@ -156,7 +156,7 @@ def test_the_end_of_the_valid_range_is_bisected() -> None:
 def test_a_large_model_may_refuse_batch_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its run at batch 1, made beforehand for small GPUs, is left out; a trace of batch 1 has the error."""
     monkeypatch.setattr("planner.capture.symbolic.validate.BATCH_ONE_BYTES", 1)
-    job = replace(training(), target=None, loss=Loss.SUM)
+    job = training().replace(target=None, loss=Loss.SUM)
     source = ProgramSource(job, (), lambda: ProgramBuilder(job, on_meta(Normed), ignore_progress))
     assert source.bound(CHIP) is not None
     assert first_divergence(source.trace(333, CHIP), run_at(333, job, Normed)) == ""

@@ -139,7 +139,7 @@ def test_ranks_that_are_not_planned_are_refused(model: str, options: dict[str, i
 
 def test_the_rank_is_part_of_the_job() -> None:
     """By default a job has one process."""
-    assert (Job("test").world_size, Job("test").rank) == (0, 0)
+    assert (Job.create("test").sharding.world_size, Job.create("test").sharding.rank) == (0, 0)
 
 
 LOSS = """

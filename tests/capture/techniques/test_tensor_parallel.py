@@ -83,7 +83,7 @@ def test_clipping_and_optimizers_take_each_mesh_by_itself(optimizer: Optimizer) 
 def test_models_without_a_plan_are_refused() -> None:
     """One line says where to write one; no process group stays behind."""
     with pytest.raises(UsageError, match=r"--tp 2: the model has no tensor parallel plan .* call"):
-        split("torchvision:resnet18", {}, inputs=job_of("3x64x64").inputs)
+        split("torchvision:resnet18", {}, inputs=job_of("3x64x64").samples.inputs)
     assert not distributed.is_initialized()
 
 

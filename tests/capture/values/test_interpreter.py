@@ -20,7 +20,6 @@ from planner.jobs import Job, Loss, Mode, resolve_job
 from planner.program.events import Trace, validate
 from planner.program.fit import NotAffineError, fit_traces, tensors_diverge
 from tests.helpers.models import AMPERE, born, job_of
-from tests.helpers.structs import replace
 
 DRAWN = "come from values drawn at random on the CPU, not from data and trained weights"
 COMPUTED = "which reads values: they were computed on the CPU"
@@ -146,7 +145,7 @@ def test_products_are_not_computed() -> None:
 
 def test_values_change_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """If nothing is read, the second tracer records what the first does, block by block."""
-    job = replace(resolve_job("torchvision:resnet18", {}, optimizer="adam"), steps=2)
+    job = resolve_job("torchvision:resnet18", {}, optimizer="adam").replace(steps=2)
     first = record(job, 2, AMPERE)
     monkeypatch.setattr("planner.capture.values.interpretation.MetaRunner", interpreter.ValueInterpreter)
     assert record(job, 2, AMPERE) == first
@@ -340,7 +339,7 @@ def _removes(a: tuple[int, ...], b: tuple[int, ...], threshold: float) -> bool:
 def test_detector_is_traced(mode: Mode) -> None:
     """A detector of torchvision is traced with lists of images; a second image needs more than the first."""
     job = resolve_job("torchvision:detection.fasterrcnn_mobilenet_v3_large_320_fpn", {}, mode=mode.value)
-    one, two = (record(replace(job, steps=1), batch, AMPERE) for batch in (1, 2))
+    one, two = (record(job.replace(steps=1), batch, AMPERE) for batch in (1, 2))
     validate(two)
     assert one.notes[-1].endswith(DRAWN)
     assert sum(born(two)) > sum(born(one))
@@ -353,6 +352,6 @@ def test_detector_is_traced(mode: Mode) -> None:
 def test_detectors_get_images_of_their_own_type() -> None:
     """In pure half precision images come in it, as any other input does."""
     job = resolve_job("torchvision:ssdlite320_mobilenet_v3_large", {}, mode="infer", precision="fp16")
-    taken = record(replace(job, steps=1), 2, AMPERE)
+    taken = record(job.replace(steps=1), 2, AMPERE)
     assert [size for size in born(taken, "empty.memory_format") if size == 3 * 480 * 640 * 2] != []
     assert 3 * 480 * 640 * 4 not in born(taken, "empty.memory_format")

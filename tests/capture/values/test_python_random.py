@@ -38,7 +38,7 @@ class Cropped(nn.Module):
 )
 def test_draws_are_named(columns: Callable[[], int], named: str) -> None:
     """The trace of a model that draws from the global generators says so, and no other does."""
-    job = Job("Cropped", inputs=(parse_tensor_spec("8"),), mode=Mode.TRAIN, loss=Loss.OUTPUT, steps=2)
+    job = Job.create("Cropped", inputs=(parse_tensor_spec("8"),), mode=Mode.TRAIN, loss=Loss.OUTPUT, steps=2)
     trace = record(job, 4, AMPERE, lambda _: Cropped(columns))
     notes = [note for note in trace.notes if note.startswith("the model draws numbers from")]
     assert [note.split(" from ")[1].split(":")[0] for note in notes] == [named][: bool(named)]

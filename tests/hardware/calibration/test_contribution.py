@@ -36,7 +36,7 @@ def test_a_model_of_a_file_is_a_digest(tmp_path: Path) -> None:
     one, other = (pack(own, lambda path, text=text: text) for text in (b"one", b"other"))
     texts = [calibration_text(each) for each in (one, other)]
     assert all(word not in text for text in texts for word in ("ada", "secret", "train.py", "Net"))
-    assert one.key.job.model.startswith("file:") and one.key.job.model != other.key.job.model
+    assert one.key.job.model.name.startswith("file:") and one.key.job.model.name != other.key.job.model.name
     assert check_contribution(save_calibration(tmp_path, one)) == []
 
 
@@ -44,7 +44,7 @@ def test_a_guarded_model_is_its_structure() -> None:
     """The class of a user's model is not named."""
     own = plausible(source="", model="SecretNet", model_args=(("structure", "0123456789abcdef"),))
     packed = pack(own)
-    assert (packed.key.job.model, packed.key.job.model_args) == ("module:0123456789abcdef", ())
+    assert (packed.key.job.model.name, packed.key.job.model.args) == ("module:0123456789abcdef", ())
 
 
 def test_other_names_of_files_are_refused() -> None:

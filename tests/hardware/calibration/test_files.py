@@ -76,7 +76,7 @@ def test_one_file_per_key(tmp_path: Path) -> None:
     keys = [
         KEY,
         replace(KEY, gpu="RTX 4090"),
-        replace(KEY, job=replace(JOB, steps=9)),
+        replace(KEY, job=JOB.replace(steps=9)),
         replace(KEY, versions=replace(KEY.versions, driver="550")),
         replace(KEY, settings=replace(KEY.settings, matmul_tf32=True)),
     ]
@@ -230,7 +230,7 @@ def test_older_settings(tmp_path: Path, flag: str) -> None:
     text = path.read_text()
     assert "  cudnn_tf32: true\n" in text
     path.write_text(text.replace("  cudnn_tf32: true\n", f"  cudnn_tf32: true\n  cudnn_benchmark: {flag}\n"))
-    job = replace(JOB, cudnn_benchmark=flag == "true")
+    job = JOB.replace(cudnn_benchmark=flag == "true")
     assert load_calibration(path).key == replace(KEY, job=job)
     assert {point.observation.job for point in load_calibration(path).points} == {job}
 

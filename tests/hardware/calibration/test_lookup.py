@@ -22,7 +22,7 @@ from tests.helpers.calibrations import CARD, FIT, JOB, KEY, REFUSAL, VERSIONS, c
 from tests.helpers.structs import replace
 
 RULES = AllocatorConfig()
-ADAM = replace(JOB, optimizer=Optimizer.ADAM)
+ADAM = JOB.replace(optimizer=Optimizer.ADAM)
 OTHER = replace(
     CARD, name="RTX 4090", aliases=(), total=SourcedBytes(24_564 * MIB, "made up"), capability=(8, 9)
 )
@@ -124,9 +124,9 @@ def test_published_runs_do_not_answer_for_other_jobs() -> None:
 
 def test_what_makes_jobs_the_same() -> None:
     """The catalogue's name and the number of steps do not count; where zero_grad stands does."""
-    renamed = replace(JOB, model="torchvision:resnet18", source="", steps=9)
+    renamed = JOB.replace(model="torchvision:resnet18", source="", steps=9)
     assert best([calibration()], CalibrationQuery(renamed, CARD)).fit == FIT
-    moved = replace(JOB, zero_grad=ZeroGrad.AFTER_STEP)
+    moved = JOB.replace(zero_grad=ZeroGrad.AFTER_STEP)
     assert best([calibration()], CalibrationQuery(moved, CARD)).fit is None
 
 
@@ -135,9 +135,9 @@ def test_a_line_is_one_through_replays_with_the_same_workspaces() -> None:
     answers. Whichever cuDNN does, the line stays; a job without convolutions names none.
     """
     published, asked = (
-        calibration(replace(KEY, job=replace(JOB, cudnn=name))) for name in ("published", "stored")
+        calibration(replace(KEY, job=JOB.replace(cudnn=name))) for name in ("published", "stored")
     )
-    plan = CalibrationQuery(replace(JOB, cudnn="installed"), CARD)
+    plan = CalibrationQuery(JOB.replace(cudnn="installed"), CARD)
     assert best([published], plan).fit is None
     assert best([published], plan).context is not None
     assert best([asked], plan).fit == FIT
@@ -153,7 +153,7 @@ def test_names_of_cards() -> None:
 
 def test_benchmarked_runs_do_not_answer_for_others() -> None:
     """Runs with cuDNN's benchmark mode answer for jobs with it, and for no other, not even their context."""
-    with_it = replace(JOB, cudnn_benchmark=True)
+    with_it = JOB.replace(cudnn_benchmark=True)
     assert find_calibration([calibration(replace(KEY, job=with_it))], CalibrationQuery(JOB, CARD)) is None
     assert find_calibration([calibration()], CalibrationQuery(with_it, CARD)) is None
     assert best([calibration(replace(KEY, job=with_it))], CalibrationQuery(with_it, CARD)).fit == FIT

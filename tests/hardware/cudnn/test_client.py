@@ -219,7 +219,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCudnn:
 
 def training(*, benchmark: bool) -> Job:
     plain = job_of("4x16x16", mode=Mode.TRAIN, steps=3, optimizer=Optimizer.ADAM)
-    return replace(plain, cudnn="anywhere", cudnn_benchmark=benchmark)
+    return plain.replace(cudnn="anywhere", cudnn_benchmark=benchmark)
 
 
 def workspaces_of(taken: Trace) -> list[int]:
@@ -282,8 +282,8 @@ def test_the_cache_is_emptied_after_engines_are_timed() -> None:
 
 def test_programs_are_cached_without_a_librarys_answers() -> None:
     """The key of a job is the same whatever answers for its convolutions."""
-    job = Job("torchvision:alexnet", cudnn="installed", cudnn_benchmark=True)
-    assert fingerprint_of(job) == fingerprint_of(Job("torchvision:alexnet")) is not None
+    job = Job.create("torchvision:alexnet", cudnn="installed", cudnn_benchmark=True)
+    assert fingerprint_of(job) == fingerprint_of(Job.create("torchvision:alexnet")) is not None
 
 
 def test_a_plan_holds_the_workspaces_and_says_so(fake: FakeCudnn) -> None:

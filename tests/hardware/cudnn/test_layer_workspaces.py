@@ -92,11 +92,11 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Copying:
     return library
 
 
-JOB = Job("net", inputs=(TensorSpec((4, 32, 32)),), loss=Loss.SUM, steps=2, cudnn="anywhere")
+JOB = Job.create("net", inputs=(TensorSpec((4, 32, 32)),), loss=Loss.SUM, steps=2, cudnn="anywhere")
 
 
 def detailed(job: Job = JOB, batch: int = 8) -> Trace:
-    query = CudnnWorkspaces(Copying(), job.cudnn_benchmark)  # type: ignore[arg-type]
+    query = CudnnWorkspaces(Copying(), job.environment.cudnn_benchmark)  # type: ignore[arg-type]
     return record(job, batch, AMPERE, on_meta(Net), ProvenanceCollector(), conv_workspace_query=query)
 
 
@@ -129,7 +129,7 @@ def test_each_layer_and_direction_once(library: Copying) -> None:
 
 def test_the_search_is_a_row_of_its_own(library: Copying) -> None:
     """The search stands with the engine that takes most, before that of the heuristics' first."""
-    layers = layer_workspaces(detailed(replace(JOB, cudnn_benchmark=True)))
+    layers = layer_workspaces(detailed(JOB.replace(cudnn_benchmark=True)))
     forward = [one for one in layers if (one.module, one.direction) == ("first", Direction.FORWARD)]
     assert [(one.searched, one.engine, one.notes) for one in forward] == [
         (True, 9, ""),
@@ -149,7 +149,7 @@ def test_traces_name_the_convolutions_of_workspaces(library: Copying) -> None:
 
 def test_an_epoch_has_those_of_both_batch_sizes(library: Copying) -> None:
     """Blocks have other numbers in a trace that is put together."""
-    job = replace(JOB, dataset_size=11, steps=3)
+    job = JOB.replace(dataset_size=11, steps=3)
     full = {one.size_bytes for one in layer_workspaces(detailed(job, 8))}
     smaller = {one.size_bytes for one in layer_workspaces(detailed(job, 3))}
     both = with_last_batch(job, 8, lambda batch: detailed(job, batch))
@@ -286,8 +286,8 @@ def test_a_model_in_a_process_of_its_own_has_them(tmp_path: Path) -> None:
         "    def __init__(self):\n"
         "        super().__init__(torch.nn.Conv2d(320, 1280, 1))\n"
     )
-    job = Job(f"{file}:Net", inputs=(TensorSpec((320, 2, 2)),), loss=Loss.MSE, steps=1)
-    job = replace(job, target=TensorSpec((1280, 2, 2)), cudnn="published")
+    job = Job.create(f"{file}:Net", inputs=(TensorSpec((320, 2, 2)),), loss=Loss.MSE, steps=1)
+    job = job.replace(target=TensorSpec((1280, 2, 2)), cudnn="published")
     target = Target.for_capability((8, 6))
     programs = open_programs(job, ignore_progress, mode=CaptureMode.WITH_PROVENANCE, limit_seconds=600)
     (row,) = programs.trace(4, target).conv_workspaces

@@ -1,7 +1,6 @@
 """Jobs of several GPUs leave room for NCCL; others are as they were."""
 
 import pytest
-from msgspec.structs import replace
 
 from planner.allocator import AllocatorConfig
 from planner.hardware import (
@@ -16,19 +15,19 @@ from planner.hardware import (
 from planner.jobs import Job, Mode
 
 BUDGET = make_budget(find_device("H100"), 0.99, AllocatorConfig())
-JOB = Job("net")
+JOB = Job.create("net")
 
 
 def test_a_job_on_one_gpu_has_no_nccl() -> None:
     """Neither do passes without gradients, which send nothing."""
     assert with_nccl_of(BUDGET, JOB) == BUDGET
-    assert with_nccl_of(BUDGET, replace(JOB, ddp=True, mode=Mode.INFER)) == BUDGET
+    assert with_nccl_of(BUDGET, JOB.replace(ddp=True, mode=Mode.INFER)) == BUDGET
 
 
 @pytest.mark.parametrize("fields", [{"ddp": True}, {"fsdp": 2}, {"fsdp": 8}, {"fsdp": 64}])
 def test_nccl_lies_beside_the_allocator(fields: dict[str, object]) -> None:
     """NCCL's memory is added to the process, and taken from the allocator with its spread."""
-    budget = with_nccl_of(BUDGET, replace(JOB, **fields))
+    budget = with_nccl_of(BUDGET, JOB.replace(**fields))
     nccl = budget.device.nccl
     assert nccl is not None and nccl.spread > 0
     assert process_bytes(budget, 10**9) - process_bytes(BUDGET, 10**9) == nccl.value
@@ -39,12 +38,12 @@ def test_nccl_lies_beside_the_allocator(fields: dict[str, object]) -> None:
 
 def test_replicas_are_a_second_group() -> None:
     """HSDP gathers in one group and reduces in another."""
-    job = replace(JOB, fsdp=8)
+    job = JOB.replace(fsdp=8)
     assert communicators_of(job) == 1
-    assert communicators_of(replace(job, fsdp_arg=("replicas=2",))) == 2
-    assert communicators_of(replace(JOB, world_size=4, mode=Mode.STEP)) == 1
-    assert communicators_of(replace(job, tp=2)) == 2 and communicators_of(replace(JOB, tp=2)) == 1
+    assert communicators_of(job.replace(fsdp_arg=("replicas=2",))) == 2
+    assert communicators_of(JOB.replace(world_size=4, mode=Mode.STEP)) == 1
+    assert communicators_of(job.replace(tp=2)) == 2 and communicators_of(JOB.replace(tp=2)) == 1
     one, two = (
-        with_nccl_of(BUDGET, each).device.nccl for each in (job, replace(job, fsdp_arg=("replicas=2",)))
+        with_nccl_of(BUDGET, each).device.nccl for each in (job, job.replace(fsdp_arg=("replicas=2",)))
     )
     assert one is not None and two is not None and two.value - one.value == 800 * MIB

@@ -34,7 +34,7 @@ def test_what_the_table_says_counts_for_every_job(tmp_path: Path) -> None:
     assert (one.line, one.batch) == (5, load_catalogue()["resnet50"].batch)
     assert [device.name for device in two.devices if device] == ["L4 24GB"]
     assert (two.budget_bytes, two.confidence, two.headroom) == (5 * 10**8, 0.9, Headroom(2**30))
-    assert (two.line, two.batch, two.job.optimizer) == (7, 8, "adamw")
+    assert (two.line, two.batch, two.job.loop.optimizer) == (7, 8, "adamw")
 
 
 def test_a_budget_alone_needs_no_gpu(tmp_path: Path) -> None:

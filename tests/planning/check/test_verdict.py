@@ -10,7 +10,7 @@ from planner.planning.check import EVEN, FailOn, Headroom, Judgement, Verdict, j
 from planner.planning.estimate import estimate_batch
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
 
-JOB = Job("toy", inputs=(TensorSpec((4,)),), loss=Loss.SUM, steps=1)
+JOB = Job.create("toy", inputs=(TensorSpec((4,)),), loss=Loss.SUM, steps=1)
 NONE = Headroom()
 CONTEXT_MIB = 300
 

@@ -36,7 +36,7 @@ from tests.helpers.golden import FOLDER, expected
 from tests.helpers.structs import replace
 
 GOLDEN = FOLDER / "compare"
-JOB = Job("toy", source="zoo:Toy", inputs=(TensorSpec((3, 4)),), loss=Loss.SUM, steps=1)
+JOB = Job.create("toy", source="zoo:Toy", inputs=(TensorSpec((3, 4)),), loss=Loss.SUM, steps=1)
 CONTEXT = SourcedBytes(300 * MIB, "one measurement")
 CARD = Device(
     name="Card 1",

@@ -181,13 +181,13 @@ def test_moments_are_the_notebooks() -> None:
         **{"momentum": 1, "nesterov": 1, "adamw": 2},
     }
     assert set(Optimizer) - set(MOMENTS) == {"adafactor"}
-    assert moments_of(Job("a", optimizer=Optimizer.ADAM)) == 2
+    assert moments_of(Job.create("a", optimizer=Optimizer.ADAM)) == 2
 
 
 def test_adafactor_has_no_moments_to_count() -> None:
     """Adafactor's state is factored, which the formula has no term for; the refusal notes it."""
     with pytest.raises(UsageError) as error:
-        moments_of(Job("a", optimizer=Optimizer.ADAFACTOR))
+        moments_of(Job.create("a", optimizer=Optimizer.ADAFACTOR))
     assert str(error.value) == (
         "optimizer adafactor: the formula counts moments the size of the weights, and adafactor keeps "
         "others; use --method trace"

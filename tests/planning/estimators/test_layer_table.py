@@ -67,7 +67,7 @@ def test_variable_is_its_own_data() -> None:
     assert usage_of("tensor_1gib").data_bytes == 1024 * MIB
 
 
-WITH_INPUTS = [name for name, entry in load_catalogue().items() if entry.job.inputs]
+WITH_INPUTS = [name for name, entry in load_catalogue().items() if entry.job.samples.inputs]
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from planner.jobs.catalogue import load_catalogue
 from planner.planning.estimators.peers import PeerEstimate
 from planner.planning.estimators.torch_runners.mem_tracker import estimate_by_memtracker, replace_tensors
 from tests.helpers.models import job_of, on_meta
-from tests.helpers.structs import replace
 
 MIB = 2**20
 CATALOGUE = load_catalogue()
@@ -29,7 +28,7 @@ class OneLayer(nn.Module):
 
 
 def one_layer_job(optimizer: Optimizer, steps: int) -> Job:
-    return replace(job_of("256"), mode=Mode.TRAIN, loss=Loss.SUM, optimizer=optimizer, steps=steps)
+    return job_of("256").replace(mode=Mode.TRAIN, loss=Loss.SUM, optimizer=optimizer, steps=steps)
 
 
 def peak_of_one_layer(job: Job) -> PeerEstimate:
@@ -48,7 +47,7 @@ def test_cnn_is_ours_without_cublas_workspaces() -> None:
 )
 def test_peak_stays_what_it_is(name: str, printed: str) -> None:
     """MemTracker of torch 2.13 gives this for the seeds' models; no figure of theirs, but the one we show."""
-    peak = estimate_by_memtracker(replace(CATALOGUE[name].job, steps=1), CATALOGUE[name].batch)
+    peak = estimate_by_memtracker(CATALOGUE[name].job.replace(steps=1), CATALOGUE[name].batch)
     assert f"{peak.total_bytes / MIB:.1f}" == printed
 
 
@@ -64,7 +63,7 @@ def test_second_step_holds_the_optimizers_state() -> None:
 def test_inference_keeps_no_gradients() -> None:
     """Weights, input and output are all."""
     peak = estimate_by_memtracker(
-        replace(one_layer_job(Optimizer.SGD, 1), mode=Mode.INFER), 4096, on_meta(OneLayer)
+        one_layer_job(Optimizer.SGD, 1).replace(mode=Mode.INFER), 4096, on_meta(OneLayer)
     )
     assert peak.total_bytes == (256 * 256 + 2 * 4096 * 256) * 4
 
@@ -112,7 +111,7 @@ class Tied(nn.Module):
 
 def test_replaced_tensors_keep_what_they_were() -> None:
     """Shared parameters stay shared, frozen ones frozen, buffers buffers, and nothing stays nothing."""
-    model = on_meta(Tied)(Job("x", inputs=(TensorSpec((4,)),)))
+    model = on_meta(Tied)(Job.create("x", inputs=(TensorSpec((4,)),)))
     replace_tensors(model, lambda tensor: torch.empty_like(tensor, device="cpu", requires_grad=False))
     assert isinstance(model, Tied)
     assert model.a.weight is model.b.weight

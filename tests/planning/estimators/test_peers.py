@@ -17,7 +17,6 @@ from planner.planning.estimators.torch_runners.peers import (
     estimate_by_torchsummary,
 )
 from tests.helpers.models import job_of, on_meta
-from tests.helpers.structs import replace
 
 MIB = 2**20
 CATALOGUE = load_catalogue()
@@ -117,7 +116,7 @@ def test_torchsummary_counts_as_its_hooks_do() -> None:
 
 def test_torchsummary_multiplies_the_inputs() -> None:
     """Several inputs count, as published, as the product of all their sizes."""
-    job = replace(job_of("4"), inputs=(TensorSpec((4,)), TensorSpec((4,))))
+    job = job_of("4").replace(inputs=(TensorSpec((4,)), TensorSpec((4,))))
     assert estimate_by_torchsummary(job, 1, on_meta(Multiply)).parts[0][1] == 4 * 4 * 4
 
 
@@ -147,7 +146,7 @@ def test_modelsize_on_its_example_is_the_articles() -> None:
 
 def test_modelsize_on_its_example_is_the_readmes() -> None:
     """408.2833251953125 MB and 3,424,928,768 bits for 16 inputs of 256 x 256, as in the tool's README."""
-    job = replace(CATALOGUE["conv_pair"].job, inputs=(TensorSpec((1, 256, 256)),))
+    job = CATALOGUE["conv_pair"].job.replace(inputs=(TensorSpec((1, 256, 256)),))
     estimate = estimate_by_modelsize(job, 16)
     assert (in_units(estimate), 8 * estimate.total_bytes) == (408.2833251953125, 3_424_928_768)
 

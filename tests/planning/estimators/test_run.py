@@ -28,7 +28,7 @@ from tests.helpers.golden import FOLDER, expected
 from tests.helpers.structs import replace
 
 GOLDEN = FOLDER / "static_estimate"
-JOB = Job(
+JOB = Job.create(
     "toy", source="zoo:Toy", inputs=(TensorSpec((3, 4)),), loss=Loss.SUM, optimizer=Optimizer.ADAM, steps=2
 )
 CARD = Device(
@@ -75,13 +75,13 @@ def test_the_formula_prints_its_seven_lines() -> None:
 def test_the_total_is_that_of_the_mode() -> None:
     """Training counts the gradients, inference does not."""
     assert formula(3, no_card()).total_bytes == 62 * MIB
-    assert formula(3, no_card(), replace(JOB, mode=Mode.INFER)).total_bytes == 23 * MIB
+    assert formula(3, no_card(), JOB.replace(mode=Mode.INFER)).total_bytes == 23 * MIB
 
 
 def test_the_formula_refuses_a_forward_pass_in_training_mode() -> None:
     """The formula has no line for gradients that are recorded and never computed."""
     with pytest.raises(UsageError) as caught:
-        moments_of(replace(JOB, mode=Mode.FORWARD))
+        moments_of(JOB.replace(mode=Mode.FORWARD))
     assert str(caught.value) == (
         "--mode forward: the formula knows training and inference; give --mode train or --mode infer, or use "
         "--method trace"
@@ -114,7 +114,7 @@ def test_the_inverse_is_the_largest_batch_whose_total_is_left(left_mib: int, lar
 
 def test_inference_has_its_own_inverse() -> None:
     """8 MiB and 5 a sample: 100 MiB hold 18."""
-    assert formula_plan(replace(JOB, mode=Mode.INFER), card(100), COUNTS, 0.5).max_batch == 18
+    assert formula_plan(JOB.replace(mode=Mode.INFER), card(100), COUNTS, 0.5).max_batch == 18
 
 
 def test_nothing_is_inverted_without_a_bound() -> None:
@@ -137,7 +137,7 @@ def reports() -> dict[str, str]:
         "formula_no": static_estimate_document(formula(30, card(100)), 1.5),
         "max_batch": formula_plan_document(formula_plan(JOB, card(100), COUNTS, 0.5), 1.5),
         "max_batch_none": formula_plan_document(formula_plan(JOB, card(30), COUNTS, 0.5), 1.5),
-        "torchinfo_infer": static_estimate_document(peer(card(100), replace(JOB, mode=Mode.INFER)), 1.5),
+        "torchinfo_infer": static_estimate_document(peer(card(100), JOB.replace(mode=Mode.INFER)), 1.5),
     }
     return {name: render_plain(document) for name, document in documents.items()}
 

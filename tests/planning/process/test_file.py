@@ -24,7 +24,7 @@ from planner.planning.process.model import (
 )
 
 IMAGE = parse_tensor_spec("3x8x8")
-JOB = Job("tiny", inputs=(IMAGE,), target=parse_tensor_spec("10"), source="zoo:CNN")
+JOB = Job.create("tiny", inputs=(IMAGE,), target=parse_tensor_spec("10"), source="zoo:CNN")
 CATALOGUE = {"tiny": CatalogueEntry(JOB, 16, "a job of this test")}
 NET = Model("net", JOB, 16)
 
@@ -100,7 +100,7 @@ def test_a_process_has_one_workspace_of_cublas(tmp_path: Path, line: str, config
     """
     text = line + "models: {net: torchvision:resnet18, other: monai:UNet}\nsteps: [place: net, place: other]"
     models = [step.model for step in read(tmp_path, text) if isinstance(step, Place)]
-    assert [model.job.cublas_workspace_config for model in models] == [config, config]
+    assert [model.job.environment.cublas_workspace_config for model in models] == [config, config]
 
 
 HEAD = "models:\n  net: tiny\n  far: torchvision:resnet18\nsteps:\n"
@@ -209,7 +209,9 @@ def test_the_shipped_notebook_runs_its_models_in_the_notebooks_order() -> None:
     """The notebook's five models are trained one after the other, each for 3 epochs of 4 steps."""
     process = read_process(find_process_file("notebook"), load_catalogue()).process
     trained = [step for step in process if isinstance(step, Train)]
-    assert [(step.model.job.model, step.batch, step.steps_per_epoch, step.epochs) for step in trained] == [
+    assert [
+        (step.model.job.model.name, step.batch, step.steps_per_epoch, step.epochs) for step in trained
+    ] == [
         ("cnn", 128, 4, 3),
         ("vgg16_bn", 128, 4, 3),
         ("resnet50", 128, 4, 3),

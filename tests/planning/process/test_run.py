@@ -35,11 +35,10 @@ from planner.planning.process.model import (
 from planner.planning.process.run import run_process
 from planner.program.events import Alloc, Category, Event, Free, Outcome, Phase, PhaseStart, Trace
 from tests.helpers.models import MIB
-from tests.helpers.structs import replace
 from tests.helpers.traces import SITES
 
 BATCH = 4
-JOB = Job("hand-made")
+JOB = Job.create("hand-made")
 NET = Model("net", JOB, BATCH)
 OTHER = Model("other", JOB, BATCH)
 
@@ -94,14 +93,14 @@ INFERENCE = (
 def tracer(job: Job, batch: int) -> Trace:
     """The hand-made model, whatever the job is called."""
     assert batch == BATCH
-    infers = job.mode is Mode.INFER
-    events = INFERENCE if infers else tuple(events_of_training(job.steps, job.zero_grad))
+    infers = job.loop.mode is Mode.INFER
+    events = INFERENCE if infers else tuple(events_of_training(job.loop.steps, job.loop.zero_grad))
     return Trace(tuple(events), SITES, batch)
 
 
 def growing(job: Job, batch: int) -> Trace:
     """A loop that never settles."""
-    return Trace(tuple(events_of_training(job.steps, job.zero_grad, growth=2)), SITES, batch)
+    return Trace(tuple(events_of_training(job.loop.steps, job.loop.zero_grad, growth=2)), SITES, batch)
 
 
 def mib_after(*steps: Step) -> tuple[float, ...]:
@@ -209,7 +208,7 @@ def test_a_second_summary_takes_nothing_more() -> None:
 
 def test_training_is_the_replay_of_its_trace() -> None:
     """A model placed and trained for the steps of a trace prints the figures of the replay of the trace."""
-    alone = replay_trace(tracer(replace(JOB, steps=3), BATCH))
+    alone = replay_trace(tracer(JOB.replace(steps=3), BATCH))
     reading = run_process((Place(NET), training()), tracer).readings[-1]
     assert alone.outcome is Outcome.FITS
     assert reading == MemoryReading(
@@ -220,8 +219,8 @@ def test_training_is_the_replay_of_its_trace() -> None:
 @pytest.mark.parametrize("zero_grad", ZeroGrad)
 def test_repeated_steps_are_traced_ones(zero_grad: ZeroGrad) -> None:
     """Four epochs print the figures of the replay of a trace of all their steps."""
-    job = replace(JOB, zero_grad=zero_grad)
-    alone = replay_trace(tracer(replace(job, steps=12), BATCH))
+    job = JOB.replace(zero_grad=zero_grad)
+    alone = replay_trace(tracer(job.replace(steps=12), BATCH))
     model = Model("net", job, BATCH)
     readings = run_process((Place(model), training(model, epochs=4)), tracer).readings
     assert [reading.label for reading in readings] == ["Train"] * 4
@@ -271,7 +270,7 @@ def test_the_backward_passs_workspace_is_not_the_forward_passs() -> None:
 @pytest.mark.parametrize("zero_grad", ZeroGrad)
 def test_gradients_are_never_there_twice(zero_grad: ZeroGrad) -> None:
     """A second loop peaks as the first does."""
-    model = Model("net", replace(JOB, zero_grad=zero_grad), BATCH)
+    model = Model("net", JOB.replace(zero_grad=zero_grad), BATCH)
     once = Train(model, BATCH, 1, 1)
     peak_mib = WEIGHT + INPUT + HIDDEN + OUTPUT + WEIGHT + WORKSPACES
     assert mib_after(Place(model), once, Leave(), ResetPeak(), once)[2] == peak_mib
@@ -289,7 +288,7 @@ def test_old_gradients_go_where_the_loop_sets_them_to_none(
     zero_grad: ZeroGrad, phase: Phase, requested_mib: int
 ) -> None:
     """In a second loop that starts with room for its input alone, more comes free in that phase."""
-    model = Model("net", replace(JOB, zero_grad=zero_grad), BATCH)
+    model = Model("net", JOB.replace(zero_grad=zero_grad), BATCH)
     once = Train(model, BATCH, 1, 1)
     steps = (Place(model), once, Leave(), EmptyCache())
     held = 2 * WEIGHT + WORKSPACES
@@ -330,7 +329,7 @@ def test_optimizer_state_of_the_setup_dies_with_the_loop() -> None:
     """State that an optimizer makes when it is built belongs to the loop, not to the model."""
 
     def adagrad(job: Job, batch: int) -> Trace:
-        setup, parameter, *steps = events_of_training(job.steps, job.zero_grad)
+        setup, parameter, *steps = events_of_training(job.loop.steps, job.loop.zero_grad)
         state = Alloc(1, 30 * MIB, Category.OPTIMIZER, 0)
         return Trace((setup, parameter, state, *steps), SITES, batch)
 
@@ -403,8 +402,8 @@ def test_cached_memory_is_released_on_the_way() -> None:
 
 # ---- processes that make no sense
 
-GRADS_KEPT = Model("net", replace(JOB, keep_grads=True), BATCH)
-INFERRING = Model("net", replace(JOB, mode=Mode.INFER), BATCH)
+GRADS_KEPT = Model("net", JOB.replace(keep_grads=True), BATCH)
+INFERRING = Model("net", JOB.replace(mode=Mode.INFER), BATCH)
 
 
 @pytest.mark.parametrize(

@@ -260,7 +260,7 @@ def test_stored_results_are_those_of_this_very_job(tmp_path: Path) -> None:
     done = TaskResult({device_digest(L4): FIGURES})
     ResultStore(tmp_path, "1", quiet).keep(task, done)
     others = [
-        replace(task, job=replace(task.job, steps=2)),
+        replace(task, job=task.job.replace(steps=2)),
         replace(task, options={"allocator_cap_mib": 9}),
         replace(task, options={"confidence": 0.9}),
         replace(task, options={"no_calibration": True}),
@@ -273,7 +273,7 @@ def test_stored_results_are_those_of_the_queried_library(monkeypatch: pytest.Mon
     """Another cuDNN in the same place, or none, has no stored result; torch and the planner count as ever."""
     keys = set()
     plain = task_of("conv_pair", L4)
-    task = replace(plain, job=replace(plain.job, cudnn="somewhere"))
+    task = replace(plain, job=plain.job.replace(cudnn="somewhere"))
     for version in ("9.8.0", "9.10.2"):
         monkeypatch.setattr(
             "planner.emulator.convolutions.open_cudnn_with_cublaslt",

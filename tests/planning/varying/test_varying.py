@@ -46,7 +46,6 @@ from planner.planning.varying.process import VaryingProcess
 from planner.planning.varying.programs import SizedPrograms
 from planner.program import Target
 from tests.helpers.models import on_meta
-from tests.helpers.structs import replace
 
 AMPERE = Target.for_capability((8, 6))
 SIZES = "16..300x32"
@@ -78,7 +77,7 @@ def job_of(**fields: Any) -> Job:
         "optimizer": Optimizer.ADAM,
         "cudnn": "published",
     }
-    return Job("texts", **given | fields)
+    return Job.create("texts", **given | fields)
 
 
 build = on_meta(Texts)
@@ -174,7 +173,7 @@ def test_a_run_is_that_of_a_loop_over_the_same_batches(
 
     ranged = job
     monkeypatch.setattr(recipe, "batch_loader", loader_of)
-    whole = planner.capture.session.record(replace(at_size(job, (16,)), steps=len(by_step)), 2, (8, 6), build)
+    whole = planner.capture.session.record(at_size(job, (16,)).replace(steps=len(by_step)), 2, (8, 6), build)
     monkeypatch.undo()
     expected, process = replay_trace(whole), played(job, by_step)
     found = process.replay(2)

@@ -38,23 +38,23 @@ def complete_diffusers(job: Job, name: str, arguments: Mapping[str, Any]) -> Job
     if made is None and not given:
         example = "--input hidden_states=4096x64 --input timestep=scalar:int64"
         raise UsageError(
-            f"{job.model}: its inputs are unknown; give one sample of each by keyword, such as {example}"
+            f"{job.model.name}: its inputs are unknown; give one sample of each by keyword, such as {example}"
         )
     inputs = given if made is None else _resized(made.inputs, given, choice)
     ordered = tuple(replace(spec, keyword=keyword) for keyword, spec in inputs.items())
-    job = replace(job, inputs=ordered)
-    if job.mode is not Mode.TRAIN or job.loss is not Loss.MSE or job.target is not None:
+    job = job.replace(inputs=ordered)
+    if job.loop.mode is not Mode.TRAIN or job.loop.loss is not Loss.MSE or job.samples.target is not None:
         return job
     main = next((inputs[keyword] for keyword in MAIN if keyword in inputs), None)
     if made is None or made.channel_axis is None or main is None:
-        return replace(job, loss=Loss.SUM)
-    return replace(job, target=_target(main, made.channel_axis, choice.config))
+        return job.replace(loss=Loss.SUM)
+    return job.replace(target=_target(main, made.channel_axis, choice.config))
 
 
 def _by_keyword(job: Job, choice: Choice) -> Shapes:
     given: Shapes = {}
     names = list(choice.inputs)
-    for spec in job.inputs:
+    for spec in job.samples.inputs:
         name = spec.keyword or names[0]
         if name.partition(".")[0] not in names:
             near = nearest(name, names)

@@ -56,23 +56,23 @@ class Choice:
 
 def is_of_transformers(job: Job) -> bool:
     """Return whether the job's model comes from transformers."""
-    return split_model(job.source or job.model).source == SOURCE
+    return split_model(job.model.source or job.model.name).source == SOURCE
 
 
 def is_padded(job: Job) -> bool:
     """Return whether a job's batches are padded: False only if a transformers model has `padded=False`."""
-    return not (is_of_transformers(job) and dict(job.model_args).get("padded", True) is False)
+    return not (is_of_transformers(job) and dict(job.model.args).get("padded", True) is False)
 
 
 def notes_of(job: Job, model: object) -> tuple[str, ...]:
     """Return notes on assumptions about the inputs of a transformers model; () for other models."""
     if not is_of_transformers(job):
         return ()
-    keywords = {spec.keyword for spec in job.inputs}
+    keywords = {spec.keyword for spec in job.samples.inputs}
     notes = []
     positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
-    tokens = max((spec.shape[-1] for spec in job.inputs if spec.keyword == "input_ids"), default=0)
-    tokens += job.new_tokens if job.mode is Mode.GENERATE else 0
+    tokens = max((spec.shape[-1] for spec in job.samples.inputs if spec.keyword == "input_ids"), default=0)
+    tokens += job.loop.new_tokens if job.loop.mode is Mode.GENERATE else 0
     if isinstance(positions, int) and tokens > positions > 0:
         notes.append(
             f"{tokens:,} tokens are more than the {positions:,} positions of the configuration: a model that "
@@ -93,9 +93,9 @@ def notes_of(job: Job, model: object) -> tuple[str, ...]:
         )
     name = type(model).__name__
     of_objects = is_detector(name) or takes_masks(name)
-    if of_objects and job.mode is Mode.TRAIN and job.loss is Loss.OUTPUT:
+    if of_objects and job.loop.mode is Mode.TRAIN and job.loop.loss is Loss.OUTPUT:
         notes.append(f"each image has {OBJECTS} objects, as COCO's have in the mean")
-    if "input_values" in keywords and "apply_spec_augment" not in dict(job.model_args):
+    if "input_values" in keywords and "apply_spec_augment" not in dict(job.model.args):
         notes.append("SpecAugment and LayerDrop, which are random, are disabled")
     return tuple(notes)
 

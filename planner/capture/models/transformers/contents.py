@@ -22,7 +22,7 @@ _SEGMENTERS = ("ForUniversalSegmentation", "ForInstanceSegmentation")
 def known_contents(model: object, job: Job, batch: int) -> dict[str, Any]:
     """Return the inputs whose values matter by keyword, with values on the CPU; {} if there are none."""
     config = getattr(model, "config", None)
-    specs = {spec.keyword: spec for spec in job.inputs}
+    specs = {spec.keyword: spec for spec in job.samples.inputs}
     contents: dict[str, Any] = {}
     if takes_patches(config) and _IMAGE in specs:
         contents |= _patches_and_types(config, specs, batch)
@@ -34,7 +34,7 @@ def known_contents(model: object, job: Job, batch: int) -> dict[str, Any]:
             text = torch.zeros((batch, *specs[_TEXT].shape), dtype=getattr(torch, specs[_TEXT].dtype))
             text[:, :number] = tokens
             contents[_TEXT] = text
-    if job.mode is not Mode.TRAIN or job.loss is not Loss.OUTPUT:
+    if job.loop.mode is not Mode.TRAIN or job.loop.loss is not Loss.OUTPUT:
         return contents
     name = type(model).__name__
     if is_detector(name):

@@ -59,20 +59,20 @@ def complete_inputs(job: Job, choice: Choice) -> Job:
     Raises UsageError for inputs that the model does not take.
     """
     given = _by_keyword(job, choice)
-    specs = {name: spec for name, spec in given.items() if job.mode is Mode.TRAIN or name not in _LABELS}
+    specs = {name: spec for name, spec in given.items() if job.loop.mode is Mode.TRAIN or name not in _LABELS}
     inputs = _main_inputs(choice, specs) | specs
     inputs |= _mask(choice, inputs)
     inputs |= _prompts(choice, inputs)
     name = choice.model_class.__name__
     of_objects = is_detector(name) or takes_masks(name)
-    if job.mode is Mode.TRAIN and job.loss is Loss.OUTPUT and not of_objects:
+    if job.loop.mode is Mode.TRAIN and job.loop.loss is Loss.OUTPUT and not of_objects:
         labels = _labels(choice, inputs)
         inputs |= {name: spec for name, spec in labels.items() if name not in inputs}
         if not labels and "return_loss" not in choice.parameters and not set(inputs) & set(_LABELS):
-            job = replace(job, loss=Loss.SUM)
+            job = job.replace(loss=Loss.SUM)
     inputs |= _decoder_inputs(choice, inputs)
     _check_required(choice, inputs)
-    return replace(job, inputs=tuple(replace(spec, keyword=name) for name, spec in inputs.items()))
+    return job.replace(inputs=tuple(replace(spec, keyword=name) for name, spec in inputs.items()))
 
 
 def _check_required(choice: Choice, inputs: Mapping[str, TensorSpec]) -> None:
@@ -93,7 +93,7 @@ def _by_keyword(job: Job, choice: Choice) -> dict[str, TensorSpec]:
     """
     names = [name for name in choice.parameters if name not in ("self", "kwargs", "args")]
     given: dict[str, TensorSpec] = {}
-    for spec in job.inputs:
+    for spec in job.samples.inputs:
         name = spec.keyword or _main_of(choice, spec)
         if name not in names:
             near = nearest(name, names)

@@ -51,7 +51,7 @@ def trainer_job(trainer: Any) -> Job:
         raise UsageError(f"{name}: is one of several processes; plan in one process, before torchrun")
     if trainer.is_model_parallel:
         raise UsageError(f"{name}: its model is split over GPUs (device_map); remove device_map")
-    return Job(name, mode=Mode.STEP)
+    return Job.create(name, mode=Mode.STEP)
 
 
 def left_out(trainer: Any) -> tuple[str, ...]:

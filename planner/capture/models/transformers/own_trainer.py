@@ -121,13 +121,15 @@ class TrainerModule(StepModule):
 
     def __init__(self, trainer: Any, job: Job) -> None:
         """Find the Trainer's models. Raises UsageError for settings that are not planned."""
-        super().__init__(trainer.train, trainer, job.model)
+        super().__init__(trainer.train, trainer, job.model.name)
         self.trainer = trainer
         self._waiting: list[Any] = []  # batches of a step that are on the GPU but not run
-        self._evaluation = Evaluation(trainer, job.model)
-        if job.inputs or job.target is not None:
-            raise UsageError(f"{job.model}: its trainer has data of its own; remove --input and --target")
-        self._check(trainer.args, job.model)
+        self._evaluation = Evaluation(trainer, job.model.name)
+        if job.samples.inputs or job.samples.target is not None:
+            raise UsageError(
+                f"{job.model.name}: its trainer has data of its own; remove --input and --target"
+            )
+        self._check(trainer.args, job.model.name)
 
     def tensors_on_host(self) -> Iterator[Tensor]:
         """Yield the tensors that are on the CPU before `train()`: the model's if FSDP shards it."""

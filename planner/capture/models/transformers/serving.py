@@ -50,14 +50,16 @@ def served_model(job: Job) -> ServedModel:
         or getattr(config, "is_encoder_decoder", False)
     ):
         raise ModelError(
-            f"{job.model}: is no decoder of transformers, whose cache could be known; name a causal language "
-            "model, such as hf:LlamaForCausalLM or hf:FOLDER"
+            f"{job.model.name}: is no decoder of transformers, whose cache could be known; name a causal "
+            "language model, such as hf:LlamaForCausalLM or hf:FOLDER"
         )
     text = config.get_text_config()
     missing = [name for name in ("num_hidden_layers", "hidden_size", "vocab_size") if not hasattr(text, name)]
     is_without_keys = not any(map(keeps_keys, kinds_of_layers(text))) if not missing else False
     if missing or not (is_without_keys or hasattr(text, "num_attention_heads")):
-        raise ModelError(f"{job.model}: its configuration names no {', '.join(missing) or 'attention heads'}")
+        raise ModelError(
+            f"{job.model.name}: its configuration names no {', '.join(missing) or 'attention heads'}"
+        )
     item_bytes = 2
     weights = {id(one): one.numel() for one in (*model.parameters(), *model.buffers())}
     heads = 0 if is_without_keys else text.num_attention_heads
@@ -71,7 +73,7 @@ def served_model(job: Job) -> ServedModel:
     with_state, state_bytes = states_of(text, item_bytes)
     sliding = sum("sliding" in kind for kind in kinds) if window else 0
     return ServedModel(
-        name=job.model,
+        name=job.model.name,
         weight_bytes=sum(weights.values()) * item_bytes,
         item_bytes=item_bytes,
         layers=layers,
@@ -111,6 +113,6 @@ def _notes(job: Job, kinds: list[str], states: int, state_bytes: int) -> list[st
         )
     if any("chunked" in kind for kind in kinds):
         notes.append("layers with chunked attention are counted with whole texts, so more sequences may fit")
-    if job.precision in (Precision.FP32, Precision.AMP_BF16, Precision.AMP_FP16):
+    if job.loop.precision in (Precision.FP32, Precision.AMP_BF16, Precision.AMP_FP16):
         notes.append("weights and cache are in half precision, as vLLM serves models saved in float32 too")
     return notes

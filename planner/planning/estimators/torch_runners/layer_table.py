@@ -37,7 +37,9 @@ def affine_formula_counts(job: Job, build: Build = build_model) -> AffineCounts:
     try:
         return align_counts(tables)
     except ValueError as error:
-        raise ModelError(f"{job.model}: the formula has no inverse: {error}; use --method trace") from error
+        raise ModelError(
+            f"{job.model.name}: the formula has no inverse: {error}; use --method trace"
+        ) from error
 
 
 def layer_table(model: nn.Module, job: Job, batch: int) -> LayerTable:
@@ -49,7 +51,7 @@ def layer_table(model: nn.Module, job: Job, batch: int) -> LayerTable:
     layers = tuple(
         Layer(row.class_name, row.is_leaf_layer, prod(row.output_size), row.trainable_params) for row in rows
     )
-    return LayerTable(batch, batch * sum(prod(spec.shape) for spec in job.inputs), layers)
+    return LayerTable(batch, batch * sum(prod(spec.shape) for spec in job.samples.inputs), layers)
 
 
 def summarize(model: nn.Module, job: Job, batch: int) -> Any:
@@ -65,7 +67,7 @@ def summarize(model: nn.Module, job: Job, batch: int) -> Any:
     except (Exception, SystemExit) as error:
         # torchinfo wraps the model's error in a list of the layers that ran.
         problem = f"torchinfo fails: {error_line(error.__cause__ or error)}"
-        raise ModelError(f"{job.model}: {problem}; check --input, or use --method trace") from error
+        raise ModelError(f"{job.model.name}: {problem}; check --input, or use --method trace") from error
     finally:
         hook.remove()
 

@@ -37,12 +37,14 @@ def estimate_by_memtracker(job: Job, batch: int, build: Build = build_model) -> 
     except PlannerError:
         raise
     except (Exception, SystemExit) as error:
-        raise ModelError(f"{job.model}: MemTracker fails: {error_line(error)}; use --method trace") from error
+        raise ModelError(
+            f"{job.model.name}: MemTracker fails: {error_line(error)}; use --method trace"
+        ) from error
 
 
 def _track(job: Job, batch: int, model: nn.Module) -> PeerEstimate:
     optimizer = None
-    if job.mode is Mode.TRAIN:
+    if job.loop.mode is Mode.TRAIN:
         optimizer = build_named(job, model, model.parameters())
     tracker = MemTracker()
     tracker.track_external(model)

@@ -62,7 +62,7 @@ def estimate_by_torchsummary(job: Job, batch: int, build: Build = build_model) -
     def hook(module: nn.Module, args: tuple[Any, ...], output: object) -> None:
         if not (args and isinstance(args[0], Tensor) and isinstance(output, Tensor) and output.dim()):
             raise ModelError(
-                f"{job.model}: torchsummary knows single tensors only, and a {type(module).__name__} "
+                f"{job.model.name}: torchsummary knows single tensors only, and a {type(module).__name__} "
                 "takes or gives something else; use --method trace"
             )
         outputs.append(batch * prod(output.shape[1:]))
@@ -81,7 +81,7 @@ def estimate_by_torchsummary(job: Job, batch: int, build: Build = build_model) -
         for handle in hooks:
             handle.remove()
     return sum_of_layers(
-        input_bytes=batch * prod(prod(spec.shape) for spec in job.inputs) * FLOAT_BYTES,
+        input_bytes=batch * prod(prod(spec.shape) for spec in job.samples.inputs) * FLOAT_BYTES,
         output_bytes=2 * sum(outputs) * FLOAT_BYTES,
         parameter_bytes=sum(parameters) * FLOAT_BYTES,
         unit_bytes=MEBIBYTE_BYTES,
@@ -99,7 +99,7 @@ def estimate_by_modelsize(job: Job, batch: int, build: Build = build_model) -> P
     args, kwargs, _ = empty_batch(job, batch, "meta")
     if not chain or kwargs or len(args) != 1:
         raise ModelError(
-            f"{job.model}: pytorch_modelsize needs one input and modules in a chain; use --method trace"
+            f"{job.model.name}: pytorch_modelsize needs one input and modules in a chain; use --method trace"
         )
     (flowing,) = args
     outputs = []
@@ -133,4 +133,4 @@ def _failing_as(job: Job, who: str) -> Iterator[None]:
     except ModelError:
         raise
     except (Exception, SystemExit) as error:
-        raise ModelError(f"{job.model}: {who} fails: {error_line(error)}; use --method trace") from error
+        raise ModelError(f"{job.model.name}: {who} fails: {error_line(error)}; use --method trace") from error

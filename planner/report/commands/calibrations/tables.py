@@ -72,7 +72,7 @@ def calibration_to_json(calibration: Calibration, today: date) -> dict[str, Any]
     """Return the JSON object of a calibration; `fit` or `refused` is null, and MiB are rounded to 0.001."""
     key, fit = calibration.key, calibration.fit
     return {
-        "model": key.job.model,
+        "model": key.job.model.name,
         "job": job_to_json(key.job),
         "gpu": key.gpu,
         **attributes(calibration, "source", "about", "when"),
@@ -189,7 +189,9 @@ def campaign_document(campaign: Campaign) -> Document:
 
 def _limit_text(one: FoundLimit) -> str:
     size = f"{'' if one.limit.is_exact else 'at least '}{one.limit.largest:,}"
-    return f"{size}: {one.job.model} with {one.job.optimizer} under {mib_text(one.cap_bytes, 0)} MiB"
+    return (
+        f"{size}: {one.job.model.name} with {one.job.loop.optimizer} under {mib_text(one.cap_bytes, 0)} MiB"
+    )
 
 
 def campaign_to_json(campaign: Campaign) -> dict[str, Any]:
@@ -201,7 +203,7 @@ def campaign_to_json(campaign: Campaign) -> dict[str, Any]:
         "series_left": campaign.left,
         "limits": [
             {
-                "model": one.job.model,
+                "model": one.job.model.name,
                 "cap_mib": mib(one.cap_bytes),
                 "max_batch": one.limit.largest,
                 "exact": one.limit.is_exact,

@@ -107,7 +107,7 @@ def verification_to_json(verification: Verification, import_seconds: float) -> d
     seen = verification.observation
     return {
         "schema": SCHEMA,
-        "model": seen.job.model,
+        "model": seen.job.model.name,
         "batch": seen.batch,
         "gpu": seen.gpu,
         **attributes(verification, "ran", "agrees", "holds"),
@@ -132,7 +132,7 @@ def limit_to_json(check: LimitCheck, import_seconds: float) -> dict[str, Any]:
     observation = check.runs[0].observation if check.runs else None
     return {
         "schema": SCHEMA,
-        "model": check.plan.job.model,
+        "model": check.plan.job.model.name,
         **attributes(observation, "gpu"),
         "confidence": check.plan.budget.confidence,
         "max_batch": check.plan.search.largest,

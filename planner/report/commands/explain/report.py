@@ -71,7 +71,7 @@ def explanation_to_json(
     evaluation, levels = explanation.evaluation, ("peak_allocated", "peak_reserved", "end_allocated")
     return {
         "schema": SCHEMA,
-        "model": estimate.job.model,
+        "model": estimate.job.model.name,
         "torch": planned_torch(estimate.job),
         "batch": explanation.run.batch,
         "job": job_to_json(estimate.job),

@@ -45,9 +45,9 @@ def summary_of(estimate: Estimate, explanation: Explanation) -> Summary:
     on = "" if is_endless(device.usable) else f" on {device.name}"
     batch = estimate.run.batch
     return Summary(
-        name=job.model,
-        title=f"{job.model}, batch {batch}{on}",
-        caption=f"{job.model}, batch {explanation.run.batch}: {describe_loop(job)}",
+        name=job.model.name,
+        title=f"{job.model.name}, batch {batch}{on}",
+        caption=f"{job.model.name}, batch {explanation.run.batch}: {describe_loop(job)}",
         about=describe_job(job),
         outcome=estimate.outcome if estimate.budget.limits.allocator_limit_bytes is not None else None,
         answer=answer,
@@ -56,7 +56,7 @@ def summary_of(estimate: Estimate, explanation: Explanation) -> Summary:
         parts=breakdown(estimate),
         certainty=certainty(estimate, explanation),
         assumptions=assumptions(estimate),
-        data={"model": job.model, "batch": explanation.run.batch, "job": job_to_json(job)},
+        data={"model": job.model.name, "batch": explanation.run.batch, "job": job_to_json(job)},
     )
 
 

@@ -79,7 +79,7 @@ def certainty(estimate: Estimate, explanation: Explanation) -> str:
     """Return a text on the certainty of the workspaces' sizes, or "" if there are none."""
     if not explanation.workspaces:
         return ""
-    if explanation.workspaces[0].engine is None and estimate.job.cudnn != PUBLISHED:
+    if explanation.workspaces[0].engine is None and estimate.job.environment.cudnn != PUBLISHED:
         return (
             "By answers of a cuDNN that come with the planner: for the convolutions that they hold mostly to "
             f"the byte (docs/cudnn.md), for others those of similar convolutions. {_OF_SIZES}"
@@ -92,7 +92,7 @@ def certainty(estimate: Estimate, explanation: Explanation) -> str:
         )
     major, minor = estimate.budget.device.capability
     order = "as PyTorch runs the first engine of cuDNN's heuristics that works"
-    if estimate.job.cudnn_benchmark:
+    if estimate.job.environment.cudnn_benchmark:
         order = (
             "while engines are timed; which of them wins is not known, so the heuristics' first stands for it"
         )
@@ -107,7 +107,7 @@ def workspaces_to_json(estimate: Estimate, explanation: Explanation, top: int) -
     workspaces = explanation.workspaces
     source = None
     if workspaces:
-        without_engine = FITTED if estimate.job.cudnn == PUBLISHED else STORED_ANSWERS
+        without_engine = FITTED if estimate.job.environment.cudnn == PUBLISHED else STORED_ANSWERS
         source = without_engine if workspaces[0].engine is None else LIBRARY
     return {
         "told_by": source,

@@ -91,13 +91,12 @@ def _patches(job: Job) -> tuple[tuple[Size, ...], Callable[[Size], Job]]:
 
 
 def _is_nnunet(job: Job) -> bool:
-    return split_model(job.model.source or job.model.name).source == "nnunet"
+    return split_model(job.model.origin).source == "nnunet"
 
 
 def _check(job: Job) -> None:
-    default = Job.create("")
     for name in _OF_RUNS:
-        if job.value(name) != default.value(name):
+        if not job.has_default(name):
             flag = "--" + name.replace("_", "-")
             raise UsageError(f"{flag}: max-size plans batches whose samples all have one size; remove it")
     if not _is_nnunet(job) and not size_ranges(job):

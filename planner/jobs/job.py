@@ -172,6 +172,11 @@ class ModelSpec(Struct, frozen=True):
     train_only: tuple[str, ...] = ()  # patterns of the only trained parameters; empty: all not frozen
     compile: Compile = Compile.NONE  # the model is called through torch.compile in this mode
 
+    @property
+    def origin(self) -> str:
+        """Return SOURCE:NAME or FILE.py:NAME, also of a model that the catalogue names."""
+        return self.source or self.name
+
 
 class Samples(Struct, frozen=True):
     """The samples of a batch, and how samples of many sizes are batched."""
@@ -189,7 +194,7 @@ class Samples(Struct, frozen=True):
 
 
 class Loop(Struct, frozen=True):
-    """What a process does with each batch: the loss, the optimizer and the order of their calls."""
+    """The loop over batches: the loss, the optimizer and the order of their calls."""
 
     mode: Mode = Mode.TRAIN
     loss: Loss | str = Loss.CROSS_ENTROPY  # a named loss or FILE.py:NAME
@@ -215,7 +220,7 @@ class Loop(Struct, frozen=True):
 
 
 class Sharding(Struct, frozen=True):
-    """How a training is distributed over ranks."""
+    """The distribution of a training over ranks."""
 
     ddp: bool = False  # DistributedDataParallel's gradient buckets
     ddp_bucket_view: bool = False  # `gradient_as_bucket_view=True`
@@ -265,6 +270,10 @@ class Job(Struct, frozen=True):
         """Return the value of the field that is so named in `JOB_FIELDS`."""
         field = JOB_FIELDS[name]
         return getattr(getattr(self, field.part), field.name)
+
+    def has_default(self, name: str) -> bool:
+        """Return whether the field that is so named in `JOB_FIELDS` has its default."""
+        return bool(self.value(name) == Job.create("").value(name))
 
 
 class JobField(NamedTuple):

@@ -114,7 +114,7 @@ def is_completed_by_library(job: Job) -> bool:
 
 
 def _is_of(job: Job, source: str) -> bool:
-    return split_model(job.model.source or job.model.name).source == source
+    return split_model(job.model.origin).source == source
 
 
 def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
@@ -276,14 +276,14 @@ def _example_of(job: Job) -> str:
 
 def _returns_its_loss(job: Job) -> bool:
     """Return whether the source of a user's file shows that it makes a model of transformers."""
-    name = split_model(job.model.source or job.model.name).name
+    name = split_model(job.model.origin).name
     return _is_of(job, "file") and kind_of_code(name, dict(job.model.args)) is CodeKind.TRANSFORMERS
 
 
 def _check_own_code(job: Job) -> None:
     """Raise UsageError if the source of a user's file shows a more specific problem than a missing option."""
     if _is_of(job, "file"):
-        check_code(split_model(job.model.source or job.model.name).name)
+        check_code(split_model(job.model.origin).name)
 
 
 def _targets_of(job: Job) -> tuple[TensorSpec, ...]:
@@ -302,11 +302,8 @@ _OF_THE_LOOP = (
 def _refuse_changed(job: Job, names: Sequence[str], what: str) -> None:
     """Raise UsageError if one of the named options, which the model's code decides, was changed."""
     for name in names:
-        if job.value(name) != _DEFAULTS.value(name):
+        if not job.has_default(name):
             raise UsageError(f"{FIELD_OPTIONS[name].flag}: {job.model.name}: {what} decides that; remove it")
-
-
-_DEFAULTS = Job.create("")
 
 
 def _unknown_model(model: str, catalogue: Iterable[str]) -> str:

@@ -339,11 +339,10 @@ def check_sizes(job: Job) -> None:
     """Raise UsageError if options about sizes are given though all samples have one size."""
     if size_ranges(job):
         return
-    default = Job.create("")
     given: Iterable[str] = (
         f"--{name.replace('_', '-')}"
         for name in ("sizes", "batching", "pad_to", "run_steps", "seed")
-        if job.value(name) != default.value(name)
+        if not job.has_default(name)
     )
     for flag in given:
         raise UsageError(

@@ -162,7 +162,7 @@ def _of_optimizer(job: Job) -> Iterator[Change]:
 
 def _of_adaptation(job: Job) -> Iterator[Change]:
     """Yield the changes to transformers' models that need fine-tuning libraries, if these are installed."""
-    if split_model(job.model.source or job.model.name).source != "hf":
+    if split_model(job.model.origin).source != "hf":
         return
     if not job.model.liger and job.loop.loss is Loss.OUTPUT and installed_version("liger-kernel"):
         cost = "nothing in numbers but rounding; usually faster: Liger's kernels, the logits in chunks"
@@ -187,7 +187,7 @@ def _of_autoencoder(training: TrainingConfig) -> Iterator[Change]:
     A model that does not support such a change refuses it when the model is built.
     """
     job = training.job
-    name = split_model(job.model.source or job.model.name)
+    name = split_model(job.model.origin)
     if name.source != "diffusers" or not name.name.startswith("Autoencoder"):
         return
     costs = {

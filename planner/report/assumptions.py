@@ -253,7 +253,7 @@ def _recipe(job: Job) -> tuple[str, ...]:
 
 def _unlike_nnunet(job: Job) -> str:
     """Return the defaults of nnU-Net that the job lacks, or "" for other models."""
-    if split_model(job.model.source or job.model.name).source != "nnunet":
+    if split_model(job.model.origin).source != "nnunet":
         return ""
     timed = "" if job.environment.cudnn_benchmark else "cudnn.benchmark (--cudnn-benchmark) and "
     return f"{timed}its network compiled, which is not planned; nnUNet_compile=f switches that off"

@@ -68,7 +68,7 @@ _OF_SYS = frozenset(("argv", "exit", "float_info", "maxsize", "stderr", "stdout"
 
 def fingerprint_of(job: Job) -> Fingerprint | None:
     """Return the fingerprint of a job without batch size and GPU, or None if it cannot be determined."""
-    source, name = split_model(job.model.source or job.model.name)
+    source, name = split_model(job.model.origin)
     if source not in LIBRARIES:
         return None
     content: str | None = ""

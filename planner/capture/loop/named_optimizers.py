@@ -163,9 +163,7 @@ def _of_class(kind: Callable[..., Any]) -> _Make:
 
 
 def _of_file(job: Job) -> _Make:
-    value, call_in_file = open_beside_model(
-        str(job.loop.optimizer), "optimizer", job.model.source or job.model.name
-    )
+    value, call_in_file = open_beside_model(str(job.loop.optimizer), "optimizer", job.model.origin)
     if not callable(value):
         raise UsageError(
             f"--optimizer {job.loop.optimizer}: is a {type(value).__name__}; name a class or a function of "

@@ -19,7 +19,7 @@ def find_depth(job: Job, least: int) -> Depth | None:
     None for other models, and if an option of the job may name single blocks. The model is built on meta.
     Raises UsageError for an unknown model.
     """
-    source, name = split_model(job.model.source or job.model.name)
+    source, name = split_model(job.model.origin)
     if source != hf.SOURCE or _may_name_blocks(job):
         return None
     found = hf.depth_argument(import_transformers(), name, dict(job.model.args))

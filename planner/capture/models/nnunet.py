@@ -151,7 +151,7 @@ def planned_patches(job: Job) -> tuple[tuple[int, ...], ...]:
     Patches with fewer than two stages are left out, since they have no network. Raises ModelError for plans
     without the spacing or the median shape of the images.
     """
-    _, file = split_model(job.model.source or job.model.name)
+    _, file = split_model(job.model.origin)
     topologies = Configuration(file, dict(job.model.args)).topologies()
     patches = [each.patch for each in topologies if len(each.strides) > 1]
     return tuple(reversed(patches))

@@ -30,7 +30,7 @@ def calling_libraries(job: Job) -> Iterator[None]:
     Unix sockets may still be connected.
     """
     with quiet():
-        if split_model(job.model.source or job.model.name).source not in SOURCES:
+        if split_model(job.model.origin).source not in SOURCES:
             yield
             return
         connecting = {name: _refusing(getattr(socket.socket, name)) for name in ("connect", "connect_ex")}
@@ -40,7 +40,7 @@ def calling_libraries(job: Job) -> Iterator[None]:
 
 def check_fetching(job: Job, arguments: Mapping[str, object]) -> None:
     """Raise UsageError if an argument makes a library's constructor fetch weights or code of a hub."""
-    source = split_model(job.model.source or job.model.name).source
+    source = split_model(job.model.origin).source
     if source not in _MAY_FETCH:
         return
     for name, value in arguments.items():

@@ -48,7 +48,7 @@ def find_constructor(job: Job) -> Constructor:
 
     Importing the model's library takes most of the time. Raises UsageError for an unknown source or name.
     """
-    source, name = split_model(job.model.source or job.model.name)
+    source, name = split_model(job.model.origin)
     if source not in FINDERS:
         raise UsageError(
             f"model {shown(job.model.name)}: no source is named; write SOURCE:NAME or FILE.py:NAME"
@@ -104,7 +104,7 @@ def complete_by_library(job: Job) -> Job:
     Jobs of other sources are unchanged. Raises UsageError for inputs that the model does not take, ModelError
     if the library is missing or refuses the model's configuration.
     """
-    source, name = split_model(job.model.source or job.model.name)
+    source, name = split_model(job.model.origin)
     arguments = {key: _as_lists(value) for key, value in job.model.args}
     check_fetching(job, arguments)
     with calling_libraries(job):

@@ -131,7 +131,7 @@ def open_deep_runs(job: Job, least: int = LEAST_DEPTH) -> DeepRuns | None:
     """
     if job.model.compile is not Compile.NONE:
         return None
-    if Path(split_model(job.model.source or job.model.name).name).is_dir():
+    if Path(split_model(job.model.origin).name).is_dir():
         return _open_deep_runs.__wrapped__(job, least)
     return _open_deep_runs(job.replace(inputs=(), targets=(), fsdp=min(job.sharding.fsdp, 2)), least)
 

@@ -77,7 +77,7 @@ def check_contribution(path: Path) -> list[str]:
 def _public_job(job: Job, read: Callable[[Path], bytes]) -> Job:
     """Return the job with a digest in place of the name of a private model, such as a user's file."""
     structure = dict(job.model.args).get("structure")
-    name = job.model.source or job.model.name
+    name = job.model.origin
     if structure is not None and len(job.model.args) == 1:
         return job.replace(model=f"module:{structure}", source="", model_args=())
     file, _, member = name.rpartition(":")
@@ -93,8 +93,8 @@ def _public_job(job: Job, read: Callable[[Path], bytes]) -> Job:
 
 def _private(job: Job) -> Iterator[str]:
     """Yield a problem for each part of a job that names a file, a person or a machine."""
-    if not _PUBLIC.fullmatch(job.model.source or job.model.name):
-        yield f"job.model: {job.model.source or job.model.name!r} is no public name and no digest"
+    if not _PUBLIC.fullmatch(job.model.origin):
+        yield f"job.model: {job.model.origin!r} is no public name and no digest"
     values: dict[str, Any] = job_to_json(job)
     for name, value in values.items():
         if any(_PRIVATE.search(text) for text in _texts(value)):

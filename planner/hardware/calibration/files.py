@@ -113,7 +113,7 @@ def check_folders(folders: Sequence[Path]) -> Sequence[Path]:
 def file_name(key: Key) -> str:
     """Return the name of a key's file: a readable part, then a digest that differs between keys."""
     document = json.dumps(_key_to_json(key), sort_keys=True)
-    model = key.job.model.source or key.job.model.name
+    model = key.job.model.origin
     readable = re.sub(r"[^a-z0-9]+", "-", f"{key.gpu} {model} {key.job.loop.optimizer}".lower()).strip("-")
     return f"{readable[:80]}-{sha256(document.encode()).hexdigest()[:12]}.yaml"
 

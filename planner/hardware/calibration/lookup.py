@@ -186,7 +186,7 @@ def _same_replay(one: Job, other: Job) -> bool:
 
 
 def _memory_relevant(job: Job) -> tuple[Job, list[str]]:
-    source = job.model.source or job.model.name
+    source = job.model.origin
     nameless = job.replace(
         model=source, source="", model_args=(), steps=1, dataset_size=0, cudnn="", lengths=None
     )

@@ -170,7 +170,7 @@ class Calibration(Struct, frozen=True):
     def describe(self) -> str:
         """Return a phrase that names the calibration's job, GPU, version of torch and source."""
         job, gpu, torch = self.key.job, self.key.gpu, self.key.versions.torch
-        model = job.model.source or job.model.name
+        model = job.model.origin
         return f"{model} with {job.loop.optimizer} on {gpu}, torch {torch}, {self.source}"
 
 

@@ -108,7 +108,7 @@ def _code_of(task: Task) -> Any:
     key = fingerprint_of(task.job)
     if key is not None:
         return [key, _library_of(task.job)]
-    source, name = split_model(task.job.model.source or task.job.model.name)
+    source, name = split_model(task.job.model.origin)
     file = Path(name.rpartition(":")[0])
     content = read_bytes(file, LARGEST_CODE_BYTES) if source == "file" and file.is_file() else b""
     return sha256(content).hexdigest()

@@ -56,7 +56,7 @@ class Choice:
 
 def is_of_transformers(job: Job) -> bool:
     """Return whether the job's model comes from transformers."""
-    return split_model(job.model.source or job.model.name).source == SOURCE
+    return split_model(job.model.origin).source == SOURCE
 
 
 def is_padded(job: Job) -> bool:

@@ -9,12 +9,13 @@ from planner.jobs import TensorSpec
 
 Sample = str | TensorSpec
 Folder = str | PathLike[str]
+Arguments = Mapping[str, object] | str | Sequence[str] | None
 
 
 class JobOptions(TypedDict, total=False):
     """The options of a job, which `planner.jobs.JOB_OPTIONS` describes; None counts as not given."""
 
-    model_arg: Mapping[str, object] | str | Sequence[str] | None  # {"num_classes": 10}, or ["num_classes=10"]
+    model_arg: Arguments  # {"num_classes": 10}, or ["num_classes=10"]
     input: Sample | Sequence[Sample] | None  # one sample, without the batch dimension
     target: Sample | Sequence[Sample] | None  # several with names, for a loss of your own
     loss: str | None
@@ -54,15 +55,15 @@ class JobOptions(TypedDict, total=False):
     cublas_workspace_config: str | None
     torch: str | None  # the version to plan for, such as "2.6"
     peft: str | None
-    peft_arg: str | Sequence[str] | None  # ["r=16", "target_modules=[q_proj, v_proj]"]
+    peft_arg: Arguments  # ["r=16", "target_modules=[q_proj, v_proj]"], or {"r": 16}
     quantize: str | None
-    quantize_arg: str | Sequence[str] | None
+    quantize_arg: Arguments
     prepare_kbit: bool | None
     liger: bool | None
-    optimizer_arg: Mapping[str, object] | str | Sequence[str] | None  # {"amsgrad": True}, or ["amsgrad=true"]
+    optimizer_arg: Arguments  # {"amsgrad": True}, or ["amsgrad=true"]
     compile: str | None
     fsdp: int | None
-    fsdp_arg: str | Sequence[str] | None  # ["param_dtype=bf16", "reduce_dtype=fp32"]
+    fsdp_arg: Arguments  # ["param_dtype=bf16", "reduce_dtype=fp32"]
     tp: int | None
     world_size: int | None
     rank: int | None

@@ -25,13 +25,12 @@ from planner.jobs import (
     check_count,
     complete_job,
     defaults_of_code,
-    freeze,
     is_cudnn_of_files,
     is_torchtitan,
     kind_of_code,
     load_catalogue,
     merge_job,
-    parse_model_arg,
+    parse_arguments,
     parse_tensor_spec,
     read_torchtitan,
     require_one_size,
@@ -278,19 +277,11 @@ def _job_options(options: Options) -> dict[str, Any]:
     is_one = len(targets) == 1 and targets[0].keyword is None
     return {
         **{name: options.get(name) for name in FIELD_OPTIONS},
-        "model_args": _arguments(options.get("model_arg") or (), "--model-arg"),
-        "optimizer_args": _arguments(options.get("optimizer_arg") or (), "--optimizer-arg"),
+        "model_args": parse_arguments(options.get("model_arg") or (), "--model-arg"),
+        "optimizer_args": parse_arguments(options.get("optimizer_arg") or (), "--optimizer-arg"),
         "inputs": inputs,
         **({"target": targets[0]} if is_one else {"targets": targets}),
     }
-
-
-def _arguments(given: Mapping[str, object] | str | Sequence[str], flag: str) -> list[tuple[str, Any]]:
-    if isinstance(given, Mapping):
-        return [
-            (key, freeze(list(value) if isinstance(value, tuple) else value)) for key, value in given.items()
-        ]
-    return [parse_model_arg(text, flag) for text in ([given] if isinstance(given, str) else given)]
 
 
 def _samples(given: Sample | Sequence[Sample] | None) -> list[TensorSpec]:

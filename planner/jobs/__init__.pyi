@@ -4,6 +4,9 @@ from .depth import Depth as Depth
 from .deepspeed import (
     deepspeed_stage as deepspeed_stage, fill_deepspeed as fill_deepspeed, read_deepspeed as read_deepspeed,
 )
+from .fsdp import (
+    Arguments as Arguments, FsdpArguments as FsdpArguments, OF_PLUGIN as OF_PLUGIN, OF_POLICY as OF_POLICY,
+)
 from .job import (
     Batching as Batching, CatalogueEntry as CatalogueEntry, Checkpoint as Checkpoint,
     ClipGradients as ClipGradients, Compile as Compile,
@@ -25,8 +28,8 @@ from .options import (
 from .parse import (
     SOURCES as SOURCES, check_count as check_count, choose as choose, freeze as freeze,
     is_argument_name as is_argument_name,
-    is_code as is_code, nearest as nearest, parse_fsdp_args as parse_fsdp_args,
-    parse_model_arg as parse_model_arg,
+    is_code as is_code, nearest as nearest, argument_texts as argument_texts,
+    parse_arguments as parse_arguments, parse_model_arg as parse_model_arg,
     parse_tensor_spec as parse_tensor_spec, shown as shown, split_model as split_model,
 )
 from .conflicts import check_requirements as check_requirements

@@ -18,10 +18,9 @@ _REQUIRED = (  # present in files of every version
 def job_to_json(job: Job) -> dict[str, Any]:
     """Return all fields of a job as values for `json`; `job_from_json` is the inverse."""
     values = {name: _plain(job.value(name)) for name in JOB_FIELDS}
-    return values | {
-        name: {key: _plain(value) for key, value in arguments}
-        for name, arguments in (("model_args", job.model.args), ("optimizer_args", job.loop.optimizer_args))
-    }
+    for name, arguments in (("model_args", job.model.args), ("optimizer_args", job.loop.optimizer_args)):
+        values[name] = {key: _plain(value) for key, value in arguments}
+    return values | {name: _plain(option.write(job.value(name))) for name, option in FIELD_OPTIONS.items()}
 
 
 def job_from_json(values: Mapping[str, Any]) -> Job:

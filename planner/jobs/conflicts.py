@@ -62,7 +62,7 @@ SETTINGS: Mapping[str, Callable[[Job], object]] = MappingProxyType(
         "--freeze or --train-only": lambda job: job.model.freeze or job.model.train_only,
         "--fsdp": lambda job: job.sharding.fsdp,
         "--fsdp or --tp": lambda job: job.sharding.fsdp or job.sharding.tp,
-        "--fsdp-arg": lambda job: job.sharding.fsdp_arg,
+        "--fsdp-arg": lambda job: job.sharding.fsdp_arg.given(),
         "--keep-grads": lambda job: job.loop.keep_grads,
         "--liger": lambda job: job.model.liger,
         "--loss FILE.py:NAME": lambda job: is_code(job.loop.loss),

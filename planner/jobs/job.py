@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, Self
 from msgspec import Struct
 from msgspec.structs import replace
 
+from planner.jobs.fsdp import Arguments, FsdpArguments
+
 
 class Mode(StrEnum):
     TRAIN = "train"
@@ -160,13 +162,13 @@ class ModelSpec(Struct, frozen=True):
 
     name: str  # as given by the user: a catalogue name, SOURCE:NAME or FILE.py:NAME
     source: str = ""  # SOURCE:NAME or FILE.py:NAME of a catalogue name; "": `name` is it
-    args: tuple[tuple[str, Any], ...] = ()  # constructor keywords in the user's order; lists are tuples
+    args: Arguments = ()  # of the constructor
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
     quantize: Quantize = Quantize.NONE
-    quantize_arg: tuple[str, ...] = ()  # KEY=VALUE of transformers' BitsAndBytesConfig, or torchao's
+    quantize_arg: Arguments = ()  # of transformers' BitsAndBytesConfig, or of torchao's configuration
     prepare_kbit: bool = False  # peft's `prepare_model_for_kbit_training`
     peft: str = ""  # a method of peft that adapts the model, such as "lora"; "": none
-    peft_arg: tuple[str, ...] = ()  # KEY=VALUE of its configuration
+    peft_arg: Arguments = ()  # of its configuration
     liger: bool = False  # Liger's kernels, as transformers' `use_liger_kernel` applies them
     freeze: tuple[str, ...] = ()  # patterns (fnmatch) of parameter names that are not trained
     train_only: tuple[str, ...] = ()  # patterns of the only trained parameters; empty: all not frozen
@@ -200,7 +202,7 @@ class Loop(Struct, frozen=True):
     loss: Loss | str = Loss.CROSS_ENTROPY  # a named loss or FILE.py:NAME
     optimizer: Optimizer | str = Optimizer.SGD  # short name, torch.optim class, dotted name or FILE.py:NAME
     optimizer_impl: OptimizerImpl = OptimizerImpl.FOREACH
-    optimizer_args: tuple[tuple[str, Any], ...] = ()  # keywords of the optimizer; lists are tuples
+    optimizer_args: Arguments = ()
     zero_grad: ZeroGrad = ZeroGrad.BEFORE_FORWARD
     drop_output: bool = False  # the loop frees the model's output once it has the loss
     keep_grads: bool = False  # `zero_grad(set_to_none=False)`
@@ -225,7 +227,7 @@ class Sharding(Struct, frozen=True):
     ddp: bool = False  # DistributedDataParallel's gradient buckets
     ddp_bucket_view: bool = False  # `gradient_as_bucket_view=True`
     fsdp: int = 0  # ranks over which FSDP2 (`fully_shard`) shards the model, block by block; 0: none
-    fsdp_arg: tuple[str, ...] = ()  # KEY=VALUE of `fully_shard` and its policies
+    fsdp_arg: FsdpArguments = FsdpArguments()
     tp: int = 0  # ranks over which the tensors of each layer are split, by the model's plan; 0: none
     world_size: int = 0  # ranks of a file with its own process group, or of DeepSpeed; 0: none
     rank: int = 0  # the rank that is planned

@@ -12,13 +12,15 @@ from typing import Any, NamedTuple, get_args
 
 from planner.errors import UsageError
 from planner.jobs.deepspeed import read_deepspeed
+from planner.jobs.fsdp import Arguments, FsdpArguments, parse_fsdp
 from planner.jobs.job import JOB_FIELDS, Job
 from planner.jobs.optimizer_names import LIBRARY_OPTIMIZERS, TORCH_OPTIMIZERS, parse_optimizer
 from planner.jobs.parse import (
-    check_argument,
+    argument_texts,
     check_count,
     check_size_of_one,
     choose,
+    parse_arguments,
     parse_loss,
     parse_peft_method,
     shown,
@@ -33,9 +35,9 @@ class OptionKind(Enum):
     COUNT = auto()  # a whole number, usually at least 1
     CHOICE = auto()
     TEXT = auto()
-    PATTERNS = auto()  # several texts: patterns of parameter names, KEY=VALUE, or tensors
+    PATTERNS = auto()  # several texts: patterns of parameter names, or tensors
     TENSORS = auto()
-    ARGUMENTS = auto()  # keywords of the model's constructor or of the optimizer
+    ARGUMENTS = auto()  # keywords with values: of a constructor, a configuration or `fully_shard`
 
 
 class JobOption(NamedTuple):
@@ -48,7 +50,7 @@ class JobOption(NamedTuple):
     choices: type[StrEnum] | None = None  # that shells complete
     maximum: int = 0  # of a count
     minimum: int = 1  # of a count
-    parse: Callable[[Any], Any] | None = None  # parser of a text
+    parse: Callable[[Any], Any] | None = None  # parser of a text, or of arguments
     is_negatable: bool = False  # --no-NAME turns off a flag that another option turns on
     changes_trace: bool = True
     is_for_training: bool = False  # without effect in eval mode
@@ -69,10 +71,17 @@ class JobOption(NamedTuple):
             patterns = [value] if isinstance(value, str) else value
             texts = tuple(_checked(where, pattern, str) for pattern in patterns)
             return texts if self.parse is None else tuple(map(self.parse, texts))
+        if self.kind is OptionKind.ARGUMENTS:
+            arguments = parse_arguments(value, where)
+            return arguments if self.parse is None else self.parse(arguments)
         checked = _checked(where, value, bool if self.kind is OptionKind.FLAG else str)
         if self.parse is not None:
             return self.parse(checked)
         return checked if self.choices is None else choose(self.choices, checked, where)
+
+    def write(self, value: Any) -> Any:
+        """Return a value of `Job` as users give it; `read` is the inverse."""
+        return argument_texts(value) if self.kind is OptionKind.ARGUMENTS else value
 
 
 def _checked(where: str, value: object, kind: type[bool] | type[str]) -> Any:
@@ -88,7 +97,12 @@ def _parse_cublas_config(text: str) -> str:
     return text
 
 
-_KINDS = {bool: OptionKind.FLAG, int: OptionKind.COUNT, tuple[str, ...]: OptionKind.PATTERNS}
+_KINDS = {
+    bool: OptionKind.FLAG,
+    int: OptionKind.COUNT,
+    tuple[str, ...]: OptionKind.PATTERNS,
+    **dict.fromkeys((Arguments, FsdpArguments), OptionKind.ARGUMENTS),
+}
 _STATIC = ("formula", "torchinfo", "torchsummary", "modelsize", "memtracker")  # all methods but `trace`
 _RECIPE = ("formula", "memtracker")
 _LOOP = ("memtracker",)
@@ -261,7 +275,6 @@ JOB_OPTIONS: tuple[JobOption, ...] = (
         "peft_arg",
         "A value of the method's configuration, such as r=16 or target_modules=[q_proj, v_proj]; repeatable.",
         "KEY=VALUE",
-        parse=partial(check_argument, "--peft-arg"),
     ),
     _option(
         "quantize",
@@ -274,7 +287,6 @@ JOB_OPTIONS: tuple[JobOption, ...] = (
         "A value of transformers' BitsAndBytesConfig, such as bnb_4bit_use_double_quant=true, or of "
         "torchao's configuration, such as group_size=64; repeatable.",
         "KEY=VALUE",
-        parse=partial(check_argument, "--quantize-arg"),
     ),
     _training(
         "prepare_kbit",
@@ -306,7 +318,7 @@ JOB_OPTIONS: tuple[JobOption, ...] = (
         "An argument of fully_shard or its MixedPrecisionPolicy, such as param_dtype=bf16, "
         "reshard_after_forward=false or replicas=2; repeatable.",
         "KEY=VALUE",
-        parse=partial(check_argument, "--fsdp-arg"),
+        parse=parse_fsdp,
     ),
     _training(
         "tp",
@@ -335,10 +347,10 @@ JOB_OPTIONS: tuple[JobOption, ...] = (
         parse=read_deepspeed,
     ),
 )
-_STRUCTURED = (OptionKind.TENSORS, OptionKind.ARGUMENTS)
-# Options named as in `JOB_FIELDS`; all others are tensors and constructor arguments.
+_STRUCTURED = ("input", "target", "model_arg", "optimizer_arg")
+# Options named as in `JOB_FIELDS`; all others are tensors, and arguments of the model and the optimizer.
 FIELD_OPTIONS: Mapping[str, JobOption] = MappingProxyType(
-    {option.name: option for option in JOB_OPTIONS if option.kind not in _STRUCTURED}
+    {option.name: option for option in JOB_OPTIONS if option.name not in _STRUCTURED}
 )
 
 

@@ -1,13 +1,15 @@
 """Parse tensors, constructor arguments, models and losses as users write them."""
 
+import json
 import keyword
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, TypeVar
 
 from planner.errors import UsageError
+from planner.jobs.fsdp import Arguments, FsdpArguments
 from planner.jobs.job import Loss, ModelName, TensorSpec
 
 SOURCES = ("torchvision", "timm", "hf", "diffusers", "monai", "smp", "nnunet", "zoo")
@@ -77,9 +79,35 @@ def _is_path(text: str) -> bool:
     return is_head and re.fullmatch(r"(\.[\w-]{1,100}|\[[0-9]{1,3}\])*", rest) is not None
 
 
-def parse_fsdp_args(texts: Iterable[str]) -> dict[str, Any]:
-    """Return the values of `--fsdp-arg KEY=VALUE` by key. Raises UsageError."""
-    return dict(parse_model_arg(text, "--fsdp-arg") for text in texts)
+def parse_arguments(given: Mapping[str, Any] | str | Sequence[str], flag: str) -> Arguments:
+    """Return arguments that are given as texts KEY=VALUE or by name.
+
+    `flag` is the option that errors name. Raises UsageError.
+    """
+    if isinstance(given, Mapping):
+        values = {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
+        return tuple((key, freeze(value)) for key, value in values.items())
+    texts = [given] if isinstance(given, str) else given
+    if not all(isinstance(text, str) for text in texts):
+        raise UsageError(f"{flag}: write KEY=VALUE, or give a dict")
+    return tuple(parse_model_arg(text, flag) for text in texts)
+
+
+def argument_texts(arguments: Arguments | FsdpArguments) -> list[str]:
+    """Return arguments as texts KEY=VALUE, which `parse_arguments` reads."""
+    values = arguments.given() if isinstance(arguments, FsdpArguments) else dict(arguments)
+    return [f"{key}={_argument_text(value)}" for key, value in values.items()]
+
+
+def _argument_text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_argument_text, value))}]"
+    if isinstance(value, str):
+        is_plain = re.fullmatch(r"[\w./-]+", value) and parse_model_arg(f"value={value}")[1] == value
+        return value if is_plain else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, float) and math.isinf(value):
+        return ".inf" if value > 0 else "-.inf"
+    return json.dumps(value)
 
 
 def parse_model_arg(text: str, flag: str = "--model-arg") -> tuple[str, Any]:
@@ -103,12 +131,6 @@ def parse_model_arg(text: str, flag: str = "--model-arg") -> tuple[str, Any]:
         raise UsageError(f"{where}: {error}") from None
     except (yaml.YAMLError, *BAD_SCALAR, RecursionError):
         raise UsageError(f"{where}: the value is no YAML; quote it, or write a list as [1, 2]") from None
-
-
-def check_argument(flag: str, text: str) -> str:
-    """Return `KEY=VALUE` unchanged. Raises UsageError if `parse_model_arg` cannot read it."""
-    parse_model_arg(text, flag)
-    return text
 
 
 def parse_peft_method(text: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from planner._support.bounded_read import read_text
 from planner.errors import UsageError
+from planner.jobs.fsdp import FsdpArguments, FsdpType
 from planner.jobs.job import (
     CatalogueEntry,
     Checkpoint,
@@ -229,27 +230,25 @@ class _Reader:
             raise self._refuse(name, ranks, "it takes all GPUs; give their number, such as --fsdp 8")
         return self._count(name, -1), replicas
 
-    def _types(self) -> tuple[str, str]:
+    def _types(self) -> tuple[FsdpType, FsdpType]:
         """Return the precisions of computation and of gradient reduction."""
         return (
             self._choice("training.mixed_precision_param", "bfloat16", _TYPES),
             self._choice("training.mixed_precision_reduce", "float32", _TYPES),
         )
 
-    def _sharding(self, ranks: int, replicas: int, types: tuple[str, str]) -> dict[str, Any]:
+    def _sharding(self, ranks: int, replicas: int, types: tuple[FsdpType, FsdpType]) -> dict[str, Any]:
         precision = Precision.BF16 if self._get("training.dtype", "float32") == "bfloat16" else Precision.FP32
         if ranks == 1:  # without FSDP torchtitan uses autocast
             if precision is Precision.FP32 and types[0] == "bf16":
                 precision = Precision.AMP_BF16
             return {"precision": precision, "ddp": replicas > 1}
         name = "parallelism.fsdp_reshard_after_forward"
-        reshards = self._choice(name, "default", {"default": "true", "never": "false"})
-        given = {"by": "torchtitan", "reshard_after_forward": reshards}
-        given |= {"param_dtype": types[0], "reduce_dtype": types[1]}
-        if replicas > 1:
-            given["replicas"] = str(replicas)
-        texts = tuple(f"{key}={value}" for key, value in given.items())
-        return {"precision": precision, "fsdp": ranks * replicas, "fsdp_arg": texts}
+        reshards = self._choice(name, "default", {"default": True, "never": False})
+        given = FsdpArguments(
+            reshards, replicas, by="torchtitan", param_dtype=types[0], reduce_dtype=types[1]
+        )
+        return {"precision": precision, "fsdp": ranks * replicas, "fsdp_arg": given}
 
     def _accumulate(self, batch: int, ranks: int) -> int:
         total = self._get("training.global_batch_size", -1)

@@ -68,11 +68,15 @@ def read_options(parts: Mapping[str, Entry], sources: Collection[str]) -> dict[s
 
 
 def _value_of(option: JobOption, entry: Entry) -> Any:
+    import yaml
+
     if option.kind is OptionKind.FLAG:
         return read_flag(entry)
     if option.kind is OptionKind.COUNT:
         return read_count(entry, option.maximum, option.minimum)
-    if option.kind is OptionKind.PATTERNS:
+    if option.kind is OptionKind.ARGUMENTS and isinstance(entry.node, yaml.MappingNode):
+        return dict(read_arguments(entry))
+    if option.kind in (OptionKind.PATTERNS, OptionKind.ARGUMENTS):
         return [item.text() for item in read_items(entry)]
     if option.kind is OptionKind.CHOICE and option.choices is not None:
         return entry.convert(option.choices)

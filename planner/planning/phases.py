@@ -7,7 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from planner.allocator import MemoryLimits, PhasePeak, Replay, highest, replay_trace
-from planner.jobs import Job, Mode, Quantize, parse_fsdp_args
+from planner.jobs import Job, Mode, Quantize
 from planner.program import Alloc, Category, Event, Fact, Free, Phase, PhaseStart, Trace
 
 
@@ -179,5 +179,5 @@ def _fsdp_shards(job: Job) -> int:
     """Return the number of parts that FSDP2 alone makes of each parameter on GPUs, or 0."""
     if not job.sharding.fsdp or job.sharding.tp or job.model.quantize is not Quantize.NONE:
         return 0
-    given = parse_fsdp_args(job.sharding.fsdp_arg)
-    return 0 if given.get("offload") else job.sharding.fsdp // int(given.get("replicas", 1))
+    given = job.sharding.fsdp_arg
+    return 0 if given.offload else job.sharding.fsdp // given.replicas

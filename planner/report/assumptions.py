@@ -200,12 +200,11 @@ def _loop(job: Job) -> str:
 
 def _sharding(job: Job) -> str:
     """Return a phrase on where an FSDP2 model is created and sharded."""
-    if "by=accelerate" in job.sharding.fsdp_arg:
+    if job.sharding.fsdp_arg.by == "accelerate":
         return "the model is made on the CPU, and each block is moved whole, then sharded"
     offloaded = "; parameters, gradients and the optimizer's state on the CPU, in memory that torch pins"
-    return "the model is made on meta, sharded, then allocated" + offloaded * (
-        "offload=true" in job.sharding.fsdp_arg
-    )
+    made = "the model is made on meta, sharded, then allocated"
+    return made + offloaded if job.sharding.fsdp_arg.offload else made
 
 
 def _kept(job: Job) -> str:

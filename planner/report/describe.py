@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING
 
 from planner.hardware import MIB
 from planner.jobs import (
+    Arguments,
     Checkpoint,
     ClipGradients,
     Compile,
+    FsdpArguments,
     Job,
     Loss,
     MemoryFormat,
@@ -16,6 +18,7 @@ from planner.jobs import (
     OptimizerImpl,
     Precision,
     Quantize,
+    argument_texts,
     deepspeed_stage,
 )
 from planner.program import STREAM_POOL, GrowingSite, Growth, Phase
@@ -42,7 +45,7 @@ def job_entry(job: Job) -> Entry:
 
 def describe_job(job: Job) -> str:
     """Return a description of the job in one line."""
-    given = ", ".join(f"{key}={_value(value)}" for key, value in job.model.args)
+    given = ", ".join(argument_texts(job.model.args))
     model = f"{job.model.name} = {job.model.source}" if job.model.source else job.model.name
     targets = job.samples.targets if job.samples.target is None else (job.samples.target,)
     target = f", target {' and '.join(map(str, targets))}" if targets else ""
@@ -64,7 +67,7 @@ def describe_loop(job: Job) -> str:
     if job.loop.loss is Loss.TRAINING_STEP:
         own = "training by its training_step and configure_optimizers"
         return ", ".join((own, *_numerics(job), *_recipe(job)))
-    with_args = ", ".join(f"{key}={_value(value)}" for key, value in job.loop.optimizer_args)
+    with_args = ", ".join(argument_texts(job.loop.optimizer_args))
     optimizer = f"{job.loop.optimizer}({with_args})" if with_args else job.loop.optimizer
     parts = (f"training with {optimizer}{how}", f"{job.loop.loss} loss", *_numerics(job), *_recipe(job))
     return ", ".join(parts)
@@ -115,12 +118,9 @@ def _recipe(job: Job) -> list[str]:
     return [text for text, is_so in parts.items() if is_so]
 
 
-def _given(texts: Sequence[str]) -> str:
+def _given(arguments: Arguments | FsdpArguments) -> str:
+    texts = argument_texts(arguments)
     return f" ({', '.join(texts)})" if texts else ""
-
-
-def _value(value: object) -> str:
-    return f"[{', '.join(map(_value, value))}]" if isinstance(value, tuple) else str(value)
 
 
 def place_text(place: "Failure | PeakLocation") -> str:

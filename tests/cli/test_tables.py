@@ -110,7 +110,7 @@ def test_tables_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Ca
 
 TABLE = """\
 torchvision:resnet18 with sgd on NVIDIA GeForce RTX 3060, torch 2.6.0+cu124, measured
-  Job       toy = torchvision:resnet18(depth=[1, 2], rate=0.5, bias=True); training with sgd,
+  Job       toy = torchvision:resnet18(depth=[1, 2], rate=0.5, bias=true); training with sgd,
             cross_entropy loss; one sample: input 3x8x8, target scalar:int64
   From      measured on someday; made up
   Versions  torch 2.6.0+cu124, CUDA 12.4, cuDNN 9.1.0, driver not recorded, compute capability 8.6;

@@ -13,11 +13,14 @@ from planner.jobs import (
     FIELD_OPTIONS,
     JOB_FIELDS,
     JOB_OPTIONS,
+    FsdpArguments,
     Job,
     JobOption,
     OptionKind,
     TensorSpec,
+    argument_texts,
     merge_job,
+    parse_arguments,
     reset_options,
     resolve_job,
 )
@@ -25,6 +28,7 @@ from planner.jobs.catalogue import load_catalogue
 from planner.jobs.codec import job_from_json, job_to_json
 from planner.jobs.conflicts import CONFLICTS, REQUIREMENTS, SETTINGS
 from planner.jobs.yaml_fields import ANY_SOURCE
+from planner.report.describe import describe_job
 
 BASE = Job.create("torchvision:resnet18", inputs=(TensorSpec((3, 8, 8)),), target=TensorSpec((), "int64"))
 # Fields of tensors, names and arguments
@@ -57,7 +61,9 @@ def value_of(option: JobOption) -> Any:
         case OptionKind.PATTERNS:
             if option.name == "eval_input":
                 return ["3x64x64"]
-            return ["*.weight"] if option.parse is None else ["r=16"]
+            return ["*.weight"]
+        case OptionKind.ARGUMENTS:
+            return ["replicas=2" if option.name == "fsdp_arg" else "r=16"]
         case OptionKind.CHOICE:
             return str(list(option.choices or ())[-1])
     return TEXTS[option.name]
@@ -110,6 +116,34 @@ def test_every_option_is_a_key_of_json(option: JobOption) -> None:
     assert job.value(option.name) != BASE.value(option.name)
     parts = job_to_json(job)
     assert job_from_json(parts) == job
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("q_proj", "true", "no", "1", "", "a b", "[x", "#", "été", "a: b", "0x1f", "~"),
+        *(True, None, 0, -3, 1e-05, -0.5, float("inf"), float("-inf")),
+        *((), (1, 2), ("q_proj", "v, proj", "3"), ((1, "x"), (True,))),
+    ],
+)
+def test_arguments_are_read_from_their_texts(value: object) -> None:
+    """A text that looks like a number, a word of YAML or a list is still that text."""
+    arguments = (("value", value),)
+    assert parse_arguments(argument_texts(arguments), "--peft-arg") == arguments
+
+
+def test_arguments_are_texts_or_keys_with_values(tmp_path: Path) -> None:
+    """In YAML as in Python; truth is spelled as YAML spells it."""
+    file = tmp_path / "models.yaml"
+    ways = ("[offload=true, replicas=2]", "[offload=True, replicas=2]", "{offload: true, replicas: 2}")
+    entry = "  about: A test.\n  source: torchvision:resnet18\n  target: scalar:int64\n  fsdp: 4\n"
+    file.write_text("".join(f"net{n}:\n{entry}  fsdp_arg: {way}\n" for n, way in enumerate(ways)))
+    catalogue = load_catalogue(file, ANY_SOURCE)
+    jobs = [catalogue[f"net{n}"].job for n in range(3)]
+    assert {job.sharding.fsdp_arg for job in jobs} == {FsdpArguments(offload=True, replicas=2)}
+    given = merge_job(BASE, {"fsdp": 4, "fsdp_arg": {"offload": True, "replicas": 2}})
+    assert given.sharding.fsdp_arg == jobs[0].sharding.fsdp_arg
+    assert describe_job(given).count("FSDP over 4 ranks (replicas=2, offload=true)") == 1
 
 
 def test_infinite_arguments_are_json() -> None:

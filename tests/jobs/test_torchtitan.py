@@ -7,7 +7,7 @@ import pytest
 
 from planner.api.request import make_job
 from planner.errors import UsageError
-from planner.jobs import Checkpoint, ClipGradients, Job, Optimizer, OptimizerImpl, Precision
+from planner.jobs import Checkpoint, ClipGradients, FsdpArguments, Job, Optimizer, OptimizerImpl, Precision
 
 FILE = """
 [job]
@@ -67,8 +67,9 @@ def test_its_settings_are_a_job(tmp_path: Path) -> None:
         Checkpoint.BLOCKS,
         4,
     )
-    types = ("param_dtype=bf16", "reduce_dtype=fp32")
-    assert job.sharding.fsdp_arg == ("by=torchtitan", "reshard_after_forward=true", *types)
+    assert job.sharding.fsdp_arg == FsdpArguments(
+        by="torchtitan", reshard_after_forward=True, param_dtype="bf16", reduce_dtype="fp32"
+    )
 
 
 def test_the_number_of_gpus_is_the_users(tmp_path: Path) -> None:
@@ -83,7 +84,7 @@ def test_replicas_and_accumulation_follow_from_degrees(tmp_path: Path) -> None:
     """Two groups of four ranks, and the global batch of 64 in four micro-batches of 2 on 8 ranks."""
     degrees = ("tensor_parallel_degree = 1", "data_parallel_replicate_degree = 2")
     job = job_of(tmp_path, degrees, ("seq_len", "global_batch_size = 64\nseq_len"))
-    assert (job.sharding.fsdp, "replicas=2" in job.sharding.fsdp_arg, job.loop.accumulate) == (8, True, 4)
+    assert (job.sharding.fsdp, job.sharding.fsdp_arg.replicas, job.loop.accumulate) == (8, 2, 4)
 
 
 def test_one_gpu_trains_under_autocast(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """The phases of a job, with the peaks of each in literal replays."""
 
+from typing import Any
+
 import pytest
 
 from planner.allocator.config import MIB, UNLIMITED
 from planner.allocator.replay import replay_trace
-from planner.jobs.job import Job, Mode, Quantize
+from planner.jobs import FsdpArguments, Job, Mode, Quantize
 from planner.planning.phases import JobPhase, JobPhasePeak, job_phases
 from planner.program.events import Category, Event, Fact, Free, Phase, PhaseStart, Trace
 from tests.helpers.traces import SITES, alloc
@@ -91,13 +93,14 @@ def test_phases_of_shards() -> None:
 
 @pytest.mark.parametrize(
     ("given", "shards"),
-    [((), 8), (("replicas=2",), 4), (("offload=true",), None), (("reduce_dtype=bf16",), 8)],
+    [({}, 8), ({"replicas": 2}, 4), ({"offload": True}, None), ({"reduce_dtype": "bf16"}, 8)],
 )
 def test_a_whole_checkpoint_gathers_from_the_ranks_that_share_a_parameter(
-    given: tuple[str, ...], shards: int | None
+    given: dict[str, Any], shards: int | None
 ) -> None:
     """Replicas of shards gather nothing from each other; shards on the CPU are not planned."""
-    (allocated, _) = phases(JOB.replace(fsdp=8, fsdp_arg=given), *EVENTS, *END).get("gathering", (None, None))
+    job = JOB.replace(fsdp=8, fsdp_arg=FsdpArguments(**given))
+    (allocated, _) = phases(job, *EVENTS, *END).get("gathering", (None, None))
     assert allocated == (shards and 42 + shards * 30)
 
 
@@ -105,7 +108,7 @@ def test_a_whole_checkpoint_gathers_from_the_ranks_that_share_a_parameter(
     "sharded",
     [
         {"fsdp": 2, "tp": 2},
-        {"fsdp": 2, "fsdp_arg": ("offload=true",)},
+        {"fsdp": 2, "fsdp_arg": FsdpArguments(offload=True)},
         *({"tp": 2}, {"world_size": 2}, {"deepspeed": "{}"}, {"quantize": Quantize.NF4}),
     ],
 )

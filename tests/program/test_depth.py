@@ -6,7 +6,16 @@ from typing import Any
 import pytest
 
 from planner.capture import construct_model, find_constructor, record
-from planner.jobs import Checkpoint, ClipGradients, Job, Loss, Optimizer, OptimizerImpl, TensorSpec
+from planner.jobs import (
+    Checkpoint,
+    ClipGradients,
+    FsdpArguments,
+    Job,
+    Loss,
+    Optimizer,
+    OptimizerImpl,
+    TensorSpec,
+)
 from planner.program import (
     Alloc,
     Category,
@@ -33,13 +42,17 @@ RECIPES: dict[str, dict[str, Any]] = {
     "checkpoints": {"checkpoint": Checkpoint.BLOCKS},
     "clipped": {"clip_gradients": ClipGradients.NORM, "accumulate": 2},
     "fused": {"optimizer_impl": OptimizerImpl.FUSED, "keep_grads": True},
-    "sharded": {"fsdp": 4, "fsdp_arg": ("param_dtype=bf16", "reduce_dtype=fp32")},
+    "sharded": {"fsdp": 4, "fsdp_arg": FsdpArguments(param_dtype="bf16", reduce_dtype="fp32")},
     "sharded, checkpoints": {
         "fsdp": 7,
         "checkpoint": Checkpoint.BLOCKS,
         "clip_gradients": ClipGradients.NORM,
     },
-    "sharded, kept": {"fsdp": 8, "fsdp_arg": ("reshard_after_forward=false", "replicas=2"), "accumulate": 2},
+    "sharded, kept": {
+        "fsdp": 8,
+        "fsdp_arg": FsdpArguments(reshard_after_forward=False, replicas=2),
+        "accumulate": 2,
+    },
     "sharded, in tensors too": {"fsdp": 64, "tp": 2, "checkpoint": Checkpoint.BLOCKS, "accumulate": 2},
 }
 

@@ -183,7 +183,7 @@ def options_of_job(job: Job, options: Options) -> Options:
     """Return a job's fields as options, overridden by `options`; the local GPU is the default limit."""
     chosen: dict[str, Any] = {
         "input": list(job.samples.inputs),
-        **{name: job.value(name) or None for name in FIELD_OPTIONS},
+        **{name: option.write(job.value(name)) or None for name, option in FIELD_OPTIONS.items()},
     }
     given = {name: value for name, value in options.items() if value is not None}
     if not has_memory_limit(options):

@@ -8,7 +8,7 @@ from unittest import mock
 from planner.api.integrations import accelerate_settings
 from planner.api.integrations.settings import notes_of
 from planner.errors import UsageError
-from planner.jobs import Precision
+from planner.jobs import FsdpArguments, Precision
 
 _WRAPS = {
     "transformer_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
@@ -44,12 +44,12 @@ def fsdp_fields(
         **_policy(plugin, fields["precision"], owner),
         **_wrapping(plugin),
         **({"activation_checkpointing": True} if plugin.activation_checkpointing else {}),
-        **({"replicas": replicas} if replicas > 1 else {}),
+        "replicas": replicas,
     }
     return {
         **fields,
         "fsdp": ranks if ranks > 1 else 0,
-        "fsdp_arg": tuple(f"{key}={_text(value)}" for key, value in given.items()),
+        "fsdp_arg": FsdpArguments(**given),
         "precision": Precision.FP32,  # the policy has the precision
         "ddp": False,
         "ddp_bucket_view": False,
@@ -101,13 +101,7 @@ def _wrapping(plugin: Any) -> dict[str, Any]:
     kind = _WRAPS.get(getattr(policy, "__name__", ""), "NO_WRAP")
     chosen: dict[str, Any] = {"auto_wrap_policy": kind}
     if kind == "TRANSFORMER_BASED_WRAP" and plugin.transformer_cls_names_to_wrap:
-        chosen["transformer_cls_names_to_wrap"] = list(plugin.transformer_cls_names_to_wrap)
+        chosen["transformer_cls_names_to_wrap"] = tuple(plugin.transformer_cls_names_to_wrap)
     if kind == "SIZE_BASED_WRAP":
         chosen["min_num_params"] = plugin.min_num_params
     return chosen
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(value)}]"
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -17,21 +17,14 @@ from torch import nn
 from planner.capture.loop.checkpoint import name_kinds
 from planner.capture.process_state import first_line_of
 from planner.errors import UsageError
+from planner.jobs import OF_PLUGIN, FsdpArguments
 
-OF_PLUGIN = (
-    "auto_wrap_policy",
-    "transformer_cls_names_to_wrap",
-    "min_num_params",
-    "activation_checkpointing",
-)
 _WRAPPING = "TRANSFORMER_BASED_WRAP"  # transformers' default (training_args.py)
 _OF_LAUNCHER = "FSDP_"  # prefix of variables from which a plugin fills options that it is not given
 
 
-def shard_by_accelerate(
-    model: nn.Module, given: Mapping[str, Any], options: Mapping[str, Any], mesh: Any
-) -> str:
-    """Shard a model in place as accelerate's plugin with the keywords `given` would, and return a note.
+def shard_by_accelerate(model: nn.Module, given: FsdpArguments, options: Mapping[str, Any], mesh: Any) -> str:
+    """Shard a model in place as accelerate's plugin with the arguments `given` would, and return a note.
 
     `options` are keywords of `fully_shard`. Raises UsageError if accelerate is not installed or refuses.
     """
@@ -44,7 +37,7 @@ def shard_by_accelerate(
             f"--fsdp-arg by=accelerate: accelerate does not import, or has no FSDP2 ({error}); pip install "
             "'gpu-batch-planner[accelerate]'"
         ) from error
-    of_plugin = {key: given[key] for key in OF_PLUGIN if key in given}
+    of_plugin = given.given(*OF_PLUGIN)
     policy = options["mp_policy"]
     with _environment_kept():
         try:

@@ -8,7 +8,7 @@ from torch import nn
 from planner.capture.models.registry import construct_model, find_constructor, import_transformers
 from planner.capture.models.transformers import build as hf
 from planner.errors import ModelError
-from planner.jobs import Depth, Job, split_model
+from planner.jobs import Depth, Job, argument_texts, split_model
 
 _PLAIN = (bool, int, float, str, tuple, list, type(None))  # types of attributes that may tell blocks apart
 
@@ -36,7 +36,8 @@ def find_depth(job: Job, least: int) -> Depth | None:
 def _may_name_blocks(job: Job) -> bool:
     """Return whether patterns or KEY=VALUE options may choose some of a model's blocks by number."""
     patterns = (*job.model.freeze, *job.model.train_only)
-    pairs = (*job.model.peft_arg, *job.model.quantize_arg, *job.sharding.fsdp_arg)
+    pairs = argument_texts((*job.model.peft_arg, *job.model.quantize_arg))
+    pairs += argument_texts(job.sharding.fsdp_arg)
     return bool(
         job.sharding.deepspeed
         or any(re.search(r"[\d?\[]", pattern) for pattern in patterns)

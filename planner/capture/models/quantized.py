@@ -22,7 +22,7 @@ from planner.capture.models.libraries import import_library, quiet
 from planner.capture.models.torchao_weights import is_of_diffusers, kept_modules, quantize_by_torchao
 from planner.capture.process_state import first_line_of, foreign_errors
 from planner.errors import ModelError, UsageError
-from planner.jobs import Job, Precision, Quantize, nearest, parse_model_arg
+from planner.jobs import Job, Precision, Quantize, nearest
 from planner.program import BLOCK
 
 _COMPUTED = {
@@ -108,7 +108,7 @@ def _replace_by_library(model: nn.Module, kept: list[str], config: Any) -> None:
 def _configure(job: Job) -> Any:
     from transformers import BitsAndBytesConfig
 
-    given = dict(parse_model_arg(text, "--quantize-arg") for text in job.model.quantize_arg)
+    given = dict(job.model.quantize_arg)
     known = [name for name in vars(BitsAndBytesConfig()) if not name.startswith("_")]
     known = [*known, "bnb_4bit_compute_dtype", "bnb_4bit_quant_storage", "llm_int8_threshold"]
     for name in given:

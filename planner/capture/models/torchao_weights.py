@@ -14,7 +14,7 @@ from planner.capture.cuda.devices import innermost
 from planner.capture.cuda.placed import PlacedResults
 from planner.capture.models.libraries import import_library, quiet
 from planner.errors import ModelError, UsageError
-from planner.jobs import Job, Mode, Quantize, nearest, parse_model_arg
+from planner.jobs import Job, Mode, Quantize, nearest
 
 _TRAINING = "torchao.prototype.quantized_training"
 _NF4 = "torchao.quantization.quantize_.workflows.nf4.nf4_tensor"
@@ -128,7 +128,7 @@ def _configured(job: Job, make: Callable[..., Any], given: Mapping[str, Any]) ->
     Raises UsageError for a value that `make` does not take.
     """
     known = [name for name in signature(make).parameters if name != "version"]
-    values = dict(parse_model_arg(text, "--quantize-arg") for text in job.model.quantize_arg)
+    values = dict(job.model.quantize_arg)
     for name in values:
         if name not in known:
             near = nearest(name, known)

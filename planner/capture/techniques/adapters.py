@@ -17,7 +17,7 @@ from planner.capture.models.meta_init import construct_on_meta
 from planner.capture.process_state import first_line_of, foreign_errors
 from planner.capture.techniques.technique import BuiltModel, Technique
 from planner.errors import ModelError, UsageError
-from planner.jobs import Job, nearest, parse_model_arg, shown
+from planner.jobs import Job, nearest, shown
 
 # Variants of methods with separate names: the method, and the configuration that selects the variant.
 _VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -53,7 +53,7 @@ def attach_adapters(model: nn.Module, job: Job, run: Run = construct_on_meta) ->
         return model
     with quiet():  # it imports bitsandbytes, which advises on its own installation
         peft = import_library("peft", extra="peft")
-    given = dict(parse_model_arg(text, "--peft-arg") for text in job.model.peft_arg)
+    given = dict(job.model.peft_arg)
     own = {name: given.pop(name) for name in _OWN if name in given}
 
     def explain(error: BaseException) -> ModelError:  # peft checks a configuration when applying it

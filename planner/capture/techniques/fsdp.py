@@ -5,7 +5,7 @@ them afterwards by resizing a storage in place. No operator runs then, so `repla
 to the recorder.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -13,54 +13,36 @@ import torch
 from torch import Tensor, nn
 
 from planner.capture.cuda.names import Replacement
-from planner.capture.distributed.accelerate_plugin import OF_PLUGIN, shard_by_accelerate
+from planner.capture.distributed.accelerate_plugin import shard_by_accelerate
 from planner.capture.loop.checkpoint import find_blocks, name_kinds
 from planner.capture.models.live import unwrapped
 from planner.capture.recorder.recorder import Recorder
 from planner.errors import UsageError
-from planner.jobs import Job, parse_fsdp_args
+from planner.jobs import OF_POLICY, Job
 from planner.program import Category, Phase
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-_OF_POLICY = ("param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs")
-_KEYS = ("reshard_after_forward", "replicas", "gradient_sync", "by", "offload", *_OF_POLICY)
 
 
-def fsdp_arguments(job: Job) -> dict[str, Any]:
-    """Return the values of `--fsdp-arg` by name. Raises UsageError if a name or value is not planned."""
-    given = parse_fsdp_args(job.sharding.fsdp_arg)
-    keys = (*_KEYS, *(OF_PLUGIN if given.get("by") == "accelerate" else ()))
-    for key in given:
-        if key not in keys:
-            hint = "; with by=accelerate more" if key in OF_PLUGIN else ""
-            raise UsageError(f"--fsdp-arg {key}: planned are {', '.join(keys)}{hint}")
-    if not isinstance(given.get("offload", False), bool) or (given.get("offload") and "by" in given):
-        raise UsageError(f"--fsdp-arg offload={given['offload']}: use true or false, without by=")
-    for key, values in {"by": ("accelerate", "torchtitan"), "gradient_sync": ("each", "last")}.items():
-        if given.get(key, values[0]) not in values:
-            raise UsageError(f"--fsdp-arg {key}={given[key]}: use {' or '.join(values)}")
-    return given
-
-
-def shard_blocks(model: nn.Module, job: Job, given: Mapping[str, Any], mesh: Any, recorder: Recorder) -> str:
+def shard_blocks(model: nn.Module, job: Job, mesh: Any, recorder: Recorder) -> str:
     """Shard the repeated blocks of a model, then its remaining parameters, and return a note on them.
 
     With `by=accelerate`, accelerate shards the model. Raises UsageError if `fully_shard` refuses.
     """
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
-    of_policy = {key: _policy_value(key, given[key]) for key in _OF_POLICY if key in given}
+    given = job.sharding.fsdp_arg
+    of_policy = {key: _DTYPES.get(value, value) for key, value in given.given(*OF_POLICY).items()}
     options: dict[str, Any] = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(**of_policy)}
-    if "reshard_after_forward" in given:
-        options["reshard_after_forward"] = given["reshard_after_forward"]
-    if given.get("offload"):
+    options |= given.given("reshard_after_forward")
+    if given.offload:
         options["offload_policy"] = CPUOffloadPolicy()
-    if given.get("by") == "accelerate":
+    if given.by == "accelerate":
         with _moved_by_it(model, recorder):
             return shard_by_accelerate(unwrapped(model), given, options, mesh)
     blocks = find_blocks(model)
     names = name_kinds(blocks)
-    first, last = _ends_of(model) if "by" in given else ((), ())
+    first, last = _ends_of(model) if given.by else ((), ())
     try:
         for block in (*first, *blocks):
             fully_shard(block, **options)
@@ -69,7 +51,7 @@ def shard_blocks(model: nn.Module, job: Job, given: Mapping[str, Any], mesh: Any
         fully_shard(model, **options)
     except ValueError as error:
         raise UsageError(f"--fsdp {job.sharding.fsdp}: fully_shard refuses: {error}") from error
-    if given.get("offload"):
+    if given.offload:
         _keep_on_host(model, recorder)
     else:
         _allocate_parts(model)
@@ -121,14 +103,6 @@ def _moved_by_it(model: nn.Module, recorder: Recorder) -> Iterator[None]:
         yield
     for tensor in (*model.parameters(), *model.buffers()):
         recorder.set_category(tensor, Category.PARAMETER)
-
-
-def _policy_value(key: str, value: Any) -> Any:
-    if not key.endswith("_dtype"):
-        return value
-    if value not in _DTYPES:
-        raise UsageError(f"--fsdp-arg {key}={value}: use one of {', '.join(_DTYPES)}")
-    return _DTYPES[value]
 
 
 def replacements(on_resize: Callable[[Tensor], None]) -> Iterator[Replacement]:

@@ -1,6 +1,6 @@
 """Shard a model over ranks: split the weights of its layers (`--tp`), then shard its blocks (`--fsdp`)."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
@@ -59,15 +59,13 @@ def _shard_model(model: nn.Module, job: Job, recorder: Recorder) -> tuple[str, .
     accelerate moves a model from the CPU while it shards the model, which `recorder` records. If all ranks
     hold equal parts, that is added to the recorder's facts.
 
-    Raises UsageError for a model without a tensor-parallel plan, and for arguments of `--fsdp-arg` that are
-    unknown or not planned.
+    Raises UsageError for a model without a tensor-parallel plan, and if the ranks do not divide.
     """
-    given = fsdp.fsdp_arguments(job)
-    mesh = _mesh(job, given)
+    mesh = _mesh(job)
     notes = [split_tensors(model, job, mesh["tp"])] if job.sharding.tp else []
     if job.sharding.fsdp:
         names = tuple(name for name in mesh.mesh_dim_names if name != "tp")
-        notes.append(fsdp.shard_blocks(model, job, given, mesh[names], recorder))
+        notes.append(fsdp.shard_blocks(model, job, mesh[names], recorder))
     if not _has_equal_parts(model):
         return tuple(notes)
     recorder.facts.add(Fact.EQUAL_PARTS)
@@ -89,15 +87,15 @@ def _is_even(parameter: Any) -> bool:
     return all(parameter.shape[dim] % parts == 0 for dim, parts in split.items())
 
 
-def _mesh(job: Job, given: Mapping[str, Any]) -> Any:
+def _mesh(job: Job) -> Any:
     """Return the mesh of all ranks, with dimensions that replicate, shard and split parameters as needed.
 
     Raises UsageError if the ranks do not divide into the given number of replicas.
     """
     from torch.distributed.device_mesh import init_device_mesh
 
-    ranks, replicas = job.sharding.fsdp, given.get("replicas", 1)
-    if not isinstance(replicas, int) or replicas < 1 or ranks % replicas:
+    ranks, replicas = job.sharding.fsdp, job.sharding.fsdp_arg.replicas
+    if ranks % replicas:
         raise UsageError(f"--fsdp-arg replicas={replicas}: {ranks} ranks do not divide into so many groups")
     if replicas > 1 and replicas == ranks:
         raise UsageError(f"--fsdp-arg replicas={replicas}: of {ranks} ranks each would hold all; use --ddp")
@@ -116,13 +114,10 @@ def _with_last_synced(load_batch: BatchLoader, model: nn.Module, job: Job) -> Ba
     In the micro-batches before, gradients stay unsharded on each rank (`set_requires_gradient_sync`). For any
     other job the loader itself is returned.
     """
-    if (
-        job.loop.accumulate < 2
-        or not job.sharding.fsdp
-        or fsdp.fsdp_arguments(job).get("gradient_sync") != "last"
-    ):
+    given = job.sharding.fsdp_arg
+    if job.loop.accumulate < 2 or not job.sharding.fsdp or given.gradient_sync == "each":
         return load_batch
-    is_wrapped = fsdp.fsdp_arguments(job).get("by") == "accelerate"
+    is_wrapped = given.by == "accelerate"
     sharded: Any = unwrapped(model) if is_wrapped else model
     numbers = count(1)
 

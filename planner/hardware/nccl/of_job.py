@@ -11,7 +11,7 @@ from planner.hardware.nccl.buffers import (
     nccl_mib,
     nccl_of_torch,
 )
-from planner.jobs import Job, Mode, parse_model_arg
+from planner.jobs import Job, Mode
 from planner.program import torch_version_of
 
 
@@ -51,8 +51,7 @@ def communicators_of(job: Job) -> int:
     if job.loop.mode is not Mode.TRAIN:
         return 0
     if job.sharding.fsdp:
-        given = dict(parse_model_arg(text, "--fsdp-arg") for text in job.sharding.fsdp_arg)
-        groups = 2 if given.get("replicas", 1) != 1 else 1
+        groups = 2 if job.sharding.fsdp_arg.replicas > 1 else 1
         return groups + (1 if job.sharding.tp else 0)
     return int(job.sharding.ddp or job.sharding.tp > 0)
 

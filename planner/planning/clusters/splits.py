@@ -5,15 +5,15 @@ from enum import IntEnum
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from planner.errors import UsageError
 from planner.hardware import GPUS_OF_A_NODE
-from planner.jobs import Checkpoint, Job, parse_fsdp_args
+from planner.jobs import Checkpoint, FsdpArguments, Job
 
 MOST_GPUS = 1024
 LARGEST_TENSOR_PARALLEL = 8
 _ACCUMULATED = 2  # micro-batches of a traced step; further ones repeat the last
-_RESHARD = "reshard_after_forward"
 
 
 class ClusterQuestion(Struct, frozen=True):
@@ -97,13 +97,13 @@ def recipes_of(job: Job) -> list[Recipe]:
     checkpoints = [Checkpoint.NONE, Checkpoint.BLOCKS]
     if job.loop.checkpoint is not Checkpoint.NONE:
         checkpoints = [job.loop.checkpoint]
-    given = parse_fsdp_args(job.sharding.fsdp_arg)
-    if "replicas" in given:
+    given = job.sharding.fsdp_arg
+    if given.replicas > 1:
         raise UsageError("--fsdp-arg replicas: --global-batch shards over all GPUs; remove it")
     gathers = list(Gathers)
-    if _RESHARD in given:
-        gathers = [Gathers.TWICE if given[_RESHARD] else Gathers.ONCE]
-    elif job.sharding.fsdp_arg:
+    if given.reshard_after_forward is not None:
+        gathers = [Gathers.TWICE if given.reshard_after_forward else Gathers.ONCE]
+    elif given.given():
         gathers.remove(Gathers.NEVER)
     return [Recipe(checkpoint, times) for checkpoint in checkpoints for times in gathers]
 
@@ -123,8 +123,9 @@ def job_of(job: Job, split: Split) -> Job:
     gathers, tp = split.recipe.gathers, split.recipe.tp
     alone |= {"tp": tp if tp > 1 else 0}
     if split.shards == 1:
-        return job.replace(fsdp=0, fsdp_arg=(), ddp=gathers is Gathers.NEVER and split.gpus > 1, **alone)
-    given = tuple(text for text in job.sharding.fsdp_arg if not text.startswith(f"{_RESHARD}="))
-    if gathers is Gathers.ONCE:
-        given = (*given, f"{_RESHARD}=false")
+        return job.replace(
+            fsdp=0, fsdp_arg=FsdpArguments(), ddp=gathers is Gathers.NEVER and split.gpus > 1, **alone
+        )
+    reshards = False if gathers is Gathers.ONCE else None
+    given = replace(job.sharding.fsdp_arg, reshard_after_forward=reshards)
     return job.replace(fsdp=split.shards, fsdp_arg=given, **alone)

@@ -20,7 +20,7 @@ from planner.api.integrations.huggingface import (  # noqa: E402
 )
 from planner.api.max_batch import max_batch  # noqa: E402
 from planner.errors import UsageError  # noqa: E402
-from planner.jobs import Precision  # noqa: E402
+from planner.jobs import FsdpArguments, Precision  # noqa: E402
 
 CONFIG = {
     "vocab_size": 100, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -68,10 +68,9 @@ def test_the_plugin_shards() -> None:
     """Mixed precision is the policy's, as accelerate fills it; gradients are reduced with the last batch."""
     made = fields(plugin())
     assert (made["fsdp"], made["ddp"], made["precision"]) == (4, False, Precision.FP32)
-    types = ("param_dtype=bf16", "reduce_dtype=bf16", "output_dtype=bf16")
-    assert made["fsdp_arg"] == (
-        "by=accelerate", "reshard_after_forward=true", "gradient_sync=last", *types,
-        "auto_wrap_policy=TRANSFORMER_BASED_WRAP",
+    assert made["fsdp_arg"] == FsdpArguments(
+        by="accelerate", reshard_after_forward=True, gradient_sync="last", param_dtype="bf16",
+        reduce_dtype="bf16", output_dtype="bf16", auto_wrap_policy="TRANSFORMER_BASED_WRAP",
     )  # fmt: skip
 
 
@@ -81,9 +80,9 @@ def test_a_policy_of_ones_own_is_planned() -> None:
 
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     made = fields(plugin(mixed_precision_policy=policy, transformer_cls_names_to_wrap=["LlamaMLP"]))
-    assert {"param_dtype=bf16", "reduce_dtype=fp32"} <= set(made["fsdp_arg"])
-    assert not any(text.startswith("output_dtype") for text in made["fsdp_arg"])
-    assert "transformer_cls_names_to_wrap=[LlamaMLP]" in made["fsdp_arg"]
+    given = made["fsdp_arg"]
+    assert (given.param_dtype, given.reduce_dtype, given.output_dtype) == ("bf16", "fp32", None)
+    assert given.transformer_cls_names_to_wrap == ("LlamaMLP",)
 
 
 @pytest.mark.parametrize(
@@ -149,9 +148,9 @@ def test_the_config_of_arguments_is_planned(tmp_path: Any) -> None:
     """Names with and without the prefix mean the same."""
     config = {"fsdp_reshard_after_forward": False, "transformer_layer_cls_to_wrap": "LlamaDecoderLayer"}
     made = fields_of_arguments(arguments(tmp_path, fsdp=True, fsdp_config=config))
-    assert {
-        "reshard_after_forward=false", "transformer_cls_names_to_wrap=[LlamaDecoderLayer]",
-    } <= set(made["fsdp_arg"])  # fmt: skip
+    given = made["fsdp_arg"]
+    assert given.reshard_after_forward is False
+    assert given.transformer_cls_names_to_wrap == ("LlamaDecoderLayer",)
 
 
 def test_loading_by_the_first_rank_is_named(tmp_path: Any) -> None:

@@ -57,7 +57,7 @@ WHOLE: dict[str, dict[str, Any]] = {
     "windows from the tenth block on": {"model": "hf:qwen2", "model_args": (*SIZES, *WINDOWS)},
     "experts from the tenth block on": {"model": "hf:deepseek_v3", "model_args": (*SIZES, *EXPERTS)},
     "blocks that are frozen by number": {"freeze": ("model.layers.1*",)},
-    "adapters of some blocks": {"peft": "lora", "peft_arg": ("layers_to_transform=[0,27]",)},
+    "adapters of some blocks": {"peft": "lora", "peft_arg": (("layers_to_transform", (0, 27)),)},
     "compiled": {"compile": Compile.DEFAULT},
 }
 

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from planner.capture.session import record
 from planner.errors import UsageError
-from planner.jobs import Loss, Mode, Optimizer, TensorSpec, resolve_job
+from planner.jobs import FIELD_OPTIONS, Loss, Mode, Optimizer, TensorSpec, resolve_job
 from planner.program.events import Alloc, Category, Fact, Free, Phase, PhaseStart, Trace, validate
 from tests.helpers.models import AMPERE, job_of, on_meta
 
@@ -46,7 +46,8 @@ class Net(nn.Module):
 def sharded(ranks: int, *arguments: str, **fields: object) -> Trace:
     """The trace of the first rank's two steps with SGD."""
     loop = {"mode": Mode.TRAIN, "loss": Loss.SUM, "steps": 2, **fields}
-    job = job_of(str(WIDE), fsdp=ranks, fsdp_arg=arguments, **loop)
+    given = FIELD_OPTIONS["fsdp_arg"].read(arguments)
+    job = job_of(str(WIDE), fsdp=ranks, fsdp_arg=given, **loop)
     return record(job, 4, AMPERE, on_meta(Net))
 
 
@@ -144,8 +145,8 @@ def test_the_answer_names_the_blocks() -> None:
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
-        ("shard_size=2", "--fsdp-arg shard_size: planned are reshard_after_forward, replicas"),
-        ("param_dtype=int3", "--fsdp-arg param_dtype=int3: use one of bf16, fp16, fp32"),
+        ("shard_size=2", "--fsdp-arg shard_size: unknown key; known are reshard_after_forward, replicas"),
+        ("param_dtype=int3", "--fsdp-arg param_dtype: expected one of bf16, fp16, fp32 or null, got 'int3'"),
         ("replicas=3", "--fsdp-arg replicas=3: 4 ranks do not divide into so many groups"),
         ("reshard_after_forward=3", "--fsdp 4: fully_shard refuses: "),
     ],
@@ -171,8 +172,8 @@ def test_a_process_of_a_group_plans_as_any_other() -> None:
     try:
         part, mesh = distributed.new_group([0]), init_device_mesh("cpu", (1,))
         assert sharded(2).events == alone.events
-        with pytest.raises(UsageError, match="--fsdp-arg by=hand"):
-            sharded(2, "by=hand")
+        with pytest.raises(UsageError, match="fully_shard refuses"):
+            sharded(2, "reshard_after_forward=3")
         summed = torch.ones(3)
         for group in (None, part, mesh.get_group()):
             distributed.all_reduce(summed, group=group)
@@ -203,9 +204,9 @@ def test_gradients_stay_whole_until_the_last_micro_batch() -> None:
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
-        ("gradient_sync=never", "--fsdp-arg gradient_sync=never: use each or last"),
-        ("by=hand", "--fsdp-arg by=hand: use accelerate or torchtitan"),
-        ("min_num_params=1", "--fsdp-arg min_num_params: planned are .*with by=accelerate more"),
+        ("gradient_sync=never", "--fsdp-arg gradient_sync: expected one of each, last, got 'never'"),
+        ("by=hand", "--fsdp-arg by: expected one of accelerate, torchtitan or null, got 'hand'"),
+        ("min_num_params=1", "--fsdp-arg min_num_params: has an effect only with by=accelerate"),
     ],
 )
 def test_arguments_of_libraries_are_checked(argument: str, words: str) -> None:
@@ -288,7 +289,7 @@ def test_offloaded_parts_are_gathered_from_pinned_memory() -> None:
 
 def test_offload_is_a_switch() -> None:
     """Any other value is refused, and so is offload beside another way of sharding."""
-    for argument in ("offload=cpu", "offload=true"):
-        by = ("by=torchtitan",) if argument == "offload=true" else ()
-        with pytest.raises(UsageError, match="use true or false, without by="):
-            sharded(2, argument, *by)
+    with pytest.raises(UsageError, match="--fsdp-arg offload: expected true or false, got 'cpu'"):
+        sharded(2, "offload=cpu")
+    with pytest.raises(UsageError, match="--fsdp-arg offload=true: is planned only without by="):
+        sharded(2, "offload=True", "by=torchtitan")

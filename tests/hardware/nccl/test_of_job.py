@@ -12,7 +12,7 @@ from planner.hardware import (
     upper_process_bytes,
     with_nccl_of,
 )
-from planner.jobs import Job, Mode
+from planner.jobs import FsdpArguments, Job, Mode
 
 BUDGET = make_budget(find_device("H100"), 0.99, AllocatorConfig())
 JOB = Job.create("net")
@@ -40,10 +40,9 @@ def test_replicas_are_a_second_group() -> None:
     """HSDP gathers in one group and reduces in another."""
     job = JOB.replace(fsdp=8)
     assert communicators_of(job) == 1
-    assert communicators_of(job.replace(fsdp_arg=("replicas=2",))) == 2
+    replicated = job.replace(fsdp_arg=FsdpArguments(replicas=2))
+    assert communicators_of(replicated) == 2
     assert communicators_of(JOB.replace(world_size=4, mode=Mode.STEP)) == 1
     assert communicators_of(job.replace(tp=2)) == 2 and communicators_of(JOB.replace(tp=2)) == 1
-    one, two = (
-        with_nccl_of(BUDGET, each).device.nccl for each in (job, job.replace(fsdp_arg=("replicas=2",)))
-    )
+    one, two = (with_nccl_of(BUDGET, each).device.nccl for each in (job, replicated))
     assert one is not None and two is not None and two.value - one.value == 800 * MIB

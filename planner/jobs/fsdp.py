@@ -1,0 +1,60 @@
+"""The arguments that `--fsdp-arg` gives to `fully_shard`, its policies and accelerate's plugin."""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+from msgspec.structs import asdict
+
+from planner._support.conversion import ConversionError, convert
+from planner.errors import UsageError
+
+Arguments = tuple[tuple[str, Any], ...]  # keywords with their values, in the user's order; lists are tuples
+OF_POLICY = ("param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs")
+OF_PLUGIN = (
+    "auto_wrap_policy",
+    "transformer_cls_names_to_wrap",
+    "min_num_params",
+    "activation_checkpointing",
+)
+FsdpType = Literal["bf16", "fp16", "fp32"]
+
+
+class FsdpArguments(Struct, frozen=True, forbid_unknown_fields=True):
+    """The arguments of FSDP2; None leaves a value to torch or accelerate."""
+
+    reshard_after_forward: bool | int | None = None
+    replicas: Annotated[int, Meta(ge=1)] = 1  # groups of ranks, each of which holds all shards
+    gradient_sync: Literal["each", "last"] = "each"  # micro-batches after which gradients are reduced
+    by: Literal["accelerate", "torchtitan"] | None = None  # chooses the sharded modules; None: the blocks
+    offload: bool = False  # parameters, gradients and the optimizer's state are on the CPU
+    param_dtype: FsdpType | None = None
+    reduce_dtype: FsdpType | None = None
+    output_dtype: FsdpType | None = None
+    cast_forward_inputs: bool | None = None
+    auto_wrap_policy: str | None = None  # this and all below: of accelerate's plugin
+    transformer_cls_names_to_wrap: str | tuple[str, ...] | None = None
+    min_num_params: int | None = None
+    activation_checkpointing: bool | None = None
+
+    def given(self, *names: str) -> dict[str, Any]:
+        """Return the arguments that differ from their defaults: all, or of `names` alone."""
+        default = FsdpArguments()
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if value != getattr(default, name) and (not names or name in names)
+        }
+
+
+def parse_fsdp(arguments: Arguments) -> FsdpArguments:
+    """Return the arguments of `--fsdp-arg` by name. Raises UsageError if a name or value is not planned."""
+    try:
+        parsed = convert(dict(arguments), FsdpArguments)
+    except ConversionError as error:
+        raise UsageError(f"--fsdp-arg {error}") from None
+    of_plugin = parsed.given(*OF_PLUGIN)
+    if of_plugin and parsed.by != "accelerate":
+        raise UsageError(f"--fsdp-arg {next(iter(of_plugin))}: has an effect only with by=accelerate")
+    if parsed.offload and parsed.by is not None:
+        raise UsageError("--fsdp-arg offload=true: is planned only without by=")
+    return parsed

@@ -16,6 +16,7 @@ class Cause(StrEnum):
     OTHER_PROCESS = "other_process"  # other processes hold the memory that was missing
     EVALUATION = "evaluation"  # training fits, an evaluation does not
     FIRST_STEP = "first_step"  # the optimizer allocates its state
+    KERNEL = "kernel"  # a kernel asks for more shared memory than a multiprocessor has
     NO_FAILURE = "no_failure"  # no request failed
     UNKNOWN = "unknown"  # the file does not decide it
 

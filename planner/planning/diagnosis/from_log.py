@@ -39,6 +39,7 @@ class _WithoutFigures(Struct, frozen=True):
     pattern: re.Pattern[str]
     reason: str  # {what} stands for the words that the pattern found
     is_of_host: bool = True
+    cause: Cause = Cause.UNKNOWN
 
 
 _WITHOUT_FIGURES = (
@@ -48,6 +49,7 @@ _WITHOUT_FIGURES = (
             "(?:CUDA|HIP)(?: driver)? error: out of memory",
             "cudaErrorMemoryAllocation",
             "Cuda failure.{0,8}out of memory'?",
+            r"^Error out of memory at line \d+",  # bitsandbytes
         ),
         "{what} names no sizes, so that the cause is not decided: a library or the driver asked CUDA itself; "
         "look for another process in nvidia-smi, or try a smaller batch",
@@ -64,14 +66,34 @@ _WITHOUT_FIGURES = (
         is_of_host=False,
     ),
     _WithoutFigures(
+        _either("out of resource: shared memory"),
+        "Triton ran out of the memory of a multiprocessor that a kernel's threads share, not of the GPU's "
+        "memory: a smaller batch does not help; smaller blocks, fewer stages (num_stages) or another release "
+        "of the library that has the kernel may",
+        is_of_host=False,
+        cause=Cause.KERNEL,
+    ),
+    _WithoutFigures(
+        _either(
+            "No available memory for the cache blocks",
+            "larger than the maximum number of tokens that can be stored in KV cache",
+            "KV cache is needed, which is larger than the available KV cache memory",
+        ),
+        "vLLM loaded the weights, and the rest of its share of the GPU is too small for the cache: lower "
+        "max_model_len, raise gpu_memory_utilization, or shard over more GPUs; planner serve finds how many "
+        "sequences fit",
+        is_of_host=False,
+        cause=Cause.TOO_LARGE,
+    ),
+    _WithoutFigures(
         _either("DefaultCPUAllocator: .*?tried to allocate SIZE", "Unable to allocate SIZE for an array"),
         "the memory of the host ran out, not a GPU's; load less at once, or use fewer workers",
     ),
     _WithoutFigures(
         _either(
             r"DataLoader worker \(pid.*?\) is killed by signal: Killed",
-            "[Oo]om[-_][Kk]ill",
-            "OOM Killed",
+            "[Oo][Oo][Mm][-_ ]?[Kk]ill",
+            "due to the node running low on memory",  # Ray
             "Out of memory: Killed process",
         ),
         "the memory of the host ran out, not a GPU's, and a process was killed for it; use fewer workers, "
@@ -89,6 +111,9 @@ _WITHOUT_FIGURES = (
         _either(
             r"Signal 9 \(SIGKILL\) received by PID",
             r"exitcode\s*: -9\b",
+            r"return code = -9\b",  # DeepSpeed's launcher
+            r"died with <Signals\.SIGKILL",  # accelerate launch
+            r"[Ee]xit [Cc]ode:?\s+137\b",  # containers
             r"^Killed(?: |$)",
             r": line \d+: +\d+ Killed",
             r"zsh: killed",
@@ -112,6 +137,10 @@ _FIGURES = {
     "metal": _either("other allocations: SIZE"),
 }
 _LISTED = _either(r"Process \d+ has SIZE memory in use")
+_PINNING = (
+    "CUDA could not pin the memory of a batch: the host has no more memory that can be pinned, or the GPU on "
+    "which the loader's thread makes a context for it, the first by default, is full; try pin_memory=False"
+)
 _ROUNDING_BYTES = 2**30 // 100  # messages give GiB with two decimals
 _OUTSIDE_OF_TORCH = "neither free nor of PyTorch in this process: contexts, libraries, other processes"
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (.+?)\s*$')
@@ -144,6 +173,14 @@ class _Message(Struct, frozen=True):
         return None if found is None else _bytes(next(filter(None, found.groups())))
 
     @property
+    def detail(self) -> int:
+        """Return how much the message says: 2 with figures, 0 if it only says that a process was killed."""
+        if self.figure("requested") is not None:
+            return 2
+        *others, _ = _WITHOUT_FIGURES
+        return int(any(one.pattern.search(self.text) for one in others))
+
+    @property
     def reserved_bytes(self) -> int | None:
         """Return the bytes that PyTorch reserved, its allocated and unallocated bytes in newer messages."""
         allocated, unallocated = self.figure("allocated"), self.figure("unallocated")
@@ -155,6 +192,22 @@ class _Message(Struct, frozen=True):
     def is_of_metal(self) -> bool:
         """Return whether the allocator of Apple's GPUs wrote the message."""
         return self.figure("metal") is not None
+
+    @property
+    def free_bytes(self) -> int | None:
+        """Return the bytes that PyTorch could still reserve, or None if the message does not tell them."""
+        metal, total, allocated = (self.figure(name) for name in ("metal", "total", "allocated"))
+        if metal is None or total is None or allocated is None:
+            return self.figure("free")
+        return total - allocated - metal
+
+    @property
+    def left_bytes(self) -> int | None:
+        """Return the bytes that were free, or reserved and unused; None if the message does not tell them."""
+        free, allocated, reserved = self.free_bytes, self.figure("allocated"), self.reserved_bytes
+        if free is None or allocated is None or reserved is None:
+            return None
+        return free + max(0, reserved - allocated)
 
     @property
     def own_bytes(self) -> int | None:
@@ -186,23 +239,24 @@ class _Message(Struct, frozen=True):
 
 
 def diagnose_log(lines: Iterable[str]) -> Diagnosis | None:
-    """Diagnose the last out-of-memory message of a log that has figures; None if there is no message.
+    """Diagnose the message of a log that says most, the last of several; None if there is no message.
 
-    A message without figures counts if none has any. Lines are read once, and few are kept.
+    Figures say more than a library's status, and a status more than the note that a process was killed.
+    Lines are read once, and few are kept.
     """
     best: _Message | None = None
     count = 0
     for message in _messages(lines):
         count += 1
-        if best is None or message.figure("requested") is not None or best.figure("requested") is None:
+        if best is None or message.detail >= best.detail:
             best = message
     if best is None:
         return None
     diagnosis = _diagnose(best)
     if count == 1:
         return diagnosis
-    which = "" if best.figure("requested") is None else " that has figures"
-    return _with_notes(diagnosis, f"the log has {count} such messages; this is the last{which}")
+    which = "that has figures" if best.detail == 2 else "that says most"
+    return _with_notes(diagnosis, f"the log has {count} such messages; this is the last {which}")
 
 
 def _messages(lines: Iterable[str]) -> Iterable[_Message]:
@@ -254,7 +308,7 @@ def _diagnose(message: _Message) -> Diagnosis:
         return _without_figures(message)
     reserved, total = message.reserved_bytes, message.figure("total")
     cause, reason = _cause(message, requested, allocated, reserved)
-    help_ = _help(message, requested, allocated, reserved)
+    help_ = _help(message, requested)
     live = _live(message, allocated, reserved)
     place = _place(message.frames)
     notes = _notes(message)
@@ -273,7 +327,9 @@ def _without_figures(message: _Message) -> Diagnosis:
         sizes = [] if found is None else [_bytes(size) for size in found.groups() if size]
         requested = sizes[0] if sizes else None
         return Diagnosis("log", Cause.UNKNOWN, reason, requested, site=place, is_of_host=True)
-    cause, why = _of_code(message.frames) or (Cause.UNKNOWN, reason)
+    if any(frame.file.endswith("pin_memory.py") for frame in message.frames):
+        reason = _PINNING
+    cause, why = _of_code(message.frames) or (known.cause, reason)
     return Diagnosis("log", cause, why, site=place)
 
 
@@ -309,7 +365,7 @@ def _cause(
         return of_code
     if allocated is None:
         return Cause.UNKNOWN, "the message does not say how much this process had allocated"
-    return Cause.TOO_LARGE, _shortage(message, requested, allocated, reserved)
+    return Cause.TOO_LARGE, _shortage(message, requested, allocated)
 
 
 def _refused_despite_free(message: _Message, free: int, asked: str) -> tuple[Cause, str]:
@@ -348,19 +404,21 @@ def _of_code(frames: Sequence[_Frame]) -> tuple[Cause, str] | None:
     return None
 
 
-def _shortage(message: _Message, requested: int, allocated: int, reserved: int | None) -> str:
-    left = (message.figure("free") or 0) + max(0, (reserved or allocated) - allocated)
+def _shortage(message: _Message, requested: int, allocated: int) -> str:
+    left = message.left_bytes
     held = f"tensors took {size_text(allocated)}, and {size_text(requested)} more were asked for"
+    if left is None:
+        return f"{held}; the message does not say how much of the GPU was free"
     if left >= requested:
         return f"{held}; {size_text(left)} were free or reserved and unused, in pieces"
     return f"{held}; {size_text(requested - left)} were missing, even if all that was left had been one piece"
 
 
-def _help(message: _Message, requested: int, allocated: int | None, reserved: int | None) -> tuple[Help, ...]:
+def _help(message: _Message, requested: int) -> tuple[Help, ...]:
     """Return whether expandable segments may have served the request from the memory that was left."""
-    if allocated is None or reserved is None or message.is_of_metal:
+    left = message.left_bytes
+    if left is None or message.is_of_metal:
         return ()
-    left = (message.figure("free") or 0) + reserved - allocated
     if left >= requested:
         reason = "it joins unused blocks; a recorded history would tell how many"
         return (Help("expandable_segments:True", None, None, reason),)

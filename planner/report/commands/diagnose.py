@@ -16,6 +16,7 @@ _CAUSES = {
     Cause.OTHER_PROCESS: "The memory was held outside of this process's PyTorch",
     Cause.EVALUATION: "An evaluation needs more memory than was left",
     Cause.FIRST_STEP: "The optimizer's first step needs more memory than was left",
+    Cause.KERNEL: "A kernel needs more shared memory than the GPU gives it",
     Cause.NO_FAILURE: "No request for GPU memory failed",
     Cause.UNKNOWN: "The cause is not known",
 }

@@ -118,6 +118,7 @@ def test_the_figures_of_a_message_decide(message: str, cause: Cause, mib: tuple[
         "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         "RuntimeError: CUDA error: out of memory",
         "torch.distributed.DistBackendError: NCCL error: Cuda failure 2 'out of memory'",
+        "Error out of memory at line 380 in file /src/bitsandbytes/csrc/pythonInterface.c",
     ],
 )
 def test_a_status_alone_decides_nothing(line: str) -> None:
@@ -150,6 +151,11 @@ def test_a_status_alone_decides_nothing(line: str) -> None:
         ("  traceback : Signal 9 (SIGKILL) received by PID 3021", "killed from outside", None),
         ("./run.sh: line 3: 12345 Killed                  python train.py", "killed from outside", None),
         ("Killed", "killed from outside", None),
+        ("    Exit Code:    137", "killed from outside", None),
+        ("[launch.py:347:sigkill_handler] exits with return code = -9", "killed from outside", None),
+        ("['python', 'a.py']' died with <Signals.SIGKILL: 9>.", "killed from outside", None),
+        ("      Reason:       OOMKilled", "more memory of the host", None),
+        ("Task was killed due to the node running low on memory.", "more memory of the host", None),
     ],
 )
 def test_memory_of_the_host_is_told_apart(line: str, words: str, requested_bytes: int | None) -> None:
@@ -191,6 +197,73 @@ def test_an_mps_message_has_neither_other_processes_nor_cuda_s_settings() -> Non
     live = [(held.what.split(" of PyTorch")[0], held.size_bytes) for held in found.live]
     assert live == [("tensors and workspaces", 35 * GIB // 2), ("allocations of Metal outside", 2 * GIB)]
     assert found.would_help == ()
+
+
+def test_what_is_missing_is_what_was_free_less_than_asked_for() -> None:
+    """Apple's message tells what was free by its limit; Intel's does not tell it, and nothing is claimed."""
+    mps = (
+        "MPS backend out of memory (MPS allocated: 17.50 GB, other allocations: 2.00 GB, max allowed: "
+        "20.00 GB). Tried to allocate 1.00 GB on private pool."
+    )
+    assert "512.0 MiB were missing" in diagnosis_of(mps).reason
+    xpu = diagnosis_of(
+        "XPU out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 15.91 GiB. Of the "
+        "allocated memory 14.10 GiB is allocated by PyTorch, and 800.00 MiB is reserved by PyTorch but "
+        "unallocated."
+    )
+    assert (xpu.cause, xpu.would_help) == (Cause.TOO_LARGE, ())
+    assert "does not say how much of the GPU was free" in xpu.reason and "missing" not in xpu.reason
+
+
+@pytest.mark.parametrize(
+    ("line", "cause", "words"),
+    [
+        (
+            "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 131072, "
+            "Hardware limit: 101376. Reducing block sizes or `num_stages` may help.",
+            Cause.KERNEL,
+            "a smaller batch does not help",
+        ),
+        (
+            "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` "
+            "when initializing the engine.",
+            Cause.TOO_LARGE,
+            "planner serve",
+        ),
+        (
+            "ValueError: The model's max seq len (131072) is larger than the maximum number of tokens that "
+            "can be stored in KV cache (57824).",
+            Cause.TOO_LARGE,
+            "max_model_len",
+        ),
+    ],
+)
+def test_libraries_say_what_was_too_small(line: str, cause: Cause, words: str) -> None:
+    """Triton means a multiprocessor's shared memory, vLLM what is left for its cache."""
+    found = diagnosis_of(line)
+    assert (found.cause, found.is_of_host, words in found.reason) == (cause, False, True)
+
+
+def test_a_thread_that_pins_batches_may_lack_memory_of_the_host() -> None:
+    """CUDA's status is the same, whether the host or the GPU has no memory for it."""
+    text = (
+        "RuntimeError: Caught RuntimeError in pin memory thread for device 0.\n"
+        "Original Traceback (most recent call last):\n"
+        '  File "/opt/torch/utils/data/_utils/pin_memory.py", line 34, in do_one_step\n'
+        "    data = pin_memory(data, device)\n"
+        "RuntimeError: CUDA error: out of memory\n"
+    )
+    found = diagnosis_of(text)
+    assert (found.cause, "pin_memory=False" in found.reason) == (Cause.UNKNOWN, True)
+
+
+@pytest.mark.parametrize("after", ["Killed", "    Exit Code:    137", "exitcode  : -9 (pid: 7)"])
+def test_a_process_that_was_killed_is_the_answer_only_without_another(after: str) -> None:
+    """A launcher kills the other ranks once one has failed."""
+    found = diagnosis_of(f"RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED\n{after}\n")
+    assert (found.is_of_host, "names no sizes" in found.reason) == (False, True)
+    host = diagnosis_of(f"      Reason:       OOMKilled\n{after}\n")
+    assert "more memory of the host" in host.reason
 
 
 def test_a_container_lists_its_own_process() -> None:

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from planner.capture.models.torchvision.shim import prepare_torchvision
 from planner.capture.session import record
 from planner.capture.workspaces.ops import Hold, Op, Outputs, Release
 from planner.capture.workspaces.registry import is_unknown, rule_of
@@ -39,7 +38,6 @@ def steps(func: Any, out: Tensor, *args: Any) -> tuple[Op, ...]:
 )
 def test_suppression_keeps_a_bit_for_each_pair(many: int, sort: list[Op]) -> None:
     """The order, the boxes in it, a bit for each pair in words of 64, and the indices that come back."""
-    prepare_torchvision()
     func, boxes_left = torch.ops.torchvision.nms.default, meta(7, dtype=torch.int64)
     words = {1000: 16, 5000: 79}[many]
     assert steps(func, boxes_left, meta(many, 4), meta(many), 0.5) == (
@@ -57,7 +55,6 @@ def test_suppression_keeps_a_bit_for_each_pair(many: int, sort: list[Op]) -> Non
 
 def test_regions_are_read_from_contiguous_images() -> None:
     """An image with its channels last is copied; the gradient is read as it lies."""
-    prepare_torchvision()
     ops = torch.ops.torchvision
     image, rois = meta(2, 8, 16, 16), meta(10, 5)
     last = image.to(memory_format=torch.channels_last)

@@ -17,8 +17,9 @@ from planner.jobs.job import (
     Optimizer,
     OptimizerImpl,
     Quantize,
+    Sharding,
 )
-from planner.jobs.parse import is_code
+from planner.jobs.parse import is_code, split_model
 from planner.jobs.sizes import size_ranges
 from planner.program import NEWEST_TORCH, format_torch_version, torch_version_of
 
@@ -60,8 +61,10 @@ SETTINGS: Mapping[str, Callable[[Job], object]] = MappingProxyType(
         "--eval-input": lambda job: job.loop.eval_input,
         "--evaluate": lambda job: job.loop.evaluate,
         "--freeze or --train-only": lambda job: job.model.freeze or job.model.train_only,
+        "FILE.py:NAME": lambda job: split_model(job.model.origin).source == "file",
         "--fsdp": lambda job: job.sharding.fsdp,
         "--fsdp or --tp": lambda job: job.sharding.fsdp or job.sharding.tp,
+        "--fsdp, --tp or --world-size": lambda job: job.sharding.ranks > 1,
         "--fsdp-arg": lambda job: job.sharding.fsdp_arg.given(),
         "--keep-grads": lambda job: job.loop.keep_grads,
         "--liger": lambda job: job.model.liger,
@@ -69,6 +72,8 @@ SETTINGS: Mapping[str, Callable[[Job], object]] = MappingProxyType(
         "--loss training_step": lambda job: job.loop.loss is Loss.TRAINING_STEP,
         "--mode generate": lambda job: job.loop.mode is Mode.GENERATE,
         "--mode other than train": lambda job: job.loop.mode is not Mode.TRAIN,
+        "--mode step": lambda job: job.loop.mode is Mode.STEP,
+        "--mode train or forward": lambda job: job.loop.mode in (Mode.TRAIN, Mode.FORWARD),
         "--new-tokens": lambda job: job.loop.new_tokens,
         "--offload": lambda job: job.loop.offload is not Offload.NONE,
         "--optimizer adagrad --optimizer-impl fused": lambda job: (
@@ -80,11 +85,14 @@ SETTINGS: Mapping[str, Callable[[Job], object]] = MappingProxyType(
         "--precision with a gradient scaler": lambda job: job.loop.grad_scaler,
         "--prepare-kbit": lambda job: job.model.prepare_kbit,
         "--quantize": lambda job: job.model.quantize is not Quantize.NONE,
+        "--quantize int4-weight-only": lambda job: job.model.quantize is Quantize.INT4_WEIGHT_ONLY,
+        "--quantize of torchao": lambda job: job.model.quantize.is_of_torchao,
         "--quantize-arg": lambda job: job.model.quantize_arg,
         "--rank": lambda job: job.sharding.rank,
         "--torch before 2.12": lambda job: torch_version_of(job.environment.torch) < (2, 12),
         "--torch of another version": lambda job: torch_version_of(job.environment.torch) != NEWEST_TORCH,
         "--tp": lambda job: job.sharding.tp,
+        "--world-size": lambda job: job.sharding.world_size and not job.sharding.deepspeed,
         "samples of many sizes": size_ranges,
     }
 )
@@ -98,11 +106,15 @@ _TEXTS: Mapping[str, Callable[[Job], str]] = MappingProxyType(
             if ranks
         ),
         "--mode other than train": lambda job: f"--mode {job.loop.mode}",
+        "--mode step": lambda job: "a step of your own",
+        "--mode train or forward": lambda job: f"--mode {job.loop.mode}",
         "--precision other than the file's": lambda job: f"--precision {job.loop.precision}",
         "--precision with a gradient scaler": lambda job: f"--precision {job.loop.precision}",
+        "--quantize of torchao": lambda job: f"--quantize {job.model.quantize}",
         "--torch before 2.12": lambda job: f"--torch {job.environment.torch}",
         "--torch of another version": lambda job: f"--torch {job.environment.torch}",
         "--tp": lambda job: f"--tp {job.sharding.tp}",
+        "--world-size": lambda job: f"--world-size {job.sharding.world_size}",
     }
 )
 _OF_RANKS = ("--ddp", "--compile", "--offload", "--quantize", "--ema", "--liger")
@@ -152,6 +164,30 @@ CONFLICTS = (
         f"remove --eval-input, to evaluate at the training's size, or {RUN}",
     ),
     Conflict(
+        "--mode step",
+        ("--peft", "--quantize", "--liger"),
+        "is not planned: the file makes its model by itself",
+        "change the model there",
+    ),
+    Conflict(
+        "--prepare-kbit",
+        ("--quantize of torchao",),
+        "fails: it prepares weights of bitsandbytes",
+        "remove --prepare-kbit",
+    ),
+    Conflict(
+        "--quantize int4-weight-only",
+        ("--mode train or forward",),
+        "fails in torchao: its products have no gradients",
+        "add --mode infer, or take int8-weight-only",
+    ),
+    Conflict(
+        "--world-size",
+        ("--fsdp", "--tp"),
+        "is not planned: the file shards its model by itself",
+        "remove one of the two",
+    ),
+    Conflict(
         "--fsdp or --tp",
         ("--mode other than train", "--loss training_step"),
         "is not planned: a model is sharded in the planner's own training loop alone",
@@ -184,20 +220,22 @@ CONFLICTS = (
 REQUIREMENTS = (
     Requirement(("--new-tokens",), "--mode generate", "remove it, or give --mode generate"),
     Requirement(("--fsdp-arg",), "--fsdp", "give the number of ranks, such as --fsdp 8"),
+    Requirement(
+        ("--world-size",),
+        "FILE.py:NAME",
+        "a file shards its model by itself; use --fsdp or --tp",
+    ),
+    Requirement(("--rank",), "--fsdp, --tp or --world-size", "give the number of ranks"),
     Requirement(("--peft-arg",), "--peft", "remove it, or name a method"),
     Requirement(("--prepare-kbit", "--quantize-arg"), "--quantize", "remove it, or give nf4 or int8"),
 )
 
 
 def check_conflicts(job: Job) -> None:
-    """Raise UsageError for the first combination of options that is refused, and for too few ranks."""
-    if 1 in (job.sharding.fsdp, job.sharding.tp):
-        given = _text("--fsdp or --tp", job)
-        raise UsageError(f"{job.model.name}: {given}: a model is sharded over two ranks or more")
-    if job.sharding.deepspeed and job.sharding.world_size < 2:
-        raise UsageError(
-            f"{job.model.name}: --deepspeed: give the number of ranks, two or more, such as --world-size 8"
-        )
+    """Raise UsageError for ranks that do not exist, and for the first combination that is refused."""
+    problem = _problem_of_ranks(job.sharding)
+    if problem:
+        raise UsageError(f"{job.model.name}: {problem}")
     for conflict in CONFLICTS:
         if not SETTINGS[conflict.option](job):
             continue
@@ -205,6 +243,23 @@ def check_conflicts(job: Job) -> None:
         if other is not None:
             both = f"{_text(conflict.option, job)} with {_text(other, job)}"
             raise UsageError(f"{job.model.name}: {both} {conflict.reason}; {conflict.remedy}")
+
+
+def _problem_of_ranks(sharding: Sharding) -> str:
+    """Return why the numbers of a sharding do not go together; "" if they do."""
+    ranks, shards, replicas = sharding.ranks, sharding.fsdp, sharding.fsdp_arg.replicas
+    for option, count in (("--fsdp", shards), ("--tp", sharding.tp), ("--world-size", sharding.world_size)):
+        if count == 1:
+            return f"{option} 1: a model is sharded over two ranks or more"
+    if sharding.deepspeed and not sharding.world_size:
+        return "--deepspeed: give the number of ranks, two or more, such as --world-size 8"
+    if sharding.rank >= ranks:
+        return f"--rank {sharding.rank}: of {ranks} ranks give one from 0 to {ranks - 1}"
+    if shards % replicas:
+        return f"--fsdp-arg replicas={replicas}: {shards} ranks do not divide into so many groups"
+    if replicas > 1 and replicas == shards:
+        return f"--fsdp-arg replicas={replicas}: of {shards} ranks each would hold all; use --ddp"
+    return ""
 
 
 def check_requirements(job: Job) -> None:

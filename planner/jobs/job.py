@@ -233,6 +233,11 @@ class Sharding(Struct, frozen=True):
     rank: int = 0  # the rank that is planned
     deepspeed: str = ""  # DeepSpeed's configuration as JSON; "": none
 
+    @property
+    def ranks(self) -> int:
+        """Return the number of ranks that `world_size`, or FSDP and tensor parallel, make; 1 without them."""
+        return self.world_size or (self.fsdp or 1) * (self.tp or 1)
+
 
 class Environment(Struct, frozen=True):
     """The versions and settings of the libraries that a process runs with."""

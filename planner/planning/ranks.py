@@ -14,9 +14,7 @@ _ORDER = (Outcome.FITS, Outcome.FITS_WITH_RETRIES, Outcome.DOES_NOT_FIT)
 
 def count_ranks(job: Job) -> int:
     """Return the number of a job's ranks that may differ from each other; 1 for DDP and DeepSpeed."""
-    if job.sharding.deepspeed:
-        return 1
-    return job.sharding.world_size or (job.sharding.fsdp or 1) * (job.sharding.tp or 1)
+    return 1 if job.sharding.deepspeed else job.sharding.ranks
 
 
 def ranks_beside(job: Job, trace: Trace) -> tuple[int, ...]:

@@ -71,7 +71,8 @@ def value_of(option: JobOption) -> Any:
 
 # Options without which others are refused.
 NEEDED = {
-    **{"new_tokens": "  mode: generate\n", "deepspeed": "  world_size: 2\n", "fsdp_arg": "  fsdp: 2\n"},
+    **{"new_tokens": "  mode: generate\n", "deepspeed": "  world_size: 2\n", "fsdp_arg": "  fsdp: 4\n"},
+    **{"world_size": f"  deepspeed: '{TEXTS['deepspeed']}'\n", "rank": "  fsdp: 65536\n  tp: 2\n"},
     **{
         "peft_arg": "  peft: lora\n",
         "quantize_arg": "  quantize: nf4\n",
@@ -177,12 +178,35 @@ def test_reset_options() -> None:
             {"fsdp": 2, "torch": "2.12"},
             "--fsdp 2 with --torch 2.12 is not planned: a rank is planned as in",
         ),
+        ({"fsdp": 4, "rank": 4}, "--rank 4: of 4 ranks give one from 0 to 3"),
+        ({"fsdp": 4, "fsdp_arg": "replicas=3"}, "4 ranks do not divide into so many groups"),
+        ({"fsdp": 4, "fsdp_arg": "replicas=4"}, "of 4 ranks each would hold all; use --ddp"),
         ({"tp": 1}, "--tp 1: a model is sharded over two ranks or more"),
         ({"fsdp": 2, "tp": 2, "ema": True}, "--fsdp 2 --tp 2 with --ema is not planned"),
     ],
 )
 def test_what_is_not_planned_with_fsdp_is_refused(options: dict[str, Any], words: str) -> None:
     """One line names the option and what to do."""
+    with pytest.raises(UsageError, match=re.escape(words)):
+        resolve_job("torchvision:resnet18", {}, **{"inputs": [TensorSpec((3, 64, 64))], **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"quantize": "int8-weight-only", "prepare_kbit": True},
+            "--prepare-kbit with --quantize int8-weight-only fails: it prepares weights of bitsandbytes",
+        ),
+        (
+            {"quantize": "int4-weight-only"},
+            "--quantize int4-weight-only with --mode train fails in torchao: its products have no gradients",
+        ),
+        ({"mode": "step", "peft": "lora"}, "a step of your own with --peft is not planned: the file makes"),
+    ],
+)
+def test_changes_that_no_model_takes_are_refused(options: dict[str, Any], words: str) -> None:
+    """They are refused by the options alone, before a model is built."""
     with pytest.raises(UsageError, match=re.escape(words)):
         resolve_job("torchvision:resnet18", {}, **{"inputs": [TensorSpec((3, 64, 64))], **options})
 

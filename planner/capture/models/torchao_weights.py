@@ -14,7 +14,7 @@ from planner.capture.cuda.devices import innermost
 from planner.capture.cuda.placed import PlacedResults
 from planner.capture.models.libraries import import_library, quiet
 from planner.errors import ModelError, UsageError
-from planner.jobs import Job, Mode, Quantize, nearest
+from planner.jobs import Job, Quantize, nearest
 
 _TRAINING = "torchao.prototype.quantized_training"
 _NF4 = "torchao.quantization.quantize_.workflows.nf4.nf4_tensor"
@@ -84,15 +84,8 @@ def is_of_diffusers(model: nn.Module) -> bool:
 def quantize_by_torchao(model: nn.Module, job: Job) -> nn.Module:
     """Quantize the model's linear layers by torchao, each on its move to the GPU; return the model.
 
-    Raises UsageError for an unknown or unsuitable option, ModelError if the model has no linear layer.
+    Raises UsageError for an unknown option, ModelError if the model has no linear layer.
     """
-    if job.model.prepare_kbit:
-        raise UsageError(f"{job.model.name}: --prepare-kbit prepares weights of bitsandbytes; remove it")
-    if job.model.quantize is Quantize.INT4_WEIGHT_ONLY and job.loop.mode in (Mode.TRAIN, Mode.FORWARD):
-        raise UsageError(
-            f"{job.model.name}: --quantize {job.model.quantize}: its products have no gradients; add --mode "
-            "infer, or take int8-weight-only"
-        )
     kept = tuple(f"{name}." for name in kept_modules(model, None))
 
     def is_quantized(module: nn.Module, name: str) -> bool:

@@ -23,7 +23,7 @@ from planner.capture.techniques import fsdp
 from planner.capture.techniques.technique import Technique
 from planner.errors import UsageError
 from planner.hardware import GPUS_OF_A_NODE
-from planner.jobs import Job, split_model
+from planner.jobs import Job
 
 _OR_RUN = "or planner run emulates such a script"
 _FSDP1 = "FullyShardedDataParallel (FSDP1) is not planned; use fully_shard"
@@ -31,17 +31,6 @@ _OFFLOAD = (
     "fully_shard with CPUOffloadPolicy in a file is not planned; remove the policy, give --fsdp N "
     "--fsdp-arg offload=true for a model that the planner shards"
 )
-
-
-def _check(job: Job) -> None:
-    """Raise UsageError if the job's ranks are not planned, or if its model is not a file."""
-    where = f"{job.model.name}: --world-size {job.sharding.world_size}"
-    if split_model(job.model.name).source != "file":
-        raise UsageError(f"{where} is for a FILE.py that shards its model by itself; use --fsdp or --tp")
-    if job.sharding.world_size < 2 or job.sharding.rank >= job.sharding.world_size:
-        raise UsageError(
-            f"{where} --rank {job.sharding.rank}: give two ranks or more, and one of them from 0"
-        )
 
 
 @contextmanager
@@ -168,8 +157,7 @@ def _on_meta(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def _is_used(job: Job) -> bool:
-    is_rank = bool(job.sharding.world_size or job.sharding.rank)
-    return is_rank and not (job.sharding.fsdp or job.sharding.tp or job.sharding.deepspeed)
+    return bool(job.sharding.world_size and not job.sharding.deepspeed)
 
 
 @contextmanager
@@ -183,4 +171,4 @@ def _open_process(job: Job, placement: Placement, stages: Stages) -> Iterator[No
         yield
 
 
-LAUNCHED_RANK = Technique(_is_used, prepare=_check, open_process=_open_process)
+LAUNCHED_RANK = Technique(_is_used, open_process=_open_process)

@@ -13,9 +13,9 @@ from planner.capture.models.own_step import StepModule
 from planner.capture.models.transformers.own_trainer import TrainerModule
 from planner.capture.recorder.recorder import Recorder
 from planner.capture.setup import record_setup
-from planner.capture.techniques.technique import BuiltModel, CapturedLoop, Notes, Technique
-from planner.errors import PlannerError, UsageError
-from planner.jobs import Job, Mode, Quantize
+from planner.capture.techniques.technique import CapturedLoop, Notes, Technique
+from planner.errors import PlannerError
+from planner.jobs import Job, Mode
 from planner.program import Category, Fact, Phase
 
 BATCH_ON_GPU_NOTE = (
@@ -25,24 +25,6 @@ BATCH_ON_GPU_NOTE = (
 
 class BatchOnHostError(PlannerError):
     """Raised if a user's step uses its batch without moving it to the GPU."""
-
-
-def _refuse_changes(model: BuiltModel, job: Job) -> BuiltModel:
-    """Return the model unchanged, or raise UsageError if an option would change it.
-
-    The step holds its model itself.
-    """
-    tuned = {
-        "--peft": job.model.peft,
-        "--quantize": job.model.quantize is not Quantize.NONE,
-        "--liger": job.model.liger,
-    }
-    given = next((option for option, is_given in tuned.items() if is_given), "")
-    if given:
-        raise UsageError(
-            f"{job.model.name}: {given} changes no model of a step of your own; do it in the file"
-        )
-    return model
 
 
 def run_steps(loop: CapturedLoop) -> Notes:
@@ -101,8 +83,4 @@ def _record_held(model: StepModule, job: Job, recorder: Recorder, loaded: dict[i
                 recorder.record_tensor(tensor, Category.OPTIMIZER, "state")
 
 
-OWN_STEP = Technique(
-    lambda job: job.loop.mode is Mode.STEP,
-    change_model=_refuse_changes,
-    run_loop=run_steps,
-)
+OWN_STEP = Technique(lambda job: job.loop.mode is Mode.STEP, run_loop=run_steps)

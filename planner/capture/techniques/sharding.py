@@ -16,35 +16,14 @@ from planner.capture.recorder.recorder import Recorder
 from planner.capture.techniques import fsdp
 from planner.capture.techniques.technique import Notes, Technique
 from planner.capture.techniques.tensor_parallel import split_tensors
-from planner.errors import UsageError
 from planner.jobs import Job
 from planner.program import Category, Fact
-
-
-def rank_count(job: Job) -> int:
-    """Return the number of ranks of a job: its FSDP ranks times its tensor-parallel ranks."""
-    return (job.sharding.fsdp or 1) * (job.sharding.tp or 1)
-
-
-def _check(job: Job) -> None:
-    """Raise UsageError for a rank that does not exist, and for ranks of a file."""
-    ranks = rank_count(job)
-    flag = "--fsdp" if job.sharding.fsdp else "--tp"
-    if job.sharding.world_size:
-        raise UsageError(
-            f"{job.model.name}: --world-size {job.sharding.world_size} with {flag}: the file shards its "
-            f"model by itself; remove {flag}"
-        )
-    if job.sharding.rank >= ranks:
-        raise UsageError(
-            f"{job.model.name}: --rank {job.sharding.rank}: of {ranks} ranks give one from 0 to {ranks - 1}"
-        )
 
 
 @contextmanager
 def _open_process(job: Job, placement: Placement, stages: Stages) -> Iterator[None]:
     replacements = fsdp.replacements(lambda tensor: placement.on_resize(tensor))
-    with process_group(rank_count(job), placement.streams, job.sharding.rank, replacements):
+    with process_group(job.sharding.ranks, placement.streams, job.sharding.rank, replacements):
         yield
 
 
@@ -59,7 +38,7 @@ def _shard_model(model: nn.Module, job: Job, recorder: Recorder) -> tuple[str, .
     accelerate moves a model from the CPU while it shards the model, which `recorder` records. If all ranks
     hold equal parts, that is added to the recorder's facts.
 
-    Raises UsageError for a model without a tensor-parallel plan, and if the ranks do not divide.
+    Raises UsageError for a model without a tensor-parallel plan.
     """
     mesh = _mesh(job)
     notes = [split_tensors(model, job, mesh["tp"])] if job.sharding.tp else []
@@ -88,17 +67,10 @@ def _is_even(parameter: Any) -> bool:
 
 
 def _mesh(job: Job) -> Any:
-    """Return the mesh of all ranks, with dimensions that replicate, shard and split parameters as needed.
-
-    Raises UsageError if the ranks do not divide into the given number of replicas.
-    """
+    """Return the mesh of all ranks, with dimensions that replicate, shard and split parameters as needed."""
     from torch.distributed.device_mesh import init_device_mesh
 
     ranks, replicas = job.sharding.fsdp, job.sharding.fsdp_arg.replicas
-    if ranks % replicas:
-        raise UsageError(f"--fsdp-arg replicas={replicas}: {ranks} ranks do not divide into so many groups")
-    if replicas > 1 and replicas == ranks:
-        raise UsageError(f"--fsdp-arg replicas={replicas}: of {ranks} ranks each would hold all; use --ddp")
     sizes = {
         "replicate": replicas if replicas > 1 else 0,
         "shard": ranks // replicas,
@@ -136,7 +108,6 @@ def _keep_parameters(parameters: Iterable[nn.Parameter], recorder: Recorder) -> 
 
 SHARDING = Technique(
     lambda job: bool(job.sharding.fsdp or job.sharding.tp),
-    prepare=_check,
     open_process=_open_process,
     open_model=_open_model,
     change_loader=_with_last_synced,

@@ -148,8 +148,6 @@ def test_trained_weights_take_no_multi_tensor_kernels(file: Path) -> None:
     ("options", "problem"),
     [
         ({"quantize": Quantize.INT8_WEIGHT_ONLY, "quantize_arg": (("group", 8),)}, "the nearest: group_size"),
-        ({"quantize": Quantize.INT8_WEIGHT_ONLY, "prepare_kbit": True}, "weights of bitsandbytes"),
-        ({"quantize": Quantize.INT4_WEIGHT_ONLY, "mode": "train"}, "no gradients"),
     ],
 )
 def test_what_torchao_cannot_do_is_refused(file: Path, options: dict[str, Any], problem: str) -> None:

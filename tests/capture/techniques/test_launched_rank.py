@@ -10,7 +10,7 @@ from planner.capture.session import record
 from planner.errors import ModelError, UsageError
 from planner.jobs import Compile, Job, TensorSpec, resolve_job
 from planner.program.events import Alloc, Category, Free, Trace, validate
-from tests.helpers.models import AMPERE, born, job_of
+from tests.helpers.models import AMPERE, born
 
 SCRIPT = """
 import os
@@ -125,16 +125,21 @@ def test_compiled_code_waits_for_what_was_gathered(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "options", "words"),
     [
-        ("torchvision:resnet18", {"world_size": 2}, "--world-size 2 is for a FILE.py"),
-        ("f.py:Net", {"world_size": 2, "rank": 2}, "give two ranks or more, and one of them from 0"),
-        ("f.py:Net", {"rank": 1}, "give two ranks or more, and one of them from 0"),
-        ("f.py:Net", {"world_size": 2, "tp": 2}, "the file shards its model by itself; remove --tp"),
+        ("torchvision:resnet18", {"world_size": 2}, "--world-size without FILE.py:NAME: a file shards"),
+        ("f.py:Net", {"world_size": 2, "rank": 2}, "--rank 2: of 2 ranks give one from 0 to 1"),
+        ("f.py:Net", {"world_size": 1}, "--world-size 1: a model is sharded over two ranks or more"),
+        ("f.py:Net", {"rank": 1}, "--rank without --fsdp, --tp or --world-size: give the number of ranks"),
+        (
+            "f.py:Net",
+            {"world_size": 2, "tp": 2},
+            "the file shards its model by itself; remove",
+        ),
     ],
 )
 def test_ranks_that_are_not_planned_are_refused(model: str, options: dict[str, int], words: str) -> None:
     """One line says what to do."""
     with pytest.raises(UsageError, match=words):
-        record(job_of("64", model=model, **options), 8, AMPERE)
+        resolve_job(model, {}, inputs=[TensorSpec((64,))], mode="train", loss="sum", **options)
 
 
 def test_the_rank_is_part_of_the_job() -> None:

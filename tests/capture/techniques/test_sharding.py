@@ -147,7 +147,6 @@ def test_the_answer_names_the_blocks() -> None:
     [
         ("shard_size=2", "--fsdp-arg shard_size: unknown key; known are reshard_after_forward, replicas"),
         ("param_dtype=int3", "--fsdp-arg param_dtype: expected one of bf16, fp16, fp32 or null, got 'int3'"),
-        ("replicas=3", "--fsdp-arg replicas=3: 4 ranks do not divide into so many groups"),
         ("reshard_after_forward=3", "--fsdp 4: fully_shard refuses: "),
     ],
 )

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from planner.planning.diagnosis.diagnosis import (
     Cause,
@@ -143,7 +144,21 @@ _PINNING = (
 )
 _ROUNDING_BYTES = 2**30 // 100  # messages give GiB with two decimals
 _OUTSIDE_OF_TORCH = "neither free nor of PyTorch in this process: contexts, libraries, other processes"
-_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (.+?)\s*$')
+_FILE = r"(?P<file>(?:[A-Za-z]:|~|\.)?[\\/][^\s:\"]{1,400}\.py|<ipython-input-[^>]+>)"
+_FRAMES = tuple(
+    map(
+        re.compile,
+        (
+            r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$',
+            rf"^File {_FILE}:(?P<line>\d+), in (?P<function>.+)$",  # IPython 8
+            r"^(?P<file>(?:Cell|Input) In ?\[\d+\]),(?: line (?P<line>\d+),?)?(?: in (?P<function>.+))?$",
+            rf"^{_FILE} in (?P<function>.+)$",  # IPython 7, Colab
+            rf"^\W{{0,9}}{_FILE}:(?P<line>\d+) in (?P<function>[\w.<>]+)\W*$",  # rich
+        ),
+    )
+)
+# The line of code that failed, with its number: of IPython, and of rich.
+_FAILED_LINE = re.compile(r"^(?:-+> ?|\W{0,9}❱ *)(?P<line>\d+)(?: *│)?(?P<code>.*)$")
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RANK = re.compile(r"^\s*\[?(?:rank ?)?\d+\]?:\s?")
 _CALL = re.compile(r"([A-Za-z_][\w.]*)\(")
@@ -155,7 +170,7 @@ class _Frame(Struct, frozen=True):
     file: str
     line: str
     function: str
-    code: str
+    code: str = ""
 
     @property
     def is_of_user(self) -> bool:
@@ -266,7 +281,7 @@ def _messages(lines: Iterable[str]) -> Iterable[_Message]:
     for raw in lines:
         line = _RANK.sub("", _CONTROL.sub("", raw.replace("\r\n", "\n").rsplit("\r", 1)[-1]).rstrip("\n"))
         begins = _MESSAGE.search(line) or any(one.pattern.search(line) for one in _WITHOUT_FIGURES)
-        if text and (begins or len(text) == _MESSAGE_LINES or not line.strip() or _FRAME.search(line)):
+        if text and (begins or len(text) == _MESSAGE_LINES or not line.strip() or _frame_in(line)):
             yield _Message(" ".join(text), frames)
             text = []
         if begins:
@@ -285,13 +300,25 @@ def _frames(lines: Sequence[str] | deque[str]) -> tuple[_Frame, ...]:
     given = list(lines)
     starts = [at for at, line in enumerate(given) if "Traceback (most recent call last)" in line]
     given = given[starts[-1] :] if starts else given
-    frames = []
+    frames: list[_Frame] = []
     for line, after in pairwise([*given, ""]):
-        found = _FRAME.search(line)
-        if found is not None:
-            code = "" if _FRAME.search(after) else after.strip()
-            frames.append(_Frame(found[1], found[2], found[3], code))
+        frame, failed = _frame_in(line), _FAILED_LINE.match(line)
+        if frame is not None:
+            is_code = frame.line and not (_frame_in(after) or _FAILED_LINE.match(after))
+            frames.append(replace(frame, code=after.strip()) if is_code else frame)
+        elif failed is not None and frames:
+            frames[-1] = replace(frames[-1], line=failed["line"], code=failed["code"].strip(" │"))
     return tuple(frames)
+
+
+def _frame_in(line: str) -> "_Frame | None":
+    """Return the frame that a line of a traceback names, as Python, IPython or rich writes it, or None."""
+    found = next(filter(None, (form.search(line) for form in _FRAMES)), None)
+    if found is None:
+        return None
+    named = found.groupdict()
+    function = (named.get("function") or "<module>").partition("(")[0].strip().rpartition(".")[2]
+    return _Frame(named["file"], named.get("line") or "", function)
 
 
 def _bytes(text: str) -> int:
@@ -475,6 +502,4 @@ def _place(frames: Sequence[_Frame]) -> Place:
 
 
 def _with_notes(diagnosis: Diagnosis, *notes: str) -> Diagnosis:
-    from msgspec.structs import replace
-
     return replace(diagnosis, notes=(*notes, *diagnosis.notes))

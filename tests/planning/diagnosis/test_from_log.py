@@ -1,6 +1,11 @@
 """Out-of-memory messages as torch and its libraries word them, and the causes that their figures decide."""
 
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
 import pytest
+from rich.console import Console
 
 from planner.planning.diagnosis import Cause, Diagnosis, Held, Place, diagnose_log
 
@@ -293,6 +298,85 @@ Epoch 3:  12%|#2        | 120/1000 [00:40<04:50]\r\x1b[31mTraceback (most recent
   File "/opt/lib/python3.11/site-packages/torch/nn/modules/conv.py", line 420, in _conv_forward
     return F.conv2d(input, weight, self.bias, self.stride,
 """
+
+
+NOTEBOOK = """\
+OutOfMemoryError                          Traceback (most recent call last)
+Cell In[7], line 12
+     11     x, y = x.to(device), y.to(device)
+---> 12     {call}
+     13     loss = criterion(out, y)
+
+File ~/work/unet.py:33, in UNet.{function}(self, x)
+     32 b = self.mid(a)
+---> 33 return self.up(torch.cat([a, b], 1))
+
+File /opt/lib/python3.10/site-packages/torch/nn/modules/conv.py:456, in Conv2d._conv_forward(self, input)
+--> 456 return F.conv2d(input, weight, bias, self.stride,
+    457                 self.padding, self.dilation, self.groups)
+
+"""
+COLAB = """\
+OutOfMemoryError                          Traceback (most recent call last)
+{cell} in <cell line: 0>()
+      3 for i in range(10):
+----> 4     trainer.{function}()
+
+/usr/local/lib/python3.12/dist-packages/torch/_tensor.py in backward(self, gradient, retain_graph)
+    647         torch.autograd.backward(
+--> 648             self, gradient, retain_graph, create_graph, inputs=inputs
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("head", "site"),
+    [
+        (
+            NOTEBOOK.format(call="out = model(x)", function="forward"),
+            Place("~/work/unet.py:33, in forward", "F.conv2d"),
+        ),
+        (
+            "Input In [5], in <cell line: 3>()\n      2 x = x.cuda()\n----> 3 y = net(x)\n\n",
+            Place("Input In [5]:3, in <cell line: 3>", "net"),
+        ),
+        (
+            COLAB.format(cell="<ipython-input-15-3435b262f1ae>", function="train"),
+            Place("<ipython-input-15-3435b262f1ae>:4, in <cell line: 0>", "backward"),
+        ),
+        (
+            COLAB.format(cell="/tmp/ipython-input-1-2345.py", function="train"),
+            Place("/tmp/ipython-input-1-2345.py:4, in <cell line: 0>", "backward"),
+        ),
+    ],
+)
+def test_a_traceback_of_a_notebook_names_the_cell_and_the_operator(head: str, site: Place) -> None:
+    """IPython marks the line that failed by an arrow, and wrote frames in three ways over the years."""
+    message = NEW.format("2.00 GiB", "23.69 GiB", "1.00 GiB", "", "22.5 GiB", "22.0 GiB", "0 bytes")
+    found = diagnosis_of(head + message)
+    assert (found.cause, found.site) == (Cause.TOO_LARGE, site)
+
+
+def test_an_evaluation_of_a_notebook_is_the_cause() -> None:
+    """Names of functions count as in a traceback of Python."""
+    head = NOTEBOOK.format(call="scores = validate(model)", function="validation_step")
+    message = NEW.format("2.00 GiB", "23.69 GiB", "1.00 GiB", "", "22.5 GiB", "22.0 GiB", "0 bytes")
+    assert diagnosis_of(head + message).cause is Cause.EVALUATION
+
+
+def test_a_traceback_of_rich_names_the_line_and_the_operator(tmp_path: Path) -> None:
+    """Command lines and Lightning print it in a box."""
+    file = tmp_path / "train.py"
+    file.write_text("def fit(why):\n    return step(why)\n\n\ndef step(why):\n    raise MemoryError(why)\n")
+    namespace: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), namespace)
+    printed = StringIO()
+    try:
+        namespace["fit"]("CUDA out of memory. Tried to allocate 20.00 MiB")
+    except MemoryError:
+        Console(file=printed, width=200).print_exception()
+    found = diagnosis_of(printed.getvalue())
+    assert (found.site, found.requested_bytes) == (Place(f"{file}:6, in step", "MemoryError"), 20 * MIB)
 
 
 def test_a_traceback_names_the_line_and_the_operator() -> None:

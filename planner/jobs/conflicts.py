@@ -65,7 +65,7 @@ SETTINGS: Mapping[str, Callable[[Job], object]] = MappingProxyType(
         "--fsdp": lambda job: job.sharding.fsdp,
         "--fsdp or --tp": lambda job: job.sharding.fsdp or job.sharding.tp,
         "--fsdp, --tp or --world-size": lambda job: job.sharding.ranks > 1,
-        "--fsdp-arg": lambda job: job.sharding.fsdp_arg.given(),
+        "--fsdp-arg": lambda job: job.sharding.fsdp_arg.non_default(),
         "--keep-grads": lambda job: job.loop.keep_grads,
         "--liger": lambda job: job.model.liger,
         "--loss FILE.py:NAME": lambda job: is_code(job.loop.loss),

@@ -36,7 +36,7 @@ class FsdpArguments(Struct, frozen=True, forbid_unknown_fields=True):
     min_num_params: int | None = None
     activation_checkpointing: bool | None = None
 
-    def given(self, *names: str) -> dict[str, Any]:
+    def non_default(self, *names: str) -> dict[str, Any]:
         """Return the arguments that differ from their defaults: all, or of `names` alone."""
         default = FsdpArguments()
         return {
@@ -52,7 +52,7 @@ def parse_fsdp(arguments: Arguments) -> FsdpArguments:
         parsed = convert(dict(arguments), FsdpArguments)
     except ConversionError as error:
         raise UsageError(f"--fsdp-arg {error}") from None
-    of_plugin = parsed.given(*OF_PLUGIN)
+    of_plugin = parsed.non_default(*OF_PLUGIN)
     if of_plugin and parsed.by != "accelerate":
         raise UsageError(f"--fsdp-arg {next(iter(of_plugin))}: has an effect only with by=accelerate")
     if parsed.offload and parsed.by is not None:

@@ -95,7 +95,7 @@ def parse_arguments(given: Mapping[str, Any] | str | Sequence[str], flag: str) -
 
 def argument_texts(arguments: Arguments | FsdpArguments) -> list[str]:
     """Return arguments as texts KEY=VALUE, which `parse_arguments` reads."""
-    values = arguments.given() if isinstance(arguments, FsdpArguments) else dict(arguments)
+    values = arguments.non_default() if isinstance(arguments, FsdpArguments) else dict(arguments)
     return [f"{key}={_argument_text(value)}" for key, value in values.items()]
 
 

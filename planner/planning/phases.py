@@ -179,5 +179,5 @@ def _fsdp_shards(job: Job) -> int:
     """Return the number of parts that FSDP2 alone makes of each parameter on GPUs, or 0."""
     if not job.sharding.fsdp or job.sharding.tp or job.model.quantize is not Quantize.NONE:
         return 0
-    given = job.sharding.fsdp_arg
-    return 0 if given.offload else job.sharding.fsdp // given.replicas
+    arguments = job.sharding.fsdp_arg
+    return 0 if arguments.offload else job.sharding.fsdp // arguments.replicas

@@ -23,8 +23,10 @@ _WRAPPING = "TRANSFORMER_BASED_WRAP"  # transformers' default (training_args.py)
 _OF_LAUNCHER = "FSDP_"  # prefix of variables from which a plugin fills options that it is not given
 
 
-def shard_by_accelerate(model: nn.Module, given: FsdpArguments, options: Mapping[str, Any], mesh: Any) -> str:
-    """Shard a model in place as accelerate's plugin with the arguments `given` would, and return a note.
+def shard_by_accelerate(
+    model: nn.Module, arguments: FsdpArguments, options: Mapping[str, Any], mesh: Any
+) -> str:
+    """Shard a model in place as accelerate's plugin with these arguments would, and return a note.
 
     `options` are keywords of `fully_shard`. Raises UsageError if accelerate is not installed or refuses.
     """
@@ -37,7 +39,7 @@ def shard_by_accelerate(model: nn.Module, given: FsdpArguments, options: Mapping
             f"--fsdp-arg by=accelerate: accelerate does not import, or has no FSDP2 ({error}); pip install "
             "'gpu-batch-planner[accelerate]'"
         ) from error
-    of_plugin = given.given(*OF_PLUGIN)
+    of_plugin = arguments.non_default(*OF_PLUGIN)
     policy = options["mp_policy"]
     with _environment_kept():
         try:

@@ -31,18 +31,18 @@ def shard_blocks(model: nn.Module, job: Job, mesh: Any, recorder: Recorder) -> s
     """
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
-    given = job.sharding.fsdp_arg
-    of_policy = {key: _DTYPES.get(value, value) for key, value in given.given(*OF_POLICY).items()}
+    arguments = job.sharding.fsdp_arg
+    of_policy = {key: _DTYPES.get(value, value) for key, value in arguments.non_default(*OF_POLICY).items()}
     options: dict[str, Any] = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(**of_policy)}
-    options |= given.given("reshard_after_forward")
-    if given.offload:
+    options |= arguments.non_default("reshard_after_forward")
+    if arguments.offload:
         options["offload_policy"] = CPUOffloadPolicy()
-    if given.by == "accelerate":
+    if arguments.by == "accelerate":
         with _moved_by_it(model, recorder):
-            return shard_by_accelerate(unwrapped(model), given, options, mesh)
+            return shard_by_accelerate(unwrapped(model), arguments, options, mesh)
     blocks = find_blocks(model)
     names = name_kinds(blocks)
-    first, last = _ends_of(model) if given.by else ((), ())
+    first, last = _ends_of(model) if arguments.by else ((), ())
     try:
         for block in (*first, *blocks):
             fully_shard(block, **options)
@@ -51,7 +51,7 @@ def shard_blocks(model: nn.Module, job: Job, mesh: Any, recorder: Recorder) -> s
         fully_shard(model, **options)
     except ValueError as error:
         raise UsageError(f"--fsdp {job.sharding.fsdp}: fully_shard refuses: {error}") from error
-    if given.offload:
+    if arguments.offload:
         _keep_on_host(model, recorder)
     else:
         _allocate_parts(model)

@@ -86,10 +86,10 @@ def _with_last_synced(load_batch: BatchLoader, model: nn.Module, job: Job) -> Ba
     In the micro-batches before, gradients stay unsharded on each rank (`set_requires_gradient_sync`). For any
     other job the loader itself is returned.
     """
-    given = job.sharding.fsdp_arg
-    if job.loop.accumulate < 2 or not job.sharding.fsdp or given.gradient_sync == "each":
+    arguments = job.sharding.fsdp_arg
+    if job.loop.accumulate < 2 or not job.sharding.fsdp or arguments.gradient_sync == "each":
         return load_batch
-    is_wrapped = given.by == "accelerate"
+    is_wrapped = arguments.by == "accelerate"
     sharded: Any = unwrapped(model) if is_wrapped else model
     numbers = count(1)
 

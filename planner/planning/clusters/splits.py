@@ -97,13 +97,13 @@ def recipes_of(job: Job) -> list[Recipe]:
     checkpoints = [Checkpoint.NONE, Checkpoint.BLOCKS]
     if job.loop.checkpoint is not Checkpoint.NONE:
         checkpoints = [job.loop.checkpoint]
-    given = job.sharding.fsdp_arg
-    if given.replicas > 1:
+    arguments = job.sharding.fsdp_arg
+    if arguments.replicas > 1:
         raise UsageError("--fsdp-arg replicas: --global-batch shards over all GPUs; remove it")
     gathers = list(Gathers)
-    if given.reshard_after_forward is not None:
-        gathers = [Gathers.TWICE if given.reshard_after_forward else Gathers.ONCE]
-    elif given.given():
+    if arguments.reshard_after_forward is not None:
+        gathers = [Gathers.TWICE if arguments.reshard_after_forward else Gathers.ONCE]
+    elif arguments.non_default():
         gathers.remove(Gathers.NEVER)
     return [Recipe(checkpoint, times) for checkpoint in checkpoints for times in gathers]
 
@@ -127,5 +127,5 @@ def job_of(job: Job, split: Split) -> Job:
             fsdp=0, fsdp_arg=FsdpArguments(), ddp=gathers is Gathers.NEVER and split.gpus > 1, **alone
         )
     reshards = False if gathers is Gathers.ONCE else None
-    given = replace(job.sharding.fsdp_arg, reshard_after_forward=reshards)
-    return job.replace(fsdp=split.shards, fsdp_arg=given, **alone)
+    arguments = replace(job.sharding.fsdp_arg, reshard_after_forward=reshards)
+    return job.replace(fsdp=split.shards, fsdp_arg=arguments, **alone)

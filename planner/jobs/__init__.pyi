@@ -4,11 +4,9 @@ from .depth import Depth as Depth
 from .deepspeed import (
     deepspeed_stage as deepspeed_stage, fill_deepspeed as fill_deepspeed, read_deepspeed as read_deepspeed,
 )
-from .fsdp import (
-    Arguments as Arguments, FsdpArguments as FsdpArguments, OF_PLUGIN as OF_PLUGIN, OF_POLICY as OF_POLICY,
-)
+from .fsdp import FsdpArguments as FsdpArguments, OF_PLUGIN as OF_PLUGIN, OF_POLICY as OF_POLICY
 from .job import (
-    Batching as Batching, CatalogueEntry as CatalogueEntry, Checkpoint as Checkpoint,
+    Arguments as Arguments, Batching as Batching, CatalogueEntry as CatalogueEntry, Checkpoint as Checkpoint,
     ClipGradients as ClipGradients, Compile as Compile,
     FUSED_OPTIMIZERS as FUSED_OPTIMIZERS, INSTALLED as INSTALLED, JOB_FIELDS as JOB_FIELDS,
     Job as Job, Lengths as Lengths,

@@ -17,10 +17,10 @@ _REQUIRED = (  # present in files of every version
 
 def job_to_json(job: Job) -> dict[str, Any]:
     """Return all fields of a job as values for `json`; `job_from_json` is the inverse."""
-    values = {name: _plain(job.value(name)) for name in JOB_FIELDS}
-    for name, arguments in (("model_args", job.model.args), ("optimizer_args", job.loop.optimizer_args)):
-        values[name] = {key: _plain(value) for key, value in arguments}
-    return values | {name: _plain(option.write(job.value(name))) for name, option in FIELD_OPTIONS.items()}
+    values = {name: job.value(name) for name in JOB_FIELDS}
+    values |= {name: option.write(values[name]) for name, option in FIELD_OPTIONS.items()}
+    values |= {name: dict(values[name]) for name in ("model_args", "optimizer_args")}
+    return {name: _plain(value) for name, value in values.items()}
 
 
 def job_from_json(values: Mapping[str, Any]) -> Job:
@@ -66,4 +66,6 @@ def _plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, float) and isinf(value):  # JSON has no infinity; `freeze` converts this text to it
         return "1e999" if value > 0 else "-1e999"
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, tuple) else value

@@ -1,5 +1,6 @@
 """The arguments that `--fsdp-arg` gives to `fully_shard`, its policies and accelerate's plugin."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -8,7 +9,6 @@ from msgspec.structs import asdict
 from planner._support.conversion import ConversionError, convert
 from planner.errors import UsageError
 
-Arguments = tuple[tuple[str, Any], ...]  # keywords with their values, in the user's order; lists are tuples
 OF_POLICY = ("param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs")
 OF_PLUGIN = (
     "auto_wrap_policy",
@@ -46,7 +46,7 @@ class FsdpArguments(Struct, frozen=True, forbid_unknown_fields=True):
         }
 
 
-def parse_fsdp(arguments: Arguments) -> FsdpArguments:
+def parse_fsdp(arguments: Iterable[tuple[str, Any]]) -> FsdpArguments:
     """Return the arguments of `--fsdp-arg` by name. Raises UsageError if a name or value is not planned."""
     try:
         parsed = convert(dict(arguments), FsdpArguments)

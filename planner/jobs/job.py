@@ -8,7 +8,9 @@ from typing import Any, NamedTuple, Self
 from msgspec import Struct
 from msgspec.structs import replace
 
-from planner.jobs.fsdp import Arguments, FsdpArguments
+from planner.jobs.fsdp import FsdpArguments
+
+Arguments = tuple[tuple[str, Any], ...]  # keywords with their values, in the user's order; lists are tuples
 
 
 class Mode(StrEnum):

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, get_args
 
 from planner.errors import UsageError
 from planner.jobs.deepspeed import read_deepspeed
-from planner.jobs.fsdp import Arguments, FsdpArguments, parse_fsdp
-from planner.jobs.job import JOB_FIELDS, Job
+from planner.jobs.fsdp import FsdpArguments, parse_fsdp
+from planner.jobs.job import JOB_FIELDS, Arguments, Job
 from planner.jobs.optimizer_names import LIBRARY_OPTIMIZERS, TORCH_OPTIMIZERS, parse_optimizer
 from planner.jobs.parse import (
     argument_texts,

@@ -9,8 +9,8 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from planner.errors import UsageError
-from planner.jobs.fsdp import Arguments, FsdpArguments
-from planner.jobs.job import Loss, ModelName, TensorSpec
+from planner.jobs.fsdp import FsdpArguments
+from planner.jobs.job import Arguments, Loss, ModelName, TensorSpec
 
 SOURCES = ("torchvision", "timm", "hf", "diffusers", "monai", "smp", "nnunet", "zoo")
 DTYPES = (

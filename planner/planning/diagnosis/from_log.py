@@ -7,7 +7,6 @@ ROCm, XPU and MPS, and of the libraries that report a failed allocation by a sta
 import re
 from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,6 +20,7 @@ from planner.planning.diagnosis.diagnosis import (
     names_evaluation,
     size_text,
 )
+from planner.planning.diagnosis.tracebacks import Frame, read_frame, read_frames
 
 _KEPT_LINES = 400  # before a message; the longest tracebacks of trainers have some 120
 _MESSAGE_LINES = 8  # over which a terminal may wrap a message
@@ -43,6 +43,20 @@ class _WithoutFigures(Struct, frozen=True):
     cause: Cause = Cause.UNKNOWN
 
 
+_KILLED = _WithoutFigures(
+    _either(
+        r"Signal 9 \(SIGKILL\) received by PID",
+        r"exitcode\s*: -9\b",
+        r"return code = -9\b",  # DeepSpeed's launcher
+        r"died with <Signals\.SIGKILL",  # accelerate launch
+        r"[Ee]xit [Cc]ode:?\s+137\b",  # containers
+        r"^Killed(?: |$)",
+        r": line \d+: +\d+ Killed",
+        r"zsh: killed",
+    ),
+    "a process was killed from outside (signal 9), as Linux and schedulers do if the memory of the host "
+    "runs out; the log of the kernel (dmesg) or of the scheduler says whether it was that",
+)
 _WITHOUT_FIGURES = (
     _WithoutFigures(
         _either(
@@ -108,20 +122,7 @@ _WITHOUT_FIGURES = (
         "the shared memory of the host (/dev/shm) ran out, through which workers hand over batches; give the "
         "container more (docker run --shm-size or --ipc=host), or use fewer workers",
     ),
-    _WithoutFigures(
-        _either(
-            r"Signal 9 \(SIGKILL\) received by PID",
-            r"exitcode\s*: -9\b",
-            r"return code = -9\b",  # DeepSpeed's launcher
-            r"died with <Signals\.SIGKILL",  # accelerate launch
-            r"[Ee]xit [Cc]ode:?\s+137\b",  # containers
-            r"^Killed(?: |$)",
-            r": line \d+: +\d+ Killed",
-            r"zsh: killed",
-        ),
-        "a process was killed from outside (signal 9), as Linux and schedulers do if the memory of the host "
-        "runs out; the log of the kernel (dmesg) or of the scheduler says whether it was that",
-    ),
+    _KILLED,
 )
 
 
@@ -144,44 +145,17 @@ _PINNING = (
 )
 _ROUNDING_BYTES = 2**30 // 100  # messages give GiB with two decimals
 _OUTSIDE_OF_TORCH = "neither free nor of PyTorch in this process: contexts, libraries, other processes"
-_FILE = r"(?P<file>(?:[A-Za-z]:|~|\.)?[\\/][^\s:\"]{1,400}\.py|<ipython-input-[^>]+>)"
-_FRAMES = tuple(
-    map(
-        re.compile,
-        (
-            r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$',
-            rf"^File {_FILE}:(?P<line>\d+), in (?P<function>.+)$",  # IPython 8
-            r"^(?P<file>(?:Cell|Input) In ?\[\d+\]),(?: line (?P<line>\d+),?)?(?: in (?P<function>.+))?$",
-            rf"^{_FILE} in (?P<function>.+)$",  # IPython 7, Colab
-            rf"^\W{{0,9}}{_FILE}:(?P<line>\d+) in (?P<function>[\w.<>]+)\W*$",  # rich
-        ),
-    )
-)
-# The line of code that failed, with its number: of IPython, and of rich.
-_FAILED_LINE = re.compile(r"^(?:-+> ?|\W{0,9}❱ *)(?P<line>\d+)(?: *│)?(?P<code>.*)$")
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RANK = re.compile(r"^\s*\[?(?:rank ?)?\d+\]?:\s?")
 _CALL = re.compile(r"([A-Za-z_][\w.]*)\(")
-_LIBRARIES = ("site-packages/", "dist-packages/", "/torch/", "<frozen", "<string>")
 _OPTIMIZER_STATE = ("_init_group", "init_state", "_init_state")
-
-
-class _Frame(Struct, frozen=True):
-    file: str
-    line: str
-    function: str
-    code: str = ""
-
-    @property
-    def is_of_user(self) -> bool:
-        return not any(part in self.file for part in _LIBRARIES)
 
 
 class _Message(Struct, frozen=True):
     """An out-of-memory message with the traceback before it."""
 
     text: str
-    frames: tuple[_Frame, ...]
+    frames: tuple[Frame, ...]
 
     def figure(self, name: str) -> int | None:
         found = _FIGURES[name].search(self.text)
@@ -192,8 +166,7 @@ class _Message(Struct, frozen=True):
         """Return how much the message says: 2 with figures, 0 if it only says that a process was killed."""
         if self.figure("requested") is not None:
             return 2
-        *others, _ = _WITHOUT_FIGURES
-        return int(any(one.pattern.search(self.text) for one in others))
+        return int(any(one.pattern.search(self.text) for one in _WITHOUT_FIGURES if one is not _KILLED))
 
     @property
     def reserved_bytes(self) -> int | None:
@@ -277,15 +250,15 @@ def diagnose_log(lines: Iterable[str]) -> Diagnosis | None:
 def _messages(lines: Iterable[str]) -> Iterable[_Message]:
     before: deque[str] = deque(maxlen=_KEPT_LINES)
     text: list[str] = []
-    frames: tuple[_Frame, ...] = ()
+    frames: tuple[Frame, ...] = ()
     for raw in lines:
         line = _RANK.sub("", _CONTROL.sub("", raw.replace("\r\n", "\n").rsplit("\r", 1)[-1]).rstrip("\n"))
         begins = _MESSAGE.search(line) or any(one.pattern.search(line) for one in _WITHOUT_FIGURES)
-        if text and (begins or len(text) == _MESSAGE_LINES or not line.strip() or _frame_in(line)):
+        if text and (begins or len(text) == _MESSAGE_LINES or not line.strip() or read_frame(line)):
             yield _Message(" ".join(text), frames)
             text = []
         if begins:
-            frames, text = _frames(before), [line.strip()]
+            frames, text = read_frames(before), [line.strip()]
             before.clear()
         elif text:
             text.append(line.strip())
@@ -293,32 +266,6 @@ def _messages(lines: Iterable[str]) -> Iterable[_Message]:
             before.append(line)
     if text:
         yield _Message(" ".join(text), frames)
-
-
-def _frames(lines: Sequence[str] | deque[str]) -> tuple[_Frame, ...]:
-    """Return the frames of the last traceback in the lines, the innermost last."""
-    given = list(lines)
-    starts = [at for at, line in enumerate(given) if "Traceback (most recent call last)" in line]
-    given = given[starts[-1] :] if starts else given
-    frames: list[_Frame] = []
-    for line, after in pairwise([*given, ""]):
-        frame, failed = _frame_in(line), _FAILED_LINE.match(line)
-        if frame is not None:
-            is_code = frame.line and not (_frame_in(after) or _FAILED_LINE.match(after))
-            frames.append(replace(frame, code=after.strip()) if is_code else frame)
-        elif failed is not None and frames:
-            frames[-1] = replace(frames[-1], line=failed["line"], code=failed["code"].strip(" │"))
-    return tuple(frames)
-
-
-def _frame_in(line: str) -> "_Frame | None":
-    """Return the frame that a line of a traceback names, as Python, IPython or rich writes it, or None."""
-    found = next(filter(None, (form.search(line) for form in _FRAMES)), None)
-    if found is None:
-        return None
-    named = found.groupdict()
-    function = (named.get("function") or "<module>").partition("(")[0].strip().rpartition(".")[2]
-    return _Frame(named["file"], named.get("line") or "", function)
 
 
 def _bytes(text: str) -> int:
@@ -415,7 +362,7 @@ def _is_missing_elsewhere(message: _Message, requested: int) -> bool:
     return free + max(others, (outside or 0) - _CONTEXT_BYTES) >= requested
 
 
-def _of_code(frames: Sequence[_Frame]) -> tuple[Cause, str] | None:
+def _of_code(frames: Sequence[Frame]) -> tuple[Cause, str] | None:
     """Return the cause that the functions of a traceback name, if they do."""
     for frame in frames:
         if names_evaluation(frame.function):
@@ -488,7 +435,7 @@ def _notes(message: _Message) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _place(frames: Sequence[_Frame]) -> Place:
+def _place(frames: Sequence[Frame]) -> Place:
     """Return the innermost line of the user's code, and the call that it or the innermost frame makes."""
     if not frames:
         return Place()

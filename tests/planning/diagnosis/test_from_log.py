@@ -307,7 +307,7 @@ Cell In[7], line 12
 ---> 12     {call}
      13     loss = criterion(out, y)
 
-File ~/work/unet.py:33, in UNet.{function}(self, x)
+File ~/nets/unet.py:33, in UNet.{function}(self, x)
      32 b = self.mid(a)
 ---> 33 return self.up(torch.cat([a, b], 1))
 
@@ -334,7 +334,7 @@ OutOfMemoryError                          Traceback (most recent call last)
     [
         (
             NOTEBOOK.format(call="out = model(x)", function="forward"),
-            Place("~/work/unet.py:33, in forward", "F.conv2d"),
+            Place("~/nets/unet.py:33, in forward", "F.conv2d"),
         ),
         (
             "Input In [5], in <cell line: 3>()\n      2 x = x.cuda()\n----> 3 y = net(x)\n\n",

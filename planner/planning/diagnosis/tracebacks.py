@@ -1,0 +1,65 @@
+"""Read the frames of a traceback from the text of Python, a notebook or rich."""
+
+import re
+from collections.abc import Iterable
+from itertools import pairwise
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+_LIBRARIES = ("site-packages/", "dist-packages/", "/torch/", "<frozen", "<string>")
+_FILE = r"(?P<file>(?:[A-Za-z]:|~|\.)?[\\/][^\s:\"]{1,400}\.py|<ipython-input-[^>]+>)"
+_FRAMES = tuple(
+    map(
+        re.compile,
+        (
+            r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$',
+            rf"^File {_FILE}:(?P<line>\d+), in (?P<function>.+)$",  # IPython 8
+            r"^(?P<file>(?:Cell|Input) In ?\[\d+\]),(?: line (?P<line>\d+),?)?(?: in (?P<function>.+))?$",
+            rf"^{_FILE} in (?P<function>.+)$",  # IPython 7, Colab
+            rf"^\W{{0,9}}{_FILE}:(?P<line>\d+) in (?P<function>[\w.<>]+)\W*$",  # rich
+        ),
+    )
+)
+# The line of code that failed, with its number: of IPython, and of rich.
+_FAILED_LINE = re.compile(r"^(?:-+> ?|\W{0,9}❱ *)(?P<line>\d+)(?: *│)?(?P<code>.*)$")
+
+
+class Frame(Struct, frozen=True):
+    """A call of a traceback, with the code of its line."""
+
+    file: str
+    line: str
+    function: str
+    code: str = ""
+
+    @property
+    def is_of_user(self) -> bool:
+        """Return whether the file is of no library."""
+        return not any(part in self.file for part in _LIBRARIES)
+
+
+def read_frames(lines: Iterable[str]) -> tuple[Frame, ...]:
+    """Return the frames of the last traceback in the lines, the innermost last."""
+    given = list(lines)
+    starts = [at for at, line in enumerate(given) if "Traceback (most recent call last)" in line]
+    given = given[starts[-1] :] if starts else given
+    frames: list[Frame] = []
+    for line, after in pairwise([*given, ""]):
+        frame, failed = read_frame(line), _FAILED_LINE.match(line)
+        if frame is not None:
+            is_code = frame.line and not (read_frame(after) or _FAILED_LINE.match(after))
+            frames.append(replace(frame, code=after.strip()) if is_code else frame)
+        elif failed is not None and frames:
+            frames[-1] = replace(frames[-1], line=failed["line"], code=failed["code"].strip(" │"))
+    return tuple(frames)
+
+
+def read_frame(line: str) -> Frame | None:
+    """Return the frame that a line of a traceback names, as Python, IPython or rich writes it, or None."""
+    found = next(filter(None, (form.search(line) for form in _FRAMES)), None)
+    if found is None:
+        return None
+    named = found.groupdict()
+    function = (named.get("function") or "<module>").partition("(")[0].strip().rpartition(".")[2]
+    return Frame(named["file"], named.get("line") or "", function)

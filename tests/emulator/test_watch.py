@@ -57,3 +57,28 @@ def test_the_same_death_from_its_log_and_from_its_record(
     assert (by_record["cause"], by_log["requested_mib"]) == ("growth", 1024)
     assert by_log["site"]["line"].endswith("in train")
     assert isinstance(planner.diagnose(log), DiagnoseResult)
+
+
+CATEGORIES = """
+torch.cuda.memory._record_memory_history()
+model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(4))).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(2):
+    model(torch.randn(8192, 1024, device="cuda")).relu().sum().backward()
+    optimizer.step()
+torch.cuda.memory._dump_snapshot("snapshot.pickle")
+"""
+
+
+def test_a_snapshot_tells_parameters_gradients_and_state(
+    emulator: Emulator,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """At the peak, in the second backward pass, the gradients of step 1 and the inputs of layers live too."""
+    emulator.start(CATEGORIES, "--gpu", "RTX 3060")
+    diagnosis = planner.diagnose(tmp_path / "snapshot.pickle").to_dict()
+    found = {one["what"]: one["mib"] for one in diagnosis["by_category"]}
+    weights = 4 * (1024 * 1024 + 1024) * 4 / 2**20
+    assert found["parameters"] == pytest.approx(weights, rel=1e-3)
+    assert found["optimizer"] == pytest.approx(2 * weights, rel=1e-3)
+    assert found["gradients"] > weights and found["activations"] > 3 * 32

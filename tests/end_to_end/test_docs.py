@@ -121,14 +121,13 @@ def test_json_of_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     process.write_text("models: {}\nsteps:\n  - define: x=1000\n  - print: Define\n")
     snapshot = tmp_path / "snapshot.pickle"
     snapshot.write_bytes(pickle.dumps({"device_traces": [[{"action": "snapshot"}]]}))
-    log = tmp_path / "train.log"
-    log.write_text(
-        "CUDA out of memory. Tried to allocate 64.00 MiB (GPU 0; 7.93 GiB total capacity; 7.31 GiB already "
-        "allocated; 10.31 MiB free; 7.32 GiB reserved in total by PyTorch)"
-    )
+    frames = [{"filename": "/x/torch/optim/adam.py", "name": "step", "line": 1}]
+    event = {"action": "alloc", "addr": 2**32, "size": 2**20, "frames": frames}
+    died = tmp_path / "died.pickle"
+    died.write_bytes(pickle.dumps({"device_traces": [[event, {**event, "action": "oom"}]]}))
     for command in (
         f"record {snapshot}",
-        f"diagnose {log}",
+        f"diagnose {died}",
         "devices 4090",
         "compare --model conv_pair --batch 2",
         f"replay {process}",

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from planner.allocator.blocks import SegmentState
-from planner.program import Phase, Site
+from planner.program import Category, Phase, Site
 
 SEGMENT_ACTIONS = ("segment_alloc", "segment_free", "segment_map", "segment_unmap")
 ACTIONS = ("alloc", "free_requested", "free_completed", *SEGMENT_ACTIONS, "oom", "snapshot")
@@ -51,3 +51,4 @@ class History(Struct, frozen=True):
     sites: tuple[Site, ...] = ()  # the allocating code: FILE:LINE of the user's code, function
     notes: tuple[str, ...] = ()  # peculiarities of the record
     start: tuple[SegmentState, ...] = ()  # the reserved memory before the first event, by rising address
+    categories: tuple[Category | None, ...] = ()  # by site, as the stack of functions tells; (): not recorded

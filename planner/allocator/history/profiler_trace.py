@@ -20,8 +20,9 @@ from planner._support.bounded_read import read_bytes
 from planner._support.gzip_text import read_packed
 from planner.allocator.blocks import BlockState, SegmentState
 from planner.allocator.history.history import History, HistoryEvent
+from planner.allocator.history.stacks import NO_SITE, Origin, function_category
 from planner.errors import DataFileError
-from planner.program import Site
+from planner.program import Category, Site
 
 LARGEST_TRACE_BYTES = 2**31
 _BEGINNINGS = b'"schemaVersion"', b'"traceEvents"'
@@ -33,6 +34,7 @@ _GPU = 1  # c10::DeviceType
 _MADE_UP = 2**62  # beyond all addresses
 _BACKWARD = "autograd::engine::evaluate_function: "
 _FUNCTION = re.compile(r"(?P<file>[^<>]+\.py)\((?P<line>\d+)\): (?P<name>.+)")
+_MODULE, _OPTIMIZER_STEP = "nn.Module: ", "Optimizer.step#"  # beginnings of spans' names
 _NOT_OF_THE_USER = frozenset(("torch", "planner")) | sys.stdlib_module_names
 
 
@@ -67,7 +69,7 @@ class _Change(msgspec.Struct):
     allocated_bytes: int | None = field(default=None, name="Total Allocated")  # after it
     reserved_bytes: int | None = field(default=None, name="Total Reserved")
     is_refused: bool = False
-    site: Site = Site("", "")
+    site: Origin = NO_SITE, None
 
 
 def is_profiler_trace(beginning: bytes) -> bool:
@@ -139,7 +141,7 @@ def _time(moment: tuple[float, _Change]) -> float:
 def _find_sites(moments: Iterable[tuple[float, _Change]], spans: list[_Event]) -> None:
     """Set the site of each change of a thread, from the spans of the thread around it."""
     spans.sort(key=lambda span: (span.ts, -span.dur))
-    sites: dict[Site, Site] = {}
+    sites: dict[Origin, Origin] = {}
     around: list[_Event] = []
     at = 0
     for moment, change in moments:
@@ -147,7 +149,7 @@ def _find_sites(moments: Iterable[tuple[float, _Change]], spans: list[_Event]) -
             around = [*_open(around, spans[at].ts), spans[at]]
             at += 1
         around = [*_open(around, moment)]
-        site = _site(around)
+        site = _site(around), _category(around)
         change.site = sites.setdefault(site, site)
 
 
@@ -168,9 +170,27 @@ def _site(around: Sequence[_Event]) -> Site:
     return Site(operator, next((name for name in annotations if not name.startswith("ProfilerStep")), ""))
 
 
+def _category(around: Sequence[_Event]) -> Category | None:
+    """Return the category of a block that the innermost span with a rule tells, or None if no span does."""
+    for span in reversed(around):
+        if span.name.startswith(_BACKWARD):
+            return Category.GRADIENT
+        if span.name.startswith(_OPTIMIZER_STEP):
+            return Category.OPTIMIZER
+        if span.name.startswith(_MODULE):
+            return Category.ACTIVATION
+        found = _FUNCTION.fullmatch(span.name) if span.cat == _PYTHON else None
+        has_rule, category = (
+            (False, None) if found is None else function_category(found["file"], found["name"])
+        )
+        if has_rule:
+            return category
+    return None
+
+
 def _history(gpu: str, total_bytes: int | None, changes: Sequence[_Change]) -> History:
     before, start = _start(changes)
-    sites: dict[Site, int] = {}
+    sites: dict[Origin, int] = {}
     events: list[HistoryEvent] = []
     reserved = start[0].size_bytes if start else 0
     for change in changes:
@@ -187,7 +207,8 @@ def _history(gpu: str, total_bytes: int | None, changes: Sequence[_Change]) -> H
             address = before.pop(change.address, change.address)  # first the old block of an address is freed
             events.append(HistoryEvent("free_completed", address, -change.size_bytes, site))
     notes = ("a profiler's trace: sizes are of blocks; what was in use before is taken as adjacent blocks",)
-    return History(gpu, "", "", total_bytes, None, tuple(events), (), tuple(sites), notes, start)
+    names, categories = tuple(site for site, _ in sites), tuple(category for _, category in sites)
+    return History(gpu, "", "", total_bytes, None, tuple(events), (), names, notes, start, categories)
 
 
 def _start(changes: Sequence[_Change]) -> tuple[dict[int, int], tuple[SegmentState, ...]]:

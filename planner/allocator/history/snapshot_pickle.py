@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NoReturn
 
 from planner._support.conversion import shown
 from planner.allocator.history.history import ACTIONS, MOST_EVENTS, HistoryEvent
-from planner.program import Site
+from planner.allocator.history.stacks import NO_STACK, Origin, Stack
 
 _MOST_OBJECTS = 2**22  # besides the parts of events; a snapshot with 100,000 blocks has a million
 _MOST_PARTS = 2**16  # of events, three or four of each, that later events may refer to
@@ -27,24 +27,11 @@ _LONGEST_STACK = 2**10  # bytes of references to its frames, five for each
 _LONGEST_TEXT = 2**24  # bytes
 _MOST_BITS = 128  # of a number that is a key
 _OPCODES_BETWEEN_CHECKS = 2**16
-_THEIR_CODE = ("/torch/", "<")  # frames outside the user's code
 # BINGET, LONG_BINGET, and the length of a pickle's frame
 _REFERENCE = re.compile(rb"h(.)|j(....)|\x95.{8}", re.DOTALL)
 _REFERENCES = re.compile(rb"(?:h.|j....|\x95.{8})+e", re.DOTALL)  # to the end of a list
 
 _base: Any = pickle  # its unpickler in Python has `stack`, `memo` and `dispatch`, which its stub lacks
-
-
-class Stack:
-    """The frames of an event or a block, reduced to the innermost frame of Python outside torch."""
-
-    __slots__ = ("site",)
-
-    def __init__(self, site: Site) -> None:
-        self.site = site
-
-
-NO_STACK = Stack(Site("", ""))
 
 
 class EventRows:
@@ -53,7 +40,7 @@ class EventRows:
     def __init__(self) -> None:
         self.count = 0
         self.last: deque[HistoryEvent] = deque(maxlen=MOST_EVENTS)
-        self.sites: dict[Site, int] = {}
+        self.sites: dict[Origin, int] = {}
 
 
 class SnapshotList(list[Any]):
@@ -251,13 +238,13 @@ class _StreamUnpickler(_base._Unpickler):  # type: ignore[misc]
         """Extend the list on top of the stack; frames replace it by a stack, events become rows of it."""
         target = self.stack[-1]
         if type(target) is Stack:  # more frames of it
-            if target.site == NO_STACK.site and target is not NO_STACK and all(map(_is_frame, items)):
-                target.site = _site(items)
+            if target is not NO_STACK and all(map(_is_frame, items)):
+                target.extend(items)
             return
         if type(target) is not SnapshotList:
             raise ValueError("it extends what is no list")
         if not target and items and all(map(_is_frame, items)):
-            self._replace_by_stack(target, Stack(_site(items)))
+            self._replace_by_stack(target, Stack(items))
         elif items and all(map(_is_event, items)):
             self._add_events(target, items)
         elif any(type(one) is Stack for one in items):
@@ -309,25 +296,14 @@ def _is_event(value: object) -> bool:
     return type(value) is dict and isinstance(value.get("action"), str)
 
 
-def _site(frames: Sequence[dict[str, Any]]) -> Site:
-    """Return the innermost frame of Python outside torch, or an empty site if there is none."""
-    for frame in frames:
-        name = frame["filename"]
-        if isinstance(name, str) and name.endswith(".py") and not any(own in name for own in _THEIR_CODE):
-            line, function = frame.get("line"), frame.get("name")
-            place = f"{'/'.join(name.split('/')[-2:])}:{line if isinstance(line, int) else '?'}"
-            return Site(place, function if isinstance(function, str) else "?")
-    return NO_STACK.site
-
-
-def _row(event: dict[str, Any], sites: dict[Site, int]) -> HistoryEvent:
+def _row(event: dict[str, Any], sites: dict[Origin, int]) -> HistoryEvent:
     action, stack = event["action"], event.get("frames")
-    site = stack.site if type(stack) is Stack else NO_STACK.site
+    origin = (stack if type(stack) is Stack else NO_STACK).origin
     return HistoryEvent(
         action,
         count_of(event, "device_free" if action == "oom" else "addr"),
         count_of(event, "size"),
-        sites.setdefault(site, len(sites)),
+        sites.setdefault(origin, len(sites)),
         count_of(event, "stream"),
     )
 

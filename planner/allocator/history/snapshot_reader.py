@@ -96,9 +96,19 @@ def _history(snapshot: dict[str, Any], device: int) -> History:
             start = start_before(events, [_state(one, streams) for one in segments], _config(conf))
         except UnequalStateError as error:
             notes += (f"the segments of the snapshot are not those after its last event: {error}",)
-    sites = tuple(rows.sites)
+    sites = tuple(site for site, _ in rows.sites)
+    categories = tuple(category for _, category in rows.sites)
     return History(
-        f"GPU {device}", "unknown", conf, None, None, events, sites=sites, notes=notes, start=start
+        f"GPU {device}",
+        "unknown",
+        conf,
+        None,
+        None,
+        events,
+        sites=sites,
+        notes=notes,
+        start=start,
+        categories=categories,
     )
 
 

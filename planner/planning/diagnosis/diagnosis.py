@@ -45,6 +45,16 @@ class Help(Struct, frozen=True):
     reason: str = ""
 
 
+class GpusServing(Struct, frozen=True):
+    """The GPUs with the least memory on which recorded requests are served."""
+
+    total_bytes: int  # of the first, as nvidia-smi shows it
+    names: tuple[str, ...]  # of this many GiB, by the memory left to the allocator, rising
+    reserved_bytes: int  # peak, on the first
+    retries: int  # on the first
+    too_small: str | None  # the GPU with the most memory that does not serve them; None: all serve them
+
+
 class Diagnosis(Struct, frozen=True):
     """The reason why a process ran out of memory; sizes are None if the source does not name them."""
 
@@ -56,9 +66,11 @@ class Diagnosis(Struct, frozen=True):
     reserved_bytes: int | None = None
     total_bytes: int | None = None
     site: Place = Place()
-    live: tuple[Held, ...] = ()  # by size, falling
+    live: tuple[Held, ...] = ()  # by the code that allocated it; by size, falling
+    by_category: tuple[Held, ...] = ()  # the same memory; (): the source does not tell it
     would_help: tuple[Help, ...] = ()
     notes: tuple[str, ...] = ()
+    served_by: GpusServing | None = None  # None: no history, or no known GPU serves its requests
     is_of_host: bool = False  # whether memory of the host ran out, not a GPU's; the cause is UNKNOWN then
 
 

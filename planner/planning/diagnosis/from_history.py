@@ -4,6 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+from msgspec.structs import replace
+
 from planner.allocator import AllocatorConfig, MemoryLimits, config_of_torch, parse_alloc_conf, replay_trace
 from planner.allocator.history import History, HistoryEvent, check_history, to_events
 from planner.planning.diagnosis.diagnosis import (
@@ -15,9 +17,11 @@ from planner.planning.diagnosis.diagnosis import (
     names_evaluation,
     size_text,
 )
-from planner.program import Outcome, Site, Trace
+from planner.planning.diagnosis.on_gpus import gpus_serving
+from planner.program import Category, Outcome, Site, Trace
 
 _MOST_HELD = 12
+_OLDER = "in use before the recording began"
 _LEAST_RISES = 4  # of the level to which memory falls back, that are called growth
 SETTINGS = (
     *("expandable_segments:True", "max_split_size_mb:128", "garbage_collection_threshold:0.8"),
@@ -30,10 +34,18 @@ def diagnose_history(history: History, source: str) -> Diagnosis:
 
     Raises UsageError if the allocator options of the history are not simulated.
     """
+    found, at = _diagnose(history, source)
+    parts, notes = _by_category(history, at)
+    return replace(found, by_category=parts, notes=(*notes, *found.notes))
+
+
+def _diagnose(history: History, source: str) -> tuple[Diagnosis, int]:
+    """Return the diagnosis without categories, and the event before which its blocks were in use."""
     ends = [at for at, event in enumerate(history.events) if event.action == "oom"]
     levels = _levels(history)
     if not ends:
-        return _of_peak(history, source, levels)
+        peak = max(range(len(levels)), key=levels.__getitem__)
+        return _of_peak(history, source, levels, peak), peak
     end = ends[-1]
     failed = history.events[end]
     allocated, reserved = levels[end], _reserved(history)[end]
@@ -44,7 +56,8 @@ def diagnose_history(history: History, source: str) -> Diagnosis:
     notes = tuple(history.notes)
     if len(ends) > 1:
         notes = (f"the history has {len(ends)} out-of-memory errors; this is the last", *notes)
-    return Diagnosis(
+    trace = _trace(history, end)
+    found = Diagnosis(
         source,
         cause,
         reason,
@@ -54,26 +67,35 @@ def diagnose_history(history: History, source: str) -> Diagnosis:
         history.total_bytes,
         grown or place,
         live,
-        _replays(history, end, reserved, check_history(history).refused_bytes),
-        notes,
+        would_help=_replays(trace, history, end, reserved, check_history(history).refused_bytes),
+        notes=notes,
+        served_by=gpus_serving(trace, _config(history)),
     )
+    return found, end
 
 
-def _of_peak(history: History, source: str, levels: Sequence[int]) -> Diagnosis:
+def _of_peak(history: History, source: str, levels: Sequence[int], peak: int) -> Diagnosis:
     """Return a diagnosis of the memory in use at the peak of a history in which no request failed."""
-    peak = max(range(len(levels)), key=levels.__getitem__)
     reserved = max(_reserved(history))
     cause, reason = Cause.NO_FAILURE, "what was in use at the peak is below"
     check = check_history(history)
     if check.retries:
         requests = "1 request was" if check.retries == 1 else f"{check.retries:,} requests were"
         reason = f"{requests} served only after cached memory was released; {reason}"
+    end, place = len(history.events), Place()
+    floors = _floors(levels)
+    if floors:
+        place, share = _growing(history, end)
+        reason = (
+            f"{_growth_text(floors, share)}{_end_text(floors, levels[peak], history.total_bytes)}; {reason}"
+        )
     if not history.events:
         cause = Cause.UNKNOWN
         reason = (
             "no history was recorded, so that the snapshot shows one moment: call "
             "torch.cuda.memory._record_memory_history() before, or use planner.watch(record=True)"
         )
+    trace = _trace(history, end)
     return Diagnosis(
         source,
         cause,
@@ -82,10 +104,11 @@ def _of_peak(history: History, source: str, levels: Sequence[int]) -> Diagnosis:
         levels[peak],
         reserved,
         history.total_bytes,
-        Place(),
+        place,
         _live(history, peak),
-        _replays(history, len(history.events), reserved, check.refused_bytes),
-        history.notes,
+        would_help=_replays(trace, history, end, reserved, check.refused_bytes),
+        notes=history.notes,
+        served_by=gpus_serving(trace, _config(history)),
     )
 
 
@@ -116,6 +139,14 @@ def _growth_text(floors: Sequence[int], share: int) -> str:
         f"the level to which memory in use falls rose {len(floors) - 1} times, by {risen} in all; "
         f"{size_text(share)} in the history's second half by one line"
     )
+
+
+def _end_text(floors: Sequence[int], peak_bytes: int, total_bytes: int | None) -> str:
+    """Return after how many more rises the GPU's memory ends; "" if its total is not known."""
+    if total_bytes is None or total_bytes <= peak_bytes:
+        return ""
+    more = (total_bytes - peak_bytes) * (len(floors) - 1) // (floors[-1] - floors[0])
+    return f", so that the GPU's {size_text(total_bytes)} end after {more:,} more at the latest"
 
 
 def _levels(history: History) -> list[int]:
@@ -152,19 +183,50 @@ def _live(history: History, end: int) -> tuple[Held, ...]:
         site = _site(history, event)
         name = " in ".join(filter(None, (site.module, site.op)))
         groups[name or f"no line of Python, {size_text(event.size_bytes)} each"].append(event.size_bytes)
-    freed = {event.address for event in history.events[:end] if event.action == "free_completed"}
-    for state in history.start:
-        for block in state.blocks:
-            if block.in_use and block.address not in freed:
-                of_size = f"blocks of {size_text(block.size_bytes)}"
-                name = "in use before the recording began" if history.events else of_size
-                groups[name].append(block.size_bytes)
+    for size_bytes in _older(history, end):
+        name = _OLDER if history.events else f"blocks of {size_text(size_bytes)}"
+        groups[name].append(size_bytes)
     held = sorted((Held(name, sum(sizes), len(sizes)) for name, sizes in groups.items()), key=_by_size)
     return tuple(islice(held, _MOST_HELD))
 
 
+def _by_category(history: History, end: int) -> tuple[tuple[Held, ...], tuple[str, ...]]:
+    """Return the blocks in use before an event by category, and notes on what the categories mean.
+
+    Both are empty if no stack of functions was recorded.
+    """
+    if not any(history.categories):
+        return (), ()
+    groups: dict[str, list[int]] = defaultdict(list)
+    is_guessed = False
+    for event in _live_events(history, end):
+        category = history.categories[event.site] if event.site >= 0 else None
+        if category is None and not _site(history, event).module:
+            category, is_guessed = Category.GRADIENT, True
+        groups[category.value if category else "other"].append(event.size_bytes)
+    groups[_OLDER] = [*_older(history, end)]
+    held = (Held(name, sum(sizes), len(sizes)) for name, sizes in groups.items() if sizes)
+    notes = [
+        "by category, gradients are all blocks of the backward pass, activations all of a module's forward"
+    ]
+    if is_guessed:
+        notes.append(
+            "blocks without a function of Python are counted as gradients: autograd's threads run none"
+        )
+    return tuple(sorted(held, key=_by_size)), tuple(notes)
+
+
 def _by_size(held: Held) -> tuple[int, str]:
     return -held.size_bytes, held.what
+
+
+def _older(history: History, end: int) -> Iterator[int]:
+    """Yield the sizes of the blocks that were in use before the recording and are in use before an event."""
+    freed = {event.address for event in history.events[:end] if event.action == "free_completed"}
+    for state in history.start:
+        for block in state.blocks:
+            if block.in_use and block.address not in freed:
+                yield block.size_bytes
 
 
 def _live_events(history: History, end: int) -> list[HistoryEvent]:
@@ -238,13 +300,19 @@ def _by_growth(item: tuple[Site, int]) -> tuple[int, str]:
     return item[1], item[0].module
 
 
-def _replays(history: History, end: int, reserved: int, refused: int | None) -> tuple[Help, ...]:
+def _trace(history: History, end: int) -> Trace:
+    """Return the requests up to an event, and the event's own if it failed, as a trace."""
+    return Trace(tuple(to_events(_requests(history, end))), history.sites, 1)
+
+
+def _replays(
+    trace: Trace, history: History, end: int, reserved: int, refused: int | None
+) -> tuple[Help, ...]:
     """Return for each setting whether and in how much memory the requests up to an event fit.
 
     The GPU had at least what was reserved, and what was free when a request failed; it had less than
     `refused`, the level of reserved memory that it refused, and no more than its total.
     """
-    trace = Trace(tuple(to_events(_requests(history, end))), history.sites, 1)
     free = history.events[end].address if end < len(history.events) else 0
     enough = reserved + free
     bounds = [bound for bound in (refused and refused - 1, history.total_bytes) if bound]
@@ -278,7 +346,7 @@ def _replay(trace: Trace, history: History, setting: str, enough: int, most: int
     return Help(setting, False, need.peak_reserved_bytes, "the same requests need more than the GPU had")
 
 
-def _config(history: History, setting: str) -> AllocatorConfig:
+def _config(history: History, setting: str = "") -> AllocatorConfig:
     """Return the allocator options of a history with `setting` in place of the history's value."""
     own = [part for part in history.alloc_conf.split(",") if part and part.partition(":")[0] not in setting]
-    return parse_alloc_conf(",".join([*own, setting]), config_of_torch(history.torch))
+    return parse_alloc_conf(",".join(filter(None, [*own, setting])), config_of_torch(history.torch))

@@ -289,7 +289,8 @@ def _diagnose(message: _Message) -> Diagnosis:
     of_code = _of_code(message.frames)
     if of_code is not None and of_code[0] is not cause:
         notes = (of_code[1], *notes)
-    return Diagnosis("log", cause, reason, requested, allocated, reserved, total, place, live, help_, notes)
+    figures = requested, allocated, reserved, total
+    return Diagnosis("log", cause, reason, *figures, place, live, would_help=help_, notes=notes)
 
 
 def _without_figures(message: _Message) -> Diagnosis:

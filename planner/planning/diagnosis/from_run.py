@@ -54,7 +54,7 @@ def diagnose_run(record: Mapping[str, Any]) -> Diagnosis:
         reason = f"tensors took up to {size_text(peaks[0])}, and {more}"
     live = (Held("tensors and workspaces of PyTorch, at the peak", peaks[0]),)
     notes = ("the record of a run has peaks, not blocks; --snapshot FILE has both, and can be diagnosed too",)
-    return Diagnosis(source, cause, reason, requested, *peaks, None, place, live, (), notes)
+    return Diagnosis(source, cause, reason, requested, *peaks, None, place, live, notes=notes)
 
 
 def _growth(levels: Sequence[int]) -> int | None:

@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from typing import Any
 
-from planner.planning.diagnosis import Cause, Diagnosis, Help
+from planner.planning.diagnosis import Cause, Diagnosis, GpusServing, Help
 from planner.report.document import Block, Bullets, Column, Document, Entry, Headline, Table
 from planner.report.result import Report
 from planner.report.units import SCHEMA, mib, mib_text
 
+_MOST_NAMES = 4
 _CAUSES = {
     Cause.TOO_LARGE: "The job needs more memory than was left",
     Cause.ONE_REQUEST: "One request was larger than all that was in use",
@@ -49,7 +50,25 @@ def _entries(diagnosis: Diagnosis) -> Iterator[Block]:
     named = [f"{mib_text(size)} MiB {what}" for what, size in sizes.items() if size is not None]
     if named:
         yield Entry("Memory", ", ".join(named))
+    if diagnosis.by_category:
+        parts = (f"{held.what} {mib_text(held.size_bytes)} MiB" for held in diagnosis.by_category)
+        yield Entry("By category", ", ".join(parts))
+    if diagnosis.served_by is not None:
+        yield Entry("Served by", _gpus(diagnosis.served_by, diagnosis.requested_bytes is not None))
     yield Entry("Source", diagnosis.source)
+
+
+def _gpus(found: GpusServing, has_failed: bool) -> str:
+    requests = "the requests up to the failed one" if has_failed else "the same requests"
+    names = ", ".join(found.names[:_MOST_NAMES]) + (", ..." if len(found.names) > _MOST_NAMES else "")
+    size = f"GPUs of {found.total_bytes / 2**30:,.1f} GiB"
+    times = "1 retry" if found.retries == 1 else f"{found.retries:,} retries"
+    retries = f" after {times}" if found.retries else ""
+    smaller = "" if found.too_small is None else f"; {found.too_small} is too small"
+    return (
+        f"{size} and more ({names}) serve {requests}{retries}, with {mib_text(found.reserved_bytes)} MiB "
+        f"reserved{smaller}"
+    )
 
 
 def _live(diagnosis: Diagnosis) -> list[Block]:
@@ -104,6 +123,11 @@ def diagnosis_to_json(diagnosis: Diagnosis, seconds: float, advice: Report | Non
             {"what": held.what, "mib": mib(held.size_bytes), "blocks": held.blocks or None}
             for held in diagnosis.live
         ],
+        "by_category": [
+            {"what": held.what, "mib": mib(held.size_bytes), "blocks": held.blocks}
+            for held in diagnosis.by_category
+        ],
+        "served_by": None if diagnosis.served_by is None else _gpus_to_json(diagnosis.served_by),
         "would_help": [
             {
                 "setting": one.setting,
@@ -116,6 +140,16 @@ def diagnosis_to_json(diagnosis: Diagnosis, seconds: float, advice: Report | Non
         "notes": list(diagnosis.notes),
         "advice": None if advice is None else advice.to_json(),
         "seconds": round(seconds, 3),
+    }
+
+
+def _gpus_to_json(found: GpusServing) -> dict[str, Any]:
+    return {
+        "gpus": list(found.names),
+        "total_mib": mib(found.total_bytes),
+        "peak_reserved_mib": mib(found.reserved_bytes),
+        "retries": found.retries,
+        "too_small": found.too_small,
     }
 
 

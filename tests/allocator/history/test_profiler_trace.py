@@ -12,6 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from planner.allocator.history import History, load_profiler_trace
 from planner.allocator.history.profiler_trace import is_profiler_trace
 from planner.errors import DataFileError
+from planner.program import Category
 
 MIB = 2**20
 GPU, CPU = 1, 0
@@ -30,12 +31,13 @@ def change(moment: float, mib: int, allocated: int, reserved: int, **others: Any
     return {"ph": "i", "cat": "cpu_instant_event", "name": name, "tid": thread, "ts": moment, "args": args}
 
 
+MODULE = "torch/nn/modules/module.py(1): _call_impl"
 EVENTS = [
     change(31, -2, 12, 24, thread=BACKWARD, Addr=2 * MIB),
     span("autograd::engine::evaluate_function: MulBackward0", "cpu_op", 30, 33, BACKWARD),
     span("ProfilerStep#1", "user_annotation", 0, 100),
     span("train.py(3): train", "python_function", 1, 90),
-    span("torch/nn/modules/module.py(1): _call_impl", "python_function", 2, 20),
+    span(MODULE, "python_function", 2, 20),
     span("nets/model.py(9): forward", "python_function", 3, 19),
     span("torch/nn/functional.py(5): linear", "python_function", 4, 18),
     span("aten::linear", "cpu_op", 5, 17),
@@ -54,6 +56,15 @@ def read(folder: Path, events: list[dict[str, Any]], devices: Any = DEVICES) -> 
     file = folder / "trace.json"
     file.write_text(json.dumps({"schemaVersion": 1, "deviceProperties": devices, "traceEvents": events}))
     return load_profiler_trace(file)
+
+
+def test_spans_tell_the_category_of_a_block(tmp_path: Path) -> None:
+    """A module's call is an activation, a step of an optimizer its state; the backward pass frees one."""
+    history = read(tmp_path, EVENTS)
+    found = [history.categories[event.site] for event in history.events if event.action == "alloc"]
+    assert found == [Category.ACTIVATION, Category.OPTIMIZER]
+    modules = [{**event, "name": event["name"].replace(MODULE, "nn.Module: Net_0")} for event in EVENTS]
+    assert read(tmp_path, modules).categories == history.categories
 
 
 def test_changes_are_events_in_the_order_of_time(tmp_path: Path) -> None:

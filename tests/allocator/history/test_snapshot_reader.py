@@ -21,7 +21,7 @@ from planner.allocator.history.snapshot_reader import load_snapshot, load_snapsh
 from planner.allocator.history.snapshot_writer import make_snapshot, save_snapshot
 from planner.errors import DataFileError, UsageError
 from planner.jobs import Job, complete_job, parse_tensor_spec
-from planner.program.events import Phase, PhaseStart, Site
+from planner.program.events import Category, Phase, PhaseStart, Site
 from tests.helpers.histories import LITERAL, blocks_of, marks_of
 from tests.helpers.structs import replace
 
@@ -145,6 +145,17 @@ def test_a_stack_in_parts_is_one(protocol: int, depth: int, tmp_path: Path) -> N
     path.write_bytes(pickle.dumps({"segments": [], "device_traces": [events]}, protocol=protocol))
     history = load_snapshot(path)
     assert [history.sites[event.site].module for event in history.events] == ["me/net.py:7", ""]
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_the_function_that_tells_the_category_may_come_late(protocol: int, tmp_path: Path) -> None:
+    """Protocols that append frames one by one give the same category as those that append all at once."""
+    frames = [("/home/me/net.py", 7, "g"), ("/x/torch/optim/adam.py", 4, "step")]
+    path = tmp_path / "snapshot.pickle"
+    events = [entry("alloc", 2**32, 512, *frames), entry("alloc", 2**33, 512)]
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [events]}, protocol=protocol))
+    history = load_snapshot(path)
+    assert [history.categories[event.site] for event in history.events] == [Category.OPTIMIZER, None]
 
 
 def test_events_may_be_shared(few_events: int, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from planner.allocator.history import History, HistoryEvent
 from planner.planning.diagnosis import Cause, Held, Help, Place, diagnose_history
-from planner.program import Site
+from planner.program import Category, Site
 
 MIB = 2**20
 SITES = (Site("net.py:5", "forward"), Site("train.py:9", "keep"), Site("train.py:20", "validate"))
@@ -146,3 +146,58 @@ def test_a_setting_that_does_not_help_is_a_no(setting: str) -> None:
     """If more than the GPU has is in use, no setting of the allocator helps."""
     found = diagnose_history(history_of(segment(0, 100), alloc(0, 100), oom(60)), "a test")
     assert [one.fits for one in found.would_help if one.setting == setting] == [False]
+
+
+def test_blocks_are_summed_by_category() -> None:
+    """A block without a function is taken as one of the backward pass if other blocks have functions."""
+    sites = (Site("net.py:5", "forward"), Site("train.py:2", "main"), Site("", ""), Site("data.py:1", "get"))
+    categories = (Category.ACTIVATION, Category.PARAMETER, None, None)
+    blocks = [
+        alloc(at * MIB, size, site) for at, size, site in ((0, 40, 0), (40, 20, 1), (60, 9, 2), (69, 1, 3))
+    ]
+    history = History(
+        "T4", "2.13", "", None, None, (segment(0, 80), *blocks, oom(30)), sites=sites, categories=categories
+    )
+    found = diagnose_history(history, "a test")
+    assert found.by_category == (
+        Held("activations", 40 * MIB, 1),
+        Held("parameters", 20 * MIB, 1),
+        Held("gradients", 9 * MIB, 1),
+        Held("other", MIB, 1),
+    )
+    assert any("autograd's threads" in note for note in found.notes)
+
+
+def test_without_stacks_no_category_is_stated() -> None:
+    """A history of a published run has lines and no stacks."""
+    found = diagnose_history(history_of(segment(0, 100), alloc(0, 100), oom(60)), "a test")
+    assert (found.by_category, found.notes) == ((), ())
+
+
+def test_the_smallest_gpus_that_serve_the_requests_are_named() -> None:
+    """20 GiB need a GPU sold with 24 GB, since of 20 GB context and driver take their part."""
+    gib = 2**30
+    events = (HistoryEvent("segment_alloc", 0, gib), HistoryEvent("alloc", 0, gib, 0))
+    found = diagnose_history(history_of(*events, HistoryEvent("oom", 0, 19 * gib, 0)), "a test").served_by
+    assert found is not None
+    assert (found.reserved_bytes, found.retries) == (20 * gib, 0)
+    assert "L4 24GB" in found.names and 22 * gib < found.total_bytes < 23 * gib
+    assert found.too_small is not None and "20GB" in found.too_small
+
+
+def test_a_history_that_no_known_gpu_serves_names_none() -> None:
+    """4 TiB at once."""
+    found = diagnose_history(history_of(oom(2**22)), "a test")
+    assert found.served_by is None
+
+
+def test_growth_without_a_failure_names_its_line_and_its_end() -> None:
+    """Each step keeps 2 MiB; of 1,000 MiB 94 are in use at the peak, so that 453 more steps are the most."""
+    events: list[HistoryEvent] = [segment(0, 2000)]
+    for step in range(24):
+        events += [alloc((100 + 2 * step) * MIB, 2, site=1), alloc(1000 * MIB, 40), *free(1000 * MIB, 40)]
+    history = History("T4", "2.13", "", 1000 * MIB, None, tuple(events), sites=SITES)
+    found = diagnose_history(history, "a test")
+    assert (found.cause, found.site) == (Cause.NO_FAILURE, Place("train.py:9 in keep"))
+    peak = 2 * 24 + 40
+    assert f"end after {(1000 - peak) // 2} more at the latest" in found.reason

@@ -7,4 +7,5 @@ from .history import (
 from .launch import RunOptions as RunOptions, run_emulated as run_emulated
 from .record import (
     EmulatedRun as EmulatedRun, GpuRecord as GpuRecord, OutOfMemory as OutOfMemory, Peaks as Peaks,
+    SharedCard as SharedCard,
 )

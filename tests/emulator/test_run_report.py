@@ -210,10 +210,17 @@ def test_a_gpu_that_two_ranks_share_is_named() -> None:
     """With the most that both have at the same time, which may be less than their peaks together."""
     stray = replace(record(1, process=500), card=0)
     shared = replace(run(record(0), stray, record(1)), card_peaks=(850 * MIB, 400 * MIB))
-    text = render_plain(run_document(shared))
+    text = " ".join(render_plain(run_document(shared)).split())
     assert "ranks 0 and 1 share GPU 0: 850.0 MiB at the same time" in text and "share GPU 1" not in text
+    assert "rank 1 also has memory on another GPU: look for torch.load without map_location" in text
     expected = [{"gpu": 0, "ranks": [0, 1], "process_mib": 850.0}]
     assert run_to_json(shared)["shared_gpus"] == expected
+
+
+def test_processes_that_share_their_only_gpu_are_no_strays() -> None:
+    """Two ranks on one GPU, as a machine with one GPU has them, get no hint."""
+    shared = replace(run(record(0), replace(record(1), card=0)), card_peaks=(850 * MIB,))
+    assert "also ha" not in render_plain(run_document(shared))
 
 
 def test_a_failure_names_who_else_is_on_the_gpu() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from planner.emulator import EmulatedRun, GpuRecord, OutOfMemory, Peaks
+from planner.emulator import EmulatedRun, GpuRecord, OutOfMemory, Peaks, SharedCard
 from planner.planning import DisplayLimits
 from planner.planning.command import CommandPlan, ExplainedRun
 from planner.program import LARGEST_BATCH, Outcome
@@ -95,9 +95,24 @@ def _peaks(run: EmulatedRun) -> list[Block]:
     table = _table("Peak", [(name, record.peak) for name, record in zip(names, run.records, strict=True)])
     shared = (
         f"{_named(one.ranks)} share GPU {one.card}: {mib_text(one.process_bytes)} MiB at the same time"
+        f"{_strays(run, one)}"
         for one in run.shared_cards
     )
     return [table, *map(Paragraph, shared)]
+
+
+def _strays(run: EmulatedRun, shared: SharedCard) -> str:
+    """Return a hint at the processes on a shared GPU that have memory on another GPU too; "" without any."""
+    elsewhere = {(one.rank, one.pid) for one in run.records if one.card != shared.card}
+    here = (one for one in run.records if one.card == shared.card)
+    strays = [one.rank for one in here if (one.rank, one.pid) in elsewhere]
+    if not strays or len(strays) == len(shared.ranks):
+        return ""
+    who = f"rank {strays[0]} also has" if len(strays) == 1 else f"{_named(strays)} also have"
+    return (
+        f"; {who} memory on another GPU: look for torch.load without map_location, and for "
+        '"cuda" without a number before torch.cuda.set_device'
+    )
 
 
 def _named(ranks: Sequence[int]) -> str:

@@ -64,6 +64,7 @@ class GpuRecord(Struct, frozen=True):
     was_stopped: bool  # by --stop-after
     raised: bool = False  # an exception ended the script
     merged_from: int | None = None  # the step from which on one row has the largest peaks of all steps
+    evaluation: Peaks | None = None  # of all evaluations, which the steps before or after them include
     evaluated_before_step: int | None = None  # the step after an evaluation that ended the script
 
     @property

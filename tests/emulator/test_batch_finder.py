@@ -9,7 +9,6 @@ from planner.allocator.blocks import Block
 from planner.allocator.caching_allocator import CachingAllocator
 from planner.allocator.config import MemoryLimits
 from planner.allocator.history.history import HistoryEvent
-from planner.emulator.child.recorder import Evaluation
 from planner.emulator.history import ProcessHistory, StepEnd, trace_of
 from planner.emulator.launch import RunOptions
 from planner.emulator.record import EmulatedRun, GpuRecord, OutOfMemory, Peaks, StepPeaks
@@ -300,17 +299,3 @@ def test_the_answer_runs_through_the_evaluation(
         assert finder.notes[0].startswith(
             f"batch {largest_by_steps} runs its first optimizer steps, and needs more"
         )
-
-
-def test_an_evaluation_is_more_without_gradients_than_usual() -> None:
-    """A teacher that runs in every step is none; the step after the first evaluation ends the run."""
-    for usual in (0, 3):
-        evaluation = Evaluation()
-        for step, ran in enumerate([5, usual, usual, usual + 1, usual], 1):
-            evaluation.modules += ran
-            assert not evaluation.is_over
-            if step == 4:
-                break
-            evaluation.end_step(step)
-        evaluation.end_step(4)
-        assert (evaluation.is_over, evaluation.before_step) == (True, 4)

@@ -403,6 +403,31 @@ def largest_batch(emulator: Emulator, script: Path, *options: str, exit_code: in
     return answer
 
 
+EVALUATES = """
+model = torch.nn.Linear(1024, 1024).cuda()
+model = MODEL
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(2):
+    for _ in range(2):
+        model(torch.empty(64, 1024, device="cuda")).sum().backward()
+        optimizer.step()
+    with torch.no_grad():
+        model(torch.empty(16384, 1024, device="cuda"))
+"""
+
+
+@pytest.mark.parametrize("model", ["model", "torch.compile(model, fullgraph=True)"])
+def test_evaluations_have_peaks_of_their_own(emulator: Emulator, model: str) -> None:
+    """Inputs and outputs of 64 MiB, beside weights, gradients and two workspaces of cuBLAS."""
+    done = emulator.start(EVALUATES.replace("MODEL", model), "--gpu", "L4")
+    record = json.loads(done.stdout)["ranks"][0]
+    evaluation = record["evaluation"]
+    weights = 4 * (1024 * 1024 + 1024) / 2**20
+    assert evaluation["peak_allocated_mib"] == pytest.approx(2 * (64 + weights + 8.125), abs=1e-3)
+    assert evaluation == record["after_steps"] and "global hooks" not in done.stderr
+    assert max(step["peak_allocated_mib"] for step in record["steps"]) == evaluation["peak_allocated_mib"]
+
+
 def test_the_largest_batch_survives_the_evaluation(emulator: Emulator, tmp_path: Path) -> None:
     """An evaluation on larger inputs than the training's decides, in the batch's proportion or alone."""
     script = tmp_path / "train.py"

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from importlib import import_module
 from multiprocessing.util import Finalize, register_after_fork
 from pathlib import Path
@@ -24,7 +25,7 @@ from .course import Course
 from .frames import line_of, place
 from .history import MAX_EVENTS, History
 from .optimizer_state import keep_numbers_readable
-from .steps import Steps
+from .steps import Evaluations, Steps
 
 _WRITE_SECONDS = 0.5  # between records of a running process
 _GRACE_SECONDS = 5.0  # for a script that is stopped
@@ -42,7 +43,10 @@ def attach(torch: Any, core: Any) -> None:
         return
     recorder = Recorder(torch, core, Path(folder))
     import_module("torch.optim.optimizer").register_optimizer_step_post_hook(recorder.after_step)
-    recorder.watch_evaluation()
+    modules: Any = import_module("torch.nn.modules.module")
+    modules.register_module_forward_pre_hook(recorder.before_module)
+    # it also fires for the module that torch.compile makes, which is harmless
+    warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
     torch.cuda._lazy_call(recorder.watch_memory)
     os.register_at_fork(after_in_child=recorder.restart)
     register_after_fork(recorder, _finish_with_process)
@@ -124,33 +128,6 @@ def _larger_peaks(stats: dict[str, Any], other: dict[str, Any] | None) -> dict[s
     }
 
 
-class Evaluation:
-    """A detector of the first evaluation, by the modules that run without gradients between steps.
-
-    Some training steps run a teacher or a generator without gradients, which is no evaluation.
-    """
-
-    def __init__(self) -> None:
-        self.modules = 0  # run without gradients since the last optimizer step
-        self.before_step: int | None = None  # the optimizer step that follows the evaluation
-        self._usual: int | None = None  # modules between the first two steps
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether an optimizer step has followed an evaluation."""
-        return self.before_step is not None
-
-    def end_step(self, step: int) -> None:
-        """Note an evaluation if more modules than usual ran without gradients since the last step."""
-        ran, self.modules = self.modules, 0
-        if step == 1:
-            return
-        if self._usual is None:
-            self._usual = ran
-        elif ran > self._usual and self.before_step is None:
-            self.before_step = step
-
-
 class Recorder:
     """A recorder of one process's peaks, steps, history and end."""
 
@@ -177,14 +154,13 @@ class Recorder:
         history = History(torch, self._path.with_suffix(".history"), self._process, self._course)
         self._history = history if "events" in kinds else None
         self._peaks = None
-        self._steps = Steps()
+        self._steps, self._evaluations = Steps(), Evaluations(self._read_peaks)
         self._count, self._stopping, self._finished = 0, False, False
         self._finishing = threading.Lock()
         self._failure: dict[str, Any] | None = None
         self._raised = False  # an exception ended the script
         self._stop_after = int(os.environ.get("PLANNER_EMULATED_STOP_AFTER") or 0)
-        ends_after_evaluation = bool(os.environ.get("PLANNER_EMULATED_STOP_AFTER_EVALUATION"))
-        self._evaluation = Evaluation() if ends_after_evaluation else None
+        self._ends_after_evaluation = bool(os.environ.get("PLANNER_EMULATED_STOP_AFTER_EVALUATION"))
         self._history_steps = int(os.environ.get("PLANNER_EMULATED_HISTORY_STEPS") or 0)  # 0: all
 
     # ---- what torch calls
@@ -198,18 +174,10 @@ class Recorder:
             self._torch._C._cuda_attach_out_of_memory_observer(self.on_out_of_memory)
             self._write(whole=False)  # an empty list: the process uses CUDA
 
-    def watch_evaluation(self) -> None:
-        """Begin to count the modules that run without gradients, if the first evaluation ends the script."""
-        if self._evaluation is None:
-            return
-        modules: Any = import_module("torch.nn.modules.module")
-        modules.register_module_forward_pre_hook(self._note_module)
-
-    def _note_module(self, module: Any, args: Any) -> None:
-        if self._torch.compiler.is_compiling() or self._torch.is_grad_enabled():
-            return
-        if self._evaluation is not None:
-            self._evaluation.modules += 1
+    def before_module(self, module: Any, args: Any) -> None:
+        """Note whether a module runs with gradients."""
+        if not self._torch.compiler.is_compiling() and os.getpid() == self._pid:
+            self._evaluations.note_module(self._torch.is_grad_enabled())
 
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Record an optimizer step, with the peaks since the step before."""
@@ -223,13 +191,12 @@ class Recorder:
                 self._history.mark(device, self._count, self._peaks.stats(device))
         if self._course is not None:
             self._course.end_step(optimizer)
-        self._steps.add(self._count, self._read_peaks())
+        self._steps.add(self._count, self._evaluations.end_step(self._count))
         self._write(whole=False)
         if self._count == self._history_steps:
             self._end_history()
-        if self._evaluation is not None:
-            self._evaluation.end_step(self._count)
-        if self._count == self._stop_after or (self._evaluation is not None and self._evaluation.is_over):
+        is_evaluated = self._evaluations.before_step is not None
+        if self._count == self._stop_after or (is_evaluated and self._ends_after_evaluation):
             self._stopping = True
             ending = threading.Timer(_GRACE_SECONDS, self._end)  # threads of the script may live on
             ending.daemon = True
@@ -349,7 +316,7 @@ class Recorder:
         if self._peaks is None:
             return
         self._written = time.monotonic()
-        after = self._read_peaks() if whole else {}  # what came after the last step, such as an evaluation
+        after = self._evaluations.end() if whole else {}  # what came after the last step
         failed = [] if self._failure is None else [self._failure["device"]]
         devices = {*after, *failed, *self._steps.devices()}
         records = [self._record(device, after.get(device)) for device in sorted(devices)]
@@ -372,6 +339,7 @@ class Recorder:
             "steps": self._steps.of(device),
             "merged_from": self._steps.merged_from,
             "after_steps": after,
+            "evaluation": self._evaluations.peaks.get(device),
             "retries": self._peaks.stats(device)["num_alloc_retries"],
             "pinned_bytes": self._core.emu_pinned_bytes(),
             "failure": failure if failure is not None and failure["device"] == device else None,
@@ -383,5 +351,5 @@ class Recorder:
             "step_count": self._count,
             "was_stopped": self._stopping,
             "raised": self._raised,
-            "evaluated_before_step": None if self._evaluation is None else self._evaluation.before_step,
+            "evaluated_before_step": self._evaluations.before_step if self._ends_after_evaluation else None,
         }

@@ -1,7 +1,8 @@
-"""Peaks of optimizer steps, in a bounded number of rows."""
+"""Peaks of optimizer steps, in a bounded number of rows, and of evaluations."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 MOST_ROWS = 1000  # later steps share the last row, so that a run of any length has a record of bounded size
@@ -24,7 +25,7 @@ class Steps:
         last["last"] = step
         if last["peaks"] != peaks:
             self.merged_from = last["first"]
-            last["peaks"] = _larger(last["peaks"], peaks)
+            last["peaks"] = larger(last["peaks"], peaks)
 
     def devices(self) -> set[int]:
         """Return the GPUs that any step used."""
@@ -35,7 +36,65 @@ class Steps:
         return [{**row, "peaks": row["peaks"][device]} for row in self.rows if device in row["peaks"]]
 
 
-def _larger(one: _Peaks, other: _Peaks) -> _Peaks:
+class Evaluations:
+    """Evaluations of a training: from a module that runs without gradients to the next one with them.
+
+    Some training steps run a teacher or a generator without gradients, which is no evaluation: between two
+    steps more modules must run so than between the first two. What comes before the first step is none.
+    """
+
+    def __init__(self, read: Callable[[], _Peaks]) -> None:
+        self.peaks: _Peaks = {}
+        self.before_step: int | None = None  # the optimizer step that follows the first evaluation
+        self._read = read  # the peaks since its last call
+        self._since_step: _Peaks = {}  # as far as they were read
+        self._without_gradients: _Peaks = {}  # the same, of modules without gradients
+        self._modules = 0  # that ran without gradients since the last step
+        self._usual: int | None = None  # modules between the first two steps
+        self._is_open = self._has_stepped = False
+
+    def note_module(self, has_gradients: bool) -> None:
+        """Note that a module is about to run."""
+        if not self._has_stepped:
+            return
+        if has_gradients is self._is_open:
+            self._take()
+            self._is_open = not has_gradients
+        self._modules += not has_gradients
+
+    def end_step(self, step: int) -> _Peaks:
+        """Return the peaks since the step before."""
+        if self._has_stepped and self._usual is None:
+            self._usual = self._modules
+        peaks = self._end_interval()
+        if self._is_more and self.before_step is None:
+            self.before_step = step
+        self._since_step, self._without_gradients, self._modules = {}, {}, 0
+        self._is_open, self._has_stepped = False, True
+        return peaks
+
+    def end(self) -> _Peaks:
+        """Return the peaks since the last step, when the script is over."""
+        return self._end_interval()
+
+    @property
+    def _is_more(self) -> bool:
+        return self._modules > (self._usual or 0)
+
+    def _end_interval(self) -> _Peaks:
+        self._take()
+        if self._is_more:
+            self.peaks = larger(self.peaks, self._without_gradients)
+        return self._since_step
+
+    def _take(self) -> None:
+        peaks = self._read()
+        self._since_step = larger(self._since_step, peaks)
+        if self._is_open:
+            self._without_gradients = larger(self._without_gradients, peaks)
+
+
+def larger(one: _Peaks, other: _Peaks) -> _Peaks:
     """Return the larger of both peaks, for each GPU."""
     merged = {device: dict(peaks) for device, peaks in one.items()}
     for device, peaks in other.items():

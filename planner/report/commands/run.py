@@ -127,6 +127,8 @@ def _steps(record: GpuRecord) -> list[Block]:
     ]
     if record.after_steps is not None:
         rows.append(("after the last step", record.after_steps))
+    if record.evaluation is not None:
+        rows.append(("of these, evaluations", record.evaluation))
     more, closing = len(record.steps) - MAX_STEPS, []
     if more > 0:
         closing.append(f"and {more:,} more, which --json lists")
@@ -265,6 +267,7 @@ def _rank_to_json(record: GpuRecord) -> dict[str, Any]:
         **attributes(record, "pinned_mib", "step_count", "merged_from"),
         "steps": _steps_to_json(record),
         "after_steps": None if after is None else _peaks_to_json(after),
+        "evaluation": None if record.evaluation is None else _peaks_to_json(record.evaluation),
         "failure": _failure_to_json(record.failure),
     }
 

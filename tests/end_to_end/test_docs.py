@@ -5,6 +5,7 @@ import pickle
 import re
 import shlex
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -227,3 +228,12 @@ def anchors(path: Path) -> set[str]:
     """The headings as GitHub names them."""
     heads = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def test_the_picture_of_a_terminal_has_the_figures_of_the_readme() -> None:
+    """The README's answer is run by a test; the picture below it is drawn of the same command."""
+    answer = re.compile(r"Largest batch:\s+([\d,]+) at confidence")
+    readme = answer.search((ROOT / "README.md").read_text(encoding="utf-8"))
+    drawn = unescape((ROOT / "docs/terminal.svg").read_text(encoding="utf-8")).replace("\xa0", " ")
+    picture = answer.search(drawn)
+    assert readme is not None and picture is not None and readme[1] == picture[1]

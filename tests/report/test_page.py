@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -38,6 +37,7 @@ from planner.program.events import (
 from planner.program.program import AffineAlloc, Program
 from planner.report.commands.explain.summary import summary_of
 from planner.report.page.page import page_data, page_html
+from tests.helpers.browser import axe_violations, chromium
 from tests.helpers.structs import replace
 from tests.helpers.traces import OneProgram, program_of, programs, save_trace, traces
 
@@ -332,13 +332,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def opened(written: Path) -> Iterator[tuple[Any, list[str]]]:
     """Yield the page, drawn in Chromium, and all complaints and requests of the browser."""
-    sync_api = pytest.importorskip("playwright.sync_api")
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("needs a Chromium: apt-get install chromium")
-    with sync_api.sync_playwright() as play:
-        # Without its sandbox, which the root of a container may not make.
-        browser = play.chromium.launch(executable_path=path, args=["--no-sandbox"])
+    with chromium() as browser:
         page = browser.new_page(viewport={"width": 1200, "height": 900}, color_scheme="light")
         messages: list[str] = []
         page.on("console", lambda message: messages.append(f"{message.type}: {message.text}"))
@@ -347,7 +341,6 @@ def opened(written: Path) -> Iterator[tuple[Any, list[str]]]:
         page.goto(written.as_uri())
         page.wait_for_selector("body[data-drawn=yes]", timeout=60_000)
         yield page, messages
-        browser.close()
 
 
 def traced(page: Any, key: str) -> dict[str, Any]:
@@ -407,6 +400,21 @@ def test_it_is_no_wider_than_the_screen(opened: tuple[Any, list[str]], written: 
     )
     assert page.evaluate(narrow) == 0
     page.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "light"), (1280, "dark")])
+def test_axe_core_finds_nothing(
+    opened: tuple[Any, list[str]], written: Path, width: int, scheme: str
+) -> None:
+    """It is readable by keyboard and by screen reader, as far as axe-core tells."""
+    viewport = {"width": width, "height": 900}
+    context = opened[0].context.browser.new_context(viewport=viewport, color_scheme=scheme, bypass_csp=True)
+    page = context.new_page()
+    page.goto(written.as_uri())
+    page.wait_for_selector("body[data-drawn=yes]", timeout=60_000)
+    assert axe_violations(page) == []
+    context.close()
 
 
 @pytest.mark.slow

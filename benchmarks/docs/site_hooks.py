@@ -22,6 +22,7 @@ OUTSIDE = "repository/"  # of the site: files from outside of docs/
 MOVED = {"README.md": "overview.md"}  # a README would be the first page of its folder
 ORIGINS = {address: name for name, address in MOVED.items()}
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?\)")
+EMPTY_HEADER = re.compile(r"<th([^>]*)>\s*</th>")
 FENCE = re.compile(r"^(`{3,}.*?^`{3,}$)", re.MULTILINE | re.DOTALL)
 # In the repository a list may follow a line of text, and what lies within an item is indented by two.
 UNSPACED_LIST = re.compile(r"^((?!\s*(?:[-*] |\d+\. )|\||#|<)\S.*)\n(?=(?:[-*]|1\.) )", re.MULTILINE)
@@ -55,6 +56,11 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
     parts = FENCE.split(markdown)
     parts[::2] = [UNSPACED_LIST.sub(r"\1\n\n", _relinked(part, origin)) for part in parts[::2]]
     return "".join(parts)
+
+
+def on_page_content(html: str, *, page: Any, config: Any, files: Any) -> str:
+    """Return a page's HTML without empty headers of columns, which a screen reader would announce."""
+    return EMPTY_HEADER.sub(r"<td\1></td>", html)
 
 
 def linked_files(name: str) -> Iterator[str]:

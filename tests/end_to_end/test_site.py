@@ -4,13 +4,16 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import planner
 from planner.cli.parser import COMMANDS
+from tests.helpers.browser import axe_violations, chromium
 
 ROOT = Path(__file__).parents[2]
 
@@ -87,3 +90,25 @@ def test_links_between_pages_lead_somewhere(site: Path) -> None:
             if file and "//" not in file and not (path.parent / file).exists():
                 broken.append((path.name, link))
     assert broken == []
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as opened:
+        yield opened
+
+
+READ = ("index", "ledger", "hooks", "notebook", "tutorials/script", "reference/commands")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
+def test_axe_core_finds_nothing(site: Path, browser: Any, name: str, width: int, scheme: str) -> None:
+    """Pages do not scroll sideways, and are readable by keyboard and screen reader as far as it tells."""
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page.goto((site / f"{name}.html").as_uri())
+    page.wait_for_selector(".md-code__nav[aria-label], article:not(:has(pre))", state="attached")
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert axe_violations(page) == []
+    page.close()

@@ -118,7 +118,8 @@ def explain(job: Job, batch: int, recorder: Recorder, error: BaseException) -> M
     remedy = remedy_for(error, running=running)
     if recorder.phase is Phase.EVALUATION and job.loop.eval_input:
         remedy = remedy.replace(SHAPES, "check --eval-input")
-    return ModelError(f"{where}: {sentence}; {remedy}")
+    notes = getattr(error, "__notes__", ())
+    return ModelError("; ".join((f"{where}: {sentence}", *notes, remedy)))
 
 
 def sentence_of(error: BaseException) -> str:

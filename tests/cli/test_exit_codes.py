@@ -157,6 +157,15 @@ def test_shape_that_does_not_fit(capsys: Capture) -> None:
     )
 
 
+def test_target_that_does_not_fit(capsys: Capture) -> None:
+    """A loss that fails tells the shapes of output and target."""
+    code, _, line = outcome("estimate --model cnn --target 7 --loss mse --batch 8", capsys)
+    assert (
+        code,
+        line.endswith("; the output is 8x10, the target 8x7, the batch first; check --input and --target\n"),
+    ) == (3, True), line
+
+
 def test_broken_catalogue(capsys: Capture, tmp_path: Path) -> None:
     """A broken models.yaml names the line and the key; exit code 4."""
     path = tmp_path / "models.yaml"

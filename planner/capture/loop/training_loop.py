@@ -280,8 +280,19 @@ def loss_of(kind: Loss, output: Any, target: Tensor | None) -> Tensor:
         loss: Tensor = output if isinstance(output, Tensor) else returned_loss(output)[1]
         return loss
     leaves = floating_leaves(output)
-    losses = [t.sum() if kind is Loss.SUM else _CRITERIA[kind](t, target) for t in leaves]
+    losses = [t.sum() if kind is Loss.SUM else _loss_of_one(kind, t, target) for t in leaves]
     total = losses[0]
     for other in losses[1:]:
         total = total + other
     return total
+
+
+def _loss_of_one(kind: Loss, output: Tensor, target: Tensor | None) -> Tensor:
+    """Return the loss of one output; an error has a note on the shapes of both tensors."""
+    try:
+        return _CRITERIA[kind](output, target)
+    except Exception as error:
+        if target is not None:
+            shapes = ("x".join(map(str, tensor.shape)) or "a scalar" for tensor in (output, target))
+            error.add_note("the output is {}, the target {}, the batch first".format(*shapes))
+        raise

@@ -16,6 +16,7 @@ from benchmarks.accuracy.report import DOCS, table
 from benchmarks.accuracy.rows import DIES, LIVES, PEERS, PREFLIGHT, PUBLISHED, Row, read_rows
 from benchmarks.accuracy.rows_points import BERT, NOTEBOOK, T4, VIT_L
 from benchmarks.accuracy.rows_published import CAPS, CARD, CNNS, TRANSFORMERS
+from benchmarks.accuracy.seconds import SECONDS_TABLE
 from benchmarks.accuracy.stats import Errors, errors_of, percent
 from benchmarks.published.outcomes import RUNS
 from benchmarks.rows import read_lines
@@ -198,6 +199,16 @@ def _seconds() -> Iterator[str]:
         some = [float(run[f"{tool}_runtime_s"]) for run in runs if run[f"{tool}_runtime_s"]]
         cells.append(f"{NAMES[tool]} | {median(some):,.1f} | {max(some):,.1f} | {len(some)}")
     yield from table("tool | seconds, median | most | answers", cells, 1)
+    yield texts.SECONDS_HERE
+    by_tool: dict[str, list[float]] = {}
+    for line in read_lines(SECONDS_TABLE):
+        by_tool.setdefault(line["tool"], []).append(float(line["seconds"]))
+    own = median(by_tool["planner"])
+    cells = [
+        f"{NAMES[tool]} | {median(some):,.3f} | {max(some):,.3f} | {median(some) / own:.2f}"
+        for tool, some in sorted(by_tool.items(), key=lambda item: -median(item[1]))
+    ]
+    yield from table("tool | seconds, median | most | median over the planner's", cells, 1)
 
 
 def _refusals(rows: Sequence[Row], lines: Sequence[Mapping[str, str]]) -> Iterator[str]:

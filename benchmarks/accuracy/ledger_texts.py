@@ -36,7 +36,14 @@ to 1 % of the card: for these four half of that is allowed. timm's 610 outcomes
 
 SECONDS = """\
 Wall times that xMem's artifact has for these runs, on its authors' machines; xMem runs iterations of the
-model on the CPU. The other tools were not timed for this page; [speed](speed.md) has the planner's times.
+model on the CPU.
+"""
+
+SECONDS_HERE = """
+Timed for this page ([seconds.csv](../benchmarks/accuracy/seconds.csv)): three of xMem's CNNs, one run of
+each, asked three times in one process on two CPU cores, after an answer for its fourth CNN, so that imports
+do not count. The planner had no cache; [speed](speed.md) has its other times. torchinfo and the
+closed formula count layers, and were not timed; fitcheck answers for none of these runs.
 """
 
 REFUSALS = """\

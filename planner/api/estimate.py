@@ -8,8 +8,9 @@ from planner.api.options import Options
 from planner.api.ranks import Ranks
 from planner.api.request import Model, open_request
 from planner.api.varying import VaryingResult, estimate_of_varying, is_varying, open_any_request
+from planner.jobs import split_model
 from planner.planning import Estimate
-from planner.planning.estimators import Method, find_method, reject_unsupported_options
+from planner.planning.estimators import Method, find_method, reject_unsupported_options, takes_loss
 from planner.report import Report, Result, report_of
 
 if TYPE_CHECKING:
@@ -99,13 +100,25 @@ def estimate(
 def _estimate_without_trace(
     method: Method, model: Model | None, batch: int | None, options: Options
 ) -> StaticEstimateResult:
-    reject_unsupported_options(method, options)
+    plain = options_of_method(method, model, options)
     from planner.planning.estimators import open_builder, run_estimator
 
-    plain: Options = {**options, "no_calibration": True}
     request = open_request(model, plain, batch, command="another method than the trace")
     job, size = request.job, request.batch
     build = open_builder(job, request.factory, request.on_progress)
     import_seconds = perf_counter() - request.start
     estimate = run_estimator(method, job, size, request.budget, build, request.on_progress)
     return StaticEstimateResult(estimate, import_seconds)
+
+
+def options_of_method(method: Method, model: Model | None, options: Options) -> Options:
+    """Return the options with which another method than the trace is asked.
+
+    A model of the user needs no target if the method takes no account of the loss. Raises UsageError for an
+    option that the method does not support.
+    """
+    reject_unsupported_options(method, options)
+    is_own = callable(model) or (isinstance(model, str) and split_model(model).source == "file")
+    if is_own and not takes_loss(method):
+        options = {**options, "loss": "sum"}
+    return {**options, "no_calibration": True}

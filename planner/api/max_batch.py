@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Unpack, overload
 from msgspec.structs import replace
 
 from planner.api.budget import require_memory_limit
+from planner.api.estimate import options_of_method
 from planner.api.options import Options
 from planner.api.ranks import Ranks
 from planner.api.request import Model, find_multiple, open_request
 from planner.api.varying import VaryingResult, is_varying, max_batch_of_varying, open_any_request
 from planner.errors import UsageError
 from planner.planning import Plan
-from planner.planning.estimators import Method, find_method, reject_unsupported_options
+from planner.planning.estimators import Method, find_method
 from planner.report import Report, Result, report_of
 
 if TYPE_CHECKING:
@@ -137,11 +138,11 @@ def _max_batch_by_formula(
         raise UsageError("--multiple-of and --method formula: the formula answers for any size; leave one")
     if no_retries:
         raise UsageError("--no-retries: the formula knows no allocator; remove it, or --method")
-    reject_unsupported_options(Method.FORMULA, options)
+    plain = options_of_method(Method.FORMULA, model, options)
     require_memory_limit(options)
     from planner.planning.estimators import open_builder, plan_by_formula
 
-    request = open_request(model, {**options, "no_calibration": True}, command="the formula")
+    request = open_request(model, plain, command="the formula")
     build = open_builder(request.job, request.factory, request.on_progress)
     import_seconds = perf_counter() - request.start
     plan = plan_by_formula(request.job, request.budget, build, request.on_progress)

@@ -39,6 +39,18 @@ def test_formula_inverse_agrees_with_its_estimates(capsys: Capture) -> None:
         assert (json.loads(out)["fits"], code) == (fits, 0 if fits == "yes" else 1)
 
 
+@pytest.mark.parametrize("method", ["formula", "torchinfo", "torchsummary", "modelsize"])
+def test_a_model_of_ones_own_needs_no_target(method: str, capsys: Capture, tmp_path: Path) -> None:
+    """These methods take no account of the loss, so that --input is all that they need."""
+    file = tmp_path / "net.py"
+    file.write_text("from torch import nn\ndef build(): return nn.Sequential(nn.Conv2d(3, 8, 3))\n")
+    command = f"--model {file}:build --input 3x16x16 --method {method} --json"
+    code, out, err = outcome(f"estimate {command} --batch 4", capsys)
+    assert (code, err, json.loads(out)["method"]) == (0, "", method)
+    if method == "formula":
+        assert outcome(f"max-batch {command} --gpu-mib 8000", capsys)[0] == 0
+
+
 def test_formula_of_nothing(capsys: Capture) -> None:
     """The answer is 0 and the exit code 1 if by the formula not even one sample fits."""
     code, out, _ = outcome("max-batch --model vit_b_16 --gpu-mib 900 --method formula --json", capsys)

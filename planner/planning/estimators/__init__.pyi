@@ -6,7 +6,7 @@ from .comparison import (
 )
 from .methods import (
     Method as Method, TITLES as TITLES, find_method as find_method,
-    reject_unsupported_options as reject_unsupported_options,
+    reject_unsupported_options as reject_unsupported_options, takes_loss as takes_loss,
 )
 from .peers import MEBIBYTE_BYTES as MEBIBYTE_BYTES
 from .published import RESERVED as RESERVED, Source as Source, load_measured as load_measured

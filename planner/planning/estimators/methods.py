@@ -44,6 +44,11 @@ def find_method(name: str | None, usable: tuple[Method, ...] = tuple(Method)) ->
     return Method(name)
 
 
+def takes_loss(method: Method) -> bool:
+    """Return whether the estimate of a method depends on the loss and its target."""
+    return any(option.name == "loss" and method in option.methods for option in JOB_OPTIONS)
+
+
 def reject_unsupported_options(method: Method, options: Mapping[str, object]) -> None:
     """Raise UsageError for the first option that is given but not supported by the method.
 

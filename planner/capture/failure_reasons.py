@@ -25,6 +25,10 @@ from planner.program import Phase
 
 MOST_LETTERS = 200  # shown of an exception's message
 SHAPES = "check --input and --target"
+_COMPUTED_AGAIN = (
+    "a checkpointed block that is computed again finds what its first run kept: let it keep nothing, such as "
+    "by --model-arg use_cache=false"
+)
 ANY = "see the traceback with --debug"
 _HERE = str(Path(__file__).parents[1])
 _OF_OS = (os.__file__, "<frozen os>")
@@ -182,7 +186,7 @@ def remedy_for(error: BaseException, otherwise: str = ANY, running: str | None =
     is_call = isinstance(error, TypeError) and _IS_A_CALL.search(message) and not source_line(error)
     kinds = (AssertionError, RuntimeError, ValueError, IndexError, TypeError)
     if is_call or (isinstance(error, kinds) and _IS_ABOUT_SHAPES.search(message)):
-        return SHAPES
+        return _COMPUTED_AGAIN if _is_computed_again(error) else SHAPES
     return otherwise
 
 
@@ -248,6 +252,14 @@ def _chain_of(error: BaseException) -> Iterator[BaseException]:
 def _is_of_flex_attention(error: BaseException) -> bool:
     files = (file for file in _files_of(error) if file.startswith(_TORCH))
     return any(Path(file).name == "flex_attention.py" for file in files)
+
+
+def _is_computed_again(error: BaseException) -> bool:
+    """Return whether an exception was raised as activation checkpointing computed a block again."""
+    return any(
+        frame.filename.endswith("/torch/utils/checkpoint.py") and frame.name in ("unpack_hook", "backward")
+        for frame in traceback.extract_tb(error.__traceback__)
+    )
 
 
 def _files_of(error: BaseException) -> list[str]:

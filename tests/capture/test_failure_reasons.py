@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.utils.checkpoint import checkpoint
 
 from planner.capture.models.registry import build_model, construct_model
 from planner.capture.session import record
@@ -243,6 +244,23 @@ def test_a_failing_evaluation_is_named_with_its_input() -> None:
     job = job_of("8", **TRAIN, evaluate=True, eval_batch=3, eval_input=("9",))
     with pytest.raises(ModelError, match=r"in the evaluation, .* fails at batch 3 .*; check --eval-input$"):
         trace_of(lambda: nn.Linear(8, 2), job)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpointed_block_that_keeps_something_is_named(reentrant: bool) -> None:
+    """The second run of the block finds its cache filled, as a decoder with use_cache does."""
+    kept: list[Tensor] = []
+
+    def block(x: Tensor) -> Tensor:
+        kept.append(x)
+        return x + torch.cat(kept).sigmoid()
+
+    def forward(x: Tensor) -> Tensor:
+        kept.clear()
+        return checkpoint(block, x.requires_grad_(), use_reentrant=reentrant)
+
+    with pytest.raises(ModelError, match="finds what its first run kept: .* --model-arg use_cache=false$"):
+        trace_of(lambda: Calls(forward), job_of("8", mode=Mode.TRAIN, loss=Loss.SUM), 4)
 
 
 def test_an_error_that_a_model_wraps_keeps_its_cause() -> None:

@@ -11,7 +11,9 @@ import sys
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from msgspec import field
@@ -46,6 +48,13 @@ class _Event(msgspec.Struct):
     dur: float = 0
     tid: int | str = 0
     args: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _Function(NamedTuple):
+    file: str
+    line: str
+    name: str
+    is_of_user: bool
 
 
 class _Device(msgspec.Struct):
@@ -162,10 +171,10 @@ def _site(around: Sequence[_Event]) -> Site:
     operator = next((span.name for span in around if span.cat.lower() in _OPERATORS), "")
     operator = operator.removeprefix(_BACKWARD)
     for span in reversed(around):
-        found = _FUNCTION.fullmatch(span.name) if span.cat == _PYTHON else None
-        if found is not None and re.split(r"[/\\.]", found["file"], maxsplit=1)[0] not in _NOT_OF_THE_USER:
-            place = f"{found['file']}:{found['line']}"
-            return Site(f"{operator} ({place})" if operator else place, found["name"])
+        found = _function(span.name) if span.cat == _PYTHON else None
+        if found is not None and found.is_of_user:
+            place = f"{found.file}:{found.line}"
+            return Site(f"{operator} ({place})" if operator else place, found.name)
     annotations = (span.name for span in around if span.cat == _ANNOTATION)
     return Site(operator, next((name for name in annotations if not name.startswith("ProfilerStep")), ""))
 
@@ -179,13 +188,22 @@ def _category(around: Sequence[_Event]) -> Category | None:
             return Category.OPTIMIZER
         if span.name.startswith(_MODULE):
             return Category.ACTIVATION
-        found = _FUNCTION.fullmatch(span.name) if span.cat == _PYTHON else None
-        has_rule, category = (
-            (False, None) if found is None else function_category(found["file"], found["name"])
-        )
-        if has_rule:
-            return category
+        found = _function(span.name) if span.cat == _PYTHON else None
+        if found is not None:
+            has_rule, category = function_category(found.file, found.name)
+            if has_rule:
+                return category
     return None
+
+
+@lru_cache(maxsize=2**14)  # the same functions are around thousands of blocks
+def _function(span: str) -> _Function | None:
+    """Return the function of Python that a span's name names, or None if it names none."""
+    found = _FUNCTION.fullmatch(span)
+    if found is None:
+        return None
+    package = re.split(r"[/\\.]", found["file"], maxsplit=1)[0]
+    return _Function(found["file"], found["line"], found["name"], package not in _NOT_OF_THE_USER)
 
 
 def _history(gpu: str, total_bytes: int | None, changes: Sequence[_Change]) -> History:

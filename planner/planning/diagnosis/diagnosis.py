@@ -91,3 +91,8 @@ def size_text(size_bytes: int) -> str:
     if mib < 0.1:
         return f"{size_bytes / 1024:,.1f} KiB"
     return f"{mib / 1024:,.2f} GiB" if mib >= 10_240 else f"{mib:,.1f} MiB"
+
+
+def retries_text(retries: int) -> str:
+    """Return a number of retries as text."""
+    return "1 retry" if retries == 1 else f"{retries:,} retries"

@@ -1,10 +1,7 @@
 """Diagnose a recorded history of the allocator, and replay its requests under other settings."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from itertools import islice
-
-from msgspec.structs import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from planner.allocator import AllocatorConfig, MemoryLimits, config_of_torch, parse_alloc_conf, replay_trace
 from planner.allocator.history import History, HistoryEvent, check_history, to_events
@@ -15,6 +12,7 @@ from planner.planning.diagnosis.diagnosis import (
     Help,
     Place,
     names_evaluation,
+    retries_text,
     size_text,
 )
 from planner.planning.diagnosis.on_gpus import gpus_serving
@@ -34,91 +32,67 @@ def diagnose_history(history: History, source: str) -> Diagnosis:
 
     Raises UsageError if the allocator options of the history are not simulated.
     """
-    found, at = _diagnose(history, source)
-    parts, notes = _by_category(history, at)
-    return replace(found, by_category=parts, notes=(*notes, *found.notes))
-
-
-def _diagnose(history: History, source: str) -> tuple[Diagnosis, int]:
-    """Return the diagnosis without categories, and the event before which its blocks were in use."""
     ends = [at for at, event in enumerate(history.events) if event.action == "oom"]
-    levels = _levels(history)
-    if not ends:
-        peak = max(range(len(levels)), key=levels.__getitem__)
-        return _of_peak(history, source, levels, peak), peak
-    end = ends[-1]
-    failed = history.events[end]
-    allocated, reserved = levels[end], _reserved(history)[end]
-    site = _site(history, failed)
-    live = _live(history, end)
-    cause, reason, grown = _cause(history, end, levels, allocated, reserved, site)
-    place = Place(" in ".join(filter(None, (site.module, site.op))), "")
-    notes = tuple(history.notes)
-    if len(ends) > 1:
-        notes = (f"the history has {len(ends)} out-of-memory errors; this is the last", *notes)
-    trace = _trace(history, end)
-    found = Diagnosis(
-        source,
-        cause,
-        reason,
-        failed.size_bytes,
-        allocated,
-        reserved,
-        history.total_bytes,
-        grown or place,
-        live,
-        would_help=_replays(trace, history, end, reserved, check_history(history).refused_bytes),
-        notes=notes,
-        served_by=gpus_serving(trace, _config(history)),
-    )
-    return found, end
-
-
-def _of_peak(history: History, source: str, levels: Sequence[int], peak: int) -> Diagnosis:
-    """Return a diagnosis of the memory in use at the peak of a history in which no request failed."""
-    reserved = max(_reserved(history))
-    cause, reason = Cause.NO_FAILURE, "what was in use at the peak is below"
-    check = check_history(history)
-    if check.retries:
-        requests = "1 request was" if check.retries == 1 else f"{check.retries:,} requests were"
-        reason = f"{requests} served only after cached memory was released; {reason}"
-    end, place = len(history.events), Place()
-    floors = _floors(levels)
-    if floors:
-        place, share = _growing(history, end)
-        reason = (
-            f"{_growth_text(floors, share)}{_end_text(floors, levels[peak], history.total_bytes)}; {reason}"
-        )
-    if not history.events:
-        cause = Cause.UNKNOWN
-        reason = (
-            "no history was recorded, so that the snapshot shows one moment: call "
-            "torch.cuda.memory._record_memory_history() before, or use planner.watch(record=True)"
-        )
-    trace = _trace(history, end)
+    levels, reserved_levels = _levels(history), _reserved(history)
+    check, notes = check_history(history), tuple(history.notes)
+    if ends:
+        end = at = ends[-1]  # of the requests, and of the blocks in use
+        reserved, requested = reserved_levels[at], history.events[end].size_bytes
+        cause, reason, place = _cause(history, end, levels, reserved)
+        if len(ends) > 1:
+            notes = (f"the history has {len(ends)} out-of-memory errors; this is the last", *notes)
+    else:
+        end, at = len(history.events), max(range(len(levels)), key=levels.__getitem__)
+        reserved, requested = max(reserved_levels), None
+        cause, reason, place = _no_failure(history, levels, check.retries)
+    live, older = _live_events(history, at), tuple(_older(history, at))
+    parts, explained = _by_category(history, live, older)
+    trace = Trace(tuple(to_events(_requests(history, end))), history.sites, 1)
     return Diagnosis(
         source,
         cause,
         reason,
-        None,
-        levels[peak],
+        requested,
+        levels[at],
         reserved,
         history.total_bytes,
         place,
-        _live(history, peak),
-        would_help=_replays(trace, history, end, reserved, check.refused_bytes),
-        notes=history.notes,
-        served_by=gpus_serving(trace, _config(history)),
+        _by_code(history, live, older),
+        parts,
+        _replays(trace, history, end, reserved, check.refused_bytes),
+        (*explained, *notes),
+        gpus_serving(trace, _config(history)),
     )
 
 
-def _cause(
-    history: History, end: int, levels: Sequence[int], allocated: int, reserved: int, site: Site
-) -> tuple[Cause, str, Place | None]:
-    asked = history.events[end].size_bytes
+def _no_failure(history: History, levels: Sequence[int], retries: int) -> tuple[Cause, str, Place]:
+    """Return what a history tells in which no request failed, and the line that grows in it."""
+    if not history.events:
+        reason = (
+            "no history was recorded, so that the snapshot shows one moment: call "
+            "torch.cuda.memory._record_memory_history() before, or use planner.watch(record=True)"
+        )
+        return Cause.UNKNOWN, reason, Place()
+    reason, place = "what was in use at the peak is below", Place()
+    if retries:
+        requests = "1 request was" if retries == 1 else f"{retries:,} requests were"
+        reason = f"{requests} served only after cached memory was released; {reason}"
+    floors = _floors(levels)
+    if floors:
+        place, share = _growing(history, len(history.events))
+        end = _end_text(floors, max(levels), history.total_bytes)
+        reason = f"{_growth_text(floors, share)}{end}; {reason}"
+    return Cause.NO_FAILURE, reason, place
+
+
+def _cause(history: History, end: int, levels: Sequence[int], reserved: int) -> tuple[Cause, str, Place]:
+    """Return why the request of an event failed, and the code that asked or, if memory grows, that grows."""
+    failed, allocated = history.events[end], levels[end]
+    asked, site = failed.size_bytes, _site(history, failed)
+    place = Place(_name(site))
     if asked > allocated:
         together = f"all blocks in use together took {size_text(allocated)}"
-        return Cause.ONE_REQUEST, f"{size_text(asked)} were asked for at once; {together}", None
+        return Cause.ONE_REQUEST, f"{size_text(asked)} were asked for at once; {together}", place
     floors = _floors(levels[: end + 1])
     if floors and floors[-1] - floors[0] >= asked:
         place, share = _growing(history, end)
@@ -126,11 +100,11 @@ def _cause(
     if reserved - allocated >= asked:
         unused = f"{size_text(reserved - allocated)} were reserved and unused"
         reason = f"{unused}, more than the {size_text(asked)} asked for, but in pieces"
-        return Cause.FRAGMENTATION, reason, None
+        return Cause.FRAGMENTATION, reason, place
     if names_evaluation(site.op):
-        return Cause.EVALUATION, f"it happened in {site.op}, an evaluation", None
+        return Cause.EVALUATION, f"it happened in {site.op}, an evaluation", place
     reason = f"blocks in use took {size_text(allocated)}, and {size_text(asked)} more were asked for"
-    return Cause.TOO_LARGE, reason, None
+    return Cause.TOO_LARGE, reason, place
 
 
 def _growth_text(floors: Sequence[int], share: int) -> str:
@@ -176,22 +150,22 @@ def _reserved(history: History) -> list[int]:
     return levels
 
 
-def _live(history: History, end: int) -> tuple[Held, ...]:
-    """Return the blocks in use before an event, by the code that allocated them; the largest groups."""
+def _by_code(history: History, live: Iterable[HistoryEvent], older: Iterable[int]) -> tuple[Held, ...]:
+    """Return the blocks in use, by the code that allocated them; the largest groups."""
     groups: dict[str, list[int]] = defaultdict(list)
-    for event in _live_events(history, end):
-        site = _site(history, event)
-        name = " in ".join(filter(None, (site.module, site.op)))
+    for event in live:
+        name = _name(_site(history, event))
         groups[name or f"no line of Python, {size_text(event.size_bytes)} each"].append(event.size_bytes)
-    for size_bytes in _older(history, end):
+    for size_bytes in older:
         name = _OLDER if history.events else f"blocks of {size_text(size_bytes)}"
         groups[name].append(size_bytes)
-    held = sorted((Held(name, sum(sizes), len(sizes)) for name, sizes in groups.items()), key=_by_size)
-    return tuple(islice(held, _MOST_HELD))
+    return _held(groups)[:_MOST_HELD]
 
 
-def _by_category(history: History, end: int) -> tuple[tuple[Held, ...], tuple[str, ...]]:
-    """Return the blocks in use before an event by category, and notes on what the categories mean.
+def _by_category(
+    history: History, live: Iterable[HistoryEvent], older: Sequence[int]
+) -> tuple[tuple[Held, ...], tuple[str, ...]]:
+    """Return the blocks in use by category, and notes on what the categories mean.
 
     Both are empty if no stack of functions was recorded.
     """
@@ -199,13 +173,13 @@ def _by_category(history: History, end: int) -> tuple[tuple[Held, ...], tuple[st
         return (), ()
     groups: dict[str, list[int]] = defaultdict(list)
     is_guessed = False
-    for event in _live_events(history, end):
+    for event in live:
         category = history.categories[event.site] if event.site >= 0 else None
         if category is None and not _site(history, event).module:
             category, is_guessed = Category.GRADIENT, True
         groups[category.value if category else "other"].append(event.size_bytes)
-    groups[_OLDER] = [*_older(history, end)]
-    held = (Held(name, sum(sizes), len(sizes)) for name, sizes in groups.items() if sizes)
+    if older:
+        groups[_OLDER] = [*older]
     notes = [
         "by category, gradients are all blocks of the backward pass, activations all of a module's forward"
     ]
@@ -213,7 +187,13 @@ def _by_category(history: History, end: int) -> tuple[tuple[Held, ...], tuple[st
         notes.append(
             "blocks without a function of Python are counted as gradients: autograd's threads run none"
         )
-    return tuple(sorted(held, key=_by_size)), tuple(notes)
+    return _held(groups), tuple(notes)
+
+
+def _held(groups: Mapping[str, Sequence[int]]) -> tuple[Held, ...]:
+    """Return groups of blocks, each the sizes in it, by size."""
+    held = (Held(name, sum(sizes), len(sizes)) for name, sizes in groups.items())
+    return tuple(sorted(held, key=_by_size))
 
 
 def _by_size(held: Held) -> tuple[int, str]:
@@ -241,6 +221,10 @@ def _live_events(history: History, end: int) -> list[HistoryEvent]:
 
 def _site(history: History, event: HistoryEvent) -> Site:
     return history.sites[event.site] if 0 <= event.site < len(history.sites) else Site("", "")
+
+
+def _name(site: Site) -> str:
+    return " in ".join(filter(None, (site.module, site.op)))
 
 
 def _floors(levels: Sequence[int]) -> list[int]:
@@ -293,16 +277,11 @@ def _growing(history: History, end: int) -> tuple[Place, int]:
         for event in _live_events(history, at):
             changes[_site(history, event)] += sign * event.size_bytes
     site, grown = max(changes.items(), key=_by_growth, default=(Site("", ""), 0))
-    return Place(" in ".join(filter(None, (site.module, site.op)))), max(0, grown)
+    return Place(_name(site)), max(0, grown)
 
 
 def _by_growth(item: tuple[Site, int]) -> tuple[int, str]:
     return item[1], item[0].module
-
-
-def _trace(history: History, end: int) -> Trace:
-    """Return the requests up to an event, and the event's own if it failed, as a trace."""
-    return Trace(tuple(to_events(_requests(history, end))), history.sites, 1)
 
 
 def _replays(
@@ -334,8 +313,7 @@ def _replay(trace: Trace, history: History, setting: str, enough: int, most: int
     config = _config(history, setting)
     replay = replay_trace(trace, MemoryLimits(enough, total_bytes=enough, config=config))
     if replay.outcome is not Outcome.DOES_NOT_FIT:
-        times = "1 retry" if replay.retries == 1 else f"{replay.retries:,} retries"
-        retries = f", after {times}" if replay.retries else ""
+        retries = f", after {retries_text(replay.retries)}" if replay.retries else ""
         return Help(setting, True, replay.peak_reserved_bytes, f"the same requests are served{retries}")
     if most != enough:
         again = replay_trace(trace, MemoryLimits(most, total_bytes=most or enough, config=config))

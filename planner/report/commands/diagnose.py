@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from planner.planning.diagnosis import Cause, Diagnosis, GpusServing, Help
+from planner.planning.diagnosis import Cause, Diagnosis, GpusServing, Help, retries_text
 from planner.report.document import Block, Bullets, Column, Document, Entry, Headline, Table
 from planner.report.result import Report
 from planner.report.units import SCHEMA, mib, mib_text
@@ -62,8 +62,7 @@ def _gpus(found: GpusServing, has_failed: bool) -> str:
     requests = "the requests up to the failed one" if has_failed else "the same requests"
     names = ", ".join(found.names[:_MOST_NAMES]) + (", ..." if len(found.names) > _MOST_NAMES else "")
     size = f"GPUs of {found.total_bytes / 2**30:,.1f} GiB"
-    times = "1 retry" if found.retries == 1 else f"{found.retries:,} retries"
-    retries = f" after {times}" if found.retries else ""
+    retries = f" after {retries_text(found.retries)}" if found.retries else ""
     smaller = "" if found.too_small is None else f"; {found.too_small} is too small"
     return (
         f"{size} and more ({names}) serve {requests}{retries}, with {mib_text(found.reserved_bytes)} MiB "

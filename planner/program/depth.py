@@ -51,6 +51,7 @@ class RepeatedBlock(Struct, frozen=True):
     """A trace and the events and bytes that one more of the model's repeated blocks adds to it."""
 
     trace: Trace
+    deep: Trace  # of the model with one more block
     layer: re.Pattern[str]  # finds the number of a block in a module's name
     inserted: int  # first number of an added block; from it on, numbers move up
     insertions: tuple[_Insertion, ...]
@@ -61,6 +62,36 @@ class RepeatedBlock(Struct, frozen=True):
     def with_more(self, blocks: int) -> Trace:
         """Return the trace of a model with `blocks` more repeated blocks."""
         return _Repetition(self, blocks).trace() if blocks else self.trace
+
+    def with_sizes_of(self, deep: Trace) -> "RepeatedBlock":
+        """Return the repeated block for another trace of the deeper model, without a shallower trace.
+
+        The two deeper traces may differ in sizes alone, except sizes that grow with the number of blocks.
+        Raises NotRepeatedError if they differ in more.
+        """
+        ones, others = self.deep.events, deep.events
+        if self.deep.sites != deep.sites or list(map(_without_size, ones)) != list(
+            map(_without_size, others)
+        ):
+            raise NotRepeatedError("the deeper model has other events in another run")
+        if any(ones[k] != others[k] for k in self._indices_of_grown()):
+            raise NotRepeatedError("sizes that grow with the number of blocks depend on more than that")
+        events = tuple(
+            event if ones[index] == others[index] else _with_size(event, others[index])
+            for event, index in zip(self.trace.events, self.positions, strict=True)
+        )
+        insertions = tuple(
+            replace(one, events=tuple(map(_with_size, one.events, others[one.start :])))
+            for one in self.insertions
+        )
+        trace = replace(deep, events=events, sites=self.trace.sites)
+        return replace(self, trace=trace, deep=deep, insertions=insertions)
+
+    def _indices_of_grown(self) -> Iterator[int]:
+        """Yield the indices in the deeper trace of allocations that grow with the number of blocks."""
+        for event, index in zip(self.trace.events, self.positions, strict=True):
+            if isinstance(event, Alloc) and event.block in self.added_bytes:
+                yield index
 
     def origins(self, blocks: int) -> list[Origin]:
         """Return the origin of each event of `with_more(blocks)`; `blocks` is positive."""
@@ -262,6 +293,17 @@ class _Walk:
         return True
 
 
+def _without_size(event: Event) -> Event:
+    return replace(event, size_bytes=0) if isinstance(event, Alloc) else event
+
+
+def _with_size(event: Event, like: Event) -> Event:
+    """Return an event with the size of another event of its kind."""
+    if isinstance(event, Alloc) and isinstance(like, Alloc):
+        return replace(event, size_bytes=like.size_bytes)
+    return event
+
+
 def _kind(sites: Sequence[Site], event: Event) -> Site | type[Free] | PhaseStart:
     """Return what events of a row have in common: where they allocate, or that they free."""
     if isinstance(event, Alloc):
@@ -310,8 +352,8 @@ def _in_terms_of_shallow(walk: _Walk, found: Sequence[tuple[int, int, int]]) -> 
         insertions.append(order.insertion(position, start, renamed))
     trace = replace(walk.shallow, sites=tuple(sites), growth_sources=())
     return RepeatedBlock(
-        trace, walk.layer, walk.inserted, tuple(insertions), tuple(walk.positions), dict(state.added_bytes),
-        successors,
+        trace, walk.deep, walk.layer, walk.inserted, tuple(insertions), tuple(walk.positions),
+        dict(state.added_bytes), successors,
     )  # fmt: skip
 
 

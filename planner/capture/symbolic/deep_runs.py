@@ -3,11 +3,12 @@
 If the number of blocks is an argument of the model, models with 4 and 5 blocks run in place of the whole
 model, and the events and kernel calls that one more block adds are repeated. The model with 7 blocks runs
 too, once for each compute capability, to check the extrapolation, which then holds for all sizes of samples
-and numbers of ranks. The whole model runs if the check fails, if its blocks differ, or if anything but the
-repeated events depends on their number.
+and numbers of ranks: the model with 5 blocks suffices for those in which its events differ in sizes alone.
+The whole model runs if the check fails, if its blocks differ, or if anything but the repeated events depends
+on their number.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import attrgetter
@@ -33,15 +34,16 @@ from planner.program import (
     first_divergence,
 )
 
-LEAST_DEPTH = 28  # a program is fitted in four runs or more, of 43 blocks in all from shallow models
+LEAST_DEPTH = 20  # a program is fitted in four runs or more, of 31 blocks in all from shallow models
 LEAST_DEPTH_OF_RUN = 17  # a single run takes 16 blocks from shallow models
 
 
-class _Pair(NamedTuple):
-    """The runs of the two shallow models, and what the deeper one adds."""
+class _ShallowRuns(NamedTuple):
+    """The run of the deeper of two shallow models, and what it adds to the run of the other."""
 
-    runs: tuple[RecordedRun, RecordedRun]
+    run: RecordedRun
     block: RepeatedBlock
+    fitted: Mapping[int, Any]  # by its start: a call's arguments and result, if they depend on the depth
 
     def with_more(self, blocks: int) -> RecordedRun:
         """Return the run of a model with `blocks` more blocks than the shallower model.
@@ -50,9 +52,27 @@ class _Pair(NamedTuple):
         """
         return RecordedRun(self.block.with_more(blocks), tuple(self._calls(blocks)))
 
+    def with_sizes_of(self, run: RecordedRun) -> "_ShallowRuns":
+        """Return the shallow runs whose deeper run is `run`, which differs from the present in sizes alone.
+
+        Raises NotRepeatedError if more differs, or if sizes differ that depend on the depth.
+        """
+        is_alike = _without_sizes(self.run.trace) == _without_sizes(run.trace)
+        if run.calls:
+            is_alike &= len(self.run.calls) == len(run.calls)
+            is_alike &= all(map(self._are_alike, self.run.calls, run.calls))
+        if not is_alike:
+            raise NotRepeatedError("more than sizes depends on the sizes of samples")
+        return _ShallowRuns(run, self.block.with_sizes_of(run.trace), self.fitted)
+
+    def _are_alike(self, one: RecordedCall, other: RecordedCall) -> bool:
+        """Return whether two calls have one place, and equal arguments if these depend on the depth."""
+        if one.start in self.fitted and (one.args, one.out) != (other.args, other.out):
+            return False
+        return bool(_place_of(one) == _place_of(other))
+
     def _calls(self, blocks: int) -> Iterator[RecordedCall]:
-        arguments = self._arguments(blocks)
-        starts = {call.start: call for call in self.runs[1].calls}
+        starts = {call.start: call for call in self.run.calls}
         origins = self.block.origins(blocks)
         for start, origin in enumerate(origins):
             call = starts.get(origin.event)
@@ -61,29 +81,11 @@ class _Pair(NamedTuple):
             size = call.end - call.start
             if origins[start : start + size] != [Origin(origin.event + k, origin.block) for k in range(size)]:
                 raise NotRepeatedError(f"an added block begins or ends within {call.func}")
-            args, out = arguments.get(call.start, (call.args, call.out))
+            args, out = call.args, call.out
+            if call.start in self.fitted:
+                args, out = at_batch(self.fitted[call.start], SHALLOW + blocks)
             site = self.block.site(call.site, origin, blocks)
             yield RecordedCall(start, start + size, site, call.func, args, out, call.outputs, call.stream)
-
-    def _arguments(self, blocks: int) -> dict[int, tuple[Any, Any]]:
-        """Return arguments and result, in the deep model, of calls in which they depend on the depth.
-
-        The keys are the starts of calls in the deeper of the two runs.
-        """
-        shallow, deep = self.runs
-        if any(call.start == call.end for run in self.runs for call in run.calls):
-            raise NotRepeatedError("a kernel call has no events")
-        counterparts = {call.start: call for call in deep.calls}
-        found = {}
-        for call in shallow.calls:
-            other = counterparts.get(self.block.positions[call.start])
-            if other is None or other.func is not call.func or other.outputs != call.outputs:
-                raise NotRepeatedError(f"{call.func} has no counterpart in the deeper model")
-            if (call.args, call.out) != (other.args, other.out):
-                values = [(call.args, call.out), (other.args, other.out)]
-                fitted = fit_arguments(values, [SHALLOW, SHALLOW + 1])
-                found[other.start] = at_batch(fitted, SHALLOW + blocks)
-        return found
 
 
 @dataclass(slots=True)
@@ -91,36 +93,48 @@ class DeepRuns:
     """The runs of a job whose model is deep, each extrapolated from runs of shallow models."""
 
     depth: Depth
-    _is_repeated: dict[tuple[int, int], bool] = field(default_factory=dict)  # by compute capability
+    _latest: dict[tuple[int, int], _ShallowRuns] = field(default_factory=dict)  # by compute capability
+    _refused: set[tuple[int, int]] = field(default_factory=set)  # capabilities for which the whole model runs
 
     def run(self, job: Job, target: Target, run: Callable[[Job], RecordedRun]) -> RecordedRun | None:
         """Return the run of a job, extrapolated from those that `run` returns for shallower jobs.
 
         None if the whole model must run. Raises no error of a shallow model.
         """
-        if self._is_repeated.get(target.capability) is False:
+        capability = target.capability
+        if capability in self._refused:
             return None
         try:
-            deep = self._extrapolate(job, target, run)
+            runs = self._shallow_runs(capability, lambda blocks: run(self.depth.at(job, blocks)))
+            deep = runs.with_more(self.depth.blocks - SHALLOW)
         except (NotRepeatedError, NotAffineError, PlannerError):
-            deep = None
-        self._is_repeated[target.capability] = deep is not None
-        return deep
-
-    def _extrapolate(self, job: Job, target: Target, run: Callable[[Job], RecordedRun]) -> RecordedRun | None:
-        def at_depth(blocks: int) -> RecordedRun:
-            return run(self.depth.at(job, blocks))
-
-        pair = _compare(at_depth(SHALLOW), at_depth(SHALLOW + 1))
-        is_checked = target.capability in self._is_repeated
-        if not is_checked and not _is_same(pair.with_more(CHECKED - SHALLOW), at_depth(CHECKED)):
+            self._refused.add(capability)
             return None
-        deep = pair.with_more(self.depth.blocks - SHALLOW)
+        self._latest[capability] = runs
         traced = f"{SHALLOW} and {SHALLOW + 1} are traced, and what one adds is repeated"
         note = f"of its {self.depth.blocks} equal blocks {traced}"
         trace = deep.trace
         notes, facts = (*trace.notes, note), trace.facts | {Fact.REPEATED_BLOCKS}
         return replace(deep, trace=replace(trace, notes=notes, facts=facts))
+
+    def _shallow_runs(
+        self, capability: tuple[int, int], at_depth: Callable[[int], RecordedRun]
+    ) -> _ShallowRuns:
+        """Return the shallow runs; the deeper one suffices if it differs from the latest in sizes alone.
+
+        Raises NotRepeatedError, NotAffineError, and the errors of a capture.
+        """
+        latest = self._latest.get(capability)
+        if latest is None:
+            runs = _compare(at_depth(SHALLOW), at_depth(SHALLOW + 1))
+            if not _is_same(runs.with_more(CHECKED - SHALLOW), at_depth(CHECKED)):
+                raise NotRepeatedError("blocks do not repeat")
+            return runs
+        deep = at_depth(SHALLOW + 1)
+        try:
+            return latest.with_sizes_of(deep)
+        except NotRepeatedError:
+            return _compare(at_depth(SHALLOW), deep)
 
 
 def open_deep_runs(job: Job, least: int = LEAST_DEPTH) -> DeepRuns | None:
@@ -142,14 +156,33 @@ def _open_deep_runs(job: Job, least: int) -> DeepRuns | None:
     return None if depth is None else DeepRuns(depth)
 
 
-def _compare(shallow: RecordedRun, deep: RecordedRun) -> _Pair:
+def _compare(shallow: RecordedRun, deep: RecordedRun) -> _ShallowRuns:
     one, other = shallow.trace, deep.trace
     if _described(one) != _described(other) or one.growth_sources or one.conv_workspaces:
         raise NotRepeatedError("what is said of the model depends on its depth")
-    return _Pair((shallow, deep), compare_depths(one, other))
+    block = compare_depths(one, other)
+    return _ShallowRuns(deep, block, _fitted_arguments(shallow, deep, block))
 
 
 _described = attrgetter("unknown_ops", "notes", "pinned", "facts", "conv_workspaces", "growth_sources")
+_without_sizes = attrgetter("unknown_ops", "facts", "conv_workspaces", "growth_sources")  # of a trace
+_place_of = attrgetter("start", "end", "site", "func", "outputs", "stream")  # of a call
+
+
+def _fitted_arguments(shallow: RecordedRun, deep: RecordedRun, block: RepeatedBlock) -> dict[int, Any]:
+    """Return, by start of a call, its arguments and result, fitted to the depth, if they depend on it."""
+    if any(call.start == call.end for run in (shallow, deep) for call in run.calls):
+        raise NotRepeatedError("a kernel call has no events")
+    counterparts = {call.start: call for call in deep.calls}
+    found = {}
+    for call in shallow.calls:
+        other = counterparts.get(block.positions[call.start])
+        if other is None or other.func is not call.func or other.outputs != call.outputs:
+            raise NotRepeatedError(f"{call.func} has no counterpart in the deeper model")
+        values = [(call.args, call.out), (other.args, other.out)]
+        if values[0] != values[1]:
+            found[other.start] = fit_arguments(values, [SHALLOW, SHALLOW + 1])
+    return found
 
 
 def _is_same(expected: RecordedRun, run: RecordedRun) -> bool:

@@ -53,7 +53,7 @@ DEEP: dict[str, dict[str, Any]] = {
     "quantized": {"quantize": Quantize.NF4, "precision": Precision.BF16, "peft": "lora"},
 }
 WHOLE: dict[str, dict[str, Any]] = {
-    "few blocks": {"model_args": (*SIZES[:-1], ("num_hidden_layers", 27))},
+    "few blocks": {"model_args": (*SIZES[:-1], ("num_hidden_layers", 19))},
     "windows from the tenth block on": {"model": "hf:qwen2", "model_args": (*SIZES, *WINDOWS)},
     "experts from the tenth block on": {"model": "hf:deepseek_v3", "model_args": (*SIZES, *EXPERTS)},
     "blocks that are frozen by number": {"freeze": ("model.layers.1*",)},
@@ -80,7 +80,10 @@ def recorder(job: Job, depths: list[int]) -> Callable[[Job], RecordedRun]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DEEP)
 def test_an_extrapolated_run_is_that_of_the_deep_model(name: str) -> None:
-    """Events and kernel calls with their arguments are those of the whole model, from 4, 5 and 7 blocks."""
+    """Events and kernel calls with their arguments are those of the whole model, from 4, 5 and 7 blocks.
+
+    With longer samples they are so from 5 blocks alone.
+    """
     job, depths = LLAMA.replace(**DEEP[name]), []
     runs, run = open_deep_runs(job), recorder(job, depths)
     assert runs is not None
@@ -90,11 +93,15 @@ def test_an_extrapolated_run_is_that_of_the_deep_model(name: str) -> None:
     assert (first_divergence(deep.trace, whole.trace), deep.calls == whole.calls) == ("", True)
     note = "of its 28 equal blocks 4 and 5 are traced, and what one adds is repeated"
     assert (deep.trace.notes, depths) == ((*whole.trace.notes, note), [4, 5, 7, 28])
+    longer, depths[:] = job.replace(inputs=(TensorSpec((136,), "int64"),)), []
+    deep, whole = runs.run(longer, GPU, run), run(longer)
+    assert deep is not None and depths == [5, 28]
+    assert (first_divergence(deep.trace, whole.trace), deep.calls == whole.calls) == ("", True)
 
 
 @pytest.mark.slow
 def test_an_extrapolation_is_checked_once() -> None:
-    """Further runs, also with samples of another size, need two shallow runs each."""
+    """A further run, also with samples of another size, needs one shallow run if sizes alone differ."""
     depths: list[int] = []
     job = LLAMA.replace(optimizer=Optimizer.ADAGRAD)
     longer = job.replace(inputs=(TensorSpec((128,), "int64"),))
@@ -102,7 +109,7 @@ def test_an_extrapolation_is_checked_once() -> None:
         runs = open_deep_runs(each)
         assert runs is not None
         assert runs.run(each, GPU, recorder(each, depths)) is not None
-    assert depths == [4, 5, 7, 4, 5]
+    assert depths == [4, 5, 7, 5]
 
 
 def test_a_model_in_a_folder_is_read_anew(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from planner.api.budget import DEFAULT_CONFIDENCE, budget_for, calibrate_budget, make_budget
-from planner.api.integrations._live_model import LiveJob, LiveLoop, named, options_of_job, read_loop
+from planner.api.integrations.live_model import LiveJob, LiveLoop, named, options_of_job, read_loop
 from planner.api.integrations.settings import COMPILED, model_errors
 from planner.api.options import Options
 from planner.api.request import Request, open_request

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import planner
-from planner.api.integrations._live_model import LiveLoop, plan_live_model
+from planner.api.integrations.live_model import LiveLoop, plan_live_model
 from planner.hardware.likeness import Departure, Likeness, kind_of, lengths_of, likeness_of, margins_of
 from planner.hardware.residuals import Doubt, RunKind, load_residuals
 from planner.jobs import Job, Lengths, MemoryFormat, Mode, Precision, TensorSpec

@@ -23,7 +23,10 @@ from typing import Any, Unpack
 from msgspec.structs import replace
 
 from planner.api.integrations import accelerate_settings, transformers_settings
-from planner.api.integrations._live_model import (
+from planner.api.integrations.batch_choice import Split, check_multiple
+from planner.api.integrations.deepspeed_fields import NOTES as DEEPSPEED_NOTES, deepspeed_fields
+from planner.api.integrations.fsdp_fields import fsdp_fields, notes_of_plugin, plugin_of_arguments
+from planner.api.integrations.live_model import (
     Choice,
     LiveLoop,
     choice_beside_evaluation,
@@ -32,9 +35,6 @@ from planner.api.integrations._live_model import (
     plan_job,
     plan_live_model,
 )
-from planner.api.integrations.batch_choice import Split, check_multiple
-from planner.api.integrations.deepspeed_fields import NOTES as DEEPSPEED_NOTES, deepspeed_fields
-from planner.api.integrations.fsdp_fields import fsdp_fields, notes_of_plugin, plugin_of_arguments
 from planner.api.integrations.micro_batches import shortfall, split_to_fit
 from planner.api.integrations.settings import look_up, model_errors, notes_of, text_of
 from planner.api.max_batch import MaxBatchResult

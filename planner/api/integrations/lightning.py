@@ -21,12 +21,12 @@ from lightning.pytorch.utilities.parsing import (  # noqa: E402
 )
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn  # noqa: E402
 
-from planner.api.integrations._live_model import choose_batch  # noqa: E402
 from planner.api.integrations.batch_choice import check_multiple  # noqa: E402
 from planner.api.integrations.lightning_loop import (  # noqa: E402
     loop_of_trainer,
     without_validation_data,
 )
+from planner.api.integrations.live_model import choose_batch  # noqa: E402
 from planner.api.max_batch import MaxBatchResult  # noqa: E402
 from planner.api.options import Options  # noqa: E402
 from planner.errors import ModelError, UsageError, reason_of  # noqa: E402

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from msgspec.structs import replace
 
 from planner.api.integrations import accelerate_settings, lightning_settings
-from planner.api.integrations._live_model import LiveLoop
+from planner.api.integrations.live_model import LiveLoop
 from planner.api.integrations.settings import COMPILED, look_up, notes_of
 from planner.api.integrations.trainer_view import TrainerView
 from planner.capture import LiveEvaluation, fields_of_optimizer, notes_of_optimizer, read_optimizer

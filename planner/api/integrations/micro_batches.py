@@ -6,8 +6,8 @@ The Trainer holds the inputs of all micro-batches of a step on the GPU at once (
 
 from collections.abc import Callable
 
-from planner.api.integrations._live_model import Choice
 from planner.api.integrations.batch_choice import Split, split, split_up
+from planner.api.integrations.live_model import Choice
 
 _NEGLIGIBLE_BYTES = 2**20
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from planner.api.integrations._live_model import LiveLoop, plan_live_model
+from planner.api.integrations.live_model import LiveLoop, plan_live_model
 from planner.capture.models.live_optimizer import fields_of_optimizer, notes_of_optimizer, read_optimizer
 from planner.errors import UsageError
 

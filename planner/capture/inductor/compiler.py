@@ -26,11 +26,11 @@ from planner.capture.inductor.attention import attention_of
 from planner.capture.inductor.constants import constants_on_cpu
 from planner.capture.inductor.cuda_graphs import CudaGraphs
 from planner.capture.inductor.fakes import fakes_on_gpu
+from planner.capture.inductor.generated_code import load_wrapper
 from planner.capture.inductor.gpu import gpu_of_inductor, gpu_properties
 from planner.capture.inductor.kernels import Kernels
-from planner.capture.inductor.memory import GpuMemory
 from planner.capture.inductor.padding import PaddingTimer
-from planner.capture.inductor.wrapper import load_wrapper
+from planner.capture.inductor.timing_memory import GpuMemory
 from planner.capture.models.libraries import quiet
 from planner.capture.patching import patched
 from planner.capture.recorder.recorder import Recorder

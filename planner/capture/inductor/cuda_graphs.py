@@ -15,7 +15,7 @@ from torch import Tensor, UntypedStorage
 from torch._inductor import cudagraph_trees as trees
 from torch.utils._python_dispatch import _disable_current_modes
 
-from planner.capture.inductor.memory import GpuMemory
+from planner.capture.inductor.timing_memory import GpuMemory
 from planner.capture.patching import patched
 from planner.errors import ModelError
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 from torch import Tensor
 from torch._inductor.runtime import hints, triton_heuristics
 
-from planner.capture.inductor.memory import GpuMemory
+from planner.capture.inductor.timing_memory import GpuMemory
 from planner.capture.patching import patched
 
 

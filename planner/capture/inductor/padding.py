@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._inductor.fx_passes import pad_mm
 from torch.utils._python_dispatch import _disable_current_modes
 
-from planner.capture.inductor.memory import GpuMemory
+from planner.capture.inductor.timing_memory import GpuMemory
 from planner.capture.patching import patched
 
 

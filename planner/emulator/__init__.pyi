@@ -1,5 +1,5 @@
 from .compiled import compiled_dir as compiled_dir
-from .convolutions import default_source as default_source, open_convolutions as open_convolutions
+from .convolution_workspaces import default_source as default_source, open_convolutions as open_convolutions
 from .history import (
     Course as Course, CourseMark as CourseMark, Holder as Holder, PLACED as PLACED,
     ProcessHistory as ProcessHistory, trace_of as trace_of,

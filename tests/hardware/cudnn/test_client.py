@@ -24,7 +24,7 @@ from planner.capture.symbolic.builder import ProgramBuilder
 from planner.capture.workspaces.ops import KernelOp, Op, Output, answer_convolutions
 from planner.capture.workspaces.registry import RULES
 from planner.emulator.compiled import SOME_MIB, cublaslt_for, open_cudnn_with_cublaslt
-from planner.emulator.convolutions import CudnnWorkspaces
+from planner.emulator.convolution_workspaces import CudnnWorkspaces
 from planner.emulator.gpu import describe_gpu
 from planner.errors import UsageError
 from planner.hardware import generic_device

@@ -13,7 +13,7 @@ import planner.hardware.cudnn.client
 from planner.api.explain import ExplainResult
 from planner.capture.recorder.provenance import ProvenanceCollector
 from planner.capture.session import record
-from planner.emulator.convolutions import CudnnWorkspaces
+from planner.emulator.convolution_workspaces import CudnnWorkspaces
 from planner.hardware.cudnn.workspace_breakdown import LayerWorkspace, Part, Term, layer_workspaces
 from planner.jobs import Job, Loss, TensorSpec
 from planner.planning.epoch import with_last_batch

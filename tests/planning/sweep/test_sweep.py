@@ -276,7 +276,7 @@ def test_stored_results_are_those_of_the_queried_library(monkeypatch: pytest.Mon
     task = replace(plain, job=plain.job.replace(cudnn="somewhere"))
     for version in ("9.8.0", "9.10.2"):
         monkeypatch.setattr(
-            "planner.emulator.convolutions.open_cudnn_with_cublaslt",
+            "planner.emulator.convolution_workspaces.open_cudnn_with_cublaslt",
             lambda where, folder, v=version: SimpleNamespace(version=v, lacks=""),
         )
         assert store_key(task) == store_key(task)

@@ -38,8 +38,9 @@ DEFAULT_CONFIDENCE = 0.99
 
 
 def make_budget(options: Options) -> Budget:
-    """Return the budget of the GPU in the options, unlimited if none is named. Raises UsageError or
-    DataFileError.
+    """Return the budget for the GPU that the options name, or for an unlimited GPU if they name none.
+
+    Raises UsageError or DataFileError.
     """
     _reject_unknown(options)
     gpu, gpu_mib, cap_mib = options.get("gpu"), options.get("gpu_mib"), options.get("allocator_cap_mib")
@@ -118,7 +119,7 @@ def stored_calibrations(budget: Budget, options: Options) -> tuple[Calibration, 
 
 
 def calibration_query(budget: Budget, job: Job, options: Options) -> CalibrationQuery:
-    """Return the query with which stored calibrations are searched."""
+    """Return the query that finds the stored calibrations for a job, a GPU and the options."""
     torch = None if options.get("trace") is not None else job.environment.torch or installed_version("torch")
     return CalibrationQuery(job, budget.device, torch, options.get("alloc_conf") or "")
 

@@ -45,9 +45,9 @@ def compare(
     max_increase: Headroom | None,
     options: Options,
 ) -> Comparison:
-    """Return how the memory of these rows has changed since a revision. Raises UsageError.
+    """Return how the memory of rows has changed since a git revision. Raises UsageError.
 
-    A job that cannot be planned with the revision's code is listed.
+    A job that cannot be planned with the revision's code is listed with its error.
     """
     folder, on_progress = config.path.parent, options.get("on_progress") or ignore_progress
     by_job: dict[str, list[CheckRow]] = {}
@@ -70,7 +70,10 @@ def compare(
 
 
 def _change(row: CheckRow, before_bytes: int, folder: Path, ask: Ask, options: Options) -> CheckChange:
-    """Return the change of one row, with the changes of its modules if it is large enough."""
+    """Return the memory change of one row, with the changes of its modules if it is large enough.
+
+    A change of less than `SMALLEST_BYTES` comes without changes of modules.
+    """
     if abs(row.estimate.process_bytes - before_bytes) < SMALLEST_BYTES:
         return CheckChange(row, before_bytes, None, ())
     then = ask("modules", row.job, row.device)

@@ -37,9 +37,7 @@ _ALONE = ("gpu", "gpu_mib", "trace", "save_trace", "isolate", "fsdp", "ddp", "tp
 
 @dataclass(frozen=True, slots=True)
 class ClusterResult(Result):
-    """The fewest GPUs of each kind, or splits of the batch over GPUs of one kind; `str` gives the text
-    report.
-    """
+    """The fewest GPUs of each kind, or splits of the batch over GPUs of one kind; `str` gives the report."""
 
     table: ClusterTable
 
@@ -113,8 +111,7 @@ def advise_cluster(
     seq: int | None = None,
     **options: Unpack[Options],
 ) -> ClusterResult:
-    """Return the ways to run a global batch of a model on all GPUs of a cluster, and the ways that do not
-    fit.
+    """Return the ways to run a global batch on all GPUs of a cluster, and the ways that do not fit.
 
     DDP and FSDP2, each with and without recomputation, and tensor parallelism within nodes are tried, each
     with its largest micro-batch. `cluster` is a file that names the GPUs, `seq` the tokens of a sample; the
@@ -197,7 +194,10 @@ def _is_slice(card: Device) -> bool:
 
 
 def _read_cluster(path: Path) -> tuple[Sequence[Device], int, int]:
-    """Return a cluster's GPU, its GPUs per node and its total of GPUs. Raises DataFileError."""
+    """Return the kind of GPU, the GPUs per node and the number of GPUs of a cluster file.
+
+    Raises DataFileError.
+    """
     parts = read_entry(path).children(("gpu", "nodes", "gpus_per_node"))
     try:
         device = find_device(parts["gpu"].text())

@@ -45,9 +45,9 @@ def compare(
 ) -> CompareResult:
     """Return the estimates of one batch size by every method, with the measured value if one is stored.
 
-    The measured value is a calibration's run on this GPU, else a published one. Options are as for
-    `planner.estimate` without `trace` and `save_trace`. If an estimator fails, its row has the reason. Raises
-    the errors of `planner.errors` if the planner's own trace fails.
+    The measured value is a calibration's run on the GPU of the options, else a published value. Options are
+    as for `planner.estimate` without `trace` and `save_trace`. If an estimator fails, its row has the reason.
+    Raises the errors of `planner.errors` if the planner's own trace fails.
     """
     request = open_request(model, options, batch, command="compare")
     job, size, on_progress = request.job, request.batch, request.on_progress

@@ -63,7 +63,7 @@ def diagnose(
     `torch.cuda.memory._dump_snapshot`, a trace of `torch.profiler` (.json or .json.gz), a recorded history
     (.json.gz), or the JSON of `planner run`. Logs may have any size. Nothing in a pickle is executed. With
     `model`, `batch` and options of `planner.advise` the result also has the smallest changes with which that
-    job fits. Raises DataFileError for a file that cannot be read or has none of these, and the errors of
+    job fits. Raises DataFileError for a file that cannot be read or has another format, and the errors of
     `planner.advise`.
     """
     begin = time.perf_counter()

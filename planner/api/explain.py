@@ -51,8 +51,9 @@ class ExplainResult(Result):
     import_seconds: float
 
     def draw(self, path: Path | str) -> None:
-        """Draw the timeline to a file, whose suffix selects the format. Needs matplotlib; raises
-        DataFileError.
+        """Draw the memory timeline to a file, whose suffix selects the format.
+
+        Needs matplotlib; raises DataFileError.
         """
         from planner.report import draw_timeline, summary_of
 
@@ -65,8 +66,9 @@ class ExplainResult(Result):
         save_snapshot(self.trace, self.estimate.budget.likely_limits, Path(path))
 
     def save_page(self, path: Path | str, curve: BatchCurve | None = None) -> None:
-        """Write an HTML page on which the reader chooses batch sizes and GPUs of `curve`. Raises
-        DataFileError.
+        """Write an HTML page on which the reader chooses batch sizes and GPUs of `curve`.
+
+        Raises DataFileError.
         """
         from planner.report import save_page, summary_of
 
@@ -187,7 +189,10 @@ def _explain_worst(request: Request, display_limits: DisplayLimits) -> VaryingEx
 
 
 def _evaluate(request: Request) -> Trace | None:
-    """Return the trace of the batch in eval mode, or None if the job does not train or has no such trace."""
+    """Return the trace of the batch in eval mode, or None if the job does not train or cannot be traced.
+
+    None is also returned for a job of a trace file.
+    """
     if request.saved is not None or request.job.loop.mode is not Mode.TRAIN:
         return None
     request.on_progress(f"tracing batch {request.batch} in eval mode")

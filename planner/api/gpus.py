@@ -180,7 +180,7 @@ def gpus(
 
 
 def _likely(fits: Sequence[DeviceFit]) -> tuple[DeviceFit, ...]:
-    """Return the GPUs on which a batch may fit, though not at the confidence."""
+    """Return the answers for GPUs on which a batch may fit, though not at the requested confidence."""
     return tuple(fit for fit in fits if fit.answer in (Answer.LIKELY, Answer.NOT_KNOWN))
 
 
@@ -271,7 +271,7 @@ def _of_vendors(fits: Sequence[DeviceFit]) -> list[str]:
 
 
 def _of_each_capability(fits: Sequence[DeviceFit]) -> list[DeviceFit]:
-    """Return the first GPU of each compute capability."""
+    """Return the answer for the first GPU of each compute capability."""
     return list({fit.budget.device.target.capability: fit for fit in reversed(fits)}.values())[::-1]
 
 

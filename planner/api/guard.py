@@ -4,8 +4,8 @@
         for images, labels in loader:
             ...
 
-A batch that most likely does not fit is refused before the first step, and an uncertain one is warned of. At
-the end the measured peaks are reported with the planned ones. Nothing else in the training changes.
+A batch that most likely does not fit is refused before the first step, and an uncertain batch is warned of.
+At the end the measured peaks are reported with the planned peaks. Nothing else in the training changes.
 """
 
 import sys
@@ -70,7 +70,7 @@ class Guard:
         self._meter, self._store, self._on_report = meter, store, on_report
 
     def start(self) -> Self:
-        """Start measuring, which resets torch's peaks on this GPU."""
+        """Start measuring, which resets torch's peaks on the model's GPU; only warn if that fails."""
         try:
             if self._meter is not None and self._request is not None:
                 self._meter.start(self._request.plain_optimizer, self._request.watched)
@@ -82,8 +82,9 @@ class Guard:
         return self
 
     def finish(self, error: BaseException | None = None) -> GuardResult | None:
-        """Stop measuring and report measured and planned peaks; `error` is the exception that ended the loop,
-        if any.
+        """Stop measuring, report measured and planned peaks, and return the result, or None if there is none.
+
+        `error` is the exception that ended the loop, if any. A failure of the report is only warned of.
         """
         meter, self._meter = self._meter, None
         request, self._request = self._request, None  # its model and optimizer are not kept alive

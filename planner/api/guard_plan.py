@@ -49,14 +49,15 @@ class GuardRequest(Struct, frozen=True):
 
     @property
     def watched(self) -> Any:
-        """Return the module whose calls are watched, or None if it is compiled, as watching would recompile
-        it.
+        """Return the module whose calls are watched, or None if it is compiled.
+
+        Watching a compiled module would recompile it.
         """
         is_wrapped = type(self.model).__name__ == "OptimizedModule"
         return None if is_wrapped or self.model._compiled_call_impl is not None else self.model
 
     def open_meter(self) -> "TrainingMeter | None":
-        """Return a meter of the GPU that holds the model, or None if none does. Raises UsageError."""
+        """Return a meter of the GPU that holds the model, or None if it is on no GPU. Raises UsageError."""
         from planner.capture import cuda_index_of
 
         index = cuda_index_of(self.model)
@@ -161,9 +162,7 @@ def _planned(
 
 
 def _beside(request: GuardRequest, training: "LiveTraining", meter: "TrainingMeter") -> int:
-    """Return the bytes of this process on the GPU that are not the training's; 0 if rounding may explain
-    them.
-    """
+    """Return the bytes of the process on the GPU outside the training, or 0 if rounding may explain them."""
     from calibration.probe.training_meter import SEGMENT_BYTES
     from planner.capture import bytes_beside
 
@@ -213,7 +212,7 @@ def _loop(
 
 
 def _options(request: GuardRequest, live: LiveJob, device: Device, meter: "TrainingMeter") -> Options:
-    """Return the options of the plan: the user's, over those found in the objects and the process."""
+    """Return the plan's options: the user's, over the settings found in the objects and the process."""
     from calibration.probe.gauge import allocator_settings
     from calibration.probe.training_meter import cap_of_process
 

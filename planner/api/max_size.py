@@ -29,8 +29,9 @@ class MaxSizeResult(Result):
 
     @property
     def max_size(self) -> Size | None:
-        """Return the largest size: a number for each range of the inputs, or nnU-Net's patch; None if none
-        fits.
+        """Return the largest size that fits, or None if no size fits.
+
+        The size is a number for each range of the inputs, or nnU-Net's patch.
         """
         return self.plan.largest
 

@@ -84,7 +84,7 @@ def _read_file(path: Path) -> dict[str, float]:
 
 
 def quotes_of(prices: PriceList | None, rates: Mapping[str, float]) -> dict[str, Quote]:
-    """Return the price and throughput of each GPU with either, by name."""
+    """Return the price and throughput of each GPU that has at least one of the two, by name."""
     offers = {} if prices is None else prices.offers
     return {name: Quote(offers.get(name), rates.get(name)) for name in {*offers, *rates}}
 

@@ -70,8 +70,9 @@ class Ranks:
             rank = worse
 
     def _with_ranks(self, plan: Plan) -> tuple[Plan, int | None]:
-        """Return the plan with the figures of all ranks, and a rank on which its answer does not hold, or
-        None.
+        """Return the plan with the figures of all ranks, and a rank on which its answer fails, or None.
+
+        If the answer fails on a rank, the plan is returned unchanged.
         """
         sides = {name: getattr(plan, name) for name in ("at_max", "at_comfortable")}
         fuller: dict[int, Estimate] = {}

@@ -83,9 +83,9 @@ class ProcessResult(Result):
 
 
 def replay_process(source: Source = NOTEBOOK, **options: Unpack[ReplayOptions]) -> ProcessResult:
-    """Replay a process on a GPU, or with unlimited memory if no GPU is named.
+    """Replay a process in the simulated allocator of a GPU, or with unlimited memory if no GPU is named.
 
-    Raises the errors of `planner.errors`; that memory runs out is a result.
+    Raises the errors of `planner.errors`; running out of memory is a result, not an error.
     """
     budget = make_budget(cast(Options, {**options, "confidence": LIKELIEST}))
     file = _read(source, options)
@@ -161,7 +161,7 @@ def _assumptions(
 
 
 class _Tracing:
-    """A cache of traces that also collects the times and assumptions of the answer."""
+    """A cache of traces by job and batch size that also collects capture times and assumptions."""
 
     def __init__(self, device: Device, cudnn: str | None, on_progress: OnProgress) -> None:
         self.import_seconds = self.trace_seconds = 0.0
@@ -171,7 +171,7 @@ class _Tracing:
         self._taken: dict[tuple[Job, int], Trace] = {}
 
     def trace(self, job: Job, batch: int) -> Trace:
-        """Return the job's trace at a batch size, captured once."""
+        """Return the job's trace at a batch size, captured on the first call."""
         if (job, batch) not in self._taken:
             start = perf_counter()
             queried = job.replace(cudnn=self._cudnn)
@@ -188,7 +188,7 @@ class _Tracing:
         return tuple(sorted({op for trace in self._taken.values() for op in trace.unknown_ops}))
 
     def assumptions(self) -> Iterator[str]:
-        """Yield the assumptions of the traces."""
+        """Yield the assumptions of the traces as lines of text, or nothing if no job was traced."""
         if not self._taken:
             return
         major, minor = self._device.capability

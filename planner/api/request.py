@@ -70,8 +70,9 @@ class Request(Struct, frozen=True):
 
     @property
     def batch(self) -> int:
-        """Return the batch size that was given, or else the job's default. Raises UsageError if there is
-        none.
+        """Return the given batch size, or else the job's default.
+
+        Raises UsageError if neither is known, or if the batch size exceeds the dataset size.
         """
         if self.chosen_batch is None:
             raise UsageError(f"{self.job.model.name}: no batch size is known; give one, such as --batch 32")
@@ -79,7 +80,10 @@ class Request(Struct, frozen=True):
         return self.chosen_batch
 
     def programs(self, mode: CaptureMode = CaptureMode.SHARED, job: Job | None = None) -> ProgramSet:
-        """Return the programs of the job or of another job with the same model. Raises UsageError."""
+        """Return the programs of `job`, or of the request's job if `job` is None. Raises UsageError.
+
+        With a trace file, the programs are always the content of the file.
+        """
         if self.saved is not None:
             return self.saved
         stores = self.stores if job is None and mode is CaptureMode.SHARED else ()
@@ -90,12 +94,12 @@ class Request(Struct, frozen=True):
         )  # fmt: skip
 
     def traces(self, mode: CaptureMode = CaptureMode.SHARED, job: Job | None = None) -> TraceSource:
-        """Return the traces of the job or of another job with the same model. Raises UsageError."""
+        """Return a function from batch size to trace, over the result of `programs`. Raises UsageError."""
         programs, target = self.programs(mode, job), self.budget.device.target
         return lambda batch: programs.trace(batch, target)
 
     def save_trace(self, result: object, batch: int, programs: ProgramSet | None = None) -> None:
-        """Write the trace file that the options name, if any. Raises UnsavedError with `result`."""
+        """Write the trace file that the options name, if any. Raises UnsavedError, which holds `result`."""
         path = self.options.get("save_trace")
         if path is not None:
             with unsaved(result):
@@ -115,8 +119,8 @@ def open_request(
     """Return the request for a model with these options.
 
     `command` is the name of a command that runs the model itself: it takes neither a trace file nor a
-    separate process for the model. `check_job` refuses jobs. Raises UsageError, DataFileError, or ModelError
-    if an import fails.
+    separate process for the model. `check_job` raises UsageError for unsupported jobs.
+    Raises UsageError, DataFileError, or ModelError if an import fails.
     """
     if batch is not None:
         check_count("--batch", batch, LARGEST_BATCH)
@@ -151,9 +155,7 @@ def reject_sources(options: Mapping[str, object], command: str) -> None:
 
 
 def isolation_limit(options: Mapping[str, object]) -> float | None:
-    """Return the time limit in seconds of a trace in a separate process; None without `--isolate`. Raises
-    UsageError.
-    """
+    """Return the time limit of an isolated trace in seconds, or None without isolation. Raises UsageError."""
     limit_seconds = options.get("time_limit")
     if not options.get("isolate"):
         if limit_seconds is not None:
@@ -196,7 +198,7 @@ def _warn(line: str) -> None:
 
 
 def _load_trace(model: Model | None, options: Options, path: Path) -> tuple[SavedJob, Job]:
-    """Return the content of a trace file, and its job with the options that do not affect traces."""
+    """Return the content of a trace file, and its job merged with the options that do not affect traces."""
     given = [name for name in (*_OF_JOB, "save_trace") if options.get(name) not in (None, (), [], {}, False)]
     if model is not None or given:
         flag = "--" + ("model" if model is not None else given[0]).replace("_", "-")
@@ -226,8 +228,9 @@ def _load_trace(model: Model | None, options: Options, path: Path) -> tuple[Save
 def make_job(
     model: Model | None, options: Options, stores: Sequence[ProgramStore] = ()
 ) -> tuple[Job, int | None, Factory | None]:
-    """Return the job of a model, its default batch size and its factory, None if it has none. Raises
-    UsageError or DataFileError.
+    """Return the job of a model, its default batch size or None, and its factory or None.
+
+    Raises UsageError or DataFileError.
     """
     if model is None:
         raise UsageError("--model is missing: give a name of models.yaml, SOURCE:NAME or FILE.py:NAME")
@@ -253,7 +256,7 @@ def make_job(
 def _job_of_factory(factory: Factory, given: Mapping[str, Any]) -> Job:
     """Return the job of a class or function that creates a model, with defaults from its source.
 
-    Raises UsageError for a function that is a training step, as its models exist already.
+    Raises UsageError for a function that is a training step, since the models of the step exist already.
     """
     name = getattr(factory, "__name__", type(factory).__name__)
     arguments = [key for key, _ in given["model_args"]]
@@ -272,7 +275,7 @@ def _job_of_factory(factory: Factory, given: Mapping[str, Any]) -> Job:
 
 
 def _job_options(options: Options) -> dict[str, Any]:
-    """Return the options of the job, parsed and by the names of `Job`'s fields."""
+    """Return the parsed options of a job by the names of the fields of `Job`."""
     inputs, targets = _samples(options.get("input")), _samples(options.get("target"))
     is_one = len(targets) == 1 and targets[0].keyword is None
     return {
@@ -295,5 +298,5 @@ def _samples(given: Sample | Sequence[Sample] | None) -> list[TensorSpec]:
 
 
 def find_multiple(multiple_of: int | None) -> int:
-    """Return the number of which an answer must be a multiple, 1 by default. Raises UsageError."""
+    """Return `multiple_of`, or 1 if it is None. Raises UsageError if the number is not a valid count."""
     return 1 if multiple_of is None else check_count("--multiple-of", multiple_of, LARGEST_BATCH)

@@ -95,8 +95,8 @@ def run(
 
     `gpus` is the number of GPUs that the command sees, `stop_after` a number of optimizer steps, `explain`
     whether the peak is explained, `stdout` the destination of the command's standard output, and
-    `progress_seconds` the time between calls of `on_progress`. Raises the errors of `planner.errors`; that
-    memory runs out is a result.
+    `progress_seconds` the time between calls of `on_progress`. Raises the errors of `planner.errors`;
+    running out of memory is a result, not an error.
     """
     options = RunOptions(
         _emulated_device(gpu, gpu_mib),
@@ -131,10 +131,11 @@ def max_batch_of_command(
     multiple_of: int | None = None,
     on_progress: OnProgress = ignore_progress,
 ) -> CommandResult:
-    """Return the largest batch size of a command on emulated GPUs; `{batch}` is replaced in the command.
+    """Return the largest batch size with which a command fits in the memory of emulated GPUs.
 
-    Runs end after `stop_after` optimizer steps; by default the run of the answer continues to the end of its
-    first evaluation. Raises the errors of `planner.errors`; that nothing fits is a result.
+    Each run replaces `{batch}` in the command by a batch size, and ends after `stop_after` optimizer steps;
+    by default the run at the answer's batch size continues to the end of its first evaluation. Raises the
+    errors of `planner.errors`; a largest batch size of 0 is a result, not an error.
     """
     stop = None if stop_after is None else check_count("--stop-after", stop_after, MAX_STEPS)
     options = RunOptions(_emulated_device(gpu, gpu_mib), _gpu_count(gpus), stop, alloc_conf=alloc_conf)

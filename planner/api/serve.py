@@ -36,8 +36,8 @@ def serve(
     """Return how many blocks, tokens and sequences a server of a language model holds, by vLLM's rules.
 
     `draft` is the smaller model of speculative decoding, whose weights and cache are counted too. `settings`
-    is a mapping with the fields of `planner.planning.ServingSettings`. Raises UsageError or ModelError; that
-    nothing fits is a result.
+    is a mapping with the fields of `planner.planning.ServingSettings`. Raises UsageError or ModelError;
+    0 sequences is a result, not an error.
     """
     start = perf_counter()
     require_memory_limit(options)

@@ -125,7 +125,7 @@ def _keys(grid: Grid) -> Iterator[_Key]:
 def _tasks(
     grid: Grid, catalogue: Mapping[str, CatalogueEntry], options: Mapping[str, Any]
 ) -> tuple[dict[_Key, Task], dict[_Key, str]]:
-    """Return the tasks of the grid, and the reasons why some recipes have none."""
+    """Return the tasks of valid jobs and the error messages of invalid jobs, by model and recipe name."""
     tasks: dict[_Key, Task] = {}
     failures: dict[_Key, str] = {}
     for model, recipe in product(grid.models, grid.recipes):

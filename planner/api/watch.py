@@ -1,4 +1,4 @@
-"""Diagnose an out-of-memory error of CUDA that passes through a part of a program."""
+"""Diagnose CUDA out-of-memory errors that are raised in a part of a program."""
 
 import sys
 import time
@@ -19,12 +19,12 @@ _MOST_ENTRIES = 200_000  # events that torch keeps; a step of a large model has 
 
 @contextmanager
 def watch(folder: str | PathLike[str] = ".", *, record: bool = False) -> Iterator[None]:
-    """Write a memory snapshot and warn with a diagnosis if an out-of-memory error of CUDA passes.
+    """Write a memory snapshot and warn with a diagnosis if the context raises a CUDA out-of-memory error.
 
-    The error goes on as it was; a problem of the diagnosis is a warning too, and raises nothing. Before an
-    error, nothing is done. Without `record` the snapshot has the blocks of that moment, and the diagnosis
-    rests on the message and traceback of the error. With `record` torch, if it is imported by then, records
-    each allocation from here on (`torch.cuda.memory._record_memory_history`), which takes time and host
+    The error is raised unchanged; a failed snapshot or diagnosis is a part of the warning. Without `record`
+    nothing runs before an error, the snapshot has the blocks at the time of the error, and the diagnosis
+    rests on the message and traceback of the error. With `record` torch, if it is imported on entry, records
+    each allocation in the context (`torch.cuda.memory._record_memory_history`), which takes time and host
     memory; snapshot and diagnosis then have the history too. The snapshot is `out-of-memory-TIME.pickle` in
     `folder`.
     """
@@ -44,7 +44,7 @@ def watch(folder: str | PathLike[str] = ".", *, record: bool = False) -> Iterato
 
 
 def _record(most_entries: int | None) -> None:
-    """Start to record allocations, or stop if `most_entries` is None; without torch and a GPU do nothing."""
+    """Start to record allocations, or stop if `most_entries` is None; do nothing without torch or a GPU."""
     cuda = _cuda()
     if cuda is not None and cuda.is_available():
         enabled = None if most_entries is None else "all"
@@ -62,7 +62,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _warn(error: Exception, folder: Path, record: bool) -> None:
-    """Warn with the path of a new snapshot and the diagnosis of an error."""
+    """Write a memory snapshot to `folder`, and warn with the file's path and a diagnosis of the error."""
     begin = time.perf_counter()
     path = folder / f"out-of-memory-{time.strftime('%Y%m%d-%H%M%S')}.pickle"
     told = f"memory snapshot written to {path}"

@@ -56,7 +56,11 @@ def _config_of(given: str | Mapping[str, Any], owner: str) -> dict[str, Any]:
 
 
 def _precision_left(config: Mapping[str, Any], precision: Precision, owner: str) -> Precision:
-    """Return the precision that replaces "auto", float32 if nothing is "auto". Raises UsageError."""
+    """Return the precision that replaces "auto", or FP32 if the configuration enables the precision itself.
+
+    A precision without autocast is returned unchanged. Raises UsageError if the configuration does not enable
+    the precision.
+    """
     wanted = {Precision.AMP_BF16: "bf16", Precision.AMP_FP16: "fp16"}.get(precision)
     if wanted is None:
         return precision

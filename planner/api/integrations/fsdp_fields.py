@@ -62,8 +62,9 @@ def notes_of_plugin(plugin: Any, owner: str) -> tuple[str, ...]:
 
 
 def plugin_of_arguments(arguments: Any) -> Any:
-    """Return the FSDP plugin that transformers' Trainer creates from its arguments. Raises UsageError for
-    XLA.
+    """Return the FSDP plugin that transformers' Trainer creates from its arguments.
+
+    Raises UsageError for XLA.
     """
     from accelerate import FullyShardedDataParallelPlugin
 
@@ -92,8 +93,9 @@ def _policy(plugin: Any, precision: Precision, owner: str) -> dict[str, str]:
 
 
 def _wrapping(plugin: Any) -> dict[str, Any]:
-    """Return the policy that selects separately sharded modules; unknown functions count as none, as in
-    accelerate.
+    """Return the settings of the policy that selects the separately sharded modules.
+
+    An unknown policy function counts as no wrapping, as in accelerate.
     """
     policy = plugin.auto_wrap_policy
     if isinstance(policy, functools.partial):

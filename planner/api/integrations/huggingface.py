@@ -75,8 +75,7 @@ def plan_training_arguments(
     grow: bool = False,
     **options: Unpack[Options],
 ) -> Any:
-    """Return a copy of the `TrainingArguments` whose micro-batches fit, with the same effective batch if
-    possible.
+    """Return a copy of `TrainingArguments` whose micro-batches fit; keep the effective batch if possible.
 
     If no plan can be made, training still continues: a warning gives the reason, and the copy keeps its batch
     size.
@@ -122,7 +121,7 @@ def max_batch_of_arguments(
 ) -> MaxBatchResult:
     """Return the largest batch per device for `TrainingArguments`, with its report.
 
-    Its assumptions name the settings that are not planned. Raises the errors of `planner.errors`.
+    The report's assumptions name the settings that are not planned. Raises the errors of `planner.errors`.
     """
     loop = _loop_of_arguments(model, arguments, sample)
     return plan_live_model(_accumulating(loop, arguments.gradient_accumulation_steps), options)
@@ -267,8 +266,9 @@ def notes_of_arguments(arguments: Any) -> tuple[str, ...]:
 
 
 def notes_of_accelerator(accelerator: Any) -> tuple[str, ...]:
-    """Return notes on an accelerator's settings that are not planned. Raises UsageError for refused
-    settings.
+    """Return notes on an accelerator's settings that are not planned.
+
+    Raises UsageError for refused settings.
     """
     notes = notes_of(accelerate_settings.SETTINGS, accelerator, "Accelerator")
     if text_of(accelerator.distributed_type) == "FSDP":
@@ -364,7 +364,7 @@ def _bytes_a_sample(sample: Mapping[str, Any]) -> int:
 def _accumulating(loop: LiveLoop, steps: int) -> LiveLoop:
     """Return the loop with `steps` micro-batches per optimizer step.
 
-    The Trainer holds the inputs of all of them on the GPU at once (transformers/trainer.py,
+    The Trainer holds the inputs of all micro-batches of a step on the GPU at once (transformers/trainer.py,
     `get_batch_samples`, from a data loader of accelerate that moves each batch to the device).
     """
     held = (steps - 1) * _bytes_a_sample(loop.sample)

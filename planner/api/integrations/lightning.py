@@ -53,7 +53,7 @@ class BatchSizePlanner(Callback):  # type: ignore[misc]  # lightning's types are
 
         The batch size is rounded down to a multiple of `multiple_of`. `sample` is a batch that shows the
         shapes, by default the first batch of the training data. `options` are options of `planner.max_batch`,
-        such as `confidence`; the default GPU is the local one. Raises UsageError for an invalid
+        such as `confidence`; the local GPU is the default. Raises UsageError for an invalid
         `multiple_of`.
         """
         check_multiple(multiple_of)

@@ -96,9 +96,7 @@ def _as_training(reason: str) -> str:
 def _validation(
     trainer: Trainer, module: LightningModule, batch_name: str
 ) -> tuple[LiveEvaluation | None, tuple[str, ...]]:
-    """Return the validation on the loader with the largest batches, or None if its data is unreadable, and a
-    note.
-    """
+    """Return the validation on the loader with the largest batches, or None if its data fails, and a note."""
     source = trainer.fit_loop.epoch_loop.val_loop._data_source
     try:
         loaders = _loaders(source.dataloader())
@@ -128,7 +126,7 @@ def _loaders(loaders: Any) -> list[Any]:
 def _validation_of(
     trainer: Trainer, module: LightningModule, loaders: Sequence[Any], index: int
 ) -> LiveEvaluation:
-    """Return the validation on batches of one of the loaders, as many samples as it gives."""
+    """Return the validation on batches of the loader at `index`, with the loader's batch size."""
     sample = _first_batch(trainer, module, loaders[index])
     indices = (0, index) if len(loaders) > 1 else (0,)
     step = _step_of(trainer, module, "validation_step", indices)
@@ -140,7 +138,10 @@ def _elements(evaluation: LiveEvaluation) -> int:
 
 
 def _follows(source: Any, module: LightningModule, name: str, size: int, index: int) -> bool:
-    """Return whether the batch size of a loader is the attribute that the callback sets."""
+    """Return whether the batch size of a loader changes with the attribute that the callback sets.
+
+    The attribute is changed to find out, and restored.
+    """
     lightning_setattr(module, name, size + 1)
     try:
         return int(_loaders(source.dataloader())[index].batch_size) == size + 1
@@ -161,15 +162,15 @@ def _first_batch(trainer: Trainer, module: LightningModule, loader: Any) -> Any:
 
 
 def _data_hooks(trainer: Trainer, module: LightningModule, name: str) -> Any:
-    """Return a hook of the data module if it has it, else of the module."""
+    """Return the hook `name` of the data module if it has the hook, else of the module."""
     selector = trainer._data_connector._datahook_selector
     return getattr(module if selector is None else selector.get_instance(name), name)
 
 
 def _step_of(trainer: Trainer, module: LightningModule, method: str, indices: tuple[int, ...] = (0,)) -> Any:
-    """Return a step of the module by this method, with the hook that changes a batch on the GPU before.
+    """Return a step that runs `method` of the module, after the hook that changes a batch on the GPU.
 
-    `indices` are those of the batch and, if there are several loaders, of its loader.
+    `indices` are the index of the batch and, if there are several loaders, the index of its loader.
     """
     name = "on_after_batch_transfer"
     transfer = _data_hooks(trainer, module, name)
@@ -251,7 +252,10 @@ def notes_of_trainer(trainer: Trainer) -> tuple[str, ...]:
 
 
 def _notes_of_callback(callback: Any) -> tuple[str, ...]:
-    """Return the sentence of the nearest class of a callback in the table."""
+    """Return the notes on a callback, from the nearest of its classes that is in the table.
+
+    Raises UsageError if the callback is refused.
+    """
     settings = {setting.name: setting for setting in lightning_settings.CALLBACKS}
     kinds = [kind.__name__ for kind in type(callback).__mro__]
     setting = settings[next((kind for kind in kinds if kind in settings), "Callback")]

@@ -152,9 +152,10 @@ def choice_beside_evaluation(
 
 
 def choice_of(result: MaxBatchResult, multiple: int, comfortable: int | None = None) -> Choice:
-    """Return the batch size to use for a result: `comfortable`, or if there is none the largest that fits.
+    """Return the choice for a result: the largest batch without retries, or else the largest that fits.
 
-    It is rounded down to `multiple` if it is large enough. Raises UsageError if no batch fits.
+    `comfortable` replaces the result's largest batch without retries. The batch is rounded down to a multiple
+    of `multiple` if it is large enough. Raises UsageError if no batch fits.
     """
     if result.max_batch == 0:
         least = result.plan.search.least

@@ -15,11 +15,11 @@ _NEGLIGIBLE_BYTES = 2**20
 def split_to_fit(
     samples: int, choose: Callable[[int], Choice], bytes_a_sample: int, multiple: int, grow: bool
 ) -> tuple[Choice, Split]:
-    """Return a split of `samples` samples into micro-batches that fit, and the choice of batch behind it.
+    """Return the choice of batch, and a split of `samples` samples into micro-batches that fit.
 
-    `choose` plans a batch with the inputs of a number of micro-batches on the GPU. The number follows from
-    the batch that fits, and the more there are, the less fits: so it is planned again until the number no
-    longer rises.
+    `choose` plans a batch with the inputs of a number of micro-batches on the GPU. More micro-batches hold
+    more inputs, so that a smaller batch fits: the batch is planned again until further inputs are negligible.
+    With `grow` the split may take more samples.
     """
     choice = choose(1)
     if samples <= choice.batch:

@@ -91,7 +91,7 @@ def text_of(value: Any) -> str:
 
 @contextmanager
 def model_errors(what: str) -> Iterator[None]:
-    """Convert all exceptions in a block to ModelError, except the planner's own."""
+    """Convert all exceptions inside the context to ModelError, except for errors of the planner."""
     try:
         yield
     except PlannerError:

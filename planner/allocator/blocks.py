@@ -48,7 +48,7 @@ class SegmentState(Struct, frozen=True):
 class Block:
     """A piece of a segment: in use, cached (free, in its pool's index), or an unmapped part of a range.
 
-    `prev` and `next` are its neighbours in the segment. When two blocks merge, the object of the lower one
+    `prev` and `next` are its neighbours in the segment. When two blocks merge, the object of the lower block
     remains. Free blocks of equal size are taken by rising `rank`, which no two blocks share.
     """
 

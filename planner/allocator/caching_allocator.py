@@ -1,5 +1,4 @@
-"""Simulate PyTorch's CUDA caching allocator (native backend): which addresses it returns and how much it
-reserves.
+"""Simulate the addresses and the reserved bytes of PyTorch's CUDA caching allocator (native backend).
 
 A request is rounded up. The smallest cached block of its pool that is large enough is taken, and split if
 enough remains; of equal blocks the one in the oldest segment is taken, or before torch 2.12 the one at the
@@ -37,7 +36,7 @@ class CachingAllocator:
 
     To read, in bytes: `allocated_bytes` (blocks in use, each whole), `reserved_bytes` (segments), and their
     peaks `peak_allocated_bytes`, `peak_reserved_bytes`. Counts: `segments` (torch's `segment.all.current`,
-    which leaves out expandable ones), `retries` (`num_alloc_retries`), `ooms` (`num_ooms`).
+    which omits expandable segments), `retries` (`num_alloc_retries`), `ooms` (`num_ooms`).
     """
 
     def __init__(
@@ -192,7 +191,10 @@ class CachingAllocator:
         insort(cached, (block.size_bytes, block.rank, block))
 
     def empty_cache(self) -> None:
-        """Release to CUDA every segment that is wholly free, or every free page of expandable segments."""
+        """Release all wholly free segments, and all free pages of expandable segments, to CUDA.
+
+        Memory of graph pools stays reserved.
+        """
         for turn in (1, 0):  # large, then small
             for stream in sorted(stream for stream in self._of_streams if stream < GRAPH_POOL):
                 self._segments.release_pool(self._of_streams[stream][turn])
@@ -209,8 +211,7 @@ class CachingAllocator:
     def copy(
         self, segment_events: list[SegmentEvent] | None = None
     ) -> tuple["CachingAllocator", dict[int, Block]]:
-        """Return a copy of the allocator in the same state, and its blocks by the `id` of the original
-        blocks.
+        """Return a copy of the allocator, and a dict from the `id` of each original block to its copy.
 
         segment_events: a list to which every change of the copy's reserved memory is appended.
         """
@@ -272,8 +273,9 @@ class CachingAllocator:
         return place if fits else len(cached)
 
     def _reserve(self, pool: BlockPool, size_bytes: int) -> Block | None:
-        """Return a block of new memory, after releasing cached memory if CUDA refuses (second half of
-        `malloc`).
+        """Return a block of new memory, or None if CUDA refuses even after cached memory was released.
+
+        The method mirrors the second half of `malloc`, and counts retries and out-of-memory failures.
         """
         if self._collects_garbage:
             self._collect_garbage()
@@ -295,10 +297,10 @@ class CachingAllocator:
         return block
 
     def _release_oversize(self, pool: BlockPool, size_bytes: int) -> bool:
-        """Release unsplittable blocks for a request; return whether enough was released
-        (`release_available_cached_blocks`).
+        """Release cached unsplittable blocks for a request; return whether enough memory was released.
 
-        The smallest block that is large enough is released, else several from the largest down.
+        The smallest block that is large enough is released, else several from the largest down
+        (`release_available_cached_blocks`).
         """
         if self._config.max_split_bytes is None or self._config.expandable_segments:
             return False
@@ -315,7 +317,7 @@ class CachingAllocator:
         return released_bytes >= needed_bytes
 
     def _collect_garbage(self) -> None:
-        """If reserved memory exceeds the threshold, release large segments unused for long."""
+        """Release large cached segments unused for long if reserved memory exceeds the threshold."""
         assert self._limit_bytes is not None
         threshold_bytes = int(self._config.garbage_collection_threshold * self._limit_bytes)
         excess_bytes = self.reserved_bytes - threshold_bytes

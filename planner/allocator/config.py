@@ -45,7 +45,7 @@ class ReuseOrder(StrEnum):
 class AllocatorConfig(Struct, frozen=True):
     """The allocator's options that affect device memory; `parse_alloc_conf` reads them from text.
 
-    The defaults are those of torch 2.13; `config_of_torch` has those of other versions from 2.6 on, in which
+    The defaults are torch 2.13's; `config_of_torch` has the defaults of other versions from 2.6 on, in which
     only `reuse_order` differs. Options that came later (`large_segment_size_mb` in 2.11,
     `throw_on_cudamalloc_oom` in 2.12) choose by default what older versions do always.
     """
@@ -86,10 +86,9 @@ class AllocatorConfig(Struct, frozen=True):
         return round_up(block_bytes, SEGMENT_ROUNDING_BYTES)
 
     def memory_limit_bytes(self, device_total_bytes: int) -> int | None:
-        """Return the limit in bytes that `per_process_memory_fraction` sets on a device, or None if it sets
-        none.
+        """Return the memory limit in bytes that `per_process_memory_fraction` sets, or None if it sets none.
 
-        The arithmetic is that of `set_per_process_memory_fraction`, with `total_memory` of the device
+        The arithmetic follows `set_per_process_memory_fraction`, with `total_memory` of the device
         properties.
         """
         if self.per_process_memory_fraction >= 1.0:
@@ -108,8 +107,9 @@ class MemoryLimits(Struct, frozen=True):
 
     @property
     def process_limit_bytes(self) -> int | None:
-        """Return the process's memory limit: `limit_bytes`, else the configured fraction; None if neither is
-        set.
+        """Return the process's memory limit in bytes, or None if it has none.
+
+        The fraction in `config` counts only if `limit_bytes` is None and `total_bytes` is given.
         """
         if self.limit_bytes is not None or self.total_bytes is None:
             return self.limit_bytes
@@ -117,7 +117,7 @@ class MemoryLimits(Struct, frozen=True):
 
     @property
     def allocator_limit_bytes(self) -> int | None:
-        """Return the least of capacity and process limit, or None if both are unlimited."""
+        """Return the smaller of the capacity and the process limit, or None if both are unlimited."""
         return _least(self.capacity_bytes, self.process_limit_bytes)
 
 
@@ -168,7 +168,6 @@ def parse_alloc_conf(text: str, defaults: AllocatorConfig = AllocatorConfig()) -
     and dropped. The parser is stricter than torch, which reads "64MB" as 64 and "-1" as unlimited. Raises
     UsageError for an unknown or malformed option, a value out of range, and a backend that is not simulated.
 
-    Raises UsageError: an unknown or malformed option, a value out of range, a backend that is not simulated.
     """
     options = _split_options("".join(text.split()))
     # Read first, because the limits of other options depend on it.
@@ -259,8 +258,7 @@ def _inner_fraction(config: AllocatorConfig, name: str, value: str) -> float:
 
 
 def _divisions(config: AllocatorConfig, name: str, value: str) -> tuple[int, ...]:
-    """Return the divisions by size class from a value such as "4" or "[256:1,512:2,>:4]", with classes in
-    MiB.
+    """Return the divisions per size class from a value such as "4" or "[256:1,512:2,>:4]" (sizes in MiB).
 
     As in torch, the first entry also serves all smaller classes, and ">" serves all classes after the entry
     before it. An entry beyond the last class counts as the last, and classes left out between two entries get

@@ -21,7 +21,7 @@ def find_room(pool: BlockPool, size_bytes: int) -> Block | None:
     """Return the first block, by address, at which adjacent free blocks add up to `size_bytes`, or None.
 
     Free blocks are cached or unmapped. Only a run that begins with an unmapped block, or with a cached block
-    before an unmapped one, counts.
+    before an unmapped block, counts.
     """
     for gap in pool.unmapped:
         start = gap.prev if gap.prev is not None and gap.prev.cached else gap
@@ -32,9 +32,9 @@ def find_room(pool: BlockPool, size_bytes: int) -> Block | None:
 
 
 def grow(start: Block, size_bytes: int, map_pages: Callable[[int, int], bool]) -> Block | None:
-    """Map pages from `start` on until it holds `size_bytes`; return the cached block, or None if refused.
+    """Map pages from `start` on until it holds `size_bytes`; return the cached block, or None if that fails.
 
-    `map_pages(address, size_bytes)` takes the memory or returns False. Pages that were mapped before a
+    `map_pages(address, size_bytes)` maps the memory or returns False. Pages that were mapped before a
     refusal stay cached.
     """
     block: Block | None = start
@@ -49,11 +49,10 @@ def grow(start: Block, size_bytes: int, map_pages: Callable[[int, int], bool]) -
 
 
 def shrink(block: Block, unmap_pages: Callable[[int, int], None]) -> Block | None:
-    """Unmap the whole pages inside the cached `block`; return the unmapped block if nothing of the range is
-    mapped any more.
+    """Unmap the whole pages inside a cached block; return the unmapped block if it spans its whole range.
 
-    `unmap_pages(address, size_bytes)` releases them. None is returned if other pages of the range are still
-    mapped.
+    `unmap_pages(address, size_bytes)` releases the pages. None is returned if other pages of the range are
+    still mapped, or the block has no whole page.
     """
     assert block.range_address is not None
     pool = block.pool
@@ -74,7 +73,10 @@ def shrink(block: Block, unmap_pages: Callable[[int, int], None]) -> Block | Non
 
 
 def _insert_gap(gap: Block) -> Block | None:
-    """Merge an unmapped block with unmapped neighbours; return it if it is the whole range, else None."""
+    """Merge an unmapped block with unmapped neighbours; return the result if it is the whole range.
+
+    None is returned if other blocks remain in the range.
+    """
     pool = gap.pool
     if gap.next is not None and _is_unmapped(gap.next):
         pool.unmapped.remove(gap.next)
@@ -88,8 +90,9 @@ def _insert_gap(gap: Block) -> Block | None:
 
 
 def _map(gap: Block, size_bytes: int, map_pages: Callable[[int, int], bool]) -> Block | None:
-    """Map the first pages of an unmapped block and return it merged with cached neighbours, or None if
-    refused.
+    """Map the first pages of an unmapped block; return the cached block, or None if `map_pages` refuses.
+
+    The pages are merged with cached neighbours.
     """
     pool = gap.pool
     mapped_bytes = round_up(size_bytes, pool.page_bytes)

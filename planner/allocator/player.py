@@ -11,12 +11,12 @@ class Player:
     def __init__(
         self, limits: MemoryLimits = UNLIMITED, next_workspaces: NextWorkspaces | None = None
     ) -> None:
-        """Create a process without memory; the parameters are those of `ReplayedProcess`."""
+        """Create a process without memory; the parameters are as for `ReplayedProcess`."""
         self.process = ReplayedProcess(limits, next_workspaces)
         self._joiner = Joiner()
 
     def play(self, piece: Piece, step: int) -> bool:
-        """Replay a piece as part of this step, and return whether all its requests could be served.
+        """Replay a piece as part of step `step`, and return whether no request has failed so far.
 
         Raises NotJoinedError if the piece frees a variable that no earlier piece holds.
         """

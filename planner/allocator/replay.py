@@ -86,7 +86,7 @@ class Replay(Struct, frozen=True):
 
 
 def highest(parts: Sequence[Peaks] | Sequence[PhasePeak]) -> Peaks:
-    """Return the highest of both levels over at least one part of the loop."""
+    """Return the highest allocated and the highest reserved bytes of one or more parts of the loop."""
     return Peaks(max(part.allocated_bytes for part in parts), max(part.reserved_bytes for part in parts))
 
 
@@ -119,7 +119,7 @@ class ReplayedProcess:
         next_workspaces: NextWorkspaces | None = None,
         segment_events: list[SegmentEvent] | None = None,
     ) -> None:
-        """Create a process without memory; the parameters are those of `replay_trace`."""
+        """Create a process without memory; the parameters are as for `replay_trace`."""
         self.allocator = CachingAllocator(limits, segment_events=segment_events)
         self.failure: Failure | None = None
         self._optional = OptionalRequests(next_workspaces)
@@ -243,7 +243,7 @@ class OptionalRequests:
     PyTorch tries cuDNN's engines in order, and fails if none can be served. It reuses the engine for later
     calls of the same convolution, and starts again if that engine's workspace is refused (ATen/native/cudnn:
     Conv_v8.cpp, `benchmark_cache`). If the workspaces of the next engines are unknown, the process is assumed
-    to continue without a workspace, and later requests of the same key likewise.
+    to continue without a workspace, also for later requests of the same key and size.
     """
 
     def __init__(self, following: NextWorkspaces | None = None) -> None:
@@ -264,7 +264,11 @@ class OptionalRequests:
         convolution: Convolution | None = None,
         stream: int = 0,
     ) -> Block | None:
-        """Return a block of the first size that can be served, or None if none can."""
+        """Return a block of the first workspace size that can be served, or None if no size can.
+
+        The size that served the same key and size before is tried first, then `size_bytes`, then the sizes of
+        the next engines.
+        """
         place = (key if convolution is None else convolution), size_bytes
         taken = self._taken.get(place, size_bytes)
         block = allocator.malloc(taken, stream)

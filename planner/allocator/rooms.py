@@ -1,7 +1,8 @@
 """Replay one trace under several memory limits, with as few replays as possible.
 
-The caching allocator is not monotone in its memory: what it releases at a refused request, and so how
-segments are cut afterwards, depends on the limit. A trace that fits one limit may fail under a larger one.
+The caching allocator is not monotone in its memory: which segments it releases at a refused request, and so
+how segments are cut afterwards, depends on the limit. A trace that fits one limit may fail under a larger
+limit.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -23,10 +24,10 @@ def is_limit_independent(limits: MemoryLimits) -> bool:
 def replay_in_rooms(
     rooms: Iterable[MemoryLimits], replay: Callable[[MemoryLimits], Replay]
 ) -> Iterator[tuple[MemoryLimits, Replay]]:
-    """Yield the replay under each of several memory limits, the largest first.
+    """Yield the replay under each of several memory limits, the largest limits first.
 
-    A replay is reused for all limits between its peak reserved and its own limit, since each request is
-    answered the same, or, without retries, for all limits above its peak.
+    A replay is reused for smaller limits that are not below its peak reserved bytes, if the limits act only
+    through refused requests, and the replay has no retries or the limits differ only in the capacity.
     """
     last: tuple[MemoryLimits, Replay] | None = None
     for limits in sorted(rooms, key=_size, reverse=True):
@@ -40,7 +41,7 @@ def _size(limits: MemoryLimits) -> int:
 
 
 def _goes_alike(larger: MemoryLimits, run: Replay, limits: MemoryLimits) -> bool:
-    """Return whether the replay under larger limits is also the replay under these."""
+    """Return whether `run`, the replay under the limits `larger`, is also the replay under `limits`."""
     if not is_limit_independent(limits) or run.peak_reserved_bytes > _size(limits):
         return False
     only_capacity = larger == replace(

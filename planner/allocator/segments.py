@@ -39,7 +39,7 @@ class Segments:
         events: list[SegmentEvent] | None,
         refuses: Callable[[int], bool] | None,
     ) -> None:
-        """Create an empty set of segments; the parameters are those of `CachingAllocator`."""
+        """Create an empty set of segments; the parameters are as for `CachingAllocator`."""
         self.reserved_bytes = 0
         self.peak_reserved_bytes = 0
         self.count = 0
@@ -58,8 +58,9 @@ class Segments:
     def copy(
         self, pools: Mapping[int, BlockPool], events: list[SegmentEvent] | None
     ) -> tuple["Segments", dict[int, Block]]:
-        """Return a copy of the segments in other pools, and its blocks by `id`; `pools` maps `id`s to new
-        pools.
+        """Return a copy of the segments, and a dict from the `id` of each original block to its copy.
+
+        `pools` maps the `id` of each original pool to the pool of the copied blocks.
         """
         twin = object.__new__(Segments)
         twin.__dict__.update(self.__dict__)
@@ -87,15 +88,15 @@ class Segments:
         return twin, blocks
 
     def exceeds_limit(self, segment_bytes: int) -> bool:
-        """Return whether a new segment of this size would exceed the process's memory limit."""
+        """Return whether a new segment of `segment_bytes` would exceed the process's memory limit."""
         limit_bytes = self._limit_bytes
         return limit_bytes is not None and self.reserved_bytes + segment_bytes > limit_bytes
 
     def request_segment(self, pool: BlockPool, size_bytes: int, segment_bytes: int) -> Block | None:
-        """Request new memory once; return a free block that is in no index, or None if refused
-        (`alloc_block`).
+        """Request memory once; return a free block that is in no index, or None if the request is refused.
 
-        The limit is compared with the segment's size even if an expandable segment grows by more or less.
+        The method mirrors `alloc_block`. The limit is compared with the segment's size even if an expandable
+        segment grows by more or less.
         """
         if self.exceeds_limit(segment_bytes):
             return None

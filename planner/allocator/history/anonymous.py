@@ -17,8 +17,9 @@ _UNKNOWN = "unknown"
 def anonymous_history(history: History, gpu: str | None, torch: str | None) -> History:
     """Return a history without folders in its sites, without marks and with only known allocator options.
 
-    `gpu` and `torch` replace what a snapshot does not name. Without `torch`, the version is inferred from the
-    order in which equal free blocks were reused, if the history shows it.
+    `gpu` and `torch` are the GPU and the version of torch, which a snapshot does not name. Without `gpu`, the
+    GPU is "unknown". Without `torch`, the version is inferred from the order in which equal free blocks were
+    reused, if the history shows it.
     """
     sites = tuple(Site(_file(site.module), site.op) for site in history.sites)
     return replace(

@@ -1,13 +1,13 @@
-"""Replay a recorded history through the simulator and compare them event by event.
+"""Replay a recorded history through the simulator, and compare simulator and record event by event.
 
-The simulator gets the recorded requests. Its changes of segments and the address of each block must equal the
-recorded ones, byte for byte. CUDA's choices are taken from the record: its addresses and its refusals.
-Whether addresses decide which of several equal blocks is reused depends on the version of torch that the
-record names.
+The simulator gets the recorded requests. The simulator's changes of segments and the address of each block
+must equal the recorded changes and addresses, byte for byte. The addresses that CUDA returned and the
+requests that it refused are taken from the record. Whether addresses decide which of several equal blocks is
+reused depends on the version of torch that the record names.
 
-A call of `empty_cache` is recorded only by the segments that it releases, as is a request that CUDA refuses
-before it is tried once more. The two are told apart by the next request: it was not refused if a cached block
-serves it, or if CUDA provided more than it needs at another time.
+A call of `empty_cache`, and a request that CUDA refuses at first, are recorded only by the segments that they
+release. The next request tells the two apart: CUDA did not refuse it if a cached block serves it, or if CUDA
+provided more memory than it needs at another time.
 """
 
 from collections.abc import Iterable, Iterator
@@ -49,7 +49,7 @@ class HistoryCheck(Struct, frozen=True):
 
 
 class _DiffersError(Exception):
-    """The simulator did something different from torch."""
+    """The error for the first event in which the simulator differs from the record."""
 
 
 @dataclass(slots=True)
@@ -83,7 +83,10 @@ class _Cuda:
         raise self._unasked(size_bytes)
 
     def refuses(self, size_bytes: int) -> bool:
-        """Return whether the recorded torch was refused here: it released memory next, or failed."""
+        """Return whether CUDA refused the request in the record: torch then released memory or ran out of it.
+
+        Raises _DiffersError if the record has no request to CUDA at this point.
+        """
         place = len(self.made)
         following = self.recorded[place] if place < len(self.recorded) else None
         if following is not None and following.action in _GRANTS:
@@ -155,9 +158,7 @@ class _Check:
         )
 
     def _serve(self, segments: list[SegmentEvent], event: HistoryEvent) -> None:
-        """Replay one request, after the `empty_cache` before it if there was one, and compare the segment
-        events.
-        """
+        """Replay one request, and any `empty_cache` before it, and compare the segment events."""
         emptied = self._emptied_first(segments, event)
         if emptied:
             self._cuda.serve(segments[:emptied], event, self._allocator.reserved_bytes)
@@ -207,7 +208,11 @@ _END = HistoryEvent("end", 0, 0)
 def _requests(
     events: tuple[HistoryEvent, ...],
 ) -> Iterator[tuple[int, list[SegmentEvent], HistoryEvent]]:
-    """Yield each request with its index and the segment events that torch recorded while serving it."""
+    """Yield the index of each request, the segment events recorded while torch served it, and the request.
+
+    Requests are allocations, completed frees and out-of-memory errors. An `end` event follows if segment
+    events come after the last request.
+    """
     segments: list[SegmentEvent] = []
     for index, event in enumerate(events):
         if event.action in SEGMENT_ACTIONS:
@@ -220,7 +225,10 @@ def _requests(
 
 
 def _follow(allocator: CachingAllocator, blocks: dict[int, Block], event: HistoryEvent) -> None:
-    """Replay one request and compare the resulting block with the record."""
+    """Replay one request; raise _DiffersError if the outcome or the block's address differs.
+
+    The event `end` is no request, and is skipped.
+    """
     if event.action == "end":
         return
     if event.action == "free_completed":
@@ -245,11 +253,10 @@ def _follow(allocator: CachingAllocator, blocks: dict[int, Block], event: Histor
 
 
 def _total_of_ranges(history: History) -> int | None:
-    """Return a total of the GPU that spaces expandable segments as far apart as in the record; None: any
-    total.
+    """Return a GPU memory size that spaces expandable segments as in the record, or None if any size does.
 
-    torch reserves 9/8 of the total for each of them. The pages of a segment are mapped from its beginning on,
-    so pages mapped without a hole are one segment.
+    torch reserves 9/8 of the GPU's memory size for each expandable segment. The pages of a segment are mapped
+    from its beginning on, so pages mapped without a hole are one segment.
     """
     starts = _range_starts(history.start, history.events)
     nearest_bytes = min((upper - lower for lower, upper in pairwise(starts)), default=0)

@@ -1,4 +1,4 @@
-"""Compare a trace with a GPU's recorded allocations: which blocks only one side has, and where.
+"""Compare a trace with a GPU's recorded allocations, and list the blocks that only one side has.
 
 Both sides are sequences of allocations. They are cut at the starts of phases that both know and aligned by
 the rounded sizes of the blocks. A block without a partner is listed with the operator during or next to which
@@ -157,9 +157,10 @@ def _peak(side: Trace | Recording, config: AllocatorConfig) -> tuple[Replay, int
 def _prefer_equal_lifetimes(
     traced: Sequence[Allocation], recorded: Sequence[Allocation], pairs: Sequence[Pair]
 ) -> list[Pair]:
-    """Move pairs to an unmatched block of the same size nearby if its lifetime is the partner's.
+    """Return the pairs, with a block replaced by an unmatched neighbour if only the latter's lifetime fits.
 
-    A kernel's workspace may be as large as its result; the two differ in when they are freed.
+    The neighbour has the same size, and the lifetime of the pair's block on the opposite side. A kernel's
+    workspace may be as large as its result; the two differ in when they are freed.
     """
     pairs = list(pairs)
     for side, row in enumerate((traced, recorded)):
@@ -237,7 +238,7 @@ def _name_recorded(
 
 
 def _next_partners(partner: dict[int, int], start: int, end: int) -> list[int | None]:
-    """Return, for each recorded index, the traced partner of the next matched one; None if there is none."""
+    """Return, for each recorded index, the traced partner of the next matched index, or None."""
     partners: list[int | None] = []
     following: int | None = None
     for index in range(end - 1, start - 1, -1):

@@ -17,9 +17,9 @@ Pair = tuple[int, int]
 def align_rows(
     first: Sequence[int], second: Sequence[int], most_table_bits: int = MOST_TABLE_BITS
 ) -> list[Pair]:
-    """Return as many pairs of indices of equal numbers as possible, rising on both sides.
+    """Return the longest list of index pairs of equal numbers in which both indices rise.
 
-    Among several such pairings the choice is arbitrary but deterministic. `most_table_bits` bounds the
+    Among several longest lists the choice is arbitrary but deterministic. `most_table_bits` bounds the
     memory.
     """
     start, end = 0, 0
@@ -45,9 +45,7 @@ def _align(first: Sequence[int], second: Sequence[int], most_table_bits: int) ->
 
 
 def _rows(first: Sequence[int], second: Sequence[int]) -> Iterator[int]:
-    """Yield the rows of the table: row i is for the first i numbers of `second`, bit j for number j of
-    `first`.
-    """
+    """Yield the rows of the table: bit j of row i is for `first[j]` and the first i numbers of `second`."""
     places: dict[int, int] = {}
     for column, number in enumerate(first):
         places[number] = places.get(number, 0) | 1 << column
@@ -85,8 +83,9 @@ def _align_halves(first: Sequence[int], second: Sequence[int], most_table_bits: 
 
 
 def _lengths(first: Sequence[int], second: Sequence[int]) -> list[int]:
-    """Return the length of the common subsequence of `second` and each prefix of `first`, the empty one
-    first.
+    """Return the length of the longest common subsequence of `second` and each prefix of `first`.
+
+    The first length is for the empty prefix.
     """
     (row,) = deque(_rows(first, second), maxlen=1)
     bits = f"{row:0{len(first)}b}"[::-1]

@@ -130,11 +130,11 @@ def interleave(
 
 
 def to_events(recorded: Iterable[HistoryEvent | PhaseStart]) -> Iterator[Event]:
-    """Convert recorded events to events of a trace, with blocks numbered in order and empty requests left
-    out.
+    """Convert recorded events to events of a trace, with blocks numbered in order of allocation.
 
-    Blocks that are freed consecutively are sorted by number: their order, which does not affect the
-    allocator, may be arbitrary, as when autocast's cache is emptied by address.
+    Requests of zero bytes, and frees of blocks whose allocation is not recorded, are left out. Blocks that
+    are freed consecutively are sorted by number: their order, which does not affect the allocator, may be
+    arbitrary, as when autocast's cache is emptied by address.
     """
     live: dict[int, int] = {}
     freed: list[int] = []
@@ -155,7 +155,7 @@ def to_events(recorded: Iterable[HistoryEvent | PhaseStart]) -> Iterator[Event]:
 
 
 def lifetimes(events: Iterable[Event]) -> dict[int, int]:
-    """Return the number of allocations before each freed block is freed, by block."""
+    """Return, by block number, how many allocations come before each freed block is freed."""
     counts: dict[int, int] = {}
     count = 0
     for event in events:
@@ -184,10 +184,10 @@ def allocations_of(
 
 
 def common_phase_starts(traced: Iterable[Event], recorded: Iterable[Event], ends: Pair) -> list[Pair]:
-    """Return the numbers of allocations on both sides before each phase that both have, with start and
-    `ends`.
+    """Return the allocation counts of both sides at the start of each phase that both have, in order.
 
-    A phase that begins several times in a step, as with gradient accumulation, is told apart by its turn.
+    The list begins with (0, 0) and ends with `ends`. A phase that begins several times in a step, as with
+    gradient accumulation, is told apart by its turn.
     """
     places = _phase_starts(recorded)
     cuts: list[Pair] = [(0, 0)]
@@ -212,6 +212,6 @@ def _phase_starts(events: Iterable[Event]) -> dict[tuple[int, Phase, int], int]:
 
 
 def common_lifetimes(allocations: Sequence[Allocation], matched: Collection[int]) -> list[int]:
-    """Return the number of matched allocations before each allocation is freed, or all if it never is."""
+    """Return how many matched allocations come before each allocation is freed, or all if it is not freed."""
     before = list(accumulate((index in matched for index in range(len(allocations))), initial=0))
     return [before[-1 if one.freed is None else one.freed] for one in allocations]

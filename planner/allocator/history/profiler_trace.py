@@ -1,9 +1,10 @@
 """Read a trace of `torch.profiler` as a history of a GPU's allocator.
 
 A trace made with `profile_memory=True` has an event for each block that is allocated or freed, with the
-block's address and size and with what was allocated and reserved then. Operators, annotations and, with
-`with_stack=True`, Python functions are spans of their threads, in which a block's event lies. There are no
-segments: those of the history have the changes of reserved memory as sizes, and addresses of their own.
+block's address and size and with the bytes allocated and reserved at that time. Operators, annotations and,
+with `with_stack=True`, Python functions are time spans of their threads, which enclose a block's event. There
+are no segments in a trace: segment events of the history have the changes of reserved memory as sizes, and 0
+as address.
 """
 
 import re
@@ -69,7 +70,7 @@ class _Trace(msgspec.Struct):
 
 
 class _Change(msgspec.Struct):
-    """A block that is allocated, or freed if its size is below zero, or that was refused."""
+    """An allocation, a free (a negative size) or a refused request in a trace."""
 
     size_bytes: int = field(name="Bytes")
     address: int = field(default=0, name="Addr")
@@ -92,7 +93,7 @@ def is_profiler_trace(beginning: bytes) -> bool:
 
 
 def load_profiler_trace(path: Path) -> History:
-    """Read the history of the GPU on which a request failed, or else of the one with the highest peak.
+    """Read the history of the GPU on which a request failed, or else of the GPU with the highest peak.
 
     Raises DataFileError for a file that cannot be read, and for a trace without memory of a GPU.
     """
@@ -123,7 +124,7 @@ def _by_failure_and_peak(item: tuple[int, list[_Change]]) -> tuple[bool, int]:
 
 
 def _changes(events: Sequence[_Event]) -> dict[int, list[_Change]]:
-    """Return the changes of each GPU's memory in the order of time, with the code in which they happen."""
+    """Return the memory changes of each GPU by GPU index, in order of time, with their sites."""
     spans: dict[int | str, list[_Event]] = defaultdict(list)
     moments: dict[int | str, list[tuple[float, _Change]]] = defaultdict(list)
     for event in events:
@@ -148,7 +149,7 @@ def _time(moment: tuple[float, _Change]) -> float:
 
 
 def _find_sites(moments: Iterable[tuple[float, _Change]], spans: list[_Event]) -> None:
-    """Set the site of each change of a thread, from the spans of the thread around it."""
+    """Set the site and category of each memory change of a thread, from the thread's spans around it."""
     spans.sort(key=lambda span: (span.ts, -span.dur))
     sites: dict[Origin, Origin] = {}
     around: list[_Event] = []
@@ -167,7 +168,10 @@ def _open(spans: Iterable[_Event], moment: float) -> Iterator[_Event]:
 
 
 def _site(around: Sequence[_Event]) -> Site:
-    """Return the outermost operator, and the innermost function of the user or else annotation."""
+    """Return a site with the outermost operator and the innermost user function, or else an annotation.
+
+    Without a user function, the outermost annotation that does not mark a step of the profiler is taken.
+    """
     operator = next((span.name for span in around if span.cat.lower() in _OPERATORS), "")
     operator = operator.removeprefix(_BACKWARD)
     for span in reversed(around):
@@ -180,7 +184,7 @@ def _site(around: Sequence[_Event]) -> Site:
 
 
 def _category(around: Sequence[_Event]) -> Category | None:
-    """Return the category of a block that the innermost span with a rule tells, or None if no span does."""
+    """Return the category that the innermost span with a rule gives, or None if no span has a rule."""
     for span in reversed(around):
         if span.name.startswith(_BACKWARD):
             return Category.GRADIENT
@@ -198,7 +202,7 @@ def _category(around: Sequence[_Event]) -> Category | None:
 
 @lru_cache(maxsize=2**14)  # the same functions are around thousands of blocks
 def _function(span: str) -> _Function | None:
-    """Return the function of Python that a span's name names, or None if it names none."""
+    """Return the Python function that the name of a span describes, or None if it describes none."""
     found = _FUNCTION.fullmatch(span)
     if found is None:
         return None
@@ -230,9 +234,10 @@ def _history(gpu: str, total_bytes: int | None, changes: Sequence[_Change]) -> H
 
 
 def _start(changes: Sequence[_Change]) -> tuple[dict[int, int], tuple[SegmentState, ...]]:
-    """Return made-up addresses of blocks that are older than the trace, and a segment that has them all.
+    """Return made-up addresses of the blocks older than the trace, by recorded address, and their segment.
 
-    What was in use and is not freed in the trace is one block.
+    The segment is in a tuple, which is empty if nothing was reserved. Memory in use that is not freed in the
+    trace is one block, and so is free reserved memory.
     """
     born: set[int] = set()
     old: dict[int, int] = {}

@@ -122,7 +122,7 @@ def save_published(published: PublishedHistory, path: Path) -> None:
 
 
 def beginning_of(history: History) -> str:
-    """Return in words at which point of its process a history begins."""
+    """Return where in its process a history begins: "first tensor", "empty cache" or "midway"."""
     if not history.start:
         return "first tensor"
     has_cached_segment = any(not any(block.in_use for block in state.blocks) for state in history.start)

@@ -35,7 +35,10 @@ _base: Any = pickle  # its unpickler in Python has `stack`, `memo` and `dispatch
 
 
 class EventRows:
-    """The number of a device's events, the last ones as rows with handles of streams, and their sites."""
+    """The count of a device's events, the last `MOST_EVENTS` events as rows, and the index of each site.
+
+    The streams of rows are handles, not numbers.
+    """
 
     def __init__(self) -> None:
         self.count = 0
@@ -44,7 +47,7 @@ class EventRows:
 
 
 class SnapshotList(list[Any]):
-    """A list of a snapshot, without the items that are events: these become its rows."""
+    """A list of a snapshot, in which items that are events are stored in `rows` instead."""
 
     __slots__ = ("next_place", "objects_before", "rows")
 
@@ -64,7 +67,7 @@ def load_stream(file: BufferedReader) -> object:
 
 
 class _Memo(dict[int, Any]):
-    """The objects to which later parts of a pickle may refer, by number; dropped parts of events are stacks.
+    """The objects to which later parts of a pickle may refer, by number; dropped objects read as `NO_STACK`.
 
     Torch records some frees with the stack of the allocation, which may be millions of events ago.
     """
@@ -86,7 +89,7 @@ class _Memo(dict[int, Any]):
         return NO_STACK
 
     def pass_events(self, place: int) -> None:
-        """Drop the parts of the oldest events, given the place at which those of the latest events begin.
+        """Queue the parts of events from `place` on, and drop the oldest parts beyond `_MOST_PARTS`.
 
         Texts and frames stay, since many events share them.
         """
@@ -150,7 +153,7 @@ class _StreamUnpickler(_base._Unpickler):  # type: ignore[misc]
         self.read(8)  # its length, which is a hint
 
     def load_mark(self) -> None:
-        """Begin a list, a mapping or a tuple; the frames of a stack are taken at once."""
+        """Begin a list, a mapping or a tuple; if the frames of a stack follow, read all of them at once."""
         is_in_list = bool(self.stack) and type(self.stack[-1]) is SnapshotList and not self.stack[-1]
         references = _REFERENCES.match(self._file.peek()) if is_in_list else None
         if references is None:

@@ -113,7 +113,7 @@ def _history(snapshot: dict[str, Any], device: int) -> History:
 
 
 def _segments(snapshot: dict[str, Any], device: int) -> list[dict[str, Any]] | None:
-    """Return a device's segments that belong to no CUDA graph, or None if the snapshot lists none."""
+    """Return a device's segments outside of CUDA graphs, or None if the snapshot has no list of segments."""
     segments = snapshot.get("segments")
     if not isinstance(segments, list) or not all(isinstance(one, dict) for one in segments):
         return None

@@ -28,9 +28,7 @@ Frames = list[dict[str, Any]]
 
 
 def save_snapshot(trace: Trace, limits: MemoryLimits, path: Path) -> None:
-    """Write the snapshot of a simulated run to a file atomically. Raises DataFileError if it cannot be
-    written.
-    """
+    """Write the snapshot of a simulated run to a file atomically. Raises DataFileError."""
     save(path, pickle.dumps(make_snapshot(trace, limits), protocol=PROTOCOL), "the snapshot")
 
 

@@ -40,7 +40,7 @@ _COMPILED = tuple(
 class Stack:
     """The frames of an event or a block, reduced to a line of the user's code and to a category.
 
-    The line is that of the innermost frame of Python outside torch. The innermost frame of Python with a rule
+    The line comes from the innermost frame of Python outside torch. The innermost frame of Python with a rule
     decides the category; a stack with frames of autograd in C++ and none of Python is the backward pass.
     """
 
@@ -53,7 +53,7 @@ class Stack:
         self.extend(frames)
 
     def extend(self, frames: Iterable[dict[str, Any]]) -> None:
-        """Add frames outside of those added before."""
+        """Add the next frames of the stack, which are outside of the frames added before."""
         for frame in frames:
             path, function, line = frame["filename"], frame.get("name"), frame.get("line")
             function = function if isinstance(function, str) else "?"
@@ -71,7 +71,7 @@ class Stack:
 
     @property
     def origin(self) -> Origin:
-        """The line of the user's code, and the category of a block allocated there, None if unknown."""
+        """Return the line of the user's code, and the category of a block allocated there (None: unknown)."""
         if self._is_autograd and not self._is_python:
             return self._site, Category.GRADIENT
         return self._site, self._decision[1]

@@ -17,7 +17,7 @@ from planner.allocator.history.history import HistoryEvent
 
 
 class UnequalStateError(ValueError):
-    """The events do not lead to the given state at their end."""
+    """The error for events that do not lead to the given state after the last event."""
 
 
 def start_before(
@@ -58,7 +58,7 @@ class _Before:
                     self._used[block.address] = _Used(block.size_bytes, is_exact=True)
 
     def undo(self, event: HistoryEvent) -> None:
-        """Undo one event."""
+        """Undo one event. Raises UnequalStateError if the event contradicts the state after it."""
         action, address, size_bytes = event[:3]
         if action == "alloc" and size_bytes:
             if self._used.pop(address, None) is None:
@@ -79,7 +79,7 @@ class _Before:
             self._join(address, size_bytes, event.stream)
 
     def _cut(self, first: int, end: int) -> None:
-        """Remove pages from the piece that contains them."""
+        """Remove pages from the piece that contains them. Raises UnequalStateError if no piece does."""
         start = max((address for address in self._pieces if address <= first), default=None)
         if start is None or start + self._pieces[start].size_bytes < end:
             raise UnequalStateError(f"the pages at {first:#x} were mapped and are not there at the end")
@@ -116,7 +116,10 @@ class _Before:
         return tuple(states)
 
     def _tile(self, address: int, piece: _Piece, used: Sequence[int]) -> Iterator[BlockState]:
-        """Yield the blocks of a piece, free blocks between used ones included."""
+        """Yield the used and free blocks of a piece by rising address.
+
+        Raises UnequalStateError if blocks overlap.
+        """
         end = address + piece.size_bytes
         place = address
         for start, following in pairwise([*used, end]):

@@ -39,16 +39,16 @@ def map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
 
 
 class CpuTensor(Tensor):
-    """A tensor on meta that a workspace rule is to take for a tensor of the CPU."""
+    """A meta tensor that workspace rules treat as a CPU tensor."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
 
 def as_cpu_tensor(tensor: Tensor) -> Tensor:
-    """Return a view of a tensor on meta that `is_on_cpu` takes for a tensor of the CPU."""
+    """Return a view of a meta tensor that `is_on_cpu` treats as a CPU tensor."""
     return Tensor._make_subclass(CpuTensor, tensor)
 
 
 def is_on_cpu(tensor: Tensor) -> bool:
-    """Return whether an argument is a tensor of the CPU, itself or by its mark."""
+    """Return whether a tensor is on the CPU or is marked as a CPU tensor."""
     return isinstance(tensor, CpuTensor) or tensor.is_cpu

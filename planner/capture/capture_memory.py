@@ -1,4 +1,4 @@
-"""Remember results of a job's earlier captures that its captures at other batch sizes reuse."""
+"""Remember results of a job's earlier captures, for captures of the job at other batch sizes."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ from planner.program import GrowthSource, Trace
 
 @dataclass(slots=True)
 class CaptureMemory:
-    """Tensor values read in earlier captures of a job, and the source lines where its memory grows."""
+    """Tensor values read in earlier captures of a job, and the source lines where the job's memory grows."""
 
     first_read: DataDependentError | None = None  # if the job cannot be captured from shapes alone
     logs: ReadLogs = field(default_factory=ReadLogs)

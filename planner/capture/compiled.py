@@ -51,7 +51,7 @@ class CompiledCalls:
 
 @contextmanager
 def watch_compiled(calls: CompiledCalls) -> Iterator[None]:
-    """Run compiled code as eager code while open, and add the names of called functions to `calls`.
+    """Run compiled code as eager code inside the context, and add the names of called functions to `calls`.
 
     A compiler would trace the recorder as well.
     """

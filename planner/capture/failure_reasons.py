@@ -91,9 +91,9 @@ _NOT_PLANNED = (
 
 
 def explain(job: Job, batch: int, recorder: Recorder, error: BaseException) -> ModelError:
-    """Return the error to show for a failed capture: DataDependentError if the model reads tensor values.
+    """Return the error to show for a failed capture, a DataDependentError if the model reads tensor values.
 
-    Any other failure gives a plain ModelError.
+    Any other failure, and any unsupported construct, gives a plain ModelError.
     """
     place, running, line = recorder.place(), recorder.running or "", source_line(error)
     op = f" in {running}" if running else ""
@@ -141,7 +141,8 @@ def sentence_of(error: BaseException) -> str:
 def reads_values(error: BaseException, running: str = "") -> bool:
     """Return whether an exception, or any exception in its chain, comes from reading values of meta tensors.
 
-    `running` is the operator in which it was raised; operators that read values by nature suffice.
+    `running` is the operator in which the exception was raised; if its result depends on values, the answer
+    is True.
     """
     if _READS_VALUES.search(running):
         return True
@@ -153,8 +154,8 @@ def reads_values(error: BaseException, running: str = "") -> bool:
 def remedy_for(error: BaseException, otherwise: str = ANY, running: str | None = None) -> str:
     """Return the remedy for an exception if its cause is established, else `otherwise`.
 
-    `running` is the operator in which it was raised, or "" outside of any operator. It is None if no batch
-    had been passed yet, so that the shapes of a batch cannot be at fault.
+    `running` is the operator in which the exception was raised, or "" outside of any operator. `running` is
+    None if no batch had been passed yet, so that the shapes of a batch cannot be at fault.
     """
     if isinstance(error, ImportError):
         return _remedy_for_import(error)
@@ -227,8 +228,8 @@ def source_line(error: BaseException) -> str:
 def _is_raised_by_torch(error: BaseException) -> bool:
     """Return whether an exception was raised by torch, or by the planner in its place.
 
-    It was if the innermost frame is in their code, or is a line that does not raise or assert itself and so
-    called into C.
+    The answer is True if the innermost frame is in the code of torch or the planner, or is at a line that
+    does not raise or assert itself and so called into C.
     """
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
@@ -255,7 +256,7 @@ def _is_of_flex_attention(error: BaseException) -> bool:
 
 
 def _is_computed_again(error: BaseException) -> bool:
-    """Return whether an exception was raised as activation checkpointing computed a block again."""
+    """Return whether an exception was raised while activation checkpointing recomputed a block."""
     return any(
         frame.filename.endswith("/torch/utils/checkpoint.py") and frame.name in ("unpack_hook", "backward")
         for frame in traceback.extract_tb(error.__traceback__)

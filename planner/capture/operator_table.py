@@ -19,5 +19,5 @@ def overload(name: str) -> Any:
 
 
 def operator_table(functions: Mapping[str, _Function]) -> dict[Any, _Function]:
-    """Return functions keyed by operator; a key of `functions` names several operators with spaces."""
+    """Return functions keyed by operator; a key of `functions` names operators, separated by spaces."""
     return {overload(name): function for names, function in functions.items() for name in names.split()}

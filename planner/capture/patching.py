@@ -1,4 +1,4 @@
-"""Replace attributes of torch and of libraries while a context is open, but only for the plan's threads."""
+"""Replace attributes of torch and of libraries inside a context, but only for the plan's threads."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -9,7 +9,7 @@ from planner.capture.cuda.threads import beside_other_threads
 
 
 def patched(holder: Any, name: str, new: Any, *, create: bool = False) -> AbstractContextManager[object]:
-    """Return a context in which the attribute `name` of a module, class or object is `new`.
+    """Return a context manager that replaces the attribute `name` of a module, class or object by `new`.
 
     Other threads that are already running still call the original function. With `create` the attribute need
     not exist.
@@ -20,7 +20,7 @@ def patched(holder: Any, name: str, new: Any, *, create: bool = False) -> Abstra
 
 @contextmanager
 def all_patched(holder: Any, attributes: Mapping[str, Any], *, create: bool = False) -> Iterator[None]:
-    """Replace several attributes of a module, class or object while open, each as by `patched`."""
+    """Replace several attributes of a module, class or object inside the context, each as by `patched`."""
     with ExitStack() as stack:
         for name, new in attributes.items():
             stack.enter_context(patched(holder, name, new, create=create))

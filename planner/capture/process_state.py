@@ -26,10 +26,10 @@ _ONE_PLAN = threading.RLock()
 
 @contextmanager
 def preserve_process_state() -> Iterator[Callable[[], Callable[[], None]]]:
-    """Restore on exit every process setting and torch mode that changed while open.
+    """Restore on exit every process setting and torch mode that changed inside the context.
 
     Yields a function that notes the changes so far and returns a function that applies them again. Plans of
-    several threads wait for each other here, since they replace functions of torch for the whole process.
+    several threads run one after another, since they replace functions of torch for the whole process.
     """
     with _ONE_PLAN:
         yield from _preserved()
@@ -62,7 +62,7 @@ def _preserved() -> Iterator[Callable[[], Callable[[], None]]]:
 
 @contextmanager
 def _process_kept() -> Iterator[None]:
-    """Make `os._exit`, `os.execv` and `os.execve` raise while open, instead of ending this process.
+    """Make `os._exit`, `os.execv` and `os.execve` raise inside the context, instead of ending this process.
 
     Otherwise a model's code could choose the exit status that the caller sees. Children of this process end
     as usual.
@@ -101,10 +101,10 @@ def message_of(error: BaseException) -> str:
 
 @contextmanager
 def foreign_errors(explain: Callable[[BaseException], PlannerError]) -> Iterator[None]:
-    """Turn the exceptions of code that is not the planner's into errors of one line, as `explain` makes them.
+    """Turn exceptions of foreign code inside the context into one-line errors, as `explain` makes them.
 
-    Such code may raise anything. The planner's own errors pass, and so does an interruption, also one that
-    is behind another exception.
+    Foreign code may raise any exception. The planner's own errors pass, and so does a KeyboardInterrupt, even
+    one that is behind another exception.
     """
     try:
         yield

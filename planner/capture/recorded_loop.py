@@ -55,10 +55,10 @@ def _run(loop: CapturedLoop, stack: ExitStack) -> Notes:
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Disable automatic garbage collection while open: it frees cycles at times that differ between traces.
+    """Disable automatic garbage collection inside the context.
 
-    Objects that exist already are frozen, so that an explicit collection within skips torch's million
-    objects.
+    It would free cycles at times that differ between traces. Objects that exist already are frozen, so that
+    an explicit collection inside the context skips torch's million objects.
     """
     was_enabled, freezes = gc.isenabled(), not gc.get_freeze_count()
     gc.disable()

@@ -46,10 +46,10 @@ def record(
 
     `build` makes the model with its parameters on meta. `provenance` collects the provenance of blocks, which
     takes time; `calls` collects calls of operators with workspace rules. `path_of` replaces the capability if
-    another one decides which operators run. Without `sm_count` the GPU is the largest of its capability;
-    without `conv_workspace_query` convolutions take no workspace. `memory` is shared by captures of the job
-    at several batch sizes. Raises UsageError for an unknown model, and ModelError for one that cannot be
-    built, does not accept its inputs, or reads values that a run on the CPU cannot give.
+    another capability decides which operators run. Without `sm_count` the GPU is the largest of its
+    capability; without `conv_workspace_query` convolutions take no workspace. `memory` is shared by captures
+    of the job at several batch sizes. Raises UsageError for an unknown model, and ModelError for a model that
+    cannot be built, does not accept its inputs, or reads values that a run on the CPU cannot give.
     """
     target = replace(
         Target.for_capability(capability, sm_count),

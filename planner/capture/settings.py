@@ -105,7 +105,7 @@ _AUTOCAST_OFF = ((False, torch.float16), (False, torch.bfloat16), True)
 
 
 def _settings_of_torch() -> Iterator[Setting]:
-    """Yield the flags of torch's backends that this version of torch has, by their C functions."""
+    """Yield a setting for each flag of torch's backends that this version of torch can read and write."""
     for name, stem, *defaults in (
         ("flash attention", "sdp_use_flash", True),
         ("memory-efficient attention", "sdp_use_mem_efficient", True),
@@ -172,7 +172,7 @@ def _attribute(holder: Any, name: str, of: str, defaults: tuple[Any, ...] = ()) 
 
 
 def _unless_mixed(setting: Setting) -> Setting:
-    """Return the setting changed to read as None, and to ignore writes of None, if torch refuses to read it.
+    """Return a copy of the setting that reads None if torch refuses to read it, and ignores writes of None.
 
     torch refuses after a program has set `fp32_precision`, another form of the setting, for a part of torch.
     """
@@ -331,7 +331,7 @@ def _armed_timers() -> frozenset[int]:
 
 
 def _disarm_timers(before: frozenset[int]) -> None:
-    """Stop the timers that were not armed before; the caller's own timers continue."""
+    """Stop the armed timers that are not in `before`; the caller's own timers continue."""
     for one in _armed_timers() - before:
         signal.setitimer(one, 0)
 

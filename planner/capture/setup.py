@@ -40,11 +40,11 @@ def _record_model(
     loaded: dict[int, list[Tensor]],
     where: Callable[[Tensor], bool] = lambda tensor: True,
 ) -> None:
-    """Record the move of a model's tensors for which `where` holds to the GPU.
+    """Record the move to the GPU of a model's tensors, omitting tensors for which `where` is false.
 
-    Tensors that user code put on the GPU while it built the model are recorded first, in their order, also
-    the tensors that were freed again. `loaded` holds the tensors that each quantized module allocates during
-    the move, by the module's `id`.
+    Tensors that user code put on the GPU while it built the model are recorded first, in the order
+    of their allocation, including tensors that were freed again. `loaded` holds the tensors that each
+    quantized module allocates during the move, by the module's `id`.
     """
     log = Replayed(placed_tensors())
     moves: list[tuple[float, Callable[[], None]]] = [
@@ -79,7 +79,7 @@ def _record_loaded(loaded: dict[int, list[Tensor]], module: nn.Module, recorder:
 
 
 def _record_logged(log: Replayed, entry: Entry, recorder: Recorder) -> None:
-    """Record one logged event on the GPU from the time when the model was built."""
+    """Record one GPU event, logged while the model was built: an allocation, call, free or emptied cache."""
     match entry:
         case Put():
             recorder.record_tensor(log.bytes_of(entry), Category.TEMPORARY, "to", "")
@@ -119,7 +119,7 @@ def _record_adapters(model: nn.Module, recorder: Recorder) -> None:
 
 
 def _in_order_of_apply(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield modules in the order in which `Module.to` moves their tensors: children first."""
+    """Yield (name, module) pairs in the order in which `Module.to` moves the tensors: children first."""
     for name, child in model.named_children():
         yield from _in_order_of_apply(child, f"{prefix}.{name}" if prefix else name)
     yield prefix, model

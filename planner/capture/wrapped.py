@@ -24,7 +24,7 @@ def calls_operators_itself(kind: type) -> bool:
 
 
 def parts(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the tensors with memory inside a wrapper, at any depth, or the tensor itself if it is none."""
+    """Yield the tensors with memory inside a wrapper, at any depth, or the tensor itself if it is plain."""
     if not is_wrapped(tensor):
         yield tensor
         return

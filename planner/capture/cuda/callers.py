@@ -39,7 +39,7 @@ def is_of_torch(frame: FrameType) -> bool:
 
 
 def skips_meta(frame: FrameType, torch_version: TorchVersion) -> bool:
-    """Return whether an initialization of torch runs in the frame that leaves weights on meta as they are.
+    """Return whether a frame runs an initialization of torch that leaves weights on meta unchanged.
 
     `torch_version` is the version that the job runs, whose `trunc_normal_` makes no tensors before 2.13.
     """
@@ -48,7 +48,7 @@ def skips_meta(frame: FrameType, torch_version: TorchVersion) -> bool:
 
 
 def draws_truncated(frame: FrameType) -> bool:
-    """Return whether the part of `torch.nn.init.trunc_normal_` that draws runs in the frame."""
+    """Return whether a frame runs the part of `torch.nn.init.trunc_normal_` that draws random numbers."""
     return _function_of(frame) == ("torch.nn.init", "_no_grad_trunc_normal_")
 
 

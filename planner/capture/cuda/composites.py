@@ -92,7 +92,7 @@ def _mish_backward(grad: Tensor, x: Tensor) -> Any:
 
 
 def _transposed_einsum(equation: str, operands: list[Tensor], *, path: list[int] | None = None) -> Any:
-    """Run `einsum` as torch did before it exchanged two operands for the sake of a contiguous result.
+    """Run `einsum` as torch before 2.9, which did not exchange two operands to get a contiguous result.
 
     The result is a view of the product of the first operand's rows and the second one's columns, even if the
     equation names the columns first. Equations of more than two operands are run as in the installed torch.

@@ -208,7 +208,8 @@ def _for_users(
 def _type_for_users(plain: type, construct: Callable[..., Any]) -> type:
     """Return a class that replaces `plain` and makes instances for user code by `construct`.
 
-    Instances of `plain` are instances of it too. Code that caches answers gets instances of `plain`.
+    Instances of `plain` and `Handle` count as instances of the class. Code that caches answers gets
+    instances of `plain`.
     """
 
     class _Type(type):

@@ -98,7 +98,7 @@ def planned_device(
     has_values: bool = False,
     torch_version: TorchVersion | None = None,
 ) -> Iterator[Placement]:
-    """Make `cuda` in user code mean the device `target` while open, and torch.cuda answer as the planned GPU.
+    """Make `cuda` in user code mean `target`, and torch.cuda answer as the planned GPU, inside the context.
 
     Nested placements share the tensors that are put on the GPU. `has_values` means that tensors of the
     capture have values.
@@ -130,7 +130,7 @@ def planned_device(
 
 @contextmanager
 def names_of_torch() -> Iterator[None]:
-    """Restore torch's own functions while open, inside a placement."""
+    """Restore torch's own functions inside the context, which must be opened inside a placement."""
     names = _opened[-1].names
     assert names is not None
     names.restore()
@@ -142,7 +142,7 @@ def names_of_torch() -> Iterator[None]:
 
 @contextmanager
 def devices_shown() -> Iterator[None]:
-    """Make tensors on meta report the GPU, or the CPU for stand-ins, as their device to user code."""
+    """Make meta tensors report the GPU, or the CPU for stand-ins, to user code inside the context."""
     index = Tensor.get_device
     shown: dict[str, Any] = {
         "device": _shown(torch._C.TensorBase.device, _GPU, _CPU),
@@ -159,7 +159,7 @@ def devices_shown() -> Iterator[None]:
 
 @contextmanager
 def placed_devices_shown() -> Iterator[None]:
-    """Make only tensors that user code put on the GPU report it as their device to user code while open."""
+    """Make tensors that user code put on the GPU report the GPU to user code inside the context."""
     plain, index = torch._C.TensorBase, Tensor.get_device
 
     asking: list[None] = []  # not empty while a wrapper lists its parts, which may query its device
@@ -261,7 +261,7 @@ def names_gpu(device: object) -> bool:
 
 
 def _target(device: object) -> str:
-    """Return the device that stands for this GPU, and remark if it is not the first GPU."""
+    """Return the device of the capture that stands for a GPU, and add a remark if its index is not 0."""
     index = device if isinstance(device, int) else torch.device(device).index  # type: ignore[call-overload]
     if index:
         _remark(f"uses cuda:{index}: each GPU stands for the planned one")

@@ -69,7 +69,7 @@ class HostTensors:
             self._storages[key] = weakref.ref(storage, lambda _: self._storages.pop(key, None))
 
     def pin(self, tensor: Tensor) -> Tensor:
-        """Mark a tensor on meta as a tensor in pinned memory of the CPU; returns the tensor."""
+        """Mark a tensor on meta as a tensor in pinned memory of the CPU, and return the tensor."""
         self.add(tensor)
         storage = tensor.untyped_storage()
         key = storage._cdata
@@ -90,7 +90,7 @@ class HostTensors:
 
     @contextmanager
     def moving_to(self, side: Side) -> Iterator[None]:
-        """Put the results of operators on this side while open, wherever their arguments are."""
+        """Put the results of operators on `side` inside the context, wherever their arguments are."""
         before, self.destination = self.destination, side
         try:
             yield
@@ -135,8 +135,9 @@ class HostTensors:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Return an operator's arguments with real CPU tensors copied to meta as tensors of the CPU.
 
-        User code made such tensors on the CPU; scalar tensors are not copied. Returns None if no argument is
-        such a tensor, if the operator changes one of them, or unless all other tensors stand for the CPU's.
+        User code made the real tensors on the CPU; scalar tensors are not copied. Returns None if no argument
+        is a real CPU tensor, if the operator changes a real CPU tensor in place, if no argument is on meta,
+        or if an argument on meta is a tensor of the GPU.
         """
         tensors = [one for one in leaves_of((args, kwargs)) if isinstance(one, Tensor)]
         made = [one for one in tensors if one.device.type == "cpu" and one.dim()]

@@ -48,7 +48,7 @@ class Names:
     def _scripting(self, script: Callable[..., Any]) -> Callable[..., Any]:
         """Return `torch.jit.script` with torch's names restored during its calls.
 
-        It recognizes torch's functions by identity.
+        `torch.jit.script` recognizes torch's functions by identity.
         """
 
         @functools.wraps(script)

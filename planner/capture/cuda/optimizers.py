@@ -23,7 +23,7 @@ _HALVES = (torch.float16, torch.bfloat16)  # accumulated in float32 (ATen/OpMath
 
 
 def patches() -> Iterator[tuple[str, object]]:
-    """Yield names and replacements of functions that choose by device or make tensors unseen by modes."""
+    """Yield names and replacements of functions that choose by device or bypass dispatch modes."""
     yield "torch.as_tensor", _recorded(torch.as_tensor)
     yield "torch.tensor", _recorded(torch.tensor)
     # torch/optim/optimizer.py takes foreach by default if all parameters are on such a device,

@@ -1,7 +1,7 @@
 """Log the tensors that user code puts on the GPU while a model is built, their results, and their frees.
 
 A model is built without a recorder. The log lists all blocks in their order, so that `planner.capture.setup`
-can record them later, also the blocks that are freed before the model is complete.
+can record them later, including the blocks that are freed before the model is complete.
 """
 
 import weakref
@@ -120,7 +120,7 @@ class PlacedTensors:
             self._watch(number, new.untyped_storage())
 
     def living(self, number: int) -> UntypedStorage | None:
-        """Return the storage of this number, or None if it was freed."""
+        """Return the storage with the given number, or None if that storage was freed."""
         ref = self._alive.get(number)
         return None if ref is None else ref()
 
@@ -131,7 +131,7 @@ class PlacedTensors:
 
     @contextmanager
     def forgotten_on_error(self) -> Iterator[None]:
-        """Remove the entries that were logged while open if an exception leaves the context."""
+        """Remove the entries logged inside the context if an exception leaves it."""
         start = len(self._entries)
         try:
             yield
@@ -144,7 +144,7 @@ class PlacedTensors:
 
     @contextmanager
     def copying_to_cpu(self) -> Iterator[None]:
-        """Do not log results of operators while open, since they are on the CPU."""
+        """Do not log results of operators inside the context, since the results are on the CPU."""
         self._is_copying = True
         try:
             yield
@@ -213,7 +213,7 @@ class PlacedResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Replayed:
-    """The tensors of a log as tensors on meta, with stand-ins for tensors that were freed meanwhile."""
+    """The tensors of a log rebuilt on meta, with stand-ins for storages that have been freed since."""
 
     def __init__(self, placed: PlacedTensors) -> None:
         self._placed = placed
@@ -229,7 +229,7 @@ class Replayed:
         return self._tensor(Layout(put.number, put.size_bytes, (put.size_bytes,), (1,), 0, torch.uint8))
 
     def living(self) -> Iterator[Tensor]:
-        """Yield a tensor of bytes for each storage used so far that is still alive."""
+        """Yield a tensor of bytes for each living storage from which a tensor was rebuilt so far."""
         for number in sorted(self._met):
             storage = self._placed.living(number)
             if storage is not None and storage.device.type == "meta":

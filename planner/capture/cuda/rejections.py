@@ -1,6 +1,6 @@
-"""Answer whether random weights are drawn anew, which `trunc_normal_` reads from the GPU (torch 2.13).
+"""Predict whether `trunc_normal_` draws random weights again, which it reads from the GPU (torch 2.13).
 
-It draws until all weights lie between its bounds, and reads after each round whether any does not.
+`trunc_normal_` draws until all weights are between its bounds, and reads after each round whether any is not.
 """
 
 import sys
@@ -15,7 +15,7 @@ _MOST_FRAMES = 16  # between a read in Python and the dispatch mode that asks
 
 
 class Rejections(Struct):
-    """The rounds of one call of `trunc_normal_`."""
+    """A counter of the drawing rounds of the current call of `trunc_normal_`."""
 
     rounds: int = 0  # that drew rejected weights anew
 
@@ -44,8 +44,10 @@ def _drawing_frame() -> FrameType | None:
 
 
 def _accepted(mean: float, std: float, low: float, high: float) -> float:
-    """Return the probability of accepting a draw: from the normal distribution, or from a uniform one where
-    less than 30 % of the normal distribution lies between the bounds.
+    """Return the probability that a drawn weight is accepted.
+
+    Weights are drawn from the normal distribution, or from a uniform distribution if at most 30 % of the
+    normal distribution is between the bounds.
     """
 
     def below(x: float) -> float:

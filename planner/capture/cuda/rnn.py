@@ -123,7 +123,7 @@ def _run(
 
 
 def _shared_buffer(weights: Sequence[Tensor]) -> Tensor | None:
-    """Return the buffer of which the weights are views, or None if they are separate.
+    """Return a flat tensor over the storage that all weights share, or None if the weights are separate.
 
     Separate weights are copied into a buffer at each call.
     """
@@ -193,7 +193,7 @@ def cudnn_rnn(
     cx: Tensor | None, mode: int, hidden: int, projected: int, layers: int, batch_first: bool, p: float,
     train: bool, bidirectional: bool, batch_sizes: Sequence[int], dropout: Tensor | None,
 ) -> Any:  # fmt: skip
-    """Return output, last states, reserve space and weight buffer, which is new if none was given."""
+    """Return output, hidden state, cell state, reserve space and weight buffer, new if none was given."""
     sizes = RnnSizes(mode, x.shape[-1], hidden, projected, layers, bidirectional)
     width, states = sizes.width * sizes.directions, layers * sizes.directions
     if batch_sizes:
@@ -219,7 +219,7 @@ def cudnn_rnn_backward(
     hidden: int, projected: int, layers: int, batch_first: bool, p: float, train: bool, bidirectional: bool,
     batch_sizes: Sequence[int], dropout: Tensor | None, reserve: Tensor, mask: Sequence[bool],
 ) -> Any:  # fmt: skip
-    """Return the gradients of input, states and weights; the weights' gradients are views of one buffer."""
+    """Return the gradients of input, hidden state, cell state and weights, the last as views of a buffer."""
     if grad_output is None and grad_hy is None and grad_cy is None:
         return None, None, None, [None] * len(weight)
     if batch_first and not batch_sizes:

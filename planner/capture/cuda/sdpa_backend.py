@@ -150,9 +150,9 @@ def _cudnn_width(widths: tuple[int, int], capability: Capability) -> int:
 
 
 def gemm_alignment(dtype: torch.dtype, capability: Capability) -> int:
-    """Return the number of elements of which widths of heads must be multiples: 16 bytes for tensor cores.
+    """Return the number of elements that must divide head widths: 16 bytes of elements with tensor cores.
 
-    This is `minimum_gemm_alignment`; without tensor cores it is 1.
+    The rule is `minimum_gemm_alignment`; without tensor cores the number is 1.
     """
     half = dtype in _HALVES
     if capability >= (8, 0) or (capability >= (7, 0) and half):
@@ -182,9 +182,10 @@ def _is_unit_stride(call: SdpaCall) -> bool:
 
 
 def _heads_match(call: SdpaCall, *, grouped: bool) -> bool:
-    """Return whether the batch sizes are equal, and the numbers of heads equal or allowed by grouping.
+    """Return whether batch sizes are equal, and head counts are equal or allowed by grouped queries.
 
-    With grouped queries, the number of keys' and values' heads must divide the number of the query's heads.
+    If the call enables grouped queries and the backend takes them (`grouped`), the number of heads of keys
+    and values must divide the number of the query's heads.
     """
     query, key, value = call.query, call.key, call.value
     if not query.shape[0] == key.shape[0] == value.shape[0]:
@@ -198,7 +199,8 @@ def _heads_match(call: SdpaCall, *, grouped: bool) -> bool:
 def _mask_broadcasts(call: SdpaCall) -> bool:
     """Return whether cuDNN accepts the call's mask, as `check_attn_mask_shape`.
 
-    It accepts no mask, or a mask of 2 or 4 dimensions without a gradient that broadcasts to the scores.
+    cuDNN accepts a call without a mask, or with a mask of 2 or 4 dimensions that requires no gradient and
+    broadcasts to the scores.
     """
     mask = call.mask
     if mask is None:

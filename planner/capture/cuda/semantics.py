@@ -39,10 +39,10 @@ Suspended = Callable[[], AbstractContextManager[object]]
 
 @contextmanager
 def cuda_semantics(capability: tuple[int, int], version: TorchVersion = NEWEST_TORCH) -> Iterator[Suspended]:
-    """Make operators on `meta` take the paths of a CUDA GPU of this compute capability while open.
+    """Make operators on `meta` take the paths of a GPU of this compute capability inside the context.
 
     `version` is the version of torch on the GPU. Yields a function that opens a context in which torch is
-    unchanged, except for autocast. Raises RuntimeError if it is already open in this or another thread.
+    unchanged, except for autocast. Raises RuntimeError if another such context is open in the process.
     """
     if not _OPEN.acquire(blocking=False):
         raise RuntimeError("another trace is running in this process; traces run one at a time")
@@ -104,7 +104,7 @@ def _kernels(capability: tuple[int, int], version: TorchVersion) -> dict[str, Ca
 
 
 def _device_lists() -> Iterator[tuple[str, object]]:
-    """Yield Python functions that check for a device or a compiled extension, and replacements for `meta`."""
+    """Yield names of Python checks for a device or a compiled extension, and replacements for `meta`."""
     # nn.MultiheadAttention takes its fast path in inference on cuda, but not on meta
     yield "torch.nn.modules.activation._check_arg_device", lambda tensor: True
     # nn.TransformerEncoderLayer names devices inline; only the out-of-tree backend's name is a variable

@@ -48,7 +48,7 @@ def _index(x: Tensor, index: Any) -> Any:
 
 
 def _sliced_at_once(x: Tensor, places: Sequence[Any]) -> Tensor:
-    """Return `x` with a slice operator run for each full slice, to be indexed by tensors or lists later."""
+    """Return `x` after a slice operator for each full slice, before `x` is indexed by tensors or lists."""
     dim = 0
     for position, place in enumerate(places):
         if isinstance(place, EllipsisType):
@@ -69,7 +69,7 @@ def _dimensions(place: Any) -> int:
 def _is_full(place: Any, x: Tensor, dim: int) -> bool:
     """Return whether an index is a full slice for which versions before 2.9 run a slice operator.
 
-    They run none if the slice's end equals the size of the dimension.
+    Versions before 2.9 run none if the slice's end equals the size of the dimension.
     """
     if not isinstance(place, slice) or not (_is_number(place.start, 0) and _is_number(place.step, 1)):
         return False

@@ -13,7 +13,7 @@ _LEAF_NODE = 2**63  # sequence numbers of nodes that accumulate into leaves are 
 
 
 class Streams:
-    """The current stream of a process, for Python code and for the nodes of a backward pass.
+    """The current streams of Python code and of the nodes of a backward pass.
 
     Autograd runs a node on the stream of its forward operator (autograd/engine.cpp), unless Python code in
     the node enters another stream.
@@ -58,7 +58,7 @@ class Streams:
         return self._changes[bisect_right(self._changes, node, key=itemgetter(0)) - 1][1]
 
     def _note_change(self, stream: int) -> None:
-        """Note that autograd nodes made from now on belong to a stream."""
+        """Record that autograd nodes made from now on belong to a stream."""
         number = torch._C._autograd._get_sequence_nr()
         while self._changes and self._changes[-1][0] >= number:
             self._changes.pop()

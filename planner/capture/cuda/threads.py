@@ -1,4 +1,4 @@
-"""Replace functions of torch for a plan only: threads that ran before it still see the original functions."""
+"""Replace functions of torch for a plan only: threads started before it still see the originals."""
 
 import functools
 import sys
@@ -10,10 +10,10 @@ from typing import Any
 
 
 def beside_other_threads(new: Any, plain: Any) -> Any:
-    """Return a form of `new` that behaves as `plain` in other threads that are already running.
+    """Return a version of `new` that behaves as `plain` in other threads that are already running.
 
     Threads that a model starts later belong to the plan and see `new`. If no other thread runs, or if `new`
-    is no function, `new` itself is returned.
+    is not a function, method or property, `new` itself is returned.
     """
     bystanders = frozenset(one.ident for one in all_threads()) - {get_ident()}
     if not bystanders:
@@ -31,7 +31,7 @@ def beside_other_threads(new: Any, plain: Any) -> Any:
 
 
 def do_nothing(*_: Any) -> None:
-    """Do nothing; the counterpart of a hook in other threads."""
+    """Do nothing; used as the hook of other threads."""
 
 
 def caller_frame(depth: int = 1) -> FrameType:

@@ -16,7 +16,7 @@ _CACHE_BYTES = 256 * 2**20  # which Triton empties between two runs (backends/nv
 
 @contextmanager
 def torchao_kernels() -> Iterator[None]:
-    """Make torchao multiply INT8 matrices as on a GPU while open, if its modules are imported."""
+    """Make torchao multiply INT8 matrices as on a GPU inside the context, if its modules are imported."""
     with ExitStack() as stack:
         if _PRODUCT in sys.modules:  # out_dtype_dense of torch/_higher_order_ops/out_dtype.py
             stack.enter_context(patched(sys.modules[_PRODUCT], "out_dtype", _int_mm))

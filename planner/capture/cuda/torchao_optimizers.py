@@ -63,7 +63,7 @@ class _TorchWithoutCompiler:
 def _compiled_step(
     outside: OutsideMemory, capability: tuple[int, int], p: Tensor, grad: Tensor, step: Tensor, *rest: Any
 ) -> None:
-    """Make the allocations of the compiled step of one parameter, in its order."""
+    """Allocate and free, in order, the buffers of the compiled step of one parameter."""
     states = [state for state in rest[:3] if isinstance(state, Tensor)]
     rounds_randomly = rest[-1]
     kind = type(states[0]).__name__
@@ -105,9 +105,9 @@ def _free_in_order(tensors: list[Tensor], *held: list[Tensor]) -> None:
 
 @contextmanager
 def offload_constructed(code: str) -> Iterator[None]:
-    """Let a file with this code construct torchao's `CPUOffloadOptimizer` while open.
+    """Let a file with the source `code` construct torchao's `CPUOffloadOptimizer` inside the context.
 
-    Does nothing if the code does not name it, or torchao is not installed.
+    Does nothing if the code does not name the class, or torchao is not installed.
     """
     if "CPUOffloadOptimizer" not in code or find_spec("torchao") is None:
         yield
@@ -122,7 +122,7 @@ def offload_constructed(code: str) -> Iterator[None]:
 def _offloading(outside: OutsideMemory) -> dict[str, Any]:
     """Return replacements for methods of `CPUOffloadOptimizer`, by name.
 
-    They optimize small parameters on the GPU, and pin host copies of the other parameters.
+    The replacements optimize small parameters on the GPU, and pin host copies of the other parameters.
     """
 
     def init(

@@ -81,7 +81,7 @@ class _Config:
 
 
 class _Module(ModuleType):
-    """The stand-in for a module of Triton, which has any name that is asked for."""
+    """The stand-in for a module of Triton, which has an attribute of any name."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -144,7 +144,7 @@ def _asks() -> bool:
 
 @contextmanager
 def triton_importable() -> Iterator[None]:
-    """Let user code import stand-ins for Triton while open, if Triton is not installed."""
+    """Let user code import stand-ins for Triton inside the context, if Triton is not installed."""
     if _NAME in sys.modules or importlib.util.find_spec(_NAME) is not None:
         yield
         return
@@ -163,7 +163,7 @@ def triton_importable() -> Iterator[None]:
 
 @contextmanager
 def launches_skipped() -> Iterator[None]:
-    """Skip the launches of an installed Triton's kernels while open."""
+    """Skip the launches of kernels of an installed Triton inside the context."""
     with ExitStack() as stack:
         for name, kind in _RUNNERS:
             module = sys.modules.get(name)
@@ -175,7 +175,7 @@ def launches_skipped() -> Iterator[None]:
 
 @contextmanager
 def launching_nothing(module: ModuleType, kernels: Sequence[str]) -> Iterator[None]:
-    """Replace a module's `triton` and these kernels by stand-ins that launch nothing while open."""
+    """Replace a module's `triton` and `kernels` by stand-ins that launch nothing, inside the context."""
     made: dict[str, Any] = {name: _Kernel(getattr(module, name)) for name in kernels}
     made["triton"] = SimpleNamespace(**_HOST)
     with all_patched(module, made, create=True):

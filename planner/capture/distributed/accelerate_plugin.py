@@ -1,6 +1,6 @@
 """Shard a model as accelerate does if its FullyShardedDataParallelPlugin selects FSDP2.
 
-accelerate's own functions run: they decide which modules are sharded together, and shard a model on the CPU.
+accelerate's own functions decide which modules are sharded together, and shard a model on the CPU.
 Facts from accelerate 1.15 (utils/fsdp_utils.py).
 """
 
@@ -26,7 +26,7 @@ _OF_LAUNCHER = "FSDP_"  # prefix of variables from which a plugin fills options 
 def shard_by_accelerate(
     model: nn.Module, arguments: FsdpArguments, options: Mapping[str, Any], mesh: Any
 ) -> str:
-    """Shard a model in place as accelerate's plugin with these arguments would, and return a note.
+    """Shard a model in place as accelerate's plugin with `arguments` does, and return a note of the units.
 
     `options` are keywords of `fully_shard`. Raises UsageError if accelerate is not installed or refuses.
     """
@@ -73,7 +73,7 @@ def shard_by_accelerate(
 
 @contextmanager
 def _environment_kept() -> Iterator[None]:
-    """Hide the variables of accelerate's launcher while open, and restore the environment on exit."""
+    """Hide variables of accelerate's launcher inside the context, and restore the environment on exit."""
     with mock.patch.dict("os.environ") as environment:
         for name in [name for name in environment if name.startswith(_OF_LAUNCHER)]:
             del environment[name]

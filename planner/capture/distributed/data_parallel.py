@@ -54,7 +54,7 @@ class _Reducing:
     def all_reduce(
         self, tensor: Tensor, op: Any = c10d.ReduceOp.SUM, group: Any = None, async_op: bool = False
     ) -> Reduction | None:
-        """Reduce a tensor; with `async_op`, hold it until the next asynchronous reduction.
+        """Reduce a tensor; with `async_op`, hold the tensor until the next asynchronous reduction.
 
         Returns None if the reduction is synchronous, or if the rank is not in the group.
         """

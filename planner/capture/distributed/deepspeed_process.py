@@ -1,7 +1,7 @@
 """Make the process a rank of DeepSpeed on meta, with a replaced accelerator and a group that sends nothing.
 
 DeepSpeed gets devices, streams and compiled operators from its accelerator, so its engines run unchanged.
-Tensors that they make on the CPU are on meta too and take no memory of the GPU.
+Tensors that the engines make on the CPU are on meta too and take no memory of the GPU.
 """
 
 import functools
@@ -40,7 +40,7 @@ _MUON = {
 
 @contextmanager
 def deepspeed_process(ranks: int, placement: Placement) -> Iterator[None]:
-    """Make the process the first of `ranks` ranks of DeepSpeed, already imported, while open."""
+    """Make the process the first of `ranks` ranks of DeepSpeed, already imported, inside the context."""
     with ExitStack() as stack:
         stack.enter_context(process_group(ranks, placement.streams))
         of_rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_SIZE": str(ranks)}
@@ -64,7 +64,7 @@ def deepspeed_process(ranks: int, placement: Placement) -> Iterator[None]:
 def import_deepspeed() -> None:
     """Import DeepSpeed before functions of torch are replaced.
 
-    Raises UsageError if it does not import, or if its version is not planned.
+    Raises UsageError if DeepSpeed does not import, or if its version is not supported.
     """
     try:
         import deepspeed
@@ -104,7 +104,7 @@ def _making(plain: Callable[..., Tensor], placement: Placement) -> Callable[...,
 
 
 def _reads() -> dict[str, Callable[[Tensor], Any]]:
-    """Return replacements of `Tensor.item`, `bool` and `float` that read 0 or False for DeepSpeed on meta.
+    """Return replacements of `Tensor.item`, `bool` and `float` that give DeepSpeed 0 or False on meta.
 
     DeepSpeed reads the norms of gradients, and whether a gradient overflows.
     """

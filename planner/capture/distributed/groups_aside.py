@@ -14,7 +14,7 @@ from torch.distributed import distributed_c10d
 
 @contextmanager
 def groups_aside() -> Iterator[None]:
-    """Hide all process groups of the process from torch while open."""
+    """Hide all existing process groups from torch inside the context, and restore them on exit."""
     if not distributed.is_initialized():
         yield
         return

@@ -1,8 +1,8 @@
 """Run the pipeline stages (`torch.distributed.pipelining`) of one rank without the other ranks.
 
 Before its first step a stage receives from the previous stage the metadata of its inputs, and from the next
-stage the metadata of the gradients that come back. Here the rank of the previous stage is traced first, until
-it sends its metadata. Gradients have the shapes of the tensors that were sent.
+stage the metadata of the gradients that come back. In a plan the rank of the previous stage is traced first,
+until it sends its metadata. Gradients have the shapes of the tensors that were sent.
 """
 
 import functools
@@ -27,11 +27,11 @@ class _StageNeededError(PlannerError):
 
 
 class _StageKnownError(PlannerError):
-    """Raised once the stage that is traced for its metadata has sent it, to end the trace."""
+    """Raised to end a trace once the stage that is traced for its metadata has sent the metadata."""
 
 
 class Stages:
-    """The metadata that the stages of a pipeline send before their first step, known so far."""
+    """The metadata, known so far, that the stages of a pipeline send before their first step."""
 
     def __init__(self) -> None:
         """Start without metadata of any stage."""
@@ -111,7 +111,7 @@ def _message(stage: Any, meta: Any) -> None:
 
 
 def _on_meta(plain: Callable[..., None]) -> Callable[..., None]:
-    """Return the constructor of a stage that replaces a GPU as its device by `meta`."""
+    """Return a stage's constructor that replaces the argument `device` by `meta` if it names a GPU."""
 
     @functools.wraps(plain)
     def make(
@@ -155,7 +155,7 @@ def _vote(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def _of_cpu(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `fork_rng` that ignores the generator of meta, which has no state."""
+    """Return `torch.random.fork_rng` that forks no device's generator for `meta`, which has no state."""
 
     @functools.wraps(plain)
     def fork(devices: Any = None, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Open a process group on meta of which only one rank runs.
+"""Open a process group on meta in which only one rank runs.
 
 torch's `fake` backend takes part in all collectives and sends nothing. Meshes of the group are on meta and
 use the streams that the recorder tracks, so torch's own code for a rank runs unchanged.
@@ -37,7 +37,7 @@ class DeviceHandle:
         return PlannedStream(self._streams, self._streams.make(priority))
 
     def stream(self, stream: "PlannedStream") -> "PlannedStream":
-        """Return the stream, which is a context in which it is current."""
+        """Return the stream, which is a context manager that makes itself current."""
         return stream
 
     def current_stream(self) -> "PlannedStream":
@@ -48,7 +48,7 @@ class DeviceHandle:
         """Return None, since the device of tensors on meta has no index."""
 
     def device_count(self) -> int:
-        """Return the number of GPUs of a node, by which DTensor prices its plans."""
+        """Return the number of GPUs of a node, from which DTensor estimates communication costs."""
         return GPUS_OF_A_NODE
 
 
@@ -56,10 +56,10 @@ class DeviceHandle:
 def process_group(
     ranks: int, streams: Streams, rank: int = 0, replacements: Iterable[Replacement] = ()
 ) -> Iterator[None]:
-    """Make the process a rank of a process group of `ranks` ranks while open.
+    """Make the process rank `rank` of a process group of `ranks` ranks inside the context.
 
-    Other process groups are hidden meanwhile, and `replacements` in torch are made as well. Raises UsageError
-    if the installed torch is not `NEWEST_TORCH`, whose distributed code this module follows.
+    Other process groups are hidden inside the context, and `replacements` in torch are made as well. Raises
+    UsageError if the installed torch is not `NEWEST_TORCH`, whose distributed code this module follows.
     """
     if torch_version_of(torch.__version__) != NEWEST_TORCH:
         newest = format_torch_version(NEWEST_TORCH)
@@ -80,9 +80,8 @@ def process_group(
 def _plans_of_rank(rank: int) -> Iterator[None]:
     """Clear DTensor's cache of operator plans on entry and on exit.
 
-    It is kept for the first rank if no process group is open.
-
-    torch finds a plan by its mesh. Meshes of different ranks are equal, but the groups in them differ.
+    The cache is kept for the first rank if no process group is open. torch finds a plan by its mesh. Meshes
+    of different ranks are equal, but the groups in them differ.
     """
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 

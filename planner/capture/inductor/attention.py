@@ -16,7 +16,7 @@ from planner.program import Target
 
 @contextmanager
 def attention_of(target: Target) -> Iterator[None]:
-    """Register kernels for fake CUDA tensors while open that select the attention backend of this GPU."""
+    """Make attention on fake CUDA tensors select the backend of `target` inside the context."""
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
         with warnings.catch_warnings():

@@ -1,6 +1,6 @@
 """Run torch.compile in a capture: dynamo, AOTAutograd and inductor run unchanged, their result on `meta`.
 
-The private functions of torch that are used here are those of version 2.13; other versions are refused.
+The module uses private functions of torch 2.13; other versions are refused.
 """
 
 import sys
@@ -70,7 +70,7 @@ class Compiler:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Make torch.compile work for tensors on `meta` while open."""
+        """Make torch.compile work for tensors on `meta` inside the context."""
         frames = convert_frame.CatchErrorsWrapper
         torch._dynamo.reset()
         try:
@@ -168,7 +168,7 @@ class Compiler:
 
     @contextmanager
     def _waits_recorded(self) -> Iterator[None]:
-        """Record AOTAutograd's waits for collectives whose results are inputs of graphs, while open."""
+        """Record AOTAutograd's waits for collectives whose results are graph inputs, inside the context."""
         module = sys.modules.get("torch.distributed._functional_collectives")
         if module is None:
             yield
@@ -207,7 +207,7 @@ def _is_of_planner(frame: Any) -> bool:
 
 
 def learn_names_of_torch() -> None:
-    """Make dynamo fill its table of torch's functions, which it does once per process, by identity."""
+    """Make dynamo build its table of torch's functions, once per process and keyed by identity."""
     get_torch_obj_rule_map()
 
 

@@ -29,7 +29,7 @@ class _OnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def constants_on_cpu() -> Iterator[None]:
-    """Make inductor fold constants on the CPU, instead of the GPU, while open."""
+    """Make inductor fold constants on the CPU, instead of the GPU, inside the context."""
     folder = joint_graph.UniformValueConstantFolder
     with (
         patched(folder, "_deduce_value", _on_cpu(folder._deduce_value)),
@@ -40,9 +40,9 @@ def constants_on_cpu() -> Iterator[None]:
 
 @contextmanager
 def _unfaked_on_cpu() -> Iterator[Any]:
-    """Unset fake tensors while open, with tensors requested on the GPU made on the CPU.
+    """Disable the fake tensor mode inside the context, and make tensors requested on the GPU on the CPU.
 
-    `proxy_call` uses it in tracing to compute with the values of `torch.tensor([...])`.
+    `proxy_call` uses the context in tracing to compute with the values of `torch.tensor([...])`.
     """
     with unset_fake_temporarily() as mode, _OnCpu():  # type: ignore[no-untyped-call]
         yield mode

@@ -57,7 +57,7 @@ class CudaGraphs:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Make inductor's trees of CUDA graphs work on `meta` while open."""
+        """Make inductor's trees of CUDA graphs work on `meta` inside the context."""
         manager = trees.CUDAGraphTreeManager
         trees.reset_cudagraph_trees()
         try:
@@ -139,7 +139,7 @@ class CudaGraphs:
         return start + int(tensor.storage_offset()) * tensor.element_size()
 
     def _storage_at(self, address: int, device: torch.device, size_bytes: int) -> UntypedStorage:
-        """Return a storage on meta for an address, which no recorder sees as allocated."""
+        """Return a new storage on meta with the given address, without recording an allocation."""
         with _disable_current_modes():
             storage = UntypedStorage(size_bytes, device="meta")  # type: ignore[no-untyped-call]
         self._addresses.set(storage, address)

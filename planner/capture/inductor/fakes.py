@@ -32,7 +32,7 @@ _Patch = tuple[Any, str, Any]
 
 @contextmanager
 def fakes_on_gpu() -> Iterator[None]:
-    """Label the fake counterparts of tensors on `meta` as tensors on `cuda:0` while open."""
+    """Label the fake counterparts of tensors on `meta` as tensors on `cuda:0` inside the context."""
     with ExitStack() as stack:
         wrappers = _Wrappers(stack)
         for holder, name, new in _patches(wrappers):
@@ -44,7 +44,7 @@ def fakes_on_gpu() -> Iterator[None]:
 
 
 def _register_cuda_kernels() -> torch.library.Library:
-    """Register kernels for CUDA that never run, so that autograd does not decompose these operators.
+    """Register CUDA kernels that never run, to keep autograd from decomposing their operators.
 
     If a device has no kernel for an operator, the dispatcher uses the composite kernel at its autograd key
     (ATen/core/dispatch/OperatorEntry.cpp, computeDispatchTableEntryWithDebug). AOTAutograd queries the
@@ -100,7 +100,7 @@ def _describing(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Wrappers:
-    """The classes of wrapper tensors, such as float8 weights, whose instances are labelled as on `cuda:0`."""
+    """The wrapper tensor classes, such as of float8 weights, whose instances are labelled as on `cuda:0`."""
 
     def __init__(self, stack: ExitStack) -> None:
         """Take the stack that removes the labels when it closes."""

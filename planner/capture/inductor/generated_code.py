@@ -1,8 +1,8 @@
 """Run the Python code that inductor generates for a graph on `meta`.
 
 The generated code allocates, calls kernels and external operators, and deletes variables, in the order of a
-GPU run. Names in it that need a GPU are replaced by counterparts for `meta`, so that the recorder can record
-it.
+GPU run. Names in the code that need a GPU are replaced by counterparts for `meta`, so that the recorder sees
+its allocations.
 """
 
 import ast
@@ -27,7 +27,7 @@ class _AsyncCompile:
     kernels: Kernels
 
     def triton(self, name: str, source: str, device_str: str = "cuda") -> Any:
-        """Return the Triton kernel of a source, which is not compiled."""
+        """Return the stand-in for the Triton kernel of a source, without compiling."""
         return self.kernels.get(source)
 
     def cpp_pybinding(self, argtypes: list[str], source: str, **options: Any) -> Any:

@@ -56,7 +56,7 @@ def gpu_properties(target: Target) -> SimpleNamespace:
 
 @contextmanager
 def gpu_of_inductor(target: Target) -> Iterator[None]:
-    """Answer the queries of torch.cuda, dynamo and inductor as on this GPU with Triton while open."""
+    """Answer queries of torch.cuda, dynamo and inductor as on `target` with Triton, inside the context."""
     properties = gpu_properties(target)
     major, minor = target.capability
     answers: list[tuple[Any, str, Any]] = [

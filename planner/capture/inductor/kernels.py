@@ -128,7 +128,7 @@ class Kernels:
     _by_source: dict[str, Kernel] = field(default_factory=dict)
 
     def get(self, source: str) -> Kernel:
-        """Return the kernel of a source, made at the first request."""
+        """Return the kernel of a source, created on the first request."""
         if source not in self._by_source:
             self._by_source[source] = Kernel(tuning_of(source), self.memory)
         return self._by_source[source]

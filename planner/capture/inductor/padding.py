@@ -1,7 +1,7 @@
 """Record the memory that inductor allocates while it times matrix products with and without padding.
 
 `pad_mm` (torch/_inductor/fx_passes/pad_mm.py) makes operands of the real sizes on the GPU. Which variant is
-faster is not known here, so products are not padded, as on the emulated GPU, where nothing takes time.
+faster is not known, so products are not padded, as on the emulated GPU, where nothing takes time.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ class PaddingTimer:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Make inductor time products by this timer while open."""
+        """Make inductor time matrix products by this timer inside the context."""
         cache = pad_mm.get_pad_cache()
         with (
             patched(pad_mm, "get_do_bench", lambda: self._time),

@@ -20,7 +20,7 @@ class GpuMemory:
         self._l2_bytes = l2_bytes
 
     def allocate(self, size_bytes: int, op: str = _OP) -> Tensor:
-        """Return a new tensor of this many bytes, recorded as a workspace of `op`."""
+        """Return a new tensor of `size_bytes` bytes, recorded as a workspace of `op`."""
         with torch.utils._python_dispatch._disable_current_modes():
             tensor = torch.empty(size_bytes, dtype=torch.uint8, device="meta")
         self.recorder.record_tensor(tensor, Category.WORKSPACE, op)

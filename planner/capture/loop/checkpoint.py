@@ -1,7 +1,7 @@
 """Checkpoint the repeated blocks of a model (`--checkpoint blocks`): run them again in the backward pass.
 
-If the model has a switch for checkpointing, it is used; else `torch.utils.checkpoint` wraps each block.
-Models that checkpoint by themselves do not need this module.
+A model's own switch for checkpointing is used if there is one; else `torch.utils.checkpoint` wraps each
+block. Models that checkpoint by themselves do not need this module.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -21,9 +21,10 @@ _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 @contextmanager
 def checkpointed_blocks(model: nn.Module, job: Job) -> Iterator[tuple[str, ...]]:
-    """Checkpoint the model's blocks while open; yields a note that names the blocks or the model's switch.
+    """Checkpoint the model's blocks inside the context, and yield a note that names the blocks or the switch.
 
-    Raises ModelError if the model has neither a switch nor repeated blocks.
+    A model's own switch stays on after the context. Raises ModelError if the model has
+    neither a switch nor repeated blocks.
     """
     switch = _use_own_switch(model)
     if switch is not None:

@@ -59,7 +59,7 @@ class Buckets:
     def before_forward(self) -> None:
         """Rebuild the buckets before the second forward pass, and broadcast the model's buffers.
 
-        `DistributedDataParallel.forward` does so in training before the model's own forward pass.
+        `DistributedDataParallel.forward` does both in training before the model's own forward pass.
         """
         if self._arrived:
             arrived, self._arrived = self._arrived, None
@@ -84,7 +84,7 @@ class Buckets:
     def _fill(self, buckets: Sequence[Sequence[int]]) -> None:
         """Release the old buckets and allocate new buckets (Reducer::initialize_buckets).
 
-        `buckets` gives the indices of the parameters in each.
+        `buckets` gives the indices of the parameters in each bucket.
         """
         self._views.clear()
         self._buckets = []

@@ -33,9 +33,10 @@ def notes_on_loss(kind: Loss | str, output: Any) -> tuple[str, ...]:
 
 
 def returned_loss(output: Any) -> tuple[str, Any]:
-    """Return the loss among the values that a model returns, after its name for users.
+    """Return the loss's name for users, and the loss among the values that a model returns.
 
-    It is the value named `loss`, else the first scalar, as in `return logits, loss`, else the first value.
+    The loss is the value named `loss`, else the first scalar, as in `return logits, loss`, else the first
+    value.
     """
     named = getattr(output, "loss", None)
     if named is None and isinstance(output, Mapping):
@@ -61,5 +62,5 @@ def _entries(output: Any) -> Iterator[tuple[str, Any]]:
 
 
 def floating_leaves(value: Any) -> list[Tensor]:
-    """Return the floating-point tensors among an output's leaves, of which losses are computed."""
+    """Return the floating-point tensors among an output's leaves, from which losses are computed."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point()]

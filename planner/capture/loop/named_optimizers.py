@@ -65,7 +65,7 @@ def members_of(optimizer: AnyOptimizer) -> tuple[optim.Optimizer, ...]:
 def build_named(job: Job, model: nn.Module, parameters: Iterable[nn.Parameter]) -> AnyOptimizer:
     """Return the job's optimizer over these parameters, or an `OptimizerList` if the job has several.
 
-    Raises UsageError or ModelError if it cannot be found or made, or if its step needs a closure.
+    Raises UsageError or ModelError if an optimizer cannot be found or made, or if a step needs a closure.
     """
     return find_optimizer(job)(model, parameters)
 
@@ -100,7 +100,7 @@ def _make_by_short_name(
 def prepare_optimizer(job: Job) -> None:
     """Import the library of a job's optimizer before a capture replaces names that the library would bind.
 
-    Errors are ignored here: they are raised when the optimizer is made, if the model does not bring its own.
+    Errors are ignored: they are raised when the optimizer is made, if the model does not bring its own.
     """
     is_named = not isinstance(job.loop.optimizer, Optimizer) and not is_optimizer_file(job.loop.optimizer)
     if job.loop.mode is Mode.TRAIN and is_named:
@@ -111,7 +111,7 @@ def prepare_optimizer(job: Job) -> None:
 def load_optimizer(name: str) -> Callable[..., Any]:
     """Return the optimizer class or function that a dotted name means.
 
-    Raises UsageError or ModelError if it cannot be imported, or is a class that is no optimizer.
+    Raises UsageError or ModelError if the name cannot be imported, or is a class that is no optimizer.
     """
     module, _, attribute = name.rpartition(".")
     package = name.partition(".")[0]
@@ -139,7 +139,7 @@ def load_optimizer(name: str) -> Callable[..., Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence libraries' warnings and logs while open, such as that this machine has no GPU for kernels."""
+    """Silence warnings and logs of libraries, such as those about a missing GPU, inside the context."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -220,9 +220,9 @@ def _explain(job: Job, error: BaseException) -> UsageError:
 
 
 def _checked(made: Any, job: Job) -> AnyOptimizer:
-    """Return the optimizer in `made`, or an `OptimizerList` if it has several.
+    """Return the optimizer in `made`, or an `OptimizerList` if there are several.
 
-    Raises UsageError if it has none, or if a step needs a closure.
+    Raises UsageError if `made` has no optimizer, or if a step needs a closure.
     """
     found = tuple(_optimizers_in(made, job))
     if not found:

@@ -57,9 +57,10 @@ def build_optimizer(
 
 
 def clip(kind: ClipGradients, parameters: Iterable[nn.Parameter]) -> None:
-    """Clip the gradients in place by value or by norm, before the optimizer's step.
+    """Clip the gradients in place, to values from -1.0 to 1.0 or to a total norm of at most 1.0.
 
-    On CUDA both run over all gradients at once (torch/nn/utils/clip_grad.py). The norm is released.
+    On CUDA each kind clips all gradients at once (torch/nn/utils/clip_grad.py). The norm is released. Nothing
+    is clipped if `kind` is NONE.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     groups = _by_mesh(trained)
@@ -75,7 +76,7 @@ def clip(kind: ClipGradients, parameters: Iterable[nn.Parameter]) -> None:
 def _clip_groups(groups: Sequence[Sequence[nn.Parameter]]) -> None:
     """Clip gradients on several meshes by their total norm.
 
-    This is transformers' `Trainer._mixed_mesh_grad_norm`.
+    The norm is computed as in transformers' `Trainer._mixed_mesh_grad_norm`.
     """
     norms = [get_total_norm([one.grad for one in group if one.grad is not None]) for group in groups]
     whole = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
@@ -93,7 +94,7 @@ def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def make_ema(model: nn.Module) -> AveragedModel:
-    """Return an exponential moving average of the model: a copy of all parameters and buffers on its device.
+    """Return an exponential moving average of a model, a copy of its parameters and buffers on its device.
 
     `update_parameters(model)` updates it after each step of the optimizer. The first call copies, later calls
     average all parameters as one list; buffers are copied each time (torch/optim/swa_utils.py). The counter

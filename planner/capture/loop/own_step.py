@@ -28,7 +28,7 @@ from planner.program import Phase
 def run_own_steps(
     model: StepModule, job: Job, load_batch: BatchLoader, on_phase: PhaseHook
 ) -> tuple[str, ...]:
-    """Run `job.loop.steps` calls of the user's step and return notes on them.
+    """Call the user's step `job.loop.steps` times, and return notes on the optimizer steps in it.
 
     The last result is still alive in the phase `END`.
     """
@@ -47,7 +47,7 @@ def run_own_steps(
 
 
 def run_trainer(model: TrainerModule, job: Job, batch: int, on_phase: PhaseHook) -> tuple[str, ...]:
-    """Run the job's steps of a user's trainer, which holds the loop itself, and return notes on them."""
+    """Run a user's trainer, which has its own loop, for `job.loop.steps` steps, and return notes."""
     phases = _Phases(on_phase, model.optimizers)
     steps = count(1)
     with torch.enable_grad(), phases.watching(), take_all_steps():
@@ -63,7 +63,10 @@ def run_trainer(model: TrainerModule, job: Job, batch: int, on_phase: PhaseHook)
 
 
 class _Phases:
-    """The phase of a user's step that runs; code outside backward passes and optimizer steps is forward."""
+    """A tracker of the phase that a user's step is in, which calls `on_phase` at each change.
+
+    Code outside backward passes and optimizer steps is in the phase `FORWARD`.
+    """
 
     def __init__(self, on_phase: PhaseHook, optimizers: list[optim.Optimizer]) -> None:
         self._on_phase = on_phase
@@ -82,7 +85,7 @@ class _Phases:
         self.start(self._step, phase)
 
     def notes(self, job: Job) -> tuple[str, ...]:
-        """Return a note on the optimizers that stepped, and how often, or that none did."""
+        """Return a note on which optimizers stepped and how often, or on the lack of optimizer steps."""
         if not self._updates:
             return (
                 f"no optimizer of torch.optim stepped in {job.loop.steps} calls of the step; if it does so "
@@ -93,7 +96,7 @@ class _Phases:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Mark backward passes and optimizer steps as phases while open."""
+        """Mark backward passes and optimizer steps as phases inside the context."""
         names = Names(
             (torch.autograd, name, self._as_backward(getattr(torch.autograd, name)))
             for name in ("backward", "grad")

@@ -55,10 +55,10 @@ def convert_inputs(job: Job) -> Job:
 
 
 def format_of(job: Job, shape: Sequence[int], dtype: torch.dtype) -> torch.memory_format:
-    """Return the memory format of a tensor of a batch with this shape, batch dimension included.
+    """Return the memory format of a tensor of a batch; `shape` includes the batch dimension.
 
-    If the job asks for channels last, it applies to floating-point tensors of images (4 dimensions) and
-    volumes (5 dimensions). All other tensors are contiguous.
+    If the job asks for channels last, the format applies to floating-point tensors of images (4 dimensions)
+    and volumes (5 dimensions). All other tensors are contiguous.
     """
     is_last = job.model.memory_format is MemoryFormat.CHANNELS_LAST and dtype.is_floating_point
     formats = {4: torch.channels_last, 5: torch.channels_last_3d} if is_last else {}
@@ -90,13 +90,16 @@ def _take_step(
 
 @contextmanager
 def take_all_steps() -> Iterator[None]:
-    """Make each `GradScaler` of user code take its optimizer steps while open, without reading gradients."""
+    """Make each `GradScaler` of user code take all optimizer steps inside the context.
+
+    Gradients are not read.
+    """
     with patched(GradScaler, "_maybe_opt_step", _take_step):
         yield
 
 
 def meta_runtime(job: Job) -> LoopRuntime:
-    """Return the runtime of a job's loop in a capture; its autocast needs an open `cuda_semantics`."""
+    """Return the runtime of a job's loop in a capture; its autocast works only inside `cuda_semantics`."""
     return _runtime(job, MetaScaler() if job.loop.grad_scaler else None)
 
 

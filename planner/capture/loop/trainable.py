@@ -12,9 +12,9 @@ from planner.jobs import Job, Mode, nearest, shown
 def freeze_parameters(model: nn.Module, job: Job) -> None:
     """Set `requires_grad` of the model's parameters by the job's `train_only` and `freeze` patterns.
 
-    With `train_only`, exactly the parameters that match are trained, as by a script's loop over
-    `named_parameters`. Then `freeze` freezes the parameters that match. A parameter that the model uses under
-    several names matches by any of them.
+    With `train_only`, exactly the floating-point parameters that match are trained, as by a script's loop
+    over `named_parameters`. Then `freeze` freezes the parameters that match. A parameter that the model uses
+    under several names matches by any of them.
 
     Raises UsageError for a pattern that matches no parameter, and if no parameter is left to train.
     """

@@ -3,7 +3,7 @@
 The loop's variables decide lifetimes. As in `for x, y in loader: x = x.to(device)`, the last batch on the
 device is released before the next batch is copied; the output and the loss live until their variables are
 assigned again. An evaluation between the steps has separate variables, which also stay assigned; it runs
-while the variables of the previous step are still assigned, apart from one of Lightning.
+while the variables of the previous step are still assigned, except in Lightning's loop.
 """
 
 from collections.abc import Callable
@@ -55,7 +55,7 @@ class _LoopVariables:
         self.args, self.kwargs, self.target = load_batch()
 
     def release(self) -> None:
-        """Release the tensors of the last batch."""
+        """Release the last batch, its output and its loss."""
         self.args, self.kwargs, self.target, self.output, self.loss = (), {}, None, None, None
 
 
@@ -68,11 +68,12 @@ def run_loop(
     runtime: LoopRuntime,
     load_evaluated: BatchLoader | None = None,
 ) -> tuple[str, ...]:
-    """Run `job.loop.steps` steps of training, inference or generation, and return notes on them.
+    """Run `job.loop.steps` steps of training, inference or generation, and return notes on the run.
 
     All variables are still alive in the phase `END`. `load_evaluated` loads the batches of the evaluation if
     they have another size. `optimizer` is None in modes without an optimizer. Raises ModelError for a model
-    that has no blocks to checkpoint or does not generate.
+    that has no blocks to checkpoint or does not generate, and in training for a loss that is code if the
+    runtime has no criterion.
     """
     if is_code(job.loop.loss) and runtime.criterion is None and job.loop.mode is Mode.TRAIN:
         raise ModelError(
@@ -118,7 +119,7 @@ def with_few_micro_batches(job: Job) -> tuple[Job, tuple[str, ...]]:
 
 
 def compiled(model: nn.Module, job: Job) -> Callable[..., Any]:
-    """Return the model, or its form compiled by torch.compile if the job compiles."""
+    """Return the model, compiled by torch.compile if the job compiles it."""
     if job.model.compile is Compile.NONE:
         return model
     called: Callable[..., Any] = torch.compile(model, mode=job.model.compile)
@@ -208,7 +209,7 @@ class _TrainingLoop:
             variables.output = None
 
     def _saving(self) -> AbstractContextManager[None]:
-        """Return the context that decides whether autograd keeps saved tensors on the GPU or the CPU."""
+        """Return a context manager that keeps autograd's saved tensors on the CPU if the job offloads."""
         if self.job.loop.offload is Offload.NONE:
             return nullcontext()
         return save_on_cpu(pin_memory=True)
@@ -288,7 +289,7 @@ def loss_of(kind: Loss, output: Any, target: Tensor | None) -> Tensor:
 
 
 def _loss_of_one(kind: Loss, output: Tensor, target: Tensor | None) -> Tensor:
-    """Return the loss of one output; an error has a note on the shapes of both tensors."""
+    """Return the loss of one output; an error gets a note on the shapes of output and target."""
     try:
         return _CRITERIA[kind](output, target)
     except Exception as error:

@@ -27,5 +27,5 @@ def _int8_vectorwise_quant(A: Tensor, threshold: float = 0.0) -> tuple[Tensor, T
 
 
 def _int8_mixed_scaled_mm(A: Tensor, CA: Tensor, CB: Tensor, *others: Any) -> tuple[Tensor, Tensor]:  # noqa: N803
-    """Return the product and an empty tensor, as without outlier columns."""
+    """Return the product and an empty tensor, as if there were no outlier columns."""
     return A.new_empty((*CA.shape[:-1], CB.shape[0])), A.new_empty(0)

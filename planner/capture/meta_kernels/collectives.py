@@ -31,11 +31,11 @@ def kernels() -> Mapping[Any, Callable[..., Any]]:
 
 
 def _copy(self: Tensor, source: Tensor, *_: Any) -> Any:
-    """Skip a copy from meta to the CPU by DistributedDataParallel's reducer, which keeps its own numbers.
+    """Skip a copy from meta to the CPU if DistributedDataParallel's reducer makes it, and return `self`.
 
     The C++ reducer copies the numbers on which ranks agreed back to the CPU: before a forward pass the order
-    of gradients, after a backward pass the parameters that got a gradient (reducer.cpp of 2.13). For other
-    copies this returns NotImplemented.
+    of gradients, after a backward pass the parameters that got a gradient (reducer.cpp of 2.13). Returns
+    NotImplemented for other copies.
     """
     if self.is_meta or not source.is_meta or not _is_of_reducer(sys._getframe(1)):
         return NotImplemented

@@ -97,7 +97,7 @@ def _strides(capability: Capability, x: Tensor, weight: Tensor, shape: Sequence[
 
 
 def _is_native(capability: Capability, x: Tensor) -> bool:
-    """Return whether the native kernel runs, since cuDNN is not used for the input's dtype on this GPU."""
+    """Return whether the native kernel runs, not cuDNN, for the input's dtype on this GPU."""
     return x.dtype is torch.bfloat16 and capability < (8, 0)
 
 

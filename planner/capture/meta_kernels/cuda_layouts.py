@@ -35,7 +35,10 @@ def _statistics_dtype(dtype: torch.dtype) -> torch.dtype:
 def _native_layer_norm(
     x: Tensor, normalized: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Any:
-    """Return contiguous outputs of layer norm, whose kernel copies an input that is not contiguous."""
+    """Return the contiguous output, means and inverse deviations of layer norm.
+
+    CUDA's kernel copies an input that is not contiguous.
+    """
     if not _fits_layer_norm(x, normalized, weight, bias):
         return NotImplemented
     out, mean = _fused_rms_norm(x, normalized, weight, eps)
@@ -123,7 +126,7 @@ def _native_batch_norm_backward(
 
 
 def _fits_batch_norm(x: Tensor, weight: Tensor | None) -> bool:
-    """Return whether these kernels handle a batch norm: a dense input, and parameters of a fitting dtype.
+    """Return whether the kernels handle a batch norm: a dense input, and parameters of a fitting dtype.
 
     The parameters have the input's dtype, or float32 for an input in half precision.
     """
@@ -149,8 +152,8 @@ def _grouped_mm(
 ) -> Any:  # fmt: skip
     """Return the output of a grouped matrix product, with rows padded to a multiple of 16 bytes.
 
-    Groups are along a dimension that one factor or both lack; their bounds are values. torch's meta kernel
-    refuses single precision, which CUDA multiplies group by group.
+    A factor of 3 dimensions has one matrix per group; values of `offs` bound the groups in a factor of 2
+    dimensions. torch's meta kernel refuses single precision, which CUDA multiplies group by group.
     """
     kind = out_dtype or a.dtype
     ranks = a.dim(), b.dim()
@@ -240,7 +243,7 @@ def _masked_fill(x: Tensor, mask: Tensor, value: Any) -> Any:
 def _index(x: Tensor, indices: Sequence[Tensor | None]) -> Any:
     """Return a tensor with as many elements as a mask on the CPU selects.
 
-    For such a mask, torch would make a list of the selected indices.
+    For a mask on the CPU, torch would make a list of the selected indices.
     """
     if len(indices) != 1 or (mask := indices[0]) is None:
         return NotImplemented
@@ -252,7 +255,7 @@ def _index(x: Tensor, indices: Sequence[Tensor | None]) -> Any:
 def _resized_input(func: Any, x: Tensor, *args: Any) -> Any:
     """Return an output that is made in the input's size and then resized, as im2col and col2im do on CUDA.
 
-    Its storage is therefore no smaller than the input's (ATen/native/cuda: Im2Col.cu, Col2Im.cu).
+    The output's storage is therefore no smaller than the input's (ATen/native/cuda: Im2Col.cu, Col2Im.cu).
     """
     if not is_floating_meta(x) or 0 in x.shape:
         return NotImplemented

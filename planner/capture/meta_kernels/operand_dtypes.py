@@ -1,4 +1,4 @@
-"""Refuse operands of dtypes that CUDA's kernels refuse and kernels on `meta` take."""
+"""Refuse operands of dtypes that CUDA's kernels refuse but kernels on `meta` accept."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -31,10 +31,10 @@ _Args = tuple[Any, ...]
 
 
 def find_check(func: Any) -> Callable[[_Args], None] | None:
-    """Return a function that raises RuntimeError, in torch's words, for operands that CUDA's kernel refuses.
+    """Return a function that raises an error for operands that CUDA's kernel refuses, or None.
 
-    None for an operator whose kernel on `meta` refuses them itself. `tools/store_cuda_dtypes.py` wrote down
-    what torch 2.13 refuses.
+    The error is a RuntimeError in torch's words, or a PositionError. None is returned for an operator that
+    needs no check. `tools/store_cuda_dtypes.py` stored the dtypes that torch 2.13 refuses.
     """
     check_more, refused = _CHECKS.get(func), _refused().get(_name_of(func))
     if refused is None:
@@ -55,9 +55,10 @@ def _name_of(func: Any) -> str:
 
 
 def promoted(args: _Args) -> torch.dtype | None:
-    """Return the dtype to which an operator's tensors promote.
+    """Return the dtype to which an operator's tensors promote, or None if it is not determined.
 
-    None without a tensor on `meta` or a GPU, with an empty tensor, and for three tensors of different dtypes.
+    None is returned without a tensor on `meta` or a GPU, if any tensor is empty, and for more than two
+    tensors of different dtypes.
     """
     tensors = [value for value in args if isinstance(value, Tensor)]
     if not any(t.is_meta or t.is_cuda for t in tensors) or not all(t.numel() for t in tensors):
@@ -83,7 +84,7 @@ def _refused() -> Mapping[str, Mapping[torch.dtype | None, str]]:
 
 
 def _check_pair(args: _Args, first: int) -> None:
-    """Raise RuntimeError unless both factors of a product have one dtype (ATen/native/cuda/Blas.cpp)."""
+    """Raise RuntimeError if two factors of a product differ in dtype (ATen/native/cuda/Blas.cpp)."""
     one, other = args[first], args[first + 1]
     if isinstance(one, Tensor) and one.is_meta and isinstance(other, Tensor) and one.dtype is not other.dtype:
         names = f"{_dtype_name(one.dtype)} and {_dtype_name(other.dtype)}"
@@ -91,7 +92,10 @@ def _check_pair(args: _Args, first: int) -> None:
 
 
 def _check_bmm(args: _Args) -> None:
-    """Check `bmm(a, b)`; outer products are multiplied element by element, whatever their dtype."""
+    """Raise RuntimeError if the factors of `bmm(a, b)` differ in dtype, or have a dtype that CUDA refuses.
+
+    Outer products are multiplied element by element, and may have any dtype.
+    """
     _check_pair(args, 0)
     refused = _refused()["baddbmm"]
     if args[0].is_meta and args[0].shape[2] > 1 and args[0].dtype in refused:
@@ -99,7 +103,10 @@ def _check_bmm(args: _Args) -> None:
 
 
 def _check_convolution(args: _Args) -> None:
-    """Check `convolution(input, weight, ...)` (check_input_same_type_as_parameters, ATen/native/cudnn)."""
+    """Raise RuntimeError if the input and the weight of a convolution differ in dtype.
+
+    Source: check_input_same_type_as_parameters, ATen/native/cudnn.
+    """
     x, weight = args[0], args[1]
     if x.is_meta and x.dtype is not weight.dtype:
         raise RuntimeError(

@@ -1,4 +1,4 @@
-"""Refuse positions beyond the rows of a table, whose lookup ends on a GPU with an assertion of its kernel.
+"""Refuse positions beyond the rows of a table, which fail an assertion of the lookup's kernel on a GPU.
 
 Unlike token ids, positions do not depend on data: `arange` makes them. Views of its result are followed,
 tensors that are computed from it are not.
@@ -16,7 +16,7 @@ from planner.capture.operator_table import overload
 
 
 class PositionError(IndexError):
-    """A position is looked up in a table that has fewer rows."""
+    """An error for a position that is beyond the rows of the table in which it is looked up."""
 
 
 # By storage: a reference that removes the entry with its storage, the first position and the step.
@@ -24,7 +24,7 @@ _RANGES: dict[int, tuple[weakref.ref[Any], int, int]] = {}
 
 
 def _arange(func: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """Return the result of `arange`, and remember the range of integers on `meta`."""
+    """Return the result of `arange`, and remember its first value and step for rising integers on `meta`."""
     out: Tensor = call_operator(func, args, kwargs)
     first, _, step = (0, args[0], 1) if len(args) == 1 else (*args, 1)[:3]
     if out.is_meta and not out.is_floating_point() and type(first) is int and type(step) is int and step > 0:

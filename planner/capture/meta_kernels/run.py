@@ -114,7 +114,7 @@ class MetaRunner:
         return op
 
     def _remember(self, key: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Remember the layouts of a call's outputs if they are new, or that it returns its first argument."""
+        """Remember the layouts of a call's new outputs, or that the call returns its first argument."""
         if args and out is args[0] and torch.Tag.inplace_view not in func.tags:
             self._in_place.add(key)
         returns = func._schema.returns

@@ -13,9 +13,11 @@ from planner.capture.patching import patched
 
 @contextmanager
 def adapters_like_weights() -> Iterator[None]:
-    """Give each new adapter on meta its layer's data type, and its place on the GPU, while open.
+    """Give each adapter that is added inside the context its layer's data type and GPU placement.
 
-    peft does so when it moves adapters to the device of the layer's weights, but skips weights on meta
+    Only adapters of layers with floating-point weights on meta are changed.
+
+    peft does the same when it moves adapters to the device of the layer's weights, but skips weights on meta
     (`_move_adapter_to_device_of_base_layer`, peft/tuners/tuners_utils.py).
     """
     tuners = sys.modules.get("peft.tuners.tuners_utils")

@@ -12,7 +12,7 @@ from typing import Any
 def rebind_closures(holder: object, memo: Mapping[int, Any]) -> None:
     """Replace functions in a copy's attributes by functions whose closures hold the copies of `memo`.
 
-    Functions in dicts among these attributes are replaced too. `memo` is the memo of `copy.deepcopy`.
+    Functions in dicts among the attributes are replaced too. `memo` is the memo of `copy.deepcopy`.
     """
     held = vars(holder)
     for values in (held, *[one for one in held.values() if isinstance(one, dict)]):

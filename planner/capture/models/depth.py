@@ -1,4 +1,4 @@
-"""Find the number of a model's blocks if runs of shallower models can tell what the model does."""
+"""Find the number of a model's blocks if captures with fewer blocks can stand for the whole model."""
 
 import re
 from typing import Any
@@ -14,9 +14,10 @@ _PLAIN = (bool, int, float, str, tuple, list, type(None))  # types of attributes
 
 
 def find_depth(job: Job, least: int) -> Depth | None:
-    """Return the depth of a model of transformers that has at least `least` blocks, all alike.
+    """Return the depth of a model of transformers if it has at least `least` equal blocks, or None.
 
-    None for other models, and if an option of the job may name single blocks. The model is built on meta.
+    The first and the last block may differ. None is returned for other models, and if an option of the job
+    may name single blocks. The model is built on meta.
     Raises UsageError for an unknown model.
     """
     source, name = split_model(job.model.origin)
@@ -34,7 +35,7 @@ def find_depth(job: Job, least: int) -> Depth | None:
 
 
 def _may_name_blocks(job: Job) -> bool:
-    """Return whether patterns or KEY=VALUE options may choose some of a model's blocks by number."""
+    """Return whether patterns, KEY=VALUE options or DeepSpeed may choose single blocks by number."""
     patterns = (*job.model.freeze, *job.model.train_only)
     pairs = argument_texts((*job.model.peft_arg, *job.model.quantize_arg))
     pairs += argument_texts(job.sharding.fsdp_arg)
@@ -46,7 +47,10 @@ def _may_name_blocks(job: Job) -> bool:
 
 
 def _has_equal_blocks(model: nn.Module, count: int) -> bool:
-    """Return whether a model has lists of `count` modules that are equal but for the first and the last."""
+    """Return whether each list of `count` modules in a model has equal modules between its first and last.
+
+    False if the model has no list of `count` modules.
+    """
     lists = [
         [*module.children()]
         for module in model.modules()
@@ -56,7 +60,7 @@ def _has_equal_blocks(model: nn.Module, count: int) -> bool:
 
 
 def _structure(block: nn.Module) -> tuple[Any, ...]:
-    """Return what can tell a block from another: its modules, their parameters, and plain attributes.
+    """Return a block's structure, by which blocks are compared: modules, parameters and plain attributes.
 
     Attributes that number a block are left out.
     """

@@ -70,7 +70,7 @@ _TALKATIVE = (
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence log messages below errors of model and kernel libraries while open."""
+    """Silence log messages below errors of model and kernel libraries inside the context."""
     loggers = [logging.getLogger(name) for name in _TALKATIVE]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,7 +1,7 @@
-"""The versions of libraries that plans are held to, since captures rely on their private parts.
+"""The library versions that plans are held to, since captures rely on private parts of the libraries.
 
-A new version may allocate otherwise, or rename what a capture replaces. tests/capture/models/
-test_library_versions.py fails by the name of the library whose pinned version is another.
+A new version may allocate differently, or rename a function that a capture replaces. tests/capture/models/
+test_library_versions.py fails for each library whose pinned version differs.
 """
 
 import sys
@@ -27,7 +27,7 @@ HELD_VERSIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 def notes_on_versions() -> Iterator[str]:
-    """Yield a note for each imported library whose version is not the one that plans are held to."""
+    """Yield a note for each imported library whose major or minor version differs from `HELD_VERSIONS`."""
     for name, (held, _) in HELD_VERSIONS.items():
         version = public_version(getattr(sys.modules.get(name), "__version__", None))
         if version is not None and ".".join(version.split(".")[:2]) != held:

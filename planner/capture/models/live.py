@@ -52,7 +52,7 @@ class LiveEvaluation:
         )
 
     def run(self, module: nn.Module, tensors: Iterable[Tensor]) -> Any:
-        """Run the evaluation step on a batch; return its result, with a tensor of it as the "loss".
+        """Run the evaluation step on a batch, and return its result, with one tensor of the result as "loss".
 
         A captured loop keeps the result alive until the next batch.
         """
@@ -215,7 +215,7 @@ def complete_copy(module: nn.Module, copied: nn.Module, memo: dict[int, Any]) ->
 
 
 def live_job(name: str, model: LiveModel, mode: Mode = Mode.TRAIN) -> Job:
-    """Return the job of a live model; its output is the loss."""
+    """Return the job of a live model; the model's output is the loss."""
     return Job.create(name, inputs=model.inputs, mode=mode, loss=Loss.OUTPUT)
 
 

@@ -89,7 +89,7 @@ class CopiedOptimizer:
 
 
 def _copied(value: Any) -> Any:
-    """Return a deep copy of a value, but classes and singletons themselves."""
+    """Return a deep copy of a value, or the value itself if it is a class or a singleton."""
     is_shared = hasattr(type(value), "get_instance")  # a singleton, such as bitsandbytes' manager
     return value if is_shared or isinstance(value, type) else copy.deepcopy(value)
 
@@ -132,7 +132,7 @@ def is_torch_class(kind: type) -> bool:
 def _overrides(optimizer: optim.Optimizer, module: nn.Module) -> dict[str, Any]:
     """Return bitsandbytes' settings of single parameters, by parameter name; {} for other libraries.
 
-    They are set for parameters, or for attributes of modules.
+    The settings are registered for parameters, or for attributes of modules.
     """
     manager = getattr(optimizer, "mng", None)
     if manager is None:
@@ -154,7 +154,7 @@ def settings_of(optimizer: optim.Optimizer) -> optim.Optimizer:
 
 
 def notes_of_optimizer(optimizer: AnyLiveOptimizer) -> tuple[str, ...]:
-    """Return a note that lists the options that decide memory and differ from the class's defaults."""
+    """Return a note on the options that affect memory and differ from the class's defaults, or no note."""
     parameters = inspect.signature(optimizer.kind).parameters
     defaults = {name: one.default for name, one in parameters.items()}
     changed: dict[str, Any] = {}

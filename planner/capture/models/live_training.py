@@ -185,7 +185,7 @@ def _shapes(values: object) -> tuple[tuple[int, ...], ...]:
 
 @contextmanager
 def apart_from_training() -> Iterator[None]:
-    """Disable the enclosing autocast region and the global hooks of optimizer steps while open."""
+    """Disable autocast and the global hooks of optimizer steps inside the context."""
     from torch.optim import optimizer as of_all
 
     hooks: list[Any] = [of_all._global_optimizer_pre_hooks, of_all._global_optimizer_post_hooks]
@@ -226,8 +226,8 @@ def hold_beside(module: nn.Module, size_bytes: int) -> None:
 def digest_of(training: LiveTraining, optimizer: optim.Optimizer, *functions: object) -> str:
     """Return a digest of a loop's classes, tensor shapes, optimizer options and code of forward passes.
 
-    These decide the loop's memory. The digest tells two models of the same name apart; the code cannot be
-    recovered from it.
+    The digested properties decide the loop's memory. The digest tells two models of the same name apart; the
+    code cannot be recovered from it.
     """
     return sha256("\n".join(_lines(training.module, optimizer, functions)).encode()).hexdigest()[:16]
 

@@ -90,10 +90,10 @@ def _build(construct: Callable[[], object], strategy: Strategy) -> tuple[object,
 
 @contextmanager
 def gpu_followed(placement: Placement) -> Iterator[None]:
-    """Track the tensors that user code puts on the GPU, and results computed from them, while open.
+    """Track tensors that user code puts on the GPU, and results computed from them, inside the context.
 
-    The garbage collector is off meanwhile, since it frees cycles at times that differ between runs; if
-    something is on the GPU, cycles are collected at the end.
+    The garbage collector is off inside the context, since it frees cycles at times that differ between runs;
+    if something is on the GPU, cycles are collected at the end.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -108,7 +108,7 @@ def gpu_followed(placement: Placement) -> Iterator[None]:
 
 
 def _plain_tensors(model: nn.Module) -> Iterator[tuple[Any, Any, Tensor]]:
-    """Yield (holder, key, tensor) for tensors in plain attributes of modules, and in lists and dicts there.
+    """Yield (holder, key, tensor) for each tensor in a plain attribute, or in a list or dict attribute.
 
     Registered parameters and buffers are left out, even if a list holds them too, as scripts do for an
     optimizer.
@@ -150,7 +150,7 @@ def _move_placed(model: nn.Module, placement: Placement) -> list[tuple[Tensor, T
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Replace every parameter that a module registers by its counterpart on meta while open.
+    """Replace each parameter that a module registers inside the context by its counterpart on meta.
 
     Parameters that several modules share stay shared. A parameter that user code put on the GPU goes to meta
     itself, since an optimizer or a step may hold it too. Changes `nn.Module` for all threads.

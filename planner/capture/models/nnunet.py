@@ -99,7 +99,7 @@ class Configuration:
 
 
 def find_nnunet(file: str) -> Callable[..., nn.Module]:
-    """Return the constructor for a plans file, which makes its network with the loss (`build`)."""
+    """Return the function that builds the network of a plans file with nnU-Net's loss (`build`)."""
     import_library(_LIBRARY, extra="")
     return partial(build, file)
 

@@ -25,9 +25,9 @@ _MAY_FETCH = ("timm", "smp", "monai", "hf", "diffusers")  # torchvision's weight
 
 @contextmanager
 def calling_libraries(job: Job) -> Iterator[None]:
-    """Silence libraries' log messages below errors while open, and refuse connections for a library's model.
+    """Silence libraries' logs and refuse connections for a library's model inside the context.
 
-    Unix sockets may still be connected.
+    Log messages of errors are kept. Unix sockets may still be connected.
     """
     with quiet():
         if split_model(job.model.origin).source not in SOURCES:

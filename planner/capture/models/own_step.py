@@ -106,7 +106,7 @@ def make_step(made: object, name: str) -> nn.Module:
 
 
 def modules_held_by(value: object) -> list[nn.Module]:
-    """Return the outermost modules that a value holds; modules inside of these are left out."""
+    """Return the outermost modules that a value holds, without the modules inside them."""
     found = _Holdings()
     found.follow(value, "")
     return [*found.outermost().values()]
@@ -232,7 +232,10 @@ class _Holdings:
 
 
 def _methods_of(value: object) -> Iterator[tuple[str, Any]]:
-    """Yield the methods that a value has from classes of users, since their code may name globals."""
+    """Yield the methods that users' classes give to a value, each with an empty name.
+
+    The code of a method may name globals.
+    """
     for kind in type(value).__mro__:
         if not _is_of_library(kind):
             for held in vars(kind).values():

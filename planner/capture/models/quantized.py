@@ -1,4 +1,4 @@
-"""Quantize the weights of linear layers to 4 or 8 bits by bitsandbytes, or quantize them by torchao.
+"""Quantize the weights of linear layers, to 4 or 8 bits by bitsandbytes, or by torchao.
 
 The quantizer of the model's library chooses the layers: in transformers all `nn.Linear` except the output
 embeddings and the last module, in diffusers all. Each weight is quantized on the GPU before the next weight
@@ -158,7 +158,7 @@ def _held_on_meta(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def quantize_on_meta(model: nn.Module) -> dict[int, list[Tensor]]:
-    """Quantize a model's weights on meta, and return the tensors that each quantized module allocates for it.
+    """Quantize a model's weights on meta, and return the tensors that each module's quantization allocates.
 
     The result maps a module's id to its tensors in the order of allocation, as moving the module to the GPU
     allocates them. For a weight that is quantized already, they are the tensors that it consists of.
@@ -218,7 +218,7 @@ def _quantize(weight: Any, table: Tensor) -> list[Tensor]:
 
 
 def adapters_as_made(model: nn.Module) -> Iterator[tuple[nn.Parameter, Tensor]]:
-    """Yield each trained adapter parameter that peft casts, with an equal tensor of the type before the cast.
+    """Yield each trained adapter parameter that peft casts, with an empty tensor like it in its earlier type.
 
     The order is the order of creation. peft moves each adapter of a quantized layer to the GPU in the type in
     which the layer computes, and casts all of them afterwards (`_move_adapter_to_device_of_base_layer`,
@@ -267,8 +267,8 @@ def _notes_on_unquantized(model: nn.Module) -> list[str]:
     """Return notes on where weights that are not quantized take more memory than the quantized weights.
 
     Only linear layers are quantized; the experts of a mixture are often parameters of a single other module.
-    The weights of one repeated block are compared, and those outside blocks, so that the notes do not depend
-    on the number of blocks.
+    The weights of one repeated block are compared, and the weights outside blocks, so that the notes do not
+    depend on the number of blocks.
     """
     whole: dict[str, dict[str, int]] = {}  # bytes by name, by the block that the weight is in; "": in none
     quantized: Counter[str] = Counter()  # bytes by block

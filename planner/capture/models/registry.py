@@ -99,7 +99,7 @@ def construct_model(
 
 
 def complete_by_library(job: Job) -> Job:
-    """Return the job with the inputs that the model's library implies, those of its evaluation too.
+    """Return the job with the inputs that the model's library implies, for training and evaluation.
 
     Jobs of other sources are unchanged. Raises UsageError for inputs that the model does not take, ModelError
     if the library is missing or refuses the model's configuration.

@@ -16,9 +16,9 @@ _imported: dict[Path, dict[str, ModuleType]] = {}  # folder -> the modules impor
 
 @contextmanager
 def importing_beside(path: Path) -> Iterator[None]:
-    """Make the modules in a file's folder importable while open.
+    """Make the modules in a file's folder importable inside the context.
 
-    Modules imported from the folders of other files are removed.
+    Modules imported from the folders of other files are removed from `sys.modules` on entry.
     """
     folder = path.parent
     _exchange(folder)

@@ -71,7 +71,7 @@ def find_step_in_file(name: str) -> Callable[..., object]:
 
 
 def _owner_of_method(name: str, value: object) -> tuple[type | None, str]:
-    """Return the class and the method's name of FILE.py:CLASS.METHOD; no class if `value` is no such method.
+    """Return the class and the method's name in FILE.py:CLASS.METHOD; the class is None for other values.
 
     Only methods of a class's objects count, not static methods and class methods.
     """
@@ -86,7 +86,7 @@ def open_file(name: str, what: str) -> tuple[Any, Callable[..., object]]:
     """Run a file given as FILE.py:NAME; return the value of NAME and a function that calls the file's code.
 
     That function takes a callable and its arguments, and applies the changes that the file made to the
-    process. Messages call the value a `what`. Raises UsageError if the file or NAME does not exist,
+    process. `what` names the value's kind in messages. Raises UsageError if the file or NAME does not exist,
     ModelError if the file fails.
     """
     path = _path_of(name, what)

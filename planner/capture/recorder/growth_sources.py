@@ -11,9 +11,10 @@ from planner.program import GrowthSource, Trace, find_growth, growing_blocks
 
 
 def growth_sources(trace: Trace, recorder: Recorder) -> tuple[GrowthSource, ...]:
-    """Return the sites whose number of blocks grows in a trace that just ended, with source lines if known.
+    """Return the sites that allocate blocks whose number grows with every step, with source lines if known.
 
-    The garbage collector runs once, to tell which of the blocks only reference cycles hold.
+    The trace must have just ended. The garbage collector runs once, to tell which of the blocks only
+    reference cycles hold.
     """
     growth = find_growth(trace)
     if growth is None:

@@ -27,7 +27,7 @@ class ModuleTracker:
 
     @contextmanager
     def tracking(self) -> Iterator[None]:
-        """Track modules while open."""
+        """Track the model's running modules inside the context."""
         enter, leave = (beside_other_threads(one, do_nothing) for one in (self._enter, self._leave))
         before = hooks.register_module_forward_pre_hook(enter)
         after = hooks.register_module_forward_hook(leave, always_call=True)

@@ -56,7 +56,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False, since nothing is compiled here.
+        """Return False, since a recorder compiles nothing.
 
         Torch would otherwise wrap each call so that its compiler skips it, which takes 2 us and the
         compiler's import.
@@ -74,7 +74,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         host: HostTensors | None = None,
         streams: Streams | None = None,
     ) -> None:
-        """`host` are the tensors on meta that take no memory of the GPU, `streams` those of the process."""
+        """Set up the recorder of a model's loop on a target GPU.
+
+        `host` are the tensors on meta that take no memory of the GPU, `streams` the streams of the process.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
         self.host = HostTensors() if host is None else host
         self._streams = Streams() if streams is None else streams
@@ -109,7 +112,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._log.start_phase(step, phase)
 
     def record_tensor(self, tensor: Tensor, category: Category, op: str, module: str | None = None) -> None:
-        """Record a tensor on meta as allocated now, unless it is a view of a known storage."""
+        """Record a tensor on meta as allocated now, unless its storage is known, empty or on the CPU."""
         if is_wrapped(tensor):
             for one in parts(tensor):
                 self.record_tensor(one, category, op, module)
@@ -146,7 +149,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def graph_pool(self, pool: int = GRAPH_POOL) -> Iterator[None]:
-        """Allocate in a private pool of CUDA graphs while open; GRAPH_POOL is for torch's compiler."""
+        """Allocate in a private pool of CUDA graphs inside the context (GRAPH_POOL: of torch's compiler)."""
         before, self._pool = self._pool, pool
         try:
             yield
@@ -276,7 +279,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _is_outside(
         self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any
     ) -> bool:
-        """Record an operator on the CPU, or a copy between it and the GPU; return False for others."""
+        """Record an operator on the CPU, or a copy between CPU and GPU; return False for other operators."""
         side = self.host.side_of(op.func, args, kwargs)
         if side is Side.HOST:
             self.host.add_results(out)
@@ -344,7 +347,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._log.free(old)
 
     def _autotune_once(self, op: Operator, args: tuple[Any, ...], ops: Ops) -> Ops:
-        """Drop autotuning allocations from all but the first call of a signature."""
+        """Return the ops, without autotuning allocations if a call with the same signature has run before."""
         timed = [one for one in ops if isinstance(one, KernelOp) and one.kind is OpKind.AUTOTUNE]
         if not timed:
             return ops
@@ -444,8 +447,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         autograd/input_buffer.cpp accumulates in place where it holds the last reference to a dense tensor,
         but never under a dispatch mode or on meta (ATen/TensorSubclassLikeUtils.h). It held the last
-        reference exactly if the operand's storage is freed before anything else happens. Of a view it never
-        does, since the view holds its base.
+        reference exactly if the operand's storage is freed before anything else happens. It never
+        accumulates in a view, since the view holds its base.
         """
         operand = args[0]
         if not isinstance(operand, Tensor) or operand.dtype != out.dtype or operand.shape != out.shape:
@@ -460,10 +463,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def _as_without_gradients() -> Iterator[None]:
-    """Run inference mode's operators under `no_grad` while open, without autocast's cache of casts.
+    """Run inference mode's operators under `no_grad` inside the context, without autocast's cache of casts.
 
-    Inference mode leaves out the keys of autograd, at which operators that are made of others become these,
-    and at which those that depend on the device are replaced. On CUDA they are made of the same others.
+    Inference mode leaves out the dispatch keys of autograd, at which composite operators are decomposed and
+    device-dependent operators are replaced. On CUDA, composite operators decompose into the same operators.
     """
     keeps_casts = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
@@ -477,8 +480,8 @@ def _as_without_gradients() -> Iterator[None]:
 def _is_gradient_of_index() -> bool:
     """Return whether autograd computes the gradient of `x[index]` now.
 
-    A GPU accumulates it in the zeros that it made, but under a dispatch mode autograd makes a new tensor
-    (index_backward, autograd/FunctionsManual.cpp).
+    On a GPU, autograd adds the gradient to new zeros in place, but under a dispatch mode it makes a new
+    tensor (index_backward, autograd/FunctionsManual.cpp).
     """
     node = torch._C._current_autograd_node()
     return node is not None and node.name() == "IndexBackward0" and not torch.is_grad_enabled()

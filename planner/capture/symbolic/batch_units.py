@@ -1,8 +1,8 @@
 """Find units of samples in which a job's memory is a polynomial in the batch size, if the usual fit fails.
 
 A step that splits its batch into four parts fails at batch 2; at some other sizes it has a further part for
-the remainder. A step that picks ten samples of a batch fails below ten. If the unit has as many samples as
-the split has parts, such a job is like any other job.
+the remainder. A step that picks ten samples of a batch fails below ten. In units of as many samples as the
+split has parts, the memory of the job is a polynomial.
 """
 
 from collections.abc import Callable
@@ -20,10 +20,11 @@ _COMMON = 48  # a multiple of all units: a job that refuses multiples of it is a
 def fit_in_units(
     run: Callable[[int], RecordedRun], agrees: Callable[[Program, RecordedRun], bool], job: Job
 ) -> tuple[Program, int]:
-    """Return a job's program in the smallest unit of samples that fits, and its smallest batch size.
+    """Return a job's program in the first of `UNITS` that fits, and the program's smallest batch size.
 
-    `run` captures a batch size, and `agrees` compares a program with a run. Raises ModelError if the job
-    refuses a common multiple of the units too, and NotAffineError if no unit fits.
+    If 1 or another divisor of the unit fits too, from the same smallest batch size on, the program has the
+    divisor as its unit. `run` captures a batch size, and `agrees` compares a program with a run. Raises
+    ModelError if the job refuses a common multiple of the units too, and NotAffineError if no unit fits.
     """
     known: dict[int, RecordedRun | ModelError] = {}
 

@@ -76,11 +76,11 @@ class ProgramBuilder:
     _runs: dict[int, list[tuple[GuardedCapability, Program]]] = field(default_factory=dict)  # by batch size
 
     def programs(self, target: Target) -> tuple[Program, ...]:
-        """Return the validated program for GPUs like the target; for a large job also the run at batch 1.
+        """Return the validated program for the target, and for a large job also the program of batch 1.
 
-        () if runs do not fit to a program, if a further run contradicts it, or if the job is compiled. Small
-        GPUs need the run at batch 1. Raises the errors of a capture, except at batch 1, which a model may
-        refuse, as batch norm does for single values.
+        Return () if no program fits the runs, if a further run contradicts it, or if the job is compiled.
+        Small GPUs need the run at batch 1. Raises the errors of a capture, except at batch 1, which a model
+        may refuse, as batch norm does for single values.
         """
         if self.job.model.compile is not Compile.NONE:
             return ()  # inductor decides by sizes and by the number of multiprocessors
@@ -99,9 +99,10 @@ class ProgramBuilder:
         return tuple(programs)
 
     def fit(self, target: Target) -> Program | None:
-        """Return the program for GPUs like the target before its range is validated.
+        """Return the program for the target, fitted but not validated.
 
-        None if runs do not fit to a program that is affine in the batch size. Raises the errors of a capture.
+        Return None if no program that is affine in the batch size fits the runs. Raises the errors of a
+        capture.
         """
         path = self._path(_without_answers(target))
         if path.refusal is not None:
@@ -113,9 +114,9 @@ class ProgramBuilder:
     def run(self, batch: int, target: Target) -> Program:
         """Return a program for one batch size, from one run. Raises the errors of a capture.
 
-        A run serves all GPUs for which its guards hold, if its kernels can be separated from the rest. A run
-        beyond the range of the job's program widens that range if it agrees with the program, which is
-        returned then.
+        A run serves all GPUs for which its guards hold, if its kernels can be separated from the rest. If
+        a run beyond the range of the job's program agrees with the program, the range is widened and the
+        program is returned.
         """
         for guards, program in self._runs.get(batch, []):
             if program.rules is not None and guards.guards_hold(target.capability):
@@ -131,17 +132,17 @@ class ProgramBuilder:
         return self._keep_run(run, guards, target)
 
     def trace(self, batch: int, target: Target, provenance: ProvenanceCollector | None = None) -> Trace:
-        """Return the trace of one run at a batch size, of which the caller reports progress.
+        """Return the trace of one run at a batch size, without a call of `on_progress`.
 
-        `provenance` collects the provenance of blocks, for which the whole model runs. Raises the errors of a
-        capture.
+        With `provenance`, the whole model runs, and the provenance of blocks is collected. Raises the errors
+        of a capture.
         """
         if provenance is not None:
             return self._record(self.job, batch, target, target.capability, provenance=provenance)
         return self._run(self.job, batch, target, target.capability, with_calls=False).trace
 
     def enumerate_variants(self, program: Program, target: Target) -> None:
-        """Evaluate a program's workspace rules at sample batch sizes and numbers of multiprocessors."""
+        """Add workspace variants to a program, for sample batch sizes and numbers of multiprocessors."""
         if isinstance(program.rules, SignatureRules):
             program.rules.enumerate(program, target)
 
@@ -178,7 +179,7 @@ class ProgramBuilder:
         return path
 
     def _fit(self, path: _Path, runs: list[RecordedRun], target: Target) -> None:
-        """Fit two runs to a path's program, or three if two do not suffice; keep the runs if none fits."""
+        """Fit a path's program to two runs, or to three if needed; keep the runs if the fit fails."""
         try:
             try:
                 path.program = fit_program(runs, self.job)
@@ -212,9 +213,10 @@ class ProgramBuilder:
         )
 
     def _fit_in_units(self, path: _Path, target: Target) -> None:
-        """Fit runs to a path's program in units of several samples, and validate it.
+        """Fit a path's program in units of several samples, and validate it.
 
-        If that fails, raises the error with which the model refused the usual batch sizes, if it did.
+        If no unit fits, raises the error with which the model refused the usual batch sizes, if it refused
+        them.
         """
 
         def run(batch: int) -> RecordedRun:
@@ -360,8 +362,8 @@ def open_builder(
 ) -> ProgramBuilder:
     """Return the builder of a job's programs; `constructor` makes the model, by default the job's own.
 
-    Runs of models with `least_depth` equal blocks or more are extrapolated from shallow models. Imports the
-    library of the job's model. Raises UsageError or ModelError.
+    Runs of models with `least_depth` equal blocks or more are extrapolated from shallow models, unless
+    `constructor` is given. Imports the library of the job's model. Raises UsageError or ModelError.
     """
     construct = constructor or find_constructor(job)
     deep_runs = open_deep_runs(job, least_depth) if constructor is None else None

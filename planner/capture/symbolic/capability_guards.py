@@ -10,7 +10,7 @@ Comparison = tuple[str, Any]  # the name of a method of tuples, and its operand
 
 
 def _guarded(comparison: str) -> Any:
-    """Return a method that calls the tuple's method of this name and records its answer as a guard."""
+    """Return a method that calls the tuple method `comparison` and records its answer as a guard."""
 
     def method(self: "GuardedCapability", operand: Any) -> Any:
         answer = self.guards[comparison, operand] = getattr(tuple, comparison)(self, operand)
@@ -20,7 +20,7 @@ def _guarded(comparison: str) -> Any:
 
 
 class GuardedCapability(tuple[int, int]):
-    """A compute capability that equals the given one and records comparisons with it in `guards`."""
+    """A compute capability that records each comparison with it, and the answer, in `guards`."""
 
     guards: dict[Comparison, Any]
 

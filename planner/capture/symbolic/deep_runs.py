@@ -2,8 +2,8 @@
 
 If the number of blocks is an argument of the model, models with 4 and 5 blocks run in place of the whole
 model, and the events and kernel calls that one more block adds are repeated. The model with 7 blocks runs
-too, once for each compute capability, to check the extrapolation, which then holds for all sizes of samples
-and numbers of ranks: the model with 5 blocks suffices for those in which its events differ in sizes alone.
+too, once for each compute capability, to check the extrapolation. At other sizes of samples and numbers of
+ranks, the model with 5 blocks suffices if its events differ from the checked events in sizes alone.
 The whole model runs if the check fails, if its blocks differ, or if anything but the repeated events depends
 on their number.
 """
@@ -39,7 +39,7 @@ LEAST_DEPTH_OF_RUN = 17  # a single run takes 16 blocks from shallow models
 
 
 class _ShallowRuns(NamedTuple):
-    """The run of the deeper of two shallow models, and what it adds to the run of the other."""
+    """The run of the deeper of two shallow models, its added block, and arguments fitted to the depth."""
 
     run: RecordedRun
     block: RepeatedBlock
@@ -48,12 +48,12 @@ class _ShallowRuns(NamedTuple):
     def with_more(self, blocks: int) -> RecordedRun:
         """Return the run of a model with `blocks` more blocks than the shallower model.
 
-        Raises NotRepeatedError.
+        Raises NotRepeatedError if the run cannot be extrapolated.
         """
         return RecordedRun(self.block.with_more(blocks), tuple(self._calls(blocks)))
 
     def with_sizes_of(self, run: RecordedRun) -> "_ShallowRuns":
-        """Return the shallow runs whose deeper run is `run`, which differs from the present in sizes alone.
+        """Return the shallow runs with the deeper run replaced by `run`, which may differ in sizes alone.
 
         Raises NotRepeatedError if more differs, or if sizes differ that depend on the depth.
         """
@@ -66,7 +66,7 @@ class _ShallowRuns(NamedTuple):
         return _ShallowRuns(run, self.block.with_sizes_of(run.trace), self.fitted)
 
     def _are_alike(self, one: RecordedCall, other: RecordedCall) -> bool:
-        """Return whether two calls have one place, and equal arguments if these depend on the depth."""
+        """Return whether two calls are equal except for arguments and results not fitted to the depth."""
         if one.start in self.fitted and (one.args, one.out) != (other.args, other.out):
             return False
         return bool(_place_of(one) == _place_of(other))
@@ -97,9 +97,9 @@ class DeepRuns:
     _refused: set[tuple[int, int]] = field(default_factory=set)  # capabilities for which the whole model runs
 
     def run(self, job: Job, target: Target, run: Callable[[Job], RecordedRun]) -> RecordedRun | None:
-        """Return the run of a job, extrapolated from those that `run` returns for shallower jobs.
+        """Return a job's run extrapolated from shallow models, or None if the whole model must run.
 
-        None if the whole model must run. Raises no error of a shallow model.
+        `run` captures a job of a shallow model. If it raises an error, the whole model must run.
         """
         capability = target.capability
         if capability in self._refused:
@@ -120,7 +120,7 @@ class DeepRuns:
     def _shallow_runs(
         self, capability: tuple[int, int], at_depth: Callable[[int], RecordedRun]
     ) -> _ShallowRuns:
-        """Return the shallow runs; the deeper one suffices if it differs from the latest in sizes alone.
+        """Return the shallow runs, from the deeper model alone if only sizes differ from the latest runs.
 
         Raises NotRepeatedError, NotAffineError, and the errors of a capture.
         """
@@ -140,8 +140,8 @@ class DeepRuns:
 def open_deep_runs(job: Job, least: int = LEAST_DEPTH) -> DeepRuns | None:
     """Return the deep runs of a job, or None if its whole model must run or has fewer than `least` blocks.
 
-    Jobs that differ in the sizes of samples or in the number of ranks share them, unless their model is in a
-    folder, whose files may change. Raises UsageError.
+    Jobs that differ in the sizes of samples or in the number of ranks (two or more) share their deep runs,
+    unless the model is in a folder, whose files may change. Raises UsageError.
     """
     if job.model.compile is not Compile.NONE:
         return None
@@ -170,7 +170,7 @@ _place_of = attrgetter("start", "end", "site", "func", "outputs", "stream")  # o
 
 
 def _fitted_arguments(shallow: RecordedRun, deep: RecordedRun, block: RepeatedBlock) -> dict[int, Any]:
-    """Return, by start of a call, its arguments and result, fitted to the depth, if they depend on it."""
+    """Return the (arguments, result) of calls that depend on the depth, fitted, by the start of the call."""
     if any(call.start == call.end for run in (shallow, deep) for call in run.calls):
         raise NotRepeatedError("a kernel call has no events")
     counterparts = {call.start: call for call in deep.calls}

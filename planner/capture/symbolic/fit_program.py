@@ -70,7 +70,7 @@ def _fit_calls(
     batches: Sequence[int],
     sites: dict[Site, int],
 ) -> tuple[list[KernelCall], list[KernelSignature]]:
-    """Return the kernel calls that runs have in common and their distinct signatures; add the calls' sites.
+    """Return the runs' kernel calls and the distinct signatures, and add the calls' sites to `sites`.
 
     Raises NotAffineError if the runs call different kernels.
     """

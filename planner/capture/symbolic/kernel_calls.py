@@ -99,7 +99,7 @@ def at_batch(value: Any, batch: int) -> Any:
 
 
 def from_meta(value: Any) -> Any:
-    """Return evaluated arguments with tensors on meta in place of `TensorMeta`."""
+    """Return evaluated arguments with a meta tensor in place of each `TensorMeta`."""
     if isinstance(value, TensorMeta):
         tensor = torch.empty_strided(value.sizes, value.strides, dtype=value.dtype, device="meta")
         return as_cpu_tensor(tensor) if value.on_cpu else tensor

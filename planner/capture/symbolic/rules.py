@@ -66,7 +66,7 @@ class SignatureRules:
     def enumerate(self, program: Program, target: Target) -> None:
         """Add to a program the variants for sample batch sizes and numbers of multiprocessors.
 
-        A rule that symbolic integers cannot follow gets no variants.
+        A rule that symbolic integers cannot follow gets no further variants.
         """
         known = program.targets[target.capability]
         least, most = known.min_batch // program.unit, known.max_batch // program.unit

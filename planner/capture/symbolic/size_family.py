@@ -157,9 +157,9 @@ class SizeFamily:
         return _program_at(family, size, self.builder(size).job, self.target)
 
     def _fit(self, alike: Sequence[Size]) -> _Family | None:
-        """Return formulas fitted to the programs of sizes of one structure, or None if there are none.
+        """Return formulas fitted to the programs at sizes of one structure, or None if no formulas hold.
 
-        Further sizes are captured until the remaining sizes are not in doubt.
+        Further sizes are captured until equally simple formulas agree at all remaining sizes.
         """
         orders, known = {_order(size) for size in alike}, list(alike)
         while True:

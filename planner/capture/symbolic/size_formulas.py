@@ -133,9 +133,9 @@ class FormulaFit:
         ]
 
     def fit(self, numbers: tuple[int, ...]) -> Formula:
-        """Return a simplest formula that gives these numbers at the sizes.
+        """Return a formula with the fewest terms that gives the numbers at the sizes.
 
-        Raises NotAffineError without one.
+        Raises NotAffineError if no formula gives them.
         """
         if numbers not in self.formulas:
             self.formulas[numbers] = self._simplest(numbers)
@@ -144,7 +144,7 @@ class FormulaFit:
         return self.formulas[numbers][0]
 
     def most_doubtful(self, sizes: Iterable[Size]) -> Size | None:
-        """Return the size at which the most numbers have equally simple formulas that differ, or None."""
+        """Return the size at which the most numbers have formulas that disagree, or None if all agree."""
         doubtful = [formulas for formulas in self.formulas.values() if len(formulas) > 1]
         counts = {
             size: sum(len({formula.at(size) for formula in formulas}) > 1 for formulas in doubtful)
@@ -164,7 +164,7 @@ class FormulaFit:
         return found
 
     def fit_values(self, values: Sequence[Any]) -> Any:
-        """Return a call's arguments at all sizes as one, with formulas in place of numbers that differ.
+        """Merge a call's arguments at all sizes, with formulas in place of numbers that differ.
 
         `values` has the arguments at each size. A number that is affine in the batch size gets two formulas.
         Raises NotAffineError if a number has no formula, or if other values differ.

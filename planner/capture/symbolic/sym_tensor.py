@@ -73,16 +73,16 @@ class SymTensor:
         return self.transpose(0, 1)
 
     def reshape(self, *sizes: int) -> "SymTensor":
-        """Return a one-dimensional tensor with all elements; raise for sizes other than -1.
+        """Return a one-dimensional tensor with all elements, if `sizes` is (-1,).
 
-        Only the rules of sorting reshape.
+        Raises UnsupportedSymTensorOpError otherwise. Only the rules of sorting reshape.
         """
         if sizes != (-1,):
             raise UnsupportedSymTensorOpError(f"reshape{sizes}")
         return SymTensor([self.numel()], [1], self.dtype)
 
     def __getattr__(self, name: str) -> Any:
-        """Raise UnsupportedSymTensorOpError for attributes that are not defined here."""
+        """Raise UnsupportedSymTensorOpError, since the class does not define the attribute."""
         raise UnsupportedSymTensorOpError(name)
 
 

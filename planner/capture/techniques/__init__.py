@@ -1,1 +1,1 @@
-"""The ways to train that a capture knows, each in a module of its own."""
+"""The training techniques that a capture supports, one module each."""

@@ -98,9 +98,9 @@ def _configure(peft: Any, model: nn.Module, job: Job, given: dict[str, Any]) -> 
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Return a value with a tuple made a list, and comma-separated names of modules split into a list.
+    """Return a tuple, or a string of comma-separated module names, as a list, and other values unchanged.
 
-    A regular expression of names is kept.
+    A regular expression of module names is kept.
     """
     if isinstance(value, tuple):
         return list(value)

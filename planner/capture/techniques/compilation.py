@@ -22,7 +22,10 @@ def _track_modules(loop: CapturedLoop) -> Iterator[Callable[[], Notes]]:
 
 @contextmanager
 def _compile(loop: CapturedLoop) -> Iterator[Callable[[], Notes]]:
-    """Make torch.compile work on meta while open; modules are not tracked, since compiled code runs none."""
+    """Make torch.compile work on meta inside the context, and yield a function that returns notes.
+
+    Modules are not tracked, since compiled code calls no modules.
+    """
 
     @contextmanager
     def suspended() -> Iterator[None]:

@@ -39,7 +39,7 @@ _HELD = {
 
 
 def run_zero(job: Job, model: nn.Module, batch: int, recorder: Recorder) -> tuple[str, ...]:
-    """Train by DeepSpeed's engine for `job.loop.steps` steps of the optimizer, and return notes on them."""
+    """Train by DeepSpeed's engine for `job.loop.steps` optimizer steps, and return notes on the run."""
     config = fill_deepspeed(job, batch, hidden_size_of(model))
     micro_batches = config["gradient_accumulation_steps"]
     few = config["gradient_accumulation_steps"] = min(micro_batches, MOST_MICRO_BATCHES)
@@ -96,7 +96,7 @@ def _checkpointed(model: nn.Module, job: Job) -> Iterator[tuple[str, ...]]:
 
 @contextmanager
 def _silenced() -> Iterator[None]:
-    """Silence DeepSpeed's log while open."""
+    """Limit DeepSpeed's log to errors inside the context, and restore its level on exit."""
     logger = logging.getLogger("DeepSpeed")
     level = logger.level
     logger.setLevel(logging.ERROR)

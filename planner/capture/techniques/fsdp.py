@@ -25,7 +25,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def shard_blocks(model: nn.Module, job: Job, mesh: Any, recorder: Recorder) -> str:
-    """Shard the repeated blocks of a model, then its remaining parameters, and return a note on them.
+    """Shard the repeated blocks of a model, then its remaining parameters, and return a note on the sharding.
 
     With `by=accelerate`, accelerate shards the model. Raises UsageError if `fully_shard` refuses.
     """
@@ -95,7 +95,7 @@ def _ends_of(model: Any) -> tuple[tuple[nn.Module, ...], tuple[nn.Module, ...]]:
 
 @contextmanager
 def _moved_by_it(model: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Treat a model as if it were on the CPU, and record its move to the GPU while open."""
+    """Mark a model's tensors as on the CPU, and record inside the context how they move to the GPU."""
     recorder.start_phase(0, Phase.SETUP)
     for tensor in (*model.parameters(), *model.buffers()):
         recorder.host.add(tensor)
@@ -140,7 +140,7 @@ def replacements(on_resize: Callable[[Tensor], None]) -> Iterator[Replacement]:
 
 
 def _padding(reset: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return `FSDPParam.reset_sharded_param` that also pads parts on meta that FSDP did not make itself.
+    """Return a wrapper of `reset_sharded_param` that pads parts on meta that FSDP did not make itself.
 
     If a parameter does not divide evenly, the part that `to_empty` allocates on a late rank is smaller than
     on other ranks. The first forward pass copies it into a block of the padded size.

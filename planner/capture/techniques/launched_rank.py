@@ -35,9 +35,9 @@ _OFFLOAD = (
 
 @contextmanager
 def _as_launched(ranks: int, rank: int, stages: Stages) -> Iterator[None]:
-    """Set torchrun's environment variables and replace functions of torch for a rank of `ranks` while open.
+    """Set torchrun's environment variables of a rank and replace torch's functions inside the context.
 
-    It must be opened inside `process_group`.
+    The context must be opened inside `process_group`.
     """
     node = min(ranks, GPUS_OF_A_NODE)
     environment = {
@@ -86,7 +86,7 @@ def _replacements() -> Iterator[Replacement]:
 
 
 def _address(plain: Callable[[Tensor], int]) -> Callable[[Tensor], int]:
-    """Return `Tensor.data_ptr` that gives accelerate distinct addresses for storages on meta.
+    """Return a wrapper of `Tensor.data_ptr` that gives accelerate distinct addresses for storages on meta.
 
     accelerate identifies an optimizer's parameters by address while it shards them
     (accelerate/accelerator.py).
@@ -123,7 +123,7 @@ def _refusing(what: str) -> Callable[..., None]:
 
 
 def _on_gpu(plain: Callable[..., None]) -> Callable[..., None]:
-    """Return `FSDPParam.__init__` that raises UsageError for parameters whose shards are on the CPU."""
+    """Return a wrapper of `FSDPParam.__init__` that raises UsageError if shards are offloaded to the CPU."""
 
     @functools.wraps(plain)
     def make(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -136,7 +136,7 @@ def _on_gpu(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def _of_any_backend(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `new_group` that ignores the backend it is given, and uses the process group's backend."""
+    """Return a wrapper of `new_group` that ignores `backend` and `device_id`, and uses the open backend."""
 
     @functools.wraps(plain)
     def make(*args: Any, backend: Any = None, **kwargs: Any) -> Any:
@@ -147,7 +147,7 @@ def _of_any_backend(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _on_meta(plain: Callable[..., None]) -> Callable[..., None]:
-    """Return `DeviceMesh.__init__` that makes a mesh on meta in place of a mesh of GPUs."""
+    """Return a wrapper of `DeviceMesh.__init__` that makes a mesh on meta in place of a mesh of GPUs."""
 
     @functools.wraps(plain)
     def make(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:

@@ -24,7 +24,7 @@ _PATCHED = ("transformers.models.", "transformers.loss.")
 
 @contextmanager
 def _liger_kernels(model: nn.Module, job: Job) -> Iterator[None]:
-    """Apply Liger's kernels to the model; functions of transformers are replaced only while open.
+    """Apply Liger's kernels to the model, and restore the patched functions of transformers on exit.
 
     Raises ModelError if Liger has no kernels for the model, or fails.
     """

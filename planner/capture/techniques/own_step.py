@@ -1,4 +1,4 @@
-"""Record a user's own training step, or a trainer that holds the loop itself."""
+"""Record a user's own training step, or a trainer that runs the loop itself."""
 
 from torch import Tensor
 

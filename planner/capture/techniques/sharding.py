@@ -52,7 +52,7 @@ def _shard_model(model: nn.Module, job: Job, recorder: Recorder) -> tuple[str, .
 
 
 def _has_equal_parts(model: nn.Module) -> bool:
-    """Return whether all ranks hold equal parts, since each parameter divides evenly over them."""
+    """Return whether each sharded parameter divides evenly, so that all ranks hold equal parts."""
     from torch.distributed.tensor import DTensor
 
     return all(_is_even(one) for one in model.parameters() if isinstance(one, DTensor))

@@ -36,7 +36,7 @@ def split_tensors(model: Any, job: Job, mesh: Any) -> str:
 def _untie(model: Any) -> None:
     """Replace tied parameters by separate parameters, as transformers does while it loads a model.
 
-    There it is `no_tie_weights`.
+    transformers does it by `no_tie_weights`.
     """
     for name in model.all_tied_weights_keys:
         module, _, parameter = name.rpartition(".")

@@ -16,7 +16,7 @@ SEED = 0
 
 @contextmanager
 def construct_with_buffers() -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Make model constructors keep the values of buffers while open, though the models are on meta.
+    """Keep the values of the buffers of models that are constructed on meta inside the context.
 
     Yields a list to which pairs of a buffer with values and its counterpart on meta are added.
     """
@@ -34,9 +34,10 @@ def construct_with_buffers() -> Iterator[list[tuple[Tensor, Tensor]]]:
 
 @contextmanager
 def deterministic_values() -> Iterator[None]:
-    """Seed torch's generator, and make tensors from Python numbers on the CPU before meta, while open.
+    """Seed torch's generator, and make tensors from Python numbers on the CPU inside the context.
 
-    So a capture sees the values of such tensors. torch runs one thread, since most tensors are small.
+    The tensors are then moved to their device, so that a capture sees the values. torch runs one thread,
+    since most tensors are small.
     """
     threads = torch.get_num_threads()
     plain, new = torch.as_tensor, Tensor.new_tensor

@@ -75,7 +75,7 @@ class Values:
             yield model, self._interpreter.run
 
     def describe(self, trace: Trace) -> Trace:
-        """Return the trace with notes, and a fact, on the values that were computed or drawn at random."""
+        """Return the trace with notes on the values read, and a fact if random values decided shapes."""
         values = self._interpreter
         assert values is not None
         facts = {Fact.RANDOM_SIZES} if values.has_random_shapes else set()

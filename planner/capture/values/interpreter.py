@@ -170,7 +170,7 @@ class ValueInterpreter:
         return TensorView(value, leaf.dtype, leaf.shape, leaf.stride(), int(leaf.storage_offset()))
 
     def _defer(self, op: DeferredOp, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Set the values of storages that an operator writes or makes to be computed by it when needed."""
+        """Defer the values of the storages that an operator writes or makes until they are read."""
         for tensor in filter(_is_on_meta, written_arguments(op.func, args, kwargs)):
             old = self._values[tensor.untyped_storage()._cdata]
             if all(old is not other for other, _ in op.written):
@@ -217,8 +217,8 @@ class ValueInterpreter:
     def _known_result(self, key: Key, func: Any, inputs: list[StorageValue]) -> ReadResult | None:
         """Return the result of the same read in another run, or None if the values are to be computed.
 
-        Raises LargeReadError or ManyReadsError if they are too large or too many to compute and no other
-        run's results are given.
+        Raises ManyReadsError if the run's reads compute too many values, and LargeReadError if a value is too
+        large to compute and no other run's results are given.
         """
         self._lines.setdefault(key[1])
         most_bytes = self._policy.most_bytes(func)
@@ -280,7 +280,7 @@ class ValueInterpreter:
         return out if stays else map_leaves(lambda real: self._like(real, is_random), out)
 
     def _is_large_number(self, func: Any, args: tuple[Any, ...], inputs: list[StorageValue]) -> bool:
-        """Return whether a floating-point number of large random tensors is read; if so, note its line."""
+        """Return whether a floating-point number of large random tensors is read; if so, keep its line."""
         if func is not aten._local_scalar_dense.default or not args[0].dtype.is_floating_point:
             return False
         pending = inspect_pending(inputs)
@@ -310,7 +310,7 @@ class ValueInterpreter:
 
 
 def _source(inputs: list[StorageValue]) -> str:
-    """Return the name of the operator that makes the only input of a read; "" if it is computed already."""
+    """Return the name of the deferred operator that makes the only input of a read, or "" if none does."""
     op = inputs[0].made_by if len(inputs) == 1 else None
     return "" if op is None else str(op.func._schema.name)
 

@@ -102,7 +102,7 @@ def compute(op: DeferredOp) -> tuple[Any, dict[int, torch.UntypedStorage]]:
 
 
 def run(op: DeferredOp) -> None:
-    """Run a deferred operator and store its results in its values that are still in use.
+    """Run a deferred operator, and store the results in the values that are still in use.
 
     The values stay unknown if the operator is randomized, or if it fails on the CPU.
     """
@@ -148,7 +148,7 @@ def materialize(value: StorageValue) -> bool:
 
 
 class Pending(NamedTuple):
-    """Values that are computed if some values are read."""
+    """The largest and total size of the values that a read computes, and whether any is random."""
 
     largest_bytes: int
     total_bytes: int
@@ -156,7 +156,10 @@ class Pending(NamedTuple):
 
 
 def inspect_pending(values: Sequence[StorageValue], most_bytes: float = float("inf")) -> Pending:
-    """Return what these values need computed, or a part of it that is random and exceeds `most_bytes`."""
+    """Return the sizes of the values that must be computed to read `values`, and whether any is random.
+
+    Stops counting once a value is random and the largest size exceeds `most_bytes`.
+    """
     waiting, seen = [*values], {id(value) for value in values}
     largest = total = 0
     is_random = False

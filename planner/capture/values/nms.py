@@ -11,8 +11,9 @@ MOST_PAIRS = 2**20  # most pairs compared at once; if more boxes are near each o
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-    """Return the indices of kept boxes by falling score; each removes boxes that overlap it too much.
+    """Return the indices of the kept boxes in order of descending score.
 
+    A kept box removes the later boxes whose intersection over union with it exceeds the threshold.
     `boxes` is n x 4 of x1, y1, x2, y2. The result equals torchvision::nms on the CPU.
     """
     order = scores.argsort(descending=True, stable=True)

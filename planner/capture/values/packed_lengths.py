@@ -14,7 +14,7 @@ NOTE = "lengths of packed sequences are values of the batch: each sample is assu
 
 @contextmanager
 def full_lengths() -> Iterator[dict[str, None]]:
-    """Pack sequences of unknown lengths as full while open; yield a dict to which notes are added."""
+    """Pack sequences of unknown lengths as full inside the context, and yield a dict that collects notes."""
     notes: dict[str, None] = {}
     pack = torch._VF._pack_padded_sequence
 

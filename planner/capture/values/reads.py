@@ -93,7 +93,7 @@ class ReadLog:
 
 @dataclass(slots=True)
 class ReadLogs:
-    """The results of value reads in a job's runs at small batch sizes, and what reads compute in its runs."""
+    """The results of value reads in a job's runs at small batch sizes, and the bytes that reads compute."""
 
     by_batch: dict[int, ReadLog] = field(default_factory=dict)
     too_many: int | None = None  # a batch size whose reads are too many to compute
@@ -130,10 +130,10 @@ def run_with_reads(
     logs: ReadLogs | None = None,
     guesses_numbers: bool = False,
 ) -> Run:
-    """Run a batch size with values; reuse their results at a smaller one if reads are too large or too many.
+    """Run a batch size with values, reusing a smaller batch's results if reads are too large or too many.
 
     `logs` holds the results of runs at small batch sizes, and further logs are added to it. With
-    `guesses_numbers`, a floating-point number read from large random tensors is not computed at all.
+    `guesses_numbers`, a floating-point number read from large random tensors is `GUESS`.
     """
     logs = ReadLogs() if logs is None else logs
     policy = partial(ReadPolicy, guesses_numbers=guesses_numbers)
@@ -164,7 +164,7 @@ def run_with_reads(
 
 
 def _results_of_large(size: int, results_at: Callable[..., ReadLog]) -> ReadLog:
-    """Return the results that reads of large tensors have at `size`, or at a smaller one if needed."""
+    """Return the results of reads at a batch size of `size`, or at a smaller batch size if needed."""
     while size > SMALLEST_BATCH:
         try:
             return results_at(size, lambda func: 4 * SMALL_BYTES)

@@ -54,7 +54,7 @@ def kind_and_size(op: Op) -> tuple[OpKind, Any]:
 
 
 def answer_convolutions(ops: Ops, target: Target) -> Ops:
-    """Return the ops with convolutions replaced by the workspaces that the target's library tells."""
+    """Return the ops with each convolution replaced by ops for the workspaces that the target gives."""
     return tuple(answered for op in ops for answered in _answer(op, target))
 
 

@@ -1,4 +1,4 @@
-"""Look up the rule for an operator's workspaces: memory that its CUDA kernel allocates besides tensors.
+"""Look up the rule for an operator's workspaces: memory that its CUDA kernel allocates besides results.
 
 An operator has a rule, is declared to need no workspace, or is unknown. Every plan names unknown operators.
 """
@@ -51,7 +51,8 @@ def cpu_outputs(func: Any, version: TorchVersion) -> tuple[int, ...]:
 def is_unknown(func: Any) -> bool:
     """Return whether it is not known if an operator needs a workspace.
 
-    False if it has a rule, is declared to need none, or is a pointwise operator, a view or a cuBLAS product.
+    Return False if the operator has a rule, is declared to need no workspace, or is a pointwise operator, a
+    view or a cuBLAS product.
     """
     if rule_of(func) is not None or func in gemm.BLAS_OPS:
         return False

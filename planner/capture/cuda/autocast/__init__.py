@@ -1,1 +1,1 @@
-"""Autocast as CUDA does it, on meta tensors."""
+"""CUDA's autocast on meta tensors."""

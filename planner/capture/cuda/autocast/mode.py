@@ -1,11 +1,11 @@
-"""CUDA's autocast on meta.
+"""Apply the rules of CUDA's autocast to tensors on meta.
 
-torch keeps the kernels of CUDA's autocast at the dispatch key `AutocastCUDA`, above autograd. They are in
-builds without CUDA too, but tensors on meta do not carry the key, and the kernels pass over tensors that
-are not on CUDA. So the key is included for every tensor of this thread, and the kernels are replaced by
-ones that take meta for CUDA. Everything else is torch's own: `torch.autocast("cuda")` opens a region by
-taking the key out of the excluded ones, an operator's kernel excludes it for what runs inside, and autograd
-hands the state on to the backward pass (ATen/ThreadLocalState.h).
+torch registers the kernels of CUDA's autocast at the dispatch key `AutocastCUDA`, above autograd. Builds
+without CUDA have the kernels too, but tensors on meta do not carry the key, and the kernels pass over tensors
+that are not on CUDA. So the key is included for every tensor of this thread, and the kernels are replaced by
+kernels that treat meta as CUDA. Everything else is torch's own: `torch.autocast("cuda")` opens a region by
+removing the key from the excluded keys, an operator's kernel excludes the key for the operators that it
+calls, and autograd hands the state on to the backward pass (ATen/ThreadLocalState.h).
 """
 
 import weakref
@@ -68,17 +68,17 @@ BANNED = ("binary_cross_entropy",)
 
 
 class CastCache:
-    """Casts of weights to the lower precision, one of each until the outermost region ends."""
+    """A cache of weights cast to the lower precision, kept until the outermost autocast region ends."""
 
     def __init__(self) -> None:
         self._casts: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
 
     def cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the tensor in this dtype, or itself where it is not eligible (`cached_cast`).
+        """Return the tensor cast to `dtype`, or the tensor itself if it is not eligible (`cached_cast`).
 
         Inference mode keeps no casts, as observed on the CPU and in a record of a GPU (torch 2.11).
         The source is held weakly, as in ATen/autocast_mode.cpp. The cast is held, and has its autograd
-        history even where it is made without gradients, as observed in torch 2.13 on the CPU; casts that
+        history even if it is made without gradients, as observed in torch 2.13 on the CPU; casts that
         older versions keep from a region's first use under `no_grad` have none.
         """
         if tensor.dtype is dtype or not is_eligible(tensor):
@@ -99,7 +99,7 @@ class CastCache:
 
 
 def is_eligible(value: object) -> bool:
-    """Return whether autocast would cast it on CUDA: floating point on the device, but no double."""
+    """Return whether CUDA's autocast casts a value: a GPU tensor of a floating dtype other than float64."""
     return (
         isinstance(value, Tensor)
         and (value.is_meta or value.is_cuda)  # the compiler's fake tensors are
@@ -121,7 +121,7 @@ def kernels(cache: CastCache) -> dict[str, Kernel]:
 
 
 def included() -> AbstractContextManager[object]:
-    """Include the key of CUDA's autocast for tensors of this thread while open."""
+    """Return a context manager that includes the dispatch key of CUDA's autocast in this thread."""
     guard: AbstractContextManager[object] = torch._C._IncludeDispatchKeyGuard(_KEY)
     return guard
 
@@ -157,7 +157,10 @@ def _casting(name: str, dtype_of: Callable[[tuple[Any, ...]], torch.dtype], cach
 
 
 def _widest(args: tuple[Any, ...]) -> torch.dtype:
-    """Return float32 if any eligible tensor has it, else the lower precision; refuse other halves."""
+    """Return float32 if an eligible tensor has that dtype, else the lower precision.
+
+    Raises RuntimeError if, without any in float32, an eligible tensor is not in the lower precision.
+    """
     lower = _lower()
     values = [item for arg in args for item in (arg if isinstance(arg, (list, tuple)) else (arg,))]
     kinds = {value.dtype for value in values if is_eligible(value)}
@@ -210,11 +213,11 @@ def _banned(name: str) -> Kernel:
 
 
 def patches(clear: Callable[[], None]) -> Iterator[tuple[str, object]]:
-    """Yield Python queries of autocast that answer for `meta` as for CUDA, and for a GPU that is not here.
+    """Yield names and replacements of autocast functions that treat `meta` as `cuda` and need no GPU.
 
     Models query with the device type of their tensors (transformers, timm, torch.utils.checkpoint do), which
-    is `meta` in a capture and would be `cuda` on a GPU. `clear` empties the cache of casts together with
-    torch's own.
+    is `meta` in a capture and would be `cuda` on a GPU. `torch.clear_autocast_cache` calls
+    `clear` too.
     """
     for name in ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype"):
         yield f"torch.{name}", _of_cuda(getattr(torch, name))

@@ -1,7 +1,7 @@
 """Run CUDA's autocast of recurrent layers: cudnn/AutocastRNN.cpp.
 
 The weights are copied into a new flat buffer at each call, without the cache of casts, so that autograd sees
-it; the copies are float16 whatever dtype the region names.
+the copy; the copies are float16 whatever dtype the region names.
 """
 
 from collections.abc import Callable, Sequence

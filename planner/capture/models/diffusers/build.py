@@ -96,7 +96,7 @@ def _class_of(diffusers: ModuleType, name: str) -> Any:
 
 
 def _read_folder(diffusers: ModuleType, folder: Path) -> tuple[Any, dict[str, Any]]:
-    """Return the class that a folder's config.json names, and the values for its constructor from there."""
+    """Return the class that a folder's config.json names, and the file's arguments for the constructor."""
     path = folder / "config.json"
     values = read_json(path, "a folder with a config.json")
     name = values.get("_class_name") if isinstance(values, dict) else None

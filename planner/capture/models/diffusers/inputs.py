@@ -30,7 +30,8 @@ class Sample(NamedTuple):
 def complete_diffusers(job: Job, name: str, arguments: Mapping[str, Any]) -> Job:
     """Return the job with all inputs of the model by keyword, and with the target of its loss.
 
-    Raises UsageError for inputs that the model does not take, and if the model's default inputs are unknown.
+    If the target's shape for an MSE loss is unknown, the loss becomes `Loss.SUM`. Raises UsageError for
+    inputs that the model does not take, and if no input is given and the default inputs are unknown.
     """
     choice = choose(name, arguments)
     made = _sample_of(choice)
@@ -121,7 +122,7 @@ def _latents(config: Config, default: int) -> TensorSpec:
 
 
 def _first(value: Any) -> int:
-    """Return a width; of a list with a width for each block, return the first."""
+    """Return a width, or the first width of a list with one width per block."""
     while isinstance(value, list | tuple):
         value = value[0]
     return int(value)
@@ -252,9 +253,9 @@ def _qwen_image(config: Config) -> Sample:
 
 
 def _captioned(tokens: int, width_of: str, latents: int) -> Callable[[Config], Sample]:
-    """Return a function that makes the inputs of a transformer of latents with one text of `tokens`.
+    """Return a function that makes the inputs of a transformer: latents, and a text of `tokens` tokens.
 
-    `width_of` names the configuration's width of the text; `latents` is the default size of the latents.
+    `width_of` is the configuration's key for the text's width; `latents` is the default size of the latents.
     """
 
     def sample(config: Config) -> Sample:
@@ -277,7 +278,7 @@ def _masked(sample: Callable[[Config], Sample]) -> Callable[[Config], Sample]:
 
 
 def _cogvideox(config: Config) -> Sample:
-    """Return CogVideoX's inputs: a text, and latents in which four of the configured frames (49) make one."""
+    """Return CogVideoX's inputs: a text, and latents with one frame for each four frames of the video."""
     ratio = config.get("temporal_compression_ratio") or 4
     frames = (config["sample_frames"] - 1) // ratio + 1
     inputs = {

@@ -155,9 +155,10 @@ def _complete_config(config: Any, model_class: Any, given: Mapping[str, Any]) ->
 
 
 def depth_argument(transformers: Any, name: str, arguments: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Return the name and value of the argument that sets a model's number of blocks.
+    """Return the name and value of the argument that sets a model's number of blocks, or None.
 
-    None if blocks differ, or if another argument counts them. Raises UsageError as `choose_class`.
+    None is returned if blocks differ, if the model is an encoder-decoder, or if another argument counts the
+    blocks. Raises UsageError as `choose_class` does.
     """
     config = choose_class(transformers, name, arguments).config
     blocks = getattr(config, _DEPTH, None)
@@ -168,7 +169,7 @@ def depth_argument(transformers: Any, name: str, arguments: Mapping[str, Any]) -
 
 
 def build(transformers: Any, name: str, **arguments: Any) -> nn.Module:
-    """Return the model in fp32, whatever dtype its configuration names; the job's precision comes later."""
+    """Return the model in fp32, whatever dtype its configuration names; precision is applied later."""
     choice = choose_class(transformers, name, arguments)
     with offline():
         model: nn.Module = choice.model_class(choice.config)
@@ -181,7 +182,7 @@ def build(transformers: Any, name: str, **arguments: Any) -> nn.Module:
 
 
 def _refuse_longer_inputs(table: nn.Embedding, name: str, config: Any) -> None:
-    """Make a table of learned positions refuse longer inputs, as a GPU refuses their indices.
+    """Make a table of learned positions raise ModelError for an input that is longer than the table.
 
     If the table has an index for padding, padded tokens share it, so its first positions are not set apart.
     """
@@ -200,15 +201,15 @@ def _refuse_longer_inputs(table: nn.Embedding, name: str, config: Any) -> None:
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """Keep huggingface_hub from the network while open, as under HF_HUB_OFFLINE."""
+    """Keep huggingface_hub from the network inside the context, as HF_HUB_OFFLINE does."""
     with patched(importlib.import_module("huggingface_hub.constants"), "HF_HUB_OFFLINE", True):
         yield
 
 
 def _return_loss(model: nn.Module) -> None:
-    """Make an image-text model return its loss, which it does only with `return_loss=True`.
+    """Make an image-text model return its loss, by passing `return_loss=True` to its forward method.
 
-    It does so in training and in the evaluations of a training.
+    The argument is passed in training, and in evaluations after the first call in training mode.
     """
     forward, is_trained = model.forward, False
 

@@ -20,7 +20,7 @@ _SEGMENTERS = ("ForUniversalSegmentation", "ForInstanceSegmentation")
 
 
 def known_contents(model: object, job: Job, batch: int) -> dict[str, Any]:
-    """Return the inputs whose values matter by keyword, with values on the CPU; {} if there are none."""
+    """Return, by keyword, the inputs whose values matter, with values on the CPU; {} if there are none."""
     config = getattr(model, "config", None)
     specs = {spec.keyword: spec for spec in job.samples.inputs}
     contents: dict[str, Any] = {}
@@ -47,10 +47,10 @@ def known_contents(model: object, job: Job, batch: int) -> dict[str, Any]:
 
 
 def _patches_and_types(config: Any, specs: Mapping[str | None, TensorSpec], batch: int) -> dict[str, Any]:
-    """Return the inputs that Qwen2-VL's processor makes for one image a sample.
+    """Return the inputs that Qwen2-VL's processor makes for one image per sample.
 
-    These are the patches of all images in one list, each image's rows and columns of patches, the type of
-    each token (1 for an image's), and the attention mask if the job has one.
+    The inputs are the patches of all images in one list, each image's rows and columns of patches, the type
+    of each token (1 for an image's), and the attention mask if the job has one.
     """
     image, text = specs[_IMAGE], specs[_TEXT]
     rows, columns = _grid(config, image)
@@ -92,7 +92,7 @@ def takes_patches(config: Any) -> bool:
 
 
 def is_detector(name: str) -> bool:
-    """Return whether this is the name of a detector's class, whose labels are a dict for each image."""
+    """Return whether a class of this name is a detector, whose labels are a dict for each image."""
     return name.endswith(_DETECTOR)
 
 
@@ -160,5 +160,5 @@ SEVERAL_IMAGES = ("idefics3", "smolvlm")  # models whose samples hold a list of 
 
 
 def takes_images_in_text(config: Any) -> bool:
-    """Return whether this is a vision-language model whose number of image tokens is known here."""
+    """Return whether the config's model type is in the table of image token counts."""
     return getattr(config, "model_type", "") in _TOKENS

@@ -56,7 +56,7 @@ _PER_SAMPLE = (
 def complete_inputs(job: Job, choice: Choice) -> Job:
     """Return the job with all inputs by keyword, and with the loss `sum` if the model returns no loss.
 
-    Raises UsageError for inputs that the model does not take.
+    Raises UsageError for inputs that the model does not take, and for required arguments without an input.
     """
     given = _by_keyword(job, choice)
     specs = {name: spec for name, spec in given.items() if job.loop.mode is Mode.TRAIN or name not in _LABELS}
@@ -121,7 +121,7 @@ def _takes_both(choice: Choice) -> bool:
 
 
 def _main_of(choice: Choice, spec: TensorSpec) -> str:
-    """Return the name of the main input that a tensor without a keyword is: the text if it has integers.
+    """Return the name of the main input for a tensor without a keyword: the text if it holds integers.
 
     Raises UsageError if the model takes no such input.
     """
@@ -220,7 +220,7 @@ def _sound(choice: Choice) -> TensorSpec:
 
 
 def _spectrogram(choice: Choice) -> TensorSpec:
-    """Return a spectrogram of the length that the encoder takes, 30 s for Whisper: two frames a position."""
+    """Return a spectrogram of the encoder's length, 30 s for Whisper: two frames per position."""
     bins = _value(choice.config, "num_mel_bins", "feature_size", default=80)
     positions = _value(choice.config, "max_source_positions", default=1500)
     return TensorSpec((bins, 2 * positions))

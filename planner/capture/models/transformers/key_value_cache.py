@@ -26,9 +26,10 @@ def grow(cache: Any, tokens: int) -> None:
 
 @contextmanager
 def only_growing_between(model: Any, length: int) -> Iterator[None]:
-    """Run only the first and the last of `length` generated tokens while open; between, the cache grows.
+    """Replace forward passes for middle tokens by growth of the cache alone inside the context.
 
-    Calls for the first and the last `WHOLE_TOKENS` tokens run, and all calls without a cache of tokens.
+    Calls for the first and the last `WHOLE_TOKENS` of `length` tokens run, and all calls without a cache of
+    tokens.
     """
     plain = model.forward
     last: list[Any] = []  # the output's class, an empty tensor like its logits, and their shape

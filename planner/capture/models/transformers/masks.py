@@ -2,7 +2,8 @@
 
 transformers reads whether the attention mask masks anything (masking_utils.py). If not, it makes no mask, and
 attention runs with `is_causal` or without a mask; if so, it makes a boolean mask of batch x 1 x rows x
-columns. Here the job's `padded` decides. Packed sequences are not looked for, and checks of inputs pass.
+columns. In a capture the job's `padded` decides. Packed sequences are not looked for, and checks of inputs
+pass.
 """
 
 import sys
@@ -22,7 +23,7 @@ _RECURRENT = "create_recurrent_attention_mask"
 
 @contextmanager
 def assume_padding(padded: bool) -> Iterator[None]:
-    """Make transformers treat attention masks as padded, or as full, without reading them, while open."""
+    """Make transformers assume padded or full attention masks inside the context, without reading them."""
     with ExitStack() as stack:
         stack.enter_context(quiet())
         # `torch_compilable_check` of transformers: the inputs are assumed to be valid

@@ -52,9 +52,9 @@ def is_trainer(made: object) -> bool:
 
 @contextmanager
 def trainers_constructed() -> Iterator[None]:
-    """Let a file make a Trainer while open: it finds the planned GPU, and its constructor computes nothing.
+    """Let code construct a Trainer inside the context: it finds the planned GPU, but computes nothing.
 
-    transformers asks only once in each process whether there is a GPU, so here the functions that ask are
+    transformers asks only once in each process whether there is a GPU, so the functions that ask are
     replaced. `use_cpu=True`, with which people try a script without a GPU, is ignored.
     """
     module: Any = sys.modules.get("transformers.training_args")
@@ -104,7 +104,7 @@ def _known_logps(trainer: Any, dataset: Any, name: str, batch_size: int) -> Any:
 
 @contextmanager
 def _without_progress() -> Iterator[None]:
-    """Disable the progress bars of the library `datasets` while open."""
+    """Disable the progress bars of the library `datasets` inside the context."""
     datasets: Any = sys.modules.get("datasets")
     if datasets is None or datasets.are_progress_bars_disabled():
         yield
@@ -120,7 +120,10 @@ class TrainerModule(StepModule):
     """A module with the models that a Trainer holds; `run` trains by the Trainer's own `train()`."""
 
     def __init__(self, trainer: Any, job: Job) -> None:
-        """Find the Trainer's models. Raises UsageError for settings that are not planned."""
+        """Find the Trainer's models.
+
+        Raises UsageError for inputs of the job, and for settings that are not planned.
+        """
         super().__init__(trainer.train, trainer, job.model.name)
         self.trainer = trainer
         self._waiting: list[Any] = []  # batches of a step that are on the GPU but not run
@@ -132,7 +135,7 @@ class TrainerModule(StepModule):
         self._check(trainer.args, job.model.name)
 
     def tensors_on_host(self) -> Iterator[Tensor]:
-        """Yield the tensors that are on the CPU before `train()`: the model's if FSDP shards it."""
+        """Yield the tensors that are on the CPU before `train()`: all of the model's if FSDP shards it."""
         if self.trainer.args.fsdp:
             yield from self.trainer.model.parameters()
             yield from self.trainer.model.buffers()
@@ -233,7 +236,7 @@ class TrainerModule(StepModule):
 
 
 def _calling_at_step_ends(call: Callable[[int], None]) -> Any:
-    """Return a callback of a trainer that calls `call` with the number of each step at its end."""
+    """Return a trainer's callback that calls `call` with the step's number at the end of each step."""
     from transformers import TrainerCallback
 
     class Callback(TrainerCallback):  # type: ignore[misc]
@@ -257,7 +260,7 @@ def _of_fsdp(arguments: Any) -> dict[str, Any]:
 
 @contextmanager
 def _kernels_of_triton() -> Iterator[None]:
-    """Make TRL use its Triton kernels while open, as on a GPU; they launch nothing."""
+    """Make TRL use its Triton kernels inside the context, as on a GPU; the kernels launch nothing."""
     module = sys.modules.get(_KERNELS)
     if module is None:
         yield

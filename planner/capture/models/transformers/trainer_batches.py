@@ -15,10 +15,10 @@ _DEEPEST = 4  # nested lists are measured to this depth
 
 
 def longest_sample(trainer: Any, dataset: Any, what: str, name: str) -> tuple[Any, Any]:
-    """Return two batches that the trainer's collator makes: of a dataset's longest sample, once and twice.
+    """Return two batches that the trainer's collator makes: one and two copies of the longest sample.
 
-    `what` is the dataset's attribute and `name` is the job's name, for messages. Raises ModelError if there
-    is no sample.
+    The sample is the longest of the dataset's first `MOST_SAMPLES`. `what` is the dataset's attribute and
+    `name` is the job's name, for messages. Raises ModelError if there is no sample.
     """
     if dataset is None:
         raise ModelError(f"{name}: its trainer has no {what}; give it one with a sample")

@@ -43,7 +43,10 @@ class Evaluation:
         self.notes: tuple[str, ...] = ()
 
     def run(self) -> None:
-        """Evaluate on each of the trainer's datasets. An evaluation that fails is left out, and named."""
+        """Evaluate on each of the trainer's evaluation datasets; an evaluation that fails becomes a note.
+
+        Raises the error if it is about a read of values, or is the planner's and there is a dataset.
+        """
         trainer = self._trainer
         given = trainer.eval_dataset
         datasets = list(given.values()) if isinstance(given, Mapping) and given else [given]
@@ -97,7 +100,7 @@ class Evaluation:
 
 @contextmanager
 def _generating_all_tokens(trainer: Any) -> Iterator[None]:
-    """Make a Seq2SeqTrainer generate texts of their full length while open; no token ends a text before."""
+    """Make a Seq2SeqTrainer generate texts of full length inside the context, without an end token."""
     arguments = trainer.args
     given = {"max_length": arguments.generation_max_length, "num_beams": arguments.generation_num_beams}
     options = {name: value for name, value in given.items() if value is not None}  # as its `evaluate` sets
@@ -113,9 +116,9 @@ def _generating_all_tokens(trainer: Any) -> Iterator[None]:
 
 @contextmanager
 def _gathering(more: int, run: int) -> Iterator[None]:
-    """Add results of `more` batches to the results that an evaluation loop gathers while open.
+    """Add results of `more` batches to the results that an evaluation loop gathers inside the context.
 
-    The loop runs `run` batches; the results are added before the last of these.
+    The loop runs `run` batches; the results are added between the first batch and the last.
     """
     module: Any = sys.modules[_TRAINER]
     plain: Any = module.EvalLoopContainer

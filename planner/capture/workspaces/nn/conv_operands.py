@@ -87,7 +87,7 @@ def input_of(x: Tensor) -> ConvOperand:
 
 
 def copy_of_sequence(x: Tensor) -> Ops:
-    """Return the copy of an input that is a non-contiguous sequence, which is made first; else ()."""
+    """Return the copy of an input that is a non-contiguous sequence, or () for any other input."""
     return contiguous_copies(x) if x.dim() == 3 else ()
 
 

@@ -132,7 +132,7 @@ _DTYPES = {getattr(torch, name): name for name in ("float32", "float64", "float1
 
 
 def _query(call: ConvCall, direction: Direction, is_last: bool) -> Convolution:
-    """Return a call as cuDNN sees it: a transposed one becomes a plain convolution from output to input."""
+    """Return a call as cuDNN's convolution; a transposed call becomes a plain one, from output to input."""
     x, y = (call.y, call.x) if call.transposed else (call.x, call.y)
     x_size, weight_size, y_size = (tuple(t.shape) for t in (x, call.weight, y))
     padding, stride, dilation = map(call.of_each_dimension, (call.padding, call.stride, call.dilation))

@@ -75,7 +75,7 @@ def backward(args: Args, out: Any, target: Target) -> Ops:
 def backward_variant(
     dtype: torch.dtype, width: int, dropout_p: float, capability: tuple[int, int]
 ) -> Variant:
-    """Return the first kernel in cutlassB.h that accepts a head of this width and fits in shared memory.
+    """Return the first kernel in cutlassB.h that accepts heads of `width` and fits in shared memory.
 
     Tiles of 128 queries do not fit on GPUs with 64 or 99 KiB a block (7.5, 8.6, 8.9, 12.x). This is inferred
     from the narrower tiles that follow them in the list, not from the sizes of the structures.

@@ -1,7 +1,7 @@
-"""Workspaces of PyTorch's own kernels of convolutions: depthwise ones, and products of matrices.
+"""Give the workspaces of PyTorch's own convolution kernels: depthwise kernels, and matrix products.
 
-`_select_conv_backend` (ATen/native/Convolution.cpp) takes them where it does not take cuDNN. The order of the
-blocks of products is as an allocator recorded it with torch 2.13 on an emulated GPU.
+`_select_conv_backend` (ATen/native/Convolution.cpp) selects the kernels if it does not select cuDNN. The
+order of the blocks of products is as an allocator recorded it with torch 2.13 on an emulated GPU.
 """
 
 from collections.abc import Sequence
@@ -32,9 +32,9 @@ def is_depthwise(call: ConvCall) -> bool:
 
 
 def is_native_depthwise(call: ConvCall) -> bool:
-    """Return whether PyTorch runs a contiguous depthwise convolution itself.
+    """Return whether PyTorch's own kernel, not cuDNN, runs a call as a contiguous depthwise convolution.
 
-    It does, except in half precision if cuDNN is known to be good (Convolution.cpp, use_cudnn_depthwise and
+    The kernel does, except in float16 if cuDNN is known to be good (Convolution.cpp, use_cudnn_depthwise and
     the workloads that it lists).
     """
     if not is_depthwise(call):
@@ -87,8 +87,8 @@ def depthwise_gradients(grad: ConvOperand, x: ConvOperand, mask: Sequence[bool])
 def runs_products(call: ConvCall) -> bool:
     """Return whether PyTorch unfolds the input to columns and multiplies them by the weight.
 
-    It does if it does not use cuDNN (`use_cudnn`), except for depthwise convolutions: for bfloat16 below
-    compute capability 8.0, and for volumes in some versions.
+    PyTorch does so if it does not use cuDNN (`use_cudnn`): for bfloat16 below compute capability 8.0, and for
+    volumes in some versions. Depthwise convolutions are never unfolded.
     """
     if is_depthwise(call):
         return False
@@ -217,7 +217,7 @@ class _Products:
 
     @property
     def columns_bytes(self) -> int:
-        """Return the bytes of one sample's columns, by the positions of the input or of the output."""
+        """Return the bytes of a sample's columns: one per output position, or per input if transposed."""
         positions = (self.call.x if self.call.transposed else self.call.y).shape[2:]
         return prod(self.call.weight.shape[1:]) * prod(positions) * self.call.x.element_size()
 
@@ -234,7 +234,7 @@ class _Products:
         self.held.append(name)
 
     def free(self, *names: str) -> None:
-        """Record that the blocks of these names are freed, if they are held."""
+        """Record that the named blocks are freed, if they are held."""
         for name in names:
             if name in self.held:
                 beneath = self.held[::-1].index(name)
@@ -283,7 +283,7 @@ class _Products:
         self._ops += [*scratch, *released(scratch)]
 
     def joined(self) -> Ops:
-        """Return the ops, followed by the results if these are joined from the parts of groups."""
+        """Return the ops, followed by the results if the results are joined from parts of groups."""
         if self.call.groups > 1:
             self._ops += [Output() for _ in self.names]
         return tuple(self._ops)

@@ -1,9 +1,9 @@
-"""Convolutions over volumes in half precision, which one version of torch runs without cuDNN.
+"""Find the half-precision convolutions over volumes that torch 2.9 runs without cuDNN.
 
 The wheels of 2.9 bring cuDNN 9.10, whose results are wrong for some volumes (pytorch/pytorch#163539), so that
-torch runs all of them by products of matrices (`use_cudnn` in ATen/native/Convolution.cpp; #163581). Earlier
-versions take those results. 2.10 brings the same cuDNN and runs volumes by it, but for the engines with such
-results.
+torch runs the convolutions by matrix products (`use_cudnn` in ATen/native/Convolution.cpp; #163581). Earlier
+versions accept the wrong results. 2.10 brings the same cuDNN and runs volumes by it, except for the engines
+with wrong results.
 """
 
 from typing import Any
@@ -18,10 +18,10 @@ _CONVOLUTION = torch.ops.aten.convolution.default
 
 
 def is_volume_without_cudnn(call: ConvCall) -> bool:
-    """Return whether the version of torch runs a convolution over volumes itself.
+    """Return whether the target's torch runs a convolution over volumes by its own kernels, not cuDNN.
 
-    It does in half precision, if the tensors are contiguous and the kernel is larger than a voxel; 2.9.0 does
-    for those in channels_last too.
+    torch 2.9 does in half precision, if the tensors are contiguous and the kernel is larger than a voxel;
+    2.9.0 does for tensors in channels last too, which is ignored.
     """
     if call.target.torch != _VERSION or call.x.dim() != 5:
         return False
@@ -31,7 +31,7 @@ def is_volume_without_cudnn(call: ConvCall) -> bool:
 
 
 def note_on_call(func: Any, args: tuple[Any, ...], out: Any, target: Target) -> str:
-    """Return a note on a convolution that `is_volume_without_cudnn`; "" for any other operator."""
+    """Return a note on a convolution if `is_volume_without_cudnn`, or "" for any other call."""
     if func is not _CONVOLUTION or target.torch != _VERSION:
         return ""
     call = ConvCall(args[0], args[1], out, args[3], args[4], args[5], args[6], args[8], target)

@@ -83,7 +83,7 @@ def _gradient_of_adaptive_pool(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _gradient_of_adaptive_max_pool(args: Args, out: Any, target: Target) -> Ops:
-    """Return the allocations of its backward pass: the outputs, then copies of gradient, indices and result.
+    """Return the outputs, then contiguous copies of the gradient, the indices and the result.
 
     Source: AdaptiveMaxPooling2d.cu.
     """
@@ -127,7 +127,7 @@ def _unfold(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _running(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the output, then the input converted to its type, or else a contiguous copy (ReduceOps.cpp)."""
+    """Return the output, then a copy of an input of another type or not contiguous (ReduceOps.cpp)."""
     x = args[0]
     return (
         (Outputs(), *contiguous_copies(x)) if x.dtype is out.dtype else (Outputs(), Hold(tensor_bytes(out)))

@@ -116,7 +116,7 @@ def _copy_for_cublas(matrix: Tensor) -> Ops:
 
 
 def _product(first: int, args: Args, out: Any, target: Target) -> Ops:
-    """Return the copies of a product's operands, which are the arguments at `first` and after it."""
+    """Return the copies of a product's operands, which are the arguments at `first` and `first + 1`."""
     return (*_copy_for_cublas(args[first]), *_copy_for_cublas(args[first + 1]))
 
 

@@ -40,9 +40,8 @@ def _embedding_backward(args: Args, out: Tensor, target: Target) -> Ops:
 
     Many indices are sorted, and rows of equal indices are summed ten at a time into partial rows in float32.
     There are at most a tenth as many partial rows as indices, plus the number of distinct indices. Sources of
-    2026 have
-    another path without partial rows for few rows and many indices; torch 2.13 is assumed to lack it. Source:
-    ATen/native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu.
+    2026 have another path without partial rows for few rows and many indices; torch 2.13 is assumed to lack
+    it. Source: ATen/native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu.
     """
     grad, indices, rows, _, by_frequency = args[:5]
     many = indices.numel()
@@ -131,8 +130,9 @@ def _index_put(args: Args, out: Tensor, target: Target) -> Ops:
 def _linear_index(size: int, indices: Sequence[Tensor]) -> Iterator[KernelOp]:
     """Yield the ops that sum indices of `size` bytes to linear indices.
 
-    Each index is wrapped, multiplied by its stride, and added; those of the CPU are moved to the GPU after
-    the product, others are converted to int64 before all (computeLinearIndex, ATen/native/cuda/Indexing.cu).
+    Each index is wrapped, multiplied by its stride, and added. CPU indices are moved to the GPU after the
+    product, and int32 indices of the GPU are converted to int64 at first (computeLinearIndex,
+    ATen/native/cuda/Indexing.cu).
     """
     converted = [index for index in indices if index.dtype is torch.int32 and not is_on_cpu(index)]
     yield from (Hold(size) for _ in converted)
@@ -209,11 +209,11 @@ def _without_cpu_masks(indices: Sequence[Tensor | None], count: int) -> Iterator
 
 
 def _moved(indices: Sequence[Tensor]) -> Iterator[KernelOp]:
-    """Yield the ops that make of indices int64 tensors of the GPU with equal strides.
+    """Yield the ops that convert indices to int64 tensors on the GPU with equal strides.
 
-    Indices of the CPU are moved, those of int32 are expanded to a common shape and converted, and if strides
+    CPU indices are moved, int32 indices are expanded to a common shape and converted, and if strides
     differ, each expanded index that is not contiguous is copied (make_info and AdvancedIndex,
-    ATen/native/TensorAdvancedIndexing.cpp). What a copy was made of is freed.
+    ATen/native/TensorAdvancedIndexing.cpp). The block of a copied index is freed.
     """
     shape = broadcast([tuple(index.shape) for index in indices]) or ()
     strides = [_expanded_strides(index, shape) for index in indices]
@@ -237,7 +237,7 @@ def _moved(indices: Sequence[Tensor]) -> Iterator[KernelOp]:
 
 
 def _replaced(held: list[int], at: int) -> Iterator[KernelOp]:
-    """Yield the op that frees the block of an index beneath the newest block, if it has one."""
+    """Yield the op that frees an index's block beneath the newest block, if the index has a block."""
     if at in held:
         place = held.index(at)
         yield ReleaseBeneath(len(held) - 1 - place)

@@ -117,8 +117,10 @@ def _triangular_solve(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _orthogonal(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
-    """Factor in Q or R, whichever has the matrices' shape, else in a copy (BatchLinearAlgebra.cpp,
-    `linalg_qr_out`), then make Q in place.
+    """Return the ops of a QR factorization.
+
+    The factorization runs in Q or R, whichever has the matrices' shape, else in a copy
+    (BatchLinearAlgebra.cpp, `linalg_qr_out`). Then Q is made in place.
     """
     matrices, (q, r) = args[0], out
     rows, columns = matrices.shape[-2:]

@@ -38,7 +38,7 @@ def _split_with_sizes_copy(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _chunk_cat(args: Args, out: Any, target: Target) -> Ops:
-    """Return the table for concatenating chunks of padded tensors, or else the padded copies of tensors."""
+    """Return the table for concatenating chunks of tensors, or padded copies if one kernel cannot do it."""
     tensors, dim, chunks, whole = args[:4]
     dtype = tensors[0].dtype
     casts = dtype is not whole.dtype

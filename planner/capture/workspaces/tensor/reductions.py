@@ -112,7 +112,7 @@ def _split(
 
 
 def _output_vector(reduced: list[_Dim], remaining: list[_Dim]) -> int:
-    """Return `get_output_vec_size`, the outputs that a thread computes, for an aligned storage."""
+    """Return the number of outputs that a thread computes for an aligned storage (`get_output_vec_size`)."""
     vector = _VECTOR
     for value in (remaining[0].size, *(d.stride for d in (*reduced, *remaining[1:]))):
         while value % vector:

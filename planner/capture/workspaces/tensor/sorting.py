@@ -81,7 +81,7 @@ def sort_ops(x: Tensor, dim: int, target: Target) -> Ops:
 
 
 def _topk(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of `topk`: a selection by radix, then a sort of it, with copies if it exceeds 4096."""
+    """Return the ops of `topk`: a sort of the selection if it is sorted and exceeds 4096 values, else ()."""
     values, indices = out
     dim = argument(args, 2, -1)
     if values.dim() == 0 or values.shape[dim] <= _SMALL or not argument(args, 4, True):

@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run a command line and return its exit code; all errors become one line and a code here."""
+    """Run a command line and return its exit code; print each error as one line, except a closed pipe."""
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     debug = "--debug" in own  # and not an option of a command after --
     try:
@@ -111,7 +111,7 @@ def _detach_stream(stream: TextIO) -> None:
 
 
 def _complete() -> bool:
-    """Print completions for the word at the cursor; return whether the shell's request was answered here."""
+    """Print completions for the word at the cursor, and return whether the shell's request was answered."""
     from planner.cli.completion.shells import answer_shell
 
     reply = answer_shell(os.environ)

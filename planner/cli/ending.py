@@ -17,9 +17,9 @@ INTERRUPTED, ENDED = 130, 143
 
 
 class EndedError(KeyboardInterrupt):
-    """SIGTERM or Ctrl-C as an exception, which only handlers of KeyboardInterrupt catch.
+    """The exception that SIGTERM or Ctrl-C raises; as a KeyboardInterrupt it passes `except Exception`.
 
-    The code that reports it calls `settle`, after which no signal is handled.
+    The code that reports the exception calls `settle`, after which both signals are ignored.
     """
 
     def __init__(self, number: int, settle: Callable[[], None]) -> None:
@@ -30,10 +30,10 @@ class EndedError(KeyboardInterrupt):
 
 
 class Ending:
-    """The handler of signals that end this process.
+    """The handler of SIGINT and SIGTERM, which raises EndedError to end this process.
 
-    A model's code and callbacks of C may swallow the exception. It is watched: it lives while it unwinds the
-    stack, and if it dies before it was reported, the signal is sent again.
+    A model's code and callbacks of C may swallow the exception. So a weak reference watches the exception,
+    which lives while it unwinds the stack: if it is freed before it is reported, the signal is sent again.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Ending:
         self._exit = os._exit  # saved, as a model may replace it, like a capture
 
     def guard(self, run: Callable[[], int]) -> int:
-        """Run a function and return its exit code, or the code of a signal that it swallowed."""
+        """Run a function and return its exit code, or the exit code of a signal that it did not report."""
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it ignores interrupts
             signal.signal(signal.SIGINT, self._end)
         signal.signal(signal.SIGTERM, self._end)
@@ -71,7 +71,12 @@ class Ending:
         return EndedError(self._number, self.settle)
 
     def _end(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal: raise an exception, so that workers end and no file is left incomplete."""
+        """Raise EndedError for a signal, so that workers end and no file is left incomplete.
+
+        Nothing is done if the exit code is final or an EndedError unwinds the stack already. During the first
+        import of torch the signal is sent again later. After too many swallowed exceptions the process ends
+        without unwinding.
+        """
         if self._is_settled or (self._error is not None and self._error() is not None):
             return
         self._number = self._number or number
@@ -88,7 +93,10 @@ class Ending:
             os.kill(os.getpid(), self._number)
 
     def _watched_error(self) -> EndedError:
-        """Return a watched exception, to which no traceback frame may refer, as that would keep it alive."""
+        """Return an EndedError that sends the signal again if it is freed before it is reported.
+
+        No frame of the traceback may refer to the exception, since a reference would keep it alive.
+        """
         error = self._make_error()
         self._error = weakref.ref(error, self._send_again)
         return error

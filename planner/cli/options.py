@@ -1,6 +1,6 @@
 """The options that commands share, and the decorator that adds them to a command.
 
-Each value arrives as a string and is converted here, so that all error messages are alike.
+Each value arrives as a string and is converted by this module, so that all error messages are alike.
 """
 
 import inspect
@@ -23,7 +23,7 @@ Group = Mapping[str, Any]  # the annotation of each parameter, by its name
 
 
 def option(metavar: str, text: str, *flags: str) -> Any:
-    """Return the declaration of an option with a value, named as its parameter if no flag is given."""
+    """Return the declaration of an option with a value; without `flags` it is named as its parameter."""
     return Option(*flags, metavar=metavar, help=text)
 
 
@@ -135,8 +135,9 @@ def with_options(*groups: Group) -> Callable[[Callable[..., Answer | int]], Call
     """Return a decorator that adds groups of options, and the output options, to a command.
 
     The command receives the parameters that it names: `options`, keywords of the functions of `planner.api`,
-    and `on_progress`. Its answer is printed here, unless it names `output` and returns an exit code. The
-    function that typer calls only converts the values; the command runs when its result is called.
+    and `on_progress`. The answer that it returns is printed, unless it names `output`: then it prints its
+    answer itself and returns an exit code. The function that typer calls only converts the values, and
+    returns a function that runs the command.
     """
 
     def decorate(command: Callable[..., Answer | int]) -> Callable[..., Action]:
@@ -207,7 +208,7 @@ def option_flag(name: str) -> str:
 
 
 def parse_int(flag: str, text: str) -> int:
-    """Parse a whole number, whose range is not checked here. Raises UsageError."""
+    """Parse a whole number, without a check of its range. Raises UsageError."""
     try:
         # The length is checked first because Python refuses to convert thousands of digits.
         if len(text) <= 100 and "_" not in text:
@@ -218,7 +219,7 @@ def parse_int(flag: str, text: str) -> int:
 
 
 def parse_float(flag: str, text: str) -> float:
-    """Parse a number, whose range is not checked here. Raises UsageError."""
+    """Parse a number, without a check of its range. Raises UsageError."""
     try:
         return float(text)
     except ValueError:

@@ -35,7 +35,7 @@ def emit(result: Result, output: Output) -> None:
 
 
 def _shows_unicode(stream: TextIO) -> bool:
-    """Return whether a stream is a terminal that shows Unicode; others get plain text."""
+    """Return whether a stream is a terminal that shows Unicode."""
     letters_only = os.environ.get("TERM", "") in ("dumb", "unknown")
     return stream.isatty() and not letters_only and (stream.encoding or "").lower().startswith("utf")
 
@@ -51,7 +51,7 @@ def _draw(report: object) -> None:
 
 @contextmanager
 def emit_before_raising(write: Callable[[Any], None]) -> Iterator[None]:
-    """Write the result of an UnsavedError raised in the block, then raise the error again."""
+    """Write the result of an UnsavedError raised inside the context, then raise the error again."""
     try:
         yield
     except UnsavedError as error:
@@ -105,7 +105,7 @@ def _status_line() -> Iterator[OnProgress]:
 
 
 class _Progress:
-    """A line of progress on a terminal, with its seconds once it has been shown for some."""
+    """A line of progress on a terminal, with its time once it has been shown for two seconds."""
 
     def __init__(self) -> None:
         self._line, self._width, self._since = "", 0, monotonic()

@@ -39,7 +39,10 @@ def parse(arguments: list[str]) -> Action:
 
 
 def _call(command: Any, name: str, arguments: list[str]) -> Any:
-    """Return what a command of typer returns, or its exit code; its own `main` would swallow an interrupt."""
+    """Invoke a command of typer and return its result, or its exit code if it exits.
+
+    The command's own `main` would swallow an interrupt.
+    """
     try:
         with command.make_context(name, arguments) as context:
             return command.invoke(context)
@@ -127,7 +130,7 @@ def _root(
 
 
 def _one_line(error: Any, name: str | None) -> str:
-    """Return an error as one line that names the command whose help explains more."""
+    """Return an error of the command line as one line that refers to the command's help."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context else f"planner {name}" if name else "planner"
     message = error.format_message().rstrip(".")

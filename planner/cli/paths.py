@@ -34,7 +34,10 @@ def folder_to_read() -> Path | None:
 
 
 def folder_to_write(given: Path | None) -> Path:
-    """Return the folder of --out, or else the user's. Raises UsageError if there is neither."""
+    """Return the folder of --out, or else the user's folder of calibrations.
+
+    Raises UsageError if neither is known.
+    """
     folder = given or own_folder()
     if folder is None:
         raise UsageError("no home folder is known to keep calibrations in: give --out DIR")

@@ -19,7 +19,7 @@ CLEAR = "clear"
 
 @dataclass(frozen=True, slots=True)
 class CacheResult(Result):
-    """The cached traces and answers of cuDNN in a folder, present or deleted."""
+    """The numbers, sizes and limits of the traces and cuDNN answers cached in a folder, or just deleted."""
 
     folder: Path
     usage: CacheStats

@@ -66,7 +66,7 @@ def gpus_command(
         str | None, option("FILE", "Also draw peak memory against batch size: a .png, .svg or .pdf.")
     ],
 ) -> int:
-    """List every GPU with its largest batch, or those that run a batch."""
+    """List every GPU with its largest batch, or the GPUs that run a batch."""
     if csv and output.json:
         raise UsageError("--csv and --json: both say how to answer; give one of them")
     _check_format(form, csv, output)
@@ -112,7 +112,10 @@ def _check_format(form: str | None, csv: bool | None, output: Output) -> None:
 def _answer_cluster(
     options: dict[str, Any], output: Output, csv: bool | None, path: object, form: str | None
 ) -> int:
-    """Answer how many GPUs a global batch needs, and return the exit code."""
+    """Print the GPU counts that run a global batch; return exit code 0 if there are any, else 1.
+
+    Raises UsageError for options that cannot be combined with --global-batch.
+    """
     if "global_batch" not in options:
         name = next(name for name in (*CLUSTER, *_COUNTS) if name in options)
         raise UsageError(f"--{name.replace('_', '-')}: say for which batch, such as --global-batch 512")

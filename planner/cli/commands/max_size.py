@@ -14,7 +14,7 @@ def max_size_command(
         int | None, option("N", "Batch size; by default that of the catalogue, 2 for plans of nnU-Net.")
     ],
 ) -> Answer:
-    """Find the largest input, or patch of nnU-Net, that fits a GPU at one batch."""
+    """Find the largest input, or patch of nnU-Net, that fits a GPU at one batch size."""
     from planner import max_size
 
     result = max_size(batch=batch, on_progress=on_progress, **options)

@@ -19,7 +19,7 @@ def record_command(
     torch: Annotated[str | None, option("VERSION", "The version of torch, which a snapshot does not name.")],
     kind: Annotated[str | None, option("TEXT", "The job in a few words, such as 'CNN training, batch 32'.")],
 ) -> Answer:
-    """Show what a memory snapshot contains, and write it without paths and names."""
+    """Show the contents of a memory snapshot, and write it without paths and names."""
     from planner.api.record import record_snapshot
 
     if file is None:

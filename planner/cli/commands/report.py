@@ -75,7 +75,10 @@ def report_command(
 
 
 def _calibration_of(path: Path) -> Calibration:
-    """Return the calibration in a file, or with the run in a file. Raises UsageError or DataFileError."""
+    """Return the calibration in a YAML file, or the stored calibration that has the run of a JSON file.
+
+    Raises UsageError if the run is emulated or no calibration in its folder has it, and DataFileError.
+    """
     if path.suffix != ".json":
         return load_calibration(path)
     from calibration.observations import load_observation
@@ -96,7 +99,10 @@ def _is_same_run(one: object, other: object) -> bool:
 
 
 def _agreed(texts: tuple[str, ...], targets: list[Path]) -> bool:
-    """Show the contents to be written and ask for consent. Raises UsageError if nobody can be asked."""
+    """Print the files to be written to standard error, and return whether the user agrees.
+
+    Raises UsageError if standard input is not a terminal.
+    """
     for target, text in zip(targets, texts, strict=True):
         sys.stderr.write(f"{target}:\n{text}\n")
     if not sys.stdin.isatty():

@@ -1,4 +1,7 @@
-"""The command `planner verify`. Measuring code is imported when it runs: no other command needs it."""
+"""The command `planner verify`.
+
+Measuring code is imported only when the command runs, since no other command needs it.
+"""
 
 from dataclasses import dataclass
 from functools import partial

@@ -24,7 +24,10 @@ _IMPORTED = re.compile(r"^from \.\w+ import (?:\(([^)]*)\)|(.*))$", re.MULTILINE
 
 
 def model_names(beginning: str) -> list[str]:
-    """Return the values of `--model` with this beginning, a library's models only after its colon."""
+    """Return the values of `--model` that start with `beginning`.
+
+    Models of a library are listed only if `beginning` starts with `LIBRARY:` or matches that library alone.
+    """
     library = next((name for name in LIBRARIES if beginning.startswith(f"{name}:")), None)
     if library is not None:
         members = (f"{library}:{name}" for name in sorted(set(LIBRARIES[library]())))
@@ -44,22 +47,20 @@ def _catalogued() -> list[str]:
 
 
 def _defined(package: str, files: str, definition: re.Pattern[str]) -> Iterator[str]:
-    """Yield the models that a package defines; torchvision's quantized models, which are no sources, are
-    omitted.
-    """
+    """Yield the names of the models that a package's source files define, except quantized models."""
     for file in _files(package, files):
         if file.parent.name != "quantization":
             yield from definition.findall(_text(file))
 
 
 def _from_transformers() -> Iterator[str]:
-    """Yield the model types of transformers, each of which has a folder."""
+    """Yield the model types of transformers: the names of the folders that have a configuration."""
     for file in _files("transformers", "models/*/configuration_*.py"):
         yield file.parent.name
 
 
 def _from_monai() -> Iterator[str]:
-    """Yield the networks that MONAI exports, in one spelling each."""
+    """Yield the networks that MONAI exports; of names that differ only in case, only the first."""
     for file in _files("monai", "networks/nets/__init__.py"):
         spelled: dict[str, str] = {}
         for several, one in _IMPORTED.findall(_text(file)):

@@ -1,8 +1,8 @@
 """Complete command lines in shells: commands, options, values, GPUs and models.
 
 typer writes the scripts for the shells (`planner --install-completion`), which pass the command line and the
-cursor's position in environment variables. typer could answer them too, but not in bash, which ends words at
-`:`. The answers for bash and zsh are made here.
+cursor's position in environment variables. typer could answer the scripts too, but not in bash, which ends
+words at `:`. This module answers for bash and zsh.
 """
 
 import inspect
@@ -17,14 +17,17 @@ ASKED = "_PLANNER_COMPLETE"  # set by the scripts of typer/_completion_shared.py
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A possible word at the cursor, with its meaning."""
+    """A completion for the word at the cursor, with its help text."""
 
     word: str
     help: str = ""
 
 
 def answer_shell(environment: Mapping[str, str]) -> str | None:
-    """Return the answer to a shell's script, or None for shells that are left to typer."""
+    """Return the reply to a completion request of bash or zsh in the environment, or None if it has none.
+
+    typer answers the requests of all other shells.
+    """
     match environment.get(ASKED):
         case "complete_bash":
             return _for_bash(environment.get("COMP_WORDS", ""), environment.get("COMP_CWORD", ""))
@@ -34,7 +37,7 @@ def answer_shell(environment: Mapping[str, str]) -> str | None:
 
 
 def _for_bash(line: str, place: str) -> str:
-    """Return the candidates for bash, one per line, without the part that bash counts as earlier words."""
+    """Return the candidates for bash, one per line, without the part that bash takes for earlier words."""
     parts = _split(line)
     number = int(place) if place.isdigit() else len(parts)
     parts = parts[: number + 1] + [""] * (number + 1 - len(parts))
@@ -111,7 +114,7 @@ def _beginning(offered: Sequence[Candidate], word: str) -> list[Candidate]:
 
 
 def _values(command: str, field: str, beginning: str) -> list[str]:
-    """Return the values of a parameter with this beginning; [] for files, numbers and texts."""
+    """Return the values of a parameter that start with `beginning`; [] for files, numbers and free text."""
     if field == "model":
         from planner.cli.completion.model_names import model_names
 
@@ -135,7 +138,10 @@ def _choices(command: str) -> dict[str, Sequence[str]]:
 
 
 def gpu_names(beginning: str) -> list[str]:
-    """Return one spelling without blanks of each GPU with this beginning, ignoring case and punctuation."""
+    """Return one name of each GPU that has a name starting with `beginning`, hyphens replacing blanks.
+
+    Case and punctuation are ignored. With an empty `beginning`, only GPUs of NVIDIA are returned.
+    """
     from planner.hardware import device_key, load_devices, load_other_devices
 
     key = device_key(beginning)

@@ -1,4 +1,4 @@
-"""Compiled stand-in libraries: their cache, and that of cuBLASLt for a process that queries cuDNN."""
+"""Locate the compiled stand-in libraries, and open cuDNN with the stand-in of cuBLASLt."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ SOME_MIB = 24_000  # of the GPU that the driver in cuDNN's process has; each que
 
 
 def compiled_dir() -> Path:
-    """Return the folder of the compiled libraries. Raises UsageError if no home is known."""
+    """Return the cache folder of the compiled libraries. Raises UsageError if no home folder is known."""
     folder = cache_dir()
     if folder is None:
         raise UsageError("no home folder is known for the compiled libraries: set XDG_CACHE_HOME")
@@ -30,7 +30,7 @@ def cublaslt_for(cudnn: Path) -> Path | str:
     """Return the stand-in of cuBLASLt for a cuDNN, compiled if needed; or the reason why there is none.
 
     `cudnn` is the folder of libcudnn.so.9 in NVIDIA's packages. When cuDNN finalizes an engine that is built
-    on cuBLASLt it runs that library's heuristic, which needs a GPU, and drops the engine if there is none.
+    on cuBLASLt it runs the heuristic of cuBLASLt, which needs a GPU, and drops the engine if there is none.
     """
     beside = cudnn.parent.parent
     libraries = sorted(beside.glob("*/lib/libcublasLt.so.*[0-9]"))

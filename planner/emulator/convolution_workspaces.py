@@ -24,10 +24,11 @@ _ANSWERING_TORCH = (2, 8)  # comes with cuDNN 9.10; 2.7 with 9.5
 
 
 def open_convolutions(job: Job, cache_folder: Path | None = None) -> ConvWorkspaceQuery:
-    """Return the source of a job's workspaces. Raises UsageError if it names a cuDNN that does not answer.
+    """Return the source of the workspaces of a job's convolutions.
 
     The answers of a cuDNN are cached in `cache_folder`. By default, versions of torch that come with a cuDNN
-    before 9.8 have the workspaces of published runs.
+    before 9.8 have the workspaces of published runs. Raises UsageError if the job names a cuDNN that does not
+    answer.
     """
     where, benchmark = job.environment.cudnn, job.environment.cudnn_benchmark
     if where == PUBLISHED or (not where and torch_version_of(job.environment.torch) < _ANSWERING_TORCH):
@@ -84,7 +85,7 @@ class DefaultWorkspaces:
         return self._source.following(capability, sm_count, convolution, size_bytes)
 
     def account(self, capability: tuple[int, int], sm_count: int) -> WorkspaceAccount:
-        """Return how the answers are known."""
+        """Return the origin of the workspaces, the shares without a good answer, and notes."""
         return self._source.account(capability, sm_count)
 
 
@@ -99,7 +100,7 @@ class CudnnWorkspaces:
 
     @property
     def name(self) -> str:
-        """Return the library's version and what it lacks."""
+        """Return the library's version, whether it lacks cuBLASLt, and whether `benchmark` is set."""
         lacks = " without cuBLASLt" if self.library.lacks else ""
         return f"cuDNN {self.library.version}{lacks}{' benchmark' if self.benchmark else ''}"
 
@@ -115,7 +116,7 @@ class CudnnWorkspaces:
     def following(
         self, capability: tuple[int, int], sm_count: int, convolution: Convolution, size_bytes: int
     ) -> tuple[int, ...] | None:
-        """Return the other workspaces to try if one is refused: of all engines, as the heuristics rank them.
+        """Return the sizes in bytes to try if a workspace is refused: of all engines, by rank of heuristics.
 
         While engines are timed, half of the refused size is tried, and so on (Conv_v8.cpp,
         generate_and_filter_plans).
@@ -153,7 +154,7 @@ class CudnnWorkspaces:
         return (note,)
 
     def _notes_on_refusals(self, capability: tuple[int, int]) -> tuple[str, ...]:
-        """Return a note on convolutions that PyTorch cannot run."""
+        """Return a note on the convolutions for which cuDNN has no engine, or () if there are none."""
         has_engine = self._has_engine.get(capability, {})
         refused = [convolution for convolution, is_run in has_engine.items() if not is_run]
         if not refused:

@@ -83,8 +83,8 @@ def trace_of(history: ProcessHistory, batch: int, scratch_depth: int = 0) -> Tra
     """Convert a history that was recorded at a batch size to a trace.
 
     A block that is freed before another block is allocated is scratch and gets the category WORKSPACE. With a
-    `scratch_depth` of 1, so does a block during whose life only such blocks are allocated, and so on. Raises
-    ValueError if the history does not begin with the process.
+    `scratch_depth` of 1, a block is scratch too if only scratch blocks are allocated during its life, and so
+    on. Raises ValueError if the history does not begin with the process.
     """
     if not history.is_whole:
         raise ValueError("the allocator's history does not begin with the process")
@@ -100,7 +100,7 @@ def trace_of(history: ProcessHistory, batch: int, scratch_depth: int = 0) -> Tra
 
 
 def _phase_marks(history: ProcessHistory) -> Iterator[tuple[int, PhaseStart]]:
-    """Yield (place, start) for each phase after the first; if none were recorded, each step is one phase."""
+    """Yield (place, start) for each phase after the first; without recorded phases, each step is one."""
     ends = [end.allocated + end.freed for end in history.step_ends]
     if history.course is None:
         for place, end in zip(ends, history.step_ends, strict=True):
@@ -116,7 +116,7 @@ def _phase_marks(history: ProcessHistory) -> Iterator[tuple[int, PhaseStart]]:
 
 
 def _with_end(events: Sequence[Event]) -> tuple[Event, ...]:
-    """Return the events, with a last phase INPUTS that allocates nothing replaced by the end of the loop."""
+    """Return the events; if the last phase is INPUTS and allocates nothing, it is replaced by END."""
     backwards = reversed(list(enumerate(events)))
     at, mark = next((index, event) for index, event in backwards if isinstance(event, PhaseStart))
     follows = any(isinstance(event, Alloc) for event in events[at:])

@@ -1,4 +1,4 @@
-"""Run a command, unmodified, on emulated GPUs, and read what its processes recorded."""
+"""Run a command, unmodified, on emulated GPUs, and read the records of its processes."""
 
 import os
 import subprocess
@@ -48,12 +48,12 @@ class RunOptions(Struct, frozen=True):
 def run_emulated(
     command: Sequence[str], options: RunOptions, cache: Path, on_progress: OnProgress
 ) -> EmulatedRun:
-    """Run a command and return what its processes recorded.
+    """Run a command on emulated GPUs and return the records of its processes.
 
-    `cache` is the folder of the compiled stand-in libraries. `on_progress` gets a line now and then.
-    Raises UsageError where the command cannot be started or its environment has no CUDA build of torch,
-    ModelError where it fails for another reason than memory or uses no GPU, UnsavedError, with the run,
-    where the snapshot cannot be written.
+    `cache` is the folder of the compiled stand-in libraries. `on_progress` gets a line every
+    `options.progress_seconds`. Raises UsageError if the command cannot be started or its environment has no
+    CUDA build of torch, ModelError if it fails for another reason than memory or uses no GPU, UnsavedError,
+    with the run, if the snapshot cannot be written.
     """
     if not command:
         raise UsageError("no command: write it behind --, as in planner run --gpu L4 -- python train.py")
@@ -111,7 +111,7 @@ def _variables(options: RunOptions, folder: Path, cache: Path) -> dict[str, str]
 
 
 def _history_kinds(options: RunOptions) -> str:
-    """Return the records of the allocator's history that the processes write."""
+    """Return the kinds of histories that the processes write, joined by blanks."""
     kinds = {
         "snapshot": options.snapshot is not None,
         "events": options.keeps_histories or options.keeps_course,
@@ -153,7 +153,10 @@ def _run(
 
 
 def _save_snapshot(run: EmulatedRun, folder: Path, path: Path) -> None:
-    """Write the largest process's history. Raises DataFileError if there is none and no other failure."""
+    """Write the history of the process that takes most memory to a file.
+
+    Raises DataFileError if the process left none, unless the command failed for another reason than memory.
+    """
     largest = folder / f"{run.largest.rank}-{run.largest.pid}.pickle"
     if largest.is_file():
         write_bytes(path, largest.read_bytes())
@@ -165,7 +168,7 @@ def _save_snapshot(run: EmulatedRun, folder: Path, path: Path) -> None:
 
 
 def _end(process: "subprocess.Popen[bytes]", mark: str) -> frozenset[int]:
-    """End a command that still runs, and all processes that it left; return those that cannot be ended."""
+    """End a command and all processes that it left, and return the ids of processes that cannot be ended."""
     if process.poll() is None:
         process.terminate()
     left = end_processes(mark, _GRACE_SECONDS)
@@ -178,7 +181,7 @@ def _end(process: "subprocess.Popen[bytes]", mark: str) -> frozenset[int]:
 
 
 def _reporter(folder: Path, seconds: float, on_progress: OnProgress) -> Callable[[], None]:
-    """Return a function that reports the newest step now and then."""
+    """Return a function that reports the largest process's step and peaks, at most once in `seconds`."""
     last = perf_counter()
 
     def report() -> None:

@@ -1,4 +1,4 @@
-"""Records of a command that ran on emulated GPUs: one of each process, and their totals."""
+"""Records of a command that ran on emulated GPUs: one for each process and GPU, and their totals."""
 
 from pathlib import Path
 from struct import unpack
@@ -21,7 +21,7 @@ class Peaks(Struct, frozen=True):
 
 
 class StepPeaks(Struct, frozen=True):
-    """Optimizer steps in a row with the same peaks."""
+    """Consecutive optimizer steps with the same peaks."""
 
     first: int
     last: int
@@ -121,7 +121,7 @@ class EmulatedRun(Struct, frozen=True):
 
     @property
     def failure(self) -> OutOfMemory | None:
-        """Return the place where memory ran out, if that ended the command."""
+        """Return the place where memory ran out if the command failed, else None."""
         failed = [record.failure for record in self.records if record.failure is not None]
         if not self.exit_code or not failed:
             return None
@@ -148,7 +148,7 @@ class EmulatedRun(Struct, frozen=True):
         """Return how the command died after its scripts had ended; "" if it did not.
 
         Threads that outlive the script may abort a process while its interpreter is finalized. Launchers of
-        several ranks report the signal of one as exit code 1.
+        several ranks report the signal of one rank as exit code 1.
         """
         if not self.records or not all(record.is_whole for record in self.records):
             return ""
@@ -164,9 +164,9 @@ class EmulatedRun(Struct, frozen=True):
 
 
 def read_card_peaks(folder: Path, gpu_count: int) -> tuple[int, ...]:
-    """Return the most memory that all processes took of each GPU at the same time, in bytes.
+    """Return, for each GPU, the most bytes that all processes together had at the same time.
 
-    Returns () if no process took memory. The file is that of csrc/cards.c.
+    Returns () if no process took memory. csrc/cards.c writes the file `cards` that is read.
     """
     path = folder / "cards"
     if not path.is_file():
@@ -176,7 +176,10 @@ def read_card_peaks(folder: Path, gpu_count: int) -> tuple[int, ...]:
 
 
 def read_records(folder: Path) -> tuple[GpuRecord, ...]:
-    """Read the records in a folder, by rank, process and GPU. Raises DataFileError for a broken one."""
+    """Return the records in a folder, sorted by rank, process and GPU.
+
+    Raises DataFileError for a broken file.
+    """
     records: list[GpuRecord] = []
     for path in sorted(folder.glob("*.json")):
         try:

@@ -28,7 +28,7 @@ def install() -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """A finder that sees imports before all other finders, and attaches to modules that need it."""
+    """An import finder that loads the stand-in libraries before torch, and attaches to modules after."""
 
     def __init__(self) -> None:
         self._loaded = False
@@ -37,7 +37,10 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Load the stand-in libraries before the import; some specs attach to their module as well."""
+        """Return the spec of a watched module, or None; load the stand-in libraries before the first import.
+
+        The loaders of torch and transformers' generation module then attach to the module as well.
+        """
         attach = _ATTACHED.get(name)
         if self._busy or (name not in _FIRST and attach is None):
             return None
@@ -58,13 +61,13 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Attaching(importlib.abc.Loader):
-    """A loader that calls a function with its module when that is ready."""
+    """A loader that runs a module by its original loader, then calls a function with the module."""
 
     def __init__(self, loader: Any, attach: Callable[[ModuleType], None]) -> None:
         self._loader, self._attach = loader, attach
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """Create the module as its own loader does."""
+        """Create the module by its original loader."""
         module: ModuleType | None = self._loader.create_module(spec)
         return module
 
@@ -100,7 +103,7 @@ def _load_or_exit(torch: Path) -> None:
 
 
 def _refuse(reason: str) -> None:
-    """Write the reason to the records that `planner run` reads, or print it if there is no such folder."""
+    """Write the reason to the records folder of `planner run`, or print it if no folder is given."""
     folder = os.environ.get("PLANNER_EMULATED_RECORDS")
     if folder:
         (Path(folder) / "refusal").write_text(reason, encoding="utf-8")

@@ -107,7 +107,8 @@ def build(installation: Installation, cache: Path) -> Path:
 def build_cublaslt(includes: Sequence[Path], soname: str, cache: Path) -> Path:
     """Return the compiled stand-in of cuBLASLt, for a process that queries cuDNN; compile it if needed.
 
-    The driver's is in the same folder, without which cuDNN drops the engines that it compiles at run time.
+    The stand-in of the driver is in the same folder: without it cuDNN drops the engines that it compiles at
+    run time.
     `includes` are folders of headers, `soname` the file name under which cuDNN looks for the library. Raises
     EmulatorError as `build` does.
     """
@@ -125,7 +126,7 @@ def build_cublaslt(includes: Sequence[Path], soname: str, cache: Path) -> Path:
 
 
 def _compiled(cache: Path, key: str, purpose: str, compile_into: Callable[[Path, Path], None]) -> Path:
-    """Return the cached folder of libraries for a key and these sources; compile them if missing."""
+    """Return the cached folder of libraries for a key and the current sources; compile them if missing."""
     folder = cache / _digest(key)
     try:
         open_private(cache)

@@ -82,7 +82,7 @@ class Course:
     def _begin_forward(self, module: Any, given: Any) -> None:
         """Record that an outermost module starts a forward pass, with the tensors it is called with.
 
-        A module without parameters starts none, since it may belong to the loading of data.
+        A module without parameters does not start a forward pass, since it may belong to the loading of data.
         """
         is_new = self._modules.add(module)
         if self._phase == "forward" or next(module.parameters(), None) is not None:
@@ -101,7 +101,7 @@ class Course:
         self._mark("optimizer")
 
     def end_step(self, optimizer: Any) -> None:
-        """Record that an optimizer step ends, and the tensors that are held then."""
+        """Record the end of an optimizer step, and the tensors that models and the optimizer hold then."""
         self._in_step = False
         self._hold([*self._modules.holders(), *self._modules.holders_of(optimizer)])
         self._mark("inputs")
@@ -143,8 +143,8 @@ class Course:
 class ModuleNames:
     """A registry of qualified names of modules within the outermost modules that were called.
 
-    The first outermost module that has parameters is the model, whose own name is ""; others are named by
-    their class.
+    The first outermost module that has parameters is the model, whose own name is ""; other modules are named
+    by their class.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -222,7 +222,7 @@ def _inputs(torch: Any, args: Any) -> Iterator[tuple[int, str, str]]:
 
 
 def tensors_in(torch: Any, value: Any) -> Iterator[Any]:
-    """Yield the tensors in a value, those in nested dicts, lists and tuples included."""
+    """Yield the tensors in a value, including tensors in nested dicts, lists and tuples."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):

@@ -51,7 +51,10 @@ def _frames(frame: Any) -> list[Any]:
 
 
 def line_of(frames: list[Any]) -> str:
-    """Return the innermost line of the script in frames, outermost first, as FILE:LINE; "" if none is."""
+    """Return the innermost line of the script as FILE:LINE, or "" if no frame belongs to the script.
+
+    `frames` begin with the outermost frame.
+    """
     own = next((frame for frame in reversed(frames) if is_own(frame.f_code.co_filename)), None)
     return "" if own is None else f"{own.f_code.co_filename}:{own.f_lineno}"
 

@@ -1,7 +1,7 @@
-"""End the loops of transformers' `generate` at their length.
+"""End the loops of transformers' `generate` at their maximum length.
 
-Whether a loop goes on is read from tensors of the GPU, which read as zero, so that neither an end-of-text
-token nor the length would end it.
+`generate` reads from GPU tensors whether a loop goes on. They read as zero, so that neither an end-of-text
+token nor the length would end the loop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MODULE = "transformers.generation.utils"
 
 
 def attach(utils: Any) -> None:
-    """Let the loops of `generate` end once a criterion of length is met."""
+    """Patch transformers so that the loops of `generate` end once a MaxLengthCriteria is met."""
     if not all(hasattr(utils, name) for name in ("GenerationMixin", "MaxLengthCriteria")):
         return
     reached = threading.local()  # `length`: whether the last criterion of length was met

@@ -27,7 +27,8 @@ class History:
     def mark(self, device: int, step: int, stats: dict[str, Any]) -> None:
         """Record that an optimizer step ends now on a GPU.
 
-        Its place is the numbers of blocks that torch's statistics count as allocated and freed so far.
+        The place of the step's end is the numbers of blocks that torch's statistics count as allocated and
+        freed so far.
         """
         counts = stats["allocation"]["all"]
         place = (int(counts["allocated"]), int(counts["freed"]), step)

@@ -1,4 +1,4 @@
-"""Find torch's CUDA build and the NVIDIA packages beside it, without importing them."""
+"""Find torch's CUDA build and the NVIDIA packages installed with it, without importing them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Installation:
 
     @property
     def libraries(self) -> tuple[Path, ...]:
-        """Return torch's own compiled libraries, whose imports the stand-ins have to define."""
+        """Return the compiled libraries of torch and torchvision, whose imports the stand-ins must define."""
         beside = self.torch.parent
         return (
             *sorted((self.torch / "lib").glob("*.so*")),
@@ -47,7 +47,7 @@ class Installation:
         )
 
     def key(self) -> str:
-        """Return a digest of the installed versions: distributions with torch or nvidia in their name."""
+        """Return a digest of torch's folder and the versions of torch, triton and NVIDIA packages."""
         names = sorted(
             path.name
             for folder in {self.torch.parent, *(include.parents[2] for include in self.includes)}
@@ -58,9 +58,10 @@ class Installation:
 
 
 def find_installation(torch: Path) -> Installation:
-    """Find the NVIDIA packages that go with the torch package in this folder.
+    """Return the installation of the torch package in a folder, with the NVIDIA packages that belong to it.
 
-    Raises EmulatorError for a build without CUDA, or where headers or libraries are not where pip puts them.
+    Raises EmulatorError for a build without CUDA, if headers or libraries are not where pip puts them, and if
+    cuDNN is older than 9.8.
     """
     version = _version(torch)
     library = torch / "lib" / "libtorch_cuda.so"
@@ -85,7 +86,7 @@ def find_installation(torch: Path) -> Installation:
 
 
 def _check_cudnn(torch_version: str, header: Path) -> None:
-    """Raise EmulatorError if cuDNN does not answer for a GPU that is only described."""
+    """Raise EmulatorError if cuDNN is too old to answer for a GPU that is only described."""
     text = header.read_text(encoding="utf-8") if header.is_file() else ""
     numbers = [re.search(rf"#define CUDNN_{name} (\d+)", text) for name in ("MAJOR", "MINOR", "PATCHLEVEL")]
     version = tuple(int(number.group(1)) for number in numbers if number)
@@ -114,7 +115,7 @@ def _version(torch: Path) -> str:
 
 
 def _sonames(library: Path) -> dict[str, str]:
-    """Return the names under which torch's CUDA libraries ask the dynamic linker for NVIDIA's."""
+    """Return, by prefix, the file names by which torch's CUDA libraries link to NVIDIA's libraries."""
     askers = [
         library,
         library.with_name("libc10_cuda.so"),

@@ -57,14 +57,20 @@ def exchanging(
 
 
 class _Call:
-    """A call of a rank in a group; messages between two ranks are received in the order of their sending."""
+    """One rank's call of a function that exchanges objects within a process group.
+
+    Messages of a kind between two ranks are received in the order in which they are sent.
+    """
 
     def __init__(self, c10d: Any, group: Any, given: Mapping[str, Any], counts: Counter[str]) -> None:
         self._c10d, self._group, self._counts, self.given = c10d, group, counts, given
         self.own = int(c10d.get_rank(group))
 
     def rank(self, name: str) -> int:
-        """Return the rank within the group that is given as `name` among all ranks, or within the group."""
+        """Return the group rank given by the argument `name`, a global rank, or by `group_<name>`.
+
+        The global rank is 0 if neither is given.
+        """
         of_all, of_group = self.given.get(name), self.given.get(f"group_{name}")
         of_all = 0 if of_all is None and of_group is None else of_all
         return int(self._c10d._canonicalize_group_rank(self._group, of_all, of_group))
@@ -79,7 +85,7 @@ class _Call:
         self._c10d._get_default_store().set(key, pickle.dumps(message))
 
     def receive(self, kind: str, source: int, to: int) -> Any:
-        """Return the next message of a kind, once it is there."""
+        """Wait for the next message of a kind between two ranks, and return it."""
         key = self._key("received", kind, source, to)
         return pickle.loads(self._c10d._get_default_store().get(key))  # noqa: S301  # as torch itself does
 
@@ -139,7 +145,7 @@ EXCHANGES: dict[str, Callable[[_Call], None]] = {
 
 @contextmanager
 def _no_bytes_come(c10d: Any) -> Iterator[None]:
-    """Let torch read no object from the tensors that a call receives."""
+    """Make torch read None in place of objects from received tensors inside the context."""
     read = c10d._tensor_to_object
     c10d._tensor_to_object = lambda *_: None
     try:

@@ -1,4 +1,4 @@
-"""A folder whose files run as code: nobody else may write into it, and each file is what was put there."""
+"""Protect a folder of files that run as code: others cannot write into it, and changes are detected."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _LARGEST_BYTES = 2**28
 
 
 def open_private(folder: Path) -> None:
-    """Make a folder for this account alone, or empty a folder that other accounts can write into.
+    """Create a folder for this account alone, or empty a folder that other accounts can write into.
 
-    Raises EmulatorError if it belongs to another account, OSError if it cannot be made.
+    Raises EmulatorError if the folder belongs to an account other than this or root, OSError if it cannot be
+    created.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for status in (os.lstat(folder), folder.stat()):  # of a link, and of the folder behind it
@@ -58,7 +59,10 @@ def is_sealed(folder: Path) -> bool:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock file, which is made if it is missing; no link is followed."""
+    """Hold an exclusive lock on a file inside the context; create the file if it is missing.
+
+    Raises OSError if the file is a symbolic link.
+    """
     number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     try:
         fcntl.flock(number, fcntl.LOCK_EX)
@@ -72,7 +76,10 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _digest(path: Path) -> str:
-    """Return a digest of a file, or the target of a link within the folder."""
+    """Return a digest of a regular file, or a text with the target of a symbolic link.
+
+    Raises ValueError for anything else, and for a file above 256 MiB.
+    """
     status = os.lstat(path)
     if stat.S_ISLNK(status.st_mode):
         return f"link to {path.readlink()}"

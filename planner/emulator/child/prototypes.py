@@ -1,8 +1,8 @@
 """Generate the functions of a stand-in library that its headers declare but no source file defines.
 
 Prototypes come from the preprocessed public headers. A function that creates handles writes an opaque object
-for each; a function that returns sizes or counts writes zeros; all others only return the library's fixed
-answer.
+for each; a function that returns sizes or counts writes zeros; all other functions only return the library's
+fixed answer.
 """
 
 from __future__ import annotations

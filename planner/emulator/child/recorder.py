@@ -1,8 +1,8 @@
-"""Record what a training process does to the emulated GPUs: peaks of each optimizer step, out of memory.
+"""Record a training process on emulated GPUs: the peaks of each optimizer step, and out of memory.
 
 The record is a JSON file of the process, written whole at each step and at exit, before the interpreter is
-finalized; processes that never make a CUDA context leave none. Peaks that torch itself reports to the script
-are those without the recorder.
+finalized; processes that never make a CUDA context leave none. The peaks that torch reports to the script are
+the same as without the recorder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _YIELD_SECONDS = 0.05  # for threads that wait for the interpreter's lock
 
 
 def attach(torch: Any, core: Any) -> None:
-    """Start recording in this process."""
+    """Keep optimizer state readable, and start recording if PLANNER_EMULATED_RECORDS names a folder."""
     folder = os.environ.get("PLANNER_EMULATED_RECORDS")
     # torch takes the question for its kernels' images as a use of CUDA, after which a fork cannot use it
     torch.cuda._lazy_call(lambda: core.emu_set_kernel_images(" ".join(_architectures(torch)).encode()))
@@ -55,7 +55,7 @@ def attach(torch: Any, core: Any) -> None:
 
 
 def _finish_with_process(recorder: Recorder) -> None:
-    """Write the record at the end of a process of multiprocessing, which runs no handlers of atexit."""
+    """Make a process of multiprocessing, which runs no atexit handlers, write its record when it ends."""
     Finalize(None, recorder.finish, exitpriority=0)
 
 
@@ -65,10 +65,10 @@ def _architectures(torch: Any) -> list[str]:
 
 
 class Peaks:
-    """Peaks of torch's allocator since the last step, apart from the peaks that the script reads.
+    """The peaks of torch's allocator since the last step, kept apart from the peaks that the script reads.
 
-    Torch keeps one peak, which `reset_peak_memory_stats` sets back. Both readers get their own by
-    remembering what the other one's reset would lose.
+    Torch keeps one peak, which `reset_peak_memory_stats` resets. Recorder and script each have their own
+    peak, since a reset by either first stores the current peak for the other reader.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -89,7 +89,7 @@ class Peaks:
         return largest
 
     def stats(self, device: int) -> dict[str, Any]:
-        """Return torch's statistics."""
+        """Return torch's allocator statistics of a GPU, with the peaks since the last reset by any reader."""
         stats: dict[str, Any] = self._stats(device)
         return stats
 
@@ -112,7 +112,7 @@ def _peak(stats: dict[str, Any], name: str) -> int:
 
 
 def _larger_peaks(stats: dict[str, Any], other: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the statistics with the larger peak of both."""
+    """Return `stats` with each peak raised to the peak in `other` if that peak is larger."""
     if other is None:
         return stats
     return {
@@ -142,7 +142,7 @@ class Recorder:
         self.restart()
 
     def restart(self) -> None:
-        """Begin the record of this process, which may be a fork of another."""
+        """Begin an empty record of this process, which may be a fork of a recorded process."""
         torch = self._torch
         self._process = {"rank": int(os.environ.get("RANK") or 0), "pid": os.getpid()}
         self._path = self._folder / f"{self._process['rank']}-{os.getpid()}.json"
@@ -166,7 +166,7 @@ class Recorder:
     # ---- what torch calls
 
     def watch_memory(self) -> None:
-        """Begin to read the allocator; torch calls it when CUDA is initialized."""
+        """Begin to record the allocator; torch calls this method when CUDA is initialized."""
         if os.getpid() == self._pid and self._peaks is None:
             self._peaks = Peaks(self._torch)
             if self._snapshot is not None or self._history is not None:
@@ -180,7 +180,10 @@ class Recorder:
             self._evaluations.note_module(self._torch.is_grad_enabled())
 
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Record an optimizer step, with the peaks since the step before."""
+        """Record an optimizer step, with the peaks since the step before. Raises SystemExit at the last step.
+
+        The last step is the step to stop after, or the first step after an evaluation if that ends the run.
+        """
         if os.getpid() != self._pid or self._peaks is None:
             return
         if self._stopping:  # the script went on
@@ -217,7 +220,7 @@ class Recorder:
         os._exit(0)
 
     def on_out_of_memory(self, device: int, requested: int, allocated: int, free: int) -> None:
-        """Record the place where an allocation failed, whether or not the script survives it."""
+        """Record the place where an allocation failed, whether or not the script survives the failure."""
         if os.getpid() != self._pid:
             return
         if self._course is not None:
@@ -233,7 +236,10 @@ class Recorder:
         self._write(whole=False)
 
     def wrap_excepthook(self, hook: Any) -> Any:
-        """Return the hook, noting first that an exception, perhaps out of memory, ended the process."""
+        """Return an excepthook that records that an exception, perhaps out of memory, ended the script.
+
+        It then calls `hook`.
+        """
 
         def noting(kind: Any, error: Any, trace: Any) -> None:
             self._raised = True
@@ -247,11 +253,12 @@ class Recorder:
         return noting
 
     def finish(self) -> None:
-        """Write the record of a process that ends, last, so that a whole record has nothing missing.
+        """Write the histories and then the record of this process, which is about to end.
 
-        Then let threads of autograd have the interpreter's lock: one that still waits for it to release a
-        thread's state when the interpreter is finalized ends the process by std::terminate
-        (torch/csrc/autograd/engine.cpp, PyThread_exit_thread of CPython).
+        The record is written last, so that a whole record has nothing missing. Then let threads of autograd
+        have the interpreter's lock: a thread that still waits for the lock, to release a thread's state, when
+        the interpreter is finalized ends the process by std::terminate (torch/csrc/autograd/engine.cpp,
+        PyThread_exit_thread of CPython).
         """
         if os.getpid() != self._pid:
             return
@@ -278,7 +285,7 @@ class Recorder:
         return [n for n in range(self._torch.cuda.device_count()) if self._core.emu_context_active(n)]
 
     def _others(self, device: int) -> list[dict[str, int]]:
-        """Return the memory that other processes of the command have on a GPU, by their ranks."""
+        """Return the rank and the memory in bytes of each other process of the command on a GPU."""
         pids, used = (ctypes.c_uint * _MOST_PROCESSES)(), (ctypes.c_size_t * _MOST_PROCESSES)()
         count = self._core.emu_processes(device, _MOST_PROCESSES, pids, used)
         others = []
@@ -289,14 +296,14 @@ class Recorder:
         return others
 
     def _places(self) -> dict[int, int]:
-        """Return the number of blocks that each GPU's allocator allocated and freed, both added up."""
+        """Return, by GPU, the number of blocks allocated plus the number of blocks freed so far."""
         if self._peaks is None or os.getpid() != self._pid:
             return {}
         counts = {n: self._peaks.stats(n)["allocation"]["all"] for n in self._devices()}
         return {n: int(one["allocated"]) + int(one["freed"]) for n, one in counts.items()}
 
     def _read_peaks(self) -> dict[int, dict[str, int]]:
-        """Return the peaks of each GPU since the last call."""
+        """Return the peaks of each GPU in bytes since the last call: allocated, reserved and process."""
         assert self._peaks is not None
         read = {}
         for device in self._devices():

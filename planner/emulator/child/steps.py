@@ -37,10 +37,11 @@ class Steps:
 
 
 class Evaluations:
-    """Evaluations of a training: from a module that runs without gradients to the next one with them.
+    """Evaluations of a training: from a module that runs without gradients to the next module with them.
 
-    Some training steps run a teacher or a generator without gradients, which is no evaluation: between two
-    steps more modules must run so than between the first two. What comes before the first step is none.
+    Some training steps run a teacher or a generator without gradients. So after a step, modules without
+    gradients are an evaluation only if more of them run than between the first two steps. Modules before the
+    first step are ignored.
     """
 
     def __init__(self, read: Callable[[], _Peaks]) -> None:
@@ -63,7 +64,7 @@ class Evaluations:
         self._modules += not has_gradients
 
     def end_step(self, step: int) -> _Peaks:
-        """Return the peaks since the step before."""
+        """Record the end of an optimizer step, and return the peaks since the previous step."""
         if self._has_stepped and self._usual is None:
             self._usual = self._modules
         peaks = self._end_interval()
@@ -95,7 +96,7 @@ class Evaluations:
 
 
 def larger(one: _Peaks, other: _Peaks) -> _Peaks:
-    """Return the larger of both peaks, for each GPU."""
+    """Return the larger of two peaks for each GPU and name of a peak."""
     merged = {device: dict(peaks) for device, peaks in one.items()}
     for device, peaks in other.items():
         known = merged.setdefault(device, {})

@@ -1,4 +1,4 @@
-"""Run the tools of a compiler, and state the cause where one fails."""
+"""Run the tools of a compiler, and state the cause if a tool fails."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class EmulatorError(Exception):
 
 
 def run_tool(command: list[str], text: str | None = None) -> str:
-    """Run a tool of the compiler's and return its output.
+    """Run a tool of the compiler with `text` as standard input, and return its standard output.
 
-    Raises EmulatorError if it is missing, cannot be started, fails or is ended.
+    Raises EmulatorError if the tool is missing, cannot be started, fails or is ended by a signal.
     """
     name = Path(command[0]).name
     try:

@@ -1,4 +1,4 @@
-"""Let checks of values pass that a script makes of tensors on the GPU.
+"""Make the checks pass that a script makes of the values of tensors on the GPU.
 
 What a kernel computes reads as zero, so that `torch.isfinite(loss)` and `(boxes >= 0).all()` would be false,
 and a script that guards against losses that are not finite, or asserts that boxes are boxes, would end. The
@@ -19,7 +19,10 @@ _KEEPING = ("all", "any", "logical_and", "__and__", "cpu", "to", "detach")  # tr
 
 
 def attach(torch: Any) -> None:
-    """Let the checks be true where they are read, and a condition false whose other branch raises at once."""
+    """Patch torch so that checks of GPU tensors read as true.
+
+    A GPU tensor used as a condition is also true if the code raises at once when the condition is false.
+    """
     holders = torch, torch.Tensor
     read = torch.Tensor.__bool__
 
@@ -48,7 +51,7 @@ def attach(torch: Any) -> None:
             return bool(self.item())
 
     def is_of_gpu(value: Any) -> bool:
-        """Return whether a value is a plain tensor of the GPU that neither is compiled nor transformed."""
+        """Return whether a value is a plain GPU tensor outside of torch.compile and functorch transforms."""
         if torch.compiler.is_compiling() or type(value) not in (torch.Tensor, torch.nn.Parameter):
             return False
         return bool(value.is_cuda) and torch._C._functorch.maybe_get_level(value) < 0

@@ -14,7 +14,7 @@ If a calibration answers, a batch fits if its replay does not fail within
     (usable memory - overhead - z * spread) / slope,
 
 in which `overhead` includes the context. A cap on the allocator keeps the margin of verdicts: it bounds only
-the reserved memory, of which the overhead is no part, and peaks on an empty card hardly show which batches
+the reserved memory, which does not include the overhead, and peaks on an empty card hardly show which batches
 fit a full card.
 
 The memory limit at a confidence c (a "room" in the code) is the memory that is available with probability c;

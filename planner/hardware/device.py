@@ -141,7 +141,7 @@ def generic_usable(total_bytes: int) -> SourcedBytes:
 
 
 def generic_device(total_mib: int) -> Device:
-    """Return an unknown GPU with this total in MiB in nvidia-smi.
+    """Return a generic GPU with a total memory of `total_mib` MiB in nvidia-smi.
 
     Raises UsageError below 100 and above 10,000,000 MiB.
     """

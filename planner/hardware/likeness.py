@@ -1,10 +1,10 @@
-"""Similarity of a job to published runs, which decides how sure an answer may be.
+"""Compare a job with published runs, which decides the margins of an answer.
 
-Where sizes are fixed and a cuDNN answers for the convolutions, the replay is that of an emulated run, and
-what is left is the difference of a real GPU from that. Where something else is open (workspaces by a fitted
-term, `cudnn.benchmark`, lengths of texts), the distribution is that of published runs of this kind. Each
-doubt beyond the kind's widens it. Where a job has something that neither emulated nor published runs show,
-no probability is given, and its margins are the widest of all kinds.
+If sizes are fixed and a cuDNN answers for the convolutions, the replay equals the replay of an emulated run,
+and only the difference between a real and an emulated GPU is uncertain. If something else is open (workspaces
+by a fitted term, `cudnn.benchmark`, lengths of texts), the distribution is that of published runs of the same
+kind. Each doubt beyond the doubts of the kind widens the distribution. If a job has something that neither
+emulated nor published runs show, no probability is given, and its margins are the widest of all kinds.
 """
 
 from collections import Counter
@@ -73,7 +73,7 @@ class MarginPart(Struct, frozen=True):
 
 
 class Margins(Struct, frozen=True):
-    """The distribution of a job's memory needs over those of its replay."""
+    """The distribution of the ratio of a job's memory need to the need of its replay."""
 
     verdicts: Spread
     residuals: Residuals
@@ -81,7 +81,7 @@ class Margins(Struct, frozen=True):
     parts: tuple[MarginPart, ...]  # whose deviations make up that of the verdicts, in quadrature
 
     def peak_ratio(self, confidence: float) -> float:
-        """Return the ratio that a share `confidence` of process peaks does not exceed, at least 1."""
+        """Return the quantile at `confidence` of the ratio of a process's peak to its replay, at least 1."""
         ratios, verdicts = self.residuals.peak_ratios, self.verdicts
         z = NormalDist().inv_cdf(confidence)
         ratio = quantile(ratios, confidence) if ratios else 1.0
@@ -91,7 +91,7 @@ class Margins(Struct, frozen=True):
 
 
 def margins_of(likeness: Likeness) -> Margins:
-    """Return the distribution for a job: its kind's, widened by departures. Raises DataFileError."""
+    """Return the margins of the job's kind of run, widened by its departures. Raises DataFileError."""
     published = load_residuals()
     own = published.kinds[likeness.kind]
     spread = published.widest if likeness.unlike else own.verdicts
@@ -139,7 +139,10 @@ def kind_of(job: Job, trace: Trace) -> RunKind:
 
 
 def kind_without_trace(job: Job) -> RunKind:
-    """Return the kind of run that the options imply: texts if an input is a sequence of integers."""
+    """Return the kind of run that a job's options imply: TEXTS if lengths vary, else CONVOLUTIONS.
+
+    If the options do not say whether lengths vary, they vary if an input is a sequence of integers.
+    """
     if job.samples.lengths is not None:
         return RunKind.TEXTS if job.samples.lengths is Lengths.VARYING else RunKind.CONVOLUTIONS
     has_tokens = any(len(spec.shape) == 1 and _is_integer(spec) for spec in job.samples.inputs)
@@ -147,7 +150,9 @@ def kind_without_trace(job: Job) -> RunKind:
 
 
 def lengths_of(job: Job, trace: Trace) -> tuple[Lengths, str]:
-    """Return whether real samples differ in size, and the input that shows it unless the user does.
+    """Return whether real samples vary in length, and the input that shows it.
+
+    The input is "" if the user gives the lengths, or if samples do not vary.
 
     Token ids have one dimension and are looked up in an embedding, or are named as tokenizers name them.
     Integer labels and class maps are neither.
@@ -250,9 +255,10 @@ def _of_answers(job: Job, trace: Trace) -> Iterator[Departure]:
 
 
 def departures_by_share(uncounted: float, far: float, part: float) -> Iterator[Departure]:
-    """Yield a departure for convolutions without an answer, and for those that borrow from far ones.
+    """Yield departures for convolutions without an answer, and for convolutions with a dissimilar lender.
 
-    `uncounted` and `far` are their shares of all convolutions, `part` that of `part_of_convolutions`.
+    `uncounted` and `far` are the shares of both in all convolutions, `part` is the result of
+    `part_of_convolutions`.
     """
     of_convolutions = _weight_of_part(part)
     if weight := round(uncounted * of_convolutions, 2):

@@ -25,9 +25,9 @@ def estimate_oom_probability(
     None if nothing bounds the memory, or if no run resembles the job and no calibration answers. `run` is a
     replay that did not fail, under limits of the budget's configuration. The smallest memory in which the
     batch fits is between the bytes of its tensors and its reserved peak; replays in between narrow it down as
-    far as needed. `in_rooms` are replays under some limits. If a replay above the smallest memory fails, all
-    limits up to the next limit that fits on either side are assumed to fail, so that the probability is not
-    underestimated.
+    far as needed. `in_rooms` holds further replays with their limits. If a replay above the smallest memory
+    fails, all limits up to the next limit that fits on either side are assumed to fail, so that the
+    probability is not underestimated.
     """
     if budget.cap_bytes is None and budget.device.usable.value >= UNLIMITED_BYTES:
         return None
@@ -57,7 +57,7 @@ def estimate_oom_probability(
 def _probability_of_failures(budget: Budget, known: Sequence[tuple[float, bool]]) -> float:
     """Return the probability that the memory is between two neighbouring limits of which at least one fails.
 
-    `known` are limits, rising, and whether each fits.
+    `known` holds memory limits in bytes, in rising order, each with whether the batch fits.
     """
     stretches = ((low, high) for (low, a), (high, b) in pairwise(known) if not (a and b))
     return sum(oom_probability_at(budget, high) - oom_probability_at(budget, low) for low, high in stretches)
@@ -66,7 +66,7 @@ def _probability_of_failures(budget: Budget, known: Sequence[tuple[float, bool]]
 def oom_probability_at(budget: Budget, need_bytes: float) -> float:
     """Return the probability that a run runs out of memory if its replay needs at least `need_bytes`.
 
-    The larger probability of exceeding the GPU or the cap counts, since one error is behind both.
+    The result is the larger of the probabilities of exceeding the GPU and the cap, as one error causes both.
     """
     verdicts = margins_of(budget.likeness).verdicts
     probabilities = [0.0]

@@ -47,7 +47,7 @@ class PriceList(Struct, frozen=True):
     unknown: tuple[str, ...]  # accelerators that the database does not have
 
     def sentence(self) -> str:
-        """Return a phrase with the date, the source and the kind of the prices."""
+        """Return a phrase with the date of the prices, the file and the kind (spot or on demand)."""
         kind = "spot" if self.is_spot else "on demand"
         return f"prices of {self.date.isoformat()} ({self.date_source}) from {self.file}, {kind}"
 

@@ -20,7 +20,7 @@ RESIDUALS_FILE = Path(__file__).with_name("residuals.json")
 
 
 class RunKind(StrEnum):
-    """Published runs that have their own distribution."""
+    """The kinds of published runs, each of which has its own distribution of residuals."""
 
     FIXED = "fixed sizes"  # nothing but the tensors, what a cuDNN requests and the allocator
     CONVOLUTIONS = "convolutions"  # by a fitted term, in float32, cudnn.benchmark off
@@ -31,7 +31,7 @@ class RunKind(StrEnum):
 
 
 class Doubt(StrEnum):
-    """The doubts by which a job may widen the distribution of its kind."""
+    """The reasons to widen the distribution of a job's kind."""
 
     SETTING = "setting"  # a setting that no run of the kind has
     STORED = "stored"  # stored answers for the convolutions
@@ -42,7 +42,7 @@ class Doubt(StrEnum):
 
 
 class Spread(Struct, frozen=True):
-    """A normal distribution of the ratio of a run's least memory to its replay's."""
+    """A normal distribution of the memory that a run needs, divided by the memory that its replay needs."""
 
     outcomes: int  # published outcomes that it is fitted to
     location: float  # its mean, less 1
@@ -50,7 +50,7 @@ class Spread(Struct, frozen=True):
 
 
 class KindSettings(Struct, frozen=True):
-    """The settings of the runs of a kind; a job that trains otherwise is not quite like them."""
+    """The settings of the runs of a kind; a job with other settings resembles the runs less."""
 
     precisions: tuple[str, ...]
     cudnn_benchmark: tuple[bool, ...]
@@ -59,7 +59,7 @@ class KindSettings(Struct, frozen=True):
 
 
 class Residuals(Struct, frozen=True):
-    """The published runs of one kind, without any calibration."""
+    """The residuals of the published runs of one kind, without any calibration."""
 
     runs: str  # which runs these are, for people
     peaks: int  # of processes
@@ -73,7 +73,7 @@ class Residuals(Struct, frozen=True):
 
 
 class DoubtSpread(Struct, frozen=True):
-    """The deviations that a doubt adds, as shares of a replay's memory need and of its peak."""
+    """The deviations that a doubt adds, as fractions of a replay's memory need and of the replay's peak."""
 
     scale: Annotated[float, Meta(ge=0)]
     peak_scale: Annotated[float, Meta(ge=0)]  # on an empty GPU, where no workspace is refused
@@ -81,24 +81,24 @@ class DoubtSpread(Struct, frozen=True):
 
 
 class Published(Struct, frozen=True):
-    """The residuals of all kinds."""
+    """The residuals of all kinds of runs, and the deviations that each doubt adds."""
 
     kinds: dict[RunKind, Residuals]
     doubts: dict[Doubt, DoubtSpread]
 
     @property
     def widest(self) -> Spread:
-        """Return a spread as wide as any kind's, for jobs that no run resembles."""
+        """Return a spread with the largest location and scale of all kinds, for jobs unlike any run."""
         spreads = [one.verdicts for one in self.kinds.values()]
         location = max(spread.location for spread in spreads)
         return Spread(0, location, max(spread.scale for spread in spreads))
 
 
 def quantile(rising: Sequence[float], share: float) -> float:
-    """Return the value that a further value does not exceed, with the probability `share`.
+    """Return the quantile of rising values that a further value does not exceed with probability `share`.
 
-    The i-th of n values (from 1) is taken as the i / (n + 1) quantile; between ranks the straight line holds,
-    beyond the last one its value.
+    The i-th of n values (from 1) is taken as the i / (n + 1) quantile. Quantiles in between are interpolated
+    linearly; quantiles outside the values are the first or the last value.
 
     >>> quantile((1.0, 2.0, 3.0), 0.5), quantile((1.0, 2.0, 3.0), 0.375)
     (2.0, 1.5)
@@ -109,7 +109,7 @@ def quantile(rising: Sequence[float], share: float) -> float:
 
 
 def load_residuals(path: Path = RESIDUALS_FILE) -> Published:
-    """Return the residuals of all kinds. Raises DataFileError for a file that does not hold them."""
+    """Return the residuals of all kinds. Raises DataFileError if the file is unreadable or incomplete."""
     try:
         published = decode_json(path.read_bytes(), Published)
         if published.kinds.keys() != set(RunKind) or published.doubts.keys() != set(Doubt):

@@ -114,7 +114,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _implausible(calibration: Calibration) -> Iterator[str]:
-    """Yield the implausible figures of a calibration as problems."""
+    """Yield a problem, in one line, for each implausible figure of a calibration."""
     key, runs = calibration.key, [point.observation for point in calibration.points]
     devices = [device for device in load_devices() if is_same_gpu(device, key.gpu, key.versions)]
     if not devices:
@@ -160,7 +160,10 @@ def _of_run(run: Observation, versions: Versions) -> Iterator[str]:
 
 
 def _not_affine(runs: list[Observation]) -> Iterator[str]:
-    """Yield as problems the batches whose allocated peak is far from the line through the extreme batches."""
+    """Yield a problem for each batch whose allocated peak is far from the line through the extreme batches.
+
+    Another problem is a peak that falls between the extreme batches. Fewer than three batches have none.
+    """
     peaks = {run.batch: run.peak_allocated_bytes for run in runs if run.is_unconstrained}
     known = {batch: peak for batch, peak in peaks.items() if peak is not None}
     if len(known) < 3:

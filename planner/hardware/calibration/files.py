@@ -1,9 +1,9 @@
 """Read and write calibration files, one per job, GPU, versions and settings.
 
 `docs/calibration.md` describes the layout. Reading is strict: each error names the file, the line and the
-key. A file of an older version lacks options that jobs did not have then, and these have their defaults. A
-file is replaced atomically by a rename, under a lock on its folder, so that any number of processes may add
-to it. A file that is broken or foreign is never changed.
+key. Job options that a file of an older version lacks have their defaults, but `cudnn` is
+`published` in schema 1. A file is replaced atomically by a rename, under a lock on its folder, so that any
+number of processes may add to it. A file that is broken or foreign is never changed.
 """
 
 import json
@@ -83,7 +83,7 @@ class _CalibrationFile(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_folders(folders: Iterable[Path]) -> tuple[Calibration, ...]:
-    """Read all calibrations in these folders, in this order; a missing folder is skipped."""
+    """Read all calibrations in the folders, in the order of the folders; a missing folder is skipped."""
     paths = [path for folder in folders if folder.is_dir() for path in sorted(folder.glob("*.yaml"))]
     return tuple(map(load_calibration, paths))
 
@@ -189,7 +189,7 @@ def _calibration(entry: Entry) -> Calibration:
 
 
 def _fields(kind: type[S], record: S) -> S:
-    """Return the fields of a file's record that `kind` has, as a `kind`."""
+    """Return a `kind` with the values of the fields that a file's record shares with `kind`."""
     return kind(**{name: getattr(record, name) for name in kind.__struct_fields__})
 
 
@@ -225,7 +225,7 @@ def _load_own(path: Path, key: Key) -> Calibration | None:
 
 
 def write_calibration(path: Path, calibration: Calibration) -> None:
-    """Write a calibration to its file. Raises DataFileError, also if it is too large."""
+    """Write a calibration to a file. Raises DataFileError if it is too large or cannot be written."""
     text = calibration_text(calibration)
     if len(text.encode()) > LARGEST_FILE_BYTES:
         raise DataFileError(f"{path}: full; move it away to begin a new one")

@@ -210,7 +210,7 @@ def _line(x: Floats, y: Floats, expected: float | None) -> tuple[float, float]:
 
 
 def _usual_scale(points: Sequence[Point]) -> float:
-    """Return the scatter in MiB that published runs of the job's kind have at the mean of these peaks."""
+    """Return the scatter in MiB of published runs of the job's kind, at the points' mean replayed peak."""
     kind = kind_without_trace(points[0].observation.job)
     share = load_residuals().kinds[kind].verdicts.scale
     return share * float(np.mean([point.replayed_bytes for point in points])) / MIB

@@ -25,7 +25,7 @@ SAME_MEMORY = 0.05  # two GPUs of one name are one model if their memory agrees 
 
 
 class MatchLevel(StrEnum):
-    """The level at which a calibration matches a query, from the nearest on."""
+    """The level at which a calibration matches a query; levels are in order from the nearest."""
 
     EXACT = "exact"  # same job, GPU and versions
     SAME_GPU = "same GPU"  # same job and GPU under other versions; or the context of other jobs on the GPU
@@ -74,7 +74,7 @@ def find_calibration(stored: Sequence[Calibration], query: CalibrationQuery) -> 
 
 
 def _contributed(correction: Correction) -> Correction:
-    """Return a contributed correction with a mark in its text and the spread of other versions at least."""
+    """Return a contributed correction, marked in its text, with at least the spread of other versions."""
     extra = max(correction.extra_spread_bytes, CONTEXT_SPREAD_BYTES)
     about = f"contributed by a user: {correction.about}"
     return replace(correction, about=about, extra_spread_bytes=extra)
@@ -98,7 +98,7 @@ def find_run(stored: Iterable[Calibration], query: CalibrationQuery, batch: int)
 def is_same_gpu(device: Device, gpu: str, versions: Versions) -> bool:
     """Return whether `gpu`, a name from torch, nvidia-smi or the device database, is a name of a device.
 
-    The memory sizes in `versions` have to agree too.
+    The memory sizes in `versions` have to agree with the device within 5 % too.
     """
     if device_key(gpu) not in map(device_key, (device.name, *device.aliases)):
         return False
@@ -177,7 +177,7 @@ def is_same_job(one: Job, other: Job) -> bool:
 def _same_replay(one: Job, other: Job) -> bool:
     """Return whether a line through the replays of one job applies to the other job.
 
-    It does not if published runs gave the workspaces of convolutions for only one of them. Jobs without
+    It does not apply if published runs gave the workspaces of convolutions for only one job. Jobs without
     convolutions have no `cudnn`.
     """
     ours, others = one.environment.cudnn, other.environment.cudnn

@@ -102,7 +102,7 @@ class AnswerCache:
         return answers, size_bytes
 
     def clear(self) -> tuple[int, int]:
-        """Delete the file, and return its statistics before. Raises DataFileError."""
+        """Delete the file, and return its number of answers and size in bytes. Raises DataFileError."""
         stats = self.stats()
         try:
             if self._path.exists():
@@ -183,7 +183,7 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open the file in an exclusive transaction, which an error rolls back."""
+    """Open the file in an exclusive transaction, which an error inside the context rolls back."""
     with closing(sqlite3.connect(path, timeout=_WAIT_SECONDS, isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("BEGIN EXCLUSIVE")

@@ -1,4 +1,4 @@
-"""The file of a cuDNN's answers: which workspace it requests for each convolution, on each of some GPUs.
+"""Read and write the file of a cuDNN's answers: its workspace for each convolution on several GPUs.
 
 The convolutions are of several kinds (type and memory layout). The file begins with an index: the version,
 and for each kind the place of its convolutions' keys and, for each GPU, the place of their curves. A plan
@@ -33,14 +33,14 @@ _LARGEST_FILE_BYTES = 2**26
 
 
 class Kind(NamedTuple):
-    """Convolutions that are asked for together."""
+    """A kind of convolutions: their type and memory layout."""
 
     dtype: str
     channels_last: bool
 
 
 class StoredGpus(NamedTuple):
-    """GPUs that have the same answers."""
+    """A group of GPUs that have the same answers."""
 
     capability: Capability
     sm_count: int | None  # None: it decides nothing, as from 8.0 on
@@ -81,9 +81,9 @@ class _Index(Struct, frozen=True):
 
 
 class Curves(Sequence[Curve | None]):
-    """The curves of a kind's convolutions on some GPUs, in the order of its keys; None: not asked for.
+    """The curves of a kind's convolutions on a group of GPUs, in the order of the keys; None: no answer.
 
-    Each curve is made when it is asked for: a plan needs some tens of ten thousand.
+    Each curve is made on access: a plan needs some tens of ten thousand.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Curves(Sequence[Curve | None]):
 
 @dataclass(frozen=True)
 class AnswersFile:
-    """An opened file."""
+    """An opened file of a cuDNN's answers."""
 
     cudnn: str  # the version
     _kinds: Mapping[Kind, _KindBlocks]
@@ -118,15 +118,15 @@ class AnswersFile:
         return tuple(self._kinds)
 
     def gpus(self, kind: Kind) -> tuple[StoredGpus, ...]:
-        """Return the GPUs that have answers for a kind, by their capability."""
+        """Return the groups of GPUs that have answers for a kind, sorted by capability."""
         return tuple(one.gpus for one in self._kinds[kind].gpus) if kind in self._kinds else ()
 
     def keys(self, kind: Kind) -> list[str]:
-        """Return the keys of a kind's convolutions, rising."""
+        """Return the keys of a kind's convolutions in ascending order."""
         return self._read(self._kinds[kind].keys).decode().split("\n")
 
     def curves(self, kind: Kind, gpus: StoredGpus) -> Curves:
-        """Return the curves on such GPUs, in the order of the keys."""
+        """Return the curves of a kind's convolutions on a group of GPUs, in the order of the keys."""
         block = next(one.curves for one in self._kinds[kind].gpus if one.gpus == gpus)
         return Curves(*_unpack_columns(self._read(block)))
 
@@ -172,7 +172,7 @@ def _blocks(index: _Index) -> Iterator[_Block]:
 
 
 def write_answers(path: Path, cudnn: str, tables: Tables) -> None:
-    """Write the answers of a version, whole or not at all. Raises DataFileError."""
+    """Write the answers of a version of cuDNN to a file, whole or not at all. Raises DataFileError."""
     blocks = bytearray()
 
     def put(content: bytes) -> _Block:
@@ -192,8 +192,10 @@ def write_answers(path: Path, cudnn: str, tables: Tables) -> None:
 
 
 def _pack_curves(keys: Sequence[str], curves: CurveByKey) -> bytes:
-    """Return the columns: of each key its curve's number from 1 on, or 0; of each curve the number of its
-    points; of each point the batch size, and the workspace.
+    """Return the packed columns of curves: curve numbers, counts of points, batch sizes and workspaces.
+
+    The curve numbers of keys begin at 1; the number of a key without a curve is 0. Equal curves have the same
+    number, and the points of a curve are stored once.
     """
     found: dict[Curve, int] = {}
     numbers = [found.setdefault(curves[key], len(found) + 1) if key in curves else 0 for key in keys]

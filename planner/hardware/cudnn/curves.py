@@ -53,12 +53,12 @@ def _between(known: Mapping[int, int], low: int, high: int, batch: int) -> int:
 
 
 def _is_near(expected: int, true: int) -> bool:
-    """Return whether the allocator hardly sees the difference: workspaces of one size reuse a block."""
+    """Return whether two workspaces are so close in size that the allocator hardly distinguishes them."""
     return abs(expected - true) <= (_SMALL_BYTES if max(expected, true) < _SMALL_BYTES else 4096)
 
 
 def _without_needless(knots: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the points without those near the line through their neighbours."""
+    """Return the points that remain without points near the line through the remaining neighbours."""
     known = dict(knots)
     kept, place = [knots[0]], 0
     while place < len(knots) - 1:

@@ -23,11 +23,11 @@ CHANNELS_IN, CHANNELS_OUT = range(48, 449), range(416, 1809)
 
 
 def image_wise_terms(convolution: Convolution) -> int | None:
-    """Return the terms of a weight gradient's sums; None if cuDNN never computes it image by image.
+    """Return the number of terms in a weight gradient's sums; None if it is never computed image by image.
 
     The gradient of a pointwise convolution is one product that sums over batch x positions, or one product
-    for each image, whose results are added up. cuDNN takes the latter if the sums are short and the
-    channels widen. Its workspace is the weights for each image.
+    for each image, whose results are added up. cuDNN takes one product for each image if the sums are short
+    and the channels widen. Its workspace is the weights for each image.
     """
     x, w, y = convolution.x, convolution.w, convolution.y
     is_gradient = convolution.direction is Direction.WEIGHT and convolution.dtype == "float32"
@@ -40,7 +40,7 @@ def image_wise_terms(convolution: Convolution) -> int | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PublishedWorkspaces:
-    """The one workspace that published runs of torch 2.6 with cuDNN 9.1 identify; others count as 0."""
+    """The one workspace that published runs of torch 2.6 with cuDNN 9.1 identify; all others count as 0."""
 
     most_terms: Mapping[Capability, int] = field(default_factory=lambda: MOST_TERMS)
 

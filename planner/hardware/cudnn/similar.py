@@ -1,8 +1,8 @@
-"""The stored convolutions that are most similar to one that is not stored.
+"""Find the stored convolutions that are most similar to a convolution that is not stored.
 
-Workspaces are mostly copies of the operands, so that those of similar convolutions are as many copies. Some
-convolutions get an engine of their own, whose workspace is dozens of copies. So the nearest three lend, and
-the median of what they lend is taken: two of them have to agree on such a size.
+Workspaces are mostly copies of the operands, and the workspaces of similar convolutions are equally many
+copies. Some convolutions get an engine of their own, whose workspace is dozens of copies. So the median of
+the workspaces of the nearest three convolutions is taken: two of the three have to agree on a large size.
 """
 
 from collections.abc import Iterable, Sequence
@@ -49,7 +49,7 @@ class Similar(NamedTuple):
 
 
 def family_of(key: str) -> str:
-    """Return the text that is equal for convolutions of one kind: direction, kernel, stride, groups."""
+    """Return the direction, kernel, stride, dilation and kind of groups of a convolution as a text."""
     letter, x, w, _, stride, dilation = key.split(" ")
     channels, kernel = x.partition("x")[0], w.split("x", 2)
     groups = "dense" if kernel[1] == channels else "depthwise" if kernel[1] == "1" else "grouped"
@@ -65,7 +65,7 @@ def candidates_of(family: str, keys: Iterable[str]) -> list[Candidate]:
 
 
 def find_similar(key: str, candidates: Sequence[Candidate]) -> list[Similar]:
-    """Return the convolutions of a family that are most similar to one, from the nearest on."""
+    """Return up to three candidates that are most similar to the convolution of a key, nearest first."""
     one = _candidate(-1, key)
     distances = ((_distance(other.features, one.features), other) for other in candidates)
     nearest = nsmallest(LENDERS, distances, key=lambda pair: pair[0])

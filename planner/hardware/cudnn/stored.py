@@ -41,7 +41,7 @@ class Own(NamedTuple):
 
 
 class Borrowed(NamedTuple):
-    """The answer that similar convolutions lend."""
+    """The answer for a convolution that is not stored, derived from similar convolutions."""
 
     lenders: tuple[tuple[Curve, Similar], ...]
 
@@ -103,7 +103,7 @@ class Answers:
 
 @dataclass(slots=True)
 class _Answered:
-    """The convolutions that were looked up for one kind of GPU, and which have no answer of their own."""
+    """A record of the convolutions looked up for one kind of GPU, and of how they were answered."""
 
     elements: dict[str, int] = field(default_factory=dict)  # of input and output of a sample, of all
     similar: dict[str, float] = field(default_factory=dict)  # how far from the convolutions that lend theirs
@@ -118,11 +118,11 @@ class _Answered:
 
     @property
     def far(self) -> list[str]:
-        """Return the convolutions that borrow from much larger or smaller ones."""
+        """Return the convolutions that borrow from much larger or smaller convolutions."""
         return [key for key, distance in self.similar.items() if distance > FAR]
 
     def share(self, keys: Iterable[str]) -> float:
-        """Return the share of some convolutions in all, by the elements of input and output."""
+        """Return the share of the given convolutions in all, by the elements of input and output."""
         some = sum(self.elements[key] for key in keys)
         return some / sum(self.elements.values()) if some else 0.0
 
@@ -222,9 +222,9 @@ def stored_answers(
 ) -> Answers | None:
     """Return the answers for a type and layout on the nearest stored GPUs, or None if there are none.
 
-    The nearest GPUs have the capability, else the next lower stored one, else the lowest; and among these
-    the nearest number of multiprocessors, if it matters. Answers for float16 are also used for bfloat16,
-    which cuDNN mostly answers alike. Raises DataFileError.
+    The nearest GPUs have the capability, else the next lower stored capability, else the lowest; and of the
+    GPUs with that capability the nearest number of multiprocessors, if it matters. Answers for float16 are
+    also used for bfloat16, which cuDNN mostly answers alike. Raises DataFileError.
     """
     file = _opened(path)
     kind = Kind("float16" if dtype == "bfloat16" else dtype, channels_last)

@@ -29,7 +29,7 @@ _ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class Term(StrEnum):
-    """The kind of a workspace's part."""
+    """The purpose of a part of a workspace."""
 
     COPY = "copy"  # of x, w or y: in another layout
     FILLED = "filled copy"  # the same, at least 1.5 times as large: channels are filled up to 8 or 16 bytes
@@ -151,7 +151,8 @@ _Beside = Callable[[Convolution, int], Parts]
 def _filters(query: Convolution, left_bytes: int) -> Parts:
     """Return the Winograd filters that take the remaining bytes, or ().
 
-    They have 25 numbers of 4 bytes for each pair of channels, and one number for each channel of the result.
+    The filters have 25 numbers of 4 bytes for each pair of channels, and one number for each channel of the
+    result.
     """
     rows, channels = query.w[0], query.w[1]
     size_bytes = 100 * rows * channels + 4 * (rows if query.direction is Direction.FORWARD else channels)
@@ -210,7 +211,7 @@ def _copies(query: Convolution) -> Iterator[Parts]:
 def _sized(
     query: Convolution, letters: tuple[str, ...], float32: Mapping[str, tuple[int, ...]]
 ) -> Iterator[Parts]:
-    """Yield copies of these tensors, with each padding that kernels use."""
+    """Yield the copies of the given tensors, once for each combination of paddings that kernels use."""
     kinds = [(Term.COPY, letter, _sizes(query, letter)) for letter in letters]
     kinds += [(Term.FLOAT32, letter, sizes) for letter, sizes in float32.items()]
     for chosen in product(*(sizes for _, _, sizes in kinds)):

@@ -63,7 +63,10 @@ class Communicator(NamedTuple):
 
 
 def nccl_of_torch(version: TorchVersion) -> tuple[int, int]:
-    """Return the version of NCCL in the wheels of a version of torch; the newest known for newer versions."""
+    """Return the NCCL version of the wheels of a torch version, as major and minor number.
+
+    A torch newer than 2.8 gets the newest known NCCL, and a torch older than 2.4 gets NCCL 2.20.
+    """
     return _PINNED.get(version, NEWEST_NCCL if version > (2, 8) else (2, 20))
 
 

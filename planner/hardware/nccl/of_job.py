@@ -16,7 +16,7 @@ from planner.program import torch_version_of
 
 
 def with_nccl_of(budget: Budget, job: Job) -> Budget:
-    """Return the budget less NCCL's memory if the job runs on several GPUs.
+    """Return the budget with NCCL's memory subtracted if the job runs on several GPUs, else unchanged.
 
     The spread of NCCL's memory is half the distance from the likely figure to the farther end of the range.
     """

@@ -24,17 +24,15 @@ _OPTIONAL = ("args", "inputs", "target", *FIELD_OPTIONS, "optimizer_arg", "batch
 def load_catalogue(path: Path | None = None, sources: Collection[str] = SOURCES) -> dict[str, CatalogueEntry]:
     """Return the named jobs of a catalogue, by default the planner's own; `sources` are the allowed sources.
 
-    Raises DataFileError, also for a FILE.py:NAME if "file" is not an allowed source, since that would run
-    code.
+    Raises DataFileError, also for a FILE.py:NAME if "file" is not an allowed source, since importing the
+    file would run code.
     """
     entries = read_entry(path or _own_path()).mapping()
     return {name: _read_job(name, entry, sources) for name, entry in entries.items()}
 
 
 def _own_path() -> Path:
-    """Return the path of the planner's catalogue: in this package if installed, else at the repository's
-    root.
-    """
+    """Return the path of the planner's own models.yaml, in the package or else at the repository's root."""
     package = Path(__file__).parent
     installed = package / "models.yaml"
     return installed if installed.exists() else package.parents[1] / "models.yaml"

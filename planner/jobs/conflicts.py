@@ -232,7 +232,7 @@ REQUIREMENTS = (
 
 
 def check_conflicts(job: Job) -> None:
-    """Raise UsageError for ranks that do not exist, and for the first combination that is refused."""
+    """Raise UsageError for invalid numbers of ranks, or for the first refused combination of options."""
     problem = _problem_of_ranks(job.sharding)
     if problem:
         raise UsageError(f"{job.model.name}: {problem}")
@@ -246,7 +246,7 @@ def check_conflicts(job: Job) -> None:
 
 
 def _problem_of_ranks(sharding: Sharding) -> str:
-    """Return why the numbers of a sharding do not go together; "" if they do."""
+    """Return why the numbers of ranks of a sharding are invalid, or "" if they are valid."""
     ranks, shards, replicas = sharding.ranks, sharding.fsdp, sharding.fsdp_arg.replicas
     for option, count in (("--fsdp", shards), ("--tp", sharding.tp), ("--world-size", sharding.world_size)):
         if count == 1:

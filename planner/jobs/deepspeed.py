@@ -154,7 +154,7 @@ _PRECISIONS = {
 
 
 def _drop_filled(section: dict[str, Any]) -> None:
-    """Delete the settings that are "auto" and do not affect memory, such as rates and scales."""
+    """Delete all settings of a section that are "auto", such as learning rates and loss scales."""
     for key, value in list(section.items()):
         if value == _FILLED:
             del section[key]

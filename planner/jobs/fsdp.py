@@ -37,7 +37,7 @@ class FsdpArguments(Struct, frozen=True, forbid_unknown_fields=True):
     activation_checkpointing: bool | None = None
 
     def non_default(self, *names: str) -> dict[str, Any]:
-        """Return the arguments that differ from their defaults: all, or of `names` alone."""
+        """Return the arguments that differ from their defaults, among `names` if given, else among all."""
         default = FsdpArguments()
         return {
             name: value
@@ -47,7 +47,7 @@ class FsdpArguments(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def parse_fsdp(arguments: Iterable[tuple[str, Any]]) -> FsdpArguments:
-    """Return the arguments of `--fsdp-arg` by name. Raises UsageError if a name or value is not planned."""
+    """Parse the arguments of `--fsdp-arg`. Raises UsageError if a name or value is not planned."""
     try:
         parsed = convert(dict(arguments), FsdpArguments)
     except ConversionError as error:

@@ -151,7 +151,7 @@ class Quantize(StrEnum):
 
     @property
     def is_trained(self) -> bool:
-        """Return whether the quantized weights themselves are trained."""
+        """Return whether the weights of the quantized layers are trained."""
         return self in (Quantize.INT8_TRAINING, Quantize.INT8_MIXED, Quantize.FLOAT8_TRAINING)
 
 
@@ -237,7 +237,7 @@ class Sharding(Struct, frozen=True):
 
     @property
     def ranks(self) -> int:
-        """Return the number of ranks that `world_size`, or FSDP and tensor parallel, make; 1 without them."""
+        """Return `world_size` if set, else FSDP ranks times tensor parallel ranks, each at least 1."""
         return self.world_size or (self.fsdp or 1) * (self.tp or 1)
 
 
@@ -253,7 +253,7 @@ class Environment(Struct, frozen=True):
 class Job(Struct, frozen=True):
     """One training or inference process, described by all that affects its memory except the batch size.
 
-    `JOB_FIELDS` has the name of each field of its parts in options, YAML and JSON.
+    `JOB_FIELDS` maps the names in options, YAML and JSON to the fields of the job's parts.
     """
 
     model: ModelSpec
@@ -264,11 +264,11 @@ class Job(Struct, frozen=True):
 
     @classmethod
     def create(cls, model: str, **values: Any) -> Self:
-        """Return the job of a model's name, with values by the names in `JOB_FIELDS`."""
+        """Return a job for a model, with values of other fields given by their names in `JOB_FIELDS`."""
         return cls(ModelSpec(model)).replace(**values)
 
     def replace(self, **values: Any) -> Self:
-        """Return the job with other values, given by the names in `JOB_FIELDS`."""
+        """Return a copy of the job with new values of fields, given by their names in `JOB_FIELDS`."""
         changes: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
             field = JOB_FIELDS[name]
@@ -276,12 +276,12 @@ class Job(Struct, frozen=True):
         return replace(self, **{part: replace(getattr(self, part), **new) for part, new in changes.items()})
 
     def value(self, name: str) -> Any:
-        """Return the value of the field that is so named in `JOB_FIELDS`."""
+        """Return the value of a field, given by its name in `JOB_FIELDS`."""
         field = JOB_FIELDS[name]
         return getattr(getattr(self, field.part), field.name)
 
     def has_default(self, name: str) -> bool:
-        """Return whether the field that is so named in `JOB_FIELDS` has its default."""
+        """Return whether a field, given by its name in `JOB_FIELDS`, has its default value."""
         return bool(self.value(name) == Job.create("").value(name))
 
 
@@ -312,7 +312,7 @@ class CatalogueEntry(Struct, frozen=True):
 
 
 class ModelName(NamedTuple):
-    """A model's name, split into its source and the name there."""
+    """A model's name, split into its source and the name within the source."""
 
     source: str  # one of `SOURCES`, "file", or "" for a catalogue name
     name: str  # the name within the source; FILE.py:NAME for a file

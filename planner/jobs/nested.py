@@ -28,8 +28,9 @@ _Row = tuple[tuple[_Key, ...], T]
 
 
 def nest_inputs(named: Iterable[tuple[str | None, T]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional and keyword arguments built from named tensors. Raises UsageError if names
-    conflict.
+    """Return the positional and keyword arguments built from named tensors.
+
+    Raises UsageError if names conflict.
     """
     by_position: list[_Row[T]] = []
     by_keyword: list[_Row[T]] = []
@@ -46,8 +47,9 @@ def nest_inputs(named: Iterable[tuple[str | None, T]]) -> tuple[tuple[Any, ...],
 
 
 def nest_target(named: Iterable[tuple[str | None, T]]) -> Any:
-    """Return the target of a loss, built from named tensors. Raises UsageError if names contradict each
-    other.
+    """Return the target of a loss, built from named tensors, or None if there are none.
+
+    Raises UsageError if a name is missing or names conflict.
     """
     rows = []
     for name, value in named:
@@ -71,8 +73,10 @@ def check_nesting(job: Job) -> None:
 
 
 def batch_of_specs(job: Job, make: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-    """Return a job's positional inputs, keyword inputs and target, with `make` called per tensor, inputs
-    first.
+    """Return a job's positional inputs, keyword inputs and target, with each tensor made by `make`.
+
+    `make` is called for positional inputs first, then for keyword inputs, then for targets. The target is
+    None if the job has none, or if the mode is neither `TRAIN` nor `STEP`.
     """
     ordered = sorted(enumerate(job.samples.inputs), key=lambda place: place[1].keyword is not None)
     made = {place: make(spec) for place, spec in ordered}

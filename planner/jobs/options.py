@@ -63,7 +63,10 @@ class JobOption(NamedTuple):
         return "--" + self.name.replace("_", "-")
 
     def read(self, value: Any, where: str = "") -> Any:
-        """Return a value as `Job` stores it. Raises UsageError whose message begins with `where`."""
+        """Return a user's value, checked and parsed, as `Job` stores it.
+
+        Raises UsageError for an invalid value; `where`, by default the flag, names the option in errors.
+        """
         where = where or self.flag
         if self.kind is OptionKind.COUNT:
             return check_count(where, value, self.maximum, self.minimum)

@@ -1,8 +1,8 @@
 """Classify FILE.py:NAME by its source: a model, a training step, or a LightningModule.
 
 The file is parsed and not run, so a plan from stored traces needs no torch, and a plan in another process
-runs none of the file's code here. If the source does not show the kind (a class made by a library, a function
-that returns something from another file), it counts as a model; `--mode` overrides this.
+runs none of the file's code in this process. If the source does not show the kind (a class made by a library,
+a function that returns something from another file), it counts as a model; `--mode` overrides the kind.
 """
 
 import ast
@@ -57,7 +57,8 @@ def kind_of_code(name: str, given: Collection[str] = ()) -> CodeKind:
 def check_code(name: str) -> None:
     """Raise UsageError if the source shows that FILE.py:NAME is not a model.
 
-    This is so if the file or the name does not exist, or if the class has a training method but no `forward`.
+    The error is raised if the file or the name does not exist, or if the class has a training method but no
+    `forward`.
     """
     file, _, attribute = name.rpartition(":")
     if not Path(file).is_file():
@@ -103,7 +104,7 @@ class _File:
         return self._kind_of_results(function)
 
     def check(self, name: str, where: str) -> None:
-        """Raise UsageError if the file lacks the name, or if it is a class that trains by a method."""
+        """Raise UsageError if the file lacks the name, or if it names a class with a training method only."""
         node = self._classes.get(name)
         methods = {} if node is None else self._methods(node)
         steps = [one for one in _STEP_NAMES if one in methods and _required(methods[one], ("self",))]
@@ -129,7 +130,7 @@ class _File:
         return {one.name: one for each in family for one in each.body if isinstance(one, _Function)}
 
     def _kind_of_method(self, node: ast.ClassDef, name: str) -> CodeKind:
-        """Return the kind of a method: a step if it needs a batch and is no class or static method."""
+        """Return STEP if a method of instances needs an argument besides `self`, else MODEL."""
         method = self._methods(node).get(name)
         if method is None or not _required(method, ("self",)):
             return CodeKind.MODEL
@@ -155,14 +156,17 @@ class _File:
         yield node
 
     def _kind_of_results(self, function: _Function, callers: tuple[str, ...] = ()) -> CodeKind:
-        """Return the kind of a function's results; `callers` are the functions that return its result."""
+        """Return the kind of a function's results if all have the same kind, else MODEL.
+
+        `callers` names the functions whose kind is being determined, which are not followed again.
+        """
         kinds = {self._kind_of_value(value, function, callers) for value in _returned(function)}
         return kinds.pop() if len(kinds) == 1 else CodeKind.MODEL
 
     def _kind_of_value(self, value: ast.expr, function: _Function, callers: tuple[str, ...]) -> CodeKind:
         """Return the kind of one value that a function returns.
 
-        It may be an instance of a class, a function defined in it, or the result of another function of the
+        The value may be an instance of a class, a nested function, or the result of another function of the
         file. Adapters of peft do not change the kind.
         """
         if isinstance(value, ast.Call) and _last_name(value.func) == "get_peft_model" and value.args:
@@ -205,7 +209,7 @@ def _names_of(tree: ast.Module) -> Iterator[str]:
 
 
 def _imported_from_libraries(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Yield what a file imports from or finds in transformers and TRL: its name here, and its name there."""
+    """Yield, for each object used from transformers or TRL, the local name and the name in the library."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in _LIBRARIES:
             yield from ((one.asname or one.name, one.name) for one in node.names)

@@ -56,7 +56,7 @@ def parse_tensor_spec(text: str) -> TensorSpec:
 
 
 def check_size_of_one(text: str) -> str:
-    """Return the text of a tensor whose samples have one size. Raises UsageError for any other text."""
+    """Return a tensor's text in normal form. Raises UsageError if it is invalid or has ranges of sizes."""
     spec = parse_tensor_spec(text)
     if spec.smallest:
         raise UsageError(f"tensor {shown(text)}: a range of sizes is not planned here; give the largest size")
@@ -80,7 +80,7 @@ def _is_path(text: str) -> bool:
 
 
 def parse_arguments(given: Mapping[str, Any] | str | Sequence[str], flag: str) -> Arguments:
-    """Return arguments that are given as texts KEY=VALUE or by name.
+    """Return arguments, given as a mapping or as texts KEY=VALUE, as pairs of name and value.
 
     `flag` is the option that errors name. Raises UsageError.
     """
@@ -160,7 +160,7 @@ def freeze(value: object) -> object:
 
 
 def split_model(model: str) -> ModelName:
-    """Split a model's name into source and name. Raises UsageError if either is unknown or missing."""
+    """Split a model's name into source and name. Raises UsageError for an unknown source or no name."""
     where = f"model {shown(model)}"
     if is_file_name(model, where):
         return ModelName("file", model)
@@ -210,14 +210,14 @@ def is_code(loss: Loss | str) -> bool:
 
 
 def choose(kind: type[E], text: str, what: str) -> E:
-    """Return the member of `kind` with this value. Raises UsageError that names the option `what`."""
+    """Return the member of `kind` whose value is `text`. Raises UsageError that names the option `what`."""
     if text not in list(kind):
         raise UsageError(f"{what}: unknown value {shown(str(text))}; use one of {', '.join(kind)}")
     return kind(text)
 
 
 def check_count(what: str, value: object, most: int, least: int = 1) -> int:
-    """Return a whole number between `least` and `most`. Raises UsageError for anything else."""
+    """Return `value` if it is a whole number from `least` to `most`. Raises UsageError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise UsageError(f"{what}: {shown(str(value))} is refused; use a whole number from {least} to {most}")
     return value

@@ -79,8 +79,9 @@ def default_job(model: str, source: str, given: Collection[str] = ()) -> Job:
 
 
 def defaults_of_code(name: str, given: Collection[str]) -> dict[str, Any]:
-    """Return the fields of a job that follow from the code of FILE.py:NAME, called with the arguments
-    `given`.
+    """Return the fields of a job that follow from the code of FILE.py:NAME, such as the mode.
+
+    `given` are the names of the arguments that FILE.py:NAME is called with.
     """
     kind = kind_of_code(name, given)
     if kind in (CodeKind.STEP, CodeKind.STEP_FUNCTION):
@@ -160,7 +161,7 @@ def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
 
 
 def evaluated_job(job: Job) -> Job:
-    """Return the job with the inputs of its evaluation, and with its target if resized with them."""
+    """Return the job with its evaluation's inputs, if given, and with the target resized to match."""
     if not job.loop.eval_input:
         return job
     inputs = tuple(map(parse_tensor_spec, job.loop.eval_input))
@@ -168,7 +169,7 @@ def evaluated_job(job: Job) -> Job:
 
 
 def check_evaluated(job: Job) -> None:
-    """Raise UsageError if the evaluation has other inputs than the training, apart from their sizes."""
+    """Raise UsageError if the evaluation's inputs differ from the training's in number, name or dtype."""
     given = [(spec.keyword, spec.dtype) for spec in map(parse_tensor_spec, job.loop.eval_input)]
     if given and given != [(spec.keyword, spec.dtype) for spec in job.samples.inputs]:
         expected = ", ".join(map(str, job.samples.inputs))
@@ -203,7 +204,10 @@ def default_impl(optimizer: Optimizer | str) -> OptimizerImpl:
 
 
 def complete_job(job: Job) -> Job:
-    """Return the job with dependent fields settled. Raises UsageError if it is incomplete or not planned."""
+    """Check a job, and return it with the target that its mode and loss take.
+
+    Raises UsageError if the job is incomplete or not planned.
+    """
     if job.loop.mode is Mode.GENERATE and not job.loop.new_tokens:
         raise UsageError(
             f"{job.model.name}: how many tokens to generate is unknown; give --new-tokens, such as 128"

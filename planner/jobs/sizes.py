@@ -45,7 +45,7 @@ def size_ranges(job: Job) -> tuple[Range, ...]:
 
 
 def at_size(job: Job, size: Size) -> Job:
-    """Return the job with all samples of this size."""
+    """Return the job with all samples at one size, given as one number for each of `size_ranges`."""
     chosen = dict(zip(size_ranges(job), size, strict=True))
 
     def fixed(spec: TensorSpec) -> TensorSpec:
@@ -106,14 +106,14 @@ class SizeDistribution(Struct, frozen=True):
         return tuple(self._padded(max(column)) for column in zip(*samples, strict=True))
 
     def size_of_share(self, share: float) -> int:
-        """Return the size that a share of the samples does not exceed; only one range may differ."""
+        """Return the quantile of the sizes at `share`, not padded; the distribution must have one range."""
         if self.sizes:
             return self.sizes[bisect_left(self.cumulative, share * self.cumulative[-1])][0]
         ((low, high),) = self.ranges
         return min(high, low + int(share * (high - low + 1)))
 
     def share_below(self, size: int) -> float:
-        """Return the share of samples whose padded size is smaller than `size`; only one range may differ."""
+        """Return the share of samples whose padded size is below `size`; there must be one range."""
         largest = (size - 1) // self.pad_to * self.pad_to  # the largest size padded to less
         if self.sizes:
             place = bisect_left(self.sizes, (largest + 1,))
@@ -138,7 +138,7 @@ class SizeDistribution(Struct, frozen=True):
 
 
 def _some(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Select five sizes or fewer for each largest power of two dividing them, and both ends, rising."""
+    """Return both ends and up to five sizes for each largest power of two that divides a size, rising."""
     by_power: dict[int, list[int]] = {}
     for size in sizes:
         by_power.setdefault(size & -size, []).append(size)
@@ -326,7 +326,10 @@ def _grouped(sizes: SizeDistribution, batch: int, random: Random, total: int) ->
 
 
 def _by_tokens(sizes: SizeDistribution, batch: int, random: Random, total: int) -> Iterator[BatchShape]:
-    """Yield batches to which no sample can be added without exceeding the most tokens."""
+    """Yield batches filled with samples as long as the padded tokens do not exceed `batch`.
+
+    A batch has at least one sample, even if its tokens alone exceed `batch`.
+    """
     taken: list[Size] = []
     while True:
         taken.append(sizes.draw(random))

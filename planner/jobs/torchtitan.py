@@ -108,9 +108,11 @@ def is_torchtitan(model: str) -> bool:
 
 
 def read_torchtitan(path: str, given: Mapping[str, Any]) -> CatalogueEntry:
-    """Return the job and the batch size of a file of torchtitan; the options `given` override it.
+    """Return the job and the batch size of a file of torchtitan.
 
-    Raises UsageError for a file that cannot be read and for settings that are not planned.
+    `given` holds options of the command line. The settings that they override are not checked, and the option
+    `fsdp` gives the number of GPUs. Raises UsageError for a file that cannot be read and for settings that
+    are not planned.
     """
     given = {name: value for name, value in given.items() if value not in (None, (), [])}
     settings = _sections(path)
@@ -217,7 +219,7 @@ class _Reader:
         return modes[mode]
 
     def _ranks(self) -> tuple[int, int]:
-        """Return the number of ranks that share a model's parameters, and the number of such groups."""
+        """Return the number of ranks over which parameters are sharded, and the number of replicas."""
         replicas = self._count("parallelism.data_parallel_replicate_degree", 1)
         name = "parallelism.data_parallel_shard_degree"
         ranks = self._get(name, -1)

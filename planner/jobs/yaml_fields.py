@@ -84,7 +84,7 @@ def _value_of(option: JobOption, entry: Entry) -> Any:
 
 
 def parse_entry(entry: Entry, parse: Callable[..., T], *given: Any, **options: Any) -> T:
-    """Return the result of `parse`; its UsageError becomes a DataFileError about the entry."""
+    """Call `parse` and return its result; a UsageError of `parse` becomes a DataFileError about the entry."""
     try:
         return parse(*given, **options)
     except UsageError as error:
@@ -94,7 +94,10 @@ def parse_entry(entry: Entry, parse: Callable[..., T], *given: Any, **options: A
 
 
 def read_sample(entry: Entry) -> TensorSpec:
-    """Return the shape and type of a tensor, such as 3x224x224. Raises DataFileError, as all readers here."""
+    """Return the shape and type of a tensor, such as 3x224x224.
+
+    Raises DataFileError, as all `read_` functions of the module do.
+    """
     # A sample of one size, such as 10, is a number to YAML.
     text = str(entry.node.value) if entry.node.tag.endswith(":int") else entry.text()
     return parse_entry(entry, parse_tensor_spec, text)

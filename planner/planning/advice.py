@@ -1,7 +1,7 @@
 """The smallest sets of changes that make a batch fit, each of them traced and replayed, none guessed.
 
-Sets are tried from small to large. Changes of one group exclude each other, a set that contains one which
-fits already is not minimal, and a set is not tried if what its changes save by themselves, each in its part
+Sets are tried from small to large. Changes of one group exclude each other, a set that contains a smaller
+set that fits is not minimal, and a set is not tried if what its changes save by themselves, each in its part
 of the memory, is far too little. A change to the optimizer's step is not tried if memory peaks elsewhere.
 """
 
@@ -157,7 +157,7 @@ def _rule_out(unchanged: Attempt, limit_bytes: int | None) -> dict[str, str]:
 
 
 def _outside_updates(events: Iterable[Event], without_state: bool) -> Iterator[Event]:
-    """Yield the events without temporary blocks of the optimizer's step, and without its state if told so."""
+    """Yield the events without temporary blocks of the optimizer's step, and without its state if asked."""
     phase, left_out = Phase.SETUP, set()
     for event in events:
         if isinstance(event, PhaseStart):
@@ -223,7 +223,7 @@ def _combinations(singles: Sequence[Attempt], size: int) -> Iterator[tuple[Attem
 
 
 def _promised_bytes(unchanged: Attempt, chosen: Sequence[Attempt]) -> float:
-    """Return an estimate of the least bytes that changes need together, by the share each saves of a part.
+    """Estimate the bytes that a batch needs with several changes, from the share of each part that they save.
 
     Two changes may free the same memory, but no more of a part than there is. Smaller batches shrink the
     rest that the other changes leave. New peaks that changes make are not counted.

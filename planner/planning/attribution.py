@@ -222,7 +222,7 @@ def _fragmentation(location: PeakLocation, allocator: CachingAllocator, rounding
 
 
 def _by_phase(peaks: Iterable[PhasePeak]) -> tuple[PhasePeak, ...]:
-    """Return one peak for each phase of each step but the end.
+    """Return one peak for each phase of each step, without the phase END.
 
     With gradient accumulation, a phase comes several times in a step.
     """

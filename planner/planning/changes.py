@@ -52,7 +52,7 @@ class Change(Struct, frozen=True):
 
 
 def changes_for(training: TrainingConfig, capability: tuple[int, int]) -> tuple[Change, ...]:
-    """Return all changes that a recipe allows on a GPU of this compute capability, the mildest first."""
+    """Return all changes that a recipe allows on a GPU of a compute capability, the mildest first."""
     changes = [*_of_allocator(training)]
     if training.job.loop.mode is not Mode.STEP:  # the model's own step decides its precision itself
         changes += _of_numbers(training.job, capability)
@@ -66,7 +66,7 @@ def changes_for(training: TrainingConfig, capability: tuple[int, int]) -> tuple[
 
 
 def apply_all(training: TrainingConfig, changes: tuple[Change, ...]) -> TrainingConfig:
-    """Return the recipe with these changes made, in their order."""
+    """Return the recipe after applying the changes in order."""
     for change in changes:
         training = change.apply(training)
     return training
@@ -161,7 +161,7 @@ def _of_optimizer(job: Job) -> Iterator[Change]:
 
 
 def _of_adaptation(job: Job) -> Iterator[Change]:
-    """Yield the changes to transformers' models that need fine-tuning libraries, if these are installed."""
+    """Yield the changes to transformers' models for which the needed fine-tuning library is installed."""
     if split_model(job.model.origin).source != "hf":
         return
     if not job.model.liger and job.loop.loss is Loss.OUTPUT and installed_version("liger-kernel"):

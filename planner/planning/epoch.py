@@ -69,7 +69,7 @@ def check_batch(job: Job, batch: int) -> None:
 def with_last_batch(job: Job, batch: int, source: TraceSource) -> Trace:
     """Return the trace of a job's loop, including the smaller batch at the end of an epoch if there is one.
 
-    Its notes describe the epoch. If the model cannot run the smaller batch, or its steps differ there, the
+    The notes describe the epoch. If the model cannot run the smaller batch, or its steps differ there, the
     smaller batch is left out and a note says so. Raises the errors of the source at `batch`.
     """
     full, last = source(batch), last_batch_size(job, batch)
@@ -147,9 +147,9 @@ def _orders(job: Job, full_batches: int) -> Iterator[_Order]:
 
 
 def _stitch(full: Trace, smaller: Trace, order: _Order) -> Trace | None:
-    """Return the trace of the set-up and of the steps in this order, or None if the traces do not match.
+    """Return the trace of the set-up and of the steps in `order`, or None if the traces do not match.
 
-    They do not match if their pieces differ or are too few, or if a step frees a block that is not
+    The traces do not match if their pieces differ or are too few, or if a step frees a block that is not
     allocated.
     """
     traces = full, smaller

@@ -193,5 +193,5 @@ def _answer(budget: Budget, chance: float | None, failed: Replay | None, expecte
 
 
 def unlimited(limits: MemoryLimits) -> MemoryLimits:
-    """Return limits of unlimited memory with the same configuration, apart from a fraction of the memory."""
+    """Return limits of unlimited memory with the same configuration, but without a memory fraction."""
     return replace(UNLIMITED, config=replace(limits.config, per_process_memory_fraction=1.0))

@@ -2,8 +2,8 @@
 
 The probes on a GPU follow from the job and that GPU alone, so its answer does not depend on the other GPUs.
 GPUs share only results that hold for certain: a replay that fits without releasing cached memory is the same
-on every GPU with at least its peak, and if tensors alone exceed a GPU, the batch does not fit without any
-replay.
+on every GPU that has at least the replay's peak, and a batch whose tensors alone exceed a GPU's memory is
+known not to fit without any replay.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -36,7 +36,7 @@ _MOST_JUDGED = 4  # searches, each with the margins of the answer before
 
 
 class DeviceFit(Struct, frozen=True):
-    """The largest batch size of a job on one GPU, and the memory of one batch size there."""
+    """The largest batch size of a job on one GPU, and the memory of one batch size on that GPU."""
 
     budget: Budget
     max_batch: int  # 0 if not even the smallest batch size that trains fits
@@ -79,9 +79,10 @@ class FleetTable(Struct, frozen=True):
 
 
 def curve(table: FleetTable, points: int = 40) -> tuple[tuple[int, int], ...]:
-    """Return pairs of a batch size and the bytes of the process, up to the largest batch of any GPU.
+    """Return pairs of a batch size and the process's bytes, up to the largest batch size of any GPU.
 
-    The process is that on the GPU with the median largest batch, without calibration.
+    The bytes are computed for the GPU with the median largest batch size, without calibration and in
+    unlimited memory. Batch sizes that the model refuses are skipped.
     """
     by_size = sorted((fit for fit in table.fits if fit.max_batch), key=lambda fit: fit.max_batch)
     budget, top = by_size[len(by_size) // 2].budget, by_size[-1].max_batch
@@ -100,7 +101,8 @@ def fit_devices(
 ) -> tuple[DeviceFit, ...]:
     """Return the largest batch size of each GPU, and the figures at `batch` or, by default, at the largest.
 
-    Answers are the largest multiples of `multiple_of` that fit. Raises the errors of a capture.
+    The results are sorted by the GPU's kind and usable memory, not in the order of `budgets`. The largest
+    batch sizes are multiples of `multiple_of`. Raises the errors of a capture.
     """
     cards = sorted(budgets, key=lambda budget: (_kind(budget), budget.device.usable.value))
     cache, limit, is_compiled = (
@@ -119,11 +121,12 @@ def fit_devices(
 def search_judged(
     job: Job, replays: TargetReplays, budget: Budget, multiple_of: int = 1
 ) -> tuple[Search, Budget]:
-    """Return the largest batch sizes on a GPU, and the budget with the margins of the largest.
+    """Return the search for the largest batch size on a GPU, and the budget with the margins of its answer.
 
-    Margins may depend on the batch size, by what is known of the workspaces of convolutions there. They are
-    first taken at the largest batch size whose tensors fit, and the search is repeated with those of its
-    answer until they are the same. Raises the errors of a capture.
+    Margins may depend on the batch size, by how its convolution workspaces are known. The first search
+    uses the margins of the largest batch size whose tensors alone fit. The search is repeated with the
+    margins of its answer until they stay the same, or `_MOST_JUDGED` searches were made. Raises the errors of
+    a capture.
     """
     top = replays.top(budget.rooms[0])
     if FIT_BATCHES[0] < top < replays.limit:
@@ -142,8 +145,8 @@ def search_device(replays: TargetReplays, rooms: tuple[MemoryLimits, ...], multi
     """Return the largest batch size that fits on a GPU, and the largest that fits without retries.
 
     Both are multiples of `multiple_of`. The search uses the smallest memory limit, the first of `rooms`; a
-    batch size that needs retries there must fit under the other limits too. Batch sizes that the model
-    refuses as too small are left out of the probes. Raises the errors of a capture.
+    batch size that needs retries under that limit must fit under the other limits too. Batch sizes that the
+    model refuses as too small are left out of the probes. Raises the errors of a capture.
     """
     search = replace(_search(replays, rooms, multiple_of), least=replays.least)
     if not replays.too_small:
@@ -205,8 +208,8 @@ def _largest_probed(
 def _largest_in_rooms(replays: TargetReplays, outcome: Callable[[int], Outcome], floor: int, top: int) -> int:
     """Return the largest batch size found from `floor` to `top` that fits under all memory limits.
 
-    `floor` does. Batch sizes that fit irregularly under the smallest limit often have a neighbour that fits
-    under all limits, so the neighbours below `top` are probed one by one.
+    `floor` itself is known to fit. Batch sizes that fit irregularly under the smallest limit often have a
+    neighbour that fits under all limits, so the neighbours below `top` are probed one by one.
     """
 
     def fits(batch: int) -> bool:

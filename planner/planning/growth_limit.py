@@ -1,4 +1,4 @@
-"""Count the steps that a loop of growing memory can run, by repeating its last step until it fails."""
+"""Count the steps that a loop of growing memory can run, by replaying its last step until a step fails."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,11 @@ class StepLimit(Struct, frozen=True):
 
 
 def find_step_limit(trace: Trace, limits: MemoryLimits, growth: Growth, peak_bytes: int) -> StepLimit | None:
-    """Return the number of steps that fit, or None if all do. The traced steps reserve `peak_bytes`."""
+    """Return the number of steps that fit, or None if every step of the loop fits.
+
+    `peak_bytes` is the reserved peak of the traced steps. The number is extrapolated from the growth of a
+    step if the traced steps do not repeat, or if the steps that fit are too many to replay.
+    """
     room = max_reserved_bytes(limits)
     if room is None:
         return None
@@ -36,7 +40,7 @@ def find_step_limit(trace: Trace, limits: MemoryLimits, growth: Growth, peak_byt
 
 
 def _without_activations(trace: Trace) -> Trace:
-    """Return the trace with activations as temporaries, so that equal steps compare as equal.
+    """Return the trace with activations relabelled as temporaries, so that equal steps compare as equal.
 
     Blocks that the end of the trace leaves allocated count as activations.
     """

@@ -8,7 +8,7 @@ from planner.program import Alloc, Category, Phase, PhaseStart, Trace, pinned_by
 
 
 class HostMemory(Struct, frozen=True):
-    """The host memory of a process's tensors in bytes, by what they are for; None if unknown, or not needed.
+    """The bytes of host memory that a process's tensors take, by purpose; None if unknown or not needed.
 
     Python, the libraries and the data itself are not counted.
     """
@@ -21,9 +21,10 @@ class HostMemory(Struct, frozen=True):
 
 
 def count_host_memory(job: Job, trace: Trace) -> HostMemory:
-    """Return the host memory of a job's process by its trace.
+    """Return the host memory that a job's process takes, computed from the job's trace.
 
-    Weights and checkpoints are unknown for shards and quantized weights, which libraries build in other ways.
+    Weights and checkpoints are None for shards and quantized weights, which libraries build in other ways.
+    Checkpoints are None also if the job does not train.
     """
     pinned, batch = pinned_bytes(trace.pinned), _batch_bytes(trace)
     if not holds_whole_weights(job):

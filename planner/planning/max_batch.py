@@ -1,4 +1,4 @@
-"""Find the largest batch size of a job on one GPU, and estimate the batch sizes on both sides of it."""
+"""Find the largest batch size of a job on one GPU, and estimate the memory at it and at the first failure."""
 
 import gc
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from planner.program import FIT_BATCHES, Outcome, ProgramSet
 
 
 class Plan(Struct, frozen=True):
-    """The largest batch size of a job on one GPU, and the estimates on both sides of it."""
+    """The largest batch size of a job on one GPU, with the estimates at it and at the first failure."""
 
     job: Job
     budget: Budget
@@ -37,13 +37,13 @@ class Plan(Struct, frozen=True):
 
     @property
     def largest_of_any_size(self) -> int:
-        """Return the largest batch size that fits, whether or not it is a multiple of `multiple_of`."""
+        """Return the largest probed batch size that fits, multiple of `multiple_of` or not, or 0."""
         sizes = (batch for batch, outcome in self.search.probes if outcome is not Outcome.DOES_NOT_FIT)
         return max(sizes, default=0)
 
     @property
     def comfortable_of_any_size(self) -> int:
-        """Return the largest batch size without retries, whether or not it is a multiple of `multiple_of`."""
+        """Return the largest probed batch size without retries, multiple of `multiple_of` or not, or 0."""
         return max((batch for batch, outcome in self.search.probes if outcome is Outcome.FITS), default=0)
 
     @property
@@ -78,9 +78,11 @@ def collecting_rarely() -> Iterator[None]:
 
 @collecting_rarely()
 def find_max_batch(job: Job, budget: Budget, programs: ProgramSet, multiple_of: int = 1) -> Plan:
-    """Find the largest batch size that fits the budget, and estimate the batch sizes on both sides of it.
+    """Find the largest batch size that fits the budget, and return it with its estimate.
 
-    The answer is a multiple of `multiple_of`. Raises the errors of a capture.
+    The plan also has the estimates at the largest batch size without retries and at the smallest batch size
+    that was found not to fit. The largest batch sizes are multiples of `multiple_of`. Raises the errors of a
+    capture.
     """
     start = perf_counter()
     timed, target = TimedPrograms(programs), budget.device.target

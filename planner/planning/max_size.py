@@ -1,4 +1,4 @@
-"""The largest size of samples, or patch of nnU-Net, that fits at one batch size."""
+"""Find the largest sample size, or patch size of nnU-Net, that fits at one batch size."""
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ FEW = 8  # sizes, of which no line leads to the largest sooner than halving does
 
 
 class SizePlan(Struct, frozen=True):
-    """The largest size that fits, and the estimates on both sides of it."""
+    """The largest sample size that fits, with the estimates at it and at the smallest size that fails."""
 
     job: Job  # as it was given, with its ranges or its patch
     budget: Budget
@@ -56,7 +56,7 @@ class SizePlan(Struct, frozen=True):
 
     @property
     def failing(self) -> Size | None:
-        """Return the smallest size that was found not to fit."""
+        """Return the smallest size that was found not to fit, or None if there is none."""
         return self._size(self.search.first_failure)
 
     def _size(self, number: int | None) -> Size | None:
@@ -64,9 +64,9 @@ class SizePlan(Struct, frozen=True):
 
 
 def sizes_between(job: Job) -> tuple[Size, ...]:
-    """Return the sizes between the ends of a job's ranges, rising, padded as the job pads.
+    """Return the sample sizes between the ends of a job's size ranges, rising, padded as the job pads.
 
-    Several ranges grow together, each by its share, so that the aspect stays.
+    Several ranges grow together, each by the same fraction of its length.
     """
     ranges = size_ranges(job)
     if len(ranges) == 1:
@@ -89,10 +89,10 @@ def find_max_size(
     job_at: Callable[[Size], Job],
     open_traces: Callable[[Job], TraceSource],
 ) -> SizePlan:
-    """Return the largest of the sizes that fits at this batch size.
+    """Find the largest of the sizes that fits at a batch size, and return it with its estimate.
 
-    Each probe is a run of the model at its size. If the model refuses small or large sizes, the search begins
-    at the smallest that it takes, or ends at the largest. Raises the errors of a capture.
+    Each probe is a run of the model at one size. If the model refuses small or large sizes, the search begins
+    at the smallest size that the model takes, or ends at the largest. Raises the errors of a capture.
     """
     start, runs = perf_counter(), _Runs(budget, batch, job_at, open_traces)
     refusal = refusal_of_larger = ""
@@ -146,10 +146,11 @@ def _elements(job: Job, size: Size) -> int:
 
 
 def _search(sizes: Sequence[Size], runs: "_Runs", elements: Callable[[Size], int]) -> Search:
-    """Search the sizes by their places in the list, from 1. Raises the errors of a capture.
+    """Search the sizes by their positions in the list, from 1. Raises the errors of a capture.
 
-    If there are many, multiples of 8 are searched first. Other sizes may take more memory, as attention pads
-    rows that are not aligned, so those above an answer are looked at only if the first of them fits.
+    If more than `FEW` sizes are multiples of 8, the multiples are searched first. Other sizes may take more
+    memory, as attention pads rows that are not aligned, so the sizes between an answer and the next multiple
+    are looked at only if the first of them fits.
     """
     aligned = [number for number, size in enumerate(sizes, 1) if not any(each % ALIGNED for each in size)]
     if len(aligned) <= FEW or len(aligned) == len(sizes):
@@ -193,9 +194,9 @@ def _search_along_lines(sizes: Sequence[Size], runs: "_Runs", elements: Callable
 
 
 def _count_refused(sizes: Sequence[Size], runs: "_Runs", refusal: ModelError) -> int:
-    """Return the number of sizes at the beginning that the model refuses.
+    """Return the number of sizes at the beginning of the list that the model refuses.
 
-    Raises the refusal if it takes none, or if it takes all of them.
+    Raises `refusal` if the model takes the first size, or none of the sizes.
     """
     last = len(sizes) - 1
     low, high = 0, min(1, last)
@@ -226,11 +227,17 @@ class _Runs:
     _estimates: dict[Size, Estimate] = field(default_factory=dict)
 
     def budget_at(self, size: Size) -> Budget:
-        """Return the budget with the margins of runs that the job is like. Raises the errors of a capture."""
+        """Return the budget with the margins of the published runs that the job at a size resembles.
+
+        Raises the errors of a capture.
+        """
         return self._trace(size)[2]
 
     def outcome(self, size: Size) -> Outcome:
-        """Return whether a size fits; a size that cannot be captured does not."""
+        """Return whether a size fits; a size at which the batch is too large to capture does not.
+
+        Raises the other errors of a capture.
+        """
         if size not in self.outcomes:
             self.outcomes[size] = self._outcome(size)
         return self.outcomes[size]
@@ -243,7 +250,7 @@ class _Runs:
         return self._reserved[size]
 
     def estimate(self, size: Size) -> Estimate | None:
-        """Return the estimate at a size, or None if it cannot be captured."""
+        """Return the estimate at a size, or None if the batch is too large to capture at that size."""
         try:
             job, trace, budget = self._trace(size)
         except BatchTooLargeError:
@@ -253,7 +260,7 @@ class _Runs:
         return self._estimates[size]
 
     def is_taken(self, size: Size) -> bool:
-        """Return whether the model takes samples of a size, at least of a smaller batch."""
+        """Return whether the model takes samples of a size, even if the batch is too large to capture."""
         try:
             self._trace(size)
         except BatchTooLargeError:

@@ -1,4 +1,4 @@
-"""Tell the phases of a job, from loading the model to saving a checkpoint, with the peaks of each."""
+"""Compute the memory peaks of each phase of a job, from loading the model to resuming from a checkpoint."""
 
 from collections.abc import Container, Iterable, Iterator
 from enum import StrEnum
@@ -24,7 +24,7 @@ class JobPhase(StrEnum):
 
 
 class JobPhasePeak(Struct, frozen=True):
-    """The peaks of a phase in bytes, memory from before it included; None if the phase is not planned."""
+    """The peaks of a phase in bytes, including memory from before it; None if the phase is not planned."""
 
     phase: JobPhase
     allocated_bytes: int | None = None
@@ -32,7 +32,7 @@ class JobPhasePeak(Struct, frozen=True):
 
     @property
     def is_planned(self) -> bool:
-        """Return whether the phase is planned."""
+        """Return whether the phase's peaks are known."""
         return self.allocated_bytes is not None
 
 
@@ -41,19 +41,19 @@ def job_phases(job: Job, trace: Trace, run: Replay, limits: MemoryLimits) -> tup
 
     Args:
         job: the job. If it does not train, its phases are loading and its steps alone.
-        trace: what `run` replays.
-        run: the replay that the peaks are read from, apart from those of gathering and resuming.
+        trace: the trace that `run` replays.
+        run: the replay that the peaks are read from, except the peaks of gathering and resuming.
         limits: the limits under which a process gathers or resumes.
 
     `torch.save` copies each storage to the CPU by itself, and `torch.load` places each on the GPU again,
-    where it was saved (torch/serialization.py). So saving takes what is allocated between two steps, and
-    resuming takes weights and optimizer state beside the model, or the state alone if weights come from the
-    CPU.
+    where it was saved (torch/serialization.py). So the peak of saving is the memory allocated between two
+    steps, and resuming takes the saved weights and optimizer state in addition to the model, or only the
+    optimizer state if weights come from the CPU.
 
-    Of FSDP2's shards, `torch.distributed.checkpoint` copies each to the CPU as well. A whole checkpoint
+    `torch.distributed.checkpoint` copies each of FSDP2's shards to the CPU as well. A whole checkpoint
     gathers one parameter or state at a time. Before shards are loaded, the optimizer takes a step with
     gradients of zeros, which allocates its state (torch/distributed/checkpoint/state_dict.py). With shards of
-    other libraries, shards on the CPU and quantized weights these phases are not planned.
+    other libraries, shards on the CPU and quantized weights, saving, gathering and resuming are not planned.
     """
     parts: dict[JobPhase, list[PhasePeak]] = {}
     for phase, peak in _phases(run):
@@ -77,7 +77,7 @@ def saved_blocks(trace: Trace) -> list[Alloc]:
 
 
 def _alive(events: Iterable[Event], categories: Container[Category]) -> list[Alloc]:
-    """Return the blocks of some categories that are alive after these events."""
+    """Return the blocks of the categories that are allocated after all events."""
     alive: dict[int, Alloc] = {}
     for event in events:
         if isinstance(event, Alloc):
@@ -89,7 +89,7 @@ def _alive(events: Iterable[Event], categories: Container[Category]) -> list[All
 
 
 def _resume(trace: Trace, limits: MemoryLimits) -> PhasePeak:
-    """Return the peaks as a process loads onto the GPU what a trace's process would save at its end."""
+    """Return the peaks of a new process that loads the checkpoint saved at the end of a trace."""
     saved = saved_blocks(trace)
     if Fact.WEIGHTS_FROM_HOST in trace.facts:
         saved = [block for block in saved if block.category is Category.OPTIMIZER]
@@ -98,10 +98,10 @@ def _resume(trace: Trace, limits: MemoryLimits) -> PhasePeak:
 
 
 def _resume_shards(trace: Trace, limits: MemoryLimits) -> PhasePeak:
-    """Return the peaks as an optimizer's state is made by a step with gradients of zeros.
+    """Return the peaks of the step with zero gradients by which an optimizer allocates its state.
 
-    FSDP2's own gradients are parts of one block for each group of parameters; zeros have a block for each
-    parameter, as many as the gradients have bytes.
+    FSDP2's own gradients are parts of one block for each group of parameters. The zero gradients have one
+    block for each parameter, until the blocks have as many bytes as the gradients.
     """
     starts = [(at, event.phase) for at, event in enumerate(trace.events) if isinstance(event, PhaseStart)]
     begin = next((at for at, phase in starts if phase is Phase.OPTIMIZER), len(trace.events))
@@ -120,7 +120,7 @@ def _resume_shards(trace: Trace, limits: MemoryLimits) -> PhasePeak:
 
 
 def _gather(trace: Trace, shards: int, limits: MemoryLimits) -> PhasePeak:
-    """Return the peaks as a process gathers what is saved, one block of all shards after the other."""
+    """Return the peaks of a process that gathers all shards of each saved block, one block at a time."""
     gathered = (
         event
         for number, block in enumerate(saved_blocks(trace), start=1)
@@ -136,12 +136,12 @@ def _setup(trace: Trace) -> tuple[Event, ...]:
 
 
 def _last_peak(trace: Trace, events: tuple[Event, ...], limits: MemoryLimits) -> PhasePeak:
-    """Return the peaks of the last phase of these events, as the trace's process would replay them."""
+    """Return the peaks of the last phase if the trace is replayed with other events."""
     return replay_trace(replace(trace, events=events), limits).phase_peaks[-1]
 
 
 def _phases(run: Replay) -> Iterator[tuple[JobPhase, PhasePeak]]:
-    """Yield the peaks of a run with the phase of the job that each belongs to."""
+    """Yield, for each phase of a replay, the phase of the job that it belongs to, and its peaks."""
     following = (*run.phase_peaks[1:], None)
     for peak, after in zip(run.phase_peaks, following, strict=True):
         loads_evaluated = peak.phase is Phase.INPUTS and after is not None and after.phase is Phase.EVALUATION
@@ -163,7 +163,7 @@ def _peak_of(phase: JobPhase, parts: list[PhasePeak]) -> JobPhasePeak:
 
 
 def trains(job: Job) -> bool:
-    """Return whether a job trains."""
+    """Return whether a job's mode is TRAIN or STEP."""
     return job.loop.mode in (Mode.TRAIN, Mode.STEP)
 
 
@@ -176,7 +176,10 @@ def holds_whole_weights(job: Job) -> bool:
 
 
 def _fsdp_shards(job: Job) -> int:
-    """Return the number of parts that FSDP2 alone makes of each parameter on GPUs, or 0."""
+    """Return the number of shards of each parameter if FSDP2 alone shards them on GPUs, else 0.
+
+    Returns 0 also for quantized weights.
+    """
     if not job.sharding.fsdp or job.sharding.tp or job.model.quantize is not Quantize.NONE:
         return 0
     arguments = job.sharding.fsdp_arg

@@ -44,9 +44,10 @@ def open_programs(
 ) -> ProgramSet:
     """Return the programs of a job, whose model is built by `factory` if it is given.
 
-    torch is imported at once, or with `stores` only if no store has a program. With `limit_seconds`, another
-    process captures the model, and each run may take at most that many seconds; this raises UsageError with a
-    `factory`, which the other process cannot call. The answers of a cuDNN are cached in `cache_folder`.
+    torch is imported at once, or, with `stores` in the mode SHARED, only if no store has a program. With
+    `limit_seconds`, another process captures the model, and each run may take at most that many seconds.
+    Raises UsageError for `limit_seconds` with a `factory`, which the other process cannot call. The answers
+    of a cuDNN are cached in `cache_folder`.
     """
     convolutions = open_convolutions(job, cache_folder)
     if limit_seconds is not None:
@@ -91,7 +92,7 @@ def open_traces(
 
 
 class _RunBuilder(Struct, frozen=True):
-    """A builder that runs the model for each batch size, in place of one program for all."""
+    """A builder that runs the model for each batch size, in place of one program for all batch sizes."""
 
     trace: Callable[[int, Target], Trace]  # of a batch size on a GPU
 

@@ -6,7 +6,7 @@ from planner.hardware import Offer
 
 
 class Quote(Struct, frozen=True):
-    """The cheapest cloud instance that has a GPU, and the throughput of one such GPU."""
+    """The cheapest cloud instance that has a GPU, and the training throughput of one GPU."""
 
     offer: Offer | None = None  # None if the file has no price for the GPU
     throughput: float | None = None  # samples per second of training, as the user measured it

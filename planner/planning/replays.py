@@ -90,11 +90,11 @@ class ReplayCache:
         return self._peaks[number]
 
     def known_peak(self, batch: int, target: Target) -> int | None:
-        """Return the reserved peak of a batch size without retries, or None if no such replay was made."""
+        """Return the reserved peak of a batch size without retries, or None if no known replay shows it."""
         return self._peaks.get(self._number(batch, target))
 
     def _note(self, number: int, limits: MemoryLimits, run: Replay) -> None:
-        """Record the peak, or a lower bound of it, that a replay shows for all other limits."""
+        """Record a replay's reserved peak if it fits without retries, else its limit as a lower bound."""
         if run.outcome is Outcome.FITS:
             self._peaks[number] = run.peak_reserved_bytes
         else:
@@ -121,7 +121,7 @@ class ReplayCache:
 
 
 def outcome_in_rooms(trace: Trace, rooms: Sequence[MemoryLimits]) -> Outcome:
-    """Return whether a trace fits under all memory limits, as `TargetReplays.outcome_in_rooms`."""
+    """Return the outcome of a trace under all memory limits, of which the first is the smallest."""
     replay = partial(replay_trace, trace)
     return _also_in(rooms[1:], replay(rooms[0]).outcome, replay)
 
@@ -129,7 +129,7 @@ def outcome_in_rooms(trace: Trace, rooms: Sequence[MemoryLimits]) -> Outcome:
 def _also_in(
     larger: Sequence[MemoryLimits], outcome: Outcome, replay: Callable[[MemoryLimits], Replay]
 ) -> Outcome:
-    """Return the outcome under the smallest limit, or DOES_NOT_FIT if a replay under a larger one fails.
+    """Return the outcome under the smallest limit, or DOES_NOT_FIT if a replay under a larger limit fails.
 
     Only an outcome with retries takes further replays: without retries a batch fits under any larger limit.
     """
@@ -221,7 +221,7 @@ class TargetReplays:
     def fits_without_retries(self, limits: MemoryLimits) -> Callable[[int], bool]:
         """Return a function that tells whether a batch size fits without retries.
 
-        Its replays stop at the first retry if the limits allow that.
+        The function's replays stop at the first retry if the limits are limit-independent.
         """
         return lambda batch: self._fits_without_retries(batch, limits)
 
@@ -264,7 +264,7 @@ class TargetReplays:
         return room is not None and self.bound is not None and self.bound(batch) > room
 
     def _check_small(self, batch: int) -> None:
-        """Capture a batch size below FIT_BATCHES that the bound rules out, as the model may refuse it.
+        """Capture a batch size if it is below all FIT_BATCHES, since the model may refuse it.
 
         Raises the errors of the capture.
         """
@@ -280,7 +280,7 @@ class TargetReplays:
         return self.run(batch, limits).outcome
 
     def undisturbed_peak(self, batch: int, limits: MemoryLimits) -> int | None:
-        """Return the reserved peak of a known replay that is the same under these limits, or None."""
+        """Return the reserved peak of a known replay without retries that the limits admit, or None."""
         if not is_limit_independent(limits):
             return None
         room, peak_bytes = max_reserved_bytes(limits), self.replays.known_peak(batch, self.target)
@@ -298,8 +298,8 @@ class TargetReplays:
     def expected(self, batch: int, budget: Budget) -> tuple[Outcome, MemoryLimits]:
         """Return whether a batch fits at a budget's confidence, and the limits to replay its figures under.
 
-        These are the likeliest limits, or unlimited memory if the batch does not fit under the likeliest
-        limits either.
+        The returned limits are the likeliest limits, or unlimited memory if the batch does not fit under the
+        likeliest limits either.
         """
         limits, outcome = budget.likely_limits, self.outcome_in_rooms(batch, budget.rooms)
         is_failing = outcome is Outcome.DOES_NOT_FIT and self.outcome(batch, limits) is outcome
@@ -326,10 +326,10 @@ class TargetReplays:
     def _needs_rise_evenly(self, best: int, largest: int, limits: MemoryLimits) -> bool:
         """Return whether memory rises evenly above the batch size `best`, so that no larger neighbour fits.
 
-        This is assumed if the lower bound rules out all batch sizes more than CLOSE_SHARE above `largest`,
-        and one sample more than `best` adds at most twice the average of a sample. Otherwise blocks or
-        workspaces may come and go from one batch size to the next (benchmarks/fits/search_neighbours.py
-        counts the neighbours that are missed).
+        An even rise is assumed if the lower bound rules out all batch sizes more than CLOSE_SHARE above
+        `largest`, and one sample more than `best` adds at most twice the average of a sample. Otherwise
+        blocks or workspaces may come and go from one batch size to the next
+        (benchmarks/fits/search_neighbours.py counts the neighbours that are missed).
         """
         if not best or self.top(limits) > (1 + CLOSE_SHARE) * largest:
             return False

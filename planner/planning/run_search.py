@@ -1,10 +1,11 @@
 """Find the largest batch sizes of a job whose traces must each be captured by a run of several seconds.
 
-Compiled models are such jobs, since inductor compiles them again for each batch size. The traces of captured
-batch sizes are fitted to a program for batch sizes near them. Replays of the program choose the next batch
-size to capture, until the answers themselves are captured, so that no answer is a guess. The batch size after
-an answer is captured too, to show that it does not fit. For a compiled model it is instead ruled out by a fit
-of two captured traces, or else by the trace of the answer with its tensors scaled in proportion.
+An example is a job with a compiled model, since inductor compiles the model again for each batch size. The
+traces of captured batch sizes are fitted to a program for batch sizes near them. Replays of the program
+choose the next batch size to capture, until the answers themselves are captured, so that no answer is a
+guess. The batch size after an answer is captured too, to show that it does not fit. For a compiled model it
+is instead ruled out by a fit of two captured traces, or else by the trace of the answer with its tensors
+scaled in proportion.
 
 inductor times products with padded operands if a size is no multiple of 16 bytes, which takes memory
 (`planner.capture.inductor.padding`). So compiled batch sizes are fitted by the power of two that divides
@@ -120,9 +121,10 @@ class _RunSearch:
         self._traces[batch] = trace
 
     def _is_foretold(self, trace: Trace) -> bool:
-        """Return whether the nearest captured trace predicts the bytes of this one despite another alignment.
+        """Return whether the nearest captured trace predicts a trace's bytes despite another alignment.
 
-        False if both have the same alignment, or if the nearest is too far away to predict the bytes.
+        Returns False if both traces have the same alignment, or if the nearest trace is too far away to
+        predict the bytes.
         """
         nearest = min(self._traces, key=_distance_from(trace.batch))
         low, high = sorted((nearest, trace.batch))
@@ -146,9 +148,9 @@ class _RunSearch:
         return None
 
     def _is_ruled_out(self, batch: int, outcomes: Container[Outcome]) -> bool:
-        """Return whether captured traces show that a batch size has none of these outcomes.
+        """Return whether captured traces show that a batch size has none of the outcomes.
 
-        They are two traces that fit to a program, or else the trace of the answer just before the batch size.
+        The captured traces are two that fit to a program, or else the trace of the batch size just below.
         """
         by_distance = sorted(self._traces, key=_distance_from(batch))
         fit = self._fit_of_two(self._alike(batch)) or self._fit_of_two(by_distance)
@@ -185,7 +187,7 @@ class _RunSearch:
         return self.replays.is_compiled and batch >= _ALIGNED_ALONE
 
     def _beside(self, batch: int, limit: int, outcomes: tuple[Outcome, ...]) -> int:
-        """Return the largest batch size below the next multiple of the unit with one of these outcomes.
+        """Return the largest batch size below the next multiple of the unit with one of the outcomes.
 
         A large compiled `batch` is returned unchanged.
         """
@@ -211,10 +213,10 @@ class _RunSearch:
         return self._replayed(program, nearest, batch)
 
     def _estimated(self, by_distance: Sequence[int]) -> Program | None:
-        """Return a rough program around the nearest captured batch size, if no exact program fits.
+        """Return a rough program for batch sizes near the nearest captured batch size.
 
-        Tensors of its trace are scaled in proportion, or, with a second trace of a job that is not compiled,
-        fitted by the site that allocates them.
+        It is used if no exact program fits. Tensors of the nearest trace are scaled in proportion, or, with a
+        second trace of a job that is not compiled, fitted by the site that allocates them.
         """
         nearest, *others = by_distance
         if self.replays.is_compiled or not others:
@@ -236,12 +238,12 @@ class _RunSearch:
         return self._guesses[key]
 
     def _alike(self, batch: int) -> list[int]:
-        """Return the captured batch sizes of the same alignment, or all if there are none, nearest first."""
+        """Return the captured batch sizes of the same alignment, or all if none has it, nearest first."""
         aligned = [size for size in self._traces if gcd(size, self._unit) == gcd(batch, self._unit)]
         return sorted(aligned or self._traces, key=_distance_from(batch))
 
     def _fit_of_two(self, by_distance: Sequence[int]) -> tuple[Program, int] | None:
-        """Return a program fitted to the nearest batch size and another, and the nearest, or None."""
+        """Return a program fitted to the nearest and another batch size, and the nearest, or None."""
         nearest, *others = by_distance
         programs = (self._fitted(low, nearest) for low in others)
         return next(((program, nearest) for program in programs if program is not None), None)

@@ -1,10 +1,11 @@
-"""The largest batch size that fits by a function: gallop, bisect, then check the neighbours.
+"""Search for the largest batch size that fits: gallop, bisect, then probe the neighbours above.
 
-More memory is never freed by a larger batch alone, yet the caching allocator is not monotone: a larger batch
-may fall into other segments and fit where a smaller one did not. benchmarks/fits/search_neighbours.py counts
-such islands. Where single parameters are as large as activations they are common: of 160 random capacities
-for AlexNet and VGG-11, bisection alone misses the largest batch size for 71; probing the neighbours of each
-boundary, and going on from one that fits, for 12. Of 400 for five other models, 1 and 0.
+The caching allocator is not monotone: a larger batch may fall into other segments and fit although a smaller
+batch did not. benchmarks/fits/search_neighbours.py counts the batch sizes that fit above a batch size that
+does not (islands). Islands are common if single parameters are as large as activations: of 160 random
+capacities for AlexNet and VGG-11, bisection alone misses the largest batch size for 71; probing the
+neighbours of each boundary, and continuing from a neighbour that fits, for 12. Of 400 capacities for five
+other models, the two methods miss it for 1 and 0.
 """
 
 from bisect import bisect_right
@@ -24,7 +25,7 @@ MOST_ISLANDS = 32  # so that the number of probes stays logarithmic whatever the
 
 
 class Search(Struct, frozen=True):
-    """The result of a search, and every probe in order."""
+    """The result of a search for the largest batch size, with every probe in order."""
 
     largest: int  # 0 where not even `least` fits
     comfortable: int  # the largest that fits without retries, at most `largest`
@@ -51,7 +52,10 @@ class _Probes(dict[int, Outcome]):
 
 
 def search_of(probes: Mapping[int, Outcome], largest: int, comfortable: int) -> Search:
-    """Return the result of a search; a `largest` that fits without retries is the largest of these too."""
+    """Return the result of a search, given its probes and its answers with and without retries.
+
+    `comfortable` is replaced by `largest` if `largest` fits without retries.
+    """
     if probes.get(largest) is Outcome.FITS:
         comfortable = largest
     failures = (batch for batch, outcome in probes.items() if outcome is Outcome.DOES_NOT_FIT)
@@ -59,10 +63,11 @@ def search_of(probes: Mapping[int, Outcome], largest: int, comfortable: int) -> 
 
 
 def largest(outcome: Callable[[int], Outcome], limit: int = LARGEST_BATCH) -> Search:
-    """Probe batch sizes from 1 to `limit`; each at most once.
+    """Find the largest batch size from 1 to `limit` that fits, and the largest without retries.
 
-    Exact where outcomes only worsen with the batch size. Otherwise `largest` fits and its successor does not,
-    nor do the neighbours above it; the same holds for `comfortable` up to `largest`.
+    Each batch size is probed at most once. The result is exact if outcomes only worsen with the batch size.
+    Otherwise `largest` fits, and neither its successor nor the probed neighbours above it fit; the same holds
+    for `comfortable`, without retries, up to `largest`.
     """
     probes = _Probes(outcome)
     best = scan_islands(probes.fits, 0, limit)
@@ -75,11 +80,11 @@ def largest(outcome: Callable[[int], Outcome], limit: int = LARGEST_BATCH) -> Se
 
 
 def largest_below(fits: Callable[[int], bool], top: int, floor: int = 0) -> int:
-    """Return a batch size up to `top` that fits, with no fitting neighbour above it; `floor`: none was found.
+    """Return a batch size up to `top` that fits and has no fitting neighbour above it, or `floor`.
 
-    Nothing is taken to fit above `top`, and `floor` is taken to. The way leads down from `top`, so that where
-    batch sizes fit here and there above some that do not, one of the uppermost is found. `fits` had better
-    remember its answers.
+    Batch sizes above `top` are assumed not to fit, and `floor` is assumed to fit. The search descends from
+    `top`, so that one of the largest is found if batch sizes fit irregularly. `fits` should cache its
+    results.
     """
     low, high, stride = top, top + 1, 1
     while low > floor and not fits(low):
@@ -95,13 +100,13 @@ def largest_by_extrapolation(
     limit: int = LARGEST_BATCH,
     elements: Callable[[int], int] = int,
 ) -> Search:
-    """Find the largest as `largest` does, but in about five probes, for outcomes that take long to find.
+    """Find the batch sizes that `largest` finds, in about five probes, by extrapolating their memory.
 
-    `needs` return the bytes that a batch size needs without retries (reserved) and with them (allocated). The
-    search follows lines through each, first through both `ends`, over `elements` of the batch size, which
-    rise with it. Of batch sizes above the first that does not fit, none is looked at, since they would all be
-    larger than the answer. Without a second of `needs`, those with retries are searched in growing steps from
-    the answer without retries on.
+    `needs` return the bytes that a batch size needs without retries (reserved) and with retries (allocated).
+    Each need is extrapolated along lines over `elements` of the batch size, which rise with the batch size;
+    the first line goes through both `ends`. Neighbours above the first batch size that does not fit are not
+    probed. Without a second function in `needs`, batch sizes with retries are searched in growing steps from
+    the answer without retries on. `largest` is called if a need does not grow with the batch size.
     """
     guesses = [_extrapolate(need, max_reserved_bytes, ends, limit, elements) for need in needs]
     if None in guesses:
@@ -118,7 +123,7 @@ def _extrapolate(
     limit: int,
     elements: Callable[[int], int],
 ) -> int | None:
-    """Return a batch size that needs about this much; None if the need does not grow with the batch size."""
+    """Return a batch size that needs about `max_bytes`, or None if the need does not grow with it."""
     low, guess = ends
     following = guess
     for _ in range(MOST_LINES):
@@ -139,8 +144,8 @@ def largest_near(
 ) -> Search:
     """Find the largest batch size without retries, and the largest that fits, in few probes from guesses.
 
-    Each fits and its successor does not. With retries, `stride` is the first step from the guess. `outcome`
-    had better remember its answers.
+    Each answer fits and its successor does not. `stride` is the first step from the guess of the largest that
+    fits. `outcome` should cache its results.
     """
     probes = _Probes(outcome)
     comfortable = boundary_from_guess(probes.fits_without_retries, guesses[0], limit)
@@ -153,8 +158,9 @@ def boundary_along_lines(
 ) -> int:
     """Return a batch size up to `limit` that fits and whose successor does not; `start` fits.
 
-    The guesses lie on lines through what the batch sizes that fit need, the first of them through nothing at
-    batch size 0. `need_bytes` is asked only for those that fit. `fits` had better remember its answers.
+    The guesses lie on lines through the needs of the last two batch sizes that fit; the first line goes
+    through 0 bytes at batch size 0. `need_bytes` is called only for batch sizes that fit. `fits` should cache
+    its results.
     """
     low, guess, low_bytes = 0, start, 0
     for _ in range(MOST_LINES):
@@ -171,9 +177,9 @@ def boundary_along_lines(
 
 
 def boundary_between(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """Return a batch size that fits and whose successor does not, from `low`, taken to fit, to below `high`.
+    """Return a batch size in [low, high) that fits and whose successor does not, probing `high - 1` first.
 
-    `high` does not fit; as a guess it is often one too large.
+    `low` is assumed to fit, and `high` not to. `high` is a guess that is often one too large.
     """
     if high - low < 2 or fits(high - 1):
         return high - 1
@@ -181,9 +187,9 @@ def boundary_between(fits: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def boundary_above(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """Return a batch size that fits and whose successor does not, from `low`, taken to fit, to below `high`.
+    """Return a batch size in [low, high) that fits and whose successor does not, probing `low + 1` first.
 
-    `high` does not fit; as a guess `low` is often right.
+    `low` is assumed to fit, and `high` not to. `low` is a guess that is often right.
     """
     if high - low < 2 or not fits(low + 1):
         return low
@@ -191,9 +197,9 @@ def boundary_above(fits: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def round_down(search: Search, multiple: int, outcome: Callable[[int], Outcome]) -> Search:
-    """Return the search with its answers replaced by the largest multiples below them that fit.
+    """Return the search with each answer replaced by the largest multiple up to it that fits.
 
-    `first_failure` stays that of any batch size.
+    `first_failure` is unchanged, even if it is no multiple.
     """
     probes = _Probes(outcome)
 
@@ -207,9 +213,10 @@ def round_down(search: Search, multiple: int, outcome: Callable[[int], Outcome])
 
 
 def boundary_from_guess(fits: Callable[[int], bool], guess: int, limit: int, stride: int = 1) -> int:
-    """Return a batch size up to `limit` that fits and whose successor does not, found from `guess`; 0: not
-    even 1 fits. With a good guess that takes two or three probes. `stride` is the first step from a guess
-    that fits as its successor does. `fits` had better remember its answers.
+    """Return a batch size up to `limit` that fits and whose successor does not, searched from `guess`.
+
+    Returns 0 if not even batch size 1 fits. A good guess takes two or three probes. If the guess and its
+    successor both fit, `stride` is the step that follows. `fits` should cache its results.
     """
     low = high = max(0, min(guess, limit))
     step = 1
@@ -225,7 +232,10 @@ def boundary_from_guess(fits: Callable[[int], bool], guess: int, limit: int, str
 
 
 def scan_islands(fits: Callable[[int], bool], low: int, limit: int) -> int:
-    """Return a boundary above `low`, which is taken to fit, with no fitting neighbour above it."""
+    """Return a batch size from `low` to `limit` that fits and has no fitting successor or neighbour above it.
+
+    `low` is assumed to fit. At most `MOST_ISLANDS` neighbours that fit are followed.
+    """
     best = _boundary(fits, low, limit)
     for _ in range(MOST_ISLANDS):
         island = next((batch for batch in _neighbours(best, limit) if fits(batch)), None)
@@ -247,7 +257,7 @@ def _boundary(fits: Callable[[int], bool], low: int, limit: int) -> int:
 
 
 def _bisect(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """Return a batch size that fits, whose successor does not, from `low`, taken to fit, to below `high`."""
+    """Return a batch size in [low, high) that fits and whose successor does not; `low` is assumed to fit."""
     while high - low > 1:
         middle = (low + high) // 2
         if fits(middle):

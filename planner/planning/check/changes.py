@@ -54,7 +54,7 @@ class Comparison(Struct, frozen=True):
 
 
 def own_bytes(blocks: Iterable[LiveBlock]) -> dict[str, int]:
-    """Return the bytes of blocks by module, without the blocks of modules inside it."""
+    """Return the bytes of the blocks that each module holds itself, without the modules inside it."""
     sizes: dict[str, int] = {}
     for block in blocks:
         sizes[block.module] = sizes.get(block.module, 0) + block.size_bytes
@@ -66,9 +66,10 @@ def module_changes(
 ) -> tuple[ModuleChange | None, tuple[ModuleChange, ...]]:
     """Return the module that has most of the change between two peaks, and the modules that changed most.
 
-    The first is the innermost module with NAMED_SHARE of the change of its parent, and so on up to the model.
-    If the change is spread over the model, it is the module whose own change is largest in the same
-    direction. None if nothing changed. `before` and `after` are bytes by module, as `own_bytes` returns them.
+    The first result is the innermost module with NAMED_SHARE of the change of its parent, and so on up to
+    the model. If the change is spread over the model, it is the module whose own change is largest in the
+    same direction. None if nothing changed. `before` and `after` are bytes by module, as
+    `own_bytes` returns them.
 
     >>> module_changes({"a.b": 10, "c": 5}, {"a.b": 30, "c": 6})[0]
     ModuleChange(name='a.b', change_bytes=20)
@@ -85,7 +86,7 @@ def module_changes(
 
 
 def _innermost(changes: Mapping[str, int], outer: ModuleChange) -> ModuleChange:
-    """Return the innermost module inside `outer` that has most of its change; `outer` itself if none has."""
+    """Return the innermost module inside `outer` that has most of the change of `outer`, else `outer`."""
     inner: dict[str, int] = {}
     prefix = f"{outer.name}." if outer.name else ""
     for module, change in changes.items():

@@ -63,7 +63,7 @@ class Headroom(Struct, frozen=True):
     share: float = 0.0  # of the available memory; counts if `size_bytes` is 0
 
     def of(self, available_bytes: int) -> int:
-        """Return the amount in bytes for this available memory."""
+        """Return the amount in bytes, given the available memory in bytes."""
         return self.size_bytes or round(self.share * available_bytes)
 
 
@@ -184,7 +184,7 @@ def _batch(entry: Entry, parts: Mapping[str, Entry], catalogue: Mapping[str, Cat
 
 
 def _limits(parts: Mapping[str, Entry], default: _Limits) -> _Limits:
-    """Return the limits that these keys set, with the default for keys that are missing."""
+    """Return the limits that the keys of a table set, with values of `default` for missing keys."""
     confidence = default.confidence
     if "confidence" in parts:
         confidence = parts["confidence"].convert(float)

@@ -35,7 +35,7 @@ class Revision(Struct, frozen=True):
 def export_revision(folder: Path, name: str) -> Iterator[Revision]:
     """Check out a revision of the project in `folder`, yield it, and delete the files in the end.
 
-    Raises UsageError.
+    Raises UsageError if git fails, or if the revision does not contain the folder.
     """
     top = Path(_git(folder, "rev-parse", "--show-toplevel", name=name))
     commit = _git(

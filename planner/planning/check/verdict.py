@@ -2,7 +2,7 @@
 
 On a GPU, the replay decides, first in the memory available at the confidence, then in the likeliest memory.
 Under a budget of the process, the process as nvidia-smi shows it has to stay below the budget. The allocator
-does not know this limit, so no retry is counted on.
+does not know the budget, so no retry is counted on.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def judge(
 ) -> Judgement:
     """Return the worse judgement of a batch on its GPU and under a budget of the process.
 
-    `even` is the GPU's budget at even odds.
+    `even` is the GPU's budget at confidence 0.5.
     """
     judgements = [_judge_gpu(estimate, trace, even, headroom)]
     if budget_bytes is not None:

@@ -186,7 +186,7 @@ class ClusterSearch:
     ) -> ClusterPlan | None:
         """Return the plan of the fastest recipe that fits this number of GPUs, or None if none fits.
 
-        It has the recipe's largest micro-batch.
+        The plan has the recipe's largest micro-batch.
         """
         for recipe, fewest in possible.items():
             if gpus < fewest or gpus not in self._question.gpu_counts(recipe.tp):
@@ -238,7 +238,7 @@ class ClusterSearch:
     def _cannot_fit(self, split: Split, budget: Budget) -> bool:
         """Return whether traced splits show that a split exceeds the memory limit.
 
-        It has to exceed the limit with the margins of each likeness found so far.
+        The split has to exceed the limit with the margins of each likeness found so far.
         """
         likenesses = {need.likeness for need in self._needs.values()}
         limits = [with_likeness(budget, one).limits.allocator_limit_bytes for one in likenesses]

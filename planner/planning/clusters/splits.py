@@ -58,7 +58,7 @@ class Gathers(IntEnum):
 
 
 class Recipe(Struct, frozen=True):
-    """The measures by which a run needs less memory; each costs time."""
+    """The measures of a run that save memory, each of which costs time."""
 
     checkpoint: Checkpoint  # blocks are computed again in the backward pass
     gathers: Gathers
@@ -109,7 +109,7 @@ def recipes_of(job: Job) -> list[Recipe]:
 
 
 def splits_on(gpus: int, recipe: Recipe, question: ClusterQuestion) -> Iterator[Split]:
-    """Yield the splits of the global batch over this number of GPUs, by rising micro-batch."""
+    """Yield the splits of the global batch over a number of GPUs, by rising micro-batch."""
     share = question.global_batch * recipe.tp // gpus
     for micro_batch in range(1, share + 1):
         if share % micro_batch == 0:

@@ -62,7 +62,7 @@ class BatchFinder:
     # ---- histories
 
     def _record(self, batch: int) -> None:
-        """Record the histories of a batch size with memory to spare."""
+        """Record the run of a batch size with memory to spare, if it is not recorded yet."""
         if batch not in self.recorded:
             self.recorded[batch] = self.runs.unbounded(batch)
 
@@ -149,9 +149,11 @@ class BatchFinder:
         return search
 
     def _needs_more_whole(self, batch: int, search: Search, expected: Outcome) -> bool:
-        """Run an answer that is expected to fit whole; return whether it needs more memory after its steps.
+        """Run an answer beyond its first optimizer steps, and return whether it then needs more memory.
 
-        A whole run that fits as expected, or fails in its first steps, stands for a run of these.
+        Returns False without a run if there are no whole runs, or if the batch size is no answer that is
+        expected to fit. A whole run that fits as expected, or fails in its first steps, also counts as a run
+        of the first steps.
         """
         is_answer = batch in (search.comfortable, search.largest) and expected is not Outcome.DOES_NOT_FIT
         if self.whole is None or not is_answer:
@@ -167,8 +169,9 @@ class BatchFinder:
     def _learn(self, batch: int) -> str:
         """Fit the history at a batch size that ran; return why replays cannot go on, or "".
 
-        Replays with memory to spare may show no retries that a library does without, by smaller workspaces:
-        they still tell which batch sizes run without retries.
+        A replay and a run may differ in whether retries suffice, since libraries that are short of memory
+        take smaller workspaces. Then `retries_differ` is set, and replays still tell which batch sizes fit
+        without retries.
         """
         self._record(batch)
         reason = self._refit(batch)
@@ -200,7 +203,7 @@ class BatchFinder:
         return self._search_of_runs(near.comfortable, near)
 
     def _find_by_runs(self, reason: str, near: Search | None = None) -> Search:
-        """Find the largest batch size by runs alone: near an answer that did not hold, or along lines."""
+        """Find the largest batch size by runs alone, near the search `near` or by extrapolation."""
         self.fit = None
         self.notes.append(f"found by runs alone, since histories cannot be replayed: {reason}")
         if near is None:

@@ -57,8 +57,8 @@ def largest_without_retries(runs: CommandRuns, unit: int, guess: int, most: int)
 def largest_with_retries(runs: CommandRuns, unit: int, guess: int, most: int) -> int:
     """Return the largest multiple of `unit` up to `most` that fits, with retries or without.
 
-    If memory is short, cuDNN does with smaller workspaces: runs with retries need memory along a line of
-    their own, which the search follows from the largest of them. Without any, it begins at the guess.
+    If memory is short, cuDNN takes smaller workspaces, so the memory of runs with retries follows a separate
+    line. The search extrapolates from the largest run with retries, or begins at `guess` if there is none.
     """
 
     def fits(batch: int) -> bool:
@@ -105,5 +105,5 @@ def fails_after_steps(whole: CommandRuns, steps: CommandRuns, batch: int) -> boo
 
 
 def _needs_more(whole: CommandRuns, steps: CommandRuns, batch: int) -> bool:
-    """Return whether a batch size needs more memory whole than in its first optimizer steps."""
+    """Return whether a whole run of a batch size needs more memory than its first optimizer steps."""
     return fails_after_steps(whole, steps, batch) or whole.outcome(batch) is not steps.outcome(batch)

@@ -31,18 +31,18 @@ class CommandRuns:
 
     @property
     def device(self) -> Device:
-        """Return the GPU."""
+        """Return the GPU that the runs emulate."""
         return self.options.device
 
     def outcome(self, batch: int) -> Outcome:
-        """Run the command at this batch size and return whether it fits."""
+        """Return the outcome at a batch size on the GPU, after a run if there was none before."""
         if batch not in self.on_gpu:
             self.count += 1
             self.on_gpu[batch] = self.run(batch, self.options, "on the GPU")
         return self.on_gpu[batch].outcome
 
     def unbounded(self, batch: int) -> EmulatedRun:
-        """Return a run at this batch size with memory to spare."""
+        """Return a run without retries: the run on the GPU if it fits, else a run with memory to spare."""
         run = self.on_gpu.get(batch)
         if run is not None and run.outcome is Outcome.FITS:
             return run
@@ -56,24 +56,24 @@ class CommandRuns:
         return self.with_spare[batch]
 
     def reserved_bytes(self, batch: int) -> int:
-        """Return the memory that this batch size needs without retries: the peak of reserved memory."""
+        """Return the memory that a batch size needs without retries: the peak of reserved memory."""
         if batch not in self.with_spare:
             self.outcome(batch)  # if it fits, the run is an answer too
         return self.unbounded(batch).largest.peak.reserved_bytes
 
     def allocated_bytes(self, batch: int) -> int:
-        """Return the memory that this batch size needs with retries: the peak of allocated memory."""
+        """Return the memory that a batch size needs with retries: the peak of allocated memory."""
         if batch not in self.with_spare and self.outcome(batch) is not Outcome.DOES_NOT_FIT:
             return self.on_gpu[batch].largest.peak.allocated_bytes
         return self.unbounded(batch).largest.peak.allocated_bytes
 
     @property
     def room_bytes(self) -> int:
-        """Return the memory of the GPU that is left to the allocator."""
+        """Return the bytes of the GPU that are left to the allocator."""
         return self.device.usable.value - self.device.context.value
 
     def run(self, batch: int, options: RunOptions, where: str) -> EmulatedRun:
-        """Run the command at this batch size."""
+        """Run the command at a batch size, and return the run; a ModelError quotes the last printed line."""
         far = " to its first evaluation (--stop-after N ends it before)" * options.stops_after_evaluation
         self.on_progress(f"running batch {batch} {where}{far}")
         words = [word.replace(PLACEHOLDER, str(batch)) for word in self.command]

@@ -40,7 +40,7 @@ class Fit(Struct, frozen=True):
     batches: tuple[int, int]  # whose histories were fitted
 
     def outcome(self, batch: int) -> Outcome:
-        """Return the worst outcome of any rank at this batch size."""
+        """Return the worst outcome of any rank at a batch size."""
         runs = (replay_trace(rank.program.instantiate(batch), rank.limits) for rank in self.ranks)
         return max((run.outcome for run in runs), key=list(Outcome).index)
 
@@ -55,8 +55,8 @@ def fit_runs(runs: Mapping[int, EmulatedRun], near: int, device: Device) -> Fit 
     """Fit two of the recorded runs, given by batch size, to programs that are most accurate at `near`.
 
     Of two histories that align, the history nearest to `near` gives the sizes that are not linear, such as
-    workspaces. The other is as far away as possible, so that slopes are accurate. As few blocks as possible
-    are taken for scratch. Returns the reason as text if no two histories align.
+    workspaces. The other history is as far away as possible, so that slopes are accurate. As few blocks as
+    possible are taken for scratch. Returns the reason as text if no two histories align.
     """
     reason = "its memory was recorded at one batch size only"
     for high in sorted(runs, key=lambda batch: (abs(batch - near), batch)):
@@ -102,7 +102,7 @@ def _common_steps(lower: EmulatedRun, higher: EmulatedRun) -> int | None:
 
 
 def _until(trace: Trace, steps: int | None) -> Trace:
-    """Return the trace up to the end of this optimizer step, or the whole trace for None."""
+    """Return the trace up to the end of optimizer step `steps`, or the whole trace if `steps` is None."""
     if steps is None:
         return trace
     following = PhaseStart(steps + 1, Phase.FORWARD)
@@ -125,7 +125,7 @@ def _config(history: ProcessHistory, run: EmulatedRun) -> AllocatorConfig:
 
 
 def end_and_peak(run: EmulatedRun, batch: int) -> Iterator[tuple[int, int]]:
-    """Yield the bytes that each rank has allocated when the run ends, and its reserved peak.
+    """Yield, for each rank, the allocated bytes at the end of the run and the reserved peak in bytes.
 
     A rank with an incomplete history is skipped.
     """

@@ -54,8 +54,8 @@ def find_largest_batch(
     If histories do not align, runs alone lead to the answer. The answers run to the end of the first
     evaluation, or of the script, unless `options.stop_after` ends all runs before. `{batch}` stands for the
     batch size in one of the command's words or more; only multiples of `multiple_of` are looked at. The
-    context is taken as large as it is with this confidence; the rest is emulated. Raises the errors of
-    `run_emulated`, UsageError for a command without `{batch}`.
+    context is taken as large as it is with `confidence`; the rest is emulated. Raises the errors of
+    `run_emulated`, and UsageError for a command without `{batch}`.
     """
     if not any(PLACEHOLDER in word for word in command):
         raise UsageError(
@@ -117,7 +117,7 @@ def _to_evaluation(options: RunOptions) -> RunOptions:
 
 
 def _cautious(options: RunOptions, confidence: float) -> RunOptions:
-    """Return the options with a context that is not exceeded with this probability, and few steps."""
+    """Return the options with the context's upper bound at a confidence, few steps, and histories kept."""
     device = options.device
     margin = NormalDist().inv_cdf(check_confidence(confidence)) * hypot(
         device.context.spread, device.usable.spread

@@ -86,7 +86,7 @@ def names_evaluation(function: str) -> bool:
 
 
 def size_text(size_bytes: int) -> str:
-    """Return a size in MiB, in GiB from 10 GiB on, or in KiB below a tenth of a MiB, as text."""
+    """Return a size as text: in KiB below 0.1 MiB, in GiB from 10 GiB on, else in MiB."""
     mib = size_bytes / 2**20
     if mib < 0.1:
         return f"{size_bytes / 1024:,.1f} KiB"

@@ -66,7 +66,7 @@ def diagnose_history(history: History, source: str) -> Diagnosis:
 
 
 def _no_failure(history: History, levels: Sequence[int], retries: int) -> tuple[Cause, str, Place]:
-    """Return what a history tells in which no request failed, and the line that grows in it."""
+    """Return the cause, the reason and the growing line of a history in which no request failed."""
     if not history.events:
         reason = (
             "no history was recorded, so that the snapshot shows one moment: call "
@@ -86,7 +86,7 @@ def _no_failure(history: History, levels: Sequence[int], retries: int) -> tuple[
 
 
 def _cause(history: History, end: int, levels: Sequence[int], reserved: int) -> tuple[Cause, str, Place]:
-    """Return why the request of an event failed, and the code that asked or, if memory grows, that grows."""
+    """Return the cause and reason of a failed request, and the code that asked or whose memory grows."""
     failed, allocated = history.events[end], levels[end]
     asked, site = failed.size_bytes, _site(history, failed)
     place = Place(_name(site))
@@ -116,7 +116,7 @@ def _growth_text(floors: Sequence[int], share: int) -> str:
 
 
 def _end_text(floors: Sequence[int], peak_bytes: int, total_bytes: int | None) -> str:
-    """Return after how many more rises the GPU's memory ends; "" if its total is not known."""
+    """Return text that says after how many more rises memory runs out, or "" if the total is not known."""
     if total_bytes is None or total_bytes <= peak_bytes:
         return ""
     more = (total_bytes - peak_bytes) * (len(floors) - 1) // (floors[-1] - floors[0])
@@ -151,7 +151,7 @@ def _reserved(history: History) -> list[int]:
 
 
 def _by_code(history: History, live: Iterable[HistoryEvent], older: Iterable[int]) -> tuple[Held, ...]:
-    """Return the blocks in use, by the code that allocated them; the largest groups."""
+    """Return the largest groups of blocks in use, grouped by the code that allocated them."""
     groups: dict[str, list[int]] = defaultdict(list)
     for event in live:
         name = _name(_site(history, event))
@@ -191,7 +191,7 @@ def _by_category(
 
 
 def _held(groups: Mapping[str, Sequence[int]]) -> tuple[Held, ...]:
-    """Return groups of blocks, each the sizes in it, by size."""
+    """Return groups of blocks, given as the sizes of the blocks by group, by falling total size."""
     held = (Held(name, sum(sizes), len(sizes)) for name, sizes in groups.items())
     return tuple(sorted(held, key=_by_size))
 
@@ -230,9 +230,9 @@ def _name(site: Site) -> str:
 def _floors(levels: Sequence[int]) -> list[int]:
     """Return the levels to which memory falls and below which it never falls again, by rising level.
 
-    A fall counts if it is at least half of the largest. The last levels are returned, of which none rises by
-    more than memory falls: a step gives back what it takes, and the layers of a forward pass keep it. There
-    are none if they rise less often than `_LEAST_RISES`.
+    A fall counts if it is at least half of the largest. Only the last levels are returned, of which none
+    rises by more than memory falls to it: a training step frees what it allocates, and the layers of a
+    forward pass do not. The list is empty if the levels rise fewer than `_LEAST_RISES` times.
     """
     floors: list[tuple[int, int]] = []  # level, and how far memory fell to it
     for level, fall in _falls(levels, _largest_fall(levels) / 2):
@@ -247,7 +247,7 @@ def _floors(levels: Sequence[int]) -> list[int]:
 
 
 def _falls(levels: Sequence[int], least: float) -> Iterator[tuple[int, int]]:
-    """Yield the level to which memory falls by at least `least`, before it rises as much, and the fall."""
+    """Yield each level to which memory falls by at least `least` before it rises as much, and the fall."""
     high = low = levels[0]
     is_falling = False
     for level in levels:
@@ -271,7 +271,7 @@ def _largest_fall(levels: Sequence[int]) -> int:
 
 
 def _growing(history: History, end: int) -> tuple[Place, int]:
-    """Return the line whose blocks in use grew most between the middle and the end of a history."""
+    """Return the line whose blocks in use grew most in a history's second half, and the growth in bytes."""
     changes: dict[Site, int] = defaultdict(int)
     for sign, at in ((-1, end // 2), (1, end)):
         for event in _live_events(history, at):
@@ -289,8 +289,8 @@ def _replays(
 ) -> tuple[Help, ...]:
     """Return for each setting whether and in how much memory the requests up to an event fit.
 
-    The GPU had at least what was reserved, and what was free when a request failed; it had less than
-    `refused`, the level of reserved memory that it refused, and no more than its total.
+    The GPU had at least the reserved memory, plus the memory that was free if a request failed. It had less
+    than `refused`, the level of reserved memory that it refused, and no more than its total.
     """
     free = history.events[end].address if end < len(history.events) else 0
     enough = reserved + free

@@ -35,7 +35,7 @@ def _either(*forms: str) -> re.Pattern[str]:
 
 
 class _WithoutFigures(Struct, frozen=True):
-    """A message that does not say how much memory was in use, and what it says nevertheless."""
+    """A pattern of messages that do not say how much memory was in use, and the cause that they imply."""
 
     pattern: re.Pattern[str]
     reason: str  # {what} stands for the words that the pattern found
@@ -170,7 +170,7 @@ class _Message(Struct, frozen=True):
 
     @property
     def reserved_bytes(self) -> int | None:
-        """Return the bytes that PyTorch reserved, its allocated and unallocated bytes in newer messages."""
+        """Return the bytes that PyTorch reserved, in newer messages the sum of allocated and unallocated."""
         allocated, unallocated = self.figure("allocated"), self.figure("unallocated")
         if allocated is None:
             return self.figure("reserved")
@@ -217,7 +217,7 @@ class _Message(Struct, frozen=True):
 
     @property
     def outside_bytes(self) -> int | None:
-        """Return the bytes in use outside of this process, or of PyTorch if the process's are not told."""
+        """Return the bytes in use outside of this process, or outside of PyTorch if its size is not told."""
         total, free = self.figure("total"), self.figure("free")
         mine = self.reserved_bytes if self.own_bytes is None else self.own_bytes
         return None if total is None or free is None or mine is None else total - free - mine
@@ -227,7 +227,7 @@ class _Message(Struct, frozen=True):
 
 
 def diagnose_log(lines: Iterable[str]) -> Diagnosis | None:
-    """Diagnose the message of a log that says most, the last of several; None if there is no message.
+    """Diagnose the most detailed message of a log, the last if several are; None if there is no message.
 
     Figures say more than a library's status, and a status more than the note that a process was killed.
     Lines are read once, and few are kept.
@@ -364,7 +364,7 @@ def _is_missing_elsewhere(message: _Message, requested: int) -> bool:
 
 
 def _of_code(frames: Sequence[Frame]) -> tuple[Cause, str] | None:
-    """Return the cause that the functions of a traceback name, if they do."""
+    """Return the cause and the reason that the functions of a traceback imply, or None."""
     for frame in frames:
         if names_evaluation(frame.function):
             return Cause.EVALUATION, (

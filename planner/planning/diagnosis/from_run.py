@@ -9,7 +9,10 @@ _GROWING_STEPS = 3  # after the first, whose peak has no earlier step's memory
 
 
 def diagnose_run(record: Mapping[str, Any]) -> Diagnosis:
-    """Diagnose the failure in the JSON of `planner run`. Raises ValueError if it is none."""
+    """Diagnose the failure in a JSON record of `planner run`.
+
+    Raises KeyError, TypeError, ValueError, AttributeError or OverflowError for any other JSON.
+    """
     gpu, failure = record.get("gpu"), record.get("failure")
     source = f"record of planner run on an emulated {gpu}"
     peaks = _bytes(record["peak_allocated_mib"]), _bytes(record["peak_reserved_mib"])
@@ -58,7 +61,7 @@ def diagnose_run(record: Mapping[str, Any]) -> Diagnosis:
 
 
 def _growth(levels: Sequence[int]) -> int | None:
-    """Return the least rise between two steps after the first, if the peak rises in each of them."""
+    """Return the least rise between two steps after the first, or None if the peak does not always rise."""
     later = levels[1:]
     if len(later) < _GROWING_STEPS:
         return None

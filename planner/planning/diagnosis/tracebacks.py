@@ -35,7 +35,7 @@ class Frame(Struct, frozen=True):
 
     @property
     def is_of_user(self) -> bool:
-        """Return whether the file is of no library."""
+        """Return whether the file belongs to the user, not to a library."""
         return not any(part in self.file for part in _LIBRARIES)
 
 

@@ -45,8 +45,9 @@ class ResidentModel(Struct, frozen=True):
 class Measured(Struct, frozen=True):
     """The measured peaks of a run, with the memory that earlier models held.
 
-    All peaks are known for a stored run of a calibration, including the process's. For the published runs of
-    the seeds only the figures that torch printed are known: the allocated peak, and reserved at the end.
+    For a stored run of a calibration, all peaks are known, including the peak of the process. For the
+    published runs of the seeds only the figures that torch printed are known: the allocated peak, and the
+    reserved memory at the end.
     """
 
     printed_bytes: float  # peak allocated
@@ -69,7 +70,7 @@ class Measured(Struct, frozen=True):
     def own_reserved_bytes(self) -> float | None:
         """Return the reserved memory less the tensors of earlier models, or None if it is unknown.
 
-        It includes the rest of the earlier models' segments.
+        The result includes the rest of the earlier models' segments.
         """
         return None if self.reserved_bytes is None else self.reserved_bytes - self.resident_bytes
 
@@ -85,7 +86,7 @@ class Row(Struct, frozen=True):
 
     @property
     def error(self) -> float | None:
-        """Return the signed error as a share of the yardstick, or None if either is missing."""
+        """Return the signed error as a share of the yardstick, or None if one of the two is missing."""
         if self.size_bytes is None or not self.yardstick_bytes:
             return None
         return self.size_bytes / self.yardstick_bytes - 1

@@ -4,7 +4,7 @@
     inference = D + W + O b
 
 D is the batch, W the parameters, O the outputs of the layers, b one half under mixed precision, d two under
-DistributedDataParallel, m the optimizer's moments; b and d are 1 here. The notebook's text omits b at the
+DistributedDataParallel, m the optimizer's moments; b and d are taken as 1. The notebook's text omits b at the
 last O of both lines, but its code does not; the code made the published figures and is followed here. The
 formula's errors are kept; docs/formulas.md lists them. All terms are affine in the batch size, so that the
 largest batch needs no search.
@@ -67,7 +67,7 @@ class AffineCounts(Struct, frozen=True):
     parameters: int
 
     def at(self, batch: int) -> Counts:
-        """Return the counts at this batch size."""
+        """Return the counts at a batch size."""
         return Counts(
             input_elements=self.input_elements_per_sample * batch,
             output_elements=self.fixed_output_elements + self.output_elements_per_sample * batch,

@@ -36,7 +36,7 @@ _COMMON = (
 
 
 def find_method(name: str | None, usable: tuple[Method, ...] = tuple(Method)) -> Method:
-    """Return the method of this name, by default the planner's own. Raises UsageError if it is unknown."""
+    """Return the method named `name`, by default the planner's own. Raises UsageError if it is not usable."""
     if name is None:
         return Method.TRACE
     if name not in list(usable):

@@ -47,7 +47,7 @@ def run_estimator(
 ) -> StaticEstimate:
     """Estimate one batch size by any method but the trace.
 
-    Raises UsageError for a job that the method has no term for, ModelError if it fails on the model.
+    Raises UsageError for a job that the method has no term for, and ModelError if the method fails.
     """
     on_progress(f"estimating by {method}")
     start = perf_counter()
@@ -77,7 +77,7 @@ def plan_by_formula(job: Job, budget: Budget, build: Build, on_progress: OnProgr
 def run_estimators(
     job: Job, batch: int, budget: Budget, build: Build, on_progress: OnProgress
 ) -> dict[Method, StaticEstimate | str]:
-    """Return the estimate of every method but the trace, or the reason in one line if it has none."""
+    """Return the estimate of every method but the trace, or the reason in one line if there is none."""
     answers: dict[Method, StaticEstimate | str] = {}
     for method in PEERS:
         try:

@@ -1,6 +1,6 @@
 """Compare estimates that are a plain sum, by the closed formula or by other tools, with a card's memory.
 
-None of them knows the allocator or the CUDA context. So a total is compared with the memory that the
+None of the estimates knows the allocator or the CUDA context. So a total is compared with the memory that the
 planner's own replay may take on the same card: usable memory less context and margin, or the cap.
 """
 
@@ -70,7 +70,7 @@ def formula_total_bytes(job: Job, memory: Usage) -> int:
 
 
 def formula_estimate(job: Job, batch: int, budget: Budget, counts: Counts, seconds: float) -> StaticEstimate:
-    """Return the formula's estimate, in its seven lines, from its counts at this batch size.
+    """Return the formula's estimate, in the notebook's seven lines, from the counts at a batch size.
 
     Raises as `moments_of` does.
     """
@@ -89,7 +89,7 @@ def formula_estimate(job: Job, batch: int, budget: Budget, counts: Counts, secon
 
 
 def formula_plan(job: Job, budget: Budget, counts: AffineCounts, seconds: float) -> FormulaPlan:
-    """Return the largest batch size by the formula under the allocator's limit, by one division, no search.
+    """Return the largest batch size by the formula under the allocator's limit, by one division.
 
     Raises as `moments_of` does, and ValueError if nothing bounds the memory.
     """

@@ -1,4 +1,4 @@
-"""Replay the steps of one process, several models among them, through one allocator."""
+"""Replay the steps of one process, which may use several models, through one allocator."""
 
 from planner._support.lazy_exports import attach_stub
 

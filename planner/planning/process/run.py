@@ -210,7 +210,7 @@ class _Machine:
         self._running = running
 
     def _open(self, job: Job, model: Model, batch: int, zeroed_in: Phase | None = None) -> _Running:
-        """Return a loop of a model, of which nothing is allocated yet but the weights that are placed."""
+        """Return a loop of a model that has no blocks yet except the model's weights already on the GPU."""
         placed = self._models.setdefault(model.name, _Placed())
         running = _Running(self._tracer(job, batch), placed, Joiner(self._numbers), zeroed_in)
         running.joiner.live = {
@@ -222,7 +222,7 @@ class _Machine:
     def _bring_weights(self, running: _Running) -> None:
         """Allocate the weights of a loop that are not on the GPU yet.
 
-        These are all weights, or buffers that an earlier loop replaced.
+        The missing weights are all weights of the model, or only buffers that an earlier loop replaced.
         """
         weights = running.model.weights
         missing = {own: event for own, event in running.weights.items() if own not in weights}
@@ -235,7 +235,7 @@ class _Machine:
             self._play_piece(running, piece, running.joiner.join(piece, step), step)
 
     def _play_piece(self, running: _Running, piece: Piece, joined: Trace, step: int) -> None:
-        """Replay a joined piece of a loop, phase by phase, but for the weights of the set-up."""
+        """Replay a joined piece of a loop, phase by phase, without the set-up's allocations of weights."""
         self.loop_step = step
         lasting, events = dict(piece.lasting), list[Event]()
         given_back = {index: variable for index, age, variable in piece.freed if age < 0}
@@ -268,7 +268,7 @@ class _Machine:
             running.model.gradients.clear()
 
     def _is_unserved(self, stream: int) -> bool:
-        """Return whether the current thread and this stream had no permanent workspace before."""
+        """Return whether the current thread had no permanent workspace on a stream, and record one."""
         place = self.phase is Phase.BACKWARD, stream
         is_unserved = place not in self._served
         self._served.add(place)

@@ -112,9 +112,10 @@ def _together(
     singles: list[VaryingAttempt],
     attempt: Callable[[tuple[Change, ...]], VaryingAttempt | None],
 ) -> VaryingAttempt | None:
-    """Return the mildest set of changes with which the requested batch fits, or None if there is none.
+    """Return the first attempt with several changes at which the requested batch fits, or None.
 
-    It has several changes, at most one from each group.
+    Changes that enlarge the largest batch or split the batch are added one by one, in the order of `singles`,
+    at most one from each group.
     """
     chosen: list[Change] = []
     for single in singles:

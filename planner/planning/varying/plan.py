@@ -100,7 +100,7 @@ def find_varying_batch(
 ) -> VaryingPlan:
     """Return a plan with the largest batch sizes whose probability of running out of memory is acceptable.
 
-    It may be at most the risk of the budget. Raises the errors of a capture.
+    The probability may be at most 1 minus the budget's confidence. Raises the errors of a capture.
     """
     start = perf_counter()
     budget = judged(budget, programs)
@@ -141,7 +141,10 @@ def find_varying_fit(
 
 
 def plan_side(job: Job, budget: Budget, programs: SizedPrograms, multiple_of: int = 1) -> VaryingSide:
-    """Return the largest batch under one configuration of the allocator. Raises the errors of a capture."""
+    """Return the largest batch under one configuration of the allocator, with the risks at it and beyond it.
+
+    Raises the errors of a capture.
+    """
     constant = _constant_batch(budget, programs)
     return _side(job, budget, programs, open_batches(job, programs), constant, multiple_of)
 

@@ -65,7 +65,7 @@ class VaryingProcess:
         self.is_alive = self._play(setup)
 
     def step(self, shapes: Sequence[BatchShape]) -> bool:
-        """Replay a step with batches of these shapes, and return whether it fits in memory."""
+        """Replay a step with batches of the given shapes, and return whether the step fits in memory."""
         self.steps += 1
         of_shape = [self._source.batches(shape, self.steps) for shape in shapes]
         for number, batches in enumerate(of_shape):

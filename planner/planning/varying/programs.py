@@ -42,7 +42,10 @@ class SizedPrograms:
     _sources: dict[Size, ProgramSource] = field(default_factory=dict)
 
     def with_job(self, job: Job, sizes: SizeDistribution) -> "SizedPrograms | None":
-        """Return these programs for another way to batch the same samples, or None if its traces differ."""
+        """Return the programs for a job that batches the same samples differently, or None if not reusable.
+
+        The captures are reused if the two jobs have equal traces at each size.
+        """
         size = self.sizes.largest
         is_same = len(sizes.ranges) == len(size) and at_size(job, size) == self.job_at(size)
         if not is_same or (len(size) == 1 and not set(sizes.paddings()) <= set(self.sizes.paddings())):

@@ -79,7 +79,7 @@ class RunRisk(Struct, frozen=True):
         return sum(run.replay.retries for run in self.runs) / max(1, sum(run.steps for run in self.runs))
 
     def step_peaks_bytes(self, *shares: float) -> tuple[int, ...]:
-        """Return for each share the allocated peak that this share of all steps stays within."""
+        """Return, for each share, the allocated peak that this share of all steps does not exceed."""
         peaks = sorted(p.allocated_bytes for run in self.runs for p in run.replay.step_peaks)
         return tuple(peaks[min(len(peaks) - 1, int(share * len(peaks)))] for share in shares)
 

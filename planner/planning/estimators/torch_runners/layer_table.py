@@ -1,4 +1,4 @@
-"""Build the layer table of a job by torchinfo on the meta device, without a GPU, weights or data."""
+"""Build the layer table of a job with torchinfo on the meta device, without a GPU, weights or data."""
 
 from math import prod
 from typing import Any
@@ -23,12 +23,15 @@ FIT_BATCHES = (2, 3, 7)  # two determine a line, the third confirms it
 
 
 def formula_counts(job: Job, batch: int, build: Build = build_model) -> Counts:
-    """Return the counts of the closed formula at this batch size. Raises as `build` and `layer_table` do."""
+    """Return the numbers of elements that the closed formula counts at a batch size.
+
+    Raises as `build` and `layer_table` do.
+    """
     return count_layers(layer_table(build(job), job, batch))
 
 
 def affine_formula_counts(job: Job, build: Build = build_model) -> AffineCounts:
-    """Return the counts of the closed formula at any batch size.
+    """Return the numbers of elements that the closed formula counts, as functions of the batch size.
 
     Raises as `build` and `layer_table` do, and ModelError if the outputs are not affine in the batch size.
     """
@@ -73,6 +76,6 @@ def summarize(model: nn.Module, job: Job, batch: int) -> Any:
 
 
 def error_line(error: BaseException) -> str:
-    """Return the kind and the first line of an error, shortened."""
+    """Return the type name of an error and the first line of its message, cut to 120 characters."""
     first = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {first if len(first) <= 120 else first[:117] + '...'}"

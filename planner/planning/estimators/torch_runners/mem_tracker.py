@@ -1,7 +1,7 @@
-"""Estimate the peak of all tensors alive by PyTorch's MemTracker, on fake tensors of the CPU.
+"""Estimate the peak memory of all live tensors with PyTorch's MemTracker, on fake CPU tensors.
 
-Fake tensors of CUDA need a GPU (torch 2.13). So the CPU's kernels decide which tensors attention and dropout
-keep, and sizes are not rounded up to blocks of 512 bytes, which MemTracker does on CUDA only. Without the
+Fake CUDA tensors need a GPU (torch 2.13). So the CPU's kernels decide which tensors attention and dropout
+keep, and sizes are not rounded up to blocks of 512 bytes, as MemTracker rounds on CUDA only. Without the
 rounding the peaks of the seeds' models are at most 0.04 MiB smaller.
 """
 
@@ -25,7 +25,7 @@ _TOTAL = "Total"
 
 
 def estimate_by_memtracker(job: Job, batch: int, build: Build = build_model) -> PeerEstimate:
-    """Run the job's steps under MemTracker, and return their peak by its categories.
+    """Run the job's steps under MemTracker, and return the bytes of each tensor category at the peak.
 
     Raises as `build` does, and ModelError if the model does not run on fake tensors or MemTracker refuses it.
     """

@@ -1,7 +1,7 @@
-"""Compute the totals of other estimators, by calls of torchinfo and MemTracker and by copies of the others.
+"""Compute the totals of other memory estimators: torchinfo, MemTracker, torchsummary, pytorch_modelsize.
 
-torchsummary and pytorch_modelsize are abandoned. Their arithmetic is repeated here as their published figures
-show it, including its flaws, which docs/formulas.md lists.
+torchsummary and pytorch_modelsize are abandoned. Their arithmetic is repeated in this module as their
+published figures show it, including its flaws, which docs/formulas.md lists.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +28,10 @@ from planner.planning.estimators.torch_runners.layer_table import error_line, su
 
 
 def estimate_by_memtracker(job: Job, batch: int, build: Build = build_model) -> PeerEstimate:
-    """Return MemTracker's peak; its module, which takes more than a second to import, is imported here."""
+    """Return the peak of the job's steps under MemTracker, by tensor category.
+
+    The module that runs MemTracker takes more than a second to import, so it is imported on the first call.
+    """
     from planner.planning.estimators.torch_runners.mem_tracker import estimate_by_memtracker as run
 
     return run(job, batch, build)
@@ -52,8 +55,9 @@ def estimate_by_torchinfo(job: Job, batch: int, build: Build = build_model) -> P
 def estimate_by_torchsummary(job: Job, batch: int, build: Build = build_model) -> PeerEstimate:
     """Return torchsummary 1.5.1's "Estimated Total Size": input, parameters, and twice the modules' outputs.
 
-    Containers do not count. It runs two samples and replaces the first dimension of every output by the batch
-    size. Raises as `build` does, and ModelError if torchsummary itself fails.
+    The model itself, `nn.Sequential` and `nn.ModuleList` do not count. torchsummary runs two samples and
+    replaces the first dimension of every output by the batch size. Raises as `build` does, and ModelError if
+    torchsummary itself fails.
     """
     model = build(job)
     outputs: list[int] = []
@@ -92,7 +96,7 @@ def estimate_by_modelsize(job: Job, batch: int, build: Build = build_model) -> P
     """Return pytorch_modelsize's total: input, parameters, and twice the outputs of all modules in a chain.
 
     Each module runs on the output of the module before. Only the parameters of the last module count, as in
-    its published figures. Raises as `build` does, and ModelError if the modules do not chain.
+    pytorch_modelsize's published figures. Raises as `build` does, and ModelError if the modules do not chain.
     """
     model = build(job)
     chain = list(model.named_modules())[1:]
@@ -126,7 +130,7 @@ PEERS: Mapping[Method, Callable[[Job, int, Build], PeerEstimate]] = {
 
 @contextmanager
 def _failing_as(job: Job, who: str) -> Iterator[None]:
-    """Run the body without gradients, and raise any failure as a ModelError that names the estimator."""
+    """Disable gradients inside the context, and raise any failure as a ModelError that begins with `who`."""
     try:
         with torch.no_grad():
             yield

@@ -24,7 +24,10 @@ class ConvWorkspaceSource(StrEnum):
 
 
 class WorkspaceAccount(Struct, frozen=True):
-    """Source of the workspaces of a job's convolutions, with shares by the sizes of their operands."""
+    """The source of a job's convolution workspaces, and the shares of convolutions with uncertain workspaces.
+
+    Convolutions are weighted by the sizes of their operands.
+    """
 
     source: ConvWorkspaceSource = ConvWorkspaceSource.NONE
     uncounted_share: float = 0.0  # of convolutions whose workspaces are not known
@@ -33,7 +36,10 @@ class WorkspaceAccount(Struct, frozen=True):
 
 
 class Convolution(Struct, frozen=True):
-    """One call; the forward pass of a transposed convolution is the data gradient of another."""
+    """One call of a convolution: its direction, dtype, shapes and parameters.
+
+    The forward pass of a transposed convolution is the data gradient of a convolution.
+    """
 
     direction: Direction
     dtype: str  # float32, float64, float16 or bfloat16
@@ -68,13 +74,13 @@ class ConvolutionExpr(Convolution, frozen=True):
         return cls(*astuple(replace(convolution, x=x, w=w, y=y)))
 
     def moved(self, places: Mapping[int, int]) -> "ConvolutionExpr":
-        """Return the same with other numbers for the nodes."""
+        """Return the expression with each node replaced by the node that `places` maps it to."""
         x, w, y = (tuple(places[node] for node in nodes) for nodes in (self.x, self.w, self.y))
         return replace(self, x=x, w=w, y=y)
 
 
 class Engine(Struct, frozen=True):
-    """One of cuDNN's ways to run a convolution; the number is its place in cuDNN's list."""
+    """One of cuDNN's engines for a convolution; `number` is its place in cuDNN's list."""
 
     number: int
     notes: tuple[str, ...]  # such as "tensor cores" or "Winograd"
@@ -82,7 +88,7 @@ class Engine(Struct, frozen=True):
 
 
 class Workspaces(Struct, frozen=True):
-    """The workspaces of a call of the library, in bytes."""
+    """The workspaces that a library requests for one call of a convolution, in bytes."""
 
     workspace_bytes: int
     searched_bytes: int = 0  # more than that, the first time, while it times all its ways
@@ -91,7 +97,7 @@ class Workspaces(Struct, frozen=True):
 
 
 class ConvWorkspace(Struct, frozen=True):
-    """The convolution for which a block is scratch memory, as an explanation wants it: one row of a table."""
+    """A table row that describes one workspace block and the convolution that uses the block."""
 
     block: int
     searched: bool  # room for the largest of all engines, while they are timed
@@ -111,13 +117,13 @@ class ConvWorkspace(Struct, frozen=True):
     def from_query(
         cls, block: int, query: Convolution, engine: Engine | None, *, searched: bool
     ) -> "ConvWorkspace":
-        """Return the row of a block; without an engine, of a workspace that a fitted expression gives."""
+        """Return the row of a block; `engine` is None if a fitted expression gives the workspace."""
         number, notes = (-1, "") if engine is None else (engine.number, ", ".join(engine.notes))
         return cls(block, searched, number, notes, **{name: getattr(query, name) for name in _OF_CONVOLUTION})
 
     @property
     def convolution(self) -> Convolution:
-        """Return the call, as the library was queried with it."""
+        """Return the convolution for which the library was queried."""
         return Convolution(**{name: getattr(self, name) for name in _OF_CONVOLUTION})
 
 
@@ -125,21 +131,19 @@ _OF_CONVOLUTION = tuple(column.name for column in fields(Convolution))
 
 
 class ConvWorkspaceQuery(Protocol):
-    """Source of the workspaces of convolutions: a library, or a record of its answers."""
+    """A source of convolution workspaces: a library, or a record of a library's answers."""
 
     @property
     def name(self) -> str:
-        """Return words that differ where answers may."""
+        """Return a name that differs between sources whose answers may differ."""
 
     def __call__(self, capability: tuple[int, int], sm_count: int, convolution: Convolution) -> Workspaces:
-        """Return the workspaces of a call on a GPU of so many SMs."""
+        """Return the workspaces of a convolution on a GPU with this compute capability and number of SMs."""
 
     def following(
         self, capability: tuple[int, int], sm_count: int, convolution: Convolution, size_bytes: int
     ) -> tuple[int, ...] | None:
-        """Return the sizes that PyTorch requests in turn after one that a call was refused; None where they
-        are not known.
-        """
+        """Return the sizes that PyTorch requests in turn if `size_bytes` is refused, or None if unknown."""
 
     def account(self, capability: tuple[int, int], sm_count: int) -> WorkspaceAccount:
-        """Return how the answers so far for GPUs of this kind are known."""
+        """Return the account of all answers so far for GPUs of this kind."""

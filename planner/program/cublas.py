@@ -68,8 +68,8 @@ def workspace_bytes(capability: tuple[int, int], config: str = "", torch: TorchV
 def parse_workspace_config(text: str) -> int:
     """Return the workspace bytes that a value of CUBLAS_WORKSPACE_CONFIG requests; `:0:0` requests none.
 
-    Raises UsageError if the text is anything but pairs `:SIZE:COUNT`, of which torch would read the part that
-    it understands, or if they exceed `MOST_BYTES`.
+    Raises UsageError if the text is anything but pairs `:SIZE:COUNT`, although torch would read the pairs
+    that it finds in the text, or if the pairs request more than `MOST_BYTES`.
 
     >>> parse_workspace_config(":4096:2:16:8")
     8519680

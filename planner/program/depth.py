@@ -1,8 +1,8 @@
 """Derive the trace of a deep model from the traces of two shallow models with the same repeated block.
 
-The deeper of the two traces is walked along the shallower one. Its additional events are what one more block
-adds: insertions, each of which a deeper model repeats. Memory that an insertion frees for the block before
-it, such as parameters that FSDP gathered for that block, is passed on from copy to copy.
+The two traces are compared event by event. The additional events of the deeper trace are the insertions that
+one more block adds; a still deeper model repeats each insertion. Memory that an insertion frees for the block
+before it, such as parameters that FSDP gathered for that block, is passed on from copy to copy.
 """
 
 import re
@@ -28,11 +28,11 @@ _VOTES = 4  # frees on each side of an insertion that decide its order
 
 
 class NotRepeatedError(Exception):
-    """Two traces do not differ by exactly one repeated block; the message names where they diverge."""
+    """The error of two traces that do not differ by exactly one repeated block; the message says where."""
 
 
 class _Insertion(Struct, frozen=True):
-    """Consecutive events that one more block adds; memory blocks that it allocates have negative names."""
+    """Consecutive events that one more model block adds; their memory blocks have negative numbers."""
 
     position: int  # index of the shallower trace's event before which they are inserted
     start: int  # index of the first of them in the deeper trace
@@ -66,8 +66,8 @@ class RepeatedBlock(Struct, frozen=True):
     def with_sizes_of(self, deep: Trace) -> "RepeatedBlock":
         """Return the repeated block for another trace of the deeper model, without a shallower trace.
 
-        The two deeper traces may differ in sizes alone, except sizes that grow with the number of blocks.
-        Raises NotRepeatedError if they differ in more.
+        The two deeper traces may differ only in sizes that do not grow with the number of blocks. Raises
+        NotRepeatedError if they differ in more.
         """
         ones, others = self.deep.events, deep.events
         if self.deep.sites != deep.sites or list(map(_without_size, ones)) != list(
@@ -110,8 +110,9 @@ class RepeatedBlock(Struct, frozen=True):
         return _shifted(site, self.layer, 0, origin.block)
 
     def parts(self, blocks: int) -> Iterator[tuple[_Insertion | int, int]]:
-        """Yield the parts of `with_more(blocks)` in order: insertions, each with the number of its copy, and
-        indices of events of `trace`, each with 0.
+        """Yield the parts of `with_more(blocks)` in order, each with the number of its copy.
+
+        A part is an insertion, or the index of an event of `trace`, which has the number 0.
         """
         inserted: dict[int, list[_Insertion]] = {}
         for one in self.insertions:
@@ -127,7 +128,7 @@ class RepeatedBlock(Struct, frozen=True):
 
 
 def compare_depths(shallow: Trace, deep: Trace, layer: re.Pattern[str] = BLOCK) -> RepeatedBlock:
-    """Compare the traces of models with `SHALLOW` repeated blocks and with one more.
+    """Return the repeated block of a model, from traces with `SHALLOW` blocks and with one block more.
 
     `layer` finds the number of a block in a module's name, as its only group. The block in the middle counts
     as the additional one, since the first and the last differ. Raises NotRepeatedError.
@@ -158,7 +159,7 @@ class _State(Struct):
 
 
 class _Walk:
-    """A walk along two traces that finds the events that the deeper one inserts."""
+    """A comparison of two traces, event by event, that finds the events that the deeper trace inserts."""
 
     def __init__(self, shallow: Trace, deep: Trace, layer: re.Pattern[str], inserted: int) -> None:
         self.shallow, self.deep = shallow, deep
@@ -171,8 +172,10 @@ class _Walk:
         self.positions: list[int] = []  # of the deeper trace's counterparts of the shallower trace's events
 
     def run(self) -> list[tuple[int, int, int]]:
-        """Return the insertions: the index of the shallower trace's event that follows each, start and end in
-        the deeper trace.
+        """Return the position, the start and the end of each insertion.
+
+        The position is the index in the shallower trace of the event that follows the insertion; start and
+        end are indices in the deeper trace. Raises NotRepeatedError.
         """
         ones, others = self.shallow.events, self.deep.events
         insertions = []
@@ -193,8 +196,9 @@ class _Walk:
     def _parts(self, i: int, j: int, end: int) -> list[int]:
         """Return the lengths of an insertion's parts; a part's copies come before those of the next part.
 
-        It has parts if it lengthens rows of equal operations on all parameters, as optimizers run them: the
-        event before it continues in its first events, the event after it continues its last events.
+        An insertion has parts if it lengthens rows of equal operations on all parameters, as optimizers run
+        them: its first events are of the same kind as the event before it, its last events of the same kind
+        as the event after it.
         """
         if not 0 < i < len(self.shallow.events):
             return [end - j]
@@ -206,8 +210,9 @@ class _Walk:
         return [len(part) for part in parts] if is_row else [end - j]
 
     def _end_of_insertion(self, i: int, j: int) -> int:
-        """Return the index in the deeper trace at which an insertion ends: the best match with the shallower
-        trace.
+        """Return the end of an insertion in the deeper trace: the index from which the traces match best.
+
+        Raises NotRepeatedError if no end of the insertion gives a match.
         """
         others = self.deep.events
         state = self.state.fork()
@@ -230,7 +235,7 @@ class _Walk:
     def _lengthens_rows(self, j: int, end: int, count: int) -> bool:
         """Return whether an insertion and the next one only repeat the equal allocations before them.
 
-        An example is what an optimizer allocates for all parameters of one size.
+        An example is a row of blocks that an optimizer allocates for all parameters of one size.
         """
         row = self.deep.events[max(0, j - 1) : end]
         next_row = self.deep.events[end : end + count + 1]
@@ -239,7 +244,7 @@ class _Walk:
     def _count_alike(self, state: _State, i: int, j: int) -> int:
         """Return how many events of both traces match from two indices on, at most `_LOOKAHEAD`.
 
-        It counts as `_LOOKAHEAD` if the match reaches the start of a phase, the end of both traces, or the
+        The count is `_LOOKAHEAD` if the match reaches the start of a phase, the end of both traces, or the
         next insertion: events that allocate or free memory of the inserted block.
         """
         ones, others = self.shallow.events, self.deep.events
@@ -270,8 +275,9 @@ class _Walk:
         return one == other
 
     def _follows(self, block: int, other: int) -> bool:
-        """Return whether `other` is the inserted model block's counterpart of a memory block of the model
-        block before.
+        """Return whether memory block `other` of the inserted model block corresponds to `block`.
+
+        `block` is a memory block of the model block before the inserted model block.
         """
         one, next_one = self._allocs[block], self._allocs[other]
         site = self.deep.sites[one.site]
@@ -305,7 +311,7 @@ def _with_size(event: Event, like: Event) -> Event:
 
 
 def _kind(sites: Sequence[Site], event: Event) -> Site | type[Free] | PhaseStart:
-    """Return what events of a row have in common: where they allocate, or that they free."""
+    """Return the site of an allocation, the class `Free` of a free, or the start of a phase itself."""
     if isinstance(event, Alloc):
         return sites[event.site]
     return Free if isinstance(event, Free) else event
@@ -385,8 +391,7 @@ class _Order:
         return inserted
 
     def _is_reversed(self, position: int, origin: _Insertion) -> bool:
-        """Return whether the memory blocks freed around a position are mostly freed in reverse order of
-        allocation.
+        """Return whether most memory blocks freed near a position are freed in reverse order of allocation.
 
         Only blocks allocated in the phase of the insertion `origin` count, and the result is relative to the
         order of `origin`.
@@ -443,9 +448,7 @@ class _Repetition:
         return self._numbers[key]
 
     def _grown(self, event: Event) -> Event:
-        """Return an event of the shallower model with the size, site and block that it has in the deeper
-        model.
-        """
+        """Return an event of the shallower model with its size, site and block in the deeper model."""
         if isinstance(event, Alloc):
             grown = self._repeated.added_bytes.get(event.block, 0) * self._copies
             site = self._site(event.site, self._repeated.inserted, self._copies)

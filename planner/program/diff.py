@@ -10,7 +10,7 @@ from planner.program.events import Alloc, Event, Free, PhaseStart, Trace
 def match_events(
     one: Trace, ones: Sequence[Event], other: Trace, others: Sequence[Event]
 ) -> Iterator[tuple[Event, Event, bool]]:
-    """Yield pairs of events, and whether they are equal apart from sizes and numbers of blocks and sites."""
+    """Yield pairs of events, and whether they are equal, ignoring sizes and block and site numbers."""
     blocks: dict[int, int] = {}
     for a, b in zip(ones, others, strict=False):
         if isinstance(a, Alloc) and isinstance(b, Alloc):
@@ -25,7 +25,7 @@ def match_events(
 
 
 def first_divergence(one: Trace, other: Trace) -> str:
-    """Return where two traces first differ apart from the numbers of blocks and sites, or "" if nowhere."""
+    """Return where two traces first differ, ignoring block and site numbers, or "" if they are equal."""
     for index, (a, b, is_same) in enumerate(match_events(one, one.events, other, other.events)):
         if not is_same or (isinstance(a, Alloc) and isinstance(b, Alloc) and a.size_bytes != b.size_bytes):
             return f"event {index} at batch {one.batch}"

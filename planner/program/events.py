@@ -1,7 +1,7 @@
 """Events of a training process on the GPU's allocator, as plain data.
 
-Capture writes a `Trace`, everything after it only reads one. No algorithm stands here beyond the checks that
-make a trace trustworthy; `fit` fits two of them to a program, `planner.allocator` replays them.
+Capture writes a `Trace`, and all later stages only read it. The only algorithm in this module is `validate`,
+which checks a trace; `fit` fits a program to two traces, and `planner.allocator` replays traces.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +44,7 @@ class Phase(StrEnum):
 
 
 class Fact(StrEnum):
-    """A property of a trace by which a plan proceeds; the notes tell it to people."""
+    """A property of a trace that planning depends on; the trace's notes state it for the user."""
 
     RANDOM_SIZES = "random_sizes"  # some sizes depend on values that were drawn at random
     WEIGHTS_FROM_HOST = "weights_from_host"  # it resumes with weights that it loads onto the CPU
@@ -53,7 +53,7 @@ class Fact(StrEnum):
 
 
 class Outcome(StrEnum):
-    """The outcome of a batch; not fitting is a result like the others."""
+    """The outcome of a batch: it fits without retries, fits with retries, or does not fit."""
 
     FITS = "yes"
     FITS_WITH_RETRIES = "with_retries"  # cached segments had to be released on the way, which costs time
@@ -73,7 +73,7 @@ class Alloc(Struct, frozen=True, gc=False):
 
 
 class Free(Struct, frozen=True, gc=False):
-    """The block is freed."""
+    """The free of a block."""
 
     block: int
     empties_cache: bool = False  # then the process releases all cached segments, as `torch.cuda.empty_cache`
@@ -107,7 +107,7 @@ class TensorProvenance(Struct, frozen=True):
 
 
 class GrowthSource(Struct, frozen=True):
-    """The source of blocks that become more with every step: a site, and the line of the model's code."""
+    """The module, operator and source line that allocate blocks whose number grows with every step."""
 
     module: str
     op: str
@@ -142,7 +142,7 @@ class Trace(Struct, frozen=True):
     facts: frozenset[Fact] = frozenset()
 
     def convolution_by_block(self) -> Mapping[int, Convolution]:
-        """Return the convolutions whose workspaces blocks are, as far as they are known."""
+        """Return the convolution of each block that is the workspace of a known convolution."""
         return self.convolutions or {row.block: row.convolution for row in self.conv_workspaces}
 
 

@@ -131,8 +131,9 @@ def first_matching(variants: Iterable[GuardedOps], batch: int, sm_count: int) ->
 
 
 def _values(nodes: Sequence[Node], batch: int, sm_count: int) -> list[int] | None:
-    """Return the value of each node, or None for a division by zero or too large a number, as a file may
-    contain.
+    """Return the value of each node, or None for a division by zero or a number of more than `_MOST_BITS`.
+
+    Nodes that were read from a file may contain either.
     """
     values: list[int] = []
     for operation, a, b in nodes:

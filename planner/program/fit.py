@@ -12,11 +12,11 @@ from planner.program.program import AffineAlloc, Program, ProgramEvent, constant
 
 
 class NotAffineError(Exception):
-    """Traces of one job cannot be fitted by one program; the message names where they diverge."""
+    """The error of traces that no single program fits; the message names where the traces diverge."""
 
 
 class SizesNotAffineError(NotAffineError):
-    """The events of the traces are the same, but a size is not affine (or quadratic) in the batch size."""
+    """The error of equal events with a size that is not affine (or quadratic) in the batch size."""
 
 
 class Affine(Struct, frozen=True):
@@ -27,8 +27,9 @@ class Affine(Struct, frozen=True):
 
 
 def affine_through(a: int, b: int, low: int, high: int) -> Affine:
-    """Return the affine integer that is `a` at batch `low` and `b` at batch `high`. Raises
-    SizesNotAffineError.
+    """Return the affine integer that is `a` at batch `low` and `b` at batch `high`.
+
+    Raises SizesNotAffineError if the slope is not an integer.
     """
     slope, rest = divmod(b - a, high - low)
     if rest:
@@ -66,9 +67,9 @@ class Quadratic(Struct, frozen=True):
 
 
 def polynomial_through(values: Sequence[int], batches: Sequence[int]) -> Affine | Quadratic:
-    """Return the polynomial that takes these values at two batch sizes, or at three consecutive ones.
+    """Return the polynomial through the values at two batch sizes, or at three consecutive batch sizes.
 
-    Raises SizesNotAffineError.
+    Raises SizesNotAffineError if a coefficient is not an integer.
     """
     if len(values) == 2:
         return affine_through(values[0], values[1], batches[0], batches[1])
@@ -88,7 +89,7 @@ Fit = Callable[[int, int, int, int], Affine]
 def fit_events(
     first: Trace, ones: Sequence[Event], second: Trace, others: Sequence[Event], fit: Fit = affine_through
 ) -> list[ProgramEvent]:
-    """Fit events of two traces, all or some of each trace's, as affine events. Raises NotAffineError."""
+    """Return affine events fitted to all or some events of two traces. Raises NotAffineError."""
     events: list[ProgramEvent] = []
     for index, (a, b, is_same) in enumerate(match_events(first, ones, second, others)):
         if not is_same:
@@ -106,7 +107,10 @@ def fit_events(
 
 
 def fit_quadratic_events(traces: Sequence[Trace], events: Sequence[Sequence[Event]]) -> list[ProgramEvent]:
-    """Fit quadratic events to events of three traces at consecutive batch sizes. Raises NotAffineError."""
+    """Return quadratic events fitted to events of three traces at consecutive batch sizes.
+
+    Raises NotAffineError.
+    """
     batches = [trace.batch for trace in traces]
     fit_events(traces[1], events[1], traces[2], events[2], _any_size)  # the same apart from sizes
     fitted: list[ProgramEvent] = []
@@ -166,8 +170,9 @@ def _where(trace: Trace, event: Alloc) -> str:
 
 
 def fit_pinned(first: Trace, second: Trace) -> tuple[tuple[int, int], ...]:
-    """Fit the pinned host blocks of two traces; return fixed bytes and bytes per sample. Raises
-    NotAffineError.
+    """Return the fixed bytes and the bytes per sample of each pinned host block, fitted to two traces.
+
+    Raises NotAffineError.
     """
     if len(first.pinned) != len(second.pinned):
         raise NotAffineError(f"{len(first.pinned)} and {len(second.pinned)} blocks of pinned memory")
@@ -189,8 +194,8 @@ def fit_traces(
 ) -> Program:
     """Fit a program without kernel calls to two traces, with workspaces affine in the batch size if possible.
 
-    If the workspaces of a stretch differ or `workspace_fit` does not fit them, the second trace's are used,
-    as constants. Raises NotAffineError, and ValueError for traces of one batch size.
+    If the two traces' workspaces of a stretch differ or `workspace_fit` does not fit them, the second trace's
+    workspaces are used as constants. Raises NotAffineError, and ValueError for traces of one batch size.
     """
     if first.batch == second.batch:
         raise ValueError(f"both traces are of batch {first.batch}")
@@ -230,18 +235,16 @@ def fit_traces(
 
 
 def _same_blocks(ours: Iterable[Event], theirs: Iterable[Event]) -> dict[int, int]:
-    """Return the blocks that `ours` allocate by the blocks that the corresponding events of `theirs`
-    allocate.
-    """
+    """Return a map from the blocks that `theirs` allocate to the corresponding blocks of `ours`."""
     pairs = zip(ours, theirs, strict=True)
     return {b.block: a.block for a, b in pairs if isinstance(a, Alloc) and isinstance(b, Alloc)}
 
 
 def scaled_program(trace: Trace) -> Program:
-    """Return a program estimated from one trace, whose inputs, activations and temporaries scale with the
-    batch.
+    """Return a program estimated from one trace by scaling inputs, activations and temporaries.
 
-    Parameters, gradients, optimizer state and workspaces stay as they are.
+    Their sizes grow in proportion to the batch size, except blocks of at most one byte per sample.
+    Parameters, gradients, optimizer state and workspaces are constant.
     """
 
     def scaled(event: Event) -> ProgramEvent:

@@ -26,7 +26,7 @@ class GrowingSite(Struct, frozen=True):
 
 
 class Growth(Struct, frozen=True):
-    """The memory by which each step increases the bytes that stay allocated."""
+    """The growth of the bytes that stay allocated from step to step, in all and by site."""
 
     bytes_per_step: int
     steps: int  # number of traced steps
@@ -61,7 +61,11 @@ def find_growth(trace: Trace) -> Growth | None:
 
 
 def _last_step(trace: Trace, growth: Growth) -> int | None:
-    """Return the last step that grows, or None if growing blocks of a site share a stream."""
+    """Return the last step that grows, or None if torch's pool of streams does not bound the growth.
+
+    The pool bounds the growth if no two growing blocks of a site share a stream, and none of the sites
+    allocates on the default stream alone.
+    """
     streams = {event.block: event.stream for event in trace.events if isinstance(event, Alloc)}
     last = growth.steps
     for blocks in growing_blocks(trace, growth).values():

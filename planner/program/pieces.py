@@ -88,7 +88,7 @@ def cut_program(program: Program) -> list[list[ProgramPiece]]:
 
 
 def is_periodic(steps: Sequence[Sequence[Piece]]) -> bool:
-    """Return whether the last two steps request and free the same, so that later steps are assumed to."""
+    """Return whether the last two of at least three steps, set-up included, have equal requests and frees."""
     return len(steps) > 2 and [*map(_requests, steps[-1])] == [*map(_requests, steps[-2])]
 
 
@@ -100,7 +100,7 @@ def first_step(trace: Trace) -> Trace:
 
 
 class Joiner:
-    """The variables that are alive after some pieces, for the blocks that later pieces free."""
+    """A joiner of pieces into one run, which keeps the blocks of all variables that are alive."""
 
     def __init__(self, numbers: Iterator[int] | None = None) -> None:
         """Begin before the set-up; `numbers` gives the blocks of variables unique numbers."""
@@ -110,7 +110,7 @@ class Joiner:
         self._numbers = count(FIRST_LASTING) if numbers is None else numbers
 
     def join(self, piece: Piece, step: int) -> Trace:
-        """Return the events of a piece as they follow the pieces before, with this number of their step.
+        """Return the events of a piece as they follow the earlier pieces, with `step` as their step number.
 
         Raises NotJoinedError if the piece frees a variable that is not alive.
         """
@@ -129,7 +129,7 @@ class Joiner:
         return replace(piece.trace, events=tuple(events))
 
     def copy(self) -> "Joiner":
-        """Return a copy with the same variables, whose further blocks differ from those of the original."""
+        """Return a copy with the same variables; new blocks of copy and original have different numbers."""
         twin = Joiner(self._numbers)
         twin.live, twin.index = dict(self.live), self.index
         return twin

@@ -3,7 +3,7 @@
 `planner.capture.symbolic` fits a program to two recorded runs. The sizes of the model's tensors are affine in
 the batch size or, if pairs of samples are compared, polynomials of degree two, fitted to a third run. If a
 job splits its batches into n parts, batch sizes are counted in units of n samples. The workspaces of kernels
-follow from the workspace rules, whose results are stored here as `GuardedOps`, one list of variants for each
+follow from the workspace rules, whose results are stored as `GuardedOps`, one list of variants for each
 distinct call. Specializing a program yields exactly the trace that a capture would record, or None if no
 variant's guards hold.
 """
@@ -133,8 +133,8 @@ class Program:
     def batch_sizes(self, target: Target, least: int) -> BatchSizes:
         """Return the batch sizes that a search may try: multiples of the unit from the validated range on.
 
-        All sizes are allowed if the program is constant, or if smaller sizes than its range are captured
-        separately (`least`).
+        All batch sizes are allowed if the program is constant, or if its range begins at `least` or below;
+        smaller batch sizes are then captured separately.
         """
         known = self.targets[target.capability]
         if self.is_constant(target) or known.min_batch <= least:

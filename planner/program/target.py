@@ -56,8 +56,8 @@ class Target(Struct, frozen=True):
     def for_capability(cls, capability: Capability, sm_count: int | None = None) -> "Target":
         """Return the target for a compute capability with `sm_count` SMs.
 
-        The default is the number of SMs of the largest such GPU, which takes the most workspace, or of an
-        A100 if the capability is not listed.
+        The default is the number of SMs of the largest GPU of the capability, which takes the most workspace,
+        or of an A100 if the capability is not listed.
         """
         return cls(capability, sm_count or _SM_COUNTS.get(capability, 108))
 

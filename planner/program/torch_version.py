@@ -18,8 +18,7 @@ _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})(\.\d{1,4})?([+.a-z]\w{0,40})?")
 
 
 def parse_torch_option(text: str) -> str:
-    """Return the value of `--torch` as `Job` stores it: "2.6" for "2.6.0+cu124", "" for the newest known
-    version.
+    """Return the value of `--torch` as `Job` stores it, such as "2.6", or "" for the newest known version.
 
     Raises UsageError for a text that is no version, and for versions older than the oldest with rules.
 

@@ -208,7 +208,7 @@ def _sharding(job: Job) -> str:
 
 
 def _kept(job: Job) -> str:
-    """Return a clause on what lives during an evaluation, and after it."""
+    """Return a clause on the tensors that stay alive during an evaluation, and after it."""
     if job.loop.loss is Loss.TRAINING_STEP:
         return "Lightning releases the gradients and the training's batch before, its own batches afterwards"
     if job.loop.drop_output:

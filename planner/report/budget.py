@@ -36,7 +36,7 @@ def budget_table(budget: Budget) -> Table:
 
 
 def device_to_json(budget: Budget) -> dict[str, Any]:
-    """Return the JSON value of `device`, with the allocator's limits; null stands for unlimited memory."""
+    """Return the JSON value of `device`, with the allocator's limits; null means unlimited memory."""
     limits = budget.limits
     return {
         **figures_to_json(budget.device),

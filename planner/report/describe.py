@@ -178,7 +178,7 @@ def _end_text(last_step: int) -> str:
 
 
 def size_text(size_bytes: int) -> str:
-    """Return a size as text in MiB, or in bytes if it is small."""
+    """Return a size as text in MiB, or in bytes if it is below 0.1 MiB."""
     return f"{mib(size_bytes, 1):,} MiB" if size_bytes >= MIB // 10 else f"{size_bytes:,} bytes"
 
 

@@ -62,7 +62,7 @@ class Headline(Struct, frozen=True):
 
 
 class Bullets(Struct, frozen=True):
-    """A list of sentences under a title, fainter than figures; without sentences the title is omitted."""
+    """A list of sentences under a title, fainter than figures; an empty title takes no line."""
 
     title: str
     sentences: Sequence[str]

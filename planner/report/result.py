@@ -1,4 +1,4 @@
-"""The base class of results, each of which has a report."""
+"""The base class of results, and the rendering of their reports."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,7 +10,7 @@ P = ParamSpec("P")
 
 
 class Report(NamedTuple):
-    """Functions that make the two forms of a result's report."""
+    """Functions that make a result's report as a document and as a JSON object."""
 
     document: Callable[[], Document]
     to_json: Callable[[], dict[str, Any]]
@@ -19,7 +19,7 @@ class Report(NamedTuple):
 def report_of(
     document: Callable[P, Document], to_json: Callable[P, dict[str, Any]], *args: P.args, **kwargs: P.kwargs
 ) -> Report:
-    """Return the report whose two forms are made from the same arguments."""
+    """Return a report whose functions call `document` and `to_json` with the given arguments."""
     return Report(partial(document, *args, **kwargs), partial(to_json, *args, **kwargs))
 
 

@@ -18,9 +18,9 @@ FIGURE_WIDTH = 10
 def breakdown(estimate: Estimate) -> dict[str, int]:
     """Return the bytes of the process by category, which add up to `process_bytes`.
 
-    Tensors and workspaces are counted at the allocated peak. `fragmentation` is the memory that the allocator
-    has reserved beyond that, at its own peak. Memory that a calibration adds counts as workspaces, which the
-    replay does not know; memory that it removes is taken from the fragmentation, then from the context.
+    Tensors and workspaces are counted at the allocated peak. `fragmentation` is the reserved peak minus
+    the allocated peak. Memory that a calibration adds counts as workspaces, which the replay does not know;
+    memory that a calibration removes is taken from the fragmentation, then from the context.
     """
     run = estimate.run
     device = estimate.budget.device
@@ -61,7 +61,7 @@ def mib_parts(parts: Mapping[str, int], digits: int = 3) -> dict[str, float]:
 
 
 def attributes(value: object, *names: str) -> dict[str, Any]:
-    """Return attributes for JSON, all null if `value` is None; `peak_mib` is `peak_bytes` in MiB."""
+    """Return the named attributes for JSON, all None if `value` is None; `x_mib` is `x_bytes` in MiB."""
     return {name: None if value is None else _attribute(value, name) for name in names}
 
 
@@ -112,7 +112,7 @@ def signed_percent(share: float) -> str:
 
 
 def probability_text(probability: float) -> str:
-    """Return a probability in percent, no more exact than it can be known.
+    """Return a probability in percent, with one decimal below 10 % and above 90 %.
 
     >>> probability_text(0.00004), probability_text(0.0123), probability_text(0.62), probability_text(0.9999)
     ('below 0.1 %', '1.2 %', '62 %', 'above 99.9 %')

@@ -48,7 +48,7 @@ def check_document(
     comparison: Comparison | None,
     seconds: float,
 ) -> Document:
-    """Return the report of `planner check`: a table of verdicts, and the reasons of all but FITS."""
+    """Return the report of `planner check`: verdicts with reasons, failures, changes since a revision."""
     reasons = [f"{subject(row)}: {row.judgement.reason}" for row in rows if row.judgement.reason]
     failed = [Entry("Not planned", f"{failure.job.name}: {failure.why}") for failure in failures]
     return Document.of(
@@ -153,7 +153,7 @@ def module_text(change: CheckChange) -> str:
 
 
 def place_text(change: CheckChange) -> str:
-    """Return the module of a change as part of a sentence."""
+    """Return the module with the largest change, such as `in module fc (+1.2 GiB)`, or "" if unknown."""
     is_in_module = change.module is not None and change.module.name
     return f"{'in module ' if is_in_module else ''}{module_text(change)}"
 

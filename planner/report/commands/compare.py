@@ -23,7 +23,7 @@ _FITS = {Outcome.FITS: "yes", Outcome.FITS_WITH_RETRIES: "retries", Outcome.DOES
 
 
 def comparison_document(comparison: Comparison) -> Document:
-    """Return the report of `planner compare`: all estimates, the measured value and its arithmetic."""
+    """Return the report of `planner compare`: all estimates, and how the measured peak is derived."""
     job, device, measured = comparison.job, comparison.budget.device, comparison.measured
     gpu = "" if is_endless(device.usable) else f", {device.name}"
     title = f"{job.model.name}, batch {comparison.batch}{gpu}: {describe_loop(job)}"
@@ -76,7 +76,7 @@ def _measured(measured: Measured) -> Iterator[tuple[str, float, str]]:
 
 
 def _printed(comparison: Comparison, measured: Measured) -> list[Block]:
-    """Return a paragraph with the errors if earlier models on the GPU count as part of this model."""
+    """Return a paragraph with the errors relative to the printed peak, which includes earlier models."""
     sizes = {row.key: row.size_bytes for row in comparison.rows}
     errors = [
         f"{NAMES[key]} {signed_percent(size / measured.printed_bytes - 1)}"

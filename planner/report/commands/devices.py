@@ -1,4 +1,4 @@
-"""The report of `planner devices`: GPUs, each figure with the kind of its source."""
+"""The report of `planner devices`: figures of GPUs with their sources."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ _COLUMNS = (
 
 
 def devices_document(devices: Sequence[Device]) -> Document:
-    """Return a table of GPUs, or all details of each with its sources if there are up to three."""
+    """Return a table of GPUs or, for up to three GPUs, all figures of each with their sources."""
     if not devices:
         none = "No card of the database matches; any other is planned for with --gpu-mib N"
         return Document.of([Paragraph(none)])

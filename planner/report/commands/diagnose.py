@@ -1,4 +1,4 @@
-"""The report of `planner diagnose`: the cause, what was in use, and what would have helped."""
+"""The report of `planner diagnose`: the cause, the memory in use, and settings that would have helped."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +24,7 @@ _CAUSES = {
 
 
 def diagnosis_document(diagnosis: Diagnosis, seconds: float, advice: Report | None) -> Document:
-    """Return the report of `planner diagnose`, and below it the advice on the job, if one was given."""
+    """Return the report of `planner diagnose`, followed by the advice on the job, if given."""
     title = "It was not the memory of a GPU" if diagnosis.is_of_host else _CAUSES[diagnosis.cause]
     head = Headline((title, Entry("Because", diagnosis.reason)), "neutral")
     return Document.of(

@@ -92,14 +92,14 @@ def headline(estimate: Estimate, *entries: Entry) -> Headline:
 
 
 def left_out_entries(estimate: Estimate | None) -> list[Entry]:
-    """Return the parts of the job that take memory and are not planned."""
+    """Return an entry that names the parts of the job whose memory is not planned, if there are any."""
     notes = () if estimate is None else estimate.notes
     left_out = [note.removeprefix(LEFT_OUT_NOTE) for note in notes if note.startswith(LEFT_OUT_NOTE)]
     return [Entry("Not planned", "; ".join(left_out))] if left_out else []
 
 
 def style_of(estimate: Estimate) -> Style:
-    """Return the style of statements about a batch."""
+    """Return the style ("good", "warning", "bad", "neutral") of a statement on whether a batch fits."""
     if estimate.answer is None:
         return "neutral"
     is_warning = estimate.answer in _UNSURE or estimate.step_limit is not None
@@ -107,7 +107,7 @@ def style_of(estimate: Estimate) -> Style:
 
 
 def exit_entries(estimate: Estimate | None) -> list[Entry]:
-    """Return an entry that explains exit code 1 if the batch does not certainly fail."""
+    """Return an entry that explains exit code 1 if the batch likely fits or may fit, with unknown risk."""
     if estimate is None or estimate.answer not in _UNSURE:
         return []
     return [Entry("Exit code", f"1: it does not fit at confidence {estimate.budget.confidence:g}")]
@@ -126,9 +126,9 @@ def verdict(estimate: Estimate) -> tuple[str, tuple[Entry, ...]]:
 
 
 def unlimited_text(estimate: Estimate) -> str:
-    """Return a clause on the memory that a failing batch would take.
+    """Return a clause on the memory that a failing batch would take without a memory limit.
 
-    The allocated bytes are needed on any GPU; what is reserved beyond them may be released under a limit.
+    The allocated bytes are needed on any GPU; further reserved bytes may be released under a memory limit.
     """
     process, allocated = mib_text(estimate.process_bytes), mib_text(estimate.run.peak_allocated_bytes)
     return f"; without a limit it would take {process} MiB, {allocated} of them allocated at once"
@@ -153,7 +153,7 @@ def likely_text(p_out_of_memory: float | None) -> str:
 
 
 def until_text(estimate: Estimate) -> str:
-    """Return a text on the step until which a batch with growing memory fits, or "" if nothing ends it."""
+    """Return a clause on the step until which a batch with growing memory fits, or "" without a limit."""
     limit = estimate.step_limit
     if limit is None:
         return ""
@@ -220,7 +220,7 @@ def _steps_text(estimate: Estimate) -> str:
 
 
 def failure_entries(estimate: Estimate) -> list[Entry]:
-    """Return an entry on where the run fails under the budget, if it does."""
+    """Return an entry with the place and size of the request that fails under the budget, if one fails."""
     if estimate.failed is None or estimate.failed.failure is None:
         return []
     failure = estimate.failed.failure
@@ -238,7 +238,7 @@ def failure_entries(estimate: Estimate) -> list[Entry]:
 
 
 def memory_sections(estimate: Estimate) -> list[list[Block]]:
-    """Return the sections on the memory of the batch, the parts of the process, and the ranks."""
+    """Return the sections on the batch, the phases of the job, the parts of the process, and the ranks."""
     own: list[list[Block]] = [
         [batch_table(estimate)],
         _phases_section(estimate),
@@ -286,7 +286,7 @@ def batch_table(estimate: Estimate) -> Table:
 
 
 def _outside(estimate: Estimate) -> str:
-    """Return a phrase for the parts of the process."""
+    """Return a phrase that names the parts of the process: reserved, CUDA context and, if used, NCCL."""
     return (
         "reserved and CUDA context"
         if estimate.budget.device.nccl is None
@@ -311,7 +311,7 @@ def _phases_section(estimate: Estimate) -> list[Block]:
 
 
 def _host_text(host: HostMemory) -> str:
-    """Return a sentence on the host memory of a process; pinned memory has a row of its own."""
+    """Return a sentence on the host memory of a process, except pinned memory (see `batch_table`)."""
     sizes = {
         "weights until they are on the GPU": host.weights_bytes,
         "each batch that a loader holds": host.batch_bytes,
@@ -341,7 +341,7 @@ def parts_table(parts: Mapping[str, int]) -> Table:
 
 
 def closing_section(estimate: Estimate | None, seconds: Seconds, import_seconds: float) -> list[Block]:
-    """Return the last section of a report: the assumptions of the answer and the time that it took."""
+    """Return the last section of a report: the assumptions of the estimate, if given, and the time taken."""
     timing = timing_line(importing=import_seconds, tracing=seconds.trace, replaying=seconds.replay)
     return [timing] if estimate is None else [Bullets("Assumed", run_assumptions(estimate)), timing]
 
@@ -387,7 +387,7 @@ def estimate_to_json(estimate: Estimate, import_seconds: float) -> dict[str, Any
 
 
 def plan_seconds_to_json(seconds: Seconds, import_seconds: float) -> dict[str, float]:
-    """Return the JSON value of `seconds`."""
+    """Return the JSON value of `seconds`: the times of importing, tracing and replaying."""
     spent = {"import": import_seconds, "trace": seconds.trace, "replay": seconds.replay}
     return {name: round(value, 3) for name, value in spent.items()}
 
@@ -434,7 +434,7 @@ def _phase(peak: JobPhasePeak) -> dict[str, Any]:
 
 
 def _calibration(correction: Correction | None) -> dict[str, Any] | None:
-    """Return the JSON value of `calibration`; its figures are null if only the context is used."""
+    """Return the JSON value of `calibration`; figures of the line are null if only the context is used."""
     if correction is None:
         return None
     fit = correction.fit

@@ -79,7 +79,7 @@ def _answer(table: FleetTable) -> Entry:
 
 
 def _likely(table: FleetTable) -> Iterator[Entry]:
-    """Yield the GPUs that may run a batch, but not at the confidence: with their probability, or unknown."""
+    """Yield an entry with the GPUs that likely fit a batch, and an entry with the GPUs not known to fit."""
     for answer, title in ((Answer.LIKELY, "Likely fits"), (Answer.NOT_KNOWN, "Not known")):
         named = [
             f"batch {fit.batch} on {fit.budget.device.name}"
@@ -92,7 +92,7 @@ def _likely(table: FleetTable) -> Iterator[Entry]:
 
 
 def _row(table: FleetTable, fit: DeviceFit, most: int) -> tuple[Cell | str, ...]:
-    """Return the row of a GPU; bars compare the largest batches, or with --batch the share that it takes."""
+    """Return the row of a GPU; the bar shows the largest batch or, with --batch, the share of memory used."""
     device, outcome = fit.budget.device, _outcome(fit, table)
     taken = fit.process_bytes / device.usable.value
     share = fit.comfortable_batch / max(1, most) if table.batch is None else taken
@@ -148,7 +148,7 @@ def _outcome(fit: DeviceFit, table: FleetTable) -> Outcome:
 
 
 def _sure(fit: DeviceFit) -> str:
-    """Return one word for the calibration, with a mark if the GPU's memory is not published."""
+    """Return one word for the calibration, with a "*" if the GPU's memory is not published or measured."""
     correction = fit.budget.correction
     words = {"exact": "measured", "same GPU": "near", "same architecture": "related"}
     if correction is None or correction.fit is None:
@@ -181,7 +181,7 @@ def _legend(table: FleetTable) -> list[str]:
 
 
 def _price_legend(table: FleetTable) -> list[str]:
-    """Return the legend of the prices, and the names in the file that the database lacks."""
+    """Return the legend of the prices, and the GPU names in the price file that the database lacks."""
     if table.prices is None:
         return []
     whole = "USD/h: the cheapest instance with the GPU, paid for whole; - where the file has no price"

@@ -135,7 +135,7 @@ def plan_to_json(plan: Plan, import_seconds: float) -> dict[str, Any]:
 
 
 def search_to_json(plan: "Plan | CommandPlan", nested: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-    """Return the JSON keys of any search; `nested` converts the result of one batch size."""
+    """Return the JSON keys of a batch search; `nested` converts the result at one batch size."""
     sides = {name: getattr(plan, name) for name in ("at_max", "at_comfortable", "first_failure")}
     return {
         "max_batch": plan.search.largest,

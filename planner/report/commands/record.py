@@ -1,4 +1,4 @@
-"""The report of `planner record`: the contents of a snapshot, and the files of its histories."""
+"""The report of `planner record`: the histories in a snapshot, and the files written."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ _MOST_SITES = 12
 
 
 class RecordedHistory(Protocol):
-    """A history with the result of its replay."""
+    """A history of allocator events, with the result of its replay."""
 
     @property
     def history(self) -> History: ...

@@ -1,4 +1,4 @@
-"""The report of `planner replay`: the readings of a process, printed as in its notebook."""
+"""The report of `planner replay`: the memory readings of a process, printed as in the notebook."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby

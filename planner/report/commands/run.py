@@ -71,7 +71,7 @@ def _failure_entries(failure: OutOfMemory | None) -> tuple[Entry, ...]:
 
 
 def _crash_entries(run: EmulatedRun) -> tuple[Entry, ...]:
-    """Return an entry on how the command crashed after its work, if it did."""
+    """Return an entry on a crash of the command after its script had ended, if it crashed."""
     if not run.crash:
         return ()
     text = f"{run.crash}, after the script had ended and its record was whole: not for want of GPU memory"
@@ -89,7 +89,7 @@ def _table(title: str, rows: Iterable[tuple[str, Peaks]]) -> Table:
 
 
 def _peaks(run: EmulatedRun) -> list[Block]:
-    """Return a table of the peaks of each process on each GPU, and a line on each GPU that several share."""
+    """Return a table of each process's peaks on each GPU, and a line for each GPU that processes share."""
     several = len(run.records) > 1
     names = [f"rank {one.rank}, GPU {one.card}" if several else "whole run" for one in run.records]
     table = _table("Peak", [(name, record.peak) for name, record in zip(names, run.records, strict=True)])
@@ -102,7 +102,7 @@ def _peaks(run: EmulatedRun) -> list[Block]:
 
 
 def _strays(run: EmulatedRun, shared: SharedCard) -> str:
-    """Return a hint at the processes on a shared GPU that have memory on another GPU too; "" without any."""
+    """Return a hint at processes on a shared GPU that use another GPU too, or "" if none or all do."""
     elsewhere = {(one.rank, one.pid) for one in run.records if one.card != shared.card}
     here = (one for one in run.records if one.card == shared.card)
     strays = [one.rank for one in here if (one.rank, one.pid) in elsewhere]
@@ -273,7 +273,7 @@ def _rank_to_json(record: GpuRecord) -> dict[str, Any]:
 
 
 def _failure_to_json(failure: OutOfMemory | None) -> dict[str, Any] | None:
-    """Return the JSON object of the place where memory ran out, or None if it did not."""
+    """Return the JSON object of the place where memory ran out, or None without a failure."""
     if failure is None:
         return None
     fields = with_mib(failure) or {}
@@ -282,7 +282,7 @@ def _failure_to_json(failure: OutOfMemory | None) -> dict[str, Any] | None:
 
 
 def command_plan_to_json(plan: CommandPlan) -> dict[str, Any]:
-    """Return the JSON object of `planner max-batch -- COMMAND`; its sides such as `at_max` are runs."""
+    """Return the JSON object of `planner max-batch -- COMMAND`; values such as `at_max` are runs."""
     return {
         "schema": SCHEMA,
         "emulated": True,

@@ -254,7 +254,7 @@ def side_to_json(side: VaryingSide) -> dict[str, Any]:
 
 
 def risk_to_json(risk: RunRisk | None) -> dict[str, Any] | None:
-    """Return the JSON object of sampled runs."""
+    """Return the JSON object of sampled runs and their risk, or None for None."""
     if risk is None:
         return None
     error = risk.standard_error

@@ -74,7 +74,7 @@ def _row(advice: VaryingAdvice, attempt: VaryingAttempt) -> tuple[Cell | str, ..
 
 
 def _together(advice: VaryingAdvice) -> list[Block]:
-    """Return a paragraph on the set of changes that fits, or on its absence, if no single change fits."""
+    """Return a paragraph on whether a set of changes fits the batch, if no single change fits it."""
     if advice.batch is None or any(one.fits for one in (advice.unchanged, *advice.singles)):
         return []
     found = advice.together
@@ -112,6 +112,6 @@ def varying_advice_to_json(advice: VaryingAdvice, import_seconds: float) -> dict
 
 
 def _risk(risk: RunRisk | None) -> dict[str, Any] | None:
-    """Return the JSON object of a risk without the runs behind it."""
+    """Return the JSON object of a risk without `runs`, or None for None."""
     whole = risk_to_json(risk)
     return whole and {name: value for name, value in whole.items() if name != "runs"}

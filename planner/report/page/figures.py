@@ -101,14 +101,15 @@ def _happening(trace: Trace, allocations: Mapping[int, Alloc], index: int) -> st
 
 
 def escape_hover(text: str) -> str:
-    """Return a text escaped for a figure: plotly interprets some HTML tags, and names such as `<lambda>` look
-    alike.
+    """Return a text with "&", "<" and ">" escaped for a figure.
+
+    Plotly interprets some HTML tags, and names such as `<lambda>` look like tags.
     """
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _phases(timeline: Timeline) -> tuple[list[Any], list[Any]]:
-    """Return lines at the starts of steps and, fainter, of phases, and names of the wider phases."""
+    """Return lines at the starts of steps and phases, and the names of steps and of wider phases."""
     total = len(timeline.allocated_bytes)
     ends = [*(index for index, _ in timeline.marks), total][1:]
     shapes, names, before = [], [], 0
@@ -199,7 +200,7 @@ class _Leaf:
 
 
 def modules_figure(explanation: Explanation, model: str) -> Figure:
-    """Return an icicle of modules and, at its end, their operators' blocks, coloured by category.
+    """Return an icicle chart of modules; the leaves are the blocks of operators, coloured by category.
 
     Fields of modules have no colour: the page's script gives them the colour of its panels.
     """

@@ -52,7 +52,7 @@ def save_page(
     curve: BatchCurve | None,
     path: Path,
 ) -> None:
-    """Write the page to a file; without a curve it shows this batch only. Raises DataFileError."""
+    """Write the page to a file; without a curve it shows one batch only. Raises DataFileError."""
     save(path, page_html(summary, explanation, trace, limits, curve).encode(), "the page")
 
 
@@ -87,7 +87,7 @@ def page_html(
 
 
 def _embedded(data: dict[str, Any]) -> Markup:
-    """Return the data as JSON escaped for a script element, which no text in it can close."""
+    """Return the data as JSON, escaped so that no text in it can close the page's script element."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
@@ -96,7 +96,7 @@ def _embedded(data: dict[str, Any]) -> Markup:
 
 
 def _cells(table: Table) -> Iterator[list[tuple[Column, Cell, str]]]:
-    """Yield each row as columns, cells and colours of marks; the first cell has the colour of a bar."""
+    """Yield each row without its bar as (column, cell, colour); the first cell has the bar's colour."""
     for cells in table.cells():
         colour = "".join(cell.colour for cell in cells if cell.share is not None)
         pairs = zip(table.columns, cells, strict=True)
@@ -152,7 +152,7 @@ def _choices(curve: BatchCurve) -> list[tuple[str, list[tuple[int, str]]]]:
 def page_data(
     summary: Summary, explanation: Explanation, trace: Trace, curve: BatchCurve | None
 ) -> dict[str, Any]:
-    """Return the data that the page contains."""
+    """Return the data for the page's script: sizes in bytes, verdicts, figures and the batch curve."""
     run = explanation.run
     figures = {
         "breakdown": breakdown_figure(summary.parts),
@@ -177,7 +177,7 @@ def page_data(
 
 
 def _card(card: DeviceCurve) -> dict[str, Any]:
-    """Return the data of one GPU and its points by column; levels are in bytes, null if unlimited."""
+    """Return the data of one GPU and its points by column; sizes are in bytes, limits None if unlimited."""
     budget = card.budget
     room = max_reserved_bytes(budget.limits)
     return {

@@ -23,14 +23,14 @@ def make_axes(height_inches: float) -> Axes:
 
 
 def label_axes(axes: Axes, title: str, x: str, y: str = "", pad: float | None = None) -> None:
-    """Write the title above the axes, and their names next to them."""
+    """Write the title above the axes, and label the x and y axes."""
     axes.set_title(title, fontsize=_TITLE_POINTS, loc="left", pad=pad)
     axes.set_xlabel(x, fontsize=_LABEL_POINTS)
     axes.set_ylabel(y, fontsize=_LABEL_POINTS)
 
 
 def save_picture(axes: Axes, path: Path) -> None:
-    """Write the picture to a file, with everything outside its axes. Raises DataFileError."""
+    """Write the picture to a file, including all that is drawn outside the axes. Raises DataFileError."""
     content, figure = io.BytesIO(), axes.get_figure(root=True)
     assert figure is not None
     figure.savefig(content, format=path.suffix.removeprefix("."), bbox_inches="tight")

@@ -1,4 +1,4 @@
-"""The colours of pictures, by Okabe and Ito (2008): distinct for all eyes and, by lightness, in grey."""
+"""The colours of pictures, by Okabe and Ito (2008): distinct for the colour-blind and in grey."""
 
 from planner.program import Category
 

@@ -25,7 +25,7 @@ _LABEL_SHARE = 0.048  # share of the axes' height that
 
 
 def draw_gpus(table: FleetTable, path: Path) -> None:
-    """Draw the curve of the job and the GPUs that run it; of many GPUs, a selection is drawn.
+    """Draw the memory curve of the job and the GPUs that run it, or a selection of many GPUs, to a file.
 
     Raises UsageError if no GPU runs the job, DataFileError if the file cannot be written.
     """
@@ -119,7 +119,7 @@ def _legend(axes: Axes) -> None:
 
 
 def _apart(heights: list[float], ceiling: float) -> list[float]:
-    """Return the heights of the names: each line's height, moved as little as avoids overlaps."""
+    """Return the heights of the names: each line's height, moved if names would overlap."""
     step = _LABEL_SHARE * ceiling
     placed: list[float] = []
     for height in heights:

@@ -40,7 +40,7 @@ def _levels(axes: Axes, timeline: Timeline) -> None:
 
 
 def _phases(axes: Axes, timeline: Timeline) -> None:
-    """Draw lines at the starts of steps and, fainter, of phases, and names of the wider phases."""
+    """Draw lines at the starts of steps and phases, and the names of steps and of wider phases."""
     total, before = len(timeline.allocated_bytes), 0
     ends = [*(index for index, _ in timeline.marks), total][1:]
     for (start, mark), end in zip(timeline.marks, ends, strict=True):

@@ -1,4 +1,4 @@
-"""Write an answer as a scheduler's request, by the value of --format."""
+"""Write a table of GPUs as a request to a scheduler, in the format that --format names."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,10 @@ FORMATS: dict[str, Callable[[Request], str]] = {
 
 
 def scheduler_text(table: FleetTable | ClusterTable, scheduler: str) -> str:
-    """Return the request for GPUs in a scheduler's format. Raises UsageError for an unknown scheduler."""
+    """Return the request for GPUs in a scheduler's format, or a comment if no GPU runs the job.
+
+    Raises UsageError for an unknown scheduler.
+    """
     if scheduler not in FORMATS:
         raise UsageError(f"--format {scheduler}: give one of {', '.join(FORMATS)}")
     request = request_of_fleet(table) if isinstance(table, FleetTable) else request_of_clusters(table)

@@ -1,4 +1,4 @@
-"""List the GPUs that run a job, and find the scheduler's names that mean only such GPUs."""
+"""List the GPUs that run a job, and find scheduler names that mean no other GPUs."""
 
 from collections.abc import Iterable, Mapping
 from typing import Self
@@ -35,14 +35,14 @@ class Need(Struct, frozen=True):
 
 
 class Request(Struct, frozen=True):
-    """A request to a scheduler, which any of its needs satisfies."""
+    """A request to a scheduler that any one of its needs satisfies."""
 
     title: str
     needs: tuple[Need, ...]
 
 
 def request_of_fleet(table: FleetTable) -> Request:
-    """Return a request for one GPU that runs the job, in the order of the table."""
+    """Return a request for one GPU of any kind that runs the job; kinds are in the order of the table."""
     which = "its largest batch on each GPU" if table.batch is None else f"batch {table.batch:,}"
     needs = [
         Need(fit.budget.device, 1, 1, _figures(
@@ -99,11 +99,11 @@ class Naming(Struct, frozen=True):
         return cls(request.needs, load_names(vocabulary), known)
 
     def of_device(self, device: Device) -> tuple[str, ...]:
-        """Return all names of a GPU, or for a slice of its whole GPU."""
+        """Return all names of a GPU or, for a MIG slice, of the whole GPU."""
         return known_names(device, self.names)
 
     def strangers(self, name: str) -> list[Device]:
-        """Return the other GPUs with a name, on which the job is not known to run."""
+        """Return the GPUs that have the name and on which the job is not known to run."""
         running = {need.device.name for need in self.needs}
         return [
             device
@@ -112,9 +112,7 @@ class Naming(Struct, frozen=True):
         ]
 
     def own(self, need: Need) -> list[str]:
-        """Return the names of a need's GPU that no other GPU has on which the job may not run; [] for a
-        slice.
-        """
+        """Return the names of a need's GPU that mean only GPUs that run the job, or [] for a MIG slice."""
         if mig_slice(need.device) is not None:
             return []
         return [name for name in self.of_device(need.device) if not self.strangers(name)]

@@ -1,4 +1,4 @@
-"""Write options for Ray's tasks and trainers, with its constants of accelerator_type."""
+"""Write options for Ray's tasks and trainers, with Ray's constants of accelerator_type."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,7 @@ from planner.report.schedulers.need import Naming, Need, Request, comment, unnam
 
 
 def ray_text(request: Request) -> str:
-    """Return Python code: a list of keyword arguments of `ray.remote`, or of `ScalingConfig` for several
-    GPUs.
-    """
+    """Return Python code that lists arguments of `ray.remote` or, for several GPUs, `ScalingConfig`."""
     naming = Naming.of(request, "ray")
     named = [need for need in request.needs if naming.own(need)]
     left = [need for need in request.needs if need not in named]

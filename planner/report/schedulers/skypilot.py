@@ -1,4 +1,4 @@
-"""Write a task's resources for SkyPilot, with the names of its catalogue."""
+"""Write a task's resources for SkyPilot, with the GPU names of SkyPilot's catalogue."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from planner.report.schedulers.need import Naming, Request, comment, unnamed
 
 
 def skypilot_text(request: Request) -> str:
-    """Return the resources with the accelerators as alternatives, in the fewest nodes possible."""
+    """Return a task in YAML with alternative accelerators, on the fewest nodes possible."""
     import yaml
 
     naming = Naming.of(request, "skypilot")

@@ -8,7 +8,7 @@ from planner.report.units import mib
 
 
 def slurm_text(request: Request) -> str:
-    """Return one active request, and the others after ##SBATCH, which sbatch ignores."""
+    """Return a batch script with one active request; further requests follow ##SBATCH, a comment."""
     naming = Naming.of(request, "nvml")
     types = {need: _types(need, naming) for need in request.needs}
     named = [need for need in request.needs if types[need]]
@@ -52,7 +52,7 @@ def _request(need: Need, name: str, word: str) -> list[str]:
 
 
 def _constraint(types: Mapping[Need, Sequence[str]]) -> list[str]:
-    """Return a commented line for clusters whose nodes have the types of their GPUs as features."""
+    """Return a commented request for nodes with GPU types as features, or [] if numbers of GPUs differ."""
     whole = [need for need in types if mig_slice(need.device) is None]
     if len({need.gpus for need in whole}) != 1:
         return []

@@ -1,1 +1,1 @@
-"""Reports on stored calibrations and on the measurements for them."""
+"""Reports on stored calibrations, on runs that calibrate or verify, and on contributed measurements."""

@@ -37,7 +37,7 @@ def tables_document(folders: Sequence[Folder], today: date) -> Document:
 
 
 def calibration_section(calibration: Calibration, today: date) -> list[Block]:
-    """Return the section on a calibration: its origin, its line or why it has none, and its runs."""
+    """Return the section on a calibration: origin, versions, fitted line (or why it was refused), runs."""
     entries = (
         ("Job", describe_job(calibration.key.job)),
         ("From", _origin(calibration, today)),
@@ -88,7 +88,7 @@ def calibration_to_json(calibration: Calibration, today: date) -> dict[str, Any]
 
 
 def _age_days(calibration: Calibration, today: date) -> int | None:
-    """Return a calibration's age in days, or None if its day is no date."""
+    """Return a calibration's age in days, at least 0, or None if `when` is not an ISO date."""
     try:
         return max(0, (today - date.fromisoformat(calibration.when)).days)
     except ValueError:
@@ -176,7 +176,7 @@ class Campaign:
 
 
 def campaign_document(campaign: Campaign) -> Document:
-    """Return the report of `planner calibrate`: its runs and each calibration."""
+    """Return the report of `planner calibrate`: new runs, limits, failures and each calibration."""
     count = f"{campaign.new} new run{'' if campaign.new == 1 else 's'}"
     head: list[Block] = [Paragraph(f"{count}, saved in {campaign.folder}")]
     if campaign.left:

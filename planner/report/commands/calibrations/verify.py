@@ -59,7 +59,7 @@ def _start(observation: Observation | None, confidence: float, holds: bool) -> s
 
 
 def _bracket(check: LimitCheck) -> str:
-    """Return a phrase on the bounds of the true largest batch that the runs show."""
+    """Return a phrase with the range that the runs leave for the true largest batch."""
     lived, died = check.lived, check.died
     if died is None:
         return f"{lived} ran as well, and nothing larger was tried" if lived else "nothing was tried"
@@ -127,7 +127,7 @@ def measured_figures(seen: Observation) -> dict[str, Any]:
 def limit_to_json(check: LimitCheck, import_seconds: float) -> dict[str, Any]:
     """Return the JSON object of `planner verify` without a batch; `runs` are objects of single runs.
 
-    `true_largest` is the range of the true largest batch, as far as these runs show it.
+    `true_largest` is the range of the true largest batch, as far as the runs show it.
     """
     observation = check.runs[0].observation if check.runs else None
     return {
@@ -144,8 +144,9 @@ def limit_to_json(check: LimitCheck, import_seconds: float) -> dict[str, Any]:
 
 
 def _verdict(observation: Observation | None, holds: bool) -> str:
-    """Return the verdict in a word or two; an emulated GPU proves nothing about a real GPU's context and
-    kernels.
+    """Return "held", "did not hold" or, for a run on an emulated GPU, "emulated".
+
+    An emulated GPU proves nothing about a real GPU's context and kernels.
     """
     if observation is not None and observation.source == "emulated":
         return "emulated"

@@ -1,4 +1,4 @@
-"""Report the differences between a trace and a GPU's recording: blocks that only one of them has."""
+"""Report the differences between a trace and a GPU's recording: unmatched blocks and other lifetimes."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ _MEANING = {
 
 @dataclass(frozen=True, slots=True)
 class ExtraGroup:
-    """A group of equal blocks that only one side has, at one place of the loop."""
+    """Equal blocks at one place of the training loop that only the trace or only the recording has."""
 
     kind: Kind
     phase: Phase
@@ -36,7 +36,7 @@ class ExtraGroup:
 
 
 def group_extras(difference: Difference) -> list[ExtraGroup]:
-    """Group blocks of only one side that repeat step by step; return the groups by falling bytes."""
+    """Return the blocks that only one side has, grouped across steps and sorted by falling bytes."""
     groups: dict[tuple[Kind, Phase, str, str, int, str], list[int]] = {}
     for extra in difference.extras:
         key = (extra.kind, extra.phase, extra.module, extra.op, extra.size_bytes, extra.where)
@@ -46,7 +46,7 @@ def group_extras(difference: Difference) -> list[ExtraGroup]:
 
 
 def difference_sections(difference: Difference, top: int) -> list[list[Block]]:
-    """Return the sections on the differences from a recording."""
+    """Return the sections on the differences between a trace and a recording."""
     stretches = f"{difference.phases} stretch{'es' * (difference.phases != 1)}"
     aligned = (
         f"{difference.matched:,} blocks of {difference.traced_allocations:,} traced and "

@@ -85,7 +85,10 @@ def explanation_to_json(
 
 
 def breakdown_to_json(explanation: Explanation, limits: DisplayLimits) -> dict[str, Any]:
-    """Return the JSON keys of any explained run; each breakdown adds up to the allocated peak."""
+    """Return the JSON keys on the peak, the fragmentation and the phases of an explained run.
+
+    Each breakdown adds up to the allocated peak.
+    """
     depth = shown_depth(explanation, limits.depth)
     peak_bytes, gaps = explanation.run.peak_allocated_bytes, to_builtins(explanation.fragmentation)
     return {

@@ -1,4 +1,4 @@
-"""Summarize an explained run for the page and the pictures: a plan here, a command's run in `run`."""
+"""Summarize a planned batch for the page and the pictures; `run` summarizes the run of a command."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

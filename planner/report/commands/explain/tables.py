@@ -62,7 +62,7 @@ def fragmentation_table(explanation: Explanation) -> Table:
 
 
 def modules_tables(explanation: Explanation, depth: int | None) -> list[Table]:
-    """Return a table of the tree of modules, with shares of the allocated peak and largest categories."""
+    """Return a table of the module tree with shares of the allocated peak, or [] if the peak is 0."""
     total = explanation.run.peak_allocated_bytes
     if not total:
         return []
@@ -78,7 +78,7 @@ def modules_tables(explanation: Explanation, depth: int | None) -> list[Table]:
 
 
 def shown_depth(explanation: Explanation, depth: int | None) -> int:
-    """Return the number of levels of modules to show: `depth` if given, else as many as are readable."""
+    """Return the number of module levels to show: `depth` if given, else as many as fit in `MAX_LINES`."""
     if depth is not None:
         return depth
     modules, depth, lines = explanation.modules, 1, 0
@@ -91,7 +91,7 @@ def shown_depth(explanation: Explanation, depth: int | None) -> int:
 
 
 def _module_rows(share: ModuleShare, level: int, total: int) -> Iterator[tuple[Cell | str, ...]]:
-    """Yield rows for the modules in `share` and its own memory, by falling size, the smallest summed up."""
+    """Yield rows for the modules in `share` and the memory outside, largest first, small rows merged."""
     rows: list[tuple[int, ModuleShare | None]] = [(child.size_bytes, child) for child in share.children]
     if share.own_bytes and (level == 0 or share.children):
         rows.append((share.own_bytes, None))

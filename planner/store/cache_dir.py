@@ -1,7 +1,7 @@
 """A folder of cached traces: one file each, written atomically; the least recently used are deleted first.
 
 A file that is broken or does not match its name is reported and not used; the new trace overwrites it. If
-nothing can be written, this is reported once and is no error: the plan continues without the cache.
+nothing can be written, the problem is reported once and is no error: the plan continues without the cache.
 """
 
 import os
@@ -126,8 +126,9 @@ class CacheDirectory:
         return self.folder.glob(f"*{SUFFIX}.*{PARTIAL}") if self.folder.exists() else iter(())
 
     def _trim(self) -> None:
-        """Delete the least recently used entries until the rest is within the limit, and old unfinished
-        files.
+        """Delete the least recently used entries beyond the limit, and old unfinished files.
+
+        The most recently used entry is kept at any size.
         """
         entries = self._entries()
         total = sum(size for _, size, _ in entries)

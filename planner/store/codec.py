@@ -99,7 +99,7 @@ def save_programs(programs: Sequence[Program], path: Path, about: About) -> None
 
 
 def load_programs(path: Path) -> ProgramFile:
-    """Read a file of `save_programs`. Raises DataFileError."""
+    """Read a file that `save_programs` wrote. Raises DataFileError."""
     try:
         return _decode(read_packed(path, LARGEST_FILE_BYTES))
     except OSError as error:
@@ -139,7 +139,7 @@ def _encoded(events: EventsObject, kernels: KernelsObject) -> EncodedProgram:
 
 
 def _rows(columns: Struct | None) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a table of columns. Raises ValueError if their lengths differ."""
+    """Yield the rows of a table of columns. Raises ValueError if the columns differ in length."""
     return iter(()) if columns is None else zip(*msgspec.structs.astuple(columns), strict=True)
 
 

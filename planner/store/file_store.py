@@ -66,12 +66,12 @@ class SavedJob:
         return replace(trace, notes=(*trace.notes, *notes))
 
     def key(self, batch: int, target: Target) -> Hashable:
-        """Return a key that is equal if and only if the traces at one batch size are."""
+        """Return a key that is equal for two targets if and only if the traces at `batch` are equal."""
         program, workspaces, notes = self._find(batch, target)
         return program.structure, workspaces, notes
 
     def bound(self, target: Target) -> LowerBound:
-        """Return a lower bound of the tensors' memory, by batch size."""
+        """Return a function from a batch size to a lower bound of the tensors' memory in bytes."""
         program = self._programs(target)[0]
         if program.structure not in self._bounds:
             self._bounds[program.structure] = live_bytes_bound(program.events, program.unit)
@@ -100,7 +100,10 @@ class SavedJob:
     def _nearest(
         self, program: Program, batch: int, target: Target
     ) -> tuple[KernelWorkspaces, tuple[str, ...]]:
-        """Return the kernels' workspaces at the nearest covered batch sizes, with notes."""
+        """Return the kernels' workspaces at the nearest covered batch sizes, and notes on them.
+
+        Raises UsageError if the file does not cover the batch size.
+        """
         known = program.targets[target.capability]
         if known.min_batch == known.max_batch:
             only = f"this trace holds for batch {known.min_batch} only"
@@ -137,9 +140,7 @@ class SavedJob:
         return workspaces
 
     def _programs(self, target: Target) -> list[Program]:
-        """Return the programs for the target's compute capability, or else for the capability of the file's
-        GPU.
-        """
+        """Return the programs for the compute capability of the target, or else of the file's GPU."""
         try:
             for capability in (target.capability, self.target.capability):
                 programs = [one.program for one in self.file.programs if one.load_target(capability)]

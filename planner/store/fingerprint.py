@@ -2,8 +2,8 @@
 
 The fingerprint of a user's file includes the modules in its folder that it imports. If its code may read
 anything else (files, the environment, the time, modules named at run time), the job has no fingerprint. Code
-that a plan does not run may do so: code below `if __name__ == "__main__":`, and functions that only such code
-calls.
+that a plan does not run may do so: code below `if __name__ == "__main__":`, and functions that only code
+below it calls.
 """
 
 import ast
@@ -110,9 +110,7 @@ def _libraries_of_tuning(job: Job) -> tuple[str, ...]:
 
 
 def _optimizer_digest(job: Job) -> str | None:
-    """Return a digest of the optimizer's file or library version ("" if neither), or None if it is
-    unknown.
-    """
+    """Return a digest of the optimizer's file or its library's version ("" if neither); None if unknown."""
     if is_optimizer_file(job.loop.optimizer):
         return _digest_of(str(job.loop.optimizer))
     library = optimizer_library(job.loop.optimizer)
@@ -125,12 +123,12 @@ def trace_relevant_fields(job: Job) -> Job:
 
 
 def digest(key: Fingerprint) -> str:
-    """Return a name for a fingerprint that can serve as a file name."""
+    """Return a hash of a fingerprint as 40 hexadecimal digits, used as a file name."""
     return sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:40]
 
 
 def source_digest() -> str:
-    """Return a digest of the sources that produce traces, so that changed sources read no old traces."""
+    """Return a digest of the planner's sources that produce traces, which changes with any of the sources."""
     rooms = (path for room in ("capture", "program") for path in sorted((PACKAGE / room).rglob("*.py")))
     return _digest_files((*rooms, *(PACKAGE / name for name in _OWN)))
 
@@ -161,7 +159,7 @@ def _digest_of(name: str) -> str | None:
 
 
 def file_digest(path: Path, name: str = "") -> str | None:
-    """Return a digest of a file and its imports from its folder, or None if it may read anything else.
+    """Return a digest of a file and its imports from its folder, or None if the code may read anything else.
 
     `name` is the function or class of the file that is run; "": any.
     """
@@ -198,7 +196,8 @@ def file_digest(path: Path, name: str = "") -> str | None:
 def _nodes_run(tree: ast.Module, name: str) -> Iterator[ast.AST]:
     """Yield the syntax nodes of the code that a plan may run.
 
-    It is the code that runs at import, the function called `name`, and functions that such code names.
+    With a `name`, the code is all that runs at import, the function of that name, and each function that the
+    yielded code names; without a `name`, it includes every function.
     """
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     waiting: list[ast.AST] = [node for node in tree.body if not _is_for_scripts(node)]

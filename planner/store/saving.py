@@ -1,4 +1,4 @@
-"""Save a job with its programs for all known GPUs or, if it has none, with fitted traces."""
+"""Save a job with its programs for all known GPUs or, without programs, with fitted traces."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -47,11 +47,11 @@ def save_job(job: Job, batch: int, target: Target, programs: ProgramSet, path: P
 def programs_for_all_targets(
     source: ProgramSource, target: Target, batch: int
 ) -> Iterator[tuple[Program, Target]]:
-    """Yield the job's programs for all known compute capabilities, beginning with `target`.
+    """Yield the job's programs with their targets, for all known compute capabilities, `target` first.
 
-    Each is followed by runs at batch sizes that it does not cover: one sample and, on `target`, `batch` and
-    the next batch size. Nothing is yielded if the job has no program on `target`. Raises the errors of a
-    capture.
+    Each program is followed by runs at batch sizes that it does not cover: one sample and, on `target`,
+    `batch` and the next batch size. Nothing is yielded if the job has no program on `target`. Raises the
+    errors of a capture.
     """
     program = _covering(source, target)
     if program is None:
@@ -93,9 +93,7 @@ def _runs(
 
 
 def group_by_structure(programs: Iterable[tuple[Program, Target]]) -> list[Program]:
-    """Merge programs of equal structure, sites, notes and least batch size, with the variants for all their
-    GPUs.
-    """
+    """Merge programs of equal structure, sites, notes and least batch size, keeping all GPUs' variants."""
     groups: dict[object, Program] = {}
     for program, target in programs:
         variants = program.targets[target.capability]

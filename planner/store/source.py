@@ -60,17 +60,20 @@ class ProgramSource:
         return self._find(batch, target)
 
     def traced_notes(self, batch: int, target: Target) -> tuple[str, ...]:
-        """Return the notes of the trace at a batch size, without those on answers for convolutions."""
+        """Return the notes of the trace at a batch size, without notes on convolution workspaces."""
         program, _ = self._find(batch, target)
         return (*program.notes, note_on_torch(program.torch))
 
     def key(self, batch: int, target: Target) -> Hashable:
-        """Return a key that is equal if and only if the traces at one batch size are."""
+        """Return a key that is equal for two targets if and only if the traces at `batch` are equal."""
         program, workspaces = self._find(batch, target)
         return program.structure, workspaces
 
     def bound(self, target: Target) -> LowerBound | None:
-        """Return a lower bound of the tensors' memory, by batch size; None if the job has no program."""
+        """Return a function from a batch size to a lower bound of the tensors' memory in bytes.
+
+        The result is None if the job has no program.
+        """
         program = self.program(target)
         if program is None:
             return None
@@ -84,7 +87,7 @@ class ProgramSource:
         return ANY_BATCH_SIZE if program is None else program.batch_sizes(target, FIT_BATCHES[0])
 
     def program(self, target: Target) -> Program | None:
-        """Return the program for GPUs like the target, built if no store has it; None if the job has none."""
+        """Return the program for GPUs like the target, built if no store has it; None if there is none."""
         self._build(target)
         return self._known(target)
 
@@ -93,7 +96,7 @@ class ProgramSource:
         return self._find(batch, target)[0]
 
     def enumerate_variants(self, program: Program, target: Target) -> None:
-        """Evaluate the rules of a program that was built here, so that it can be saved."""
+        """Evaluate the rules of a program that was built, not read from a store, so that it can be saved."""
         if self._builder is not None:
             self._builder.enumerate_variants(program, target)
 
@@ -117,7 +120,7 @@ class ProgramSource:
         raise AssertionError(f"a run at batch {batch} that does not hold there")
 
     def _candidates(self, batch: int, target: Target) -> Iterator[Sequence[Program]]:
-        """Yield programs that may cover a batch size, from the nearest to the most expensive."""
+        """Yield programs that may cover a batch size, the cheapest to obtain first."""
         yield self._programs
         for store in self.stores:
             if self._read(store, target):
@@ -135,8 +138,8 @@ class ProgramSource:
     def _build(self, target: Target) -> None:
         """Read or build the program for GPUs like the target, once.
 
-        If a store has a run that the program would cover, the job has no program: it would have been stored
-        instead of the run.
+        If a store has a run that the program would cover, the job has no program: the program would have been
+        stored instead of the run.
         """
         if target.capability in self._built:
             return
@@ -194,7 +197,7 @@ def note_on_torch(torch: str) -> str:
 
 
 def name_source(trace: Trace, convolutions: ConvWorkspaceQuery, target: Target) -> Trace:
-    """Return a trace with the source of its convolutions' workspaces, and notes on it."""
+    """Return a trace with the source of its convolution workspaces, and the notes of that source."""
     gpu = target.capability, target.sm_count
     account = convolutions.account(*gpu)
     return replace(

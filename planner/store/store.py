@@ -23,12 +23,13 @@ BROKEN = (UsageError, LookupError, TypeError, ValueError, AttributeError)
 
 
 class ProgramStore(Protocol):
-    """A store of programs, and of jobs completed by their models' libraries, which need no import then."""
+    """A store of programs, and of jobs as completed by their models' libraries.
+
+    A stored job needs no import of the library.
+    """
 
     def get(self, job: Job, target: Target, batch: int | None = None) -> Sequence[Program]:
-        """Return the programs for GPUs like the target or, with `batch`, the program of a run at that
-        size.
-        """
+        """Return the programs for GPUs like the target or, with `batch`, the program of a run at `batch`."""
 
     def put(self, job: Job, target: Target, program: Program) -> None:
         """Store a program for GPUs like the target, if the store is writable."""
@@ -120,7 +121,7 @@ def _completed_of(job: Job, file: ProgramFile) -> Job:
 
 
 def _entry(target: Target, batch: int | None) -> dict[str, Any]:
-    """Return the key of a program, or with `batch` of a run, within the entries of a job."""
+    """Return the keys that tell a program or, with `batch`, a run from other entries of its job."""
     if batch is None:
         return {"holds": "program", "capability": list(target.capability)}
     numbers = {"capability": list(target.capability), "batch": batch, "sm_count": target.sm_count}
@@ -143,14 +144,14 @@ def load_targets(file: ProgramFile, target: Target) -> list[Program]:
 class BundledStore:
     """The bundled programs of the catalogue's jobs, as a store that cannot be written.
 
-    A program is used if the installed libraries would produce the same one, or are not installed.
+    A program is used if its libraries are installed in the bundled versions, or are not installed.
     """
 
     folder: Path = BUNDLED
     _files: dict[str, ProgramFile] = field(default_factory=dict)
 
     def get(self, job: Job, target: Target, batch: int | None = None) -> Sequence[Program]:
-        """Return the bundled programs for GPUs like the target, with the run at batch 1 if there is one."""
+        """Return the bundled programs for GPUs like the target, with any run at batch 1; () with `batch`."""
         name = bundled_name(job)
         if batch is not None or not self._is_current(name):
             return ()

@@ -1,6 +1,6 @@
 """Write files atomically: the content is written under another name first, then renamed.
 
-Every file that the planner writes goes through here, as tests/robustness/test_written_files.py checks.
+Every file that the planner writes goes through this module, as tests/robustness/test_written_files.py checks.
 """
 
 import errno
@@ -18,7 +18,10 @@ PARTIAL = ".partial"  # the end of a file's name while it is being written
 
 
 def save(path: Path, content: bytes, what: str) -> None:
-    """Write a file that an option names. Raises DataFileError; `what` names the content in its message."""
+    """Write `content` atomically to a file that an option names.
+
+    Raises DataFileError if the file cannot be written; `what` names the content in the error message.
+    """
 
     def write(partial: Path) -> None:
         if partial != path:
@@ -32,7 +35,7 @@ def save(path: Path, content: bytes, what: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file durably: create its folder, and wait until the disk has it. Raises DataFileError."""
+    """Write a file atomically and flush it to disk; create missing parent folders. Raises DataFileError."""
 
     def write(partial: Path) -> None:
         with _opened(partial, path) as file:
@@ -51,7 +54,10 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def _opened(partial: Path, path: Path) -> BinaryIO:
-    """Open the file to write, as a new file, so that no link that somebody put there is followed."""
+    """Open `partial` as a new file for writing, or `path` itself if the two are equal.
+
+    A file or a link that is already at `partial` is removed first, and no link is followed.
+    """
     if partial == path:  # a device or a pipe
         return path.open("wb")
     with suppress(FileNotFoundError):

@@ -1,7 +1,7 @@
 """Read files that somebody else may have written: only regular files, and only up to a size.
 
 A device has no end, a pipe that nobody writes to never answers, and a sparse file of a terabyte takes no
-disk. Every option that names a file of data is read through here.
+disk. Every option that names a file of data is read through this module.
 """
 
 import errno

@@ -1,6 +1,7 @@
 """Convert plain values from JSON and YAML to typed Structs, with errors that name the field.
 
-msgspec does the conversion. Its errors name Python's types and no value, so the messages are written here.
+msgspec does the conversion. The errors of msgspec name Python's types and no value, so this module writes the
+messages.
 """
 
 import re
@@ -27,7 +28,7 @@ _FIELD = re.compile(r"Object (missing required|contains unknown) field `(.*)`")
 
 
 class ConversionError(ValueError):
-    """The error for a value that does not have its type, with the path to the value and the problem."""
+    """The error for a value that does not have its declared type, with the path and the problem."""
 
     def __init__(self, path: Sequence[Key], what: str) -> None:
         place = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).lstrip(".")
@@ -99,7 +100,7 @@ def _fields(kind: msgspec.inspect.Type | None) -> Sequence[msgspec.inspect.Field
 
 
 def _type_at(kind: msgspec.inspect.Type | None, key: Key) -> msgspec.inspect.Type | None:
-    """Return the type of the entry under a key of a value of this type, or None if it is not declared."""
+    """Return the declared type of the entry at `key` in a value of type `kind`, or None if there is none."""
     if isinstance(key, str):
         return next((field.type for field in _fields(kind) if field.encode_name == key), None)
     for one in _options(kind):

@@ -14,10 +14,10 @@ def pack(text: str) -> bytes:
 
 
 def read_packed(path: Path, most_bytes: int) -> bytes:
-    """Return the decompressed content of a gzip file of which neither form exceeds `most_bytes`.
+    """Return the decompressed content of a gzip file; file and content are limited to `most_bytes` each.
 
-    Raises OSError if the file cannot be read or is larger, ValueError or zlib.error if its content is larger
-    or it is not a single gzip stream.
+    Raises OSError if the file cannot be read or is too large, and ValueError or zlib.error if the content is
+    too large or the file is not a single gzip stream.
     """
     packed = read_bytes(path, most_bytes)
     decompressor = zlib.decompressobj(wbits=_GZIP)

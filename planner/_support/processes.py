@@ -1,8 +1,7 @@
-"""End all processes that a command or a worker left, and name the signal that ended one.
+"""Find and end the processes that a command or a worker left running, and name signals.
 
-The processes are children, daemons and what they started. Each is known by a mark in the environment with
-which it was started, or as a child of one that is. Only Linux tells that of other processes, in /proc;
-elsewhere none is found.
+A process is recognized by a mark in the environment with which it was started, or as a descendant of a marked
+process. Environments are read from /proc, so on systems other than Linux no process is found.
 """
 
 import os
@@ -21,7 +20,10 @@ def signal_name(number: int) -> str:
 
 
 def marked_processes(mark: str) -> frozenset[int]:
-    """Return the processes with this `NAME=VALUE` in their environment, and their descendants."""
+    """Return the IDs of processes with `mark` (`NAME=VALUE`) in their environment, and of their descendants.
+
+    Zombies and the calling process are left out.
+    """
     parents: dict[int, int] = {}
     found: set[int] = set()
     for folder in _PROCESSES.glob("[0-9]*"):
@@ -39,7 +41,7 @@ def marked_processes(mark: str) -> frozenset[int]:
 
 
 def end_processes(mark: str, grace_seconds: float) -> frozenset[int]:
-    """End the processes of a mark, by SIGTERM and after a time by SIGKILL; return those that live on."""
+    """Send SIGTERM, and SIGKILL after `grace_seconds`, to all marked processes; return the survivors' IDs."""
     for number, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, 1.0)):
         limit = monotonic() + seconds
         told: set[int] = set()

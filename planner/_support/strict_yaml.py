@@ -61,7 +61,10 @@ class Entry(msgspec.Struct, frozen=True):
             raise place.broken(error.what + hint) from None
 
     def plain(self) -> Any:
-        """Return the value in the basic types of JSON, except for each `Unusual` scalar."""
+        """Return the value in the basic types of JSON, except for each `Unusual` scalar.
+
+        Raises DataFileError if aliases make too many levels or values.
+        """
         try:
             return _plain(self, count(1), 0)
         except RecursionError:
@@ -69,9 +72,9 @@ class Entry(msgspec.Struct, frozen=True):
             raise self.broken(f"{problem}; write the values out") from None
 
     def children(self, required: Iterable[str], optional: Iterable[str] = ()) -> dict[str, "Entry"]:
-        """Return the values of a mapping by key. Raises DataFileError if a required key is missing.
+        """Return the values of a mapping as entries, by key.
 
-        Keys that are neither `required` nor `optional` raise it too.
+        Raises DataFileError if a required key is missing, or a key is neither `required` nor `optional`.
         """
         required, known = tuple(required), (*required, *optional)
         entries = self.mapping()
@@ -84,7 +87,7 @@ class Entry(msgspec.Struct, frozen=True):
         return entries
 
     def mapping(self) -> dict[str, "Entry"]:
-        """Return the values of a mapping by key.
+        """Return the values of a mapping as entries, by key.
 
         Raises DataFileError if the value is no mapping, or a key is no plain scalar or repeated.
         """
@@ -119,7 +122,7 @@ class Entry(msgspec.Struct, frozen=True):
         return str(self.convert(text))
 
     def is_word(self, word: str) -> bool:
-        """Return whether the value is this scalar."""
+        """Return whether the value is a scalar whose text equals `word`."""
         return bool(self.node.value == word)
 
 

@@ -91,9 +91,9 @@ def _lines(text: str) -> dict[_Path, int]:
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Yield each statement of a TOML text after its first line's number.
+    """Yield each statement of a TOML text as its first line's number, counted from 1, and its text.
 
-    Raises RecursionError for a statement of more lines than can be tried.
+    Raises RecursionError if statements of several lines need too many trial parses.
     """
     lines, start, parsed = text.split("\n"), 0, 0
     while start < len(lines):

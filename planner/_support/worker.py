@@ -1,4 +1,4 @@
-"""A child process that answers each line of JSON on its standard input with one on its standard output."""
+"""A child process that answers each JSON line on its standard input with a JSON line on standard output."""
 
 import json
 import os
@@ -29,11 +29,11 @@ class WorkerError(Exception):
 
 
 class Worker:
-    """A child process in a session of its own, which ends with all its children once it is not referenced.
+    """A child process in a new session, ended with all its children once the `Worker` is unreferenced.
 
-    With a `mark`, which is in its environment and in no other, daemons that it made end too.
-    A request carries a `number`, which its answer has to repeat: an answer that an interrupted caller left
-    unread is skipped. `serve` is the child's side.
+    With a `mark` (`NAME=VALUE`) that is in no other environment, daemons that the child started are ended
+    too. A request carries a `number`, which the child's answer has to repeat: an answer that an interrupted
+    caller left unread is skipped. `serve` is the child's side.
     """
 
     def __init__(self, command: Sequence[str], stderr: int | IO[bytes] | None = None, mark: str = "") -> None:
@@ -52,9 +52,10 @@ class Worker:
         self.close = weakref.finalize(self, _end, self._process, mark)
 
     def request(self, message: Mapping[str, Any], limit_seconds: float | None = None) -> Any:
-        """Send a message and return the answer to it; each line of the child restarts the time limit.
+        """Send a message to the child and return the child's answer.
 
-        Raises WorkerError where no answer comes, and the error that the child answers with.
+        Each line from the child restarts the time limit. Raises WorkerError if no answer comes, and a
+        PlannerError if the child answers with an error.
         """
         with self._lock:
             try:
@@ -69,7 +70,7 @@ class Worker:
         return reply["answer"]
 
     def _exchange(self, request: Mapping[str, Any], limit_seconds: float | None) -> dict[str, Any]:
-        """Return the line that has the answer to a request, or an error."""
+        """Send a request and return the reply with its answer or an error; skip all other replies."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
@@ -98,10 +99,10 @@ class Worker:
 
 
 def serve(answer: Callable[[Any, Callable[[], None]], Any], failure: str) -> None:
-    """Answer the requests of a `Worker` until the input ends; other printed text counts as no answer.
+    """Answer the requests of a `Worker` until standard input ends; redirect printed text to standard error.
 
-    `answer` gets a message, and a function that restarts its time limit. The text of an error that is none of
-    the planner's takes the place of {} in `failure`.
+    `answer` is called with a message and a function that restarts the time limit. The text of an error that
+    is no PlannerError replaces {} in `failure`.
     """
     requests, lines = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     with Path(os.devnull).open("rb") as nothing:
@@ -118,7 +119,10 @@ def serve(answer: Callable[[Any, Callable[[], None]], Any], failure: str) -> Non
 
 
 def reply_of(failure: str, answer: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
-    """Return the `answer` of a call, or the class of the `error` that it ends with and its `message`."""
+    """Return a dict with the `answer` of a call, or with the class name of its `error` and the `message`.
+
+    An error that is no PlannerError is named ModelError, and its text replaces {} in `failure`.
+    """
     try:
         return {"answer": answer(*arguments)}
     except PlannerError as error:
@@ -137,7 +141,7 @@ def _ending(returncode: int | None) -> str:
 
 
 def _end(process: "subprocess.Popen[bytes]", mark: str) -> None:
-    """Stop the process, unless it ends by itself, and wait for it."""
+    """Close the pipes, wait for the process, kill it after 0.2 s, and end all processes with the mark."""
     daemons = marked_processes(mark) - {process.pid} if mark else ()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:

@@ -67,7 +67,7 @@ def calibrate(
     on_progress: OnProgress,
     alloc_conf: str = "",
 ) -> CalibrationResult:
-    """Measure a job at these batch sizes, fit a calibration, and store runs and calibration in the folder.
+    """Measure a job at the batch sizes, fit a calibration, and store runs and calibration in the folder.
 
     Runs that the folder has already are not repeated. Runs for which the time does not suffice are left to
     the next call. `alloc_conf` is the text of PYTORCH_ALLOC_CONF; raises UsageError if it is invalid.
@@ -113,7 +113,7 @@ def calibrate_series(
 def import_records(folder: Path, out_dir: Path, on_progress: OnProgress) -> ImportResult:
     """Import the runs and histories in a folder of the self-contained measuring script, and fit calibrations.
 
-    It needs no GPU. A run that is stored already is not changed, and runs on emulated GPUs stay marked as
+    No GPU is needed. A run that is stored already is not changed, and runs on emulated GPUs stay marked as
     emulated. Raises DataFileError.
     """
     records = read_measured_records(folder)
@@ -157,7 +157,7 @@ def keep_observations(
 
 
 def _target(key: Key) -> Target:
-    """Return the target of a calibration's GPU, with its multiprocessors if the database knows them."""
+    """Return the target of a calibration's GPU, with its multiprocessor count if the database has the GPU."""
     capability = key.versions.capability
     with suppress(UsageError):
         target = find_device(key.gpu).target
@@ -169,7 +169,7 @@ def _target(key: Key) -> Target:
 def _replayed(key: Key, observations: Sequence[Observation], on_progress: OnProgress) -> list[Point]:
     """Return each run with its reserved peak in a replay without a limit.
 
-    The job of a model with convolutions is completed by the name of the source of their workspaces.
+    The job of a model with convolutions gets the name of the source of the convolutions' workspaces.
     """
     source = cache(open_traces(key.job, _target(key), on_progress))
     config = parse_alloc_conf(key.settings.alloc_conf, config_of_torch(key.versions.torch))

@@ -42,7 +42,7 @@ class Limit(Struct, frozen=True):
 
     @property
     def is_exact(self) -> bool:
-        """Return whether the largest batch that ran and the smallest that failed are neighbours."""
+        """Return whether the largest batch that ran and the smallest batch that failed differ by 1."""
         return self.first_oom is not None and self.first_oom - self.largest == 1
 
 
@@ -95,7 +95,7 @@ def _obtain(
 ) -> Observation:
     """Return a run from its file, or make it now and write the file.
 
-    Raises _TimeIsUpError if there is no time for it.
+    Raises _TimeIsUpError if there is no time for the run.
     """
     gpu, alloc_conf = setup.gpu, series.alloc_conf
     settings = replace(gpu.settings, alloc_conf=alloc_conf, allocator_cap_bytes=cap_bytes)
@@ -160,10 +160,10 @@ def describe(run: Observation) -> str:
 
 
 def find_limit(lives: Callable[[int], bool], guess: int) -> Limit:
-    """Find the largest batch that runs, by galloping from a guess and bisecting.
+    """Return the bounds of the largest batch that runs, by galloping from a guess and bisecting.
 
-    The limit is exact unless `LARGEST_BATCH` runs. Probes cost seconds, so no neighbours of the boundary are
-    run, unlike in `planner.planning.search`.
+    The bounds are exact unless `LARGEST_BATCH` runs. Probes cost seconds, so no neighbours of the boundary
+    are run, unlike in `planner.planning.search`.
     """
     limit = Limit(0, None)
     batch = min(max(guess, 1), LARGEST_BATCH)

@@ -62,7 +62,7 @@ class Verification(Struct, frozen=True):
 
 
 class LimitCheck(Struct, frozen=True):
-    """The runs of a plan's largest batch and of larger batches, up to the first that is out of memory."""
+    """The runs of a plan's largest batch and of larger batches, up to the first run that is out of memory."""
 
     plan: Plan
     runs: tuple[Verification, ...]  # by rising batch size
@@ -92,9 +92,9 @@ def verify_limit(
 ) -> LimitCheck:
     """Run the largest batch of a plan and the next; under a cap on the allocator also 1.05 times the largest.
 
-    The runs end with the first that is out of memory, and no batch is larger than the job's epoch. Without a
-    cap, the result of the third run would depend on the memory of other processes on the card. Raises as
-    `verify` does.
+    The runs end with the first run that is out of memory, and no batch is larger than the job's epoch.
+    Without a cap, the result of the third run would depend on the memory of other processes on the card.
+    Raises as `verify` does.
     """
     largest = plan.search.largest
     batches = {largest, largest + 1}

@@ -57,7 +57,7 @@ class DoesNotFitError(PlannerError):
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the reason of an error in one line, with its class if it is not a PlannerError."""
+    """Return the message of an error in one line, with its class if it is not a PlannerError."""
     try:
         text = " ".join(str(error).split())[:300] or "no message"
     except Exception:  # the error's own code makes the message
@@ -79,7 +79,7 @@ class UnsavedError(PlannerError):
 
 @contextmanager
 def unsaved(result: object) -> Iterator[None]:
-    """Attach the computed `result` to a PlannerError raised in the block. Raises UnsavedError."""
+    """Replace a PlannerError raised inside the context by an UnsavedError that has the computed result."""
     try:
         yield
     except PlannerError as error:

@@ -125,7 +125,7 @@ def _prepare(alloc_conf: str, cublas_config: str, device: str) -> None:
 
 
 def _set_cap(cap_bytes: int | None, total_bytes: int) -> int | None:
-    """Bound the allocator, and return the bound that torch computes, or None if there is none to set."""
+    """Set the allocator's memory limit; return the limit in bytes that torch computes, or None if unset."""
     import torch
 
     if cap_bytes is None or cap_bytes >= total_bytes:
@@ -136,7 +136,7 @@ def _set_cap(cap_bytes: int | None, total_bytes: int) -> int | None:
 
 
 def _run_until_oom(request: ProbeRequest, on_phase: Callable[[int, Phase], None]) -> bool:
-    """Run the steps, and return whether GPU memory ran out. Raises ModelError if they fail otherwise."""
+    """Run the steps, and return whether GPU memory ran out. Raises ModelError for other failures."""
     import torch
 
     from calibration.probe.memory_sampler import OUT_OF_MEMORY

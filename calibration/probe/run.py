@@ -49,8 +49,8 @@ def build_real_model(job: Job) -> nn.Module:
 def run_real(job: Job, batch: int, device: str, on_phase: PhaseHook, build: Build = build_real_model) -> None:
     """Run the job's steps on the device; `on_phase` also receives `SETUP` before the model is moved.
 
-    No tensors stay on the device when this returns. Raises ModelError for a job that is not measured here,
-    and the errors of torch if the steps fail.
+    No tensors stay on the device afterwards. Raises ModelError for a job that has its own training step or
+    uses --liger, and the errors of torch if the steps fail.
     """
     if trains_itself(job):
         raise ModelError(
@@ -96,7 +96,7 @@ def host_batch(job: Job, batch: int, known: Mapping[str, Any] = MappingProxyType
     Whole numbers are 0, which is a valid token, class and position everywhere, except in masks, which are 1
     so that they mask nothing. If batches are padded, the first sample of an attention mask is one token
     shorter, since a mask that masks nothing is dropped by models. Floating-point targets are between 0 and 1,
-    as probabilities are. Inputs whose keyword is in `known` have the value given there.
+    as probabilities are. Inputs whose keyword is in `known` have the value in `known`.
     """
 
     def like(spec: TensorSpec, draw: Callable[..., Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Measure the plain tensors of a process with TensorFlow on a real GPU; nothing here is simulated.
+"""Measure the plain tensors of a process with TensorFlow on a real GPU; nothing is simulated.
 
 The module is in this folder because it imports a framework; it is the only module that imports TensorFlow. As
 in the notebook, TensorFlow's memory grows with the requests, and `get_memory_info` is read.
@@ -28,7 +28,7 @@ def measure(process: Process, tf: Any) -> tuple[MemoryReading, ...]:
     """Run the steps of a process with TensorFlow on its first GPU, and return the readings.
 
     `tf` is the module `tensorflow`. `allocated_bytes` is TensorFlow's `current`, and the peak is its `peak`;
-    it does not show its reserved memory. Raises UsageError for a step that is not about plain tensors, and
+    the reserved memory is not shown. Raises UsageError for a step that is not about plain tensors, and
     NoGpuError if there is no GPU.
     """
     for index, step in enumerate(process):

@@ -78,7 +78,7 @@ class TrainingMeter:
             self._removers.append(handle.remove)
 
     def sample(self) -> None:
-        """Read the present memory, and keep the highest readings."""
+        """Read torch's peaks and the memory of the process, and keep the highest readings."""
         seen = torch.cuda.max_memory_allocated(self.index), torch.cuda.max_memory_reserved(self.index)
         self._peaks = max(self._peaks[0], seen[0]), max(self._peaks[1], seen[1])
         if self._gauge is not None:
@@ -92,7 +92,7 @@ class TrainingMeter:
         _OPEN.set(self._outer)
 
     def stop(self) -> Readings:
-        """Remove the hooks, take the last readings and return all."""
+        """Remove the hooks, take a last reading, and return the readings of the whole loop."""
         self.close()
         self.sample()
         retries = torch.cuda.memory_stats(self.index).get("num_alloc_retries", 0)
@@ -147,7 +147,7 @@ def others_bytes(meter: TrainingMeter, context_bytes: int) -> int:
 
 
 def cap_of_process(meter: TrainingMeter) -> int | None:
-    """Return the bound in bytes that `set_per_process_memory_fraction` has set, or None if there is none."""
+    """Return the memory limit in bytes that `set_per_process_memory_fraction` has set, or None if unset."""
     fraction = torch.cuda.get_per_process_memory_fraction(meter.index)
     total = meter.gpu.versions.torch_total_bytes
     return None if fraction >= 1 or total is None else int(fraction * total)
@@ -164,7 +164,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def is_first_process() -> bool:
-    """Return whether this is the only process of a training, or its first rank."""
+    """Return whether the process is rank 0 of a training, or its only process."""
     group = torch.distributed
     return not (group.is_available() and group.is_initialized() and group.get_rank() > 0)
 
@@ -172,7 +172,7 @@ def is_first_process() -> bool:
 def observe_training(
     meter: TrainingMeter, readings: Readings, job: Job, batch: int, settings: Settings, oom: bool
 ) -> Observation:
-    """Return the readings as the observation of a run of the job at this batch size."""
+    """Return the readings as the observation of a run of the job at the batch size."""
     return Observation(
         job=job,
         batch=batch,

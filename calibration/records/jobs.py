@@ -1,4 +1,4 @@
-"""Convert the jobs in the measuring script's records to jobs of the planner, if it can express them."""
+"""Convert the jobs in the measuring script's records to jobs of the planner, if the planner has them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -62,11 +62,11 @@ class RecordedJob(Struct, frozen=True):
     kwargs: dict[str, Any]
 
     def convert(self, steps: int) -> Job:
-        """Return the planner's job with this number of steps.
+        """Return the planner's job with the given number of steps.
 
-        Raises UnsupportedJobError if the planner has no such model, or UsageError for tensors that measure.py
+        Raises UnsupportedJobError if the planner lacks the model, or UsageError for tensors that measure.py
         never writes. In pure half precision measure.py converts a batch on the device, after the copy, while
-        the planner's batches have the model's type. So its record has one more block at the start of a step,
+        the planner's batches have the model's type. So the record has one more block at the start of a step,
         when few blocks are alive.
         """
         name, own_args = _MODELS.get(self.model, (self.model, {}))

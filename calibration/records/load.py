@@ -1,4 +1,4 @@
-"""Load a record of an allocator's history for comparison: our files, snapshots, or measuring records."""
+"""Load a record of an allocator's history to compare: a planner's file, a snapshot, or measuring records."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,9 +18,9 @@ def load_recording(path: Path, job: Job, batch: int) -> Recording:
     """Read a recorded allocator history, of any known format, to compare it with a simulated history.
 
     `path` is a history file written by the planner or published, a pickle of
-    `torch.cuda.memory._snapshot()`, or a folder of the measuring script or its history.jsonl.gz. From the
-    several histories of the latter, the latest of this job and batch size is taken. Raises DataFileError, or
-    UsageError if there is none.
+    `torch.cuda.memory._snapshot()`, or a folder of the measuring script or its history.jsonl.gz. Of the
+    histories of the measuring script, the latest of the job and batch size is taken. Raises DataFileError, or
+    UsageError if no history of the measuring script matches.
     """
     if path.is_dir() or path.name == _RECORDS:
         folder = path if path.is_dir() else path.parent

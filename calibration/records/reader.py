@@ -1,6 +1,6 @@
 """Read the records of the self-contained measuring script as observations and histories.
 
-A folder of such records has versions.json and any of peaks.jsonl, limits.jsonl and history.jsonl.gz, with one
+A folder of records has versions.json and any of peaks.jsonl, limits.jsonl and history.jsonl.gz, with one
 JSON object per line. Jobs that the planner cannot express yet are skipped with the reason, and so is a last
 line that a killed run left unfinished. Any other error raises a DataFileError with its line.
 """
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class SkippedRecord(NamedTuple):
-    """A record that is skipped, with its place and the reason."""
+    """A record that is skipped, with the file, the line and the reason."""
 
     file: str
     line: int
@@ -103,7 +103,7 @@ class _Peaks(Struct, frozen=True):
     def process_levels(self) -> list[int]:
         """Return the memory of the process after each step, by NVML; empty without NVML.
 
-        If NVML does not show the process, it is the used memory of the device.
+        If NVML does not show the process, the levels are the used memory of the device.
         """
         if self.process_after and min(self.process_after) > 0:
             return self.process_after

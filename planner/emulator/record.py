@@ -39,7 +39,7 @@ class OutOfMemory(Struct, frozen=True):
     """The place at which an allocation failed."""
 
     step: int  # the optimizer step that was not reached
-    phase: str  # "backward", or "" where that is not known
+    phase: str  # "backward", "loading", "between steps", "evaluation", or "" if it is not known
     module: str  # dotted name, "" where no module was running
     line: str  # FILE:LINE of the script, "" where none was on the stack
     requested_bytes: int
@@ -64,7 +64,10 @@ class GpuRecord(Struct, frozen=True):
     was_stopped: bool  # by --stop-after
     raised: bool = False  # an exception ended the script
     merged_from: int | None = None  # the step from which on one row has the largest peaks of all steps
-    evaluation: Peaks | None = None  # of all evaluations, which the steps before or after them include
+    # Of phases, which steps include: until the first module, of evaluations, from a step to the next module.
+    loading: Peaks | None = None
+    evaluation: Peaks | None = None
+    between_steps: Peaks | None = None
     evaluated_before_step: int | None = None  # the step after an evaluation that ended the script
 
     @property

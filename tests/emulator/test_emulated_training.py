@@ -428,6 +428,38 @@ def test_evaluations_have_peaks_of_their_own(emulator: Emulator, model: str) -> 
     assert max(step["peak_allocated_mib"] for step in record["steps"]) == evaluation["peak_allocated_mib"]
 
 
+SAVES = """
+def copies(tensors):
+    return [tensor.clone() for tensor in tensors]
+
+model = torch.nn.Linear(4096, 4096, bias=False).cuda()
+copies([*model.parameters()] * LOADED)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    model(torch.empty(8, 4096, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 1:
+        copies([*model.parameters()] * 3)
+"""
+
+
+def test_loading_and_saving_have_peaks_of_their_own(emulator: Emulator) -> None:
+    """Weights of 64 MiB with one copy are loaded, and saved with three copies and two workspaces of cuBLAS."""
+    done = emulator.start(SAVES.replace("LOADED", "1"), "--gpu", "L4")
+    record = json.loads(done.stdout)["ranks"][0]
+    peaks = [record[name]["peak_allocated_mib"] for name in ("loading", "between_steps")]
+    assert peaks == [2 * 64, 4 * 64 + 2 * 8.125]
+    assert record["evaluation"] is None
+
+
+def test_a_failure_while_loading_says_so(emulator: Emulator) -> None:
+    """4,000 copies of the weights do not fit; no module has run before."""
+    done = emulator.start(SAVES.replace("LOADED", "4000"), "--gpu", "L4")
+    failure = json.loads(done.stdout)["failure"]
+    assert (failure["phase"], failure["step"]) == ("loading", 1)
+
+
 def test_the_largest_batch_survives_the_evaluation(emulator: Emulator, tmp_path: Path) -> None:
     """An evaluation on larger inputs than the training's decides, in the batch's proportion or alone."""
     script = tmp_path / "train.py"

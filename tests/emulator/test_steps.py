@@ -1,8 +1,8 @@
-"""Peaks of the evaluations between optimizer steps, by the modules that run without gradients."""
+"""Peaks of loading, of evaluations and between steps, by the modules that run, with gradients or without."""
 
 import pytest
 
-from planner.emulator.child.steps import Evaluations
+from planner.emulator.child.steps import Phases
 
 
 class Readings:
@@ -26,46 +26,92 @@ def peaks(size_bytes: int) -> dict[int, dict[str, int]]:
 
 def test_an_evaluation_has_peaks_of_its_own_that_the_next_step_includes(readings: Readings) -> None:
     """30 bytes are read before the evaluation, 90 at its end and 40 at the end of step 3."""
-    evaluations = Evaluations(readings)
-    evaluations.end_step(1)
-    evaluations.end_step(2)
+    phases = Phases(readings)
+    phases.end_step(1)
+    phases.end_step(2)
     for has_gradients, size_bytes in ((False, 30), (False, 80), (True, 90), (True, 20)):
         readings.next_bytes = size_bytes
-        evaluations.note_module(has_gradients)
+        phases.note_module(has_gradients)
     readings.next_bytes = 40
-    assert evaluations.end_step(3) == peaks(90)
-    assert (evaluations.peaks, evaluations.before_step) == (peaks(90), 3)
-    assert evaluations.end_step(4) == peaks(40)
+    assert phases.end_step(3) == peaks(90)
+    assert (phases.evaluations, phases.before_step) == (peaks(90), 3)
+    assert phases.end_step(4) == peaks(40)
 
 
 def test_an_evaluation_may_be_the_last_thing(readings: Readings) -> None:
     """50 bytes are read when it begins, 20 when the script is over."""
-    evaluations = Evaluations(readings)
-    evaluations.end_step(1)
+    phases = Phases(readings)
+    phases.end_step(1)
     readings.next_bytes = 50
-    evaluations.note_module(False)
+    phases.note_module(False)
     readings.next_bytes = 20
-    assert evaluations.end() == peaks(50)
-    assert evaluations.peaks == peaks(20)
+    assert phases.end() == peaks(50)
+    assert phases.evaluations == peaks(20)
 
 
 def test_what_runs_before_the_first_step_is_no_evaluation(readings: Readings) -> None:
     """A model that is tried out once, before it is trained."""
-    evaluations = Evaluations(readings)
-    evaluations.note_module(False)
+    phases = Phases(readings)
+    phases.note_module(False)
     for step in (1, 2):
-        evaluations.note_module(True)
-        evaluations.end_step(step)
-    assert (evaluations.peaks, evaluations.before_step) == ({}, None)
+        phases.note_module(True)
+        phases.end_step(step)
+    assert (phases.evaluations, phases.before_step) == ({}, None)
 
 
 @pytest.mark.parametrize("usual", [0, 3])
 def test_an_evaluation_is_more_without_gradients_than_usual(usual: int, readings: Readings) -> None:
     """A teacher that runs in every step is none; the step after the first evaluation is known."""
-    evaluations = Evaluations(readings)
+    phases = Phases(readings)
     for step, count in enumerate([5, usual, usual, usual + 1, usual], 1):
         for has_gradients in [False] * count + [True]:
-            evaluations.note_module(has_gradients)
-        evaluations.end_step(step)
-        assert evaluations.before_step == (None if step < 4 else 4)
-        assert bool(evaluations.peaks) == (step >= 4)
+            phases.note_module(has_gradients)
+        phases.end_step(step)
+        assert phases.before_step == (None if step < 4 else 4)
+        assert bool(phases.evaluations) == (step >= 4)
+
+
+def test_loading_ends_with_the_first_module_and_a_pause_with_the_next(readings: Readings) -> None:
+    """70 bytes are loaded, 25 are the most between two steps, and each step includes what came before it."""
+    phases = Phases(readings)
+    for step, (before, within) in enumerate([(70, 40), (20, 50), (25, 60)], 1):
+        readings.next_bytes = before
+        phases.note_module(True)
+        readings.next_bytes = within
+        phases.note_module(True)
+        assert phases.end_step(step) == peaks(max(before, within))
+    assert (phases.loading, phases.between_steps) == (peaks(70), peaks(25))
+
+
+def test_a_module_on_the_cpu_does_not_end_loading() -> None:
+    """It runs before the process has memory on a GPU, which a reading of nothing shows."""
+    readings = iter([{}, peaks(30), peaks(90)])
+    phases = Phases(lambda: next(readings))
+    for _ in range(2):
+        phases.note_module(True)
+    phases.end_step(1)
+    assert phases.loading == peaks(30)
+
+
+def test_steps_without_modules_have_no_phases(readings: Readings) -> None:
+    """A loss of plain functions: no one knows where its steps begin."""
+    readings.next_bytes = 10
+    phases = Phases(readings)
+    for step in (1, 2):
+        phases.end_step(step)
+    assert (phases.loading, phases.between_steps, phases.current()) == ({}, {}, "")
+
+
+def test_the_phase_that_runs_is_known(readings: Readings) -> None:
+    """Before any module, within a step, after a step, and in an evaluation, which no step before had."""
+    readings.next_bytes = 10
+    phases = Phases(readings)
+    known = [phases.current()]
+    for step in (1, 2):
+        phases.note_module(True)
+        known.append(phases.current())
+        phases.end_step(step)
+        known.append(phases.current())
+    phases.note_module(False)
+    known.append(phases.current())
+    assert known == ["loading", "", "between steps", "", "between steps", "evaluation"]

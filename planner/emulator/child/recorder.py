@@ -25,7 +25,7 @@ from .course import Course
 from .frames import line_of, place
 from .history import MAX_EVENTS, History
 from .optimizer_state import keep_numbers_readable
-from .steps import Evaluations, Steps
+from .steps import Phases, Steps
 
 _WRITE_SECONDS = 0.5  # between records of a running process
 _GRACE_SECONDS = 5.0  # for a script that is stopped
@@ -154,7 +154,7 @@ class Recorder:
         history = History(torch, self._path.with_suffix(".history"), self._process, self._course)
         self._history = history if "events" in kinds else None
         self._peaks = None
-        self._steps, self._evaluations = Steps(), Evaluations(self._read_peaks)
+        self._steps, self._phases = Steps(), Phases(self._read_peaks)
         self._count, self._stopping, self._finished = 0, False, False
         self._finishing = threading.Lock()
         self._failure: dict[str, Any] | None = None
@@ -176,8 +176,9 @@ class Recorder:
 
     def before_module(self, module: Any, args: Any) -> None:
         """Note whether a module runs with gradients."""
-        if not self._torch.compiler.is_compiling() and os.getpid() == self._pid:
-            self._evaluations.note_module(self._torch.is_grad_enabled())
+        if self._peaks is None or self._torch.compiler.is_compiling() or os.getpid() != self._pid:
+            return
+        self._phases.note_module(self._torch.is_grad_enabled())
 
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Record an optimizer step, with the peaks since the step before. Raises SystemExit at the last step.
@@ -194,11 +195,11 @@ class Recorder:
                 self._history.mark(device, self._count, self._peaks.stats(device))
         if self._course is not None:
             self._course.end_step(optimizer)
-        self._steps.add(self._count, self._evaluations.end_step(self._count))
+        self._steps.add(self._count, self._phases.end_step(self._count))
         self._write(whole=False)
         if self._count == self._history_steps:
             self._end_history()
-        is_evaluated = self._evaluations.before_step is not None
+        is_evaluated = self._phases.before_step is not None
         if self._count == self._stop_after or (is_evaluated and self._ends_after_evaluation):
             self._stopping = True
             ending = threading.Timer(_GRACE_SECONDS, self._end)  # threads of the script may live on
@@ -225,13 +226,15 @@ class Recorder:
             return
         if self._course is not None:
             self._course.hold_all()
+        found = place(self._torch)
         self._failure = {
             "device": device,
             "step": self._count + 1,
             "requested_bytes": requested,
             "was_raised": False,
             "others": self._others(device),
-            **place(self._torch),
+            **found,
+            "phase": found["phase"] or self._phases.current(),
         }
         self._write(whole=False)
 
@@ -323,7 +326,7 @@ class Recorder:
         if self._peaks is None:
             return
         self._written = time.monotonic()
-        after = self._evaluations.end() if whole else {}  # what came after the last step
+        after = self._phases.end() if whole else {}  # what came after the last step
         failed = [] if self._failure is None else [self._failure["device"]]
         devices = {*after, *failed, *self._steps.devices()}
         records = [self._record(device, after.get(device)) for device in sorted(devices)]
@@ -346,7 +349,9 @@ class Recorder:
             "steps": self._steps.of(device),
             "merged_from": self._steps.merged_from,
             "after_steps": after,
-            "evaluation": self._evaluations.peaks.get(device),
+            "loading": self._phases.loading.get(device),
+            "evaluation": self._phases.evaluations.get(device),
+            "between_steps": self._phases.between_steps.get(device),
             "retries": self._peaks.stats(device)["num_alloc_retries"],
             "pinned_bytes": self._core.emu_pinned_bytes(),
             "failure": failure if failure is not None and failure["device"] == device else None,
@@ -358,5 +363,5 @@ class Recorder:
             "step_count": self._count,
             "was_stopped": self._stopping,
             "raised": self._raised,
-            "evaluated_before_step": self._evaluations.before_step if self._ends_after_evaluation else None,
+            "evaluated_before_step": self._phases.before_step if self._ends_after_evaluation else None,
         }

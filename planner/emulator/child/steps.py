@@ -1,4 +1,4 @@
-"""Peaks of optimizer steps, in a bounded number of rows, and of evaluations."""
+"""Peaks of optimizer steps, in a bounded number of rows, and of the phases between them."""
 
 from __future__ import annotations
 
@@ -36,26 +36,44 @@ class Steps:
         return [{**row, "peaks": row["peaks"][device]} for row in self.rows if device in row["peaks"]]
 
 
-class Evaluations:
-    """Evaluations of a training: from a module that runs without gradients to the next module with them.
+class Phases:
+    """The peaks of loading, of evaluations, and between the steps of a training.
 
-    Some training steps run a teacher or a generator without gradients. So after a step, modules without
-    gradients are an evaluation only if more of them run than between the first two steps. Modules before the
-    first step are ignored.
+    Loading ends with the first module that runs while the process has memory on a GPU. The time between two
+    steps ends with the first module of the second step: checkpoints are saved and batches are copied then. An
+    evaluation lasts from a module that runs without gradients to the next module with them. Some training
+    steps run a teacher or a generator without gradients. So after a step, modules without gradients are an
+    evaluation only if more of them run than between the first two steps. Evaluations before the first step
+    are ignored.
     """
 
     def __init__(self, read: Callable[[], _Peaks]) -> None:
-        self.peaks: _Peaks = {}
+        self.loading: _Peaks = {}
+        self.evaluations: _Peaks = {}
+        self.between_steps: _Peaks = {}
         self.before_step: int | None = None  # the optimizer step that follows the first evaluation
         self._read = read  # the peaks since its last call
         self._since_step: _Peaks = {}  # as far as they were read
         self._without_gradients: _Peaks = {}  # the same, of modules without gradients
         self._modules = 0  # that ran without gradients since the last step
         self._usual: int | None = None  # modules between the first two steps
-        self._is_open = self._has_stepped = False
+        self._is_open = self._has_stepped = False  # an evaluation is open; a step has ended
+        self._has_run = False  # a module has run since the start or the last step
+        self._runs_modules = False  # a module has run in the steps so far
+
+    def current(self) -> str:
+        """Return "loading", "between steps", "evaluation", or "" if the phase is not known."""
+        if not self._has_run and self._has_stepped:
+            return "between steps" if self._runs_modules else ""
+        if not self._has_run:
+            return "loading"
+        return "evaluation" if self._is_open and self._is_more else ""
 
     def note_module(self, has_gradients: bool) -> None:
         """Note that a module is about to run."""
+        if not self._has_run:
+            self._take()
+            self._has_run = self._runs_modules = bool(self._since_step)  # {}: no memory on a GPU yet
         if not self._has_stepped:
             return
         if has_gradients is self._is_open:
@@ -71,7 +89,7 @@ class Evaluations:
         if self._is_more and self.before_step is None:
             self.before_step = step
         self._since_step, self._without_gradients, self._modules = {}, {}, 0
-        self._is_open, self._has_stepped = False, True
+        self._is_open, self._has_stepped, self._has_run = False, True, False
         return peaks
 
     def end(self) -> _Peaks:
@@ -83,9 +101,10 @@ class Evaluations:
         return self._modules > (self._usual or 0)
 
     def _end_interval(self) -> _Peaks:
+        self._has_run = True  # a step without modules is no pause between steps
         self._take()
         if self._is_more:
-            self.peaks = larger(self.peaks, self._without_gradients)
+            self.evaluations = larger(self.evaluations, self._without_gradients)
         return self._since_step
 
     def _take(self) -> None:
@@ -93,6 +112,12 @@ class Evaluations:
         self._since_step = larger(self._since_step, peaks)
         if self._is_open:
             self._without_gradients = larger(self._without_gradients, peaks)
+        if self._has_run:
+            return
+        if self._has_stepped:
+            self.between_steps = larger(self.between_steps, peaks)
+        else:
+            self.loading = larger(self.loading, peaks)
 
 
 def larger(one: _Peaks, other: _Peaks) -> _Peaks:

@@ -5,6 +5,7 @@ from typing import Any
 
 from planner.planning.diagnosis.diagnosis import Cause, Diagnosis, Held, Place, names_evaluation, size_text
 
+_PHASES = {"loading": "before any module ran", "between steps": "before its first module"}
 _GROWING_STEPS = 3  # after the first, whose peak has no earlier step's memory
 
 
@@ -26,7 +27,7 @@ def diagnose_run(record: Mapping[str, Any]) -> Diagnosis:
     levels = [_bytes(step["peak_allocated_mib"]) for step in steps]
     phase, module = str(failure.get("phase") or ""), str(failure.get("module") or "")
     place = Place(", ".join(filter(None, (str(failure.get("line") or ""), module))), f"{phase}".strip())
-    where = f"step {failure['step']}, {phase or 'phase not known'}"
+    where = f"step {failure['step']}, {_PHASES.get(phase, phase) or 'phase not known'}"
     growth = _growth(levels)
     if growth is not None and levels[-1] - levels[0] >= requested:
         cause = Cause.GROWTH

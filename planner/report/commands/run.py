@@ -18,6 +18,12 @@ from planner.report.document import Block, Bullets, Document, Entry, Headline, P
 from planner.report.units import SCHEMA, attributes, figures_table, mib, mib_text, with_mib
 
 MAX_STEPS = 12  # rows of the table
+_PHASES = {  # of a failure
+    "backward": "backward pass",
+    "loading": "before any module ran",
+    "between steps": "between two steps",
+    "evaluation": "in an evaluation",
+}
 _FITS = {
     Outcome.FITS: "yes",
     Outcome.FITS_WITH_RETRIES: "yes, with retries: cached memory was released to make room",
@@ -61,7 +67,7 @@ def _failure_entries(failure: OutOfMemory | None) -> tuple[Entry, ...]:
         return ()
     parts = [
         f"before optimizer step {failure.step} ended",
-        f"{failure.phase} pass" if failure.phase else "",
+        _PHASES.get(failure.phase, ""),
         f"module {failure.module}" if failure.module else "",
         failure.line,
         f"no room for {mib_text(failure.requested_bytes)} MiB",
@@ -127,8 +133,12 @@ def _steps(record: GpuRecord) -> list[Block]:
     ]
     if record.after_steps is not None:
         rows.append(("after the last step", record.after_steps))
-    if record.evaluation is not None:
-        rows.append(("of these, evaluations", record.evaluation))
+    phases = (
+        ("loading", record.loading),
+        ("evaluations", record.evaluation),
+        ("between steps", record.between_steps),
+    )
+    rows += [(f"of these, {name}", peaks) for name, peaks in phases if peaks is not None]
     more, closing = len(record.steps) - MAX_STEPS, []
     if more > 0:
         closing.append(f"and {more:,} more, which --json lists")
@@ -258,7 +268,6 @@ def _steps_to_json(record: GpuRecord) -> list[dict[str, Any]]:
 
 
 def _rank_to_json(record: GpuRecord) -> dict[str, Any]:
-    after = record.after_steps
     return {
         "rank": record.rank,
         "gpu": record.card,
@@ -266,10 +275,16 @@ def _rank_to_json(record: GpuRecord) -> dict[str, Any]:
         "retries": record.retries,
         **attributes(record, "pinned_mib", "step_count", "merged_from"),
         "steps": _steps_to_json(record),
-        "after_steps": None if after is None else _peaks_to_json(after),
-        "evaluation": None if record.evaluation is None else _peaks_to_json(record.evaluation),
+        "after_steps": _optional_peaks_to_json(record.after_steps),
+        "loading": _optional_peaks_to_json(record.loading),
+        "evaluation": _optional_peaks_to_json(record.evaluation),
+        "between_steps": _optional_peaks_to_json(record.between_steps),
         "failure": _failure_to_json(record.failure),
     }
+
+
+def _optional_peaks_to_json(peaks: Peaks | None) -> dict[str, float] | None:
+    return None if peaks is None else _peaks_to_json(peaks)
 
 
 def _failure_to_json(failure: OutOfMemory | None) -> dict[str, Any] | None:

@@ -55,7 +55,7 @@ class FoundLimit(Struct, frozen=True):
 
 
 class CampaignResult(Struct):
-    """The runs and limits of a campaign, to which each run is added."""
+    """The observations, limits and failures of a campaign, filled in as its runs are made."""
 
     observations: list[Observation] = []  # in the campaign's order
     limits: list[FoundLimit] = []

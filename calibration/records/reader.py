@@ -258,7 +258,7 @@ def _of_history(machine: _Machine, record: _Record[_History], when: str) -> list
 
 
 def _marks(marks: list[tuple[str, int]], events: tuple[HistoryEvent, ...]) -> Iterator[HistoryMark]:
-    """Yield the script's marks as the planner's marks, which count steps from 1 and only allocations.
+    """Convert a script's marks: count steps from 1, and positions in allocations instead of events.
 
     The script counts steps from 0 and all events.
     """

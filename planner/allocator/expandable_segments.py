@@ -18,7 +18,7 @@ def range_bytes(device_total_bytes: int, page_bytes: int) -> int:
 
 
 def find_room(pool: BlockPool, size_bytes: int) -> Block | None:
-    """Return the first block, by address, at which adjacent free blocks add up to `size_bytes`, or None.
+    """Return the first block of the lowest run of free blocks that can grow to `size_bytes`, or None.
 
     Free blocks are cached or unmapped. Only a run that begins with an unmapped block, or with a cached block
     before an unmapped block, counts.

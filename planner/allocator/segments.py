@@ -123,7 +123,7 @@ class Segments:
         self._change_reserved("segment_free", block.address, block.size_bytes)
 
     def release_pool(self, pool: BlockPool) -> None:
-        """Release a pool's wholly free segments and pages, by rising size, then rank (`release_blocks`)."""
+        """Release a pool's free segments and pages to CUDA, by size, then rank (`release_blocks`)."""
         for _, _, block in tuple(pool.cached):
             if block.range_address is not None:
                 emptied = shrink(block, self._unmap_pages)

@@ -198,7 +198,7 @@ def _warn(line: str) -> None:
 
 
 def _load_trace(model: Model | None, options: Options, path: Path) -> tuple[SavedJob, Job]:
-    """Return the content of a trace file, and its job merged with the options that do not affect traces."""
+    """Load a trace file, and merge its job with the options that do not affect traces."""
     given = [name for name in (*_OF_JOB, "save_trace") if options.get(name) not in (None, (), [], {}, False)]
     if model is not None or given:
         flag = "--" + ("model" if model is not None else given[0]).replace("_", "-")
@@ -275,7 +275,7 @@ def _job_of_factory(factory: Factory, given: Mapping[str, Any]) -> Job:
 
 
 def _job_options(options: Options) -> dict[str, Any]:
-    """Return the parsed options of a job by the names of the fields of `Job`."""
+    """Return a job's options by field name of `Job`; only arguments and samples are parsed here."""
     inputs, targets = _samples(options.get("input")), _samples(options.get("target"))
     is_one = len(targets) == 1 and targets[0].keyword is None
     return {

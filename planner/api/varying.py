@@ -20,7 +20,7 @@ from planner.report import Report, Result, report_of
 
 @dataclass(frozen=True, slots=True)
 class VaryingResult(Result):
-    """The largest batch, or the memory of one batch size, on sampled batches; `str` gives the text report."""
+    """The result of planning with sampled batches: the largest batch, or one batch size's memory."""
 
     plan: VaryingPlan
     import_seconds: float

@@ -18,7 +18,7 @@ class CaptureMemory:
     growth_lines: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)  # by module, operator
 
     def knows_lines(self, trace: Trace) -> bool:
-        """Return whether the source line of each of the trace's growth sources is known."""
+        """Return whether the source lines of all the trace's growth sources are known."""
         return all((one.module, one.op) in self.growth_lines for one in trace.growth_sources)
 
     def add_lines(self, trace: Trace) -> None:

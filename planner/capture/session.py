@@ -80,7 +80,7 @@ class _Session(Struct, frozen=True):
     loads_to_gpu: bool = False  # the batches of a step of the user's own
 
     def run(self, batch: int) -> Trace:
-        """Capture the job's rank, after the ranks whose answers the stages of its pipeline wait for."""
+        """Capture the job's rank; first run other ranks until their pipeline stages send metadata."""
 
         def run_rank(rank: int) -> Trace:
             return replace(self, job=self.job.replace(rank=rank))._run_rank(batch)

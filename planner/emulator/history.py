@@ -126,7 +126,7 @@ def _with_end(events: Sequence[Event]) -> tuple[Event, ...]:
 
 
 def _scratch(events: Sequence[Event], most: int) -> set[int]:
-    """Return the blocks during whose life only scratch blocks are allocated, nested at most `most` deep."""
+    """Return the blocks during whose life only such blocks are allocated, at most `most` levels deep."""
     ends = lifetimes(events)
     depths: dict[int, int] = {}
     for block in sorted(ends, reverse=True):

@@ -81,7 +81,7 @@ class DoubtSpread(Struct, frozen=True):
 
 
 class Published(Struct, frozen=True):
-    """The residuals of all kinds of runs, and the deviations that each doubt adds."""
+    """The residuals for each kind of run, and the extra deviation for each reason to doubt."""
 
     kinds: dict[RunKind, Residuals]
     doubts: dict[Doubt, DoubtSpread]

@@ -22,7 +22,7 @@ _TORCH = "torch.optim."
 
 
 def parse_optimizer(value: object) -> Optimizer | str:
-    """Parse an optimizer: a short name, a class of torch.optim in any case, a dotted name or FILE.py:NAME.
+    """Parse an optimizer: short name, torch.optim class (case ignored), dotted name or FILE.py:NAME.
 
     A class object stands for its dotted name. A class of torch.optim with a short name becomes that name.
     Raises UsageError.

@@ -164,7 +164,7 @@ class _File:
         return kinds.pop() if len(kinds) == 1 else CodeKind.MODEL
 
     def _kind_of_value(self, value: ast.expr, function: _Function, callers: tuple[str, ...]) -> CodeKind:
-        """Return the kind of one value that a function returns.
+        """Return the `CodeKind` of a value that a function returns, by following names and calls.
 
         The value may be an instance of a class, a nested function, or the result of another function of the
         file. Adapters of peft do not change the kind.

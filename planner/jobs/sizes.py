@@ -122,7 +122,7 @@ class SizeDistribution(Struct, frozen=True):
         return min(1.0, max(0.0, (largest - low + 1) / (high - low + 1)))
 
     def grid(self) -> tuple[Size, ...]:
-        """Return padded sizes, rising: all sizes for one range, a selection for several ranges."""
+        """Return padded sizes in rising order: all sizes for one range, a selection of each for several."""
         columns = [self.paddings(place) for place in range(len(self.ranges))]
         return tuple(product(*(columns if len(columns) == 1 else map(_some, columns))))
 

@@ -279,7 +279,7 @@ def _fit(first: Trace, second: Trace) -> Program | None:
 
 
 def _with_workspaces(trace: Trace, near: Trace) -> Trace:
-    """Return a guessed trace with the workspaces of convolutions that the library behind `near` answers.
+    """Return a guessed trace with its convolution workspaces as the library of `near` reports them.
 
     The library is asked about the convolutions of `near`, a captured trace, with their samples scaled to the
     guessed batch size.

@@ -313,7 +313,7 @@ def constant_program(trace: Trace, target: Target) -> Program:
 
 
 def constant_events(events: Sequence[Event]) -> tuple[ProgramEvent, ...]:
-    """Return the events with allocations whose sizes do not depend on the batch size."""
+    """Convert events for a program, giving each allocation a size independent of the batch size."""
     return tuple(
         constant_alloc(event, event.block, event.site) if isinstance(event, Alloc) else event
         for event in events

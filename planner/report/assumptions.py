@@ -217,7 +217,7 @@ def _kept(job: Job) -> str:
 
 
 def _recipe(job: Job) -> tuple[str, ...]:
-    """Return a sentence on each option of the training loop that is in use."""
+    """Return sentences on accumulation, clipping, EMA, evaluation, sharding and stand-in loops."""
     if job.loop.mode is not Mode.TRAIN:
         return ()
     clipped = {ClipGradients.NORM: "their norm", ClipGradients.VALUE: "their values"}.get(

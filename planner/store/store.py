@@ -80,7 +80,7 @@ class UserCache:
         return self._get(job, {"holds": "job"}, "job", partial(_completed_of, job))
 
     def put_job(self, job: Job, completed: Job) -> None:
-        """Store the completion of a job by its model's library."""
+        """Store a job as its model's library completed it, under the original job."""
         key = self._key(job, {"holds": "job"})
         if key is not None:
             self.directory.put(key, [], {"completed": job_to_json(completed)})

@@ -213,7 +213,7 @@ def _name_recorded(
     pairs: Sequence[Pair],
     cuts: Sequence[Pair],
 ) -> Iterator[Allocation]:
-    """Yield the recorded allocations with the step, phase and site of the corresponding part of the trace."""
+    """Yield recorded allocations, each with the step, phase and site of its match or nearest match."""
     partner = {other: one for one, other in pairs}
     ends = {recorded[other].freed for other in partner}
     for (t0, r0), (_, r1) in pairwise(cuts):

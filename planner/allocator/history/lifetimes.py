@@ -212,6 +212,6 @@ def _phase_starts(events: Iterable[Event]) -> dict[tuple[int, Phase, int], int]:
 
 
 def common_lifetimes(allocations: Sequence[Allocation], matched: Collection[int]) -> list[int]:
-    """Return how many matched allocations come before each allocation is freed, or all if it is not freed."""
+    """Return, for each allocation, the number of matched allocations made before it is freed."""
     before = list(accumulate((index in matched for index in range(len(allocations))), initial=0))
     return [before[-1 if one.freed is None else one.freed] for one in allocations]

@@ -31,7 +31,7 @@ class Silent:
 
 
 class View:
-    """A read-only view of an object's plain state; reading anything else raises UsageError."""
+    """A read-only view of an object that gives plain values and raises UsageError for all others."""
 
     def __init__(self, viewed: Any, name: str) -> None:
         self.__dict__.update(_viewed=viewed, _name=name)

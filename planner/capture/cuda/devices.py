@@ -75,7 +75,7 @@ class Placement:
         self.graphs.open_pool = recorder.graph_pool
 
     def empty_cache(self) -> None:
-        """Record that user code empties the cache, or log it while the model is built."""
+        """Report an emptied cache to the recorder if the loop runs; otherwise, add it to the log."""
         if self.is_running:
             self.on_empty_cache()
         else:
@@ -130,7 +130,7 @@ def planned_device(
 
 @contextmanager
 def names_of_torch() -> Iterator[None]:
-    """Restore torch's own functions inside the context, which must be opened inside a placement."""
+    """Undo the replacements of torch's functions inside the context; needs an open placement."""
     names = _opened[-1].names
     assert names is not None
     names.restore()

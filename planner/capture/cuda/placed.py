@@ -264,7 +264,7 @@ CONVERSIONS: tuple[Callable[..., Any], ...] = (_TO.dtype, _TO.dtype_layout, _TO.
 
 
 def _tensors_in(values: Any) -> list[Tensor]:
-    """Return the tensors among the values, and in the lists and tuples among them."""
+    """Return the tensors among the values, including those one level down in lists and tuples."""
     flat = [one for value in values for one in (value if isinstance(value, list | tuple) else (value,))]
     return [one for one in flat if isinstance(one, Tensor)]
 

@@ -48,7 +48,7 @@ def _index(x: Tensor, index: Any) -> Any:
 
 
 def _sliced_at_once(x: Tensor, places: Sequence[Any]) -> Tensor:
-    """Return `x` after a slice operator for each full slice, before `x` is indexed by tensors or lists."""
+    """Apply `aten.slice` to `x` for each full slice among the indices, and return the result."""
     dim = 0
     for position, place in enumerate(places):
         if isinstance(place, EllipsisType):

@@ -195,7 +195,7 @@ def _takes_model(function: Callable[..., Any]) -> bool:
 
 
 def _call(kind: Callable[..., Any], trained: list[nn.Parameter], job: Job, arguments: dict[str, Any]) -> Any:
-    """Construct an optimizer class with the trained parameters, the job's keywords and implementation."""
+    """Construct an optimizer with the given arguments and the job's choice of foreach or fused."""
     parameters = inspect.signature(kind).parameters
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     options = {"lr": 1e-3} if "lr" in parameters and parameters["lr"].default is inspect._empty else {}

@@ -259,6 +259,6 @@ def _is_of_tensors(value: object) -> bool:
 
 
 def _is_of_library(kind: type) -> bool:
-    """Return whether an installed package or Python itself defines the class, rather than a user's file."""
+    """Return whether a class is from the standard library or an installed package, or has no file."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
     return not file or file.startswith(_STANDARD) or "site-packages" in file or "dist-packages" in file

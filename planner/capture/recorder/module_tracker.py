@@ -38,7 +38,7 @@ class ModuleTracker:
             after.remove()
 
     def name_in(self, phase: Phase) -> str:
-        """Return the name of the module that runs, or "" outside of modules.
+        """Return the name of the module that runs or, in backward, made the running node; "" if none.
 
         In the backward pass it is the module whose forward pass made the running autograd node.
         """
@@ -51,7 +51,7 @@ class ModuleTracker:
         return names[bisect_right(numbers, node._sequence_nr()) - 1]
 
     def place_in(self, phase: Phase) -> str:
-        """Return text that names the innermost running module, or the phase outside of modules."""
+        """Return text for the innermost running module, else for the loss, backward pass or loop phase."""
         if len(self._stack) > 1:
             name = self._stack[-1][1]
             return f"module '{name}'" if name else self._root

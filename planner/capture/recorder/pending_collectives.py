@@ -22,7 +22,7 @@ def is_collective(func: Any) -> bool:
 
 
 class PendingCollectives:
-    """The tensors of collectives that a process has not waited for yet, by the storages of the results."""
+    """The arguments and results of collectives that are not waited for yet, by storage of the result."""
 
     def __init__(self) -> None:
         self._held: dict[int, Any] = {}

@@ -323,7 +323,7 @@ def _note_on_units(unit: int, least: int, refusal: ModelError | None) -> str:
 
 
 def _without_answers(target: Target) -> Target:
-    """Return the target without its query of convolution workspaces, since programs hold the convolutions."""
+    """Return the target without its query of workspaces, for programs that hold the convolutions."""
     return replace(target, conv_workspace_query=None)
 
 

@@ -115,7 +115,7 @@ class SizeFamily:
         self._validate()
 
     def _programs(self, size: Size) -> tuple[Program, ...]:
-        """Return the builder's programs at a size, validated; () if runs do not fit to a program.
+        """Return the validated programs of a size, or () if no program describes the captured runs.
 
         With `only_batch`, return the program of one run at that batch size.
         """

@@ -63,7 +63,7 @@ def _near(left: NDArray[np.float64], right: NDArray[np.float64], threshold: floa
 def _both_near(
     top: NDArray[np.float64], bottom: NDArray[np.float64], pairs: Pairs, threshold: float
 ) -> Pairs:
-    """Return the pairs whose tops are near enough that their heights may overlap enough."""
+    """Return the pairs of boxes whose tops are close enough to overlap beyond the threshold."""
     one, other = pairs
     slack = max(1 - threshold, 0.0) * (bottom - top) + 1e-9 * np.abs(bottom)
     top = np.ascontiguousarray(top)

@@ -89,7 +89,7 @@ class Peaks:
         return largest
 
     def stats(self, device: int) -> dict[str, Any]:
-        """Return torch's allocator statistics of a GPU, with the peaks since the last reset by any reader."""
+        """Return torch's allocator statistics of a GPU; peaks count from the last reset by anyone."""
         stats: dict[str, Any] = self._stats(device)
         return stats
 

@@ -17,7 +17,7 @@ class Steps:
         self.merged_from: int | None = None  # the step from which on one row has the largest peaks of all
 
     def add(self, step: int, peaks: _Peaks) -> None:
-        """Add a step as a row, or to the last row if the peaks are equal or the rows are too many."""
+        """Add a row for a step, or merge it into the last row if peaks are equal or the rows are full."""
         last = self.rows[-1] if self.rows else None
         if last is None or (last["peaks"] != peaks and len(self.rows) < MOST_ROWS):
             self.rows.append({"first": step, "last": step, "peaks": peaks})

@@ -135,7 +135,7 @@ def _by_job(here: Sequence[Calibration], query: CalibrationQuery) -> Correction 
 
 
 def _by_fit(level: MatchLevel, calibrations: Iterable[Calibration]) -> Correction | None:
-    """Return the correction by the first calibration that has a line, or None if none has."""
+    """Return a correction from the first calibration with a fitted line, or None if there is none."""
     for one in calibrations:
         if isinstance(one.fit, Fit):
             inside, about = one.includes_context, one.describe()

@@ -211,7 +211,7 @@ def _copies(query: Convolution) -> Iterator[Parts]:
 def _sized(
     query: Convolution, letters: tuple[str, ...], float32: Mapping[str, tuple[int, ...]]
 ) -> Iterator[Parts]:
-    """Yield the copies of the given tensors, once for each combination of paddings that kernels use."""
+    """Yield the workspace parts of the tensors' copies, for each combination of padded sizes."""
     kinds = [(Term.COPY, letter, _sizes(query, letter)) for letter in letters]
     kinds += [(Term.FLOAT32, letter, sizes) for letter, sizes in float32.items()]
     for chosen in product(*(sizes for _, _, sizes in kinds)):

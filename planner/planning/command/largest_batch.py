@@ -95,7 +95,7 @@ def find_largest_batch(
 
 
 def _run_at(on_gpu: Mapping[int, EmulatedRun], batch: int) -> EmulatedRun | None:
-    """Return the run at a batch size, or at the largest batch that ran if the search reached no end."""
+    """Return the run at a batch size, or at the largest tried size if the search found no limit."""
     return on_gpu.get(max(on_gpu) if batch >= LARGEST_BATCH // 2 else batch)
 
 

@@ -86,7 +86,7 @@ def _no_failure(history: History, levels: Sequence[int], retries: int) -> tuple[
 
 
 def _cause(history: History, end: int, levels: Sequence[int], reserved: int) -> tuple[Cause, str, Place]:
-    """Return the cause and reason of a failed request, and the code that asked or whose memory grows."""
+    """Return the cause of a failed request, its explanation, and the code that is responsible."""
     failed, allocated = history.events[end], levels[end]
     asked, site = failed.size_bytes, _site(history, failed)
     place = Place(_name(site))

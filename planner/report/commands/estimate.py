@@ -176,7 +176,7 @@ def retries_entries(estimate: Estimate) -> list[Entry]:
 
 
 def scarce_text(estimate: Estimate) -> str:
-    """Return a phrase that names the least available memory at the confidence."""
+    """Return the phrase "in the least memory at confidence C", where C is the estimate's confidence."""
     return f"in the least memory at confidence {estimate.budget.confidence:g}"
 
 

@@ -136,7 +136,7 @@ def _name(x: float, text: str, height: float, side: str) -> dict[str, Any]:
 
 
 def breakdown_figure(parts: Mapping[str, int]) -> Figure:
-    """Return a bar of the process by category."""
+    """Return a figure of the process's memory as one horizontal bar, stacked by category."""
     bars = [
         go.Bar(
             x=[size_bytes / MIB],

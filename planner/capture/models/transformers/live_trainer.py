@@ -90,7 +90,7 @@ def set_batch(trainer: Any, batch: int, micro_batches: int) -> None:
 
 
 def bytes_of_longest_sample(trainer: Any) -> int:
-    """Return the bytes that a batch grows by for one more copy of the longest sample."""
+    """Return how many bytes a batch grows when the longest sample is added a second time."""
     with preserve_process_state():  # samples and collators may draw random numbers
         one, two = longest_sample(trainer, trainer.train_dataset, "train_dataset", type(trainer).__name__)
     return _bytes_of(two) - _bytes_of(one)

@@ -70,7 +70,7 @@ def _heads(text: Any, groups: str, heads: str, head: str, state: str, kernel: st
 
 
 def _delta(text: Any) -> tuple[int, int]:
-    """Return how many numbers a gated delta net's state has: past convolution inputs, and carried numbers."""
+    """Return the sizes of a gated delta net's convolution and recurrent states, in elements."""
     keys = text.linear_num_key_heads * text.linear_key_head_dim
     values = text.linear_num_value_heads * text.linear_value_head_dim
     return (text.linear_conv_kernel_dim - 1) * (2 * keys + values), values * text.linear_key_head_dim

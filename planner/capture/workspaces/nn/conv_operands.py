@@ -61,7 +61,7 @@ class ConvOperand:
         return () if is_in_format(self.shape, self.strides, is_last) else (Hold(self.size_bytes),)
 
     def contiguous(self, is_last: bool) -> "ConvOperand":
-        """Return the operand after `contiguous` to a format: itself, or a copy."""
+        """Return the operand in the given memory format: itself if it is already in it, else a copy."""
         return self if is_in_format(self.shape, self.strides, is_last) else self.copied(is_last)
 
     def group_of(self, groups: int) -> "ConvOperand":

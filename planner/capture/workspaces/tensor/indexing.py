@@ -278,7 +278,7 @@ def _masked_select(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _masked_scatter_backward(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of the gradient of `masked_scatter`, which selects by the mask.
+    """Return the ops of `masked_scatter_backward`, taken to be the ops of `masked_select`.
 
     All selected elements are assumed to have been scattered; torch pads the others (masked_scatter_backward,
     ATen/native/TensorAdvancedIndexing.cpp).

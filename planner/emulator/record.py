@@ -62,6 +62,7 @@ class GpuRecord(Struct, frozen=True):
     versions: tuple[tuple[str, str], ...]  # of torch, CUDA and cuDNN
     step_count: int
     was_stopped: bool  # by --stop-after
+    first_line: str = ""  # FILE:LINE of the script that made the process use the GPU; "" if it is not known
     raised: bool = False  # an exception ended the script
     merged_from: int | None = None  # the step from which on one row has the largest peaks of all steps
     # Of phases, which steps include: until the first module, of evaluations, from a step to the next module.

@@ -273,6 +273,9 @@ def test_a_rank_on_the_gpu_of_another_is_named(emulator: Emulator) -> None:
     ranks = [(one["rank"], one["gpu"], one["peak_reserved_mib"]) for one in answer["ranks"]]
     (shared,) = answer["shared_gpus"]
     assert ranks[1] == (1, 0, 200.0) and (shared["gpu"], shared["ranks"]) == (0, [0, 1])
+    lines = (LOOP + STRAY).splitlines()
+    first = [lines[int(one["first_line"].rpartition(":")[2]) - 1].strip() for one in answer["ranks"]]
+    assert first[1].startswith("stray = ") and first[2] == "torch.cuda.set_device(rank)"
     both = answer["ranks"][0]["process_mib"] + answer["ranks"][1]["process_mib"]
     assert shared["process_mib"] == both
 
@@ -445,7 +448,7 @@ for step in range(4):
 
 
 def test_loading_and_saving_have_peaks_of_their_own(emulator: Emulator) -> None:
-    """Weights of 64 MiB with one copy are loaded, and saved with three copies and two workspaces of cuBLAS."""
+    """Weights of 64 MiB are loaded with one copy, and saved with three and two workspaces of cuBLAS."""
     done = emulator.start(SAVES.replace("LOADED", "1"), "--gpu", "L4")
     record = json.loads(done.stdout)["ranks"][0]
     peaks = [record[name]["peak_allocated_mib"] for name in ("loading", "between_steps")]

@@ -208,11 +208,12 @@ def test_json() -> None:
 
 def test_a_gpu_that_two_ranks_share_is_named() -> None:
     """With the most that both have at the same time, which may be less than their peaks together."""
-    stray = replace(record(1, process=500), card=0)
+    stray = replace(record(1, process=500), card=0, first_line="train.py:7")
     shared = replace(run(record(0), stray, record(1)), card_peaks=(850 * MIB, 400 * MIB))
     text = " ".join(render_plain(run_document(shared)).split())
     assert "ranks 0 and 1 share GPU 0: 850.0 MiB at the same time" in text and "share GPU 1" not in text
-    assert "rank 1 also has memory on another GPU: look for torch.load without map_location" in text
+    since = "rank 1 also has memory on another GPU, and on this one since train.py:7: look for torch.load"
+    assert since in text
     expected = [{"gpu": 0, "ranks": [0, 1], "process_mib": 850.0}]
     assert run_to_json(shared)["shared_gpus"] == expected
 

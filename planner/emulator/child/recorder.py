@@ -48,6 +48,7 @@ def attach(torch: Any, core: Any) -> None:
     # it also fires for the module that torch.compile makes, which is harmless
     warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
     torch.cuda._lazy_call(recorder.watch_memory)
+    core.emu_watch_contexts(recorder.on_context)
     os.register_at_fork(after_in_child=recorder.restart)
     register_after_fork(recorder, _finish_with_process)
     sys.excepthook = recorder.wrap_excepthook(sys.excepthook)
@@ -135,6 +136,9 @@ class Recorder:
         self._torch, self._core = torch, core
         core.emu_peak.restype = core.emu_pinned_bytes.restype = ctypes.c_size_t
         core.emu_context_active.restype = ctypes.c_bool
+        self.on_context = ctypes.CFUNCTYPE(None, ctypes.c_int)(
+            self._note_context
+        )  # lives as long as it is called
         self._folder = folder
         self._peaks: Peaks | None = None  # until torch initializes CUDA
         kinds = os.environ.get("PLANNER_EMULATED_HISTORY", "").split()
@@ -159,6 +163,7 @@ class Recorder:
         self._finishing = threading.Lock()
         self._failure: dict[str, Any] | None = None
         self._raised = False  # an exception ended the script
+        self._first_lines: dict[int, str] = {}  # of the script, by GPU, that made the process use it
         self._stop_after = int(os.environ.get("PLANNER_EMULATED_STOP_AFTER") or 0)
         self._ends_after_evaluation = bool(os.environ.get("PLANNER_EMULATED_STOP_AFTER_EVALUATION"))
         self._history_steps = int(os.environ.get("PLANNER_EMULATED_HISTORY_STEPS") or 0)  # 0: all
@@ -173,6 +178,10 @@ class Recorder:
                 self._torch.cuda.memory._record_memory_history(max_entries=MAX_EVENTS, stacks="python")
             self._torch._C._cuda_attach_out_of_memory_observer(self.on_out_of_memory)
             self._write(whole=False)  # an empty list: the process uses CUDA
+
+    def _note_context(self, device: int) -> None:
+        """Note the line of the script whose call creates this process's context on a GPU."""
+        self._first_lines[device] = place(self._torch)["line"]
 
     def before_module(self, module: Any, args: Any) -> None:
         """Note whether a module runs with gradients."""
@@ -346,6 +355,7 @@ class Recorder:
             **self._process,
             "device": device,
             "card": self._core.emu_card(device),
+            "first_line": self._first_lines.get(device, ""),
             "steps": self._steps.of(device),
             "merged_from": self._steps.merged_from,
             "after_steps": after,

@@ -111,12 +111,15 @@ def _strays(run: EmulatedRun, shared: SharedCard) -> str:
     """Return a hint at processes on a shared GPU that use another GPU too, or "" if none or all do."""
     elsewhere = {(one.rank, one.pid) for one in run.records if one.card != shared.card}
     here = (one for one in run.records if one.card == shared.card)
-    strays = [one.rank for one in here if (one.rank, one.pid) in elsewhere]
+    strays = [one for one in here if (one.rank, one.pid) in elsewhere]
     if not strays or len(strays) == len(shared.ranks):
         return ""
-    who = f"rank {strays[0]} also has" if len(strays) == 1 else f"{_named(strays)} also have"
+    ranks = [one.rank for one in strays]
+    who = f"rank {ranks[0]} also has" if len(ranks) == 1 else f"{_named(ranks)} also have"
+    lines = ", ".join(dict.fromkeys(one.first_line for one in strays if one.first_line))
+    since = f", and on this one since {lines}" if lines else ""
     return (
-        f"; {who} memory on another GPU: look for torch.load without map_location, and for "
+        f"; {who} memory on another GPU{since}: look for torch.load without map_location, and for "
         '"cuda" without a number before torch.cuda.set_device'
     )
 
@@ -274,6 +277,7 @@ def _rank_to_json(record: GpuRecord) -> dict[str, Any]:
         **_peaks_to_json(record.peak),
         "retries": record.retries,
         **attributes(record, "pinned_mib", "step_count", "merged_from"),
+        "first_line": record.first_line,
         "steps": _steps_to_json(record),
         "after_steps": _optional_peaks_to_json(record.after_steps),
         "loading": _optional_peaks_to_json(record.loading),

@@ -46,7 +46,7 @@ class AdviceResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class VaryingAdviceResult(Result):
-    """The effect of changes if samples have many sizes; `str` gives the text report."""
+    """The effects of changes to a recipe if samples have many sizes; `str` gives the text report."""
 
     advice: VaryingAdvice
     import_seconds: float

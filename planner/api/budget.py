@@ -74,7 +74,7 @@ def _reject_unknown(options: Options) -> None:
 
 
 def budget_for(budget: Budget, job: Job) -> Budget:
-    """Return the budget for a job: with the allocator of its version of torch and with memory for NCCL."""
+    """Return the budget with the block reuse order of the job's version of torch and with memory for NCCL."""
     config = replace(budget.limits.config, reuse_order=config_of_torch(job.environment.torch).reuse_order)
     return with_nccl_of(with_config(budget, config), job)
 
@@ -89,7 +89,7 @@ def calibrate_budget(budget: Budget, job: Job, options: Options) -> Budget:
 
 
 def corrected_budget(budget: Budget, correction: Correction | None) -> Budget:
-    """Return the budget with a correction applied, or unchanged if it is None."""
+    """Return the budget with a correction applied, or the unchanged budget if the correction is None."""
     if correction is None:
         return budget
     config = budget.limits.config
@@ -99,7 +99,7 @@ def corrected_budget(budget: Budget, correction: Correction | None) -> Budget:
 
 
 def stored_calibrations(budget: Budget, options: Options) -> tuple[Calibration, ...]:
-    """Return the calibrations that may apply, folder by folder, or () for an unlimited GPU.
+    """Return the stored calibrations folder by folder, or () for an unlimited GPU or with `no_calibration`.
 
     Emulated calibrations count only in folders given by the options, not in the user's own. Raises the errors
     of `calibrate_budget`.
@@ -119,7 +119,7 @@ def stored_calibrations(budget: Budget, options: Options) -> tuple[Calibration, 
 
 
 def calibration_query(budget: Budget, job: Job, options: Options) -> CalibrationQuery:
-    """Return the query that finds the stored calibrations for a job, a GPU and the options."""
+    """Return the query for stored calibrations: a job, a GPU, a torch version and allocator settings."""
     torch = None if options.get("trace") is not None else job.environment.torch or installed_version("torch")
     return CalibrationQuery(job, budget.device, torch, options.get("alloc_conf") or "")
 
@@ -130,6 +130,6 @@ def has_memory_limit(options: Options) -> bool:
 
 
 def require_memory_limit(options: Options) -> None:
-    """Raise UsageError if the options do not limit the memory."""
+    """Raise UsageError if the options neither name a GPU nor limit the allocator."""
     if not has_memory_limit(options):
         raise UsageError("no GPU to fit: give --gpu NAME, --gpu-mib N or --allocator-cap-mib N")

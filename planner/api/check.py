@@ -45,7 +45,7 @@ class CheckResult(Result):
 
     @property
     def is_yes(self) -> bool:
-        """Return whether every job was planned, all verdicts are acceptable, and no growth is too large."""
+        """Return whether every job was planned, all verdicts are acceptable, and no process grew too much."""
         has_grown = self.comparison is not None and not self.comparison.is_yes
         return not (self.failures or has_grown or any(self.is_no(row) for row in self.rows))
 
@@ -54,7 +54,7 @@ class CheckResult(Result):
         return row.judgement.verdict.is_no(self.fail_on)
 
     def annotations(self, workspace: Path | None = None) -> list[str]:
-        """Return GitHub's workflow commands: one line for each verdict other than FITS, and for each failure.
+        """Return a workflow command of GitHub for each failure, each growth, and each verdict except FITS.
 
         Paths are relative to the workspace, by default to the folder above the configuration that has .git.
         """
@@ -139,7 +139,10 @@ def check(
 
 
 def load(config: str | Path | None, fail_on: str | None, options: Options) -> tuple[CheckConfig, FailOn]:
-    """Return the configuration, and the mildest verdict that fails. Raises UsageError or DataFileError."""
+    """Load the configuration, and return it with the mildest verdict that counts as a failure.
+
+    Raises UsageError or DataFileError.
+    """
     level = None if fail_on is None else choose(FailOn, fail_on, "--fail-on")
     path = find_config(Path.cwd()) if config is None else Path(config).absolute()
     sources = allowed_sources(options)

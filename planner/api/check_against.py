@@ -45,7 +45,7 @@ def compare(
     max_increase: Headroom | None,
     options: Options,
 ) -> Comparison:
-    """Return how the memory of rows has changed since a git revision. Raises UsageError.
+    """Return the change of each row's process memory since a git revision. Raises UsageError.
 
     A job that cannot be planned with the revision's code is listed with its error.
     """
@@ -70,10 +70,7 @@ def compare(
 
 
 def _change(row: CheckRow, before_bytes: int, folder: Path, ask: Ask, options: Options) -> CheckChange:
-    """Return the memory change of one row, with the changes of its modules if it is large enough.
-
-    A change of less than `SMALLEST_BYTES` comes without changes of modules.
-    """
+    """Return the memory change of one row, with the modules' changes if it is at least `SMALLEST_BYTES`."""
     if abs(row.estimate.process_bytes - before_bytes) < SMALLEST_BYTES:
         return CheckChange(row, before_bytes, None, ())
     then = ask("modules", row.job, row.device)

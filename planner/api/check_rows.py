@@ -58,7 +58,7 @@ def _row(
 
 
 def _largest_batch(checked: CheckJob, request: Request, programs: ProgramSet) -> int:
-    """Return the largest batch at the requested confidence that the GPU and the process's budget allow."""
+    """Return the largest batch that fits the GPU and the process's budget at the requested confidence."""
     job, budget, budget_bytes = request.job, request.budget, checked.budget_bytes
     if budget.limits.allocator_limit_bytes is None:
         most = max_useful_batch(job)
@@ -77,7 +77,7 @@ def _largest_batch(checked: CheckJob, request: Request, programs: ProgramSet) ->
 
 
 def options_on(checked: CheckJob, device: Device | None, options: Options) -> Options:
-    """Return the options with which a job of a check is planned on one of its GPUs."""
+    """Return the options to plan a check's job on one GPU: the caller's, with the job's own settings."""
     confidence = options.get("confidence")
     own: Mapping[str, Any] = {
         "gpu": device,
@@ -93,7 +93,7 @@ def options_on(checked: CheckJob, device: Device | None, options: Options) -> Op
 
 
 def plan_modules(checked: CheckJob, device: Device | None, options: Options) -> dict[str, int]:
-    """Return the bytes that each module itself holds at the allocated peak, by module."""
+    """Return the bytes that each module holds at the allocated peak, without submodules, by module name."""
     request = open_request(checked.job, options_on(checked, device, options), checked.batch)
     trace = with_last_batch(request.job, request.batch, request.traces(CaptureMode.WITH_PROVENANCE))
     return own_bytes(explain(trace, unlimited(request.budget.limits)).blocks)

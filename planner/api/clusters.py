@@ -115,7 +115,7 @@ def advise_cluster(
 
     DDP and FSDP2, each with and without recomputation, and tensor parallelism within nodes are tried, each
     with its largest micro-batch. `cluster` is a file that names the GPUs, `seq` the tokens of a sample; the
-    other options are as for `planner.clusters`, whose errors are raised.
+    other options and the errors are as for `planner.clusters`.
     """
     start = perf_counter()
     _reject_what_is_searched(options, "--cluster")
@@ -141,7 +141,7 @@ class _OpenSearch(NamedTuple):
     def table(
         self, rows: tuple[ClusterPlans, ...], start: float, advice: ClusterAdvice | None = None
     ) -> ClusterTable:
-        """Return the table of the answer, with the seconds spent since `start`."""
+        """Return the table of `rows` or `advice`, with the seconds for opening, tracing and search."""
         seconds = Seconds(self.traces.seconds, perf_counter() - self.opened - self.traces.seconds)
         confidence = (advice.plans if advice else rows[0]).budget.confidence
         return ClusterTable(
@@ -194,7 +194,7 @@ def _is_slice(card: Device) -> bool:
 
 
 def _read_cluster(path: Path) -> tuple[Sequence[Device], int, int]:
-    """Return the kind of GPU, the GPUs per node and the number of GPUs of a cluster file.
+    """Return a tuple of one GPU, the GPUs per node and the total number of GPUs from a cluster file.
 
     Raises DataFileError.
     """
@@ -216,7 +216,7 @@ def _opener(request: Request) -> Callable[[Job, Target], TraceSource]:
 
 
 def _budgets_of(card: Device, options: Options) -> Callable[[Job], Budget]:
-    """Return a function from jobs to budgets on a kind of GPU: NCCL's memory depends on the job's ranks."""
+    """Return a function from a job to its budget on a kind of GPU, cached by the job's numbers of ranks."""
     plain = make_budget({**options, "gpu": card})
     by_ranks: dict[tuple[int, int], Budget] = {}
 

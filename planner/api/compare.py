@@ -65,7 +65,10 @@ def compare(
 
 
 def _as_measured(budget: Budget, measured: Measured | str, options: Options) -> Budget:
-    """Return the budget with the allocator of the version of torch that the measured value names."""
+    """Return the budget with the allocator defaults of the measured value's version of torch.
+
+    The budget is returned unchanged if `measured` is a reason in place of a value.
+    """
     if isinstance(measured, str):
         return budget
     defaults = config_of_torch(measured.source.versions.get("torch", ""))

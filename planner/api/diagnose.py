@@ -109,7 +109,7 @@ def _of_file(path: Path, on_progress: OnProgress) -> Diagnosis:
 
 
 def _of_text(file: BufferedReader, name: str) -> Diagnosis:
-    """Return the diagnosis of a record of `planner run`, or of a log, whose lines may be JSON too."""
+    """Return the diagnosis of a file with either the JSON record of `planner run` or a log."""
     record = _record_in(file)
     if record is None:
         return _of_log(file, name)
@@ -121,7 +121,7 @@ def _of_text(file: BufferedReader, name: str) -> Diagnosis:
 
 
 def _record_in(file: BufferedReader) -> dict[str, Any] | None:
-    """Return the record of `planner run` that a file has, or None; the file is at its beginning again."""
+    """Return the record of `planner run` in a file, or None if there is none, and rewind the file."""
     is_large = os.fstat(file.fileno()).st_size > _LARGEST_RECORD_BYTES
     if is_large or not file.peek(64).lstrip(BOM_UTF8 + b" \t\r\n").startswith(b"{"):
         return None
@@ -146,7 +146,7 @@ def _of_log(file: BufferedReader, name: str) -> Diagnosis:
 
 
 def _lines(file: BufferedReader) -> Iterator[str]:
-    """Yield the lines of a log in UTF-8, or in UTF-16 as PowerShell writes what a program prints."""
+    """Yield the lines of a log, decoded as UTF-16 if it has that byte order mark, or else as UTF-8."""
     encoding = "utf-16" if file.peek(2)[:2] in (BOM_UTF16_LE, BOM_UTF16_BE) else "utf-8-sig"
     text = TextIOWrapper(file, encoding, "replace", newline="\n")
     try:

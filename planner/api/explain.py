@@ -66,7 +66,7 @@ class ExplainResult(Result):
         save_snapshot(self.trace, self.estimate.budget.likely_limits, Path(path))
 
     def save_page(self, path: Path | str, curve: BatchCurve | None = None) -> None:
-        """Write an HTML page on which the reader chooses batch sizes and GPUs of `curve`.
+        """Write the explanation as an HTML page, which offers the batch sizes and GPUs of `curve` if given.
 
         Raises DataFileError.
         """

@@ -65,13 +65,13 @@ PRICE_SORTS = ("price", "cost")  # price of an hour, cost of a million samples
 
 @dataclass(frozen=True, slots=True)
 class GpusResult(Result):
-    """The answers for all GPUs, in the requested order; `str` gives the text report."""
+    """One row for each listed GPU, in the requested order; `str` gives the text report."""
 
     table: FleetTable
 
     @property
     def fits(self) -> tuple[DeviceFit, ...]:
-        """Return the answer for each GPU."""
+        """Return the rows of the table, one for each listed GPU."""
         return self.table.fits
 
     def to_csv(self) -> str:
@@ -87,7 +87,7 @@ class GpusResult(Result):
         return scheduler_text(self.table, scheduler)
 
     def draw(self, path: Path | str) -> None:
-        """Draw peak memory against batch size, with a line for each GPU's limit.
+        """Draw peak memory against batch size to a file, with a line at each GPU's memory limit.
 
         Needs matplotlib. Raises UsageError if there is nothing to draw, and DataFileError.
         """
@@ -180,14 +180,18 @@ def gpus(
 
 
 def _likely(fits: Sequence[DeviceFit]) -> tuple[DeviceFit, ...]:
-    """Return the answers for GPUs on which a batch may fit, though not at the requested confidence."""
+    """Return the rows of GPUs on which a batch may fit, but not at the requested confidence."""
     return tuple(fit for fit in fits if fit.answer in (Answer.LIKELY, Answer.NOT_KNOWN))
 
 
 def _sort_key(
     sort: str | None, prices: PriceList | None, quotes: Mapping[str, Quote]
 ) -> Callable[[DeviceFit], Any]:
-    """Return the sort key of the rows. Raises UsageError for an unknown order or missing prices."""
+    """Return the function that computes the sort key of a row.
+
+    By default rows are sorted by cost or price if prices are given, or else by the largest batch. Raises
+    UsageError for an unknown order, and for missing prices or throughput.
+    """
     is_cost_known = any(quote.per_million_samples is not None for quote in quotes.values())
     name = sort or (("cost" if is_cost_known else "price") if prices is not None else "max_batch")
     if name in SORTS:
@@ -207,7 +211,7 @@ def _sort_key(
 
 
 def _check_compiled(job: Job, cards: Sequence[Device]) -> None:
-    """Raise UsageError if a job would have to be compiled for too many kinds of GPU."""
+    """Raise UsageError if a job would be compiled for more than `MOST_OF_COMPILED` kinds of GPU."""
     kinds = {(card.target.capability, card.target.sm_count) for card in cards}
     if job.model.compile is not Compile.NONE and len(kinds) > MOST_OF_COMPILED:
         raise UsageError(
@@ -265,18 +269,18 @@ def _table_of_varying(
 
 
 def _of_vendors(fits: Sequence[DeviceFit]) -> list[str]:
-    """Return notes on effects that are not modelled on GPUs of other vendors."""
+    """Return a note for each vendor among the rows on effects that are not modelled on its GPUs, if any."""
     vendors = dict.fromkeys(fit.budget.device.vendor for fit in fits)
     return [NOT_MODELLED[vendor] for vendor in vendors if vendor in NOT_MODELLED]
 
 
 def _of_each_capability(fits: Sequence[DeviceFit]) -> list[DeviceFit]:
-    """Return the answer for the first GPU of each compute capability."""
+    """Return the row of the first GPU of each compute capability."""
     return list({fit.budget.device.target.capability: fit for fit in reversed(fits)}.values())[::-1]
 
 
 def _notes(traces: Sequence[Trace]) -> tuple[str, ...]:
-    """Return the notes of all traces, beginning with memory growth if there is any."""
+    """Return the distinct notes of all traces, after a note on memory growth if the first trace grows."""
     notes, growth = [note for trace in traces for note in trace.notes], find_growth(traces[0])
     if growth is not None:
         notes.insert(0, f"at batch {traces[0].batch}, {growth_text(growth, None)}")
@@ -299,7 +303,7 @@ def choose_devices(
 
 
 def _budgets(cards: Sequence[Device], job: Job, options: Options) -> list[Budget]:
-    """Return the budget of each GPU; the stored calibrations are read once."""
+    """Return the corrected budget of each GPU; the stored calibrations are read only once."""
     plain = [budget_for(make_budget({**options, "gpu": card}), job) for card in cards]
     stored = stored_calibrations(plain[0], options)
     query = calibration_query(plain[0], job, options)

@@ -50,10 +50,10 @@ class GuardOptions(TypedDict, total=False):
 
 
 class Guard:
-    """A guarded training: `plan` is set from the start, `result` from the end on.
+    """A guarded training loop, with its `plan` from the start and its `result` from the end.
 
-    It is used by `with`, or by `start()` and `finish()` around the loop. `plan` is None if no plan could be
-    made, `result` if nothing was measured; a warning has told the reason.
+    Use it in a `with` statement, or call `start()` and `finish()` around the loop. `plan` is None if no plan
+    could be made, `result` if nothing was measured; a warning has told the reason.
     """
 
     def __init__(
@@ -159,7 +159,10 @@ def guard(
 
 
 def _act_on(plan: GuardPlan, on_misfit: OnMisfit) -> None:
-    """Raise DoesNotFitError, or warn, as the plan's verdict demands."""
+    """Raise DoesNotFitError if the batch most likely does not fit, or else issue the plan's warnings.
+
+    With `on_misfit` "warn", a warning takes the place of the error.
+    """
     if plan.judgement.verdict is Verdict.OUT_OF_MEMORY and on_misfit == "raise":
         raise DoesNotFitError(f"{plan.sentence()}; on_misfit='warn' tries it")
     if plan.is_uncertain:
@@ -177,7 +180,10 @@ def _check(on_misfit: str, options: GuardOptions) -> None:
 
 
 def _folder(store: Folder | bool | None) -> Path | None:
-    """Return the folder for observations, None for no storing. Raises UsageError if no folder is known."""
+    """Return the folder for observations, or None if `store` is false.
+
+    Raises UsageError if `store` is True and no home folder is known.
+    """
     if not store:
         return None
     if store is not True:

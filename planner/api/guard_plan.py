@@ -43,13 +43,13 @@ class GuardRequest(Struct, frozen=True):
 
     @property
     def plain_optimizer(self) -> Any:
-        """Return torch's optimizer, unwrapped from accelerate's."""
+        """Return the optimizer, unwrapped if it is accelerate's `AcceleratedOptimizer`."""
         is_wrapped = type(self.optimizer).__name__ == "AcceleratedOptimizer"
         return self.optimizer.optimizer if is_wrapped else self.optimizer
 
     @property
     def watched(self) -> Any:
-        """Return the module whose calls are watched, or None if it is compiled.
+        """Return the model if its calls can be watched, or None if it is compiled.
 
         Watching a compiled module would recompile it.
         """
@@ -88,7 +88,7 @@ class GuardPlan(Struct, frozen=True):
 
     @property
     def is_uncertain(self) -> bool:
-        """Return whether a warning is due: the risk is too high, or the allocator needs retries."""
+        """Return whether the risk is too high, the batch does not fit, or the allocator needs retries."""
         chance = self.estimate.p_out_of_memory
         is_risky = chance is not None and chance > 1 - self.estimate.budget.confidence
         return is_risky or self.estimate.outcome is not Outcome.FITS
@@ -162,7 +162,7 @@ def _planned(
 
 
 def _beside(request: GuardRequest, training: "LiveTraining", meter: "TrainingMeter") -> int:
-    """Return the bytes of the process on the GPU outside the training, or 0 if rounding may explain them."""
+    """Return this process's GPU bytes outside the training, or 0 if they are at most `SEGMENT_BYTES`."""
     from calibration.probe.training_meter import SEGMENT_BYTES
     from planner.capture import bytes_beside
 
@@ -176,7 +176,7 @@ def _largest(opened: Request, budget: Budget, programs: ProgramSet) -> int:
 
 
 def _device_of(meter: "TrainingMeter") -> tuple[Device, tuple[str, ...]]:
-    """Return the GPU of the training without the memory of other processes, and notes on it."""
+    """Return the training's GPU with its memory reduced by other processes' memory, and a note if reduced."""
     from calibration.probe.training_meter import others_bytes
 
     device = detected_device(meter.gpu.name, meter.gpu.versions)

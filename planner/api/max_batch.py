@@ -30,9 +30,9 @@ class MaxBatchResult(Result):
 
     @property
     def answer_batch(self) -> int:
-        """Return the batch size that the report leads with: `comfortable_batch`, or `max_batch` if that is 0.
+        """Return the first batch size of the report: `comfortable_batch`, or `max_batch` if the former is 0.
 
-        With `no_retries` it is 0 if every batch that fits takes retries.
+        With `no_retries` the result is 0 if every batch that fits takes retries.
         """
         return 0 if self.plan.answer is None else self.plan.answer.run.batch
 

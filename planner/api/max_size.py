@@ -42,7 +42,7 @@ class MaxSizeResult(Result):
 
     @property
     def answer_size(self) -> Size | None:
-        """Return the size that the report leads with: `comfortable_size`, else `max_size`."""
+        """Return the first size of the report: `comfortable_size`, or `max_size` if the former is None."""
         return self.comfortable_size or self.max_size
 
     def _report(self) -> Report:
@@ -79,7 +79,7 @@ def max_size(
 
 
 def _patches(job: Job) -> tuple[tuple[Size, ...], Callable[[Size], Job]]:
-    """Return the patches of nnU-Net's planner, rising, and a function from a patch to its job."""
+    """Return the patch sizes of nnU-Net's planner, and a function from a patch size to the job to plan."""
     from planner.capture import planned_patches
 
     kept = tuple(pair for pair in job.model.args if pair[0] not in ("patch_size", "replan"))

@@ -29,7 +29,7 @@ def open_prices(
 
 
 def read_throughput(given: Throughput | None) -> dict[str, float]:
-    """Return samples per second by GPU, from GPU=NUMBER, from files, or from a mapping.
+    """Return the samples per second of each GPU from texts GPU=NUMBER, from files, or from a mapping.
 
     Files have the columns gpu and samples_per_second. Raises DataFileError with the line, or UsageError.
     """
@@ -84,7 +84,7 @@ def _read_file(path: Path) -> dict[str, float]:
 
 
 def quotes_of(prices: PriceList | None, rates: Mapping[str, float]) -> dict[str, Quote]:
-    """Return the price and throughput of each GPU that has at least one of the two, by name."""
+    """Return a `Quote` by GPU name for each GPU with a price, a throughput, or both."""
     offers = {} if prices is None else prices.offers
     return {name: Quote(offers.get(name), rates.get(name)) for name in {*offers, *rates}}
 

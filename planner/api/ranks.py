@@ -1,4 +1,4 @@
-"""Plan the ranks of a job, and answer for the rank that takes most memory."""
+"""Plan the ranks of a job, and report the rank that takes the most memory."""
 
 from time import perf_counter
 
@@ -28,7 +28,7 @@ class Ranks:
     """
 
     def __init__(self, request: Request) -> None:
-        """Create the ranks from the request for the first rank to plan."""
+        """Create the ranks of a request; the request's own rank is the first to plan."""
         self._request = request
         self._programs: dict[int, ProgramSet] = {}
         job = request.job
@@ -49,14 +49,17 @@ class Ranks:
         return self._programs[rank]
 
     def estimate(self, batch: int) -> Estimate:
-        """Return the estimate of the rank that takes most at a batch size, with the figures of all ranks.
+        """Return the estimate of the worst rank at a batch size, with the figures of all planned ranks.
 
         Raises the errors of a capture of the first rank; notes name other ranks that cannot be captured.
         """
         return self._beside(self._estimate(self.first, batch))
 
     def find_max_batch(self, multiple_of: int) -> Plan:
-        """Return the largest batch size that fits on all ranks. Raises the errors of a capture."""
+        """Return the plan of the largest batch that fits on all planned ranks.
+
+        Raises the errors of a capture.
+        """
         planned: set[int] = set()
         rank = self.first
         while True:
@@ -88,7 +91,10 @@ class Ranks:
         return replace(plan, **changed), None
 
     def _beside(self, own: Estimate) -> Estimate:
-        """Return the worst estimate over all ranks at the batch size of one rank's estimate."""
+        """Return the worst estimate over all ranks at the batch size of `own`, one rank's estimate.
+
+        Notes name ranks that cannot be planned. If only one rank is planned, `own` is returned.
+        """
         if not self._are_searched:
             return own
         batch, by_rank, notes = own.run.batch, {own.job.sharding.rank: own}, []
@@ -121,7 +127,7 @@ class Ranks:
 
 
 def _breaks(everywhere: Estimate, own: Estimate) -> bool:
-    """Return whether the worst rank has a worse outcome than the rank for which the batch is an answer."""
+    """Return whether the worst estimate is of another rank than `own` and has a worse outcome."""
     if everywhere.job.sharding.rank == own.job.sharding.rank or everywhere.outcome is own.outcome:
         return False
     return everywhere.outcome is Outcome.DOES_NOT_FIT or own.outcome is Outcome.FITS

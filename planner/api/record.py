@@ -30,7 +30,7 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class RecordResult(Result):
-    """The histories in a snapshot, and the files they were written to; `str` gives the text report."""
+    """The histories in a snapshot, and the paths of the written files; `str` gives the text report."""
 
     source: Path
     recorded: tuple[Recorded, ...]  # by device

@@ -49,7 +49,7 @@ class ReplayOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ProcessResult(Result):
-    """The readings of a replayed or measured process; `str` gives the text report."""
+    """The memory readings of a replayed or measured process; `str` gives the text report."""
 
     process: Process
     log: ProcessLog
@@ -61,7 +61,7 @@ class ProcessResult(Result):
 
     @property
     def ran_to_its_end(self) -> bool:
-        """Return whether all requests of the process were served."""
+        """Return whether all memory requests of the process were served."""
         return self.log.failure is None
 
     def _report(self) -> Report:
@@ -184,7 +184,7 @@ class _Tracing:
         return self._taken[job, batch]
 
     def unknown_ops(self) -> tuple[str, ...]:
-        """Return the operators in any trace whose scratch memory is not known."""
+        """Return the sorted names of operators in the traces whose workspace memory is unknown."""
         return tuple(sorted({op for trace in self._taken.values() for op in trace.unknown_ops}))
 
     def assumptions(self) -> Iterator[str]:

@@ -94,7 +94,10 @@ class Request(Struct, frozen=True):
         )  # fmt: skip
 
     def traces(self, mode: CaptureMode = CaptureMode.SHARED, job: Job | None = None) -> TraceSource:
-        """Return a function from batch size to trace, over the result of `programs`. Raises UsageError."""
+        """Return a function from a batch size to its trace for the request's GPU. Raises UsageError.
+
+        The parameters are as for `programs`.
+        """
         programs, target = self.programs(mode, job), self.budget.device.target
         return lambda batch: programs.trace(batch, target)
 
@@ -169,7 +172,10 @@ def isolation_limit(options: Mapping[str, object]) -> float | None:
 
 
 def open_stores(options: Options) -> tuple[ProgramStore, ...]:
-    """Return the stores of programs, or () without `cache` or if the model is isolated. Raises UsageError."""
+    """Return the user's program store, and the bundled store if torch's settings are unchanged.
+
+    Returns () without `cache` or if the model is isolated. Raises UsageError.
+    """
     folder = options.get("cache")
     if folder is None or options.get("isolate"):
         return ()
@@ -179,13 +185,13 @@ def open_stores(options: Options) -> tuple[ProgramStore, ...]:
 
 
 def answers_folder(options: Options) -> Path | None:
-    """Return the folder in which cuDNN's answers are cached, or None without `cache`."""
+    """Return the cache folder for results of cuDNN queries, or None without `cache`."""
     folder = options.get("cache")
     return None if folder is None else Path(folder)
 
 
 def _changed_settings() -> Mapping[str, str]:
-    """Return the settings of this process that affect traces and differ from a fresh process, by name."""
+    """Return changed torch settings that affect traces, by name, or {} if torch is not imported."""
     if sys.modules.get("torch") is None:
         return {}
     from planner.capture import changed_settings

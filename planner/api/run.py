@@ -34,14 +34,14 @@ class RunResult(Result):
         return self.run.outcome is not Outcome.DOES_NOT_FIT
 
     def draw(self, path: Path | str) -> None:
-        """Draw memory over time to a file if the run is explained. Raises DataFileError."""
+        """Draw memory over time to a file; do nothing if the run is not explained. Raises DataFileError."""
         if self.explained is not None:
             from planner.report import draw_timeline, run_summary
 
             draw_timeline(self.explained.explanation, run_summary(self.explained).caption, Path(path))
 
     def save_page(self, path: Path | str) -> None:
-        """Write an HTML page if the run is explained. Raises DataFileError."""
+        """Write an HTML page; do nothing if the run is not explained. Raises DataFileError."""
         if self.explained is not None:
             from planner.report import run_summary, save_page
 

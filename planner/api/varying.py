@@ -27,7 +27,7 @@ class VaryingResult(Result):
 
     @property
     def answer_batch(self) -> int:
-        """Return the largest batch with the configured allocator, 0 if none fits."""
+        """Return the largest batch that fits with the configured allocator, or 0 if none does."""
         return self.plan.sides[0].largest
 
     @property

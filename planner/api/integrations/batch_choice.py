@@ -38,7 +38,7 @@ def split(samples: int, most: int, multiple: int = 1, fewest: int = 1) -> Split:
 
 
 def split_up(samples: int, most: int, multiple: int = 1, fewest: int = 1) -> Split:
-    """Split like `split` if all samples are taken; otherwise round the samples up as little as possible."""
+    """Split like `split` if it takes all samples, or else round the size of the micro-batches up."""
     exact = split(samples, most, multiple, fewest)
     if exact.samples == samples:
         return exact

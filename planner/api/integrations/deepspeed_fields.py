@@ -19,7 +19,7 @@ NOTES = (
 def deepspeed_fields(
     given: str | Mapping[str, Any], fields: Mapping[str, Any], ranks: int, owner: str
 ) -> dict[str, Any]:
-    """Return a job's fields from a framework, changed for one rank of DeepSpeed.
+    """Return `fields`, a job's fields from a framework, changed for one rank of DeepSpeed.
 
     `given` is DeepSpeed's configuration or the name of its file; `owner` names the setting in errors. `ranks`
     is the number of ranks of the process, which a user's `world_size` overrides. Raises UsageError for

@@ -27,7 +27,7 @@ def fsdp_fields(
     syncs_each: bool = False,
     replicas: int = 1,
 ) -> dict[str, Any]:
-    """Return a job's fields from a framework, changed for one rank of FSDP2.
+    """Return `fields`, a job's fields from a framework, changed for one rank of FSDP2.
 
     `plugin` is accelerate's; `owner` names the setting in errors. `ranks` is the number of ranks of the
     process, which a user's `fsdp` overrides. With `syncs_each`, gradients are reduced after each micro-batch.
@@ -76,7 +76,7 @@ def plugin_of_arguments(arguments: Any) -> Any:
 
 
 def _policy(plugin: Any, precision: Precision, owner: str) -> dict[str, str]:
-    """Return the precisions of the plugin's policy, or of accelerate's policy for its mixed precision."""
+    """Return the dtypes of the plugin's mixed-precision policy, or accelerate's defaults for `precision`."""
     policy = plugin.mixed_precision_policy
     if policy is None:  # accelerate/state.py, AcceleratorState
         mixed = _MIXED.get(precision)
@@ -93,7 +93,7 @@ def _policy(plugin: Any, precision: Precision, owner: str) -> dict[str, str]:
 
 
 def _wrapping(plugin: Any) -> dict[str, Any]:
-    """Return the settings of the policy that selects the separately sharded modules.
+    """Return the plugin's settings that select the modules to shard separately.
 
     An unknown policy function counts as no wrapping, as in accelerate.
     """

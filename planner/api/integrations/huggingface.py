@@ -304,7 +304,7 @@ def _plan_of_trainer(trainer: Any, options: Options) -> Callable[..., MaxBatchRe
 def _choice_beside_evaluation(
     trainer: Any, plan: Callable[..., MaxBatchResult], steps: int, multiple: int
 ) -> Choice:
-    """Return the batch size for a trainer, which accounts for its evaluation if it has one."""
+    """Return the choice of batch for a trainer, accepting retries in the trainer's evaluation, if any."""
     result = plan(steps)
     if not transformers_settings.evaluates(trainer.args):
         return choice_of(result, multiple)
@@ -362,7 +362,7 @@ def _bytes_a_sample(sample: Mapping[str, Any]) -> int:
 
 
 def _accumulating(loop: LiveLoop, steps: int) -> LiveLoop:
-    """Return the loop with `steps` micro-batches per optimizer step.
+    """Return the loop with `steps` micro-batches per optimizer step, and with all their inputs on the GPU.
 
     The Trainer holds the inputs of all micro-batches of a step on the GPU at once (transformers/trainer.py,
     `get_batch_samples`, from a data loader of accelerate that moves each batch to the device).

@@ -119,7 +119,7 @@ class BatchSizePlanner(Callback):  # type: ignore[misc]  # lightning's types are
 
 
 def _load_data_anew(trainer: Trainer) -> None:
-    """Discard data loaders with the old batch size, and schedules computed from their length."""
+    """Discard the data loaders and set the optimizers and schedules up again, if loaders exist already."""
     loop = trainer.fit_loop
     if loop._combined_loader is None:
         return

@@ -37,9 +37,10 @@ _COMPILED_METHODS = ("forward", "training_step", "validation_step", "test_step",
 def loop_of_trainer(
     trainer: Trainer, module: LightningModule, sample: Any, batch_name: str = "batch_size"
 ) -> LiveLoop:
-    """Return the loop of a trainer; `batch_name` is the attribute with its batch size.
+    """Return the training loop of a Lightning trainer as a `LiveLoop`.
 
-    Raises UsageError for a setting that is refused.
+    `sample` is a batch, by default the first of the training data; `batch_name` is the attribute of the
+    module or its data module with the batch size. Raises UsageError for a setting that is refused.
     """
     if not module.automatic_optimization:
         raise UsageError(
@@ -116,7 +117,7 @@ def _validation(
 
 
 def _loaders(loaders: Any) -> list[Any]:
-    """Return a validation's loaders, in the order of their indices."""
+    """Return a flat list of the loaders in nested lists, tuples and dictionaries, in the same order."""
     if not isinstance(loaders, list | tuple | dict):
         return [loaders]
     several = loaders.values() if isinstance(loaders, dict) else loaders
@@ -126,7 +127,7 @@ def _loaders(loaders: Any) -> list[Any]:
 def _validation_of(
     trainer: Trainer, module: LightningModule, loaders: Sequence[Any], index: int
 ) -> LiveEvaluation:
-    """Return the validation on batches of the loader at `index`, with the loader's batch size."""
+    """Return the validation step with the first batch and the batch size of the loader at `index`."""
     sample = _first_batch(trainer, module, loaders[index])
     indices = (0, index) if len(loaders) > 1 else (0,)
     step = _step_of(trainer, module, "validation_step", indices)
@@ -150,7 +151,7 @@ def _follows(source: Any, module: LightningModule, name: str, size: int, index: 
 
 
 def _batch(trainer: Trainer, module: LightningModule) -> Any:
-    """Return the first batch of the training data, after the hook before its transfer to the GPU."""
+    """Return the first batch of the training data, after the hook `on_before_batch_transfer`."""
     return _first_batch(trainer, module, trainer.fit_loop._data_source.dataloader())
 
 
@@ -168,7 +169,7 @@ def _data_hooks(trainer: Trainer, module: LightningModule, name: str) -> Any:
 
 
 def _step_of(trainer: Trainer, module: LightningModule, method: str, indices: tuple[int, ...] = (0,)) -> Any:
-    """Return a step that runs `method` of the module, after the hook that changes a batch on the GPU.
+    """Return a step that runs the hook `on_after_batch_transfer` on a batch, then `method` of the module.
 
     `indices` are the index of the batch and, if there are several loaders, the index of its loader.
     """
@@ -252,7 +253,7 @@ def notes_of_trainer(trainer: Trainer) -> tuple[str, ...]:
 
 
 def _notes_of_callback(callback: Any) -> tuple[str, ...]:
-    """Return the notes on a callback, from the nearest of its classes that is in the table.
+    """Return the notes on a callback, from the entry of its nearest class in the table `CALLBACKS`.
 
     Raises UsageError if the callback is refused.
     """
@@ -264,7 +265,7 @@ def _notes_of_callback(callback: Any) -> tuple[str, ...]:
 
 
 def notes_of_module(module: LightningModule) -> tuple[str, ...]:
-    """Return notes on parts of a module that the plan does not run as training would."""
+    """Return a note on overridden hooks that are not planned, and a note if the module is compiled."""
     changed = [name for name in lightning_settings.MODULE_HOOKS if is_overridden(name, module)]
     notes = [f"hooks of the module that are not planned: {', '.join(changed)}"] if changed else []
     return (*notes, *([COMPILED] if module._compiler_ctx is not None else []))

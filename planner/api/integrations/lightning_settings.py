@@ -12,12 +12,12 @@ def _is_sharded(trainer: Any) -> bool:
 
 
 def _is_strategy(name: str) -> Callable[[Any], bool]:
-    """Return a function that tells whether a trainer's strategy is of the class `name`."""
+    """Return a function that tells whether a trainer's strategy is of the class `name` or a subclass."""
     return lambda trainer: name in [one.__name__ for one in type(trainer.strategy).__mro__]
 
 
 def strategy_name(trainer: Any) -> str:
-    """Return the name of the trainer's strategy, or of its base class in `STRATEGIES`."""
+    """Return the name of the strategy's nearest class in `STRATEGIES`, or else of the strategy's class."""
     names = [one.__name__ for one in type(trainer.strategy).__mro__]
     return next((name for name in names if name in STRATEGIES), names[0])
 

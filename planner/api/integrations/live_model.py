@@ -24,7 +24,7 @@ _HINT = "check --input and --target"  # a hint of the tracer for jobs from a com
 
 
 class LiveLoop(Struct, frozen=True):
-    """An existing module with everything that its framework decides about the loop."""
+    """An existing module with a sample batch, its step, its optimizer and the settings of its framework."""
 
     module: Any
     sample: Any  # a batch as the data loader gives it
@@ -64,7 +64,7 @@ def _planned(loop: LiveLoop, options: Options) -> MaxBatchResult:
 
 
 class LiveJob(Struct, frozen=True):
-    """The job of an existing module, a function that builds a copy of it, and notes for its answers."""
+    """The job of an existing module, a function that builds a copy of the module, and notes for reports."""
 
     job: Job
     build: Callable[[], Any]
@@ -136,10 +136,11 @@ def choose_batch(loop: LiveLoop, options: Options, multiple: int) -> Choice:
 def choice_beside_evaluation(
     result: MaxBatchResult, plan_training: Callable[[], MaxBatchResult], multiple: int, smaller: str
 ) -> Choice:
-    """Return the batch size of a training whose evaluation may take retries, which cost little.
+    """Return the choice of batch for a training with evaluation, accepting retries in the evaluation.
 
-    `plan_training` plans the training without evaluation. If the evaluation does not fit at any batch, the
-    batch size is the training's, with a warning that tells how to make the evaluation `smaller`.
+    An evaluation's retries cost little. `plan_training` plans the training without evaluation. If the
+    evaluation does not fit at any batch, the batch size is the training's, with a warning that tells how to
+    make the evaluation `smaller`.
     """
     if 0 < result.max_batch == result.comfortable_batch:
         return choice_of(result, multiple)
@@ -169,7 +170,7 @@ def choice_of(result: MaxBatchResult, multiple: int, comfortable: int | None = N
 
 
 def with_notes(result: MaxBatchResult, notes: tuple[str, ...]) -> MaxBatchResult:
-    """Return the result with further notes in its text and its JSON."""
+    """Return the result with `notes` before the other notes of its report and its JSON."""
 
     estimates = {field.name: getattr(result.plan, field.name) for field in fields(result.plan)}
     changed: dict[str, Any] = {

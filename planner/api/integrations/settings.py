@@ -40,17 +40,17 @@ class Setting(Struct, frozen=True):
 
 
 def planned(names: str) -> tuple[Setting, ...]:
-    """Return settings that are planned, from their names in a text."""
+    """Return a planned setting for each name in `names`, a text separated by spaces."""
     return tuple(Setting(name, Effect.PLANNED) for name in names.split())
 
 
 def harmless(names: str) -> tuple[Setting, ...]:
-    """Return settings that do not affect GPU memory, from their names in a text."""
+    """Return a setting without effect on GPU memory for each name in `names`, a text separated by spaces."""
     return tuple(Setting(name, Effect.NONE) for name in names.split())
 
 
 def stated(name: str, text: str, when: Callable[[Any], object] | None = None) -> Setting:
-    """Return a setting that is not planned but stated in the answer."""
+    """Return a setting that is not planned, but noted with `text` in reports if it is in use."""
     return Setting(name, Effect.STATED, text, when)
 
 
@@ -60,7 +60,7 @@ def refused(name: str, text: str, when: Callable[[Any], object] | None = None) -
 
 
 def notes_of(table: Iterable[Setting], source: object, owner: str) -> tuple[str, ...]:
-    """Return the sentences on settings that are in use and not planned.
+    """Return a note for each unplanned setting of a table that is in use.
 
     `source` has the settings as attributes; `owner` is its name in messages. Raises UsageError for the first
     setting that is refused.

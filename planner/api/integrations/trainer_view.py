@@ -31,7 +31,10 @@ class Silent:
 
 
 class View:
-    """A read-only view of an object that gives plain values and raises UsageError for all others."""
+    """A read-only view of an object's attributes, which raises UsageError if a value is not plain.
+
+    An infinite number reads as `_MANY_BATCHES`.
+    """
 
     def __init__(self, viewed: Any, name: str) -> None:
         self.__dict__.update(_viewed=viewed, _name=name)

@@ -38,7 +38,7 @@ class SegmentState(Struct, frozen=True):
 
     @classmethod
     def of(cls, piece: "tuple[Block, ...]") -> "SegmentState":
-        """Return the state of a piece of adjacent blocks, each of them in use or cached."""
+        """Return the state of a tuple of adjacent blocks, each of them in use or cached."""
         states = tuple(BlockState(block.address, block.size_bytes, block.in_use) for block in piece)
         size_bytes = sum(block.size_bytes for block in piece)
         pool = piece[0].pool
@@ -79,9 +79,7 @@ class Block:
         return self.prev is not None or self.next is not None
 
     def split_off(self, size_bytes: int) -> "Block":
-        """Shrink the block to its lower `size_bytes`; return the rest as a new block, neither cached nor in
-        use.
-        """
+        """Shrink the block to its lower `size_bytes`; return the rest, neither cached nor in use."""
         rest_bytes = self.size_bytes - size_bytes
         upper = self.next
         rest = Block(
@@ -100,7 +98,7 @@ class Block:
         return rest
 
     def absorb(self, upper: "Block") -> None:
-        """Merge the next block, which must be in no index and is invalid afterwards, into this block."""
+        """Merge the next block into this block; `upper` must be in no index, and is invalid afterwards."""
         self.size_bytes += upper.size_bytes
         self.next = upper.next
         if upper.next is not None:
@@ -108,7 +106,7 @@ class Block:
 
 
 class BlockPool:
-    """The cached and unmapped blocks of one stream and size class, with the rules of the class."""
+    """The cached and unmapped blocks of one stream and size class, with the class's page and split sizes."""
 
     def __init__(
         self, name: PoolName, page_bytes: int, split_from_bytes: int, split_below_bytes: int, stream: int = 0
@@ -124,7 +122,7 @@ class BlockPool:
         self.unmapped: list[Block] = []  # by rising address
 
     def of_stream(self, stream: int) -> "BlockPool":
-        """Return an empty pool with the same rules for another stream."""
+        """Return an empty pool for another stream, with the same name, page size and split sizes."""
         return BlockPool(self.name, self.page_bytes, self.split_from_bytes, self.split_below_bytes, stream)
 
     def insert(self, block: Block) -> None:

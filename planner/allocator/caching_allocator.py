@@ -98,7 +98,7 @@ class CachingAllocator:
         return self._segments.count
 
     def hold(self, start: Iterable[SegmentState]) -> dict[int, Block]:
-        """Adopt the reserved memory of a process that was already running; return its used blocks by address.
+        """Take over the reserved memory of a running process; return the blocks in use, keyed by address.
 
         The segments count as requested in order of address. Raises ValueError if memory was requested before.
         """
@@ -164,7 +164,7 @@ class CachingAllocator:
         return block
 
     def free(self, block: Block) -> None:
-        """Free a block, which merges with its free neighbours and stays cached (`free_block`).
+        """Free a block: merge it with cached neighbours, and keep it cached (`free_block`).
 
         The block must not be used afterwards. Raises ValueError for a block that is not in use.
         """
@@ -211,7 +211,7 @@ class CachingAllocator:
     def copy(
         self, segment_events: list[SegmentEvent] | None = None
     ) -> tuple["CachingAllocator", dict[int, Block]]:
-        """Return a copy of the allocator, and a dict from the `id` of each original block to its copy.
+        """Return a copy of the allocator, and the copies of blocks, keyed by `id` of the original block.
 
         segment_events: a list to which every change of the copy's reserved memory is appended.
         """
@@ -249,7 +249,7 @@ class CachingAllocator:
             raise ValueError(f"the block at {block.address:#x} is not in use: freed twice?")
 
     def _search(self, pool: BlockPool, size_bytes: int) -> int:
-        """Return the index in `pool.cached` of the block to use under rarely used options (`get_free_block`).
+        """Return the index in `pool.cached` of the block to use, under any options (`get_free_block`).
 
         The length of `pool.cached` means that no block fits.
         """

@@ -161,7 +161,7 @@ def config_of_torch(version: str) -> AllocatorConfig:
 
 
 def parse_alloc_conf(text: str, defaults: AllocatorConfig = AllocatorConfig()) -> AllocatorConfig:  # noqa: B008
-    """Return the options in a value of PYTORCH_ALLOC_CONF, such as "max_split_size_mb:128".
+    """Convert a value of PYTORCH_ALLOC_CONF, such as "max_split_size_mb:128", to options.
 
     `defaults` are the default options of the version of torch that reads the value (`config_of_torch`). If an
     option is given twice, the last counts, as in torch. Options that do not affect device memory are checked

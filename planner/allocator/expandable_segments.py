@@ -32,7 +32,7 @@ def find_room(pool: BlockPool, size_bytes: int) -> Block | None:
 
 
 def grow(start: Block, size_bytes: int, map_pages: Callable[[int, int], bool]) -> Block | None:
-    """Map pages from `start` on until it holds `size_bytes`; return the cached block, or None if that fails.
+    """Map pages until the block at `start` holds `size_bytes`; return the block, or None if mapping fails.
 
     `map_pages(address, size_bytes)` maps the memory or returns False. Pages that were mapped before a
     refusal stay cached.
@@ -49,7 +49,7 @@ def grow(start: Block, size_bytes: int, map_pages: Callable[[int, int], bool]) -
 
 
 def shrink(block: Block, unmap_pages: Callable[[int, int], None]) -> Block | None:
-    """Unmap the whole pages inside a cached block; return the unmapped block if it spans its whole range.
+    """Unmap the whole pages in a cached block; return the unmapped block if it spans the whole segment.
 
     `unmap_pages(address, size_bytes)` releases the pages. None is returned if other pages of the range are
     still mapped, or the block has no whole page.

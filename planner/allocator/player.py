@@ -6,7 +6,7 @@ from planner.program import Joiner, NextWorkspaces, Piece
 
 
 class Player:
-    """A process that replays pieces in sequence, each with the variables and the memory of earlier pieces."""
+    """A process that replays pieces of traces in sequence, and keeps variables and memory in between."""
 
     def __init__(
         self, limits: MemoryLimits = UNLIMITED, next_workspaces: NextWorkspaces | None = None

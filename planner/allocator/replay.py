@@ -22,7 +22,7 @@ from planner.program import (
 
 
 class Failure(Struct, frozen=True):
-    """A request that could not be served, and where it was made."""
+    """A request that could not be served, with its step, phase, module and operator."""
 
     step: int
     phase: Phase
@@ -32,14 +32,14 @@ class Failure(Struct, frozen=True):
 
 
 class Peaks(Struct, frozen=True):
-    """The highest levels in one part of the loop, memory from before it included."""
+    """The allocated and the reserved peak of one part of the loop, including memory from before that part."""
 
     allocated_bytes: int
     reserved_bytes: int
 
 
 class PhasePeak(Struct, frozen=True):
-    """The highest levels within one phase of one step, and the allocated bytes at its end."""
+    """The allocated and the reserved peak of one phase of one step, and the allocated bytes at its end."""
 
     step: int
     phase: Phase
@@ -49,7 +49,7 @@ class PhasePeak(Struct, frozen=True):
 
 
 class Replay(Struct, frozen=True):
-    """The result of a replay, up to the failed request if there is one."""
+    """The outcome, peaks and retries of a replay, which ends at the first failed request if there is one."""
 
     batch: int
     outcome: Outcome
@@ -100,7 +100,7 @@ def replay_trace(
     on_event: OnEvent | None = None,
     segment_events: list[SegmentEvent] | None = None,
 ) -> Replay:
-    """Replay all events of a trace, up to the first request that fails, in a new process.
+    """Replay a trace in a new process, up to the first request that fails, and return the result.
 
     Changes of the reserved memory are appended to `segment_events`. Raises UsageError if the configuration
     limits the memory to a fraction of a total that the limits do not give.
@@ -119,7 +119,10 @@ class ReplayedProcess:
         next_workspaces: NextWorkspaces | None = None,
         segment_events: list[SegmentEvent] | None = None,
     ) -> None:
-        """Create a process without memory; the parameters are as for `replay_trace`."""
+        """Create a process without memory; `limits` and `segment_events` are as for `replay_trace`.
+
+        `next_workspaces` returns the workspace sizes to try if a convolution's request is refused.
+        """
         self.allocator = CachingAllocator(limits, segment_events=segment_events)
         self.failure: Failure | None = None
         self._optional = OptionalRequests(next_workspaces)
@@ -129,7 +132,7 @@ class ReplayedProcess:
         self._phases: list[PhasePeak] = []
 
     def play(self, trace: Trace, on_event: OnEvent | None = None) -> bool:
-        """Replay all events of a trace, up to the first request that fails; return whether none failed."""
+        """Replay a trace up to the first request that fails, and return whether no request failed."""
         allocator, blocks, convolutions = self.allocator, self._blocks, trace.convolution_by_block()
         malloc, free, optional = allocator.malloc, allocator.free, self._optional
         peak_bytes, peak_event, phase_start = self._peak_bytes, self._peak_event, self._start
@@ -189,7 +192,10 @@ class ReplayedProcess:
         )
 
     def _peaks_until(self, index: int) -> tuple[PhasePeak, ...]:
-        """Return the peaks of the phase that runs, or () if `Replay.phase_peaks` does not list it."""
+        """Return the current phase's peaks in a tuple, or () if `Replay.phase_peaks` leaves the phase out.
+
+        A phase is left out if it is not its step's first, has no events before `index`, and is not the end.
+        """
         is_first = self._start.step > (self._phases[-1].step if self._phases else 0)
         is_listed = is_first or index - self._started > 1 or self._start.phase is Phase.END
         return (self._phase_peak(),) if is_listed else ()
@@ -214,7 +220,7 @@ class ReplayedProcess:
 
 
 def replay_with_breakdown(trace: Trace, limits: MemoryLimits) -> tuple[Replay, Mapping[Category, int]]:
-    """Replay a trace; return the result and the bytes in use at the allocated peak by category.
+    """Replay a trace, and return the result and the bytes of each category at the allocated peak.
 
     Blocks count whole, as torch's `memory_allocated` counts them; unused categories are 0. Raises as
     `replay_trace` does.
@@ -240,10 +246,10 @@ def replay_with_breakdown(trace: Trace, limits: MemoryLimits) -> tuple[Replay, M
 class OptionalRequests:
     """The handler of requests for convolution workspaces, which tries other sizes if a request is refused.
 
-    PyTorch tries cuDNN's engines in order, and fails if none can be served. It reuses the engine for later
-    calls of the same convolution, and starts again if that engine's workspace is refused (ATen/native/cudnn:
-    Conv_v8.cpp, `benchmark_cache`). If the workspaces of the next engines are unknown, the process is assumed
-    to continue without a workspace, also for later requests of the same key and size.
+    PyTorch tries cuDNN's engines in order, and fails if no workspace can be served. It reuses the engine for
+    later calls of the same convolution, and starts again if that engine's workspace is refused
+    (ATen/native/cudnn: Conv_v8.cpp, `benchmark_cache`). If the workspaces of the next engines are unknown,
+    the process is assumed to continue without a workspace, also for later requests of the same key and size.
     """
 
     def __init__(self, following: NextWorkspaces | None = None) -> None:
@@ -251,7 +257,7 @@ class OptionalRequests:
         self._taken: dict[tuple[Hashable, int], int] = {}  # the size that replaces a refused one
 
     def copy(self) -> "OptionalRequests":
-        """Return a copy that remembers the same sizes."""
+        """Return a copy with the same remembered workspace sizes."""
         twin = OptionalRequests(self._following)
         twin._taken = dict(self._taken)
         return twin
@@ -264,7 +270,7 @@ class OptionalRequests:
         convolution: Convolution | None = None,
         stream: int = 0,
     ) -> Block | None:
-        """Return a block of the first workspace size that can be served, or None if no size can.
+        """Allocate the first workspace size that can be served, and return its block, or None if no size can.
 
         The size that served the same key and size before is tried first, then `size_bytes`, then the sizes of
         the next engines.

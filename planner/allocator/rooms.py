@@ -15,7 +15,10 @@ from planner.program import Outcome
 
 
 def is_limit_independent(limits: MemoryLimits) -> bool:
-    """Return whether the limits affect the allocator only through refused requests."""
+    """Return whether the limits affect the allocator only by refusing requests.
+
+    That is not so with expandable segments, a garbage collection threshold or a memory fraction.
+    """
     config = limits.config
     fraction = config.per_process_memory_fraction < 1
     return not (config.expandable_segments or config.garbage_collection_threshold > 0 or fraction)
@@ -24,7 +27,7 @@ def is_limit_independent(limits: MemoryLimits) -> bool:
 def replay_in_rooms(
     rooms: Iterable[MemoryLimits], replay: Callable[[MemoryLimits], Replay]
 ) -> Iterator[tuple[MemoryLimits, Replay]]:
-    """Yield the replay under each of several memory limits, the largest limits first.
+    """Yield each of several memory limits with its replay, from the largest limits to the smallest.
 
     A replay is reused for smaller limits that are not below its peak reserved bytes, if the limits act only
     through refused requests, and the replay has no retries or the limits differ only in the capacity.

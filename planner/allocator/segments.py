@@ -93,7 +93,7 @@ class Segments:
         return limit_bytes is not None and self.reserved_bytes + segment_bytes > limit_bytes
 
     def request_segment(self, pool: BlockPool, size_bytes: int, segment_bytes: int) -> Block | None:
-        """Request memory once; return a free block that is in no index, or None if the request is refused.
+        """Request memory from CUDA once, and return a free, uncached block, or None if memory is refused.
 
         The method mirrors `alloc_block`. The limit is compared with the segment's size even if an expandable
         segment grows by more or less.
@@ -116,7 +116,7 @@ class Segments:
         return block
 
     def release(self, block: Block) -> None:
-        """Release to CUDA a segment that is one cached block (`release_block`)."""
+        """Release to CUDA a segment that consists of one cached block (`release_block`)."""
         block.pool.remove(block)
         del self.heads[block.address]
         self.count -= 1
@@ -134,7 +134,7 @@ class Segments:
                 self.release(block)
 
     def picture(self) -> tuple[SegmentState, ...]:
-        """Return all reserved memory by rising address, one state per contiguous piece."""
+        """Return all reserved memory in ascending order of address, one state for each contiguous piece."""
         pieces = []
         for address in sorted(self.heads):
             chain = iterate_segment(self.heads[address])
@@ -144,9 +144,9 @@ class Segments:
         return tuple(pieces)
 
     def hold(self, state: SegmentState, pool: BlockPool) -> Iterator[Block]:
-        """Adopt a piece of memory that was reserved before; yield its blocks in use.
+        """Add the memory and the blocks of a state to the segments, and yield each block that is in use.
 
-        Pieces must come by rising address. An expandable segment begins with its lowest adopted page.
+        States must come in ascending order of address. An expandable segment begins at its lowest added page.
         """
         if self._expandable:
             piece = self._hold_pages(state, pool)
@@ -165,7 +165,7 @@ class Segments:
             piece = rest
 
     def ranges(self) -> list[tuple[int, int]]:
-        """Return the first and the end address of each expandable segment."""
+        """Return the first and the end address of the virtual range of each expandable segment."""
         heads = [head for head in self.heads.values() if head.range_address is not None]
         return [
             (head.address, head.address + sum(one.size_bytes for one in iterate_segment(head)))
@@ -173,7 +173,7 @@ class Segments:
         ]
 
     def _hold_pages(self, state: SegmentState, pool: BlockPool) -> Block:
-        """Return a block, neither cached nor in use, that covers the pages of a piece."""
+        """Split a state's pages from a virtual range, and return them as one block, not cached or in use."""
         ends = [
             one for one in pool.unmapped if one.next is None and one.address + one.size_bytes > state.address
         ]

@@ -1,4 +1,4 @@
-"""Record the levels of a replay event by event: allocated, by category, and reserved."""
+"""Record the allocated bytes, in total and by category, and the reserved bytes after each replayed event."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from planner.program import Alloc, Category, Event, Free, PhaseStart
 
 
 class Timeline(Struct, frozen=True):
-    """The levels after each event of a replay, in bytes.
+    """The allocated bytes, in total and by category, and the reserved bytes after each event of a replay.
 
     Blocks count whole, as torch's `memory_allocated` counts them; the categories add up to `allocated_bytes`.
     """
@@ -65,7 +65,11 @@ class TimelineRecorder:
 
 
 def thin(timeline: Timeline, most: int) -> list[int]:
-    """Return indices of about `most` events: the highest of each stretch, both peaks, and both ends."""
+    """Return the indices of all events, or of about `most` selected events if there are more than `most`.
+
+    Selected are the event with the most allocated bytes in each stretch of equal length, the allocated and
+    the reserved peak, and the first and the last event.
+    """
     allocated = timeline.allocated_bytes
     width = -(-len(allocated) // most)
     if width <= 1:

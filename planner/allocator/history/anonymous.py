@@ -15,7 +15,7 @@ _UNKNOWN = "unknown"
 
 
 def anonymous_history(history: History, gpu: str | None, torch: str | None) -> History:
-    """Return a history without folders in its sites, without marks and with only known allocator options.
+    """Return a copy of a history without marks, folders of sites, and unknown allocator options.
 
     `gpu` and `torch` are the GPU and the version of torch, which a snapshot does not name. Without `gpu`, the
     GPU is "unknown". Without `torch`, the version is inferred from the order in which equal free blocks were

@@ -83,7 +83,7 @@ class _Cuda:
         raise self._unasked(size_bytes)
 
     def refuses(self, size_bytes: int) -> bool:
-        """Return whether CUDA refused the request in the record: torch then released memory or ran out of it.
+        """Return whether CUDA refused the request in the record, so that torch released memory or failed.
 
         Raises _DiffersError if the record has no request to CUDA at this point.
         """
@@ -253,7 +253,7 @@ def _follow(allocator: CachingAllocator, blocks: dict[int, Block], event: Histor
 
 
 def _total_of_ranges(history: History) -> int | None:
-    """Return a GPU memory size that spaces expandable segments as in the record, or None if any size does.
+    """Derive a GPU memory size from the least distance of expandable segments; None for fewer than two.
 
     torch reserves 9/8 of the GPU's memory size for each expandable segment. The pages of a segment are mapped
     from its beginning on, so pages mapped without a hole are one segment.
@@ -265,7 +265,7 @@ def _total_of_ranges(history: History) -> int | None:
 
 
 def _range_starts(start: Iterable[SegmentState], events: Iterable[HistoryEvent]) -> list[int]:
-    """Return the start of each recorded expandable segment, by rising address."""
+    """Return the rising start addresses of the recorded expandable segments, or [] if no pages are mapped."""
     spans: list[tuple[int, int]] = []
     of_pools: dict[tuple[int, str], tuple[int, int]] = {}
     for state in start:

@@ -27,7 +27,7 @@ from planner.program import Alloc, Category, Phase, Trace
 
 
 class Kind(StrEnum):
-    """The kinds of blocks that only one side has."""
+    """The kinds of blocks that only the trace or only the recording has."""
 
     WORKSPACE = "workspace"  # recorded; freed before the next block that both sides have is allocated
     BLOCK = "block"  # recorded; lives longer
@@ -36,7 +36,7 @@ class Kind(StrEnum):
 
 
 class UnmatchedBlock(Struct, frozen=True):
-    """A block that only one side has.
+    """A block that only the trace or only the recording has.
 
     For a recorded block, module and operator are those of the traced block before it, or after it if a block
     was freed in between, since an operator had then ended.
@@ -54,7 +54,7 @@ class UnmatchedBlock(Struct, frozen=True):
 
 
 class LifetimeDifference(Struct, frozen=True):
-    """A block that both sides have and that is freed at different times."""
+    """A matched block that the trace and the recording free at different times."""
 
     birth: int  # index among the traced allocations
     size_bytes: int
@@ -78,7 +78,7 @@ class OpTotal(Struct, frozen=True):
 
 
 class SidePeak(Struct, frozen=True):
-    """The peaks of one side, and the bytes at its allocated peak that the other side lacks."""
+    """The peaks of the trace or the recording, and the unmatched blocks' bytes at the allocated peak."""
 
     allocated_bytes: int
     reserved_bytes: int
@@ -145,7 +145,7 @@ def compare_with_recording(trace: Trace, recording: Recording) -> Difference:
 
 
 def _peak(side: Trace | Recording, config: AllocatorConfig) -> tuple[Replay, int]:
-    """Replay one side without limits; return the replay and the index of the allocation at its peak."""
+    """Replay a trace or recording without limits; return the replay and the peak allocation's index."""
     limits = MemoryLimits(config=replace(config, per_process_memory_fraction=1.0))
     run = replay_trace(Trace(side.events, side.sites, batch=1), limits)
     return run, sum(isinstance(event, Alloc) for event in side.events[: run.peak_event])
@@ -157,7 +157,7 @@ def _peak(side: Trace | Recording, config: AllocatorConfig) -> tuple[Replay, int
 def _prefer_equal_lifetimes(
     traced: Sequence[Allocation], recorded: Sequence[Allocation], pairs: Sequence[Pair]
 ) -> list[Pair]:
-    """Return the pairs, with a block replaced by an unmatched neighbour if only the latter's lifetime fits.
+    """Return the pairs, each block replaced by an unmatched neighbour if only the neighbour's lifetime fits.
 
     The neighbour has the same size, and the lifetime of the pair's block on the opposite side. A kernel's
     workspace may be as large as its result; the two differ in when they are freed.
@@ -213,7 +213,7 @@ def _name_recorded(
     pairs: Sequence[Pair],
     cuts: Sequence[Pair],
 ) -> Iterator[Allocation]:
-    """Yield recorded allocations, each with the step, phase and site of its match or nearest match."""
+    """Yield recorded allocations with step, phase and site of the matched or nearest traced allocation."""
     partner = {other: one for one, other in pairs}
     ends = {recorded[other].freed for other in partner}
     for (t0, r0), (_, r1) in pairwise(cuts):
@@ -254,7 +254,7 @@ def _extras(
     cuts: Sequence[Pair],
     peaks: tuple[int, int],
 ) -> Iterator[UnmatchedBlock]:
-    """Yield the blocks without a partner in order, recorded blocks before traced blocks at equal places."""
+    """Yield the unmatched blocks in order, recorded before traced blocks between the same two pairs."""
     lifetimes = common_lifetimes(recorded, {other for _, other in pairs})
     before, matched = (0, 0), 0
     # A cut comes before the pair that begins there, so that its phase's extras stay in that phase.
@@ -283,7 +283,7 @@ def _is_traced(extra: UnmatchedBlock) -> bool:
 def _op_totals(
     traced: Sequence[Allocation], pairs: Sequence[Pair], extras: Sequence[UnmatchedBlock]
 ) -> tuple[OpTotal, ...]:
-    """Return the totals of each operator, by falling bytes that only one side has."""
+    """Return the totals of each operator, sorted by falling bytes of unmatched blocks."""
     totals: dict[str, list[int]] = {}
 
     def add(op: str, place: int, size_bytes: int) -> None:

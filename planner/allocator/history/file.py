@@ -39,7 +39,10 @@ class _HistoryFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
 
 
 def save_history(history: History, path: Path) -> None:
-    """Write a history to a file atomically and deterministically. Raises DataFileError."""
+    """Write a history to a file atomically and deterministically. Raises DataFileError.
+
+    Sites, categories, notes and the start state of the history are not written.
+    """
     if len(history.events) > MOST_EVENTS:
         raise DataFileError(
             f"{path}: a history of {len(history.events)} events is not written; take fewer steps"

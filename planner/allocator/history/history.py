@@ -31,7 +31,7 @@ class HistoryEvent(NamedTuple):
 
 
 class HistoryMark(NamedTuple):
-    """The start of a phase of the loop in a history."""
+    """The start of a phase of the training loop, as a position in a history."""
 
     allocations: int  # `alloc` events before it
     step: int

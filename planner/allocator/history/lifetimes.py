@@ -20,7 +20,7 @@ _CHANGES = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_u
 
 
 class Recording(Struct, frozen=True):
-    """The record of a GPU's allocator with the parts that a comparison needs."""
+    """A recorded allocator history, converted to the events of a trace for a comparison."""
 
     about: str  # the GPU, the version of torch, and the source of the record
     config: AllocatorConfig
@@ -32,7 +32,7 @@ class Recording(Struct, frozen=True):
 
     @property
     def steps(self) -> int | None:
-        """Return the number of recorded steps of the loop; None if phases are not known."""
+        """Return the highest recorded step, at least 1, or None if no phases are recorded."""
         steps = [event.step for event in self.events if isinstance(event, PhaseStart)]
         return max(1, *steps) if steps else None
 
@@ -79,7 +79,7 @@ def _peak_reserved(history: History) -> int | None:
 
 
 def _peak_allocated(events: Iterable[HistoryEvent], held: Mapping[int, int], config: AllocatorConfig) -> int:
-    """Return the most bytes in use at once, blocks that were in use at the beginning included."""
+    """Return the most bytes in use at once, including the blocks in use before the first event."""
     used = dict(held)
     level_bytes = peak_bytes = sum(used.values())
     for event in events:
@@ -112,7 +112,7 @@ def _notes(has_allocations: bool, strangers: int, has_marks: bool, held: Mapping
 def interleave(
     events: Iterable[HistoryEvent], notes: Iterable[tuple[int, T]], counted: Collection[str]
 ) -> Iterator[HistoryEvent | T]:
-    """Yield events and notes merged in order.
+    """Yield events and notes merged, each note at its place among the events.
 
     The place of a note is the number of events with a `counted` action before it. Notes whose place is after
     the last event are left out.
@@ -155,7 +155,7 @@ def to_events(recorded: Iterable[HistoryEvent | PhaseStart]) -> Iterator[Event]:
 
 
 def lifetimes(events: Iterable[Event]) -> dict[int, int]:
-    """Return, by block number, how many allocations come before each freed block is freed."""
+    """Return, keyed by block number, the number of allocations before each freed block is freed."""
     counts: dict[int, int] = {}
     count = 0
     for event in events:
@@ -168,7 +168,7 @@ def lifetimes(events: Iterable[Event]) -> dict[int, int]:
 def allocations_of(
     events: Sequence[Event], sites: Sequence[Site], config: AllocatorConfig
 ) -> list[Allocation]:
-    """Return the allocations among the events, with sizes rounded by an allocator configuration."""
+    """Convert the allocation events to `Allocation`s, with sizes rounded by an allocator configuration."""
     ends = lifetimes(events)
     allocations = []
     mark = PhaseStart(0, Phase.SETUP)
@@ -199,7 +199,7 @@ def common_phase_starts(traced: Iterable[Event], recorded: Iterable[Event], ends
 
 
 def _phase_starts(events: Iterable[Event]) -> dict[tuple[int, Phase, int], int]:
-    """Return the number of allocations before each phase, by step, phase and turn."""
+    """Return the number of allocations before each phase, keyed by step, phase and turn."""
     starts: dict[tuple[int, Phase, int], int] = {}
     turns: dict[PhaseStart, int] = {}
     count = 0

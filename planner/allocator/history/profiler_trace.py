@@ -124,7 +124,7 @@ def _by_failure_and_peak(item: tuple[int, list[_Change]]) -> tuple[bool, int]:
 
 
 def _changes(events: Sequence[_Event]) -> dict[int, list[_Change]]:
-    """Return the memory changes of each GPU by GPU index, in order of time, with their sites."""
+    """Return the memory changes of each GPU, keyed by GPU index, in order of time and with sites."""
     spans: dict[int | str, list[_Event]] = defaultdict(list)
     moments: dict[int | str, list[tuple[float, _Change]]] = defaultdict(list)
     for event in events:
@@ -234,7 +234,7 @@ def _history(gpu: str, total_bytes: int | None, changes: Sequence[_Change]) -> H
 
 
 def _start(changes: Sequence[_Change]) -> tuple[dict[int, int], tuple[SegmentState, ...]]:
-    """Return made-up addresses of the blocks older than the trace, by recorded address, and their segment.
+    """Return made-up addresses, keyed by recorded address, of blocks older than the trace, and the segment.
 
     The segment is in a tuple, which is empty if nothing was reserved. Memory in use that is not freed in the
     trace is one block, and so is free reserved memory.

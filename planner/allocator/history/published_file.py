@@ -168,7 +168,7 @@ def _packed(state: SegmentState) -> tuple[int, int, int, PoolName, list[tuple[in
 def _unpacked(
     address: int, size_bytes: int, stream: int, pool: PoolName, blocks: list[tuple[int, int, _UsedOrFree]]
 ) -> SegmentState:
-    """Return a segment from its entry in the file. Raises ValueError if its blocks do not fill it."""
+    """Convert an entry of the file to a segment. Raises ValueError if the blocks do not fill the segment."""
     end = 0
     for offset, block_bytes, _ in blocks:
         if offset != end or not block_bytes:

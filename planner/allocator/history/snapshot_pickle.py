@@ -47,7 +47,7 @@ class EventRows:
 
 
 class SnapshotList(list[Any]):
-    """A list of a snapshot, in which items that are events are stored in `rows` instead."""
+    """A list in a snapshot, which stores events in `rows` and all other items in the list itself."""
 
     __slots__ = ("next_place", "objects_before", "rows")
 
@@ -59,7 +59,7 @@ class SnapshotList(list[Any]):
 
 
 def load_stream(file: BufferedReader) -> object:
-    """Load a pickle with lists as `SnapshotList` and lists of frames as `Stack`.
+    """Load a pickle, with each list of frames as a `Stack` and every other list as a `SnapshotList`.
 
     Raises ValueError and the errors of `pickle` for content that no snapshot has.
     """
@@ -89,7 +89,7 @@ class _Memo(dict[int, Any]):
         return NO_STACK
 
     def pass_events(self, place: int) -> None:
-        """Queue the parts of events from `place` on, and drop the oldest parts beyond `_MOST_PARTS`.
+        """Queue the memo entries of events from `place` on, and drop the oldest beyond `_MOST_PARTS`.
 
         Texts and frames stay, since many events share them.
         """
@@ -121,7 +121,7 @@ class _StreamUnpickler(_base._Unpickler):  # type: ignore[misc]
         self._stacks: dict[bytes, Stack] = {}  # by references to their frames
 
     def load(self) -> object:
-        """Return the loaded object."""
+        """Load the pickle and return its object. Raises ValueError for too many objects besides events."""
         self.stack, self.proto = [], 0
         self.append = self.stack.append
         codes = iter(lambda: self.read(1), b"")
@@ -238,7 +238,7 @@ class _StreamUnpickler(_base._Unpickler):  # type: ignore[misc]
     # ---- what they do
 
     def _extend(self, items: list[Any]) -> None:
-        """Extend the list on top of the stack; frames replace it by a stack, events become rows of it."""
+        """Extend the topmost list: frames turn the list into a `Stack`, and events are added to its rows."""
         target = self.stack[-1]
         if type(target) is Stack:  # more frames of it
             if target is not NO_STACK and all(map(_is_frame, items)):
@@ -279,7 +279,7 @@ _StreamUnpickler.dispatch = {
 
 
 def _places(references: bytes) -> Iterator[int]:
-    """Yield the places in the memo to which opcodes refer."""
+    """Yield the memo indices to which the opcodes in `references` refer."""
     for one in _REFERENCE.finditer(references):
         if place := one[1] or one[2]:
             yield int.from_bytes(place, "little")
@@ -312,7 +312,7 @@ def _row(event: dict[str, Any], sites: dict[Origin, int]) -> HistoryEvent:
 
 
 def count_of(entry: dict[str, Any], key: str) -> int:
-    """Return a size, address or stream of an event or a segment, 0 if it is missing. Raises ValueError."""
+    """Return a size, address or stream of an event or a segment, or 0 if it is missing. Raises ValueError."""
     value = entry.get(key, 0)  # an `oom` of older versions of torch has no free memory
     if type(value) is not int or not 0 <= value < 2**64:
         raise ValueError(f"device_traces: {key} is {shown(value)}, which is no size, address or stream")

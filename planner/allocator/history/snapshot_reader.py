@@ -122,7 +122,7 @@ def _segments(snapshot: dict[str, Any], device: int) -> list[dict[str, Any]] | N
 
 
 def _stream_numbers(events: Iterable[HistoryEvent], segments: Iterable[dict[str, Any]]) -> dict[object, int]:
-    """Return numbers of streams by handle, in the order in which torch releases them; 0 is the default."""
+    """Return the stream numbers, keyed by handle, in torch's order of release; 0 is the default stream."""
     handles = {0, *(event.stream for event in events), *(count_of(one, "stream") for one in segments)}
     return {handle: number for number, handle in enumerate(sorted(handles))}
 

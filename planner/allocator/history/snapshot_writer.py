@@ -93,7 +93,7 @@ class _SnapshotRecorder:
         category: str = _UNKNOWN,
         stream: int = 0,
     ) -> None:
-        """Append a trace entry, whose time is the number of entries before it."""
+        """Append a trace entry, with the number of earlier entries as its time."""
         self.entries.append(
             {
                 "action": action,
@@ -123,7 +123,7 @@ class _Live(Struct, frozen=True):
 
 
 class _FrameMaker:
-    """A maker of stacks of modules; equal stacks are one object, which keeps the pickle small."""
+    """A maker of stack frames for allocations, which reuses one object for equal stacks."""
 
     def __init__(self, trace: Trace) -> None:
         self.mark = PhaseStart(0, Phase.SETUP)

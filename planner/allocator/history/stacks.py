@@ -53,7 +53,7 @@ class Stack:
         self.extend(frames)
 
     def extend(self, frames: Iterable[dict[str, Any]]) -> None:
-        """Add the next frames of the stack, which are outside of the frames added before."""
+        """Add the next frames of the stack, which called the frames added before."""
         for frame in frames:
             path, function, line = frame["filename"], frame.get("name"), frame.get("line")
             function = function if isinstance(function, str) else "?"
@@ -82,7 +82,7 @@ NO_STACK = Stack()
 
 @lru_cache(maxsize=2**14)
 def function_category(path: str, name: str) -> tuple[bool, Category | None]:
-    """Return whether a function of Python has a rule, and the category of a block that it allocates."""
+    """Return whether `_RULES` has a rule for a Python function, and the rule's category for its blocks."""
     for path_pattern, name_pattern, category in _COMPILED:
         if name_pattern.fullmatch(name) and path_pattern.fullmatch(path):
             return True, category

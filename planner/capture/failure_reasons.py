@@ -91,9 +91,10 @@ _NOT_PLANNED = (
 
 
 def explain(job: Job, batch: int, recorder: Recorder, error: BaseException) -> ModelError:
-    """Return the error to show for a failed capture, a DataDependentError if the model reads tensor values.
+    """Return the error that explains a failed capture, with the place, the message and a remedy.
 
-    Any other failure, and any unsupported construct, gives a plain ModelError.
+    A model that reads tensor values gives a DataDependentError. Any other failure, and any unsupported
+    construct, gives a plain ModelError.
     """
     place, running, line = recorder.place(), recorder.running or "", source_line(error)
     op = f" in {running}" if running else ""

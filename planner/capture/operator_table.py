@@ -9,7 +9,7 @@ _Function = TypeVar("_Function")
 
 
 def overload(name: str) -> Any:
-    """Return the ATen operator `name`; an overload is named after a dot, without a dot it is the default.
+    """Return the ATen operator `name`; a name without an overload after a dot means the default overload.
 
     >>> str(overload("mm")), str(overload("add.Tensor"))
     ('aten.mm.default', 'aten.add.Tensor')
@@ -19,5 +19,5 @@ def overload(name: str) -> Any:
 
 
 def operator_table(functions: Mapping[str, _Function]) -> dict[Any, _Function]:
-    """Return functions keyed by operator; a key of `functions` names operators, separated by spaces."""
+    """Return the functions keyed by operator; a key of `functions` may be several names between spaces."""
     return {overload(name): function for names, function in functions.items() for name in names.split()}

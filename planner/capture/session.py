@@ -88,7 +88,7 @@ class _Session(Struct, frozen=True):
         return self.stages.trace(self.job.sharding.rank, run_rank)
 
     def _run_rank(self, batch: int) -> Trace:
-        """Capture with batches on the CPU if a step of the user's own moves them, else on the GPU."""
+        """Capture the job, and again with batches on the GPU if the user's step does not move the batches."""
         try:
             return self._run(batch)
         except BatchOnHostError:
@@ -97,7 +97,7 @@ class _Session(Struct, frozen=True):
 
     @preserve_process_state()
     def _run(self, batch: int) -> Trace:
-        """Capture with shapes alone, or with values if the model reads them."""
+        """Capture by shapes alone, or with values if the model reads values in this or an earlier capture."""
         with calling_libraries(self.job):
             check_requirements(self.job)
             job = complete_by_library(self.job)

@@ -1,4 +1,4 @@
-"""List the process-wide settings that a model's code may change, each with its name, reader and writer.
+"""List the process-wide settings that a model's code may change, with functions that read and write them.
 
 `process_state` saves and restores all of them. Settings that influence a trace have a default; if the
 process has another value, the value is part of a stored trace's key (`changed_settings`).

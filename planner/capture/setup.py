@@ -102,7 +102,7 @@ def _record_all(tensors: Iterable[Tensor], recorder: Recorder, op: str, module: 
 
 
 def _record_preparation(model: nn.Module, recorder: Recorder) -> None:
-    """Record the casts and the emptied cache of peft's `prepare_model_for_kbit_training`."""
+    """Record how peft's `prepare_model_for_kbit_training` casts weights and empties the cache."""
     with recorder:
         cast_to_float32(model)
     for tensor in model.parameters():

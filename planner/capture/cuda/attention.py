@@ -80,7 +80,7 @@ def _additive(call: SdpaCall, mask: Tensor | None, dtype: torch.dtype) -> Tensor
 
 
 def _aligned(mask: Tensor) -> Tensor:
-    """Return the mask, copied with padding unless its rows start at multiples of 8 elements already.
+    """Return the mask if its rows start at multiples of 8 elements, or else a copy with padded rows.
 
     This is `preprocess_mask`. The copy has the mask's shape, since it is made before the mask is expanded to
     batch and heads.

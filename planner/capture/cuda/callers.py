@@ -1,4 +1,4 @@
-"""Tell from stack frames whether user code, torch, the planner or a library that caches answers runs."""
+"""Tell from stack frames whether user code, torch, the planner or another library is running."""
 
 import sys
 import sysconfig
@@ -53,7 +53,7 @@ def draws_truncated(frame: FrameType) -> bool:
 
 
 def caches_answers(frame: FrameType) -> bool:
-    """Return whether a frame runs code of a library that caches answers about the machine."""
+    """Return whether a frame runs a library that caches device queries, except modules in `_OF_ONE_RUN`."""
     return is_of_library(frame) and frame.f_globals.get("__name__") not in _OF_ONE_RUN
 
 
@@ -63,9 +63,9 @@ def is_of_library(frame: FrameType) -> bool:
 
 
 def line_of_caller(is_left_out: Callable[[FrameType], bool] = is_of_library) -> str:
-    """Return the innermost line on the stack as FILE:LINE, or "" if there is none.
+    """Return the innermost line on the stack that is not left out as FILE:LINE, or "" if there is none.
 
-    Frames for which `is_left_out` returns True are skipped.
+    Frames for which `is_left_out` returns True are left out.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and is_left_out(frame):

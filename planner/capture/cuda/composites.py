@@ -233,7 +233,7 @@ def _binary_cross_entropy_with_logits(
 
 
 def _with_kernel_strides(x: Tensor) -> Tensor:
-    """Return a view of `x` with the strides that CUDA's pointwise kernels would give their result.
+    """Return a contiguous `x` with the strides of CUDA's pointwise results, or any other `x` unchanged.
 
     A contiguous tensor may have unusual strides in dimensions of size 1. CUDA's kernels then return
     contiguous strides (ATen/TensorIterator.cpp, fast_set_up); torch's meta kernels keep the unusual strides.

@@ -206,7 +206,7 @@ def _for_users(
 
 
 def _type_for_users(plain: type, construct: Callable[..., Any]) -> type:
-    """Return a class that replaces `plain` and makes instances for user code by `construct`.
+    """Return a class that replaces `plain` and calls `construct` to make instances for user code.
 
     Instances of `plain` and `Handle` count as instances of the class. Code that caches answers gets
     instances of `plain`.
@@ -229,7 +229,7 @@ class _AnyGenerator(type):
         return isinstance(instance, _PLAIN_GENERATOR)
 
     def __call__(cls, device: Any = "cpu") -> Any:
-        """Return a `torch.Generator`, on the CPU if the device is a GPU.
+        """Return a `torch.Generator` on the device, or on the CPU if the device is a GPU or `meta`.
 
         Random numbers of the planned GPU have no values.
         """

@@ -65,7 +65,7 @@ class Placement:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return the remarks as notes of the trace."""
+        """Return the remarks as notes of the trace, each after the first line of user code that causes it."""
         return tuple(f"{line} {text}" for text, line in self.remarks.items())
 
     def watch(self, recorder: Any) -> None:
@@ -130,7 +130,10 @@ def planned_device(
 
 @contextmanager
 def names_of_torch() -> Iterator[None]:
-    """Undo the replacements of torch's functions inside the context; needs an open placement."""
+    """Undo the replacements of torch's functions inside the context, and set them again on exit.
+
+    Needs an open placement.
+    """
     names = _opened[-1].names
     assert names is not None
     names.restore()
@@ -211,7 +214,7 @@ def put_off_until_recorded(work: Callable[[], None]) -> bool:
 
 
 def work_put_off() -> list[tuple[float, Callable[[], None]]]:
-    """Return and clear the postponed work, each with its order among the tensors put on the GPU."""
+    """Return the postponed calls, each with its order among the tensors put on the GPU, and clear them."""
     taken = [(put_order(marker), work) for marker, work in _opened[-1].put_off] if _opened else []
     if taken:
         _opened[-1].put_off.clear()
@@ -457,7 +460,7 @@ def _is_window(tensor: Tensor) -> bool:
 
 
 def _by_class(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a method of tensors that calls `__torch_function__` of a wrapper tensor's class, as torch does.
+    """Return a tensor method that wrapper tensors pass to `__torch_function__` of their class, as in torch.
 
     The class recognizes torch's own method by its identity.
     """
@@ -536,7 +539,7 @@ def _pin(self: Tensor, device: Any = None) -> Tensor:
 
 
 def _record_stream(self: Tensor, stream: Any) -> None:
-    """Remark that another stream's work uses a tensor, whose memory is reusable only after that work."""
+    """Add a remark that the stream's work is planned as done before the next memory request."""
     _remark("calls Tensor.record_stream: that stream's work is planned as done when memory is next asked for")
 
 
@@ -560,7 +563,7 @@ def _to_gpu(self: Tensor, device: Any = None, non_blocking: bool = False, **opti
 
 
 def _loading(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `torch.load` that loads tensors of a GPU to the CPU."""
+    """Return `torch.load` that loads to the CPU if `map_location` is a GPU or None."""
 
     @functools.wraps(plain)
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:

@@ -85,7 +85,7 @@ class HostTensors:
         self._pinned_bytes -= pinned_bytes([self._pinned.pop(key)])
 
     def is_pinned(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is marked as one in pinned memory."""
+        """Return whether a tensor is marked as a tensor in pinned memory."""
         return innermost(tensor).untyped_storage()._cdata in self._pinned
 
     @contextmanager

@@ -23,7 +23,7 @@ _HALVES = (torch.float16, torch.bfloat16)  # accumulated in float32 (ATen/OpMath
 
 
 def patches() -> Iterator[tuple[str, object]]:
-    """Yield names and replacements of functions that choose by device or bypass dispatch modes."""
+    """Yield names and replacements of functions that choose kernels by device or bypass dispatch modes."""
     yield "torch.as_tensor", _recorded(torch.as_tensor)
     yield "torch.tensor", _recorded(torch.tensor)
     # torch/optim/optimizer.py takes foreach by default if all parameters are on such a device,
@@ -38,7 +38,7 @@ def patches() -> Iterator[tuple[str, object]]:
 
 
 def _recorded(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return `torch.tensor` or `torch.as_tensor` with tensors that optimizers make visible to dispatch modes.
+    """Return `torch.tensor` or `torch.as_tensor`, made visible to dispatch modes if an optimizer calls it.
 
     This holds for optimizers of torch and torchao that make a tensor from a number. On CUDA the tensor is
     made on the CPU and copied to the GPU; on meta it is made directly, beneath all modes

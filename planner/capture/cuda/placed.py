@@ -108,7 +108,7 @@ class PlacedTensors:
             self._entries.append((next(self._next), CacheEmptied()))
 
     def number_of(self, tensor: Tensor) -> float:
-        """Return the number of a tensor, or infinity if the tensor is not on the GPU."""
+        """Return the lowest number of a tensor's storages, or infinity if none is on the GPU."""
         storages = [_storage_of(one) for one in parts(tensor)]
         return min((float(self._numbers[one]) for one in storages if one in self._numbers), default=inf)
 
@@ -125,7 +125,7 @@ class PlacedTensors:
         return None if ref is None else ref()
 
     def take_entries(self) -> list[tuple[int, Entry]]:
-        """Return the log entries, each with its number in the common order, and clear the log."""
+        """Return the log entries, each with its number in the order of all events, and clear the log."""
         entries, self._entries = self._entries, []
         return entries
 

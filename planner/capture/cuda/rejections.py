@@ -20,7 +20,10 @@ class Rejections(Struct):
     rounds: int = 0  # that drew rejected weights anew
 
     def answer(self) -> bool | None:
-        """Return whether a weight is expected to be rejected in this round, or None for any other read."""
+        """Return whether the current round is expected to reject a weight, or None outside `trunc_normal_`.
+
+        Each call inside `trunc_normal_` counts one round.
+        """
         frame = _drawing_frame()
         if frame is None:
             return None

@@ -75,9 +75,10 @@ def kernels(capability: tuple[int, int]) -> dict[str, Callable[..., Any]]:
 def _kernel(
     mode: int, name: str, dropout_state: Callable[[], Tensor], capability: tuple[int, int]
 ) -> Callable[..., Any]:
-    """Return the kernel of a recurrent layer's operator `name`, whose kind has the number `mode` in cuDNN.
+    """Return a function that runs a recurrent operator by cuDNN, or by its decomposition if cuDNN cannot.
 
-    `NAME.input` takes samples of one length, `NAME.data` packed samples.
+    `mode` is cuDNN's number for the kind of the layer. `NAME.input` takes samples of one length, `NAME.data`
+    packed samples.
     """
     decompose = overload(name).decompose
 
@@ -97,7 +98,7 @@ def _kernel(
 
 
 def _is_cudnn(x: Tensor, capability: tuple[int, int]) -> bool:
-    """Return whether cuDNN runs the layer, as `use_cudnn` of RNN.cpp.
+    """Return whether cuDNN runs a layer for an input, as `use_cudnn` of RNN.cpp decides.
 
     bfloat16 needs cuDNN 9.13, which is assumed, and capability 8.0 (detail/CUDAHooks.cpp).
     """
@@ -164,14 +165,14 @@ def gru_cell(
 
 
 def gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
-    """Return the gradients of the input gates, the hidden gates and the state (native/cuda/RNN.cu)."""
+    """Return the gradients of input gates, hidden gates and state, and None for both biases (cuda/RNN.cu)."""
     width = 3 * (workspace.shape[1] // 5)
     gates = [workspace.new_empty((workspace.shape[0], width)) for _ in range(2)]
     return *gates, grad_hy.new_empty(grad_hy.shape), None, None
 
 
 def _gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
-    """Run the backward pass of a GRU cell, with the biases' gradients computed by `sum` if it has biases."""
+    """Return a GRU cell's gradients of both gates, of the state and, if `has_bias`, of both biases."""
     with torch._C._AutoDispatchBelowAutograd():
         of_input, of_hidden, grad_hx, *none = aten._thnn_fused_gru_cell_backward(grad_hy, workspace, False)
         biases = [of_input.sum(0), of_hidden.sum(0)] if has_bias else none
@@ -193,7 +194,7 @@ def cudnn_rnn(
     cx: Tensor | None, mode: int, hidden: int, projected: int, layers: int, batch_first: bool, p: float,
     train: bool, bidirectional: bool, batch_sizes: Sequence[int], dropout: Tensor | None,
 ) -> Any:  # fmt: skip
-    """Return output, hidden state, cell state, reserve space and weight buffer, new if none was given."""
+    """Return output, hidden state, cell state, reserve space and weight buffer, allocated if it is None."""
     sizes = RnnSizes(mode, x.shape[-1], hidden, projected, layers, bidirectional)
     width, states = sizes.width * sizes.directions, layers * sizes.directions
     if batch_sizes:

@@ -61,11 +61,12 @@ def select(call: SdpaCall, capability: Capability) -> SDPBackend:
 
 
 def _order(capability: Capability, version: TorchVersion) -> tuple[SDPBackend, ...]:
-    """Return the backends by priority: cuDNN first on compute capability 9.0, 10.0 and 10.3, else last.
+    """Return the attention backends by priority, with cuDNN first on capabilities 9.0, 10.0 and 10.3.
 
-    An order that the process has changed is kept. torch 2.5.0 preferred cuDNN on 9.0, 2.5.1 reverted that
-    (pytorch/pytorch#138522), and 2.9 preferred it again. Since 2.9.1 this requires a cuDNN newer than 9.15.0,
-    which the default wheels have since 2.11; the last patch release's default wheels are assumed here.
+    On other GPUs and before torch 2.11 cuDNN is last. An order that the process has changed is kept.
+    torch 2.5.0 preferred cuDNN on 9.0, 2.5.1 reverted that (pytorch/pytorch#138522), and 2.9 preferred it
+    again. Since 2.9.1 the preference requires a cuDNN newer than 9.15.0, which the default wheels have since
+    2.11; the last patch release's default wheels are assumed here.
     TORCH_CUDNN_SDPA_DEPRIORITIZED is not read.
     """
     backends = map(SDPBackend, torch._C._get_sdp_priority_order())
@@ -98,7 +99,7 @@ def _flash_accepts(call: SdpaCall, capability: Capability) -> bool:
 
 
 def _flash_can_go_back(call: SdpaCall, capability: Capability) -> bool:
-    """Return whether flash can run the call's backward pass, if the call needs one.
+    """Return whether flash has a backward pass for the call, or the call needs none.
 
     GPUs with 99 KiB of shared memory have no backward pass for some wide heads.
     """
@@ -140,7 +141,7 @@ def _cudnn_accepts(call: SdpaCall, capability: Capability) -> bool:
 
 
 def _cudnn_width(widths: tuple[int, int], capability: Capability) -> int:
-    """Return the largest width of heads that cuDNN accepts.
+    """Return the largest head width that cuDNN accepts.
 
     Versions after 2.13 need a newer cuDNN for 256 on 9.0, and accept 256 on 10.x too.
     """
@@ -150,9 +151,9 @@ def _cudnn_width(widths: tuple[int, int], capability: Capability) -> int:
 
 
 def gemm_alignment(dtype: torch.dtype, capability: Capability) -> int:
-    """Return the number of elements that must divide head widths: 16 bytes of elements with tensor cores.
+    """Return the number of elements of which a head's width must be a multiple (`minimum_gemm_alignment`).
 
-    The rule is `minimum_gemm_alignment`; without tensor cores the number is 1.
+    The number is 16 bytes of elements with tensor cores, and 1 without tensor cores.
     """
     half = dtype in _HALVES
     if capability >= (8, 0) or (capability >= (7, 0) and half):
@@ -182,7 +183,7 @@ def _is_unit_stride(call: SdpaCall) -> bool:
 
 
 def _heads_match(call: SdpaCall, *, grouped: bool) -> bool:
-    """Return whether batch sizes are equal, and head counts are equal or allowed by grouped queries.
+    """Return whether the batch sizes are equal, and the numbers of heads are equal or allowed to differ.
 
     If the call enables grouped queries and the backend takes them (`grouped`), the number of heads of keys
     and values must divide the number of the query's heads.
@@ -197,7 +198,7 @@ def _heads_match(call: SdpaCall, *, grouped: bool) -> bool:
 
 
 def _mask_broadcasts(call: SdpaCall) -> bool:
-    """Return whether cuDNN accepts the call's mask, as `check_attn_mask_shape`.
+    """Return whether cuDNN accepts the call's mask (`check_attn_mask_shape`).
 
     cuDNN accepts a call without a mask, or with a mask of 2 or 4 dimensions that requires no gradient and
     broadcasts to the scores.

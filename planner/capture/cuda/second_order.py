@@ -43,7 +43,7 @@ def _renumbering(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _nodes_since(tensors: Iterable[Tensor], first: int) -> list[Any]:
-    """Return the autograd nodes behind tensors whose sequence number is `first` or higher, without leaves."""
+    """Return the non-leaf autograd nodes in the tensors' graphs with sequence number `first` or higher."""
     waiting = [one.grad_fn for one in tensors]
     found: dict[Any, None] = {}
     while waiting:

@@ -104,7 +104,7 @@ def _kernels(capability: tuple[int, int], version: TorchVersion) -> dict[str, Ca
 
 
 def _device_lists() -> Iterator[tuple[str, object]]:
-    """Yield names of Python checks for a device or a compiled extension, and replacements for `meta`."""
+    """Yield the names of device and extension checks, each with a replacement that accepts `meta`."""
     # nn.MultiheadAttention takes its fast path in inference on cuda, but not on meta
     yield "torch.nn.modules.activation._check_arg_device", lambda tensor: True
     # nn.TransformerEncoderLayer names devices inline; only the out-of-tree backend's name is a variable

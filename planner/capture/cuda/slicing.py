@@ -1,4 +1,4 @@
-"""Index with full slices, as in `x[:, 0]`, with the operators of torch before 2.9.
+"""Index tensors by full slices, as in `x[:, 0]`, as torch before 2.9 does.
 
 Before 2.9, `:` runs a slice operator, whose gradient is a tensor of zeros into which the gradient is copied.
 Since 2.9 a full slice runs no operator (applySlice, ATen/TensorIndexing.h; pytorch/pytorch#157944).

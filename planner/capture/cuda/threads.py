@@ -31,7 +31,7 @@ def beside_other_threads(new: Any, plain: Any) -> Any:
 
 
 def do_nothing(*_: Any) -> None:
-    """Do nothing; used as the hook of other threads."""
+    """Do nothing; replaces a plan's hooks in other threads."""
 
 
 def caller_frame(depth: int = 1) -> FrameType:

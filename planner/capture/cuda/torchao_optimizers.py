@@ -63,7 +63,10 @@ class _TorchWithoutCompiler:
 def _compiled_step(
     outside: OutsideMemory, capability: tuple[int, int], p: Tensor, grad: Tensor, step: Tensor, *rest: Any
 ) -> None:
-    """Allocate and free, in order, the buffers of the compiled step of one parameter."""
+    """Allocate and free, in order, the buffers of the compiled step of one parameter.
+
+    Raises UsageError for amsgrad with quantized state, and for FP8 state on a GPU that is too old for it.
+    """
     states = [state for state in rest[:3] if isinstance(state, Tensor)]
     rounds_randomly = rest[-1]
     kind = type(states[0]).__name__
@@ -186,7 +189,7 @@ def _drop_gradient(parameter: Tensor) -> None:
 
 
 def _state_bytes(parameter: Tensor, kind: Any, options: dict[str, Any]) -> int:
-    """Return the size in bytes of the state that an optimizer makes for one parameter, without recording."""
+    """Return the bytes of optimizer state for one parameter, measured by a step that is not recorded."""
     hooks: Any = {name: OrderedDict() for name in _GLOBAL_HOOKS}  # the user's hooks must not see this step
     with (
         _disable_current_modes(),

@@ -32,7 +32,7 @@ class _Kernel:
         return lambda *args, **kwargs: None
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing, as for a device function, which only kernels call."""
+        """Do nothing: a function called without a grid is a device function, which only kernels call."""
 
 
 class _Name:
@@ -76,7 +76,7 @@ class _Config:
         vars(self).update(options)
 
     def all_kwargs(self) -> dict[str, Any]:
-        """Return all options with which the kernel would be compiled."""
+        """Return one dictionary of the kernel's constants and its compile options."""
         return {**self.kwargs, **{name: value for name, value in vars(self).items() if name != "kwargs"}}
 
 
@@ -175,7 +175,7 @@ def launches_skipped() -> Iterator[None]:
 
 @contextmanager
 def launching_nothing(module: ModuleType, kernels: Sequence[str]) -> Iterator[None]:
-    """Replace a module's `triton` and `kernels` by stand-ins that launch nothing, inside the context."""
+    """Replace a module's `triton`, and its functions named in `kernels`, by stand-ins inside the context."""
     made: dict[str, Any] = {name: _Kernel(getattr(module, name)) for name in kernels}
     made["triton"] = SimpleNamespace(**_HOST)
     with all_patched(module, made, create=True):

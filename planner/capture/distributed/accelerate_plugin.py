@@ -26,9 +26,10 @@ _OF_LAUNCHER = "FSDP_"  # prefix of variables from which a plugin fills options 
 def shard_by_accelerate(
     model: nn.Module, arguments: FsdpArguments, options: Mapping[str, Any], mesh: Any
 ) -> str:
-    """Shard a model in place as accelerate's plugin with `arguments` does, and return a note of the units.
+    """Shard a model in place as accelerate's plugin does, and return a note on the classes it shards.
 
-    `options` are keywords of `fully_shard`. Raises UsageError if accelerate is not installed or refuses.
+    `arguments` are the plugin's options, and `options` are keywords of `fully_shard`. Raises UsageError if
+    accelerate is not installed or refuses.
     """
     try:
         library = importlib.import_module("accelerate.utils")

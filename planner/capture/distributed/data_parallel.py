@@ -26,7 +26,7 @@ class Reduction:
     """The work object of an all-reduce that is already done."""
 
     def __init__(self, tensor: Tensor) -> None:
-        """Take the tensor that was reduced in place."""
+        """Keep the tensor that was reduced in place."""
         self._tensor = tensor
 
     def wait(self, timeout: Any = None) -> bool:
@@ -45,7 +45,7 @@ class Reduction:
 
 
 class _Reducing:
-    """The all-reduces of a process, which keep the last asynchronously reduced tensor alive."""
+    """A replacement for all-reduce that keeps the last asynchronously reduced tensor alive."""
 
     def __init__(self) -> None:
         self._plain = c10d.all_reduce
@@ -67,7 +67,7 @@ class _Reducing:
         return Reduction(tensor)
 
     def reduce_bucket(self, group: Any, bucket: Any) -> Any:
-        """Reduce a bucket of gradients, as the communication hook of a model."""
+        """Reduce a bucket of gradients, and return a completed future, as a communication hook does."""
         buffer = bucket.buffer()
         self.all_reduce(buffer, group=group, async_op=True)
         return _done(buffer)
@@ -92,10 +92,11 @@ def replacements() -> Iterator[Replacement]:
 
 
 def _on_meta(plain: Callable[..., None]) -> Callable[..., None]:
-    """Return DDP's constructor that ignores `device_ids`, since devices on meta have no index.
+    """Return a replacement for DDP's constructor that ignores `device_ids`.
 
-    The original constructor is postponed until the set-up is recorded, which records its allocations. Until
-    then the object only holds the module. Raises UsageError for options that are not planned.
+    Devices on meta have no index. The original constructor is postponed until the set-up is recorded, so that
+    the constructor's allocations are recorded. Until then the object only holds the module. Raises UsageError
+    for options that are not planned.
     """
 
     @functools.wraps(plain)
@@ -124,7 +125,7 @@ def _on_meta(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def _with_hook(plain: Callable[..., Any], reducing: _Reducing) -> Callable[..., Any]:
-    """Return DDP's `_pre_forward` that registers the reducing hook before a model's first forward pass."""
+    """Return a replacement for DDP's `_pre_forward` that registers the reducing hook, once for each model."""
 
     @functools.wraps(plain)
     def before(self: Any, *inputs: Any, **kwargs: Any) -> Any:

@@ -40,7 +40,10 @@ _MUON = {
 
 @contextmanager
 def deepspeed_process(ranks: int, placement: Placement) -> Iterator[None]:
-    """Make the process the first of `ranks` ranks of DeepSpeed, already imported, inside the context."""
+    """Make the process rank 0 of `ranks` ranks of DeepSpeed inside the context.
+
+    DeepSpeed must have been imported.
+    """
     with ExitStack() as stack:
         stack.enter_context(process_group(ranks, placement.streams))
         of_rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_SIZE": str(ranks)}
@@ -86,7 +89,10 @@ def _is_of_deepspeed(frame: FrameType) -> bool:
 
 
 def _making(plain: Callable[..., Tensor], placement: Placement) -> Callable[..., Tensor]:
-    """Return a tensor factory that makes DeepSpeed's tensors on the CPU or meta without memory of the GPU."""
+    """Return a replacement for `plain` that makes DeepSpeed's CPU tensors on meta, as memory of the host.
+
+    It applies to calls from DeepSpeed's modules with the device `cpu` or `meta`.
+    """
 
     @functools.wraps(plain)
     def make(*args: Any, **kwargs: Any) -> Tensor:
@@ -104,7 +110,7 @@ def _making(plain: Callable[..., Tensor], placement: Placement) -> Callable[...,
 
 
 def _reads() -> dict[str, Callable[[Tensor], Any]]:
-    """Return replacements of `Tensor.item`, `bool` and `float` that give DeepSpeed 0 or False on meta.
+    """Return `Tensor` methods by name that give DeepSpeed's code 0 or False as the value of a meta tensor.
 
     DeepSpeed reads the norms of gradients, and whether a gradient overflows.
     """
@@ -124,7 +130,7 @@ def _reads() -> dict[str, Callable[[Tensor], Any]]:
 
 
 def _compare(ints: list[int]) -> None:
-    """Make the allocations of DeepSpeed's comparison of integers among ranks (runtime/zero/utils.py)."""
+    """Allocate and free the tensors by which DeepSpeed compares integers among ranks (zero/utils.py)."""
     torch.empty((), dtype=torch.int64, device="meta")
     torch.empty(len(ints), dtype=torch.int64, device="meta")
 
@@ -158,7 +164,7 @@ class _Operators:
 
 
 def make_accelerator(placement: Placement) -> Any:
-    """Return DeepSpeed's accelerator for the planned GPU."""
+    """Return a CUDA accelerator of DeepSpeed that answers for the planned GPU without using CUDA."""
     base: Any = importlib.import_module("deepspeed.accelerator.cuda_accelerator").CUDA_Accelerator
     streams = placement.streams
 

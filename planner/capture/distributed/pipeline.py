@@ -31,7 +31,7 @@ class _StageKnownError(PlannerError):
 
 
 class Stages:
-    """The metadata, known so far, that the stages of a pipeline send before their first step."""
+    """The metadata that a pipeline's stages have sent so far, before their first step."""
 
     def __init__(self) -> None:
         """Start without metadata of any stage."""
@@ -39,7 +39,7 @@ class Stages:
         self._wanted: int | None = None
 
     def trace(self, rank: int, run: Callable[[int], _Result]) -> _Result:
-        """Return `run(rank)`, after running other ranks as far as needed to learn their stages' metadata."""
+        """Return `run(rank)`, retried each time that another rank has given a missing stage's metadata."""
         while True:
             try:
                 return run(rank)
@@ -104,14 +104,14 @@ class Stages:
 
 
 def _message(stage: Any, meta: Any) -> None:
-    """Make the allocations of sending or receiving an object: a number for its size, and its bytes."""
+    """Allocate and free the two tensors of a sent or received object: its size and its bytes."""
     size = torch.empty(1, dtype=torch.int64, device=stage.device)
     content = torch.empty(len(pickle.dumps(meta)), dtype=torch.uint8, device=stage.device)
     del size, content
 
 
 def _on_meta(plain: Callable[..., None]) -> Callable[..., None]:
-    """Return a stage's constructor that replaces the argument `device` by `meta` if it names a GPU."""
+    """Return a replacement for a stage's constructor that passes `meta` if `device` is a GPU."""
 
     @functools.wraps(plain)
     def make(
@@ -132,7 +132,7 @@ def _on_meta(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def _vote(plain: Callable[..., None]) -> Callable[..., None]:
-    """Return the warm-up of transfers in which only this rank's stages vote on the inference mode."""
+    """Return a version of `_warmup_p2p` in which only this rank's stages vote on the inference mode."""
 
     @functools.wraps(plain)
     def vote(self: Any, stages: list[Any], has_backward: bool, p2p_done: bool) -> None:
@@ -155,7 +155,7 @@ def _vote(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def _of_cpu(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `torch.random.fork_rng` that forks no device's generator for `meta`, which has no state."""
+    """Return a version of `torch.random.fork_rng` that forks only the CPU's generator for `meta`."""
 
     @functools.wraps(plain)
     def fork(devices: Any = None, *args: Any, **kwargs: Any) -> Any:

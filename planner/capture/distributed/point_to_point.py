@@ -36,7 +36,7 @@ class Transfer:
     is_success = is_completed
 
     def result(self) -> list[Tensor]:
-        """Return the tensor of a single transfer; a batch of transfers has none."""
+        """Return a list of a single transfer's tensor, or an empty list for a batch of transfers."""
         return list(self._outputs)
 
 

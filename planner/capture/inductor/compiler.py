@@ -101,7 +101,7 @@ class Compiler:
         return tuple(notes)
 
     def _without_timed(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `__call__` of inductor's backend without options that choose kernels by timing them."""
+        """Return a version of the backend's `__call__` that drops, and notes, the options to time kernels."""
 
         def call(backend: Any, *args: Any, **kwargs: Any) -> Any:
             timed = {name for name, value in backend.config.items() if name in _TIMED and value}
@@ -113,7 +113,7 @@ class Compiler:
         return call
 
     def _guarding(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Return dynamo's function `plain` that makes guards, run under the dispatch keys of later checks.
+        """Return a version of dynamo's guard builder that runs under the dispatch keys of later checks.
 
         Guards compare a tensor's dispatch keys, which include the thread's. Guards on the identity of torch's
         functions are dropped, since those functions are replaced when the guards are checked.
@@ -132,9 +132,9 @@ class Compiler:
         return make_guards
 
     def _compiling(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function of torch that compiles a frame or a backward pass, run as on the planned GPU.
+        """Return a version of torch's compiling function `plain` that compiles as on the planned GPU.
 
-        Frames of the planner's own code are not compiled.
+        `plain` compiles a frame or a backward pass. Frames of the planner's own code are not compiled.
         """
 
         def compile_for_gpu(*args: Any, **kwargs: Any) -> Any:

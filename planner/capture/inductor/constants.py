@@ -40,7 +40,7 @@ def constants_on_cpu() -> Iterator[None]:
 
 @contextmanager
 def _unfaked_on_cpu() -> Iterator[Any]:
-    """Disable the fake tensor mode inside the context, and make tensors requested on the GPU on the CPU.
+    """Disable the fake tensor mode inside the context, and create GPU tensors on the CPU instead.
 
     `proxy_call` uses the context in tracing to compute with the values of `torch.tensor([...])`.
     """

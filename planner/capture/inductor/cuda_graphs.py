@@ -33,7 +33,7 @@ class _Addresses:
         self._next = _FIRST_ADDRESS
 
     def of(self, storage: UntypedStorage) -> int:
-        """Return the address of a storage, or 0 if the storage is empty."""
+        """Return a storage's address, assigned at the first request, or 0 if the storage is empty."""
         if not storage.nbytes():
             return 0
         if storage._cdata not in self._by_storage:

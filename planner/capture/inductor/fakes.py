@@ -100,7 +100,7 @@ def _describing(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Wrappers:
-    """The wrapper tensor classes, such as of float8 weights, whose instances are labelled as on `cuda:0`."""
+    """The wrapper tensor classes, such as the class of float8 weights, that are labelled as on `cuda:0`."""
 
     def __init__(self, stack: ExitStack) -> None:
         """Take the stack that removes the labels when it closes."""

@@ -79,7 +79,7 @@ def _empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> Tensor:
 
 
 def _copy_if_misaligned(tensor: Tensor) -> Tensor:
-    """Return a tensor, copied if it is not aligned to 16 bytes (torch/csrc/dynamo/guards.cpp)."""
+    """Return a tensor itself if it is aligned to 16 bytes, else a copy (torch/csrc/dynamo/guards.cpp)."""
     if tensor.storage_offset() * tensor.element_size() % _ALIGNMENT_BYTES == 0:
         return tensor
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")

@@ -85,7 +85,7 @@ def _value(node: ast.expr) -> Any:
 
 @dataclass(slots=True)
 class Kernel:
-    """A kernel of generated code, which computes nothing."""
+    """The stand-in for a Triton kernel of generated code, which computes nothing."""
 
     tuning: Tuning
     memory: GpuMemory
@@ -122,7 +122,7 @@ def _storage_length(tensor: Tensor) -> int:
 
 @dataclass(slots=True)
 class Kernels:
-    """The kernels of a process by source; equal sources share a kernel."""
+    """A cache of kernels, keyed by source code."""
 
     memory: GpuMemory
     _by_source: dict[str, Kernel] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from planner.capture.patching import patched
 
 
 class PaddingTimer:
-    """The replacement for inductor's timing of products, which runs them on `meta` under the recorder."""
+    """The replacement for inductor's timer, which runs matrix products on `meta` under the recorder."""
 
     def __init__(self, memory: GpuMemory) -> None:
         self._memory = memory

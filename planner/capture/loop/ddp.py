@@ -57,7 +57,7 @@ class Buckets:
         ]
 
     def before_forward(self) -> None:
-        """Rebuild the buckets before the second forward pass, and broadcast the model's buffers.
+        """Rebuild the buckets once, after the first backward pass, and then broadcast the model's buffers.
 
         `DistributedDataParallel.forward` does both in training before the model's own forward pass.
         """

@@ -109,7 +109,7 @@ def prepare_optimizer(job: Job) -> None:
 
 
 def load_optimizer(name: str) -> Callable[..., Any]:
-    """Return the optimizer class or function that a dotted name means.
+    """Import and return the optimizer class or function that a dotted name refers to.
 
     Raises UsageError or ModelError if the name cannot be imported, or is a class that is no optimizer.
     """
@@ -195,7 +195,10 @@ def _takes_model(function: Callable[..., Any]) -> bool:
 
 
 def _call(kind: Callable[..., Any], trained: list[nn.Parameter], job: Job, arguments: dict[str, Any]) -> Any:
-    """Construct an optimizer with the given arguments and the job's choice of foreach or fused."""
+    """Construct an optimizer with the given arguments and the job's choice of foreach or fused.
+
+    A required learning rate defaults to 1e-3. Raises UsageError if the optimizer does not take the choice.
+    """
     parameters = inspect.signature(kind).parameters
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     options = {"lr": 1e-3} if "lr" in parameters and parameters["lr"].default is inspect._empty else {}
@@ -213,7 +216,7 @@ def _call(kind: Callable[..., Any], trained: list[nn.Parameter], job: Job, argum
 
 
 def _explain(job: Job, error: BaseException) -> UsageError:
-    """Return the error of a job whose optimizer cannot be made."""
+    """Return a UsageError that explains why the job's optimizer cannot be made."""
     text = first_line_of(error)[:200]
     remedy = _SEVERAL if "2D" in text else "check --optimizer-arg"
     return UsageError(f"--optimizer {job.loop.optimizer}: {text}; {remedy}")

@@ -94,11 +94,11 @@ def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def make_ema(model: nn.Module) -> AveragedModel:
-    """Return an exponential moving average of a model, a copy of its parameters and buffers on its device.
+    """Return a copy of a model that keeps an exponential moving average of the parameters.
 
-    `update_parameters(model)` updates it after each step of the optimizer. The first call copies, later calls
-    average all parameters as one list; buffers are copied each time (torch/optim/swa_utils.py). The counter
-    stays on the CPU.
+    `update_parameters(model)` updates the copy after each step of the optimizer. The first call copies, later
+    calls average all parameters as one list; buffers are copied each time (torch/optim/swa_utils.py). The
+    counter stays on the CPU.
     """
     average = get_ema_multi_avg_fn(0.999)  # type: ignore[no-untyped-call]
     return AveragedModel(model, multi_avg_fn=average)

@@ -17,7 +17,7 @@ CategoryHook = Callable[[Tensor, Category], None]  # called with each tensor tha
 
 
 class LoopRuntime(Struct, frozen=True):
-    """The autocast, gradient scaler, loss and hook of a loop, which differ between `meta` and a GPU."""
+    """The autocast, gradient scaler, loss and category hook of a loop; they differ on `meta` and a GPU."""
 
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext  # opens a new region
     scaler: GradScaler | None = None

@@ -20,7 +20,7 @@ def kernels() -> Mapping[Any, Callable[..., Any]]:
 
 
 def _int8_vectorwise_quant(A: Tensor, threshold: float = 0.0) -> tuple[Tensor, Tensor, Tensor | None]:  # noqa: N803
-    """Return quantized rows, one scale per row, and no outlier columns (None if `threshold` is 0)."""
+    """Return quantized rows, row scales, and an empty tensor of outliers, or None if `threshold` is 0."""
     rows = A.new_empty(A.numel() // A.shape[-1], dtype=torch.float32)
     outliers = A.new_empty(0, dtype=torch.int64) if threshold > 0.0 else None
     return A.new_empty(A.shape, dtype=torch.int8), rows, outliers

@@ -31,7 +31,7 @@ def kernels() -> Mapping[Any, Callable[..., Any]]:
 
 
 def _copy(self: Tensor, source: Tensor, *_: Any) -> Any:
-    """Skip a copy from meta to the CPU if DistributedDataParallel's reducer makes it, and return `self`.
+    """Return `self` unchanged if DistributedDataParallel's reducer copies from meta to the CPU.
 
     The C++ reducer copies the numbers on which ranks agreed back to the CPU: before a forward pass the order
     of gradients, after a backward pass the parameters that got a gradient (reducer.cpp of 2.13). Returns
@@ -50,5 +50,5 @@ def _is_of_reducer(frame: FrameType | None) -> bool:
 
 
 def _all_reduce(input: Tensor, *_: Any) -> Tensor:
-    """Return a new contiguous tensor (`c10d::all_reduce` of torch/csrc/distributed/c10d/Functional.cpp)."""
+    """Return a new contiguous tensor of the input's shape and dtype (c10d/Functional.cpp, all_reduce)."""
     return torch.empty(input.shape, dtype=input.dtype, device=input.device)

@@ -27,9 +27,9 @@ def _convolution(
     padding: Sequence[int], dilation: Sequence[int], transposed: bool, output_padding: Sequence[int],
     groups: int,
 ) -> Any:  # fmt: skip
-    """Return the output of a convolution in the memory format of cuDNN, or of the native kernel if that runs.
+    """Return the output of a convolution in the memory format that cuDNN or the native kernel uses.
 
-    torch's meta kernel always returns a contiguous output. For unusual arguments it returns NotImplemented.
+    torch's meta kernel always returns a contiguous output. Returns NotImplemented for unusual arguments.
     """
     spatial = x.dim() - 2
     if spatial < 1 or weight.dim() != x.dim() or 0 in x.shape or not is_floating_meta(x, weight, bias):
@@ -67,9 +67,9 @@ def _convolution_backward(
     stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any, groups: int,
     mask: Sequence[bool],
 ) -> Any:  # fmt: skip
-    """Return the gradients of input and weight in the forward pass's memory format, and of the bias.
+    """Return the gradients of input, weight and bias, the first two in the forward pass's memory format.
 
-    Gradients that `mask` does not ask for are None. For unusual arguments it returns NotImplemented.
+    Gradients that `mask` does not ask for are None. Returns NotImplemented for unusual arguments.
     """
     if weight.dim() != x.dim() or 0 in x.shape or 0 in weight.shape or not is_floating_meta(grad, x, weight):
         return NotImplemented
@@ -97,7 +97,7 @@ def _strides(capability: Capability, x: Tensor, weight: Tensor, shape: Sequence[
 
 
 def _is_native(capability: Capability, x: Tensor) -> bool:
-    """Return whether the native kernel runs, not cuDNN, for the input's dtype on this GPU."""
+    """Return whether the native kernel runs instead of cuDNN for the input's dtype on this GPU."""
     return x.dtype is torch.bfloat16 and capability < (8, 0)
 
 

@@ -61,7 +61,7 @@ def _native_layer_norm_backward(
 
 
 def _gradients(tensors: Sequence[Tensor | None], mask: Sequence[bool]) -> tuple[Tensor | None, ...]:
-    """Return a contiguous gradient for each tensor that is given and selected by `mask`, else None."""
+    """Return a contiguous gradient for each tensor that is not None and selected by `mask`, else None."""
     pairs = zip(tensors, mask, strict=True)
     return tuple(empty(t.shape, t.dtype) if is_needed and t is not None else None for t, is_needed in pairs)
 
@@ -78,7 +78,10 @@ def _fits_layer_norm(
 
 
 def _fused_rms_norm(x: Tensor, normalized: Sequence[int], weight: Tensor | None, eps: float | None) -> Any:
-    """Return the contiguous output of RMS norm and one number per row; torch has no meta kernel for it."""
+    """Return the contiguous output of RMS norm and the reciprocal root mean square of each row.
+
+    torch has no meta kernel for RMS norm.
+    """
     lead = x.dim() - len(normalized)
     rows = (*x.shape[:lead], *[1] * len(normalized))
     return empty(x.shape, x.dtype), empty(rows, _statistics_dtype(x.dtype))
@@ -114,7 +117,7 @@ def _native_batch_norm_backward(
     grad: Tensor, x: Tensor, weight: Tensor | None, mean: Any, var: Any, save_mean: Any, save_invstd: Any,
     train: bool, eps: float, mask: Sequence[bool],
 ) -> Any:  # fmt: skip
-    """Return the three gradients of batch norm in training: all of them if cuDNN runs, which ignores `mask`.
+    """Return the gradients of input, weight and bias for batch norm in training; cuDNN ignores `mask`.
 
     The native kernel follows the mask for all three; torch's meta kernel follows it for two of them.
     """
@@ -126,9 +129,9 @@ def _native_batch_norm_backward(
 
 
 def _fits_batch_norm(x: Tensor, weight: Tensor | None) -> bool:
-    """Return whether the kernels handle a batch norm: a dense input, and parameters of a fitting dtype.
+    """Return whether the input is dense and the weight's dtype fits, as the batch norm kernels require.
 
-    The parameters have the input's dtype, or float32 for an input in half precision.
+    The weight has the input's dtype, or float32 for an input in half precision. The weight may be None.
     """
     if x.dim() < 2 or 0 in x.shape or not x.is_meta or not x.dtype.is_floating_point:
         return False

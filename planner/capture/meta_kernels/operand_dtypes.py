@@ -71,7 +71,7 @@ def promoted(args: _Args) -> torch.dtype | None:
 
 @cache
 def _refused() -> Mapping[str, Mapping[torch.dtype | None, str]]:
-    """Return torch's messages by operator and refused dtype."""
+    """Read and cache torch's error messages, keyed by operator and by refused dtype."""
     refused: dict[str, dict[torch.dtype | None, str]] = {}
     stored = msgspec.json.decode(DTYPES_FILE.read_bytes(), type=dict[str, dict[str, str]])
     dtypes: dict[str, torch.dtype | None] = {name: dtype for dtype, name in NAMES.items()}

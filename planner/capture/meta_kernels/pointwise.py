@@ -51,9 +51,9 @@ def _alone(x: Any, *numbers: Any, **options: Any) -> Any:
 
 
 def _laid_over(tensors: Sequence[Tensor], kind: torch.dtype, dtype: torch.dtype, numbers: int = 0) -> Any:
-    """Return an output of this dtype laid out by its operands: tensors that promote to `kind`, and numbers.
+    """Return an output of `dtype` with the layout that the operands determine.
 
-    `numbers` is the count of numbers among the operands.
+    The operands are `tensors`, which promote to `kind`, and Python numbers if `numbers` is not 0.
     """
     shape: Sequence[int] = tensors[0].shape
     is_broadcast = False

@@ -61,7 +61,7 @@ def meta_kernels(capability: Capability) -> Mapping[Any, Callable[..., Any]]:
 
 
 class _Operator(Struct, frozen=True):
-    """The properties of an operator that decide how it is run, kept since torch looks them up slowly."""
+    """The properties of an operator that decide how it is run, cached since torch looks them up slowly."""
 
     func: Any  # held, so that its `id` stays unique
     kernel: Callable[..., Any] | None  # the planner's, if it has any

@@ -90,7 +90,7 @@ def strides_suggest_channels_last(shape: Sequence[int], strides: Sequence[int]) 
 
 
 def is_in_format(shape: Sequence[int], strides: Sequence[int], is_last: bool) -> bool:
-    """Return whether strides are exactly channels last for the rank if `is_last`, else contiguous.
+    """Return whether strides are exactly channels last if `is_last`, or exactly contiguous if not.
 
     Dimensions of size 1 may have any stride (c10/core/Contiguity.h).
 
@@ -132,7 +132,7 @@ def broadcast(shapes: Sequence[Sequence[int]]) -> Sequence[int] | None:
 
 
 def pointwise_strides(shape: Sequence[int], operands: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the output's strides in a pointwise operator, from the operands' strides in the output's shape.
+    """Return the strides of a pointwise output, given the operands' strides in the output's shape.
 
     Numbers, and broadcast dimensions, have strides of 0.
 
@@ -152,7 +152,7 @@ def pointwise_strides(shape: Sequence[int], operands: Sequence[tuple[int, ...]])
 
 
 def _innermost_first(shape: Sequence[int], operands: Sequence[tuple[int, ...]]) -> list[int]:
-    """Return the dimensions from the smallest stride to the largest, by an insertion sort.
+    """Return the dimensions sorted from the smallest stride to the largest, by an insertion sort.
 
     A pair of dimensions keeps its order if each operand is broadcast along one of them.
     """

@@ -13,7 +13,7 @@ from planner.capture.patching import patched
 
 @contextmanager
 def adapters_like_weights() -> Iterator[None]:
-    """Give each adapter that is added inside the context its layer's data type and GPU placement.
+    """Give each adapter added inside the context the data type and GPU placement of its layer's weight.
 
     Only adapters of layers with floating-point weights on meta are changed.
 

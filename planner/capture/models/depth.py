@@ -35,7 +35,7 @@ def find_depth(job: Job, least: int) -> Depth | None:
 
 
 def _may_name_blocks(job: Job) -> bool:
-    """Return whether patterns, KEY=VALUE options or DeepSpeed may choose single blocks by number."""
+    """Return whether an option of the job may select single blocks by number, or the job uses DeepSpeed."""
     patterns = (*job.model.freeze, *job.model.train_only)
     pairs = argument_texts((*job.model.peft_arg, *job.model.quantize_arg))
     pairs += argument_texts(job.sharding.fsdp_arg)
@@ -60,7 +60,7 @@ def _has_equal_blocks(model: nn.Module, count: int) -> bool:
 
 
 def _structure(block: nn.Module) -> tuple[Any, ...]:
-    """Return a block's structure, by which blocks are compared: modules, parameters and plain attributes.
+    """Return a block's module types, parameter shapes and plain attributes, by which blocks are compared.
 
     Attributes that number a block are left out.
     """

@@ -21,7 +21,7 @@ from planner.jobs import nearest, shown
 
 
 def read_json(path: Path, instead: str) -> Any:
-    """Return the contents of a JSON file of a library.
+    """Return the parsed contents of a library's JSON file.
 
     Raises UsageError for a missing file, with the advice to name `instead`; ModelError for a file that cannot
     be read or parsed.

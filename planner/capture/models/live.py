@@ -52,9 +52,10 @@ class LiveEvaluation:
         )
 
     def run(self, module: nn.Module, tensors: Iterable[Tensor]) -> Any:
-        """Run the evaluation step on a batch, and return its result, with one tensor of the result as "loss".
+        """Run the evaluation step on a batch, and return a dictionary with entries "loss" and "result".
 
-        A captured loop keeps the result alive until the next batch.
+        The loss is the first tensor of the result. A captured loop keeps the result alive until the next
+        batch.
         """
         result = self.step(module, _rebuilt(self.sample, tensors))
         kept = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
@@ -97,13 +98,13 @@ class _StepModule(nn.Module):
 
     @property
     def make_own_optimizer(self) -> Callable[[], optim.Optimizer] | None:
-        """Return a function that makes the live module's optimizer over this copy; None if it has none."""
+        """Return a function that makes the live module's optimizer over the copy, or None if unset."""
         optimizer = self._optimizer
         return None if optimizer is None else lambda: optimizer.over(self.module)
 
 
 def evaluated_loader(model: nn.Module, batch: int) -> Callable[[], Any] | None:
-    """Return a function that makes batches of a live module's evaluation, or None if the model has none."""
+    """Return a function that makes batches of a live module's evaluation, or None without evaluation."""
     evaluation = model._evaluation if isinstance(model, _StepModule) else None
     return None if evaluation is None else lambda: (evaluation.load(batch), {}, None)
 
@@ -185,7 +186,7 @@ def copy_weightless(module: nn.Module, stand_ins: Iterable[StandIn] = ()) -> nn.
 
 
 def weightless_memo(modules: Iterable[nn.Module], memo: dict[int, Any]) -> None:
-    """Add the modules' tensors to a memo of `copy.deepcopy`, so that a copy has them on meta.
+    """Add counterparts on meta of the modules' tensors to a memo of `copy.deepcopy`.
 
     Copies have no gradients, and LightningModules among them the planned GPU as their device.
     """
@@ -220,7 +221,7 @@ def live_job(name: str, model: LiveModel, mode: Mode = Mode.TRAIN) -> Job:
 
 
 def fields_of_process() -> dict[str, Any]:
-    """Return the fields of a job that follow from settings of torch in this process."""
+    """Return a job's field `cudnn_benchmark`, with torch's setting in this process."""
     return {"cudnn_benchmark": torch.backends.cudnn.benchmark}
 
 

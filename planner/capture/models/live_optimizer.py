@@ -49,7 +49,7 @@ class LiveOptimizer:
 
 
 def _parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return parameters by name, with the prefixes of torch's checkpoint wrappers removed from the names."""
+    """Return a module's parameters by name, without the prefixes of torch's checkpoint wrappers."""
     return {name.replace(_CHECKPOINT_PREFIX, ""): one for name, one in module.named_parameters()}
 
 
@@ -218,7 +218,7 @@ def fields_of_optimizer(optimizer: Any) -> dict[str, Any]:
 
 
 def name_of_optimizer(kind: type, options: Any) -> Optimizer | str:
-    """Return the name that a job has for an optimizer's class: a short name, or the class's dotted name."""
+    """Return a job's name for an optimizer: a short name, or the dotted name of the class."""
     if kind is optim.SGD and options.get("momentum"):
         return Optimizer.NESTEROV if options.get("nesterov") else Optimizer.MOMENTUM
     if kind in _OPTIMIZERS:

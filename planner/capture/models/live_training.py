@@ -109,9 +109,9 @@ def _unwrapped(model: Any) -> tuple[nn.Module, dict[str, Any], bool]:
 
 
 def _precision_of(module: nn.Module) -> dict[str, Any]:
-    """Return a job's field `precision`: of the enclosing autocast region, or else of half-precision weights.
+    """Return a job's field `precision`, from the enclosing autocast region or half-precision weights.
 
-    Empty if neither applies: weights count only if all have the same half-precision type.
+    The dictionary is empty if neither applies: weights count only if all have the same half-precision type.
     """
     if torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
@@ -143,16 +143,17 @@ def _loss_function(loss: str | LossFunction | None) -> LossFunction | None:
 
 
 def _parts(batch: object) -> tuple[tuple[Any, ...], Any]:
-    """Return the inputs of a batch and its target: the last of several parts, or None if it has one part."""
+    """Return the inputs and the target of a batch; the target is the last part, or None for a single part."""
     if not isinstance(batch, list | tuple):
         return (batch,), None
     return (tuple(batch), None) if len(batch) == 1 else (tuple(batch[:-1]), batch[-1])
 
 
 def _step_of(batch: object, loss: LossFunction | None) -> Step:
-    """Return a step that calls the model on a batch and then the loss, and that also returns the output.
+    """Return a step that calls the model and the loss on a batch, and returns both loss and output.
 
-    A plan keeps a step's result alive until the next step, as the variables of a loop do.
+    Without `loss`, a step on a mapping returns the model's output alone. A plan keeps a step's result alive
+    until the next step, as the variables of a loop do.
     """
 
     def on_mapping(module: nn.Module, given: Any) -> Any:
@@ -204,7 +205,7 @@ def apart_from_training() -> Iterator[None]:
 
 
 def bytes_beside(model: nn.Module, optimizer: optim.Optimizer, batch: object, index: int) -> int:
-    """Return the bytes that torch has allocated on a GPU besides the model, its optimizer and the batch."""
+    """Return the bytes allocated by torch on a GPU besides model, gradients, optimizer state and batch."""
     state = tree_leaves([list(values.values()) for values in optimizer.state.values()])
     grads = [one.grad for one in model.parameters()]
     storages = {}
@@ -216,7 +217,7 @@ def bytes_beside(model: nn.Module, optimizer: optim.Optimizer, batch: object, in
 
 
 def hold_beside(module: nn.Module, size_bytes: int) -> None:
-    """Register a buffer of `size_bytes` on a copy without weights, for other memory in use on the GPU."""
+    """Register a buffer of `size_bytes` on a weightless copy, for other memory allocated on the GPU."""
     module.register_buffer("held_beside", torch.empty(size_bytes, dtype=torch.uint8, device="meta"))
 
 

@@ -31,7 +31,7 @@ Strategy = Callable[[], AbstractContextManager[object]]  # opened around the con
 
 
 def construct_on_meta(construct: Callable[[], object]) -> object:
-    """Return the result of `construct`; if it is a module, all its parameters and buffers are on meta.
+    """Call `construct` and return the result; a module has all parameters and buffers on meta.
 
     The cheapest of three strategies that works is used. First everything is made on meta. If the constructor
     reads values, only parameters are made on meta. If it reads values of parameters too, the model is built
@@ -204,7 +204,7 @@ def move_to_meta(model: nn.Module, placement: Placement) -> list[tuple[Tensor, T
 
 
 def _move(holder: Any, key: Any, tensor: Tensor, placed: PlacedTensors) -> tuple[Tensor, Tensor]:
-    """Move a tensor to meta; return a tensor with its values and a tensor on meta.
+    """Move a tensor to meta in place, and return a tensor with the values and the tensor on meta.
 
     The tensor object itself is moved, since optimizers and closures may hold it too. If a graph or a weak
     reference prevents this, the holder gets a new tensor on meta instead.
@@ -224,7 +224,7 @@ def _move(holder: Any, key: Any, tensor: Tensor, placed: PlacedTensors) -> tuple
 
 
 def like_on_meta(tensor: Tensor) -> Tensor:
-    """Return a tensor or parameter on meta with the shape, strides and type of the given one."""
+    """Return a new tensor or parameter on meta with the shape, strides and type of a tensor."""
     if is_wrapped(tensor):
         like = with_parts(tensor, like_on_meta)
         return nn.Parameter(like, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else like

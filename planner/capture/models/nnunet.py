@@ -218,7 +218,7 @@ def _inherited(configurations: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _imported(file: str, name: str, package: str) -> Any:
-    """Return the object with a dotted name.
+    """Import and return the object with a dotted name from a package.
 
     Raises ModelError for a name outside of the package, or unknown.
     """

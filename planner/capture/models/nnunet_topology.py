@@ -33,7 +33,7 @@ class Topology(Struct, frozen=True):
 
 
 def plan_topology(spacing: Sequence[float], patch: Sizes) -> Topology:
-    """Return the network for a patch, whose axes are halved while they are long and finely spaced enough."""
+    """Return the network for a patch, with a stage for each halving of the long, finely spaced axes."""
     spaces, sizes = list(spacing), list(patch)
     kernel = [1] * len(sizes)
     strides: list[Sizes] = [(1,) * len(sizes)]
@@ -86,7 +86,7 @@ def planned_topologies(spacing: Sequence[float], median: Sequence[float]) -> Ite
 
 
 def with_topology(network: Mapping[str, Any], topology: Topology) -> dict[str, Any]:
-    """Return the architecture of nnU-Net's plans with the strides and kernels of another topology.
+    """Return the architecture of nnU-Net's plans with the strides and kernels of `topology`.
 
     Features double from stage to stage up to a limit. Each stage has as many blocks as in the plans; further
     stages have as many as the last.

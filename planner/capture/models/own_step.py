@@ -32,7 +32,7 @@ class StepModule(nn.Module):
     words_for_root = "its step"  # its name in messages about operators outside of all its modules
 
     def __init__(self, step: Callable[..., Any], root: object, name: str) -> None:
-        """Find the modules and optimizers that `root` holds: the object with the step, or the step itself.
+        """Find the modules, tensors and optimizers held by `root`, the step's object or the step itself.
 
         Raises ModelError if no module is found.
         """
@@ -88,7 +88,7 @@ class StepModule(nn.Module):
 
 
 def make_step(made: object, name: str) -> nn.Module:
-    """Return a `StepModule` for an object with `step`, or for a function.
+    """Return a `StepModule` for an object with a method `step` or for a function.
 
     Raises ModelError for other values.
     """
@@ -113,7 +113,10 @@ def modules_held_by(value: object) -> list[nn.Module]:
 
 
 def needs_arguments(function: object, given: dict[str, Any]) -> bool:
-    """Return whether a function has required arguments that are not in `given`, such as a step's batch."""
+    """Return whether a function has required arguments that are not in `given`, such as a step's batch.
+
+    False for a value that is not a Python function, such as a class.
+    """
     if not inspect.isfunction(function):
         return False
     parameters = inspect.signature(function).parameters.values()
@@ -159,12 +162,12 @@ class _Holdings:
         self._own = {id(vars(module)): module for module in modules_of_users()}
 
     def outermost(self) -> dict[str, nn.Module]:
-        """Return the modules that are not inside of other found modules, by their names."""
+        """Return the found modules that are not inside another found module, keyed by name."""
         inner = {id(one) for module in self.modules.values() for one in [*module.modules()][1:]}
         return {key: module for key, module in self.modules.items() if id(module) not in inner}
 
     def follow(self, value: Any, name: str) -> None:
-        """Add the modules, tensors and optimizers that a value is or holds, named after `name`."""
+        """Search a value for modules, tensors and optimizers, and name the modules found after `name`."""
         if isinstance(value, _PLAIN) or id(value) in self._seen or len(self._seen) > _MOST_VALUES:
             return
         self._seen[id(value)] = value
@@ -214,9 +217,10 @@ class _Holdings:
                     yield key, inner
 
     def _held_by_function(self, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-        """Yield the closure variables of a function and the globals that its code names, with their names.
+        """Yield (name, value) pairs of a function's closure variables and of the globals that its code names.
 
-        Globals are followed only if the function is in a user's file. A wrapped function comes first.
+        Globals are yielded only if the function is in a user's file. The first pair is ("", the function that
+        it wraps, or None).
         """
         yield "", getattr(function, "__wrapped__", None)
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -232,7 +236,7 @@ class _Holdings:
 
 
 def _methods_of(value: object) -> Iterator[tuple[str, Any]]:
-    """Yield the methods that users' classes give to a value, each with an empty name.
+    """Yield ("", function) for each method or property that a value's classes outside libraries define.
 
     The code of a method may name globals.
     """

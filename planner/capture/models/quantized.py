@@ -124,7 +124,7 @@ def _configure(job: Job) -> Any:
 
 
 def quantized_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield names and modules of the model whose weight has a parameter class of bitsandbytes."""
+    """Yield (name, module) for each module whose weight has a parameter class of bitsandbytes."""
     for name, module in model.named_modules():
         parameters = module._parameters  # no dict in a TorchScript module
         if "weight" in parameters and type(parameters["weight"]).__name__ in _CLASSES:
@@ -146,7 +146,10 @@ def quantized_on_meta(weight: Any, memo: dict[int, Any]) -> nn.Parameter | None:
 
 
 def _held_on_meta(value: Any, memo: dict[int, Any]) -> Any:
-    """Return the meta counterpart of a tensor or `QuantState`, also added to `memo`; or the value itself."""
+    """Return the meta counterpart of a tensor or `QuantState`, and add it to `memo`.
+
+    Return any other value itself.
+    """
     if isinstance(value, Tensor):
         memo[id(value)] = torch.empty_like(value, device="meta")
     elif type(value).__name__ == "QuantState":
@@ -218,7 +221,7 @@ def _quantize(weight: Any, table: Tensor) -> list[Tensor]:
 
 
 def adapters_as_made(model: nn.Module) -> Iterator[tuple[nn.Parameter, Tensor]]:
-    """Yield each trained adapter parameter that peft casts, with an empty tensor like it in its earlier type.
+    """Yield each trained adapter parameter that peft casts, and an empty tensor in the type before the cast.
 
     The order is the order of creation. peft moves each adapter of a quantized layer to the GPU in the type in
     which the layer computes, and casts all of them afterwards (`_move_adapter_to_device_of_base_layer`,
@@ -249,7 +252,7 @@ def cast_to_float32(model: nn.Module) -> None:
 
 
 def notes_on_quantized(job: Job, model: nn.Module) -> tuple[str, ...]:
-    """Return notes on the memory that a plan with quantized weights leaves out."""
+    """Return notes on a plan with frozen quantized weights; () for other plans."""
     if job.model.quantize is Quantize.NONE or job.model.quantize.is_trained:
         return ()
     notes = [
@@ -264,7 +267,7 @@ def notes_on_quantized(job: Job, model: nn.Module) -> tuple[str, ...]:
 
 
 def _notes_on_unquantized(model: nn.Module) -> list[str]:
-    """Return notes on where weights that are not quantized take more memory than the quantized weights.
+    """Return notes on where unquantized weights take more memory than quantized weights, and over 1 MiB.
 
     Only linear layers are quantized; the experts of a mixture are often parameters of a single other module.
     The weights of one repeated block are compared, and the weights outside blocks, so that the notes do not

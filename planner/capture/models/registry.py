@@ -178,5 +178,8 @@ FINDERS: Mapping[str, Callable[[str], Constructor]] = {
 
 
 def _as_lists(value: Any) -> Any:
-    """Return a value with tuples, as a `Job` holds them, converted to lists, as constructors expect them."""
+    """Convert a tuple, and the tuples inside it, to lists; return any other value unchanged.
+
+    A `Job` holds tuples, but constructors expect lists.
+    """
     return [_as_lists(item) for item in value] if isinstance(value, tuple) else value

@@ -21,10 +21,10 @@ def find_timm(name: str) -> Callable[..., object]:
 
 
 def complete_timm(job: Job, name: str, arguments: dict[str, Any]) -> Job:
-    """Return the job with the image size that the model was trained on as input, unless the job has inputs.
+    """Return the job with an image of the size of timm's pretrained weights as input, if it has no inputs.
 
-    The constructor's `arguments` may change the image size. A model without a head returns features, and the
-    loss is their sum.
+    The constructor's `arguments` may change the image size. The loss of a model without a head becomes
+    the sum of the features that the model returns.
     """
     config = _import_timm(name).get_pretrained_cfg(name)
     headless = config is not None and config.num_classes == 0 and not arguments.get("num_classes")

@@ -82,9 +82,11 @@ def is_of_diffusers(model: nn.Module) -> bool:
 
 
 def quantize_by_torchao(model: nn.Module, job: Job) -> nn.Module:
-    """Quantize the model's linear layers by torchao, each on its move to the GPU; return the model.
+    """Quantize the model's linear layers by torchao in place, and return the model.
 
-    Raises UsageError for an unknown option, ModelError if the model has no linear layer.
+    Each layer is quantized as it is moved to the GPU; for float8 training, layers are converted instead. All
+    parameters are frozen unless quantized weights are trained. Raises UsageError for an unknown option,
+    ModelError if the model has no linear layer that is quantized.
     """
     kept = tuple(f"{name}." for name in kept_modules(model, None))
 
@@ -116,7 +118,7 @@ def _config_of(job: Job) -> Any:
 
 
 def _configured(job: Job, make: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-    """Return the configuration that `make` makes from the values `given` and the job's values, which win.
+    """Return the configuration that `make` makes from `given` and the job's values, which override `given`.
 
     Raises UsageError for a value that `make` does not take.
     """

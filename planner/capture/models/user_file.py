@@ -31,7 +31,7 @@ from planner.jobs import shown, split_model
 
 
 def find_in_file(name: str) -> Callable[..., object]:
-    """Return a constructor for FILE.py:NAME: a class, a function that returns a model, or a model."""
+    """Return a constructor for FILE.py:NAME: a class, a function that makes a model, or a model."""
     model, call = open_file(name, "model")
 
     def construct(**arguments: Any) -> object:
@@ -45,7 +45,7 @@ def find_in_file(name: str) -> Callable[..., object]:
 
 
 def find_step_in_file(name: str) -> Callable[..., object]:
-    """Return a constructor for the training step FILE.py:NAME, which runs the file again at each call.
+    """Return a constructor for the training step FILE.py:NAME; each call runs the file again.
 
     Models and optimizers may be globals of the file, and each capture starts with new models and optimizers.
     """
@@ -102,7 +102,7 @@ def open_file(name: str, what: str) -> tuple[Any, Callable[..., object]]:
 
 
 def open_beside_model(name: str, what: str, model: str) -> tuple[Any, Callable[..., object]]:
-    """Return the same as `open_file`, without running the file again if it is the file of the built model.
+    """Return the same as `open_file`, but do not run the file of the built model a second time.
 
     A second run would define new classes, which differ from the classes of the model.
     """

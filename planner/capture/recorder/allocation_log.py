@@ -58,7 +58,10 @@ class AllocationLog:
                 block.category = Category.ACTIVATION
 
     def alloc(self, size_bytes: int, category: Category, op: str, module: str, stream: int = 0) -> Block:
-        """Record and return a new block, allocated by an operator in a module for work on a stream."""
+        """Record and return a new block, allocated by an operator in a module for work on a stream.
+
+        After the start of `END` the block is returned but not recorded.
+        """
         self._sum = None
         sites, number = self._sites, self._blocks
         block = Block(number, size_bytes, category, sites.setdefault((module, op), len(sites)), stream)
@@ -104,7 +107,10 @@ class AllocationLog:
         return True
 
     def expect_inplace_accumulation(self, operand: Block, out: StorageRef) -> None:
-        """Note that a sum of gradients was just allocated; it is in place if `operand` is freed next."""
+        """Note that a sum of gradients was just allocated; it is in place if `operand` is freed next.
+
+        Nothing is noted if `out` is not the last record, or if the two blocks differ in size.
+        """
         if self.records[-1] is out.block and operand.size_bytes == out.block.size_bytes:
             self._sum = (operand, out)
 

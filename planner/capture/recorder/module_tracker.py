@@ -38,9 +38,10 @@ class ModuleTracker:
             after.remove()
 
     def name_in(self, phase: Phase) -> str:
-        """Return the name of the module that runs or, in backward, made the running node; "" if none.
+        """Return the name of the innermost running module, or "" if no module runs.
 
-        In the backward pass it is the module whose forward pass made the running autograd node.
+        If no module runs in the backward pass, it is the name of the module that made the running autograd
+        node.
         """
         if phase is not Phase.BACKWARD or len(self._stack) > 1:
             return self._stack[-1][1]
@@ -51,7 +52,7 @@ class ModuleTracker:
         return names[bisect_right(numbers, node._sequence_nr()) - 1]
 
     def place_in(self, phase: Phase) -> str:
-        """Return text for the innermost running module, else for the loss, backward pass or loop phase."""
+        """Return words that name the innermost running module, or else the loss, backward pass or phase."""
         if len(self._stack) > 1:
             name = self._stack[-1][1]
             return f"module '{name}'" if name else self._root

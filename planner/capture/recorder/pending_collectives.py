@@ -1,4 +1,4 @@
-"""Hold the tensors of collectives until they are waited for, as their process group does.
+"""Keep the tensors of a collective alive until the current stream waits for it, as process groups do.
 
 A functional collective runs on a stream of NCCL. The tensors that it reads and writes live until the current
 stream waits for it (`WorkNCCL::synchronize`, torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp of 2.13), which
@@ -22,13 +22,13 @@ def is_collective(func: Any) -> bool:
 
 
 class PendingCollectives:
-    """The arguments and results of collectives that are not waited for yet, by storage of the result."""
+    """The arguments and results of collectives for which the current stream has not waited yet."""
 
     def __init__(self) -> None:
         self._held: dict[int, Any] = {}
 
     def note(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
-        """Hold the arguments and results of the collective `func`, or release them if `func` waits for it."""
+        """Keep the arguments and results of a collective, or release them if `func` waits for the result."""
         if func._schema.name == _WAIT:
             self._held.pop(args[0].untyped_storage()._cdata, None)
             return

@@ -49,7 +49,7 @@ class ProvenanceCollector:
     _running: _Line = _NO_LINE
 
     def on_operator(self) -> None:
-        """Note the line of code that calls an operator, before the operator runs."""
+        """Note the line of code that calls the next operator, or that made the running autograd node."""
         line = self._line_on_stack()
         number = torch._C._autograd._get_sequence_nr()
         if line is not _NO_LINE:
@@ -63,11 +63,11 @@ class ProvenanceCollector:
         self._running = line
 
     def on_alloc(self, block: int) -> None:
-        """Note that the running operator allocates a block."""
+        """Note the running operator's line of code as the line that allocates a block."""
         self._lines[block] = self._running
 
     def on_tensor(self, block: int, tensor: Tensor) -> None:
-        """Note the tensor that a block holds."""
+        """Note the shape and dtype of the tensor that a block holds."""
         self._tensors[block] = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
 
     def provenance_of(self, blocks: list[int]) -> tuple[TensorProvenance, ...]:

@@ -112,7 +112,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._log.start_phase(step, phase)
 
     def record_tensor(self, tensor: Tensor, category: Category, op: str, module: str | None = None) -> None:
-        """Record a tensor on meta as allocated now, unless its storage is known, empty or on the CPU."""
+        """Record a meta tensor as allocated now, unless its storage is recorded, empty or on the CPU."""
         if is_wrapped(tensor):
             for one in parts(tensor):
                 self.record_tensor(one, category, op, module)
@@ -132,7 +132,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._provenance.on_tensor(ref.block.number, tensor)
 
     def record_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Record an operator that ran before, with arguments and results as tensors on meta."""
+        """Record an operator that ran earlier, with its arguments and results as meta tensors.
+
+        Views, resizes, and in-place operators without a workspace rule are not recorded.
+        """
         op = self._operators.get(id(func)) or inspect_operator(func, self.target.torch)
         if op.outputs is OutputKind.NEW or (op.outputs is OutputKind.ARGUMENTS and op.rule is not None):
             if id(func) not in self._operators:
@@ -140,7 +143,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._record_run(op, args, kwargs, out)
 
     def record_empty_cache(self) -> None:
-        """Record a call of `torch.cuda.empty_cache()`, as part of the free just before if there is one.
+        """Record a call of `torch.cuda.empty_cache()`, as part of the free directly before if possible.
 
         Otherwise the smallest block is allocated and freed for it.
         """
@@ -149,7 +152,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def graph_pool(self, pool: int = GRAPH_POOL) -> Iterator[None]:
-        """Allocate in a private pool of CUDA graphs inside the context (GRAPH_POOL: of torch's compiler)."""
+        """Allocate in a private pool of CUDA graphs inside the context, by default the compiler's pool."""
         before, self._pool = self._pool, pool
         try:
             yield
@@ -170,14 +173,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._log.free(ref.block)
 
     def set_category(self, tensor: Tensor, category: Category) -> None:
-        """Set the category of the block behind a tensor that was recorded before."""
+        """Set the category of a recorded tensor's block; ignore a tensor that was not recorded."""
         for one in parts(tensor):
             storage = self._storages.get(one.untyped_storage()._cdata)
             if storage is not None:
                 storage.block.category = category
 
     def set_module(self, tensor: Tensor, module: str) -> None:
-        """Set the module of the block behind a tensor that was recorded before."""
+        """Set the module of a recorded tensor's block; ignore a tensor that was not recorded."""
         for one in parts(tensor):
             storage = self._storages.get(one.untyped_storage()._cdata)
             if storage is not None:
@@ -194,7 +197,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.record_tensor(tensor, Category.TEMPORARY, "resize_")
 
     def place(self) -> str:
-        """Return words for the innermost module that runs, or for the phase outside of modules."""
+        """Return words that name the innermost running module, or the phase if no module runs."""
         return self.modules.place_in(self.phase)
 
     def operators(self) -> list[str]:
@@ -263,7 +266,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _copy_to_meta(self, tensor: Tensor) -> Tensor:
-        """Return a copy on meta of a tensor of the CPU, with its values if the capture keeps values."""
+        """Return a meta copy of a CPU tensor, with the tensor's values if the capture keeps values."""
         copy: Tensor = self._run(aten._to_copy.default, (tensor,), {"device": _META}, self.phase)
         return copy
 
@@ -333,7 +336,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._record_cublas(op, lt_bytes)  # not of the kernel's rule, which is the same at each call
 
     def _record_resized(self, op: Operator, out: Tensor) -> None:
-        """Record a resized storage as a new block, after which the old block is freed.
+        """Record the new block of a resized storage, and then the free of the old block.
 
         The old block lives until its contents are copied (native/cuda/Resize.cpp).
         """
@@ -358,7 +361,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return ops
 
     def _record_ops(self, op: Operator, ops: Ops, new: list[Tensor], cublas_bytes: int) -> list[Block | None]:
-        """Record the ops of a rule, and cuBLAS's workspace if it is used for the first time.
+        """Record the ops of a rule, the new outputs, and cuBLAS's workspace if `cublas_bytes` is not 0.
 
         Returns the blocks that the kernel holds until it returns.
         """
@@ -417,7 +420,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return Category.INPUT if self.phase is Phase.INPUTS else Category.TEMPORARY
 
     def _without_known(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Return one tensor of each storage that is not known yet."""
+        """Return one tensor for each storage that has no recorded block yet."""
         new: dict[int, Tensor] = {}
         for tensor in tensors:
             key = tensor.untyped_storage()._cdata
@@ -435,7 +438,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def _blas_stream(self) -> int:
-        """Return the stream for which cuBLAS keeps a workspace, or GRAPH_POOL for torch's compiler."""
+        """Return the stream for which cuBLAS keeps a workspace, or GRAPH_POOL in the compiler's pool."""
         return self._pool if self._pool == GRAPH_POOL else self._streams.current
 
     def _alloc(self, size_bytes: int, category: Category, op: str, module: str | None = None) -> Block:

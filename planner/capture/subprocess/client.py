@@ -40,7 +40,7 @@ class TracerProcess:
     def run(self, batch: int, target: Target) -> Program:
         """Return the program of one run at a batch size.
 
-        Raises the error that the child raised, or ModelError if the child gave no answer.
+        Raises the error that the child raised, or ModelError if the child failed or left no file.
         """
         return self._request(self._run_kind, batch, target)[0]
 

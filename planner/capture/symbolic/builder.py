@@ -52,7 +52,7 @@ from planner.program import (
 
 @dataclass(slots=True)
 class _Path:
-    """A code path of a job: guards on the compute capability, and the program of GPUs for which they hold."""
+    """A code path of a job: guards on the compute capability, and the program if all guards hold."""
 
     guards: GuardedCapability
     program: Program | None  # None: runs did not fit (`reason`), or the model refused them (`refusal`)
@@ -142,7 +142,7 @@ class ProgramBuilder:
         return self._run(self.job, batch, target, target.capability, with_calls=False).trace
 
     def enumerate_variants(self, program: Program, target: Target) -> None:
-        """Add workspace variants to a program, for sample batch sizes and numbers of multiprocessors."""
+        """Add workspace variants to a program for selected batch sizes and numbers of multiprocessors."""
         if isinstance(program.rules, SignatureRules):
             program.rules.enumerate(program, target)
 
@@ -179,7 +179,7 @@ class ProgramBuilder:
         return path
 
     def _fit(self, path: _Path, runs: list[RecordedRun], target: Target) -> None:
-        """Fit a path's program to two runs, or to three if needed; keep the runs if the fit fails."""
+        """Fit a path's program to two runs, or to three if needed; if no fit succeeds, cache the runs."""
         try:
             try:
                 path.program = fit_program(runs, self.job)
@@ -215,8 +215,7 @@ class ProgramBuilder:
     def _fit_in_units(self, path: _Path, target: Target) -> None:
         """Fit a path's program in units of several samples, and validate it.
 
-        If no unit fits, raises the error with which the model refused the usual batch sizes, if it refused
-        them.
+        If no unit fits, raises the model's error at the usual batch sizes, if there was an error.
         """
 
         def run(batch: int) -> RecordedRun:
@@ -236,7 +235,7 @@ class ProgramBuilder:
         self._validate(path, target)
 
     def _same_path(self, target: Target, guards: GuardedCapability) -> _Path | None:
-        """Return a path for the target with the program of other GPUs, if one run agrees with it; else None.
+        """Return a path with the program of other GPUs if one run on the target agrees with it, else None.
 
         In training without evaluation, a run of one step is enough, since steps are alike.
         """
@@ -258,7 +257,7 @@ class ProgramBuilder:
         return None
 
     def divergence(self, program: Program, batch: int, target: Target) -> str:
-        """Return the place where a run at a batch size differs from a program, or "" if it does not."""
+        """Return the place where a new run at a batch size first differs from a program, or "" if nowhere."""
         target = _without_answers(target)
         run = self._run(self.job, batch, target, GuardedCapability(target.capability))
         return _divergence(program, run, target)
@@ -323,7 +322,7 @@ def _note_on_units(unit: int, least: int, refusal: ModelError | None) -> str:
 
 
 def _without_answers(target: Target) -> Target:
-    """Return the target without its query of workspaces, for programs that hold the convolutions."""
+    """Return the target without its query of convolution workspaces, since programs keep the convolutions."""
     return replace(target, conv_workspace_query=None)
 
 

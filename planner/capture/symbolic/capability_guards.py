@@ -10,7 +10,7 @@ Comparison = tuple[str, Any]  # the name of a method of tuples, and its operand
 
 
 def _guarded(comparison: str) -> Any:
-    """Return a method that calls the tuple method `comparison` and records its answer as a guard."""
+    """Return a method that calls the tuple method `comparison` and records the result as a guard."""
 
     def method(self: "GuardedCapability", operand: Any) -> Any:
         answer = self.guards[comparison, operand] = getattr(tuple, comparison)(self, operand)
@@ -20,7 +20,7 @@ def _guarded(comparison: str) -> Any:
 
 
 class GuardedCapability(tuple[int, int]):
-    """A compute capability that records each comparison with it, and the answer, in `guards`."""
+    """A compute capability that records in `guards` each comparison with it and the comparison's result."""
 
     guards: dict[Comparison, Any]
 
@@ -43,7 +43,7 @@ class GuardedCapability(tuple[int, int]):
         return tuple.__iter__(self)
 
     def guards_hold(self, other: Capability) -> bool:
-        """Return whether all recorded comparisons have the same answers for another capability."""
+        """Return whether all recorded comparisons have the same results for another capability."""
         for (comparison, operand), answer in self.guards.items():
             arguments = () if comparison == "__hash__" else (operand,)
             if getattr(tuple, comparison)(other, *arguments) != answer:

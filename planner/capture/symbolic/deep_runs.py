@@ -39,7 +39,7 @@ LEAST_DEPTH_OF_RUN = 17  # a single run takes 16 blocks from shallow models
 
 
 class _ShallowRuns(NamedTuple):
-    """The run of the deeper of two shallow models, its added block, and arguments fitted to the depth."""
+    """The run of the deeper of two shallow models, the added block, and arguments fitted to the depth."""
 
     run: RecordedRun
     block: RepeatedBlock
@@ -66,7 +66,7 @@ class _ShallowRuns(NamedTuple):
         return _ShallowRuns(run, self.block.with_sizes_of(run.trace), self.fitted)
 
     def _are_alike(self, one: RecordedCall, other: RecordedCall) -> bool:
-        """Return whether two calls are equal except for arguments and results not fitted to the depth."""
+        """Return whether two calls are equal; arguments and results count only if fitted to the depth."""
         if one.start in self.fitted and (one.args, one.out) != (other.args, other.out):
             return False
         return bool(_place_of(one) == _place_of(other))
@@ -120,7 +120,7 @@ class DeepRuns:
     def _shallow_runs(
         self, capability: tuple[int, int], at_depth: Callable[[int], RecordedRun]
     ) -> _ShallowRuns:
-        """Return the shallow runs, from the deeper model alone if only sizes differ from the latest runs.
+        """Return the shallow runs; run only the deeper model if just sizes differ from the latest runs.
 
         Raises NotRepeatedError, NotAffineError, and the errors of a capture.
         """
@@ -170,7 +170,10 @@ _place_of = attrgetter("start", "end", "site", "func", "outputs", "stream")  # o
 
 
 def _fitted_arguments(shallow: RecordedRun, deep: RecordedRun, block: RepeatedBlock) -> dict[int, Any]:
-    """Return the (arguments, result) of calls that depend on the depth, fitted, by the start of the call."""
+    """Return the fitted (arguments, result) of each call that depends on the depth, by the call's start.
+
+    Raises NotRepeatedError if a call has no events, or no counterpart in the deeper model.
+    """
     if any(call.start == call.end for run in (shallow, deep) for call in run.calls):
         raise NotRepeatedError("a kernel call has no events")
     counterparts = {call.start: call for call in deep.calls}

@@ -101,7 +101,7 @@ def _fit_calls(
 
 
 def _split_kernels(run: RecordedRun) -> tuple[list[Event], list[_Place]]:
-    """Return a run's events without its calls' workspaces, and the place of each call among them.
+    """Return a run's events without the workspaces of kernels, and each kernel call's `_Place`.
 
     Raises NotAffineError if a call returns a tensor that it does not allocate.
     """

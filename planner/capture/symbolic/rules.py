@@ -50,7 +50,7 @@ class SignatureRules:
         return Variants(cublas_bytes, min_batch, max_batch, [[] for _ in self.signatures])
 
     def evaluate(self, signature: int, batch: int, target: Target) -> GuardedOps:
-        """Return the variant of a signature's workspaces for a batch size, in the program's units.
+        """Return a variant of a signature's workspaces that holds for a batch size in the program's units.
 
         If symbolic integers can follow the rule, the variant holds for other batch sizes too.
         """
@@ -64,7 +64,7 @@ class SignatureRules:
         return constant_ops(tuple(map(kind_and_size, ops)), batch, target.sm_count)
 
     def enumerate(self, program: Program, target: Target) -> None:
-        """Add to a program the variants for sample batch sizes and numbers of multiprocessors.
+        """Add to a program the variants for selected batch sizes and numbers of multiprocessors.
 
         A rule that symbolic integers cannot follow gets no further variants.
         """

@@ -140,7 +140,7 @@ class SizeFamily:
         self._structures[size] = hash(_structure(program)) if program and can_be_fitted else None
 
     def _alike(self) -> dict[Hashable, list[Size]]:
-        """Return the captured sizes in groups whose programs have the same structure, by structure."""
+        """Return the captured sizes, grouped and keyed by the structure of their programs."""
         found: dict[Hashable, list[Size]] = {}
         for size, structure in sorted(self._structures.items()):
             if structure is not None:
@@ -157,9 +157,10 @@ class SizeFamily:
         return _program_at(family, size, self.builder(size).job, self.target)
 
     def _fit(self, alike: Sequence[Size]) -> _Family | None:
-        """Return formulas fitted to the programs at sizes of one structure, or None if no formulas hold.
+        """Return a `_Family` fitted to programs of equal structure at some sizes, or None if no formulas fit.
 
-        Further sizes are captured until equally simple formulas agree at all remaining sizes.
+        Further sizes are captured until equally simple formulas agree at all remaining sizes, or
+        `MOST_POINTS` sizes for each dimension of the size are captured.
         """
         orders, known = {_order(size) for size in alike}, list(alike)
         while True:
@@ -199,7 +200,7 @@ def _order(size: Size) -> Size:
 
 
 def _spread(sizes: Sequence[Size], count: int) -> Iterable[Size]:
-    """Return `count` of the sizes, evenly spread, or all if there are no more."""
+    """Return `count` evenly spread sizes, or all sizes if there are at most `count`."""
     if len(sizes) <= count:
         return sizes
     return [sizes[(2 * number + 1) * len(sizes) // (2 * count)] for number in range(count)]
@@ -209,7 +210,7 @@ def _spread(sizes: Sequence[Size], count: int) -> Iterable[Size]:
 
 
 def _structure(program: Program) -> Hashable:
-    """Return the structure of a program, independent of sizes: events and kernel calls.
+    """Return a program's structure: its events and kernel calls without their sizes.
 
     Blocks are numbered in the order of their allocation.
     """
@@ -233,7 +234,7 @@ def _structure(program: Program) -> Hashable:
 
 
 def _fit(fit: FormulaFit, programs: Sequence[Program]) -> _Family:
-    """Return formulas fitted to programs of one structure.
+    """Return a `_Family` of formulas fitted to programs of equal structure.
 
     Raises NotAffineError if a number has no formula.
     """

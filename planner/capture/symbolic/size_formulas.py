@@ -96,7 +96,7 @@ def _values(terms: tuple[_Term, ...], size: Size) -> list[int]:
 
 
 class _Solver(Struct, frozen=True):
-    """A solver for the factors of a combination of terms, from numbers at as many sizes as it has terms."""
+    """A solver for the factors of a combination of terms, from one number for each term."""
 
     terms: tuple[_Term, ...]
     rows: list[list[int]]  # values of the terms at all sizes
@@ -120,7 +120,7 @@ class _Solver(Struct, frozen=True):
 
 
 class FormulaFit:
-    """A fit of formulas to numbers at fixed sizes, cached by the numbers.
+    """A fit of formulas to numbers at fixed sizes, with a cache keyed by the numbers.
 
     A formula has integer factors, gives every number, and has the fewest terms of all such formulas.
     """
@@ -144,7 +144,7 @@ class FormulaFit:
         return self.formulas[numbers][0]
 
     def most_doubtful(self, sizes: Iterable[Size]) -> Size | None:
-        """Return the size at which the most numbers have formulas that disagree, or None if all agree."""
+        """Return the size at which formulas for the most numbers disagree, or None if all formulas agree."""
         doubtful = [formulas for formulas in self.formulas.values() if len(formulas) > 1]
         counts = {
             size: sum(len({formula.at(size) for formula in formulas}) > 1 for formulas in doubtful)

@@ -16,7 +16,7 @@ ENDLESS = 2**62
 
 @dataclass(slots=True)
 class ShapeEnv:
-    """The nodes and guards that one call of a rule has recorded so far, and the batch sizes they hold for."""
+    """The nodes and guards recorded so far in one call of a rule, and the batch sizes for which they hold."""
 
     batch: int  # the batch size for which symbolic integers have their values
     min_batch: int = 1
@@ -139,7 +139,7 @@ def _result(env: ShapeEnv, letter: str, left: Any, right: Any) -> Any:
 
 
 def _holds(env: ShapeEnv, letter: str, left: Any, right: Any) -> bool:
-    """Return the result of a comparison, which becomes a guard or narrows the range of batch sizes."""
+    """Return the result of a comparison, and record it as a guard or narrow the range of batch sizes."""
     a, b = as_sym_int(env, left), as_sym_int(env, right)
     holds = COMPARISONS[letter](a.value, b.value)
     difference = _line("-", a.line, b.line)
@@ -169,7 +169,7 @@ def _line(letter: str, a: tuple[int, int] | None, b: tuple[int, int] | None) -> 
 
 
 def _refine_range(env: ShapeEnv, comparison: str, difference: tuple[int, int], holds: bool) -> None:
-    """Narrow the range to batch sizes for which `fixed + slope * batch` compares with 0 as `holds` says."""
+    """Narrow the range to batch sizes at which comparing `fixed + slope * batch` with 0 gives `holds`."""
     fixed, slope = difference
     if slope == 0:
         return

@@ -21,7 +21,7 @@ class UnsupportedSymTensorOpError(Exception):
 
 
 class SymSize(tuple[Any, ...]):
-    """A tuple of symbolic sizes with the part of torch.Size that rules use."""
+    """A tuple of symbolic sizes with the methods of torch.Size that rules use."""
 
     def numel(self) -> Any:
         """Return the product of the sizes."""
@@ -33,7 +33,7 @@ class SymSize(tuple[Any, ...]):
 
 
 class SymTensor:
-    """A tensor with symbolic sizes and strides that has the part of Tensor that rules use."""
+    """A tensor with symbolic sizes and strides, and the attributes of Tensor that rules use."""
 
     is_meta = True
     is_cpu = False  # arguments of the CPU are not followed

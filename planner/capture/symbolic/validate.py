@@ -62,7 +62,10 @@ def _bisect_valid_range(divergence: Divergence, batch: int, other: int, unit: in
 
 
 def batch_with_peak(program: Program, most_bytes: int) -> int:
-    """Return a batch size at which the growing part of live memory reaches `most_bytes`."""
+    """Return a batch size at which the growing part of live memory reaches `most_bytes`.
+
+    The result is at least `FIT_BATCHES[0] + 2` of the program's units.
+    """
     growing = [
         replace(event, fixed_bytes=0) if isinstance(event, AffineAlloc) else event for event in program.events
     ]
@@ -72,7 +75,7 @@ def batch_with_peak(program: Program, most_bytes: int) -> int:
 
 
 def needs_batch_one(program: Program) -> bool:
-    """Return whether a plan may need batch 1, since parameters or two samples take over `BATCH_ONE_BYTES`."""
+    """Return whether a plan may need batch 1: parameters or four samples take over `BATCH_ONE_BYTES`."""
     allocs = (event for event in program.events if isinstance(event, AffineAlloc))
     fixed_bytes = sum(event.fixed_bytes for event in allocs if event.category is Category.PARAMETER)
     return fixed_bytes > BATCH_ONE_BYTES or batch_with_peak(program, BATCH_ONE_BYTES) <= FIT_BATCHES[0] + 2

@@ -98,7 +98,7 @@ def _configure(peft: Any, model: nn.Module, job: Job, given: dict[str, Any]) -> 
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Return a tuple, or a string of comma-separated module names, as a list, and other values unchanged.
+    """Convert a tuple or a string of comma-separated module names to a list; return other values unchanged.
 
     A regular expression of module names is kept.
     """

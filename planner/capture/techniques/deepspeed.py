@@ -107,7 +107,7 @@ def _silenced() -> Iterator[None]:
 
 
 class _Loop:
-    """A training loop over DeepSpeed's engine, with a script's variables that keep tensors alive."""
+    """A training loop over DeepSpeed's engine that keeps batch, output and loss alive as a script does."""
 
     def __init__(self, job: Job, engine: Any, recorder: Recorder) -> None:
         self._job = job
@@ -118,7 +118,7 @@ class _Loop:
         self._loss: Any = None
 
     def start(self, step: int, phase: Phase) -> None:
-        """Start a phase of a step, and set the categories of blocks unless the step begins."""
+        """Start a phase of a step, after setting the categories of blocks unless the step is 0 or begins."""
         if step > 0 and phase is not Phase.INPUTS:
             self.set_categories()
         self._recorder.start_phase(step, phase)

@@ -62,7 +62,7 @@ def shard_blocks(model: nn.Module, job: Job, mesh: Any, recorder: Recorder) -> s
 
 
 def _allocate_parts(model: nn.Module) -> None:
-    """Replace each padded part of a parameter by a tensor without padding, as `to_empty` makes on the GPU."""
+    """Replace each padded shard of a parameter by a tensor without padding, as `to_empty` does on the GPU."""
     for parameter in model.parameters():
         part = cast("Any", parameter)._local_tensor
         if part.untyped_storage().nbytes() != part.numel() * part.element_size():
@@ -70,9 +70,9 @@ def _allocate_parts(model: nn.Module) -> None:
 
 
 def _keep_on_host(model: nn.Module, recorder: Recorder) -> None:
-    """Mark the parts of all parameters as pinned memory of the CPU; buffers remain on the GPU.
+    """Mark the shards of all parameters as pinned memory of the CPU; buffers remain on the GPU.
 
-    FSDP2 itself moves and pins parts only if they are not on meta (`reset_sharded_param` of _fsdp_param.py).
+    FSDP2 itself moves and pins shards only if they are not on meta (`reset_sharded_param` of _fsdp_param.py).
     """
     for parameter in model.parameters():
         recorder.host.pin(cast("Any", parameter)._local_tensor)
@@ -106,7 +106,7 @@ def _moved_by_it(model: nn.Module, recorder: Recorder) -> Iterator[None]:
 
 
 def replacements(on_resize: Callable[[Tensor], None]) -> Iterator[Replacement]:
-    """Yield replacements for functions of FSDP that make it work with parameters on meta.
+    """Yield replacements for functions of FSDP, with which FSDP accepts parameters on meta.
 
     `on_resize` is called with each tensor whose storage FSDP has allocated or freed in place: the gathered
     parameters of a block, before and after the block runs.
@@ -140,9 +140,9 @@ def replacements(on_resize: Callable[[Tensor], None]) -> Iterator[Replacement]:
 
 
 def _padding(reset: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return a wrapper of `reset_sharded_param` that pads parts on meta that FSDP did not make itself.
+    """Return a wrapper of `reset_sharded_param` that pads shards on meta that FSDP did not make itself.
 
-    If a parameter does not divide evenly, the part that `to_empty` allocates on a late rank is smaller than
+    If a parameter does not divide evenly, the shard that `to_empty` allocates on a late rank is smaller than
     on other ranks. The first forward pass copies it into a block of the padded size.
     """
 

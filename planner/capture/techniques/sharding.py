@@ -101,7 +101,7 @@ def _with_last_synced(load_batch: BatchLoader, model: nn.Module, job: Job) -> Ba
 
 
 def _keep_parameters(parameters: Iterable[nn.Parameter], recorder: Recorder) -> None:
-    """Set the category of all parameters again, since FSDP may have copied their parts."""
+    """Set the category of all parameters again, since FSDP may have copied their shards."""
     for parameter in parameters:
         recorder.set_category(parameter, Category.PARAMETER)
 

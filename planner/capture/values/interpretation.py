@@ -16,7 +16,7 @@ from planner.program import Fact, Trace
 
 
 class Interpretation(Protocol):
-    """The protocol of a way to run the operators of a capture."""
+    """The interface for running a capture's operators, by shapes alone or with values."""
 
     @property
     def has_values(self) -> bool:
@@ -39,7 +39,7 @@ class Shapes:
     has_values = False
 
     def __init__(self, capability: tuple[int, int]) -> None:
-        """`capability` decides which kernels run."""
+        """Set the compute capability, which decides which kernels run."""
         self._capability = capability
 
     @contextmanager
@@ -60,7 +60,7 @@ class Values:
     def __init__(
         self, capability: tuple[int, int], first_read: DataDependentError, policy: ReadPolicy
     ) -> None:
-        """`first_read` is the error of the read that made values necessary; `policy` limits reads."""
+        """Set the capability, the error of the read that made values necessary, and the limits of reads."""
         self._capability, self._first_read, self._policy = capability, first_read, policy
         self._interpreter: ValueInterpreter | None = None
 

@@ -61,7 +61,7 @@ class DataDependentError(ModelError):
         self.place = place
 
     def notes(self, values: "ValueInterpreter") -> tuple[str, ...]:
-        """Return notes on the values that a second capture, with values, read at this place."""
+        """Return notes on how a second capture got the values that are read at the error's place."""
         if values.has_random_shapes:
             how = (
                 "shapes that depend on them come from values drawn at random on the CPU, not from data and "
@@ -85,7 +85,7 @@ class ValueInterpreter:
         known: Sequence[tuple[Tensor, Tensor]] = (),
         policy: ReadPolicy | None = None,
     ) -> None:
-        """`known` are pairs of a tensor with values and its counterpart on meta."""
+        """Set the initial values; `known` are pairs of a tensor with values and its meta counterpart."""
         self.has_random_reads = False
         self.has_random_shapes = False  # random values decided the shape of a result
         self._policy = ReadPolicy() if policy is None else policy
@@ -188,9 +188,9 @@ class ValueInterpreter:
     # ---- reads
 
     def _without_masks(self, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Return indices with each mask replaced by placeholders for the indices of its true elements.
+        """Return the indices with each mask replaced by one meta tensor for each dimension of the mask.
 
-        The number of true elements, which decides the shape of a result, is read.
+        Each meta tensor has as many elements as the mask has true elements, whose number is read.
         """
         replaced: list[Tensor | None] = []
         for index in indices:
@@ -280,7 +280,7 @@ class ValueInterpreter:
         return out if stays else map_leaves(lambda real: self._like(real, is_random), out)
 
     def _is_large_number(self, func: Any, args: tuple[Any, ...], inputs: list[StorageValue]) -> bool:
-        """Return whether a floating-point number of large random tensors is read; if so, keep its line."""
+        """Return whether a floating-point number of large random tensors is read; if so, note the line."""
         if func is not aten._local_scalar_dense.default or not args[0].dtype.is_floating_point:
             return False
         pending = inspect_pending(inputs)

@@ -29,7 +29,7 @@ _OWN_KERNELS: dict[str, Callable[..., Any]] = {"torchvision::nms": nms}  # some 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class StorageValue:
-    """The value of a storage: the deferred operator that makes it, or bytes once it has been read."""
+    """The value of a storage: the deferred operator that makes it, or bytes once they are computed."""
 
     size_bytes: int
     dtype: torch.dtype
@@ -53,7 +53,7 @@ class TensorView:
         return empty.set_(storage, self.offset, self.size, self.stride)
 
     def layout(self) -> "TensorView":
-        """Return a view with the same layout of an empty value, so that the value is not kept alive."""
+        """Return a view of an empty value with the same layout, which does not keep the value alive."""
         return TensorView(StorageValue(0, self.dtype), self.dtype, self.size, self.stride, self.offset)
 
 
@@ -102,7 +102,7 @@ def compute(op: DeferredOp) -> tuple[Any, dict[int, torch.UntypedStorage]]:
 
 
 def run(op: DeferredOp) -> None:
-    """Run a deferred operator, and store the results in the values that are still in use.
+    """Run a deferred operator, and store the results in the values that are still alive.
 
     The values stay unknown if the operator is randomized, or if it fails on the CPU.
     """

@@ -11,7 +11,7 @@ MOST_PAIRS = 2**20  # most pairs compared at once; if more boxes are near each o
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-    """Return the indices of the kept boxes in order of descending score.
+    """Return the indices of the boxes that non-maximum suppression keeps, by descending score.
 
     A kept box removes the later boxes whose intersection over union with it exceeds the threshold.
     `boxes` is n x 4 of x1, y1, x2, y2. The result equals torchvision::nms on the CPU.
@@ -23,7 +23,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
 
 
 def _survivors(corners: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:
-    """Return for each box, sorted from best to worst, whether it is kept."""
+    """Return whether each box is kept; the boxes are sorted from the best score to the worst."""
     is_usual = threshold >= 0 and bool((corners[:, 2:] >= corners[:, :2]).all())
     near = _near(corners[:, 0], corners[:, 2], threshold) if is_usual else None
     if near is None:
@@ -42,10 +42,11 @@ def _survivors(corners: NDArray[np.float64], threshold: float) -> NDArray[np.boo
 
 
 def _near(left: NDArray[np.float64], right: NDArray[np.float64], threshold: float) -> Pairs | None:
-    """Return pairs of boxes that include all overlaps above the threshold, or None if there are too many.
+    """Return the pairs of boxes close enough in x to overlap beyond the threshold, or None if too many.
 
     `left` and `right` are the boxes' sides. An overlapping pair shares more than the threshold of each box's
-    width. So the box that begins further right begins within the first 1 - threshold of the other's width.
+    width. So the box that begins further right begins within the first 1 - threshold of the other box's
+    width.
     """
     by_left = np.argsort(left, kind="stable")
     begins = left[by_left]
@@ -63,7 +64,7 @@ def _near(left: NDArray[np.float64], right: NDArray[np.float64], threshold: floa
 def _both_near(
     top: NDArray[np.float64], bottom: NDArray[np.float64], pairs: Pairs, threshold: float
 ) -> Pairs:
-    """Return the pairs of boxes whose tops are close enough to overlap beyond the threshold."""
+    """Return the pairs in `pairs` whose tops are close enough to overlap beyond the threshold."""
     one, other = pairs
     slack = max(1 - threshold, 0.0) * (bottom - top) + 1e-9 * np.abs(bottom)
     top = np.ascontiguousarray(top)

@@ -19,7 +19,10 @@ def full_lengths() -> Iterator[dict[str, None]]:
     pack = torch._VF._pack_padded_sequence
 
     def pack_full(data: Tensor, lengths: Tensor, batch_first: bool) -> Any:
-        """Pack by the given lengths, or by full lengths if they are on meta or not all positive."""
+        """Pack a padded batch by `lengths`, or as full if `lengths` is on meta or not all positive.
+
+        A batch that is packed as full adds a note.
+        """
         if lengths.is_meta or bool((lengths <= 0).any()):
             steps = data.shape[1 if batch_first else 0]
             lengths = torch.full(lengths.shape, steps, dtype=torch.int64)

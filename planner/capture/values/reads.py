@@ -65,7 +65,7 @@ class ReadResult:
 
 @dataclass(slots=True)
 class ReadLog:
-    """The results of one run's value reads, in order, by operator and source line."""
+    """The results of one run's value reads in order, keyed by operator and source line."""
 
     batch: int
     new_batch: int  # the batch size for which the results are reused
@@ -78,11 +78,11 @@ class ReadLog:
         return ReadLog(self.batch, batch, _results=self._results)
 
     def append(self, key: Key, result: ReadResult) -> None:
-        """Add the next result of a read."""
+        """Append the result of a read to the results with the same key."""
         self._results.setdefault(key, []).append(result)
 
     def next_result(self, key: Key) -> ReadResult | None:
-        """Return the next stored result of a read, starting again after the last; None if there is none."""
+        """Return the next stored result for a key, cycling through its results, or None if it has none."""
         results = self._results.get(key)
         if not results:
             return None
@@ -117,7 +117,7 @@ class ReadPolicy:
 
     @property
     def reuses_all(self) -> bool:
-        """Return whether all reads of random values reuse results, not only those of large tensors."""
+        """Return whether all reads of random values reuse results, not only reads of large tensors."""
         return self.most_bytes is _none
 
 
@@ -130,7 +130,7 @@ def run_with_reads(
     logs: ReadLogs | None = None,
     guesses_numbers: bool = False,
 ) -> Run:
-    """Run a batch size with values, reusing a smaller batch's results if reads are too large or too many.
+    """Call `run` at a batch size, with read results of a smaller batch if reads are too large or too many.
 
     `logs` holds the results of runs at small batch sizes, and further logs are added to it. With
     `guesses_numbers`, a floating-point number read from large random tensors is `GUESS`.
@@ -191,7 +191,10 @@ def _smaller_batch(batch: int, size_bytes: int) -> int:
 
 
 def result_of(func: Any, elements: int, out: Any) -> ReadResult:
-    """Return a read's result in the form in which a log stores it: a number, a small copy, or shapes."""
+    """Convert a read's result to the form in which a log stores it: a number, a small copy, or shapes.
+
+    A large copy on the CPU is stored as None.
+    """
     if func is aten._to_copy.default and isinstance(out, Tensor):
         return ReadResult(elements, out.clone() if out.numel() <= _MOST_ELEMENTS else None)
     if isinstance(out, Tensor | tuple):
@@ -201,21 +204,22 @@ def result_of(func: Any, elements: int, out: Any) -> ReadResult:
 
 
 def is_count(number: object, source: str) -> bool:
-    """Return whether a number is an integer made by a counting operator, named `source`."""
+    """Return whether a number is an integer and the operator `source` that made it counts elements."""
     return isinstance(number, int) and not isinstance(number, bool) and source in _COUNTS
 
 
 def scaled_count(result: ReadResult, elements: int) -> int:
-    """Return a stored count scaled in proportion to a number of elements."""
+    """Return a stored count scaled in proportion to the number of elements that a read covers."""
     count: int = round(result.out * elements / max(result.elements, 1))
     return count
 
 
 def scaled_result(func: Any, result: ReadResult, read: Tensor) -> Any:
-    """Return an operator's result for the tensor `read`, scaled from its stored result for a smaller tensor.
+    """Return the result of reading the tensor `read`, derived from the stored result for a smaller tensor.
 
-    None for a copy on the CPU that is not stored or has another shape; NotImplemented for an operator whose
-    results do not scale.
+    The length of a selection is scaled in proportion, and a number is returned unchanged. None for a copy on
+    the CPU that is not stored or has another shape; NotImplemented for an operator whose results do not
+    scale.
     """
     out = result.out
     if func is aten._to_copy.default:

@@ -11,7 +11,7 @@ from planner.capture.workspaces.ops import Hold, Op, Ops, Release
 
 
 def released(held: Sequence[Op]) -> Ops:
-    """Return the op that releases as many held blocks as `held` has; () if it is empty."""
+    """Return the op that frees the last `len(held)` held blocks, or () if `held` is empty."""
     return (Release(len(held)),) if held else ()
 
 
@@ -31,12 +31,14 @@ def tensor_bytes(t: Tensor) -> int:
 
 
 def contiguous_copies(*tensors: Tensor | None) -> Ops:
-    """Return the copies that `contiguous()` makes of tensors that are not contiguous, as held blocks."""
+    """Return a `Hold` op for the copy that `contiguous()` makes of each non-contiguous tensor."""
     return tuple(Hold(tensor_bytes(t)) for t in tensors if t is not None and not t.is_contiguous())
 
 
 def positional_args(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[Any, ...]:
-    """Return all arguments of a call, positional and by name, in the order of the operator's schema.
+    """Return the arguments of a call as one tuple in the order of the operator's schema.
+
+    If arguments are given by name, missing arguments get their defaults.
 
     >>> import torch
     >>> x = torch.empty(2)
@@ -50,16 +52,16 @@ def positional_args(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | N
 
 
 def dense_copies(*tensors: Tensor | None) -> Ops:
-    """Return the copies of tensors that are neither contiguous nor dense in channels last, as held blocks.
+    """Return a `Hold` op for a copy of each tensor that is neither contiguous nor dense in channels last.
 
-    Kernels that also read tensors in the format of their `suggest_memory_format` make them.
+    The copies are made by kernels that also read tensors in the format of `suggest_memory_format`.
     """
     given = [t for t in tensors if t is not None and not t.is_contiguous()]
     return tuple(Hold(tensor_bytes(t)) for t in given if not _is_channels_last(t))
 
 
 def copies_in_format_of(x: Tensor, *others: Tensor | None) -> Ops:
-    """Return the copies of other tensors that bring them to the memory format that `x` suggests."""
+    """Return a `Hold` op for a copy of each tensor in `others` that lacks the memory format of `x`."""
     if not suggests_channels_last(x):
         return contiguous_copies(*others)
     given = [t for t in others if t is not None]

@@ -42,7 +42,7 @@ Rule = Callable[[Args, Any, Target], Ops]  # arguments, result, GPU
 
 
 def kind_and_size(op: Op) -> tuple[OpKind, Any]:
-    """Return an op as programs store it: its kind, and its number of bytes or blocks, or its convolution.
+    """Return the kind of an op, and its bytes, number of blocks or convolution, as programs store them.
 
     The number of `Output` is stored as 0, since programs store outputs in the order in which they are made.
     """
@@ -54,7 +54,7 @@ def kind_and_size(op: Op) -> tuple[OpKind, Any]:
 
 
 def answer_convolutions(ops: Ops, target: Target) -> Ops:
-    """Return the ops with each convolution replaced by ops for the workspaces that the target gives."""
+    """Return the ops, with each convolution replaced by the workspaces that `target` gives for it."""
     return tuple(answered for op in ops for answered in _answer(op, target))
 
 

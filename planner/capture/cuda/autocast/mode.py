@@ -109,7 +109,7 @@ def is_eligible(value: object) -> bool:
 
 
 def kernels(cache: CastCache) -> dict[str, Kernel]:
-    """Return kernels by operator name, for the key of CUDA's autocast."""
+    """Return the kernels for the dispatch key of CUDA's autocast, by operator name."""
     return {
         **{name: _casting(name, lambda args: _lower(), cache) for name in LOWER_PRECISION.split()},
         **{name: _casting(name, lambda args: torch.float32, cache) for name in FLOAT32.split()},
@@ -135,7 +135,7 @@ def _is_weight(tensor: Tensor) -> bool:
 
 
 def _casting(name: str, dtype_of: Callable[[tuple[Any, ...]], torch.dtype], cache: CastCache) -> Kernel:
-    """Return a kernel that casts all tensors among the arguments, in lists too, to one dtype."""
+    """Return a kernel that runs an operator on its eligible tensors, also in lists, cast to one dtype."""
     run = overload(name)
 
     def cast(value: Any, dtype: torch.dtype) -> Any:
@@ -159,7 +159,7 @@ def _casting(name: str, dtype_of: Callable[[tuple[Any, ...]], torch.dtype], cach
 def _widest(args: tuple[Any, ...]) -> torch.dtype:
     """Return float32 if an eligible tensor has that dtype, else the lower precision.
 
-    Raises RuntimeError if, without any in float32, an eligible tensor is not in the lower precision.
+    Raises RuntimeError if no eligible tensor is in float32 and one is not in the lower precision.
     """
     lower = _lower()
     values = [item for arg in args for item in (arg if isinstance(arg, (list, tuple)) else (arg,))]
@@ -237,7 +237,7 @@ def patches(clear: Callable[[], None]) -> Iterator[tuple[str, object]]:
 
 
 def _of_cuda(function: Callable[..., Any], position: int = 0) -> Callable[..., Any]:
-    """Return the function with the device type `meta` replaced by `cuda` in its argument at `position`."""
+    """Return the function with `meta` replaced by `cuda` in its argument at `position` or `device_type`."""
 
     def query(*args: Any, **kwargs: Any) -> Any:
         values = list(args)

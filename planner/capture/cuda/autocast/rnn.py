@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 def kernels(cache: CastCache) -> dict[str, Callable[..., Any]]:
-    """Return kernels by operator name, for the key of CUDA's autocast."""
+    """Return the kernel of `_cudnn_rnn` for the dispatch key of CUDA's autocast, by operator name."""
 
     def run(
         x: Tensor, weight: Sequence[Tensor], weight_stride0: int, buffer: Tensor | None, hx: Tensor,

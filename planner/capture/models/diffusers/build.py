@@ -32,7 +32,7 @@ class Choice:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Return all values of the configuration: given arguments, and defaults of the others."""
+        """Return a value for each parameter of the constructor: the argument, or else the default or None."""
         return {
             name: self.arguments.get(name, None if one.default is one.empty else one.default)
             for name, one in _parameters(self.model_class.__init__).items()
@@ -67,7 +67,10 @@ def choose(name: str, arguments: Mapping[str, Any]) -> Choice:
 
 
 def build(name: str, **arguments: Any) -> nn.Module:
-    """Return the model in fp32, with diffusers' default attention, `scaled_dot_product_attention`."""
+    """Return the model that `diffusers:NAME` names, in fp32, with defaults for position ids.
+
+    The attention is diffusers' default, `scaled_dot_product_attention`.
+    """
     choice = choose(name, arguments)
     model: nn.Module = choice.model_class(**choice.arguments)
     for switch in choice.switches:

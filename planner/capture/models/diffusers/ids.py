@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 def add_ids(model: nn.Module) -> None:
-    """Give a model's forward method defaults for `img_ids` and `txt_ids`, or for `img_shapes`."""
+    """Make `img_ids` and `txt_ids`, or `img_shapes`, optional arguments of a model's forward method."""
     parameters = inspect.signature(model.forward).parameters
     forward = model.forward
     if "img_ids" in parameters and "txt_ids" in parameters:
@@ -38,5 +38,5 @@ def add_ids(model: nn.Module) -> None:
 
 
 def _positions(tokens: Tensor) -> Tensor:
-    """Return positions, tokens x 3, for hidden states of batch x tokens x width."""
+    """Return zeros as positions, tokens x 3, for hidden states of batch x tokens x width."""
     return torch.zeros(tokens.shape[1], 3, device=tokens.device, dtype=tokens.dtype)

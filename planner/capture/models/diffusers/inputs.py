@@ -28,7 +28,7 @@ class Sample(NamedTuple):
 
 
 def complete_diffusers(job: Job, name: str, arguments: Mapping[str, Any]) -> Job:
-    """Return the job with all inputs of the model by keyword, and with the target of its loss.
+    """Return the job with all inputs of the model by keyword, and with a target for an MSE loss.
 
     If the target's shape for an MSE loss is unknown, the loss becomes `Loss.SUM`. Raises UsageError for
     inputs that the model does not take, and if no input is given and the default inputs are unknown.
@@ -68,7 +68,7 @@ def _by_keyword(job: Job, choice: Choice) -> Shapes:
 
 
 def _resized(made: Shapes, given: Shapes, choice: Choice) -> Shapes:
-    """Return the default inputs updated by the given inputs; a conditioning image grows with the latents."""
+    """Return the default inputs updated by the given inputs, with a conditioning image of fitting size."""
     latents, image = given.get("sample"), made.get("controlnet_cond")
     if latents is not None and image is not None and "controlnet_cond" not in given:
         given = given | {"controlnet_cond": _conditioning_image(choice.config, latents.shape)}
@@ -225,7 +225,10 @@ def _sd3_controlnet(config: Config) -> Sample:
 
 
 def _flux(config: Config) -> Sample:
-    """Return Flux's inputs: latents of 1024 x 1024 pixels in patches of 16, and 512 text tokens of T5."""
+    """Return Flux's inputs, such as latents of 1024 x 1024 pixels and 512 text tokens of T5.
+
+    Each latent token stands for a patch of 16 x 16 pixels.
+    """
     inputs = {
         "hidden_states": _floats(4096, config["in_channels"]),
         "encoder_hidden_states": _floats(512, config["joint_attention_dim"]),
@@ -253,7 +256,7 @@ def _qwen_image(config: Config) -> Sample:
 
 
 def _captioned(tokens: int, width_of: str, latents: int) -> Callable[[Config], Sample]:
-    """Return a function that makes the inputs of a transformer: latents, and a text of `tokens` tokens.
+    """Return a function that makes a transformer's inputs: latents, a text of `tokens` tokens and a time.
 
     `width_of` is the configuration's key for the text's width; `latents` is the default size of the latents.
     """
@@ -278,7 +281,10 @@ def _masked(sample: Callable[[Config], Sample]) -> Callable[[Config], Sample]:
 
 
 def _cogvideox(config: Config) -> Sample:
-    """Return CogVideoX's inputs: a text, and latents with one frame for each four frames of the video."""
+    """Return CogVideoX's inputs: latents of a video, a text and a timestep.
+
+    By default the latents have one frame for each four frames of the video.
+    """
     ratio = config.get("temporal_compression_ratio") or 4
     frames = (config["sample_frames"] - 1) // ratio + 1
     inputs = {
@@ -292,7 +298,7 @@ def _cogvideox(config: Config) -> Sample:
 
 
 def _wan(config: Config) -> Sample:
-    """Return Wan's inputs: latents of 81 frames of 480 x 832 pixels, and 512 text tokens."""
+    """Return Wan's inputs: latents of 81 frames of 480 x 832 pixels, a timestep and 512 text tokens."""
     inputs = {
         "hidden_states": _floats(config["in_channels"], 21, 60, 104),
         "timestep": STEP,
@@ -311,7 +317,10 @@ def _video_autoencoder(config: Config) -> Sample:
 
 
 def _quantizing_autoencoder(config: Config) -> Sample:
-    """Return an image as input; the loss is a sum, since the model also returns a loss of its codes."""
+    """Return an image as input, without a channel axis, so that the loss is a sum.
+
+    The model also returns a loss of the codes.
+    """
     return Sample(_autoencoder(config).inputs, None)
 
 

@@ -59,7 +59,10 @@ def _loads_extension(package: Path) -> bool:
 
 
 def _define_missing() -> None:
-    """Define the operators of `_SCHEMAS` that are missing, for the life of the process."""
+    """Define the missing operators of `_SCHEMAS`, and the meta kernels and gradient of `roi_align`.
+
+    The definitions last for the life of the process.
+    """
     missing = [name for name in _SCHEMAS if not hasattr(torch.ops.torchvision, name)]
     for name in missing:
         # `define` without a `Library` keeps the definition for the life of the process.

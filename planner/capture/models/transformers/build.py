@@ -50,7 +50,7 @@ class Choice:
 
     @property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
-        """Return the parameters of the model class's forward method by name."""
+        """Return the parameters of the model class's forward method, keyed by name."""
         return inspect.signature(self.model_class.forward).parameters
 
 
@@ -169,7 +169,7 @@ def depth_argument(transformers: Any, name: str, arguments: Mapping[str, Any]) -
 
 
 def build(transformers: Any, name: str, **arguments: Any) -> nn.Module:
-    """Return the model in fp32, whatever dtype its configuration names; precision is applied later."""
+    """Return the model `hf:NAME` in float32, whatever dtype its configuration names."""
     choice = choose_class(transformers, name, arguments)
     with offline():
         model: nn.Module = choice.model_class(choice.config)
@@ -276,7 +276,7 @@ def _class_of_type(transformers: Any, kind: str, task: str | None) -> Any:
 
 
 def _configure(config_class: Any, file_config: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
-    """Return a configuration with a file's values, or default values, and the given values set.
+    """Return a configuration with a file's or default values, overridden by the values `given`.
 
     Raises UsageError for a key that the configuration lacks, which transformers would ignore.
     """
@@ -300,7 +300,10 @@ def _configure(config_class: Any, file_config: Mapping[str, Any], given: Mapping
 
 
 def _set_values(part: Any) -> dict[str, Any]:
-    """Return the values of a sub-configuration that differ from its class's defaults, and its model type."""
+    """Return the values of a sub-configuration that differ from its class's defaults, and its model type.
+
+    {} if `part` is not a configuration.
+    """
     if not hasattr(part, "to_dict"):
         return {}
     defaults = type(part)().to_dict()

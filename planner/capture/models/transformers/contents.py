@@ -20,7 +20,7 @@ _SEGMENTERS = ("ForUniversalSegmentation", "ForInstanceSegmentation")
 
 
 def known_contents(model: object, job: Job, batch: int) -> dict[str, Any]:
-    """Return, by keyword, the inputs whose values matter, with values on the CPU; {} if there are none."""
+    """Return CPU tensors or lists of labels for the inputs whose values matter, keyed by keyword."""
     config = getattr(model, "config", None)
     specs = {spec.keyword: spec for spec in job.samples.inputs}
     contents: dict[str, Any] = {}
@@ -63,7 +63,7 @@ def _patches_and_types(config: Any, specs: Mapping[str | None, TensorSpec], batc
 
 
 def _grid(config: Any, image: TensorSpec) -> tuple[int, int]:
-    """Return the rows and columns of an image's patches; for a list of patches, of the squarest grid."""
+    """Return the rows and columns of an image's grid of patches; for a list of patches, the squarest grid."""
     merged = config.vision_config.spatial_merge_size
     if len(image.shape) == 3:
         of_tokens = merged * config.vision_config.patch_size
@@ -81,7 +81,7 @@ def _patch_values(config: Any) -> int:
 
 
 def is_list_of_patches(config: Any, image: TensorSpec) -> bool:
-    """Return whether a sample is the list of patches that Qwen2-VL's processor makes of an image."""
+    """Return whether an input has the shape of a list of patches that Qwen2-VL's processor makes."""
     merged = config.vision_config.spatial_merge_size**2
     return image.shape[1:] == (_patch_values(config),) and image.shape[0] % merged == 0
 

@@ -87,7 +87,7 @@ def _check_required(choice: Choice, inputs: Mapping[str, TensorSpec]) -> None:
 
 
 def _by_keyword(job: Job, choice: Choice) -> dict[str, TensorSpec]:
-    """Return the job's inputs by keyword; an input without a keyword is taken as the main input.
+    """Return the job's inputs keyed by keyword; an input without a keyword is taken as a main input.
 
     Raises UsageError for a keyword that the model does not take, or that is given twice.
     """
@@ -115,13 +115,13 @@ def _mains(choice: Choice) -> list[str]:
 
 
 def _takes_both(choice: Choice) -> bool:
-    """Return whether a sample has both an image and a text, to compare them or with the image in the text."""
+    """Return whether the model takes both an image and a text, separately or with the image in the text."""
     is_known = choice.config.model_type in _BESIDE_TEXT or takes_images_in_text(choice.config)
     return "return_loss" in choice.parameters or is_known
 
 
 def _main_of(choice: Choice, spec: TensorSpec) -> str:
-    """Return the name of the main input for a tensor without a keyword: the text if it holds integers.
+    """Return the main input's name for a tensor without a keyword: the text if the tensor holds integers.
 
     Raises UsageError if the model takes no such input.
     """
@@ -152,9 +152,10 @@ def _main_inputs(choice: Choice, given: Mapping[str, TensorSpec]) -> dict[str, T
 
 
 def _image_in_text(choice: Choice, given: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """Return an image and a text that starts with the image's tokens, unless the job gives them.
+    """Return a text and an image, the job's own if given, and the token types if the model needs them.
 
-    Raises UsageError for an image of a wrong shape, or a text that is too short for the image's tokens.
+    A default text has `TEXT_TOKENS` tokens after the image's tokens. Raises UsageError for an image of a
+    wrong shape, or a text that is too short for the image's tokens.
     """
     image = given.get(_IMAGE) or _image(choice)
     if takes_patches(choice.config) and not (
@@ -180,7 +181,7 @@ def _image_in_text(choice: Choice, given: Mapping[str, TensorSpec]) -> dict[str,
 
 
 def _value(config: Any, *names: str, default: Any = None) -> Any:
-    """Return the first of the named values that a configuration or one of its parts has, else the default."""
+    """Return the first named value that a configuration or a sub-configuration has, or else the default."""
     parts = [getattr(config, part, None) for part in _PARTS]
     for owner in (config, *parts):
         for name in names:
@@ -220,14 +221,14 @@ def _sound(choice: Choice) -> TensorSpec:
 
 
 def _spectrogram(choice: Choice) -> TensorSpec:
-    """Return a spectrogram of the encoder's length, 30 s for Whisper: two frames per position."""
+    """Return a spectrogram input with two frames per position of the encoder, 30 s for Whisper."""
     bins = _value(choice.config, "num_mel_bins", "feature_size", default=80)
     positions = _value(choice.config, "max_source_positions", default=1500)
     return TensorSpec((bins, 2 * positions))
 
 
 def _prompts(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """Return the inputs that accompany an image: a detector's pixel mask, or one box to segment."""
+    """Return the input that accompanies an image, a detector's pixel mask or a box to segment; {} if none."""
     name, image = choice.model_class.__name__, inputs.get(_IMAGE)
     if image is None:
         return {}
@@ -240,7 +241,10 @@ def _prompts(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, Tens
 
 
 def _mask(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """Return a tokenizer's attention mask, int64 of the text's shape; {} if none is needed or it is given."""
+    """Return an int64 attention mask of the text's shape.
+
+    {} if there is no text, the model takes no mask, or the inputs contain the mask already.
+    """
     text = inputs.get(_TEXT)
     if text is None or "attention_mask" not in choice.parameters or "attention_mask" in inputs:
         return {}
@@ -278,7 +282,7 @@ def _last_two(image: TensorSpec) -> TensorSpec:
 
 
 def _decoder_inputs(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """Return the tokens of a decoder; {} if the model makes them from the labels, or takes none."""
+    """Return a decoder's tokens; {} if the model takes none, or the inputs have labels or decoder inputs."""
     own = ("labels", "decoder_input_ids", "decoder_inputs_embeds")
     if "decoder_input_ids" not in choice.parameters or any(name in inputs for name in own):
         return {}

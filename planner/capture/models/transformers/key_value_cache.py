@@ -1,7 +1,7 @@
 """Grow the cache of a transformers decoder by tokens that do not run through the model.
 
-While a text is generated, each token of its middle takes the memory of the token before, and the cached keys
-and values of one token more.
+While a text is generated, each token in its middle takes as much memory as the token before it, plus the
+cached keys and values of one token.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ WHOLE_TOKENS = 4  # at either end of a generated text that run through the model
 
 
 def grow(cache: Any, tokens: int) -> None:
-    """Append tokens to each layer's cached keys and values, as a forward pass does."""
+    """Append uninitialised keys and values of new tokens to each layer's cache, as a forward pass does."""
     for number, layer in enumerate(cache.layers):
         if getattr(layer, "keys", None) is not None and getattr(layer, "values", None) is not None:
             # No variable may hold the old keys and values, which are freed once the longer tensors are made.
@@ -26,10 +26,10 @@ def grow(cache: Any, tokens: int) -> None:
 
 @contextmanager
 def only_growing_between(model: Any, length: int) -> Iterator[None]:
-    """Replace forward passes for middle tokens by growth of the cache alone inside the context.
+    """Make forward passes of a text's middle tokens only grow the cache inside the context.
 
-    Calls for the first and the last `WHOLE_TOKENS` of `length` tokens run, and all calls without a cache of
-    tokens.
+    Forward passes of the first and the last `WHOLE_TOKENS` of `length` tokens run, and all forward passes
+    without cached tokens.
     """
     plain = model.forward
     last: list[Any] = []  # the output's class, an empty tensor like its logits, and their shape

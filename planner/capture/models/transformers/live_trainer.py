@@ -55,7 +55,7 @@ def trainer_job(trainer: Any) -> Job:
 
 
 def left_out(trainer: Any) -> tuple[str, ...]:
-    """Return notes on the trainer's callbacks that a plan does not run."""
+    """Return notes on the trainer's callbacks from outside transformers that a plan does not run."""
     names = [
         type(one).__name__
         for one in trainer.callback_handler.callbacks
@@ -67,7 +67,7 @@ def left_out(trainer: Any) -> tuple[str, ...]:
 
 
 def trainer_maker(trainer: Any, micro_batches: int, evaluates: bool = True) -> Callable[[], Any]:
-    """Return a function that copies a trainer, with `micro_batches` in each step, when called in a capture.
+    """Return a function that copies a trainer in a capture, and sets the copy's micro-batches per step.
 
     With `evaluates=False` the copy does not evaluate.
     """
@@ -147,7 +147,7 @@ def _copy_of(value: Any, memo: dict[int, Any], trainer: Any, name: str) -> Any:
 
 
 def _arguments(arguments: Any) -> Any:
-    """Return a copy of the training arguments whose device is the planned GPU."""
+    """Return a copy of the training arguments whose device is the planned GPU, and that report nothing."""
     bare = copy.copy(arguments)
     for name in _OF_DEVICE:
         vars(bare).pop(name, None)

@@ -135,7 +135,7 @@ class TrainerModule(StepModule):
         self._check(trainer.args, job.model.name)
 
     def tensors_on_host(self) -> Iterator[Tensor]:
-        """Yield the tensors that are on the CPU before `train()`: all of the model's if FSDP shards it."""
+        """Yield the tensors on the CPU before `train()`: all of the model's if FSDP shards it, else none."""
         if self.trainer.args.fsdp:
             yield from self.trainer.model.parameters()
             yield from self.trainer.model.buffers()
@@ -247,7 +247,7 @@ def _calling_at_step_ends(call: Callable[[int], None]) -> Any:
 
 
 def _of_fsdp(arguments: Any) -> dict[str, Any]:
-    """Return the settings of FSDP that are refused, by name with a true value if set; {} without FSDP."""
+    """Return the refused settings of FSDP by name, each with a true value if it is set; {} without FSDP."""
     if not arguments.fsdp:
         return {}
     given = arguments.fsdp_plugin_args or {}

@@ -38,7 +38,7 @@ class ServedModel(Struct, frozen=True):
 
 
 def served_model(job: Job) -> ServedModel:
-    """Return the sizes of a job's model in half precision.
+    """Return the `ServedModel` of a job's model, with weights and cache in half precision.
 
     Raises ModelError if it is no decoder of transformers, or if its configuration lacks needed values.
     """
@@ -94,7 +94,7 @@ def served_model(job: Job) -> ServedModel:
 
 
 def _intermediate(text: Any) -> int:
-    """Return the intermediate width of a layer's MLP, summed over the experts that a token goes to."""
+    """Return the larger width of a layer's MLP and state, or the sum of the widths of a token's experts."""
     dense = getattr(text, "intermediate_size", None) or getattr(text, "ffn_dim", None) or 4 * text.hidden_size
     dense = max(dense, state_width(text))
     chosen = getattr(text, "num_experts_per_tok", None)

@@ -15,7 +15,7 @@ _WIDE = {"float32": 4}
 
 
 def kinds_of_layers(text: Any) -> list[str]:
-    """Return the kind of each of a decoder's layers by its configuration, such as "mamba"."""
+    """Return the type of each layer of a decoder, such as "mamba", from its configuration `text`."""
     if text.model_type in _ALL:
         return ["mamba"] * int(text.num_hidden_layers)
     kinds = getattr(text, "layers_block_type", None) or getattr(text, "layer_types", None)
@@ -51,7 +51,7 @@ def state_width(text: Any) -> int:
 
 
 def _scan(text: Any, state: str, kernel: str) -> tuple[int, int]:
-    """Return how many numbers Mamba's state has: past inputs of the convolution, and carried numbers.
+    """Return the sizes of Mamba's convolution and recurrent states, in elements.
 
     `state` and `kernel` name the attributes of the state's size and the convolution's width.
     """
@@ -60,9 +60,9 @@ def _scan(text: Any, state: str, kernel: str) -> tuple[int, int]:
 
 
 def _heads(text: Any, groups: str, heads: str, head: str, state: str, kernel: str) -> tuple[int, int]:
-    """Return how many numbers Mamba 2's state has: past inputs of the convolution, and carried numbers.
+    """Return the sizes of Mamba 2's convolution and recurrent states, in elements.
 
-    The convolution also takes the inputs that groups of heads share. Arguments name configuration attributes.
+    The convolution also takes the inputs that groups of heads share. The strings name attributes of `text`.
     """
     numbers = [getattr(text, name) for name in (groups, heads, head, state, kernel)]
     shared, count, size, carried, taps = numbers

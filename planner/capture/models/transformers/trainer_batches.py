@@ -38,7 +38,7 @@ def first_samples(dataset: Any) -> Iterator[Any]:
 
 
 def _length(sample: Any) -> tuple[int, int]:
-    """Return a sample's count of numbers and its count of letters, which decides between equal counts."""
+    """Return how many numbers a sample has, and how many characters, which decide between equal numbers."""
     return _count(sample, _numbers), _count(sample, lambda leaf: len(leaf) if isinstance(leaf, str) else 0)
 
 
@@ -54,7 +54,7 @@ def _count(value: Any, measure: Callable[[Any], int], depth: int = 0) -> int:
 
 
 def _numbers(value: Any) -> int:
-    """Return the number of elements of a tensor, array or image; 1 for a number, 0 for any other value."""
+    """Return the elements of a tensor or array, the pixels of an image, 1 for a number, or 0 otherwise."""
     for name in ("shape", "size"):  # `shape` of tensors and arrays, `size` of PIL's images
         dims = getattr(value, name, None)
         if isinstance(dims, tuple) and all(isinstance(one, int) for one in dims):
@@ -75,7 +75,7 @@ class Batches:
     """A data loader of batches of copies of one sample, on the GPU as accelerate's loader yields them."""
 
     def __init__(self, trainer: Any, samples: tuple[Any, Any], batch: int, length: int, count: int) -> None:
-        """Make a loader that yields `count` batches but reports `length`.
+        """Make a loader that yields `count` batches but reports the length `length`.
 
         `samples` are the two batches of `longest_sample`.
         """

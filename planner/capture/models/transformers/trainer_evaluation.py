@@ -2,9 +2,9 @@
 
 The batches are copies of the longest sample of its evaluation data, as many samples each as
 `per_device_eval_batch_size` says. Losses, predictions and labels are gathered as the loop gathers them, which
-keeps them on the GPU until `eval_accumulation_steps` or the end. Each of the first batches
-runs, since it finds the memory between blocks that the growing results before it have left; of the others,
-the results alone are made and gathered, in between. Texts are generated to their full length. Facts from
+keeps them on the GPU until `eval_accumulation_steps` or the end. The first batches run, since each of them
+finds the gaps between blocks that the growing results before it have left; for the other batches only the
+results are made and gathered, between the runs. Texts are generated to their full length. Facts from
 transformers 5.23.
 """
 
@@ -45,7 +45,7 @@ class Evaluation:
     def run(self) -> None:
         """Evaluate on each of the trainer's evaluation datasets; an evaluation that fails becomes a note.
 
-        Raises the error if it is about a read of values, or is the planner's and there is a dataset.
+        Raises an error about a read of values, and a PlannerError if the dataset is not None.
         """
         trainer = self._trainer
         given = trainer.eval_dataset
@@ -83,7 +83,7 @@ class Evaluation:
             )
 
     def _metrics(self) -> Any:
-        """Return a stand-in for the trainer's `compute_metrics`, which computes nothing; None without it."""
+        """Return a function in place of `compute_metrics` that computes nothing, or None if there is none."""
         return None if self._trainer.compute_metrics is None else lambda *given, **named: {}
 
     def _note(self, batch: int, count: int | None, gathered: int) -> str:
@@ -150,7 +150,7 @@ def _gathering(more: int, run: int) -> Iterator[None]:
 
 
 def _repeated(tensors: Any, count: int) -> Any:
-    """Return the results of `count` further batches, in separate blocks."""
+    """Return a copy of a batch's results in new blocks, repeated for `count` batches."""
     if isinstance(tensors, Tensor):
         return tensors.clone() if count == 1 else tensors.repeat_interleave(count, 0)
     if isinstance(tensors, Mapping):

@@ -48,7 +48,7 @@ def optimizer_of(arguments: Any, model: nn.Module) -> LiveOptimizer:
 
 
 def optimizer_name_of(arguments: Any) -> Optimizer | str:
-    """Return a job's name for the optimizer that the Trainer would make."""
+    """Return the optimizer that the Trainer would make, as a job names optimizers."""
     return name_of_optimizer(*_class_of(arguments, None))
 
 

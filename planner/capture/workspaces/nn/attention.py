@@ -84,11 +84,12 @@ def _flash_backward(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _cudnn_backward(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of the backward pass of cuDNN's attention: one workspace.
+    """Return the ops of the backward pass of cuDNN's attention: outputs, a copied gradient, a workspace.
 
-    It has row sums and the queries' gradient in float32, and for grouped queries the gradients of keys and
-    values for every head of the query. Source: cudnn-frontend, scaled_dot_product_flash_attention.h (SDPA
-    backward). The engine's own part is unknown. A gradient whose last dimension is strided is copied first.
+    The workspace has row sums and the queries' gradient in float32, and for grouped queries the gradients of
+    keys and values for every head of the query. Source: cudnn-frontend, scaled_dot_product_flash_attention.h
+    (SDPA backward). The engine's own part is unknown. A gradient whose last dimension is strided is copied
+    first.
     """
     grad, query, key, value = args[:4]
     batch, heads, rows, width = query.shape

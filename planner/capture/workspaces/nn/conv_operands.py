@@ -33,7 +33,7 @@ class ConvCall:
     target: Target
 
     def of_each_dimension(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Return a stride, padding or dilation with a number for each dimension.
+        """Return a stride, padding or dilation as one number per spatial dimension.
 
         A single number is repeated: `padding="valid"` gives one zero (`expand_param_if_needed`,
         Convolution.cpp).
@@ -43,7 +43,7 @@ class ConvCall:
 
 @dataclass(frozen=True, slots=True)
 class ConvOperand:
-    """An operand as a kernel of two or three dimensions sees it; a sequence becomes an image of one row."""
+    """A convolution's operand in two or three dimensions; a sequence becomes an image of one row."""
 
     shape: tuple[Any, ...]
     strides: tuple[Any, ...]
@@ -57,22 +57,22 @@ class ConvOperand:
         return ConvOperand(self.shape, strides, self.size_bytes, is_last, self.can_be_last)
 
     def copies_to(self, is_last: bool) -> Ops:
-        """Return the copy that `contiguous` makes to a format, as an op; () if the operand has it already."""
+        """Return the op that copies the operand to a memory format, or () if it has the format already."""
         return () if is_in_format(self.shape, self.strides, is_last) else (Hold(self.size_bytes),)
 
     def contiguous(self, is_last: bool) -> "ConvOperand":
-        """Return the operand in the given memory format: itself if it is already in it, else a copy."""
+        """Return the operand if it has the given memory format, else a copy in the format."""
         return self if is_in_format(self.shape, self.strides, is_last) else self.copied(is_last)
 
     def group_of(self, groups: int) -> "ConvOperand":
-        """Return the part of a dense operand in one of `groups` groups of channels."""
+        """Return the slice of the operand for one of `groups` groups of channels; the strides are kept."""
         shape = (self.shape[0], self.shape[1] // groups, *self.shape[2:])
         size_bytes = self.size_bytes // groups
         return ConvOperand(shape, self.strides, size_bytes, self.suggests_last, self.can_be_last)
 
 
 def operand_of(t: Tensor) -> ConvOperand:
-    """Return a tensor as a convolution's operand; a sequence becomes an image of one row."""
+    """Convert a tensor to a convolution's operand; a sequence becomes an image of one row."""
     shape, strides = tuple(t.shape), tuple(t.stride())
     if len(shape) == 3:  # Convolution.cpp, view4d
         strides = (*strides[:2], shape[2] * strides[2], strides[2])
@@ -82,17 +82,17 @@ def operand_of(t: Tensor) -> ConvOperand:
 
 
 def input_of(x: Tensor) -> ConvOperand:
-    """Return an input as an operand; a sequence is contiguous after `copy_of_sequence`."""
+    """Convert an input to an operand; a sequence is taken as contiguous, as after `copy_of_sequence`."""
     return operand_of(x).copied(is_last=False) if x.dim() == 3 else operand_of(x)
 
 
 def copy_of_sequence(x: Tensor) -> Ops:
-    """Return the copy of an input that is a non-contiguous sequence, or () for any other input."""
+    """Return the op that copies an input if it is a non-contiguous sequence, else ()."""
     return contiguous_copies(x) if x.dim() == 3 else ()
 
 
 def is_channels_last(a: ConvOperand, b: ConvOperand) -> bool:
-    """Return whether cuDNN runs two operands in channels last.
+    """Return whether cuDNN runs a convolution of two operands in channels last.
 
     Source: ATen/native/ConvUtils.h, cudnn_conv_suggest_memory_format.
     """

@@ -77,7 +77,7 @@ def _backward(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _shared_copies(call: ConvCall, *, wants_weight: bool) -> tuple[Ops, ConvOperand, ConvOperand]:
-    """Return the copies that both gradients share, and the copied input and output's gradient."""
+    """Return the copies that both gradients share, the input after copying, and the output's gradient."""
     x, grad, weight = input_of(call.x), operand_of(call.y), operand_of(call.weight)
     copies: Ops = ()
     if wants_weight:
@@ -132,7 +132,7 @@ _DTYPES = {getattr(torch, name): name for name in ("float32", "float64", "float1
 
 
 def _query(call: ConvCall, direction: Direction, is_last: bool) -> Convolution:
-    """Return a call as cuDNN's convolution; a transposed call becomes a plain one, from output to input."""
+    """Convert a call to cuDNN's convolution; a transposed call becomes a plain one from output to input."""
     x, y = (call.y, call.x) if call.transposed else (call.x, call.y)
     x_size, weight_size, y_size = (tuple(t.shape) for t in (x, call.weight, y))
     padding, stride, dilation = map(call.of_each_dimension, (call.padding, call.stride, call.dilation))

@@ -18,7 +18,7 @@ _NONE = 0  # at::Reduction::None
 
 
 def _whole(x: Tensor, target: Tensor) -> int:
-    """Return the bytes of the unreduced loss."""
+    """Return the bytes of the unreduced loss, which has the broadcast shape of input and target."""
     return x.element_size() * prod(broadcast([x.shape, target.shape]) or ())
 
 
@@ -37,7 +37,7 @@ def _result_first(at: int) -> Rule:
 
 
 def _result_last(at: int, temporaries: int) -> Rule:
-    """Return the rule of a loss that makes tensors of the unreduced loss's size before its result.
+    """Return the rule of a loss that makes `temporaries` tensors of full size before its result.
 
     The loss's argument at position `at` is the kind of reduction. Without reduction, the last of the
     `temporaries` tensors is the result.

@@ -21,7 +21,7 @@ _ANY_WIDTH = 65536
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A variant of the backward kernel: its tile of scores, the widest head it accepts, its architecture."""
+    """A variant of the backward kernel: tile of scores, widest head, whether for halves, architecture."""
 
     queries: int
     keys: int
@@ -113,7 +113,7 @@ def workspace_bytes(variant: Variant, query: Tensor, key: Tensor, value: Tensor)
 
 
 def _key_splits(variant: Variant, blocks: int, keys: int) -> int:
-    """Return the number of blocks over which the keys of one head are split (attention_backward.cu).
+    """Return the number of thread blocks over which the keys of one head are split (attention_backward.cu).
 
     `blocks` is the batch size times the number of heads.
     """

@@ -172,7 +172,7 @@ def _gradients_of_dilated(run: "_Products", grad: ConvOperand) -> None:
 
 
 def _gradients_of_transposed(run: "_Products", grad: ConvOperand) -> None:
-    """Record the input's gradient, then by another kernel the gradients of weight and bias."""
+    """Record the input's gradient, then the gradients of weight and bias, which another kernel makes."""
     for names in (["x"], ["weight", "bias"]):
         needed = [name for name in names if name in run.names]
         if not needed:
@@ -194,7 +194,7 @@ def _gradients_of_transposed(run: "_Products", grad: ConvOperand) -> None:
 
 @dataclass(slots=True)
 class _Products:
-    """A recorder of the ops of one call, with names for the blocks that the call holds."""
+    """A recorder of the ops of one convolution by matrix products, which names the held blocks."""
 
     call: ConvCall
     names: list[str]  # of the results, in order
@@ -217,12 +217,12 @@ class _Products:
 
     @property
     def columns_bytes(self) -> int:
-        """Return the bytes of a sample's columns: one per output position, or per input if transposed."""
+        """Return the bytes of a sample's columns, one per position of the output (input if transposed)."""
         positions = (self.call.x if self.call.transposed else self.call.y).shape[2:]
         return prod(self.call.weight.shape[1:]) * prod(positions) * self.call.x.element_size()
 
     def bytes_of(self, name: str) -> int:
-        """Return the bytes of a group's part of a result."""
+        """Return the bytes of one group's part of the result named "x", "weight", "bias" or "y"."""
         call = self.call
         if name == "bias":
             return call.y.shape[1] // call.groups * call.y.element_size()
@@ -242,13 +242,13 @@ class _Products:
                 del self.held[-1 - beneath]
 
     def contiguous(self, name: str, operand: ConvOperand) -> ConvOperand:
-        """Return an operand, after recording its copy if it is not contiguous."""
+        """Return an operand in contiguous form, and record the allocation of a copy if one is needed."""
         if operand.copies_to(is_last=False):
             self.hold(name, operand.size_bytes)
         return operand.contiguous(is_last=False)
 
     def part(self, name: str, operand: ConvOperand) -> ConvOperand:
-        """Return a group's part of an operand, after recording its copy if it is not dense (`subtensor`)."""
+        """Return one group's part of an operand, and record its copy if it is not dense (`subtensor`)."""
         part = operand.group_of(self.call.groups)
         if part.copies_to(part.suggests_last):
             self.hold(name, part.size_bytes)
@@ -264,7 +264,7 @@ class _Products:
             self._made.append(name)
 
     def output_of_transposed(self) -> None:
-        """Record the output; an output of volumes has the input's size before it is resized."""
+        """Record the output; for volumes, a larger output is first made in the input's size and resized."""
         is_resized = self.call.x.dim() == 5 and self.bytes_of("y") > self.bytes_of("x")
         if is_resized:
             self.hold("old output", self.bytes_of("x"))
@@ -283,7 +283,7 @@ class _Products:
         self._ops += [*scratch, *released(scratch)]
 
     def joined(self) -> Ops:
-        """Return the ops, followed by the results if the results are joined from parts of groups."""
+        """Return the recorded ops, followed by the whole results if there are several groups."""
         if self.call.groups > 1:
             self._ops += [Output() for _ in self.names]
         return tuple(self._ops)

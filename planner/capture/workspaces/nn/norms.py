@@ -130,7 +130,7 @@ def _closest_factor(number: int) -> int:
 
 
 def is_cudnn_batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool) -> bool:
-    """Return whether cuDNN runs batch norm with an epsilon of at least 1e-5.
+    """Return whether cuDNN runs a batch norm whose epsilon is at least 1e-5.
 
     Source: `_select_batch_norm_backend`.
     """
@@ -198,7 +198,7 @@ def _cudnn_moments(x: Tensor, block_bytes: int, block_rows: int, bytes_: int) ->
 
 
 def _partial_moments(x: Tensor, values: int) -> Ops:
-    """Return the staging data and semaphores of kernels that read channels last.
+    """Return the staging data and semaphores of kernels for channels last, or () if they need none.
 
     Source: `flexible_launch_configs`.
     """
@@ -217,9 +217,9 @@ def _partial_moments(x: Tensor, values: int) -> Ops:
 
 
 def _reads_channels_last(x: Tensor) -> bool:
-    """Return whether kernels for channels last run (`batch_norm_choose_impl`).
+    """Return whether batch norm's kernels for channels last run (`batch_norm_choose_impl`).
 
-    They also run for matrices and for images of one pixel.
+    The kernels also run for matrices and for images of one pixel.
     """
     return x.stride(1) == 1 or suggests_channels_last(x)
 

@@ -91,13 +91,13 @@ class RnnSizes(NamedTuple):
 
 
 def _workspace(x: Tensor, batch_sizes: list[int], *sizes: Any) -> int:
-    """Return the bytes of the workspace for an input; `sizes` are fields of `RnnSizes` except `inputs`."""
+    """Return the bytes of the workspace for an input; `sizes` are `RnnSizes` without `inputs`."""
     samples = batch_sizes[0] if batch_sizes else x.shape[1]
     return RnnSizes(sizes[0], x.shape[-1], *sizes[1:]).workspace_bytes(samples, x.element_size())
 
 
 def _steps_first(x: Tensor, batch_first: bool, batch_sizes: list[int]) -> Tensor:
-    """Return a view of an input with its steps first, the layout that cuDNN needs contiguous."""
+    """Return a view of an input with steps as its first dimension, which cuDNN needs to be contiguous."""
     return x.transpose(0, 1) if batch_first and not batch_sizes else x
 
 

@@ -31,7 +31,7 @@ def is_volume_without_cudnn(call: ConvCall) -> bool:
 
 
 def note_on_call(func: Any, args: tuple[Any, ...], out: Any, target: Target) -> str:
-    """Return a note on a convolution if `is_volume_without_cudnn`, or "" for any other call."""
+    """Return a note if a call is a convolution over volumes without cuDNN, or "" for any other call."""
     if func is not _CONVOLUTION or target.torch != _VERSION:
         return ""
     call = ConvCall(args[0], args[1], out, args[3], args[4], args[5], args[6], args[8], target)

@@ -127,7 +127,10 @@ def _unfold(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _running(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the output, then a copy of an input of another type or not contiguous (ReduceOps.cpp)."""
+    """Return the output, then a copy of the input if its type differs or it is not contiguous.
+
+    Source: ReduceOps.cpp.
+    """
     x = args[0]
     return (
         (Outputs(), *contiguous_copies(x)) if x.dtype is out.dtype else (Outputs(), Hold(tensor_bytes(out)))

@@ -43,7 +43,7 @@ class CublasWorkspaces:
     """A record of the threads and streams whose cuBLAS handles have their workspaces already."""
 
     def __init__(self, target: Target, config: str = "") -> None:
-        """`config` is the value of CUBLAS_WORKSPACE_CONFIG."""
+        """Create an empty record; `config` is the value of CUBLAS_WORKSPACE_CONFIG."""
         self._bytes = workspace_bytes(target.capability, config, target.torch)
         self._keeps_lt = lt_workspace(target.torch) is LtWorkspace.KEPT
         self._used: set[tuple[bool, int]] = set()
@@ -55,9 +55,10 @@ class CublasWorkspaces:
         self._lt_used.clear()
 
     def first_use(self, phase: Phase, stream: int = 0) -> int:
-        """Return the bytes that cuBLAS allocates and keeps in a call: 0 unless its thread and stream are new.
+        """Return the bytes that cuBLAS allocates and keeps in a call, and record its thread and stream.
 
-        The phase tells the thread: autograd's in the backward pass, else the main thread.
+        Return 0 if thread and stream are recorded already. The phase tells the thread: autograd's in the
+        backward pass, else the main thread.
         """
         place = phase is Phase.BACKWARD, stream  # autograd's thread, or the main one
         if place in self._used:
@@ -66,7 +67,11 @@ class CublasWorkspaces:
         return self._bytes
 
     def first_lt_use(self, func: Any, args: Args, phase: Phase, stream: int = 0) -> int:
-        """Return the bytes that cuBLASLt allocates and keeps in a call, as `first_use` for cuBLAS."""
+        """Return the bytes that cuBLASLt allocates and keeps in a call, and record its thread and stream.
+
+        Return 0 if thread and stream are recorded already, or if cuBLASLt does not run the call or keeps no
+        workspace in this version of torch.
+        """
         place = phase is Phase.BACKWARD, stream
         if not self._keeps_lt or place in self._lt_used:
             return 0
@@ -105,7 +110,7 @@ def _uses_lt(args: Args) -> bool:
 
 
 def _copy_for_cublas(matrix: Tensor) -> Ops:
-    """Return the copy of an operand that cuBLAS cannot read, as an op; () if it can read the operand."""
+    """Return the op that copies an operand if cuBLAS cannot read it, else ()."""
     rows, columns = matrix.shape[-2:]
     down, right = matrix.stride()[-2:]
     if (down == 1 and right >= max(1, rows)) or (right == 1 and down >= max(1, columns)):

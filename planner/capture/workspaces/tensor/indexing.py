@@ -88,7 +88,8 @@ def _index_put(args: Args, out: Tensor, target: Target) -> Ops:
 
     A mask is first replaced by the indices of its true elements, one tensor for each dimension
     (`expandTensors`, ATen/native/IndexingUtils.h). Source of the sort: `index_put_with_sort_kernel`,
-    ATen/native/cuda/Indexing.cu. The ranges that it checks of indices that are no gradient's are not planned.
+    ATen/native/cuda/Indexing.cu. The range check of indices, which the gradient of indexing skips, is not
+    planned.
     """
     x, values, accumulate = args[0], args[2], argument(args, 3, False)
     covered = {d for start, index in _places(args[1]) for d in range(start, start + _width(index))}
@@ -145,7 +146,7 @@ def _linear_index(size: int, indices: Sequence[Tensor]) -> Iterator[KernelOp]:
 
 
 def bits_of(key: int) -> int:
-    """Return the number of bits of the largest key that is sorted (get_num_bits, ATen/cuda/cub.cuh)."""
+    """Return the number of bits of a sort's largest key, at least 1 (get_num_bits, ATen/cuda/cub.cuh)."""
     bits = 1
     while key >= 1 << bits:
         bits += 1
@@ -153,7 +154,7 @@ def bits_of(key: int) -> int:
 
 
 def _places(indices: Sequence[Tensor | None]) -> Iterator[tuple[int, Tensor]]:
-    """Yield each index that is not None with the first dimension that it indexes: (dimension, index)."""
+    """Yield (first dimension that it indexes, index) for each index that is not None."""
     start = 0
     for index in indices:
         if index is not None:
@@ -199,7 +200,7 @@ def _index(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _without_cpu_masks(indices: Sequence[Tensor | None], count: int) -> Iterator[Tensor]:
-    """Yield the indices that are not None, with the indices of `count` elements for each mask of the CPU."""
+    """Yield the indices that are not None, with each CPU mask replaced by indices of `count` elements."""
     for _, index in _places(indices):
         if index.dtype in _MASKS and is_on_cpu(index):
             for _ in range(index.dim()):
@@ -237,7 +238,7 @@ def _moved(indices: Sequence[Tensor]) -> Iterator[KernelOp]:
 
 
 def _replaced(held: list[int], at: int) -> Iterator[KernelOp]:
-    """Yield the op that frees an index's block beneath the newest block, if the index has a block."""
+    """Yield the op that frees the block of index `at`, and remove it from `held`, if it has a block."""
     if at in held:
         place = held.index(at)
         yield ReleaseBeneath(len(held) - 1 - place)
@@ -245,7 +246,7 @@ def _replaced(held: list[int], at: int) -> Iterator[KernelOp]:
 
 
 def _expanded_strides(index: Tensor, shape: Sequence[int]) -> list[int]:
-    """Return the strides of an index expanded to a shape, starting with the last dimension.
+    """Return the strides of an index expanded to a shape, from the last dimension to the first.
 
     Source: ATen/ExpandUtils.cpp.
     """
@@ -260,7 +261,7 @@ def _expanded_strides(index: Tensor, shape: Sequence[int]) -> list[int]:
 
 
 def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether a tensor of a shape is contiguous, given its strides from the last dimension on."""
+    """Return whether a shape is contiguous with `strides`, given from the last dimension to the first."""
     expected = 1
     for size, stride in zip(reversed(shape), strides, strict=True):
         if size != 1 and stride != expected:

@@ -52,7 +52,7 @@ def _factors(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
 
 
 def _sign_of_permutation(matrices: Tensor) -> Ops:
-    """Return the ops of a permutation's sign, from the pivots that move a row.
+    """Return the ops of a permutation's sign, for which torch counts the pivots that move a row.
 
     Source: `lu_det_P`, ATen/native/LinearAlgebraUtils.h.
     """

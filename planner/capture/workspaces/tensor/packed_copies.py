@@ -20,7 +20,7 @@ _TILE_BYTES = 16 * _BLOCK_THREADS  # bytes that a thread block copies at a time
 
 
 def _split_with_sizes_copy(args: Args, out: Any, target: Target) -> Ops:
-    """Return the table for copying a tensor's parts along a dimension into tensors; () if it needs none."""
+    """Return the table for copying the parts of a tensor to separate tensors, or () if none is needed."""
     source, sizes, dim, parts = args[:4]
     if not _are_dense(source, *parts) or any(part.dtype is not source.dtype for part in parts):
         return ()  # copied one after another
@@ -53,7 +53,7 @@ def _chunk_cat(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _padded(tensor: Tensor, dim: int, chunks: int) -> int:
-    """Return the elements of a tensor from dimension `dim` on, padded there to a multiple of `chunks`."""
+    """Return the number of elements from dimension `dim` on, padding `dim` to a multiple of `chunks`."""
     return ceil_div(tensor.shape[dim], chunks) * chunks * prod(tensor.shape[dim + 1 :])
 
 

@@ -68,7 +68,7 @@ def reduction(x: Tensor | Dense, dims: Sequence[int] | None, partial_bytes: int,
 
 
 def _coalesce(dims: list[_Dim]) -> list[_Dim]:
-    """Return dimensions from the smallest stride up, with adjacent dimensions merged (TensorIteratorBase)."""
+    """Sort dimensions by stride, drop sizes of 1, and merge adjacent dimensions (TensorIteratorBase)."""
     joined: list[_Dim] = []
     for dim in sorted((d for d in dims if d.size > 1), key=lambda d: d.stride):
         if joined and joined[-1].size * joined[-1].stride == dim.stride:
@@ -81,7 +81,10 @@ def _coalesce(dims: list[_Dim]) -> list[_Dim]:
 def _split(
     reduced: list[_Dim], remaining: list[_Dim], inputs: int, outputs: int, partial_bytes: int, target: Target
 ) -> Ops:
-    """Return the buffer and semaphores of a reduction; the steps follow `setReduceConfig` in its order."""
+    """Return the buffer and semaphores of a reduction, or () if each output is reduced in one block.
+
+    The steps follow `setReduceConfig` in its order.
+    """
     # True if the fastest dimension is reduced.
     along = not remaining or (bool(reduced) and reduced[0].stride < remaining[0].stride)
     fastest = (reduced if along else remaining)[0].stride if reduced or remaining else 1

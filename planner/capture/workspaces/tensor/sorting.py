@@ -59,7 +59,7 @@ def _sort(position: int, args: Args, out: Any, target: Target) -> Ops:
 
 
 def sort_ops(x: Tensor, dim: int, target: Target) -> Ops:
-    """Return the ops of a sort of `x` along a dimension, after values and indices are made."""
+    """Return the ops of a sort of `x` along a dimension: values and indices, then temporary storage."""
     if x.dim() == 0 or x.numel() == 0:
         return ()
     row = x.shape[dim]

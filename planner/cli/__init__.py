@@ -97,7 +97,7 @@ def _ensure_std_streams() -> None:
 
 
 def _stand_in(number: int, way: int) -> TextIO:
-    """Return a text stream for the null device, opened in mode `way`, at a closed descriptor."""
+    """Open the null device in mode `way` at descriptor `number`, and return a text stream for it."""
     opened = os.open(os.devnull, way)
     if opened != number:
         os.dup2(opened, number)

@@ -38,7 +38,7 @@ class BottomLine:
         self._rows = 0  # rows of the terminal when the line was reserved; 0 before
 
     def show(self, line: str) -> None:
-        """Replace the text of the line without moving the command's cursor."""
+        """Replace the text of the line without moving the cursor; do nothing on a terminal of few rows."""
         size = os.get_terminal_size(self._stream.fileno())
         if size.lines < _LEAST_ROWS:
             return

@@ -102,7 +102,7 @@ class Ending:
         return error
 
     def _send_again(self, _: Any) -> None:
-        """Send the signal again, since the exception died: some code swallowed it.
+        """Send the signal again, since some code swallowed the exception, which is now freed.
 
         A thread sends it, since an exception raised in a callback of a weak reference is lost. If the thread
         is quick enough to find the callback running, that exception dies too, and the next signal is sent.

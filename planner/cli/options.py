@@ -23,7 +23,7 @@ Group = Mapping[str, Any]  # the annotation of each parameter, by its name
 
 
 def option(metavar: str, text: str, *flags: str) -> Any:
-    """Return the declaration of an option with a value; without `flags` it is named as its parameter."""
+    """Return the declaration of an option with a value; without `flags` it is named after its parameter."""
     return Option(*flags, metavar=metavar, help=text)
 
 
@@ -135,9 +135,9 @@ def with_options(*groups: Group) -> Callable[[Callable[..., Answer | int]], Call
     """Return a decorator that adds groups of options, and the output options, to a command.
 
     The command receives the parameters that it names: `options`, keywords of the functions of `planner.api`,
-    and `on_progress`. The answer that it returns is printed, unless it names `output`: then it prints its
-    answer itself and returns an exit code. The function that typer calls only converts the values, and
-    returns a function that runs the command.
+    and `on_progress`. The answer that it returns is printed, unless the command names `output`: then it
+    prints its answer itself and returns an exit code. The function that typer calls only converts the values,
+    and returns a function that runs the command.
     """
 
     def decorate(command: Callable[..., Answer | int]) -> Callable[..., Action]:
@@ -169,7 +169,10 @@ _GIVEN = ("options", "on_progress", "output")  # parameters of a command that ar
 
 
 def _run(command: Callable[..., Any], output: Output, /, **arguments: Any) -> int:
-    """Run a command with a line of progress, print its answer, and return the exit code."""
+    """Run a command with a line of progress, print its answer, and return the exit code.
+
+    A command with a parameter `output` shows progress and prints its answer itself.
+    """
     parameters = inspect.signature(command).parameters
     if "output" in parameters:
         code: int = command(**arguments, output=output)
@@ -192,7 +195,7 @@ def _convert(name: str, annotation: Any, value: Any) -> Any:
 
 
 def _keywords(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the options as keywords for the functions of `planner.api`."""
+    """Convert options to keywords of `planner.api`. Raises UsageError for contradicting options."""
     if "no_cache" in values:
         values |= {"cache": None if values.pop("no_cache") else cache_folder(), "warn": warn}
     if "no_calibration" in values:

@@ -25,7 +25,7 @@ _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 def parse(arguments: list[str]) -> Action:
-    """Return the command of a command line, ready to run; print help if asked. Raises UsageError."""
+    """Parse a command line into a function that runs its command; print help if asked. Raises UsageError."""
     arguments = _with_mode(arguments)
     name = arguments[0] if arguments and arguments[0] in COMMANDS else None
     try:
@@ -105,7 +105,7 @@ class _Command(TyperCommand):
 
 
 def _value(value: Any) -> Any:
-    """Return the given string, flag or list, or None for click's markers of missing values."""
+    """Convert a tuple to a list, and an empty list or click's marker of a missing value to None."""
     if isinstance(value, tuple):
         value = list(value)
     return value if value != [] and isinstance(value, str | bool | list) else None

@@ -45,12 +45,12 @@ def folder_to_write(given: Path | None) -> Path:
 
 
 def plot_path(text: str | None) -> Path | None:
-    """Return the file of --plot. Raises UsageError for a wrong suffix or without matplotlib."""
+    """Return the path of --plot, or None. Raises UsageError for a wrong suffix or without matplotlib."""
     return _checked_path("--plot", text, (".png", ".svg", ".pdf"), ".png, .svg or .pdf", "matplotlib", "plot")
 
 
 def page_path(text: str | None) -> Path | None:
-    """Return the file of --html. Raises UsageError for a wrong suffix or without plotly."""
+    """Return the path of --html, or None. Raises UsageError for a wrong suffix or without plotly."""
     return _checked_path("--html", text, (".html", ".htm"), ".html", "plotly", "page")
 
 

@@ -19,7 +19,7 @@ CLEAR = "clear"
 
 @dataclass(frozen=True, slots=True)
 class CacheResult(Result):
-    """The numbers, sizes and limits of the traces and cuDNN answers cached in a folder, or just deleted."""
+    """The numbers, sizes and limits of traces and cuDNN answers that are cached or were just deleted."""
 
     folder: Path
     usage: CacheStats

@@ -75,9 +75,10 @@ def report_command(
 
 
 def _calibration_of(path: Path) -> Calibration:
-    """Return the calibration in a YAML file, or the stored calibration that has the run of a JSON file.
+    """Return the calibration in a YAML file, or the stored calibration with the run of a JSON file.
 
-    Raises UsageError if the run is emulated or no calibration in its folder has it, and DataFileError.
+    Raises UsageError if the run is emulated or no calibration in its folder has it, and DataFileError if a
+    file cannot be read.
     """
     if path.suffix != ".json":
         return load_calibration(path)

@@ -24,7 +24,7 @@ class Candidate:
 
 
 def answer_shell(environment: Mapping[str, str]) -> str | None:
-    """Return the reply to a completion request of bash or zsh in the environment, or None if it has none.
+    """Return the reply to a completion request of bash or zsh in the environment, or None without one.
 
     typer answers the requests of all other shells.
     """
@@ -37,7 +37,7 @@ def answer_shell(environment: Mapping[str, str]) -> str | None:
 
 
 def _for_bash(line: str, place: str) -> str:
-    """Return the candidates for bash, one per line, without the part that bash takes for earlier words."""
+    """Return the candidates for bash, one per line, without the prefix that bash splits off as words."""
     parts = _split(line)
     number = int(place) if place.isdigit() else len(parts)
     parts = parts[: number + 1] + [""] * (number + 1 - len(parts))
@@ -56,7 +56,7 @@ def _for_bash(line: str, place: str) -> str:
 
 
 def _for_zsh(line: str) -> str:
-    """Return a call of zsh's completion functions, which the shell's script evaluates."""
+    """Return zsh code that offers the candidates, or completes file names if there are none."""
     words = _split(line)[1:]
     word = words.pop() if words and not line[-1:].isspace() else ""
     matches = candidates(words, word)
@@ -71,7 +71,7 @@ def _for_zsh(line: str) -> str:
 
 
 def _split(line: str) -> list[str]:
-    """Return the words of a command line, which may end within quotes."""
+    """Split a command line, which may end within quotes, into words."""
     for closing in ("", '"', "'"):
         try:
             return shlex.split(line + closing)
@@ -84,7 +84,7 @@ def _split(line: str) -> list[str]:
 
 
 def candidates(before: Sequence[str], word: str) -> list[Candidate]:
-    """Return the candidates in place of `word` after the words `before` on a command line of `planner`."""
+    """Return the completions of `word` after the words `before` on a command line of `planner`."""
     if not before:
         commands = [Candidate(name, _summary(find_command(name))) for name in COMMANDS]
         commands += [Candidate(option) for option in ("--install-completion", "--show-completion", "--help")]

@@ -47,7 +47,7 @@ def default_source() -> str:
 
 @cache
 def _installed(cache_folder: Path | None) -> Cudnn | None:
-    """Return the installed cuDNN, or None if none is installed that answers with all its engines."""
+    """Return the installed cuDNN if it answers with all its engines, else None."""
     try:
         library = open_cudnn_with_cublaslt(INSTALLED, cache_folder)
     except UsageError:
@@ -57,7 +57,7 @@ def _installed(cache_folder: Path | None) -> Cudnn | None:
 
 @dataclass(frozen=True)
 class DefaultWorkspaces:
-    """Workspaces by the installed cuDNN, else by stored answers, opened at the first convolution."""
+    """Workspaces from the installed cuDNN, else from stored answers, opened at the first convolution."""
 
     benchmark: bool
     cache_folder: Path | None = None
@@ -81,7 +81,7 @@ class DefaultWorkspaces:
     def following(
         self, capability: tuple[int, int], sm_count: int, convolution: Convolution, size_bytes: int
     ) -> tuple[int, ...] | None:
-        """Return the workspace sizes that follow a refused workspace, or None if they are not known."""
+        """Return the sizes in bytes to try after a refused workspace, or None if they are not known."""
         return self._source.following(capability, sm_count, convolution, size_bytes)
 
     def account(self, capability: tuple[int, int], sm_count: int) -> WorkspaceAccount:
@@ -105,7 +105,7 @@ class CudnnWorkspaces:
         return f"cuDNN {self.library.version}{lacks}{' benchmark' if self.benchmark else ''}"
 
     def __call__(self, capability: tuple[int, int], sm_count: int, convolution: Convolution) -> Workspaces:
-        """Return the workspaces that the library requests."""
+        """Return the workspaces that the library requests, and record whether it has an engine."""
         query = self.library.benchmarked if self.benchmark else self.library.workspaces
         answer = query(capability, sm_count, convolution)
         has_engine = self._has_engine.setdefault(capability, {})
@@ -133,7 +133,7 @@ class CudnnWorkspaces:
         return tuple(sizes)
 
     def account(self, capability: tuple[int, int], sm_count: int) -> WorkspaceAccount:
-        """Return whether the library answers with all its engines, with some, or not at all."""
+        """Return an account of whether the library answers with all its engines, with some, or not at all."""
         library = self.library
         if capability in library.silent:
             place = "compute capability {}.{}".format(*capability)

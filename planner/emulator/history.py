@@ -41,7 +41,7 @@ class Holder(NamedTuple):
 
 
 class Course(Struct, frozen=True):
-    """The phases and modules of a script, and the tensors that hold memory, at places of its history."""
+    """The phases and modules of a script, and the tensors that hold memory, at places in its history."""
 
     marks: tuple[CourseMark, ...]
     held: tuple[tuple[int, int], ...]  # place, index into `tables`
@@ -51,7 +51,7 @@ class Course(Struct, frozen=True):
 
 
 class ProcessHistory(Struct, frozen=True):
-    """All actions of torch's allocator for one process on one GPU."""
+    """The recorded actions of torch's allocator for one process on one GPU."""
 
     rank: int
     pid: int
@@ -100,7 +100,7 @@ def trace_of(history: ProcessHistory, batch: int, scratch_depth: int = 0) -> Tra
 
 
 def _phase_marks(history: ProcessHistory) -> Iterator[tuple[int, PhaseStart]]:
-    """Yield (place, start) for each phase after the first; without recorded phases, each step is one."""
+    """Yield (place, start) for each phase after the first; without recorded phases, each step is a phase."""
     ends = [end.allocated + end.freed for end in history.step_ends]
     if history.course is None:
         for place, end in zip(ends, history.step_ends, strict=True):
@@ -116,7 +116,7 @@ def _phase_marks(history: ProcessHistory) -> Iterator[tuple[int, PhaseStart]]:
 
 
 def _with_end(events: Sequence[Event]) -> tuple[Event, ...]:
-    """Return the events; if the last phase is INPUTS and allocates nothing, it is replaced by END."""
+    """Replace the last phase in the events by END if it is INPUTS and allocates nothing."""
     backwards = reversed(list(enumerate(events)))
     at, mark = next((index, event) for index, event in backwards if isinstance(event, PhaseStart))
     follows = any(isinstance(event, Alloc) for event in events[at:])
@@ -126,7 +126,7 @@ def _with_end(events: Sequence[Event]) -> tuple[Event, ...]:
 
 
 def _scratch(events: Sequence[Event], most: int) -> set[int]:
-    """Return the blocks during whose life only such blocks are allocated, at most `most` levels deep."""
+    """Return the blocks in whose lifetime only scratch blocks are allocated, at most `most` levels deep."""
     ends = lifetimes(events)
     depths: dict[int, int] = {}
     for block in sorted(ends, reverse=True):

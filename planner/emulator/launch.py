@@ -28,7 +28,7 @@ _COPY_BYTES = 65536  # sizes, counts and flags that a script or the ranks of a j
 
 
 class RunOptions(Struct, frozen=True):
-    """The options of a run of a command."""
+    """The options for a run of a command on emulated GPUs."""
 
     device: Device
     gpu_count: int = 1
@@ -153,7 +153,7 @@ def _run(
 
 
 def _save_snapshot(run: EmulatedRun, folder: Path, path: Path) -> None:
-    """Write the history of the process that takes most memory to a file.
+    """Copy the allocator's history of the process that takes most memory to a file.
 
     Raises DataFileError if the process left none, unless the command failed for another reason than memory.
     """

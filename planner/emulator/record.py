@@ -13,7 +13,7 @@ from planner.program import Outcome
 
 
 class Peaks(Struct, frozen=True):
-    """The most memory that one GPU held in a span of time, in bytes."""
+    """The peaks of allocated, reserved and process memory on one GPU in a span of time, in bytes."""
 
     allocated_bytes: int
     reserved_bytes: int
@@ -21,7 +21,7 @@ class Peaks(Struct, frozen=True):
 
 
 class StepPeaks(Struct, frozen=True):
-    """Consecutive optimizer steps with the same peaks."""
+    """A range of consecutive optimizer steps, and their memory peaks."""
 
     first: int
     last: int
@@ -36,7 +36,7 @@ class OtherProcess(Struct, frozen=True):
 
 
 class OutOfMemory(Struct, frozen=True):
-    """The place at which an allocation failed."""
+    """A failed allocation: its place, its size, and whether the failure ended the process."""
 
     step: int  # the optimizer step that was not reached
     phase: str  # "backward", "loading", "between steps", "evaluation", or "" if it is not known
@@ -73,7 +73,7 @@ class GpuRecord(Struct, frozen=True):
 
     @property
     def is_whole(self) -> bool:
-        """Return whether the script ended by itself: no exception ended it, and nothing killed it before."""
+        """Return whether the script ended without an exception and without being killed."""
         return self.after_steps is not None and not self.raised
 
     @property
@@ -110,7 +110,7 @@ class EmulatedRun(Struct, frozen=True):
 
     @property
     def largest(self) -> GpuRecord:
-        """Return the record of the process that takes most memory."""
+        """Return the record with the highest peak of process memory; of equal peaks, the lowest rank."""
         return max(self.records, key=lambda record: (record.peak.process_bytes, -record.rank))
 
     @property
@@ -125,7 +125,10 @@ class EmulatedRun(Struct, frozen=True):
 
     @property
     def failure(self) -> OutOfMemory | None:
-        """Return the place where memory ran out if the command failed, else None."""
+        """Return a failed allocation, preferably one that ended its process, or None.
+
+        None means that the command succeeded, or that no allocation failed.
+        """
         failed = [record.failure for record in self.records if record.failure is not None]
         if not self.exit_code or not failed:
             return None
@@ -149,7 +152,7 @@ class EmulatedRun(Struct, frozen=True):
 
     @property
     def crash(self) -> str:
-        """Return how the command died after its scripts had ended; "" if it did not.
+        """Return the signal or exit code that ended the command after its scripts, or "" if none did.
 
         Threads that outlive the script may abort a process while its interpreter is finalized. Launchers of
         several ranks report the signal of one rank as exit code 1.
@@ -161,7 +164,7 @@ class EmulatedRun(Struct, frozen=True):
 
     @property
     def outcome(self) -> Outcome:
-        """Return whether the command fits the GPU."""
+        """Return whether the command fits the GPU without retries, fits it with retries, or does not fit."""
         if self.failure is not None:
             return Outcome.DOES_NOT_FIT
         return Outcome.FITS_WITH_RETRIES if any(record.retries for record in self.records) else Outcome.FITS

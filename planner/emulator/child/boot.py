@@ -1,4 +1,4 @@
-"""Load the stand-in libraries before torch is imported, and attach to torch and transformers after."""
+"""Load the stand-in libraries before torch is imported, and patch torch and transformers after import."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ USAGE_ERROR = 2
 
 
 def install() -> None:
-    """Watch for the import of torch, or of a package that queries a GPU without torch."""
+    """Install an import finder that loads the stand-in libraries before torch, triton or pynvml."""
     sys.meta_path.insert(0, _Finder())
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """An import finder that loads the stand-in libraries before torch, and attaches to modules after."""
+    """An import finder that loads the stand-in libraries before torch, and patches modules after import."""
 
     def __init__(self) -> None:
         self._loaded = False
@@ -39,7 +39,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         """Return the spec of a watched module, or None; load the stand-in libraries before the first import.
 
-        The loaders of torch and transformers' generation module then attach to the module as well.
+        The loaders of torch and of transformers' generation module also patch the module after running it.
         """
         attach = _ATTACHED.get(name)
         if self._busy or (name not in _FIRST and attach is None):
@@ -72,7 +72,7 @@ class _Attaching(importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the module, then attach to it."""
+        """Run the module by its original loader, then call the function with it."""
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
@@ -103,7 +103,7 @@ def _load_or_exit(torch: Path) -> None:
 
 
 def _refuse(reason: str) -> None:
-    """Write the reason to the records folder of `planner run`, or print it if no folder is given."""
+    """Write why loading failed to the records folder of `planner run`, or print it without a folder."""
     folder = os.environ.get("PLANNER_EMULATED_RECORDS")
     if folder:
         (Path(folder) / "refusal").write_text(reason, encoding="utf-8")

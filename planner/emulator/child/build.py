@@ -172,7 +172,7 @@ def _compile_core(flags: list[str], out: Path) -> None:
 
 
 def _imports(installation: Installation) -> list[str]:
-    """Return the imports of torch's libraries, as `name@version`, or `name` without a version."""
+    """Return the symbols that torch's libraries import, as `name@version`, or `name` without a version."""
     rows = run_tool(["readelf", "--dyn-syms", "-W", *map(str, installation.libraries)]).splitlines()
     fields = (row.split() for row in rows)
     return sorted({row[7].replace("@@", "@") for row in fields if len(row) > 7 and row[6] == "UND"})
@@ -212,7 +212,7 @@ def _symbols(objects: list[str]) -> set[str]:
 
 
 def _plain_names(names: set[str]) -> list[str]:
-    """Return linker options that also give versioned functions of the driver their names without suffix.
+    """Return linker options that also define each driver function with suffix _v2 or _v3 without the suffix.
 
     cuDNN looks for the names without suffix.
     """

@@ -1,7 +1,7 @@
 """Record the script's phases, modules and tensors in memory along the history of torch's allocator.
 
 A place in the history is the number of blocks that torch's statistics count as allocated plus freed so far,
-by which it is found again in the history. Compiled code runs no hooks, so modules inside of it are not
+which identifies the place in the history. Compiled code runs no hooks, so modules inside of it are not
 recorded.
 """
 
@@ -21,7 +21,7 @@ _PARAMETERS, _GRADIENTS, _OPTIMIZER, _INPUTS = "parameters", "gradients", "optim
 
 
 class Course:
-    """A record of the script's phases, modules and holders of memory in this process, by place."""
+    """A record of this process's phases, modules and tensors in memory, by place in the history."""
 
     def __init__(self, torch: Any, read_places: ReadPlaces) -> None:
         self._torch, self._read_places = torch, read_places
@@ -38,7 +38,7 @@ class Course:
         self._tables: dict[tuple[tuple[int, str, str], ...], int] = {}
 
     def _attach(self) -> list[str]:
-        """Register hooks; return the parts of the control flow that this version of torch cannot watch."""
+        """Register hooks, and return the parts of training that this version of torch cannot watch."""
         missing = []
         # torch.compile warns that hooks also run for its wrapper of a compiled module
         warnings.filterwarnings("ignore", r"Using `torch.compile\(module\)` when there are global hooks")
@@ -80,7 +80,7 @@ class Course:
         self._mark(self._phase)
 
     def _begin_forward(self, module: Any, given: Any) -> None:
-        """Record that an outermost module starts a forward pass, with the tensors it is called with.
+        """Record that an outermost module starts a forward pass, and the input tensors of the call.
 
         A module without parameters does not start a forward pass, since it may belong to the loading of data.
         """
@@ -143,8 +143,8 @@ class Course:
 class ModuleNames:
     """A registry of qualified names of modules within the outermost modules that were called.
 
-    The first outermost module that has parameters is the model, whose own name is ""; other modules are named
-    by their class.
+    The first outermost module that has parameters is the model, whose own name is ""; other outermost modules
+    are named by their class.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -154,7 +154,7 @@ class ModuleNames:
         self._has_model = False
 
     def add(self, root: Any) -> bool:
-        """Register the names of an outermost module and the modules in it; return whether it was unknown."""
+        """Register the names of an outermost module and its submodules; return whether the module is new."""
         if self._known(root) is not None:
             return False
         has_parameters = next(root.parameters(), None) is not None
@@ -178,14 +178,14 @@ class ModuleNames:
         return type(module).__name__ if name is None else name
 
     def _modules(self) -> Iterator[tuple[Any, str]]:
-        """Yield the modules in outermost modules that have parameters and still exist, with their names."""
+        """Yield (module, name) for all modules in live outermost modules that have parameters."""
         for live in self._roots:
             root = live()
             for module in root.modules() if root is not None else ():
                 yield module, self.name(module)
 
     def holders(self) -> Iterator[tuple[int, str, str]]:
-        """Yield (address, category, module) for parameters, buffers and gradients of known models."""
+        """Yield (address, category, module) for parameters, buffers and gradients of registered models."""
         for module, name in self._modules():
             for tensor in (*module._parameters.values(), *module._buffers.values()):
                 yield from _held_by(tensor, _PARAMETERS, name)
@@ -193,7 +193,7 @@ class ModuleNames:
                 yield from _held_by(getattr(tensor, "grad", None), _GRADIENTS, name)
 
     def holders_of(self, optimizer: Any) -> Iterator[tuple[int, str, str]]:
-        """Yield (address, category, module) for an optimizer's parameters, their gradients and its state."""
+        """Yield (address, category, module) for an optimizer's parameters, gradients and state."""
         owners: dict[int, str] = {}
         for module, name in self._modules():
             owners.update((id(one), name) for one in module._parameters.values())
@@ -215,7 +215,7 @@ def _compiled() -> Iterator[str]:
 
 
 def _inputs(torch: Any, args: Any) -> Iterator[tuple[int, str, str]]:
-    """Yield holders for tensors among a module's arguments that autograd did not compute: the inputs."""
+    """Yield (address, category, module) for tensors in a module's arguments that require no gradient."""
     for tensor in tensors_in(torch, args):
         if tensor.grad_fn is None and not tensor.requires_grad:
             yield from _held_by(tensor, _INPUTS, "")
@@ -234,7 +234,7 @@ def tensors_in(torch: Any, value: Any) -> Iterator[Any]:
 
 
 def _held_by(tensor: Any, category: str, module: str) -> Iterator[tuple[int, str, str]]:
-    """Yield (address, category, module) for a tensor with memory on a GPU; a DTensor by its local part."""
+    """Yield (address, category, module) if a tensor, or the local tensor of a DTensor, has GPU memory."""
     tensor = getattr(tensor, "_local_tensor", tensor)
     if tensor is None or not tensor.is_cuda:
         return

@@ -60,7 +60,10 @@ def line_of(frames: list[Any]) -> str:
 
 
 def _module_path(torch: Any, frames: list[Any]) -> str:
-    """Return the dotted name, within the outermost running module, of the innermost running module."""
+    """Return the dotted name of the innermost running module within the outermost, or "" if no module runs.
+
+    The name of its class is returned if the innermost module is the outermost, or is not inside of it.
+    """
     running = [_first_argument(frame) for frame in frames]
     modules = [one for one in running if isinstance(one, torch.nn.Module)]
     if not modules:
@@ -70,7 +73,7 @@ def _module_path(torch: Any, frames: list[Any]) -> str:
 
 
 def _first_argument(frame: Any) -> Any:
-    """Return the value of a frame's first argument, which is the object whose method runs."""
+    """Return a frame's first argument, the object whose method runs, or None if there are no arguments."""
     names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
     if not names:
         return None

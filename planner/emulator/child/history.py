@@ -35,7 +35,7 @@ class History:
         self._step_ends.setdefault(device, []).append(place)
 
     def write(self, devices: list[int]) -> None:
-        """Write the history of the given GPUs to the file; an error is only printed.
+        """Write the history of the GPUs `devices` to the file, or print an error if it cannot be written.
 
         A process that runs out of memory has a file too.
         """
@@ -76,9 +76,9 @@ class History:
 
 
 def _site(frames: list[dict[str, Any]], own: dict[str, bool]) -> tuple[str, str]:
-    """Return the innermost line of the script in frames, as FILE:LINE, and the innermost function's name.
+    """Return the innermost line of the script as FILE:LINE, and the innermost function's name.
 
-    `own` caches for each file whether it belongs to the script.
+    A missing line or name is "". `own` caches for each file whether it belongs to the script.
     """
     for frame in frames:
         name = frame["filename"]

@@ -28,7 +28,7 @@ FIRST_CUDNN = (9, 8)  # the first that takes a description of a GPU (cuDNN's rel
 
 @dataclass(frozen=True)
 class Installation:
-    """One environment's CUDA build of torch."""
+    """The CUDA build of torch in one environment, with its NVIDIA headers and libraries."""
 
     torch: Path  # the package's folder
     includes: tuple[Path, ...]  # folders of headers
@@ -115,7 +115,7 @@ def _version(torch: Path) -> str:
 
 
 def _sonames(library: Path) -> dict[str, str]:
-    """Return, by prefix, the file names by which torch's CUDA libraries link to NVIDIA's libraries."""
+    """Return the names under which torch's CUDA libraries link to NVIDIA's libraries, keyed by prefix."""
     askers = [
         library,
         library.with_name("libc10_cuda.so"),

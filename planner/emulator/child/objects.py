@@ -20,7 +20,7 @@ _ALL = -1  # in place of a rank
 
 
 def attach(torch: Any) -> None:
-    """Make the functions of torch.distributed that exchange objects use the store.
+    """Patch torch.distributed to exchange Python objects through the store.
 
     The original functions are still called, since they allocate tensors.
     """
@@ -37,7 +37,7 @@ def attach(torch: Any) -> None:
 def exchanging(
     c10d: Any, plain: Callable[..., Any], exchange: Callable[[_Call], None], counts: Counter[str]
 ) -> Callable[..., Any]:
-    """Return a function of torch.distributed that also exchanges its objects through the store.
+    """Wrap a function of torch.distributed to also exchange its objects through the store.
 
     `counts` has the number of messages of this process by their kind, ranks and direction.
     """
@@ -67,7 +67,7 @@ class _Call:
         self.own = int(c10d.get_rank(group))
 
     def rank(self, name: str) -> int:
-        """Return the group rank given by the argument `name`, a global rank, or by `group_<name>`.
+        """Return the rank within the group from argument `name`, a global rank, or argument `group_<name>`.
 
         The global rank is 0 if neither is given.
         """

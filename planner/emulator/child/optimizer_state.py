@@ -18,7 +18,7 @@ _ANY_NUMBER = 2**32 - 1  # of reads
 
 
 def keep_numbers_readable(torch: Any, core: Any) -> None:
-    """Let optimizers read numbers of their state during a step, as last copied to the GPU."""
+    """Register hooks that let optimizers read numbers of their state in a step, as last copied to the GPU."""
 
     def allow(optimizer: Any, reads: int) -> None:
         if not torch.compiler.is_compiling():

@@ -66,7 +66,7 @@ class Library:
 
 
 def parse_prototypes(preprocessed: str, prefix: str) -> tuple[list[Prototype], set[str]]:
-    """Return the prototypes in preprocessed headers whose names match `prefix`, and all types of handles."""
+    """Return the prototypes in preprocessed headers whose names match `prefix`, and all handle types."""
     text = _QUALIFIER.sub("", _ATTRIBUTE.sub("", preprocessed))
     pattern = re.compile(
         r"(?:^|[;}])\s*([\w\s\*]+?[\s\*])(" + prefix + r"\w*)\s*\(((?:[^();{}]|\([^()]*\))*)\)\s*(?=;)", re.M
@@ -93,7 +93,7 @@ def _split(parameters: str) -> list[str]:
 
 
 def _parameter(index: int, text: str) -> Parameter:
-    """Return a parameter from its declaration; a parameter without a name gets one from its index."""
+    """Parse the declaration of a parameter; a parameter without a name gets one from its index."""
     if "(" in text:
         return Parameter(text, None)
     match = re.search(r"(\w+)\s*(\[[^\]]*\])*\s*$", text)

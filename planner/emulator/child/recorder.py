@@ -1,4 +1,4 @@
-"""Record a training process on emulated GPUs: the peaks of each optimizer step, and out of memory.
+"""Record a training process on emulated GPUs: peaks of each optimizer step, and out-of-memory errors.
 
 The record is a JSON file of the process, written whole at each step and at exit, before the interpreter is
 finalized; processes that never make a CUDA context leave none. The peaks that torch reports to the script are
@@ -56,7 +56,7 @@ def attach(torch: Any, core: Any) -> None:
 
 
 def _finish_with_process(recorder: Recorder) -> None:
-    """Make a process of multiprocessing, which runs no atexit handlers, write its record when it ends."""
+    """Register `finish` for the end of a multiprocessing process, which runs no atexit handlers."""
     Finalize(None, recorder.finish, exitpriority=0)
 
 
@@ -81,7 +81,7 @@ class Peaks:
         torch._C._cuda_resetPeakMemoryStats = self._reset_by_script
 
     def take(self, device: int) -> tuple[int, int]:
-        """Return the peak allocated and reserved bytes since the last call."""
+        """Return the peak allocated and reserved bytes since the last call, and reset torch's peaks."""
         stats = self._stats(device)
         self._hidden[device] = _larger_peaks(stats, self._hidden.get(device))
         self._reset(device)
@@ -90,7 +90,7 @@ class Peaks:
         return largest
 
     def stats(self, device: int) -> dict[str, Any]:
-        """Return torch's allocator statistics of a GPU; peaks count from the last reset by anyone."""
+        """Return the allocator statistics of a GPU as torch keeps them, with peaks since the last reset."""
         stats: dict[str, Any] = self._stats(device)
         return stats
 
@@ -184,13 +184,13 @@ class Recorder:
         self._first_lines[device] = place(self._torch)["line"]
 
     def before_module(self, module: Any, args: Any) -> None:
-        """Note whether a module runs with gradients."""
+        """Record that a module is about to run, and whether with gradients."""
         if self._peaks is None or self._torch.compiler.is_compiling() or os.getpid() != self._pid:
             return
         self._phases.note_module(self._torch.is_grad_enabled())
 
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Record an optimizer step, with the peaks since the step before. Raises SystemExit at the last step.
+        """Record an optimizer step and the peaks since the previous step. Raises SystemExit at the last step.
 
         The last step is the step to stop after, or the first step after an evaluation if that ends the run.
         """
@@ -217,7 +217,7 @@ class Recorder:
             raise SystemExit(0)
 
     def _end_history(self) -> None:
-        """Write the allocator's history and record no more of it."""
+        """Write the allocator's history, and stop recording it unless a snapshot needs it."""
         if self._history is not None:
             self._history.write(self._devices())
             self._history = None
@@ -225,12 +225,12 @@ class Recorder:
                 self._torch.cuda.memory._record_memory_history(None)
 
     def _end(self) -> None:
-        """Write the record and end the process, whatever else runs in it."""
+        """Write the record and end the process with exit code 0, even if other threads still run."""
         self.finish()
         os._exit(0)
 
     def on_out_of_memory(self, device: int, requested: int, allocated: int, free: int) -> None:
-        """Record the place where an allocation failed, whether or not the script survives the failure."""
+        """Record a failed allocation with phase, module and script line, even if the script survives it."""
         if os.getpid() != self._pid:
             return
         if self._course is not None:
@@ -308,14 +308,14 @@ class Recorder:
         return others
 
     def _places(self) -> dict[int, int]:
-        """Return, by GPU, the number of blocks allocated plus the number of blocks freed so far."""
+        """Return the number of blocks allocated plus blocks freed so far, keyed by GPU."""
         if self._peaks is None or os.getpid() != self._pid:
             return {}
         counts = {n: self._peaks.stats(n)["allocation"]["all"] for n in self._devices()}
         return {n: int(one["allocated"]) + int(one["freed"]) for n, one in counts.items()}
 
     def _read_peaks(self) -> dict[int, dict[str, int]]:
-        """Return the peaks of each GPU in bytes since the last call: allocated, reserved and process."""
+        """Return and reset the peaks of each GPU in bytes: allocated, reserved and of the whole process."""
         assert self._peaks is not None
         read = {}
         for device in self._devices():

@@ -10,7 +10,7 @@ _Peaks = dict[int, dict[str, int]]  # by GPU and name, in bytes
 
 
 class Steps:
-    """Rows of optimizer steps that follow each other, with the peaks of each GPU."""
+    """Rows of consecutive optimizer steps, with the peaks of each GPU."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -32,7 +32,7 @@ class Steps:
         return {device for row in self.rows for device in row["peaks"]}
 
     def of(self, device: int) -> list[dict[str, Any]]:
-        """Return the rows of one GPU."""
+        """Return the rows with peaks of one GPU, each with the peaks of that GPU alone."""
         return [{**row, "peaks": row["peaks"][device]} for row in self.rows if device in row["peaks"]]
 
 
@@ -70,7 +70,7 @@ class Phases:
         return "evaluation" if self._is_open and self._is_more else ""
 
     def note_module(self, has_gradients: bool) -> None:
-        """Note that a module is about to run."""
+        """Record that a module is about to run, which may begin or end a phase."""
         if not self._has_run:
             self._take()
             self._has_run = self._runs_modules = bool(self._since_step)  # {}: no memory on a GPU yet
@@ -93,7 +93,7 @@ class Phases:
         return peaks
 
     def end(self) -> _Peaks:
-        """Return the peaks since the last step, when the script is over."""
+        """Record the end of the script, and return the peaks since the last step."""
         return self._end_interval()
 
     @property
@@ -121,7 +121,7 @@ class Phases:
 
 
 def larger(one: _Peaks, other: _Peaks) -> _Peaks:
-    """Return the larger of two peaks for each GPU and name of a peak."""
+    """Return the larger of two peaks for each GPU and peak name."""
     merged = {device: dict(peaks) for device, peaks in one.items()}
     for device, peaks in other.items():
         known = merged.setdefault(device, {})

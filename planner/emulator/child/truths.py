@@ -1,4 +1,4 @@
-"""Make the checks pass that a script makes of the values of tensors on the GPU.
+"""Make a script's checks of the values of GPU tensors pass.
 
 What a kernel computes reads as zero, so that `torch.isfinite(loss)` and `(boxes >= 0).all()` would be false,
 and a script that guards against losses that are not finite, or asserts that boxes are boxes, would end. The
@@ -35,7 +35,7 @@ def attach(torch: Any) -> None:
     keeping = {getattr(one, name) for one in holders for name in _KEEPING if hasattr(one, name)}
 
     class Passed(torch.Tensor):  # type: ignore[misc]
-        """The result of a check that passes."""
+        """The tensor that a check returns, which reads as true."""
 
         @classmethod
         def __torch_function__(

@@ -9,7 +9,7 @@ Context and usable memory have their own deviations; all are taken as normal and
 is fitted to verdicts, not to peaks: if memory is short, cuDNN falls back to plans with smaller workspaces, so
 a run that peaks high on an empty card still fits a small card. No margin is negative.
 
-If a calibration answers, a batch fits if its replay does not fail within
+If a calibration applies, a batch fits if its replay does not fail within
 
     (usable memory - overhead - z * spread) / slope,
 
@@ -46,7 +46,7 @@ OTHER_ROOMS = 8  # an even number, so that the likeliest limit is among them
 
 
 class Budget(Struct, frozen=True):
-    """The memory of a GPU that the allocator may take, at a confidence."""
+    """The memory limits that a GPU leaves to the allocator at a confidence, and the figures behind them."""
 
     device: Device
     confidence: float
@@ -63,14 +63,14 @@ class Budget(Struct, frozen=True):
 
     @property
     def likely_limits(self) -> MemoryLimits:
-        """Return the likeliest memory limits on the GPU, which have no margin."""
+        """Return the memory limits at a confidence of 0.5, which have no margin."""
         limits = limits_at(self, EVEN_ODDS)
         assert limits is not None
         return limits
 
     @property
     def bound_bytes(self) -> int | None:
-        """Return the bound on the allocator alone, by the cap or else by its configuration, or None."""
+        """Return the bound on reserved memory from the cap, or else from the allocator's configuration."""
         fraction_bytes = self.limits.config.memory_limit_bytes(self.device.usable.value)
         return fraction_bytes if self.cap_bytes is None else self.cap_bytes
 
@@ -83,11 +83,11 @@ def make_budget(
     correction: Correction | None = None,
     likeness: Likeness = Likeness(),  # noqa: B008
 ) -> Budget:
-    """Return the budget that a GPU leaves to the allocator after the context, the driver and their margins.
+    """Return the allocator's budget: the GPU's memory less the context, the driver and their margins.
 
-    A context of the correction replaces the GPU's. A cap bounds the allocator alone, so only the uncertainty
-    of the replay counts against it. Raises UsageError for a confidence outside of 0.5 to 1, a cap below
-    2 MiB, and a configuration with a fraction of unlimited memory.
+    The context in `correction`, if any, replaces the GPU's context. A cap bounds the allocator alone, so only
+    the uncertainty of the replay counts against it. Raises UsageError for a confidence outside of 0.5 to 1, a
+    cap below 2 MiB, and a configuration with a fraction of unlimited memory.
     """
     check_confidence(confidence)
     if cap_bytes is not None and cap_bytes < 2 * MIB:
@@ -112,15 +112,18 @@ def with_config(budget: Budget, config: AllocatorConfig) -> Budget:
 
 
 def _lower_confidences(confidence: float) -> tuple[float, ...]:
-    """Return the confidences of the further memory limits, from high to low; empty at even odds."""
+    """Return eight confidences in equal steps from below `confidence` down to 1 - `confidence`.
+
+    Returns () for a confidence of 0.5.
+    """
     step = (2 * confidence - 1) / OTHER_ROOMS
     return tuple(confidence - number * step for number in range(1, OTHER_ROOMS + 1)) if step else ()
 
 
 def limits_at(budget: Budget, confidence: float) -> MemoryLimits | None:
-    """Return the memory limits of a replay at a confidence from 0 to 1, or None if no limit is too small.
+    """Return the memory limits of a replay at a confidence from 0 to 1, or None if any limit is enough.
 
-    None is possible only below even odds.
+    None is possible only at a confidence below 0.5.
     """
     z = NormalDist().inv_cdf(confidence)
     device, cap_bytes, verdicts = budget.device, budget.cap_bytes, margins_of(budget.likeness).verdicts
@@ -148,7 +151,7 @@ def check_confidence(confidence: float) -> float:
 
 
 def judge_budget(budget: Budget, job: Job, trace: Trace) -> Budget:
-    """Return the budget with the margins of the published runs that a job resembles. Raises DataFileError."""
+    """Return the budget with margins from the published runs that a job resembles. Raises DataFileError."""
     likeness = likeness_of(job, trace, budget.device.capability)
     if platform := PLATFORMS.get(budget.device.vendor):
         likeness = replace(likeness, unlike=(platform, *likeness.unlike))
@@ -156,7 +159,7 @@ def judge_budget(budget: Budget, job: Job, trace: Trace) -> Budget:
 
 
 def with_likeness(budget: Budget, likeness: Likeness) -> Budget:
-    """Return the budget with the margins for this likeness of a job to published runs."""
+    """Return the budget with its memory limits recomputed for another `Likeness`, which sets the margins."""
     if likeness == budget.likeness:
         return budget
     return make_budget(
@@ -167,7 +170,8 @@ def with_likeness(budget: Budget, likeness: Likeness) -> Budget:
 def _max_need(left: float, deviation: float, verdicts: Spread, z: float) -> float:
     """Return the largest n with (1 + location) n + z hypot(deviation, scale n) <= left.
 
-    If z is at least 0, it is at most `left`. If z is negative, 1 + location + z scale must be positive.
+    If z is at least 0, the result is at most `left`. If z is negative, 1 + location + z scale must be
+    positive. If |z| scale is at least 1 + location, the two deviations are added instead of `hypot`.
     """
     mean = 1 + verdicts.location
     if left <= z * deviation:
@@ -181,13 +185,13 @@ def _max_need(left: float, deviation: float, verdicts: Spread, z: float) -> floa
 
 
 def room_beside_process(device: Device, correction: Correction | None) -> tuple[float, float, float | None]:
-    """Return the GPU's memory for the replay in bytes, its deviation, and the slope of a fit or None."""
+    """Return the bytes left for the replay, their standard deviation, and the slope of the fit or None."""
     overhead, deviation, slope = _process_overhead(device, correction)
     return device.usable.value - overhead, hypot(deviation, device.usable.spread), slope
 
 
 def _process_overhead(device: Device, correction: Correction | None) -> tuple[float, float, float | None]:
-    """Return the process's bytes outside the replay, their deviation, and the slope of a fit or None."""
+    """Return the bytes outside the replay, their standard deviation, and the slope of the fit or None."""
     size, spread = device.outside
     if correction is None or correction.fit is None:
         return size, spread, None
@@ -199,23 +203,23 @@ def _process_overhead(device: Device, correction: Correction | None) -> tuple[fl
 
 
 def beside_context(device: Device) -> tuple[int, float]:
-    """Return NCCL's bytes, which are outside torch's allocator and the context, and their deviation."""
+    """Return the bytes that NCCL takes outside torch's allocator and the context, and their deviation."""
     return (0, 0.0) if device.nccl is None else (device.nccl.value, device.nccl.spread)
 
 
 def is_fitted(budget: Budget) -> bool:
-    """Return whether the budget's margins come from a line through measured runs of the job."""
+    """Return whether the budget is corrected by a line fitted to runs of the job."""
     return budget.correction is not None and budget.correction.fit is not None
 
 
 def process_bytes(budget: Budget, peak_reserved_bytes: int) -> int:
-    """Return the memory that nvidia-smi shows for the process at its peak."""
+    """Return the expected bytes that nvidia-smi shows for a process with this reserved peak."""
     overhead, _, slope = _process_overhead(budget.device, budget.correction)
     return round(overhead + (slope or 1) * peak_reserved_bytes)
 
 
 def upper_process_bytes(budget: Budget, peak_reserved_bytes: int) -> int:
-    """Return the most that nvidia-smi shows for the process, context included, at the confidence.
+    """Return the upper bound, at the budget's confidence, of the bytes that nvidia-smi shows for a process.
 
     The bound of a process that is expected to fit is at most the GPU's usable memory, since the allocator
     releases cached segments and cuDNN takes smaller workspaces if memory is short.

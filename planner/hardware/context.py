@@ -39,11 +39,11 @@ def stacks_mib(capability: tuple[int, int], sm_count: int) -> float:
 
 
 def context_size(capability: tuple[int, int], sm_count: int) -> ContextSize:
-    """Return the estimated context of a GPU whose number of multiprocessors is known."""
+    """Return the estimated size of the CUDA context, from the number of threads that the GPU can hold."""
     return ContextSize(round(BASE_MIB + STACKS_SHARE * stacks_mib(capability, sm_count)), SPREAD_MIB)
 
 
 def typical_context() -> ContextSize:
-    """Return the estimated context of the median GPU, with the deviation of all GPUs."""
+    """Return the estimated CUDA context of a typical GPU, with a deviation that covers the known GPUs."""
     spread = hypot(SPREAD_MIB, STACKS_SHARE * TYPICAL_STACKS_SPREAD_MIB)
     return ContextSize(round(BASE_MIB + STACKS_SHARE * TYPICAL_STACKS_MIB), round(spread))

@@ -37,7 +37,7 @@ _Version = Annotated[int, Meta(ge=0, le=99)]
 
 
 class _Record(Struct, frozen=True, forbid_unknown_fields=True):
-    """The base class of the mappings in a device file."""
+    """The base class of the records in a device file, which refuse unknown keys."""
 
 
 class _Figure(_Record, frozen=True, kw_only=True):
@@ -89,7 +89,7 @@ class _DeviceFile(_Record, frozen=True):
 
 
 def load_devices(folder: Path = DEVICES_FOLDER) -> tuple[Device, ...]:
-    """Return the GPUs of a folder, sorted by memory and name.
+    """Read the GPUs from the device files in a folder, sorted by memory and name.
 
     Raises DataFileError, also if two GPUs share a name.
     """
@@ -107,14 +107,14 @@ def load_devices(folder: Path = DEVICES_FOLDER) -> tuple[Device, ...]:
 
 
 def load_other_devices() -> tuple[Device, ...]:
-    """Return the GPUs of other makers than NVIDIA, for which less is modelled. Raises DataFileError."""
+    """Read the GPUs of makers other than NVIDIA, for which less is modelled. Raises DataFileError."""
     return load_devices(OTHER_FOLDER)
 
 
 def find_device(name: str, folder: Path = DEVICES_FOLDER) -> Device:
-    """Return the GPU with a name or alias, compared by `device_key`.
+    """Return the GPU whose name or alias has the same `device_key` as `name`.
 
-    Raises UsageError for an unknown name, which lists the nearest names.
+    Raises UsageError for an unknown name, with the nearest names, and for a GPU of Apple.
     """
     others = load_other_devices() if folder == DEVICES_FOLDER else ()
     devices = {
@@ -135,17 +135,17 @@ def find_device(name: str, folder: Path = DEVICES_FOLDER) -> Device:
 
 
 def search_devices(devices: Iterable[Device], words: Sequence[str]) -> tuple[Device, ...]:
-    """Return the GPUs that match each word, in any case and punctuation.
+    """Return the GPUs that match all words, ignoring case and punctuation.
 
     A word matches if it is the compute capability or begins a word of the name, an alias, the maker, the
-    line, the kind of memory or a cloud's instance.
+    product line, the type of memory or a cloud's instance.
     """
     terms = [part.lower() for word in words for part in word.split()]
     return tuple(device for device in devices if all(_matches(term, device) for term in terms))
 
 
 def device_key(name: str) -> str:
-    """Return the key of a GPU's name: the name in lower case without punctuation, maker and brand.
+    """Return a GPU's name in lower case without punctuation, NVIDIA's name and brands, and "(emulated)".
 
     >>> device_key("NVIDIA GeForce RTX 4090"), device_key("rtx4090 (emulated)")
     ('rtx4090', 'rtx4090')

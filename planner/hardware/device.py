@@ -1,6 +1,6 @@
 """Describe a GPU by a few figures, each with its origin.
 
-`database.find_device` answers `--gpu NAME`, `generic_device` answers `--gpu-mib N`.
+`database.find_device` handles `--gpu NAME`, `generic_device` handles `--gpu-mib N`.
 """
 
 from enum import StrEnum
@@ -19,7 +19,7 @@ LARGEST_TOTAL_MIB = 10_000_000
 
 
 class FigureKind(StrEnum):
-    """The kind of a figure's origin, which says how reliable the figure is."""
+    """The type of source that a figure comes from, which tells how reliable the figure is."""
 
     MEASURED = "measured"  # by this project, on that GPU
     PUBLISHED = "published"  # by others, as tools print it: nvidia-smi, torch's logs and error messages
@@ -30,7 +30,7 @@ class FigureKind(StrEnum):
 
 
 class SourcedBytes(Struct, frozen=True):
-    """A size with its origin and standard deviation; reports show size and origin."""
+    """A size in bytes, with its source and its standard deviation."""
 
     value: int  # bytes
     source: str  # one phrase: "nvidia-smi", "torch 2.10 log", "derived from ...", "--gpu-mib"
@@ -39,7 +39,7 @@ class SourcedBytes(Struct, frozen=True):
 
 
 class SourcedValue(Struct, frozen=True):
-    """A figure of the database other than a size, with its origin."""
+    """A number from the device database that is not a size, with its source."""
 
     value: float
     source: str
@@ -75,7 +75,7 @@ class ProductInfo(Struct, frozen=True):
 
 
 class Device(Struct, frozen=True):
-    """A GPU to plan for, known or given only by its memory."""
+    """A GPU to plan for, from the device database, from this machine, or given only by its memory."""
 
     name: str
     total: SourcedBytes  # as nvidia-smi shows it
@@ -97,7 +97,7 @@ class Device(Struct, frozen=True):
 
     @property
     def target(self) -> Target:
-        """Return the compute capability and multiprocessors of the GPU, which decide which kernels run.
+        """Return the compute capability and the number of multiprocessors, which decide which kernels run.
 
         If the number of multiprocessors is unknown, the number of the largest GPU of the capability is taken.
         """
@@ -124,7 +124,7 @@ GENERIC_CONTEXT = _derived(
 
 
 def generic_context(capability: tuple[int, int], about: ProductInfo | None) -> SourcedBytes:
-    """Return the estimated context of a GPU, from its number of multiprocessors if that is known."""
+    """Return the estimated CUDA context of a GPU, by its multiprocessors if known, else of a median GPU."""
     if about is None or about.multiprocessors is None:
         return GENERIC_CONTEXT
     count = round(about.multiprocessors.value)

@@ -1,4 +1,4 @@
-"""Compare a job with published runs, which decides the margins of an answer.
+"""Compare a job with published runs, to derive the margins and the probability of an estimate.
 
 If sizes are fixed and a cuDNN answers for the convolutions, the replay equals the replay of an emulated run,
 and only the difference between a real and an emulated GPU is uncertain. If something else is open (workspaces
@@ -46,7 +46,7 @@ _HALF = (Precision.FP16, Precision.BF16)
 
 
 class Departure(Struct, frozen=True):
-    """A feature of a job that no run of a kind has."""
+    """A feature of a job that no published run of the job's kind has, and the doubt that the feature adds."""
 
     what: str  # the end of a sentence
     doubt: Doubt = Doubt.SETTING
@@ -64,7 +64,7 @@ class Likeness(Struct, frozen=True):
 
 
 class MarginPart(Struct, frozen=True):
-    """A part of the deviation of a job's memory need, as a share of its replay's need."""
+    """A contribution to the standard deviation of a job's memory need, as a fraction of the replay's need."""
 
     what: str
     scale: float
@@ -81,7 +81,7 @@ class Margins(Struct, frozen=True):
     parts: tuple[MarginPart, ...]  # whose deviations make up that of the verdicts, in quadrature
 
     def peak_ratio(self, confidence: float) -> float:
-        """Return the quantile at `confidence` of the ratio of a process's peak to its replay, at least 1."""
+        """Return the quantile at `confidence` of a process's peak over its replayed peak, at least 1."""
         ratios, verdicts = self.residuals.peak_ratios, self.verdicts
         z = NormalDist().inv_cdf(confidence)
         ratio = quantile(ratios, confidence) if ratios else 1.0
@@ -91,7 +91,10 @@ class Margins(Struct, frozen=True):
 
 
 def margins_of(likeness: Likeness) -> Margins:
-    """Return the margins of the job's kind of run, widened by its departures. Raises DataFileError."""
+    """Return the margins of the published runs that a job resembles, widened by the job's departures.
+
+    Raises DataFileError.
+    """
     published = load_residuals()
     own = published.kinds[likeness.kind]
     spread = published.widest if likeness.unlike else own.verdicts
@@ -124,7 +127,7 @@ def likeness_of(job: Job, trace: Trace, capability: tuple[int, int]) -> Likeness
 
 
 def kind_of(job: Job, trace: Trace) -> RunKind:
-    """Return the kind of published runs that is nearest to a job."""
+    """Return the kind of published runs that is most similar to a job."""
     sites = Counter(site.op for site in trace.sites)
     if sites[CONVOLUTION] > FEW_CONVOLUTIONS:
         is_fitted = trace.conv_account.source is ConvWorkspaceSource.PUBLISHED
@@ -172,7 +175,7 @@ def _weight_of_part(part: float) -> float:
 
 
 def part_of_convolutions(trace: Trace) -> float:
-    """Return the share of convolutions in the bytes that steps allocate for results and their gradients."""
+    """Return the fraction of the bytes of activations and temporary blocks that convolutions allocate."""
     numbers = {number for number, site in enumerate(trace.sites) if site.op in _CONVOLUTIONS}
     own = every = 0
     for event in trace.events:
@@ -195,7 +198,7 @@ def _is_large(job: Job, trace: Trace) -> bool:
 
 
 def _unlike(job: Job, trace: Trace, sites: Counter[str]) -> Iterator[str]:
-    """Yield the job's features that no run shows, as ends of a sentence."""
+    """Yield the job's features that neither emulated nor published runs have, as ends of a sentence."""
     if any(word in op for op in sites for word in _DETECTION) or Fact.RANDOM_SIZES in trace.facts:
         yield "has tensors whose sizes depend on values, as detectors do"
     if job.loop.mode is Mode.GENERATE:
@@ -207,7 +210,7 @@ def _unlike(job: Job, trace: Trace, sites: Counter[str]) -> Iterator[str]:
 def _departures(
     job: Job, trace: Trace, sites: Counter[str], kind: RunKind, lengths: Lengths, capability: tuple[int, int]
 ) -> Iterator[Departure]:
-    """Yield the job's features that no run of the kind has."""
+    """Yield a departure for each feature of the job that no published run of the kind has."""
     settings = load_residuals().kinds[kind].settings
     if settings is not None:
         yield from map(Departure, _other_settings(job, sites, settings, capability))
@@ -227,7 +230,7 @@ def _departures(
 def _other_settings(
     job: Job, sites: Counter[str], settings: KindSettings, capability: tuple[int, int]
 ) -> Iterator[str]:
-    """Yield the settings that no run of a kind has."""
+    """Yield descriptions of the job's settings that no run of a kind has."""
     if job.loop.precision.value not in settings.precisions:
         yield f"in {job.loop.precision.value}"
     if sites[CONVOLUTION] and job.environment.cudnn_benchmark not in settings.cudnn_benchmark:
@@ -239,7 +242,7 @@ def _other_settings(
 
 
 def _of_answers(job: Job, trace: Trace) -> Iterator[Departure]:
-    """Yield a departure if the answers for convolutions are stored, similar, or of another torch's cuDNN."""
+    """Yield departures for workspaces from stored answers, similar convolutions, or a different cuDNN."""
     source = trace.conv_account.source
     if source is ConvWorkspaceSource.STORED:
         yield Departure("with stored answers for convolutions", Doubt.STORED)
@@ -255,9 +258,9 @@ def _of_answers(job: Job, trace: Trace) -> Iterator[Departure]:
 
 
 def departures_by_share(uncounted: float, far: float, part: float) -> Iterator[Departure]:
-    """Yield departures for convolutions without an answer, and for convolutions with a dissimilar lender.
+    """Yield departures for convolutions with no known workspace, or with one from a dissimilar convolution.
 
-    `uncounted` and `far` are the shares of both in all convolutions, `part` is the result of
+    `uncounted` and `far` are the shares of both groups in all convolutions, `part` is the result of
     `part_of_convolutions`.
     """
     of_convolutions = _weight_of_part(part)
@@ -270,7 +273,7 @@ def departures_by_share(uncounted: float, far: float, part: float) -> Iterator[D
 
 
 def _has_volumes(job: Job) -> bool:
-    """Return whether convolutions of a job are three-dimensional."""
+    """Return whether an input has four dimensions, as three-dimensional convolutions take."""
     return 4 in _ranks_of_inputs(job)
 
 

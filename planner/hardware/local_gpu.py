@@ -38,7 +38,7 @@ def local_device(folder: Path = DEVICES_FOLDER, nvml: Any = None) -> Device:
 
 
 def detected_device(gpu: str, versions: Versions, folder: Path = DEVICES_FOLDER) -> Device:
-    """Return a GPU that a process found, from the database, or else from the figures in `versions`.
+    """Return the device for a detected GPU, from the database, or else from the figures in `versions`.
 
     Raises UsageError if no memory size is known.
     """

@@ -22,7 +22,7 @@ def estimate_oom_probability(
 ) -> float | None:
     """Return the probability that the batch of `run` runs out of memory on the GPU.
 
-    None if nothing bounds the memory, or if no run resembles the job and no calibration answers. `run` is a
+    None if nothing bounds the memory, or if no run resembles the job and no calibration applies. `run` is a
     replay that did not fail, under limits of the budget's configuration. The smallest memory in which the
     batch fits is between the bytes of its tensors and its reserved peak; replays in between narrow it down as
     far as needed. `in_rooms` holds further replays with their limits. If a replay above the smallest memory

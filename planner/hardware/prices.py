@@ -37,7 +37,7 @@ class Offer(NamedTuple):
 
 
 class PriceList(Struct, frozen=True):
-    """A list of the cheapest instance with each GPU."""
+    """The cheapest instance for each GPU, from one file of prices."""
 
     file: str
     date: date

@@ -1,4 +1,4 @@
-"""Differences between runs and the planner's answers: the source of its margins and probabilities.
+"""Differences between runs and the planner's estimates, which give the margins and probabilities.
 
 `residuals.json` is written by `benchmarks/accuracy` from the rows of its `accuracy.csv` (runs that others
 measured) and of `benchmarks/emulated/answers.csv` (computed ones); nobody edits it. It is read where a
@@ -50,7 +50,7 @@ class Spread(Struct, frozen=True):
 
 
 class KindSettings(Struct, frozen=True):
-    """The settings of the runs of a kind; a job with other settings resembles the runs less."""
+    """The settings among the runs of one kind; a job with a different setting has wider margins."""
 
     precisions: tuple[str, ...]
     cudnn_benchmark: tuple[bool, ...]
@@ -95,7 +95,7 @@ class Published(Struct, frozen=True):
 
 
 def quantile(rising: Sequence[float], share: float) -> float:
-    """Return the quantile of rising values that a further value does not exceed with probability `share`.
+    """Return the quantile at `share` of values in ascending order.
 
     The i-th of n values (from 1) is taken as the i / (n + 1) quantile. Quantiles in between are interpolated
     linearly; quantiles outside the values are the first or the last value.

@@ -32,7 +32,10 @@ class MigSlice(NamedTuple):
 
 
 def load_names(vocabulary: Vocabulary, folder: Path = DEVICES_FOLDER) -> Mapping[str, tuple[str, ...]]:
-    """Return the names of each GPU in a vocabulary, by its name in the database. Raises DataFileError."""
+    """Read the names of GPUs in a scheduler's vocabulary, keyed by the GPU's name in the database.
+
+    Raises DataFileError.
+    """
     names: dict[str, tuple[str, ...]] = {}
     for entry in read_entry(folder / "names" / f"{vocabulary}.yaml").items():
         for gpu, given in entry.convert(_NamesRecord).names.items():
@@ -41,7 +44,7 @@ def load_names(vocabulary: Vocabulary, folder: Path = DEVICES_FOLDER) -> Mapping
 
 
 def known_names(device: Device, names: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the names of a GPU, or of the whole GPU for a slice; empty if there are none."""
+    """Return the scheduler's names of a GPU, or of the whole GPU for a MIG slice; () if there are none."""
     part = mig_slice(device)
     return names.get(device.name if part is None else part.gpu, ())
 

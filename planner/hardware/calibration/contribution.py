@@ -35,7 +35,7 @@ _VERSIONS = {
 
 
 def pack(calibration: Calibration, read: Callable[[Path], bytes] = Path.read_bytes) -> Calibration:
-    """Return a calibration in the form to contribute, without private data.
+    """Convert a calibration to the form in which users contribute it, without private data.
 
     Raises UsageError if it may not be contributed.
     """
@@ -160,9 +160,10 @@ def _of_run(run: Observation, versions: Versions) -> Iterator[str]:
 
 
 def _not_affine(runs: list[Observation]) -> Iterator[str]:
-    """Yield a problem for each batch whose allocated peak is far from the line through the extreme batches.
+    """Yield a problem for each allocated peak far from the line through the smallest and largest batch.
 
-    Another problem is a peak that falls between the extreme batches. Fewer than three batches have none.
+    Another problem is a peak that falls from the smallest to the largest batch. Fewer than three batch sizes
+    have no problems.
     """
     peaks = {run.batch: run.peak_allocated_bytes for run in runs if run.is_unconstrained}
     known = {batch: peak for batch, peak in peaks.items() if peak is not None}

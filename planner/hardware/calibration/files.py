@@ -51,7 +51,7 @@ Fitter = Callable[[Sequence[Point]], Fit | NoFit]
 
 
 class Origins(Struct, frozen=True):
-    """The statements of a file about the origin of its figures."""
+    """The source, the remark and the tracing version of torch that a calibration file states."""
 
     source: Origin
     about: str
@@ -89,7 +89,7 @@ def load_folders(folders: Iterable[Path]) -> tuple[Calibration, ...]:
 
 
 def load_calibration(path: Path) -> Calibration:
-    """Read the calibration in a file. Raises DataFileError for any other file, and for a newer schema."""
+    """Read the calibration in a file. Raises DataFileError for an invalid file or an unknown schema."""
     return _calibration(read_entry(path))
 
 
@@ -111,7 +111,7 @@ def check_folders(folders: Sequence[Path]) -> Sequence[Path]:
 
 
 def file_name(key: Key) -> str:
-    """Return the name of a key's file: a readable part, then a digest that differs between keys."""
+    """Return the file name for a key: the GPU, model and optimizer, then a digest of the key."""
     document = json.dumps(_key_to_json(key), sort_keys=True)
     model = key.job.model.origin
     readable = re.sub(r"[^a-z0-9]+", "-", f"{key.gpu} {model} {key.job.loop.optimizer}".lower()).strip("-")
@@ -189,7 +189,7 @@ def _calibration(entry: Entry) -> Calibration:
 
 
 def _fields(kind: type[S], record: S) -> S:
-    """Return a `kind` with the values of the fields that a file's record shares with `kind`."""
+    """Return an instance of `kind`, with its fields copied from a record of a file."""
     return kind(**{name: getattr(record, name) for name in kind.__struct_fields__})
 
 
@@ -267,7 +267,10 @@ def _point_to_json(point: Point) -> dict[str, Any]:
 
 
 def _locked(folder: Path) -> AbstractContextManager[Any]:
-    """Create a folder and return a context that locks it against all other processes."""
+    """Create a folder, lock it against other processes, and return a context manager that unlocks it.
+
+    Raises DataFileError if the folder cannot be written.
+    """
     from filelock import FileLock
 
     try:

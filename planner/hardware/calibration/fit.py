@@ -1,4 +1,4 @@
-"""Fit the line through measured peaks over replayed peaks, or give the reason why there is none.
+"""Fit a line to the measured peaks of runs against their replayed peaks, or give a reason to refuse it.
 
 The line is `measured = overhead + slope * replayed`, by Huber's loss around the line of Theil and Sen:
 
@@ -58,7 +58,7 @@ Floats = NDArray[np.float64]
 
 
 class LeftOut(Struct, frozen=True):
-    """The prediction of a run by the line through all other batch sizes."""
+    """A run's measured and replayed peak, and the peak predicted by a line fitted without its batch size."""
 
     batch: int
     measured_bytes: int
@@ -72,7 +72,7 @@ class LeftOut(Struct, frozen=True):
 
 
 def fit_points(points: Sequence[Point]) -> Fit | NoFit:
-    """Return the robust line through the unconstrained runs, or the reason why there is none.
+    """Return the robust line fitted to the unconstrained runs, or a `NoFit` with the reason to refuse it.
 
     Runs that failed, had retries or had a cap are left out, since limits clip their peaks. Raises ValueError
     if emulated and other runs are mixed.
@@ -113,9 +113,9 @@ def fit_points(points: Sequence[Point]) -> Fit | NoFit:
 
 
 def leave_one_batch_out(points: Sequence[Point]) -> list[LeftOut]:
-    """Return the prediction of each run by the line through the other batch sizes.
+    """Predict each unconstrained run by a line fitted to the runs at other batch sizes.
 
-    It needs four batch sizes.
+    At least four batch sizes are needed.
     """
     whole = [point for point in points if point.observation.is_unconstrained]
     context = includes_context(whole)
@@ -148,7 +148,10 @@ def _refuse(points: Sequence[Point], whole: Sequence[Point], used: Sequence[Poin
 
 
 def _worse_than_none(used: Sequence[Point], context: bool) -> NoFit | None:
-    """Return a refusal of the line if it predicts left-out batch sizes worse than no line does, else None."""
+    """Return a refusal of the line if it predicts left-out runs worse than the replay alone, else None.
+
+    If the peaks include the context, the median context is added to the replay.
+    """
     added = _median_context_bytes(used) if context else 0
     if added is None:
         return None
@@ -172,7 +175,7 @@ def _median_context_bytes(points: Sequence[Point]) -> float | None:
 
 
 def _expected_overhead(points: Sequence[Point], context: bool) -> float | None:
-    """Return the expected overhead in MiB, or None if peaks include a context that no run measured."""
+    """Return the line's expected overhead in MiB, or None if peaks include a context that no run measured."""
     if not context:
         return 0.0 if points[0].observation.source == "emulated" else LAZY_MIB  # no kernels are loaded there
     shown = _median_context_bytes(points)  # after the third step, with lazily loaded code
@@ -180,7 +183,7 @@ def _expected_overhead(points: Sequence[Point], context: bool) -> float | None:
 
 
 def _columns(points: Sequence[Point], context: bool) -> tuple[Floats, Floats]:
-    """Return the replayed and the measured peaks of points in MiB."""
+    """Return the replayed and the measured peaks in MiB, skipping points without a measured peak."""
     pairs = [(p.replayed_bytes, fitted_peak_bytes(p.observation, context)) for p in points]
     columns = np.array([(x, y) for x, y in pairs if y is not None], dtype=np.float64) / MIB
     return columns[:, 0], columns[:, 1]
@@ -210,13 +213,13 @@ def _line(x: Floats, y: Floats, expected: float | None) -> tuple[float, float]:
 
 
 def _usual_scale(points: Sequence[Point]) -> float:
-    """Return the scatter in MiB of published runs of the job's kind, at the points' mean replayed peak."""
+    """Return the deviation in MiB that published runs of the job's kind have at the mean replayed peak."""
     kind = kind_without_trace(points[0].observation.job)
     share = load_residuals().kinds[kind].verdicts.scale
     return share * float(np.mean([point.replayed_bytes for point in points])) / MIB
 
 
 def _scale(residuals: Floats) -> float:
-    """Return a robust standard deviation of the residuals of a line, in MiB."""
+    """Return a robust standard deviation of a line's residuals in MiB, at least `NVML_STEP_MIB`."""
     telling = np.sort(np.abs(residuals))[2:]
     return max(NVML_STEP_MIB, 1.4826 * float(np.median(telling))) if len(telling) else NVML_STEP_MIB

@@ -1,4 +1,4 @@
-"""Select the stored calibration that answers for a job on a GPU.
+"""Select the stored calibration that corrects the estimates for a job on a GPU.
 
 The search falls back level by level. A whole line applies only to the same job. To another job only the CUDA
 context applies, because workspaces and the allocator's rounding depend on the job.
@@ -25,7 +25,7 @@ SAME_MEMORY = 0.05  # two GPUs of one name are one model if their memory agrees 
 
 
 class MatchLevel(StrEnum):
-    """The level at which a calibration matches a query; levels are in order from the nearest."""
+    """The degree to which a calibration matches a query; the members are in order from the closest."""
 
     EXACT = "exact"  # same job, GPU and versions
     SAME_GPU = "same GPU"  # same job and GPU under other versions; or the context of other jobs on the GPU
@@ -45,7 +45,7 @@ class Correction(Struct, frozen=True):
 
 
 class CalibrationQuery(Struct, frozen=True):
-    """A job on a GPU for which a calibration is searched; a version of None matches any version."""
+    """A job on a GPU for which a calibration is searched; `torch` is None to match any version."""
 
     job: Job
     device: Device
@@ -54,11 +54,12 @@ class CalibrationQuery(Struct, frozen=True):
 
 
 def find_calibration(stored: Sequence[Calibration], query: CalibrationQuery) -> Correction | None:
-    """Return the correction by the nearest calibration, or None if none applies and the defaults are used.
+    """Return the correction from the closest calibration, or None if no calibration applies.
 
-    Of equally near calibrations the first in `stored` answers, so folders that come first on the search path
-    win. A contributed calibration answers only if no other has a line, and is widened like other versions. An
-    emulated calibration answers only if no measured calibration has a line, and only for its own GPU.
+    Of equally close calibrations the first in `stored` is taken, so folders that come first on the search
+    path win. A contributed calibration is taken only if no measured or published calibration has a fit, and
+    its spread is widened. An emulated calibration is taken only if no other calibration has a fit, and only
+    for the same GPU.
     """
     usable = [one for one in stored if _same_settings(one.key, query)]
     measured = _find([one for one in usable if one.source not in ("emulated", "contributed")], query)
@@ -74,7 +75,7 @@ def find_calibration(stored: Sequence[Calibration], query: CalibrationQuery) -> 
 
 
 def _contributed(correction: Correction) -> Correction:
-    """Return a contributed correction, marked in its text, with at least the spread of other versions."""
+    """Return a correction marked as contributed, with at least the extra spread for other versions."""
     extra = max(correction.extra_spread_bytes, CONTEXT_SPREAD_BYTES)
     about = f"contributed by a user: {correction.about}"
     return replace(correction, about=about, extra_spread_bytes=extra)
@@ -96,9 +97,9 @@ def find_run(stored: Iterable[Calibration], query: CalibrationQuery, batch: int)
 
 
 def is_same_gpu(device: Device, gpu: str, versions: Versions) -> bool:
-    """Return whether `gpu`, a name from torch, nvidia-smi or the device database, is a name of a device.
+    """Return whether `gpu`, a name from torch, nvidia-smi or the device database, means `device`.
 
-    The memory sizes in `versions` have to agree with the device within 5 % too.
+    The memory sizes in `versions`, if known, must agree with the device within 5 % too.
     """
     if device_key(gpu) not in map(device_key, (device.name, *device.aliases)):
         return False
@@ -128,7 +129,10 @@ def _find(usable: Sequence[Calibration], query: CalibrationQuery) -> Correction 
 
 
 def _by_job(here: Sequence[Calibration], query: CalibrationQuery) -> Correction | None:
-    """Return the correction by a line of the same job among calibrations of one GPU, or None."""
+    """Return the correction from a fit of the same job, or None if no calibration has one.
+
+    A fit under the queried version of torch is preferred. All calibrations are of one GPU.
+    """
     same_job = [one for one in here if _same_replay(one.key.job, query.job)]
     exact = [one for one in same_job if _same_torch(one.key.versions.torch, query.torch)]
     return _by_fit(MatchLevel.EXACT, exact) or _by_fit(MatchLevel.SAME_GPU, same_job)
@@ -148,7 +152,7 @@ def _by_fit(level: MatchLevel, calibrations: Iterable[Calibration]) -> Correctio
 
 
 def _by_context(level: MatchLevel, calibrations: Iterable[Calibration]) -> Correction | None:
-    """Return a correction by the median context of all runs, or None if no run has a context."""
+    """Return a correction of the context alone, to the runs' median context, or None if no run has one."""
     with_context = [one for one in calibrations if one.contexts]
     if not with_context:
         return None
@@ -167,15 +171,16 @@ def _median_context(sizes: Sequence[int], source: str, extra_bytes: int = 0) -> 
 
 
 def is_same_job(one: Job, other: Job) -> bool:
-    """Return whether two jobs take the same memory in a step.
+    """Return whether two jobs are equal in everything that affects the memory of a step.
 
-    Names, the number of steps, the dataset's size, lengths and the source of cuDNN's workspaces do not count.
+    The model's name in the catalogue, the number of steps, the dataset's size, `lengths` and the source of
+    cuDNN's workspaces are ignored.
     """
     return _memory_relevant(one) == _memory_relevant(other)
 
 
 def _same_replay(one: Job, other: Job) -> bool:
-    """Return whether a line through the replays of one job applies to the other job.
+    """Return whether a line fitted to replays of job `one` applies to replays of job `other`.
 
     It does not apply if published runs gave the workspaces of convolutions for only one job. Jobs without
     convolutions have no `cudnn`.

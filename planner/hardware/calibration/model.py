@@ -25,7 +25,7 @@ _Level = Annotated[int, Meta(ge=0, le=99)]
 
 
 def origin_of(gpu: str) -> Origin:
-    """Return the origin of figures that were measured on the GPU of this name: emulated or measured."""
+    """Return "emulated" if `gpu` is the name of an emulated GPU, else "measured"."""
     return "emulated" if is_emulated(gpu) else "measured"
 
 
@@ -82,7 +82,7 @@ class Observation(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def rise_bytes(self) -> int | None:
-        """Return the process's peak less its level before the first tensor, or None if it is unknown."""
+        """Return the rise from the process's level before the first tensor to its peak, None if unknown."""
         if self.process_rise_bytes is not None:
             return self.process_rise_bytes
         if self.process_peak_bytes is None or self.context_before_bytes is None:
@@ -96,14 +96,14 @@ class Observation(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Point(Struct, frozen=True):
-    """A run and the peak of its replay."""
+    """A run and the reserved peak of its replay."""
 
     observation: Observation
     replayed_bytes: int  # peak reserved of the replay without a limit
 
 
 class Fit(Struct, frozen=True, forbid_unknown_fields=True):
-    """The line through the points of a calibration, and their deviation from it."""
+    """The line fitted to the points of a calibration, and the spread of the points around it."""
 
     overhead_bytes: Annotated[int, Meta(ge=-LARGEST, le=LARGEST)]
     slope: Annotated[float, Meta(ge=0.01, le=100)]
@@ -115,15 +115,15 @@ class Fit(Struct, frozen=True, forbid_unknown_fields=True):
     outliers: tuple[Positive, ...]  # batch sizes more than three spreads off the line
 
     def peak_bytes(self, replayed_bytes: int) -> int:
-        """Return the peak that the line predicts for a replayed peak."""
+        """Return the predicted peak, `overhead_bytes + slope * replayed_bytes`."""
         return round(self.overhead_bytes + self.slope * replayed_bytes)
 
     def leverage(self, replayed_bytes: int) -> float:
-        """Return the statistical leverage of a replayed peak: 1 / points at their mean, rising from there."""
+        """Return the leverage of a replayed peak: 1 / `points` at `center_bytes`, and larger elsewhere."""
         return 1 / self.points + ((replayed_bytes - self.center_bytes) / self.width_bytes) ** 2
 
     def bound_bytes(self, replayed_bytes: int, confidence: float) -> int:
-        """Return the one-sided upper prediction bound of a peak, by Student's t, spread and leverage."""
+        """Return the one-sided upper prediction bound of a peak, by Student's t distribution."""
         from scipy.special import stdtrit  # takes 60 ms to import, only if there is a calibration
 
         # Two degrees of freedom are lost to the line, and two more are in the spread.
@@ -161,7 +161,7 @@ class Calibration(Struct, frozen=True):
 
     @property
     def contexts(self) -> list[int]:
-        """Return the known contexts after the third step, in bytes; emulated runs have none."""
+        """Return the known sizes of the runs' CUDA contexts, in bytes; empty for emulated runs."""
         if self.source == "emulated":
             return []
         sizes = (point.observation.context_after_bytes for point in self.points)
@@ -175,7 +175,7 @@ class Calibration(Struct, frozen=True):
 
 
 def fitted_peak_bytes(observation: Observation, with_context: bool) -> int | None:
-    """Return the peak to fit: the process's with the context, else its rise from before the first tensor."""
+    """Return the bytes to fit: the process's peak if `with_context`, else its rise; None if unknown."""
     return observation.process_peak_bytes if with_context else observation.rise_bytes
 
 

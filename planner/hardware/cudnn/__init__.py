@@ -1,4 +1,4 @@
-"""Find the workspaces of convolutions: from an installed cuDNN, from stored answers, or by a fitted term."""
+"""Find the workspaces of convolutions: from an installed cuDNN, stored answers, or a fitted formula."""
 
 from planner._support.lazy_exports import attach_stub
 

@@ -44,7 +44,7 @@ _DELETE_OLDER_HALF = """
 
 @dataclass(eq=False)
 class AnswerCache:
-    """A cache of answers by key, in a file in a folder."""
+    """A cache of cuDNN's answers by key, in a SQLite file in `folder`."""
 
     folder: Path
     limit_bytes: int = LIMIT_BYTES
@@ -62,7 +62,7 @@ class AnswerCache:
         return self.folder / NAME
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the answer under a key, or None if there is none."""
+        """Return the cached answer for a key, or None if it is missing, damaged or unreadable."""
         with self._lock:
             pending = self._pending.get(key)
             if pending is not None:
@@ -77,14 +77,14 @@ class AnswerCache:
         return None if row is None else _checked(key, row[0])
 
     def put(self, key: bytes, answer: bytes) -> None:
-        """Store an answer, which is written to the file at the latest when the process ends."""
+        """Add an answer to the cache; it is written to the file at the latest when the process ends."""
         with self._lock:
             self._pending[key] = answer
             if monotonic() - self._flushed > _FLUSH_SECONDS:
                 self._flush()
 
     def flush(self) -> None:
-        """Write all answers that are not written yet."""
+        """Write all pending answers to the file; answers that cannot be written are dropped."""
         with self._lock:
             self._flush()
 
@@ -128,7 +128,7 @@ class AnswerCache:
 
 @dataclass(eq=False, slots=True)
 class LibraryAnswers:
-    """The part of a cache with the answers of one library."""
+    """The cached answers and the cached version of one cuDNN library."""
 
     cache: AnswerCache
     library: bytes  # digest of everything that decides its answers apart from GPU and convolution
@@ -183,7 +183,7 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open the file in an exclusive transaction, which an error inside the context rolls back."""
+    """Open a database in an exclusive transaction, which is rolled back if the context raises."""
     with closing(sqlite3.connect(path, timeout=_WAIT_SECONDS, isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("BEGIN EXCLUSIVE")
@@ -193,7 +193,10 @@ def _writing(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _write(path: Path, answers: dict[bytes, bytes], limit_bytes: int) -> None:
-    """Add answers to a file if it can be written; a damaged file is replaced."""
+    """Add answers to a file; a damaged file is replaced, and a failed write is ignored.
+
+    If the file is then above the limit, the older half of its answers is deleted.
+    """
     if not answers:
         return
     rows = [(key, _with_checksum(key, answer)) for key, answer in answers.items()]

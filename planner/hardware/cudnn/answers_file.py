@@ -1,4 +1,4 @@
-"""Read and write the file of a cuDNN's answers: its workspace for each convolution on several GPUs.
+"""Read and write the file of stored cuDNN answers: the workspace of each convolution on several GPUs.
 
 The convolutions are of several kinds (type and memory layout). The file begins with an index: the version,
 and for each kind the place of its convolutions' keys and, for each GPU, the place of their curves. A plan
@@ -33,14 +33,14 @@ _LARGEST_FILE_BYTES = 2**26
 
 
 class Kind(NamedTuple):
-    """A kind of convolutions: their type and memory layout."""
+    """The data type and the memory layout of a group of stored convolutions."""
 
     dtype: str
     channels_last: bool
 
 
 class StoredGpus(NamedTuple):
-    """A group of GPUs that have the same answers."""
+    """A group of GPUs for which the same answers are stored."""
 
     capability: Capability
     sm_count: int | None  # None: it decides nothing, as from 8.0 on
@@ -50,7 +50,7 @@ class StoredGpus(NamedTuple):
         return text if self.sm_count is None else f"{text} with {self.sm_count} multiprocessors"
 
     def answer_for(self, capability: Capability, sm_count: int) -> bool:
-        """Return whether the answers hold for a GPU of this capability and number of multiprocessors."""
+        """Return whether a GPU with `capability` and `sm_count` multiprocessors is in the group."""
         return self.capability == capability and self.sm_count in (None, sm_count)
 
 
@@ -81,9 +81,10 @@ class _Index(Struct, frozen=True):
 
 
 class Curves(Sequence[Curve | None]):
-    """The curves of a kind's convolutions on a group of GPUs, in the order of the keys; None: no answer.
+    """The workspace curves of a `Kind`'s convolutions on a group of GPUs, in the order of the keys.
 
-    Each curve is made on access: a plan needs some tens of ten thousand.
+    An item is None if the convolution has no answer. Each curve is created on access, since a plan needs some
+    tens of ten thousand.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class Curves(Sequence[Curve | None]):
 
 @dataclass(frozen=True)
 class AnswersFile:
-    """An opened file of a cuDNN's answers."""
+    """The content of a file of stored cuDNN answers, unpacked on demand."""
 
     cudnn: str  # the version
     _kinds: Mapping[Kind, _KindBlocks]
@@ -114,24 +115,24 @@ class AnswersFile:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """Return the kinds of convolutions that have answers."""
+        """Return the data types and memory layouts of the stored convolutions."""
         return tuple(self._kinds)
 
     def gpus(self, kind: Kind) -> tuple[StoredGpus, ...]:
-        """Return the groups of GPUs that have answers for a kind, sorted by capability."""
+        """Return the groups of GPUs with answers for a `Kind`, sorted by capability; () if there are none."""
         return tuple(one.gpus for one in self._kinds[kind].gpus) if kind in self._kinds else ()
 
     def keys(self, kind: Kind) -> list[str]:
-        """Return the keys of a kind's convolutions in ascending order."""
+        """Return the keys of all convolutions of a `Kind`, in ascending order."""
         return self._read(self._kinds[kind].keys).decode().split("\n")
 
     def curves(self, kind: Kind, gpus: StoredGpus) -> Curves:
-        """Return the curves of a kind's convolutions on a group of GPUs, in the order of the keys."""
+        """Unpack the workspace curves of a `Kind` on a group of GPUs, in the order of the keys."""
         block = next(one.curves for one in self._kinds[kind].gpus if one.gpus == gpus)
         return Curves(*_unpack_columns(self._read(block)))
 
     def tables(self) -> Tables:
-        """Return all curves of the file, by kind, GPUs and key."""
+        """Return all curves of the file, keyed by `Kind`, then by group of GPUs, then by convolution."""
         return {
             kind: {gpus: dict(self._answered(kind, gpus)) for gpus in self.gpus(kind)} for kind in self._kinds
         }
@@ -147,7 +148,7 @@ class AnswersFile:
 
 
 def open_answers(path: Path = ANSWERS_FILE) -> AnswersFile:
-    """Read a file's index; its blocks are unpacked on demand. Raises DataFileError."""
+    """Read a file of stored answers and decode its index. Raises DataFileError."""
     try:
         content = read_bytes(path, _LARGEST_FILE_BYTES)
         if not content.startswith(_MAGIC):
@@ -172,7 +173,7 @@ def _blocks(index: _Index) -> Iterator[_Block]:
 
 
 def write_answers(path: Path, cudnn: str, tables: Tables) -> None:
-    """Write the answers of a version of cuDNN to a file, whole or not at all. Raises DataFileError."""
+    """Write the answers of a version of cuDNN to a file atomically. Raises DataFileError."""
     blocks = bytearray()
 
     def put(content: bytes) -> _Block:
@@ -192,7 +193,7 @@ def write_answers(path: Path, cudnn: str, tables: Tables) -> None:
 
 
 def _pack_curves(keys: Sequence[str], curves: CurveByKey) -> bytes:
-    """Return the packed columns of curves: curve numbers, counts of points, batch sizes and workspaces.
+    """Pack curves into four columns: the keys' curve numbers, point counts, batch sizes and workspaces.
 
     The curve numbers of keys begin at 1; the number of a key without a curve is 0. Equal curves have the same
     number, and the points of a curve are stored once.

@@ -43,7 +43,7 @@ TF32_SINCE = (8, 0)
 
 @dataclass(eq=False, slots=True)
 class Cudnn:
-    """A cuDNN library in separate processes, with its answers so far."""
+    """A cuDNN library that is loaded and queried in separate processes, with its answers so far."""
 
     version: str
     _start: Callable[[], tuple[Worker, int]]
@@ -55,7 +55,7 @@ class Cudnn:
     _asked: Counter[bool] = field(default_factory=Counter)  # queries of each process
 
     def workspaces(self, capability: tuple[int, int], multiprocessors: int, query: Convolution) -> Workspaces:
-        """Return the workspace without `benchmark`, of the first engine; 0 bytes if cuDNN does not answer."""
+        """Return the workspace of the engine that runs without `benchmark`, or 0 bytes if there is none."""
         engines = self.engines(capability, multiprocessors, query, every=False)
         return Workspaces(engines[0].workspace_bytes, engine=engines[0]) if engines else Workspaces(0)
 
@@ -78,7 +78,7 @@ class Cudnn:
     ) -> tuple[Engine, ...]:
         """Return the engines that PyTorch considers, in cuDNN's order.
 
-        With `every` these are all engines that PyTorch times with `benchmark`, else only the first.
+        If `every` is true, returns all engines that PyTorch times with `benchmark`, else the first engine.
         """
         count = multiprocessors if capability < SAME_FOR_ALL_COUNTS else 0
         key = (capability, count, query, every)
@@ -89,7 +89,10 @@ class Cudnn:
     def _find(
         self, capability: tuple[int, int], multiprocessors: int, query: Convolution, every: bool
     ) -> tuple[Engine, ...]:
-        """Return the engines from the cache, or else from a process; empty for a silent capability."""
+        """Return the engines from the cache, or query a process and cache the engines.
+
+        Returns () for a capability in `silent`.
+        """
         if capability in self.silent:
             return ()
         same_for_all = capability >= SAME_FOR_ALL_COUNTS
@@ -105,9 +108,9 @@ class Cudnn:
         return engines
 
     def _request(self, capability: tuple[int, int], message: dict[str, Any]) -> list[Any]:
-        """Return the answer of a process to a query.
+        """Send a query to a cuDNN process, started if needed, and return the answer.
 
-        If the query ends the process, the answer is empty and the capability is silent from then on.
+        If the query ends the process, the answer is empty and the capability is added to `silent`.
         """
         has_tf32 = capability >= TF32_SINCE
         if has_tf32 not in self._workers or self._asked[has_tf32] == QUERIES_OF_PROCESS:

@@ -1,4 +1,4 @@
-"""The workspace of a convolution as lines through a few batch sizes."""
+"""The workspace of a convolution as a piecewise linear function of the batch size."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,9 @@ Curve = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def value_at(curve: Curve, batch: int) -> int:
-    """Return the workspace at a batch size, in bytes: on the line between its neighbours, or beyond the ends.
+    """Return the workspace in bytes at a batch size, interpolated or extrapolated linearly.
+
+    A curve that falls at the upper end is constant beyond the end, and no result is negative.
 
     >>> value_at(((2, 4), (10, 20)), 3), value_at(((2, 4), (10, 20)), 8), value_at(((2,), (7,)), 64)
     (15, 40, 7)
@@ -27,7 +29,7 @@ def value_at(curve: Curve, batch: int) -> int:
 
 
 def fit_curve(workspace_bytes: Callable[[int], int], batches: Sequence[int]) -> Curve:
-    """Return a curve through the workspaces at batch sizes, and at more sizes wherever it is not a line.
+    """Return a piecewise linear curve of the workspace, evaluated at `batches` and refined between them.
 
     A step is located to one part in 64 of its batch size.
     """
@@ -58,7 +60,10 @@ def _is_near(expected: int, true: int) -> bool:
 
 
 def _without_needless(knots: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the points that remain without points near the line through the remaining neighbours."""
+    """Remove the points near the line between their remaining neighbours, and return the other points.
+
+    A flat curve keeps only the first point.
+    """
     known = dict(knots)
     kept, place = [knots[0]], 0
     while place < len(knots) - 1:

@@ -1,4 +1,4 @@
-"""The text that names a convolution among stored answers: all but its type, its layout and its batch size."""
+"""Convert convolutions to and from the keys of stored answers, which omit type, layout and batch size."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,7 +9,7 @@ _DIRECTIONS = {letter: direction for direction, letter in _LETTERS.items()}
 
 
 def key_of(convolution: Convolution) -> str:
-    """Return the text that identifies a convolution among all convolutions of its type and layout.
+    """Return the key of a convolution: the direction, x, w, padding, stride and dilation, as a text.
 
     >>> key_of(Convolution(Direction.DATA, "float32", (8, 3, 9, 9), (4, 3, 3, 3), (8, 4, 7, 7), False,
     ...                    (0, 0), (1, 1), (1, 1)))
@@ -20,7 +20,7 @@ def key_of(convolution: Convolution) -> str:
 
 
 def convolution_of(key: str, dtype: str, channels_last: bool, batch: int) -> Convolution:
-    """Return the convolution of a key at a batch size.
+    """Return the convolution that a key, a type, a layout and a batch size describe.
 
     >>> convolution_of("w 3x9x9 4x3x3x3 0x0 2x2 1x1", "float32", False, 8).y
     (8, 4, 4, 4)

@@ -1,4 +1,4 @@
-"""Workspaces of convolutions that published runs with cuDNN before 9.8 show."""
+"""Workspaces of convolutions, inferred from published runs with cuDNN before 9.8."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ CHANNELS_IN, CHANNELS_OUT = range(48, 449), range(416, 1809)
 
 
 def image_wise_terms(convolution: Convolution) -> int | None:
-    """Return the number of terms in a weight gradient's sums; None if it is never computed image by image.
+    """Return the number of terms per sum of a weight gradient that may be computed image by image, else None.
 
     The gradient of a pointwise convolution is one product that sums over batch x positions, or one product
     for each image, whose results are added up. cuDNN takes one product for each image if the sums are short
@@ -40,7 +40,10 @@ def image_wise_terms(convolution: Convolution) -> int | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PublishedWorkspaces:
-    """The one workspace that published runs of torch 2.6 with cuDNN 9.1 identify; all others count as 0."""
+    """A source of workspaces that knows one formula, inferred from published runs; all others are 0 bytes.
+
+    The runs had torch 2.6 with cuDNN 9.1.
+    """
 
     most_terms: Mapping[Capability, int] = field(default_factory=lambda: MOST_TERMS)
 
@@ -50,7 +53,7 @@ class PublishedWorkspaces:
         return PUBLISHED
 
     def __call__(self, capability: Capability, sm_count: int, convolution: Convolution) -> Workspaces:
-        """Return the weights' size times the batch size for image-wise weight gradients, else 0."""
+        """Return the weights' bytes times the batch size for image-wise weight gradients, else 0 bytes."""
         terms = image_wise_terms(convolution)
         if terms is None or terms > self.most_terms.get(capability, 0):
             return Workspaces(0)
@@ -63,7 +66,7 @@ class PublishedWorkspaces:
         return None
 
     def account(self, capability: Capability, sm_count: int) -> WorkspaceAccount:
-        """Return that published runs answer, whose distribution includes all that the term leaves out."""
+        """Return an account that names published runs as the source of the workspaces."""
         note = (
             "workspaces of convolutions are one term, fitted to published runs of cuDNN 9.1; newer versions "
             "request more"

@@ -17,18 +17,18 @@ _WIDEST = 8
 
 
 class Operands(NamedTuple):
-    """The elements of a convolution's operands, of which workspaces are copies."""
+    """The numbers of elements of a convolution's operands: input and output per sample, and weight."""
 
     per_sample: int  # of input and output
     weight: int
 
     def count(self, batch: int) -> int:
-        """Return the elements of input, output and weight together at a batch size."""
+        """Return the number of elements of input, output and weight together at a batch size."""
         return self.per_sample * batch + self.weight
 
 
 class Candidate(NamedTuple):
-    """A stored convolution."""
+    """A stored convolution: its index, its features for comparison, and the sizes of its operands."""
 
     place: int  # among the keys
     features: tuple[float, ...]
@@ -36,7 +36,7 @@ class Candidate(NamedTuple):
 
 
 class Similar(NamedTuple):
-    """A stored convolution whose workspaces are scaled to answer for a similar convolution."""
+    """A stored convolution that is similar to a requested convolution, and the operand sizes of both."""
 
     place: int  # among the keys
     own: Operands
@@ -44,12 +44,12 @@ class Similar(NamedTuple):
     distance: float  # the sum of all doublings between their sizes
 
     def factor(self, batch: int) -> float:
-        """Return the factor from the stored to the other workspace: the ratio of their operands' elements."""
+        """Return the ratio of operand elements, requested to stored, which scales the stored workspace."""
         return self.other.count(batch) / self.own.count(batch)
 
 
 def family_of(key: str) -> str:
-    """Return the direction, kernel, stride, dilation and kind of groups of a convolution as a text."""
+    """Return the direction, kernel, stride, dilation and type of grouping of a convolution as a text."""
     letter, x, w, _, stride, dilation = key.split(" ")
     channels, kernel = x.partition("x")[0], w.split("x", 2)
     groups = "dense" if kernel[1] == channels else "depthwise" if kernel[1] == "1" else "grouped"
@@ -57,7 +57,7 @@ def family_of(key: str) -> str:
 
 
 def candidates_of(family: str, keys: Iterable[str]) -> list[Candidate]:
-    """Return the convolutions of a family, with their places among the keys."""
+    """Return the convolutions of a family among the keys, each with its index."""
     letter, _, stride, dilation, _ = family.split(" ")
     start, end = f"{letter} ", f" {stride} {dilation}"
     likely = ((place, key) for place, key in enumerate(keys) if key.startswith(start) and key.endswith(end))
@@ -80,7 +80,7 @@ def _candidate(place: int, key: str) -> Candidate:
 
 
 def _alignment(channels: int) -> int:
-    """Return the power of two, at most 8, that divides a number of channels; tensor cores take 8 or 4."""
+    """Return the largest power of two up to 8 that divides a channel count; tensor cores take 8 or 4."""
     return min(channels & -channels, _WIDEST)
 
 

@@ -1,9 +1,9 @@
 """Stored answers of cuDNN for the convolutions of common models, for machines that have no cuDNN.
 
-The file holds the answers of one version: of each convolution the workspace as lines through a few batch
-sizes, for some GPUs, types and memory layouts. `tools/store_convolutions.py` writes it. A convolution that
-is not among them takes the median answer of the three that are most similar, scaled by the elements of input,
-output and weight.
+The file holds the answers of one version of cuDNN: for each convolution the workspace as a piecewise linear
+function of the batch size, for some GPUs, types and memory layouts. `tools/store_convolutions.py` writes it.
+A convolution that is not stored takes the median answer of the three most similar convolutions, scaled by the
+elements of input, output and weight.
 """
 
 from collections import defaultdict
@@ -36,7 +36,7 @@ class Own(NamedTuple):
     curve: Curve
 
     def at(self, batch: int) -> int:
-        """Return the workspace, in bytes."""
+        """Return the workspace in bytes at a batch size."""
         return value_at(self.curve, batch)
 
 
@@ -47,23 +47,23 @@ class Borrowed(NamedTuple):
 
     @property
     def distance(self) -> float:
-        """Return the sum of all doublings between the sizes of the convolution and of its farthest lender."""
+        """Return the size difference to the farthest lender, as a sum of doublings over all dimensions."""
         return max(similar.distance for _, similar in self.lenders)
 
     def at(self, batch: int) -> int:
-        """Return the median of the lenders' workspaces, in bytes."""
+        """Return the median of the lenders' scaled workspaces in bytes at a batch size."""
         return round(median(value_at(curve, batch) * one.factor(batch) for curve, one in self.lenders))
 
 
 @dataclass(frozen=True)
 class StoredKeys:
-    """The stored convolutions of a kind, which all GPUs share."""
+    """The keys of the stored convolutions of one type and layout, which are the same for all GPUs."""
 
     places: Mapping[str, int]  # by key
     _families: dict[str, list[Candidate]] = field(default_factory=dict)  # as far as they were needed
 
     def family(self, family: str) -> list[Candidate]:
-        """Return the convolutions of a family."""
+        """Return the stored convolutions of a family, computed once."""
         if family not in self._families:
             self._families[family] = candidates_of(family, self.places)
         return self._families[family]
@@ -71,7 +71,7 @@ class StoredKeys:
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers for a kind of convolutions on some GPUs."""
+    """The stored answers for the convolutions of one type and layout on one group of GPUs."""
 
     cudnn: str
     gpus: StoredGpus  # whose answers they are
@@ -81,12 +81,12 @@ class Answers:
     _borrowed: dict[str, Borrowed | None] = field(default_factory=dict)  # by key
 
     def find(self, key: str) -> Curve | None:
-        """Return the curve of a convolution by its `key_of`; None if it is not stored."""
+        """Return the workspace curve of the convolution with a key, or None if it is not stored."""
         place = self.keys.places.get(key)
         return None if place is None else self.curves[place]
 
     def find_similar(self, key: str) -> Borrowed | None:
-        """Return the answer by the most similar convolutions, or None if none is of its family."""
+        """Return the answer from the most similar convolutions, or None if the family has no answers."""
         if key not in self._borrowed:
             self._borrowed[key] = self._borrow(key)
         return self._borrowed[key]
@@ -113,16 +113,16 @@ class _Answered:
 
     @property
     def is_uncounted(self) -> bool:
-        """Return whether no convolution has an answer."""
+        """Return whether none of the convolutions looked up has an answer."""
         return self.unknown == self.elements.keys()
 
     @property
     def far(self) -> list[str]:
-        """Return the convolutions that borrow from much larger or smaller convolutions."""
+        """Return the keys of the convolutions whose answers come from much larger or smaller convolutions."""
         return [key for key, distance in self.similar.items() if distance > FAR]
 
     def share(self, keys: Iterable[str]) -> float:
-        """Return the share of the given convolutions in all, by the elements of input and output."""
+        """Return the share of `keys` in the input and output elements of all convolutions looked up."""
         some = sum(self.elements[key] for key in keys)
         return some / sum(self.elements.values()) if some else 0.0
 
@@ -138,7 +138,7 @@ class StoredWorkspaces:
         self._answered: defaultdict[tuple[Capability, int], _Answered] = defaultdict(_Answered)
 
     def __call__(self, capability: Capability, sm_count: int, convolution: Convolution) -> Workspaces:
-        """Return the stored workspace, or the workspace by similar convolutions."""
+        """Return the stored workspace, else a workspace from similar convolutions, else 0 bytes."""
         one = convolution  # by all but its batch size
         key = (
             *(capability, sm_count, one.dtype, one.channels_last, one.direction, one.x[1:], one.w),
@@ -155,7 +155,10 @@ class StoredWorkspaces:
         return None
 
     def account(self, capability: Capability, sm_count: int) -> WorkspaceAccount:
-        """Return whether the answers are exact, partly of similar convolutions or other GPUs, or missing."""
+        """Return an account that says whether the answers are exact, approximate or missing, with notes.
+
+        Answers are approximate if some come from similar convolutions or other GPUs, or with `benchmark`.
+        """
         answered = self._answered[capability, sm_count]
         exact = not answered.similar and not self._benchmark and answered.other is None
         source = ConvWorkspaceSource.STORED if exact else ConvWorkspaceSource.SIMILAR
@@ -165,7 +168,7 @@ class StoredWorkspaces:
         return WorkspaceAccount(source, *shares, notes=tuple(self._notes(answered)))
 
     def _notes(self, answered: _Answered) -> Iterator[str]:
-        """Yield notes on the cuDNN version of the answers, and on convolutions without an exact answer."""
+        """Yield notes on the source of the answers, and on convolutions with uncertain or missing answers."""
         count = len(answered.elements)
         note = f"convolutions take the workspaces that cuDNN {answered.cudnn} requests, by stored answers"
         if answered.other is not None:

@@ -53,11 +53,11 @@ _ALIGNMENT = 32  # bytes; the most that Conv_v8.cpp checks for; the caching allo
 
 
 class RefusedError(Exception):
-    """The error of a call that cuDNN refuses; the text is cuDNN's message."""
+    """The error of a call that cuDNN refuses, with cuDNN's message."""
 
 
 class Library:
-    """A loaded cuDNN, with the part of its backend API that queries about convolutions need."""
+    """A loaded cuDNN library, with the functions of its backend API that convolution queries need."""
 
     def __init__(self, folder: Path, cublaslt: str = "") -> None:
         # Libraries that cuDNN needs from NVIDIA's other packages; once loaded, they are found by name.
@@ -82,7 +82,7 @@ class Library:
             raise RefusedError(self.functions.cudnnGetErrorString(status).decode())
 
     def create(self, kind: int, made: ExitStack) -> Any:
-        """Return a new descriptor of a kind, which is destroyed with the stack `made`."""
+        """Return a new descriptor of type `kind`, which is destroyed when the stack `made` is closed."""
         descriptor = ctypes.c_void_p()
         self.call("CreateDescriptor", kind, ctypes.byref(descriptor))
         made.callback(self.functions.cudnnBackendDestroyDescriptor, descriptor)
@@ -102,7 +102,7 @@ class Library:
         return count.value
 
     def device(self, described: dict[str, Any]) -> Any:
-        """Return the descriptor of a described GPU, which is created once."""
+        """Return the descriptor of the GPU with this description, created on the first call."""
         text = json.dumps(described)
         if text not in self.devices:
             device = self.create(_DEVICE, ExitStack())  # lives as long as the process
@@ -184,7 +184,7 @@ def _convolution(library: Library, made: ExitStack, question: dict[str, Any]) ->
 
 
 def _configs(library: Library, made: ExitStack, graph: Any, device: Any, mode: int, most: int) -> list[Any]:
-    """Return at most the first `most` configurations of a mode of heuristics, in order; empty if refused."""
+    """Return the first `most` engine configurations from a heuristics mode, in order; [] if refused."""
     heuristics = library.create(_HEURISTICS, made)
     library.set(heuristics, 201, "descriptor", graph)
     library.set(heuristics, 200, "heuristic", mode)
@@ -236,7 +236,7 @@ def _pointers(descriptors: Sequence[Any]) -> Any:
 
 
 def main() -> None:
-    """Answer each query on standard input with engines, or an empty query with the library's version.
+    """Answer each query on standard input with its engines, and an empty query with cuDNN's version.
 
     The answer to an empty query is an error if the library cannot be loaded.
     """

@@ -1,4 +1,4 @@
-"""Infer the parts of a convolution's workspace from its size alone.
+"""Infer the parts of a convolution's workspace from the size of the workspace.
 
 A library returns the size of a workspace, not its contents. But the sizes of tensors are known, and kernels
 store few other things, which are the terms of this module. cuDNN's answers for some thousands of convolutions
@@ -45,7 +45,7 @@ class Term(StrEnum):
 
 
 class Part(Struct, frozen=True):
-    """A part of a workspace: a term, the tensor that it belongs to, and its size."""
+    """A part of a workspace: its purpose, the tensor that the part belongs to, and its size."""
 
     term: Term
     of: str  # x, w, y, or "" if it does not belong to one tensor
@@ -57,7 +57,7 @@ Parts = tuple[Part, ...]
 
 
 class LayerWorkspace(Struct, frozen=True):
-    """The workspace of one convolution in one direction, however often it runs."""
+    """The workspace of one convolution in one direction, counted once for all runs of the convolution."""
 
     module: str  # qualified; "" outside of modules
     direction: Direction  # for cuDNN: the forward pass of a transposed convolution is a data gradient
@@ -69,9 +69,9 @@ class LayerWorkspace(Struct, frozen=True):
 
 
 def layer_workspaces(trace: Trace) -> tuple[LayerWorkspace, ...]:
-    """Return the distinct workspaces of a trace's convolutions, by falling size.
+    """Return the distinct workspaces of a trace's convolutions, the largest first.
 
-    There are none if the trace was captured without details.
+    Returns () if the trace was captured without details.
     """
     rows = {row.block: row for row in trace.conv_workspaces}
     births = [event for event in trace.events if isinstance(event, Alloc) and event.block in rows]
@@ -135,7 +135,7 @@ def _loose(query: Convolution, workspace_bytes: int) -> Parts:
 
 
 def _almost(copies: Iterable[Parts], workspace_bytes: int, beside_bytes: float) -> Parts | None:
-    """Return the first copies that leave at most `beside_bytes` of the workspace, or None if none do."""
+    """Return the first set of copies that leaves at most `beside_bytes` of the workspace, or None."""
     return next((one for one in copies if 0 <= workspace_bytes - _bytes_of(one) <= beside_bytes), None)
 
 
@@ -149,7 +149,7 @@ _Beside = Callable[[Convolution, int], Parts]
 
 
 def _filters(query: Convolution, left_bytes: int) -> Parts:
-    """Return the Winograd filters that take the remaining bytes, or ().
+    """Return the Winograd filters if they take the remaining bytes, else ().
 
     The filters have 25 numbers of 4 bytes for each pair of channels, and one number for each channel of the
     result.
@@ -161,7 +161,7 @@ def _filters(query: Convolution, left_bytes: int) -> Parts:
 
 
 def _sums(query: Convolution, left_bytes: int) -> Parts:
-    """Return the partial sums of the result that take the remaining bytes, or ().
+    """Return the partial sums of the result if they take the remaining bytes, else ().
 
     The channels of a sum are unchanged, filled up, or in whole tiles. In a tile, the channels of w are next
     to each other.
@@ -190,7 +190,7 @@ def _tiles(query: Convolution, left_bytes: int) -> Parts:
 
 
 def _copies(query: Convolution) -> Iterator[Parts]:
-    """Yield all choices of tensors to copy, the likeliest first.
+    """Yield the workspace parts for each choice of tensors to copy, the likeliest choice first.
 
     A kernel for channels last copies most contiguous tensors, so the choices with most copies come first for
     contiguous tensors, and the choices with fewest copies for channels_last. Inputs come before the result,
@@ -240,7 +240,7 @@ def _sizes(query: Convolution, letter: str) -> tuple[int, ...]:
 
 
 def _float32_sizes(query: Convolution, letter: str) -> tuple[int, ...]:
-    """Return the possible sizes in bytes of a result in float32, unlike any size of a copy.
+    """Return the possible sizes in bytes of a result in float32, except for possible sizes of a copy.
 
     Channels are unchanged or filled up for results in half precision, or in whole tiles.
     """
@@ -259,10 +259,10 @@ def _result(query: Convolution) -> str:
 
 
 def _whole(query: Convolution, transforms: list[str]) -> Iterator[Part]:
-    """Yield the parts that may be a whole workspace: image-wise sums, GEMM, Winograd and FFT.
+    """Yield the parts that may each be a whole workspace: image-wise sums, GEMM, Winograd and FFT.
 
     A matrix of patches is not yielded for pointwise kernels, for which it would be a copy. Winograd and FFT
-    apply to square kernels over images.
+    apply to kernels of 3x3 and 5x5 with a stride of 1.
     """
     kernel = query.w[2:]
     images_bytes = 4 * query.x[0] * prod(query.w)

@@ -63,7 +63,7 @@ class Communicator(NamedTuple):
 
 
 def nccl_of_torch(version: TorchVersion) -> tuple[int, int]:
-    """Return the NCCL version of the wheels of a torch version, as major and minor number.
+    """Return the NCCL version that the wheels of a torch version use, as major and minor number.
 
     A torch newer than 2.8 gets the newest known NCCL, and a torch older than 2.4 gets NCCL 2.20.
     """

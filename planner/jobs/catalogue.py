@@ -22,10 +22,10 @@ _OPTIONAL = ("args", "inputs", "target", *FIELD_OPTIONS, "optimizer_arg", "batch
 
 
 def load_catalogue(path: Path | None = None, sources: Collection[str] = SOURCES) -> dict[str, CatalogueEntry]:
-    """Return the named jobs of a catalogue, by default the planner's own; `sources` are the allowed sources.
+    """Read the named jobs of a catalogue file, by default the planner's own models.yaml.
 
-    Raises DataFileError, also for a FILE.py:NAME if "file" is not an allowed source, since importing the
-    file would run code.
+    `sources` are the sources that the file may name. Raises DataFileError, also for a FILE.py:NAME if "file"
+    is not an allowed source, since importing the file would run code.
     """
     entries = read_entry(path or _own_path()).mapping()
     return {name: _read_job(name, entry, sources) for name, entry in entries.items()}

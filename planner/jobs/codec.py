@@ -24,7 +24,7 @@ def job_to_json(job: Job) -> dict[str, Any]:
 
 
 def job_from_json(values: Mapping[str, Any]) -> Job:
-    """Return the job that `job_to_json` converted. Raises UsageError, KeyError, TypeError, AttributeError."""
+    """Convert values from `job_to_json` to a job. Raises UsageError, KeyError, TypeError, AttributeError."""
     for name in _REQUIRED:
         values[name]
     for name in ("model", "source"):

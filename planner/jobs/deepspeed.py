@@ -43,10 +43,10 @@ _BY_HIDDEN_SIZE: dict[str, Callable[[int], int]] = {
 
 
 def read_deepspeed(text: str, where: str = "--deepspeed") -> str:
-    """Return a configuration, given as JSON or as the path of a JSON file, as canonical JSON; "" for "".
+    """Check a configuration, given as JSON or as a path, and return it as JSON with sorted keys.
 
-    `where` names the origin of the configuration in errors. Raises UsageError for a file that cannot be read,
-    for text that is no configuration, and for settings that are not planned.
+    Returns "" for "". `where` names the origin of the configuration in errors. Raises UsageError for a file
+    that cannot be read, for text that is no configuration, and for settings that are not planned.
     """
     if not text:
         return ""

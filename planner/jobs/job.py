@@ -178,7 +178,7 @@ class ModelSpec(Struct, frozen=True):
 
     @property
     def origin(self) -> str:
-        """Return SOURCE:NAME or FILE.py:NAME, also of a model that the catalogue names."""
+        """Return SOURCE:NAME or FILE.py:NAME of the model, also if the user gave a catalogue name."""
         return self.source or self.name
 
 

@@ -89,7 +89,10 @@ def batch_of_specs(job: Job, make: Any) -> tuple[tuple[Any, ...], dict[str, Any]
 
 
 def _path(name: str, head: bool) -> tuple[_Key, ...]:
-    """Split a name that `parse_tensor_spec` accepted into keys; `head` marks the name of an argument."""
+    """Split a tensor's name into keys; if `head` is true, the name begins with an argument.
+
+    `parse_tensor_spec` must have accepted the name.
+    """
     steps = re.findall(r"\[([0-9]+)\]|([^.\[\]]+)", name)
     keys = [_Key(list, int(item)) if item else _plain_key(key) for item, key in steps]
     if head and isinstance(keys[0].key, str):
@@ -102,7 +105,7 @@ def _plain_key(key: str) -> _Key:
 
 
 def _build(rows: Sequence[_Row[T]], where: str) -> Any:
-    """Return the nested value of all rows; `where` is its name in errors."""
+    """Build a nested value from pairs of path and value; `where` names the nested value in errors."""
     if any(not path for path, _ in rows):
         if len(rows) > 1:
             raise UsageError(

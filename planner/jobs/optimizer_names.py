@@ -66,7 +66,7 @@ def is_optimizer_file(optimizer: Optimizer | str) -> bool:
 
 
 def optimizer_runs_code(optimizer: Optimizer | str) -> bool:
-    """Return whether creating the optimizer runs code from outside the known libraries."""
+    """Return whether creating the optimizer runs code from outside the trusted libraries."""
     return not isinstance(optimizer, Optimizer) and not optimizer.startswith(_TRUSTED)
 
 

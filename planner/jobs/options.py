@@ -63,7 +63,7 @@ class JobOption(NamedTuple):
         return "--" + self.name.replace("_", "-")
 
     def read(self, value: Any, where: str = "") -> Any:
-        """Return a user's value, checked and parsed, as `Job` stores it.
+        """Check and parse a user's value, and return the value that `Job` stores.
 
         Raises UsageError for an invalid value; `where`, by default the flag, names the option in errors.
         """
@@ -83,7 +83,7 @@ class JobOption(NamedTuple):
         return checked if self.choices is None else choose(self.choices, checked, where)
 
     def write(self, value: Any) -> Any:
-        """Return a value of `Job` as users give it; `read` is the inverse."""
+        """Convert a value of `Job` to the form that users give; `read` is the inverse."""
         return argument_texts(value) if self.kind is OptionKind.ARGUMENTS else value
 
 
@@ -112,7 +112,7 @@ _LOOP = ("memtracker",)
 
 
 def _option(name: str, help: str, metavar: str | None = None, **more: Any) -> JobOption:
-    """Return the option of a job's field, whose annotation determines the option's kind."""
+    """Return a `JobOption` for a field of a job, with the kind and choices from the field's annotation."""
     hint = JOB_FIELDS[name].annotation
     choices: Any = next((kind for kind in (hint, *get_args(hint)) if isinstance(kind, EnumMeta)), None)
     kind = _KINDS.get(hint, OptionKind.TEXT if "parse" in more else OptionKind.CHOICE)

@@ -104,7 +104,7 @@ class _File:
         return self._kind_of_results(function)
 
     def check(self, name: str, where: str) -> None:
-        """Raise UsageError if the file lacks the name, or if it names a class with a training method only."""
+        """Raise UsageError if the file lacks `name`, or if a class has a training method but no `forward`."""
         node = self._classes.get(name)
         methods = {} if node is None else self._methods(node)
         steps = [one for one in _STEP_NAMES if one in methods and _required(methods[one], ("self",))]
@@ -218,7 +218,7 @@ def _imported_from_libraries(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _required(function: _Function, given: Collection[str] = ()) -> list[str]:
-    """Return the names of the function's arguments that have no default and are not given."""
+    """Return the names of the function's arguments that have no default and are not in `given`."""
     spec = function.args
     plain = [one.arg for one in (*spec.posonlyargs, *spec.args)]
     needed = plain[: len(plain) - len(spec.defaults)] if spec.defaults else plain

@@ -80,7 +80,7 @@ def _is_path(text: str) -> bool:
 
 
 def parse_arguments(given: Mapping[str, Any] | str | Sequence[str], flag: str) -> Arguments:
-    """Return arguments, given as a mapping or as texts KEY=VALUE, as pairs of name and value.
+    """Convert arguments, given as a mapping or as texts KEY=VALUE, to pairs of name and value.
 
     `flag` is the option that errors name. Raises UsageError.
     """
@@ -94,7 +94,7 @@ def parse_arguments(given: Mapping[str, Any] | str | Sequence[str], flag: str) -
 
 
 def argument_texts(arguments: Arguments | FsdpArguments) -> list[str]:
-    """Return arguments as texts KEY=VALUE, which `parse_arguments` reads."""
+    """Convert arguments to texts KEY=VALUE for `parse_arguments`, skipping defaults of `FsdpArguments`."""
     values = arguments.non_default() if isinstance(arguments, FsdpArguments) else dict(arguments)
     return [f"{key}={_argument_text(value)}" for key, value in values.items()]
 
@@ -229,7 +229,7 @@ def is_argument_name(text: str) -> bool:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return up to three of the known names most similar to `name`, joined by commas; "" if none is."""
+    """Return up to three of `names` that are similar to `name`, joined by commas, or "" if none is."""
     import difflib  # imported late: only for mistakes
 
     spelled = {spelling.lower(): spelling for spelling in names}

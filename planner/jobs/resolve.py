@@ -161,7 +161,7 @@ def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
 
 
 def evaluated_job(job: Job) -> Job:
-    """Return the job with its evaluation's inputs, if given, and with the target resized to match."""
+    """Return the job with the evaluation's inputs, if given, as its inputs, and with the target resized."""
     if not job.loop.eval_input:
         return job
     inputs = tuple(map(parse_tensor_spec, job.loop.eval_input))
@@ -204,9 +204,10 @@ def default_impl(optimizer: Optimizer | str) -> OptimizerImpl:
 
 
 def complete_job(job: Job) -> Job:
-    """Check a job, and return it with the target that its mode and loss take.
+    """Check a job, and return it without targets that its mode and loss do not use.
 
-    Raises UsageError if the job is incomplete or not planned.
+    The targets of a `training_step` are moved to the inputs. Raises UsageError if the job is incomplete or
+    not planned.
     """
     if job.loop.mode is Mode.GENERATE and not job.loop.new_tokens:
         raise UsageError(
@@ -279,7 +280,7 @@ def _example_of(job: Job) -> str:
 
 
 def _returns_its_loss(job: Job) -> bool:
-    """Return whether the source of a user's file shows that it makes a model of transformers."""
+    """Return whether the source of a user's file shows that the file creates a model of transformers."""
     name = split_model(job.model.origin).name
     return _is_of(job, "file") and kind_of_code(name, dict(job.model.args)) is CodeKind.TRANSFORMERS
 

@@ -127,7 +127,7 @@ class SizeDistribution(Struct, frozen=True):
         return tuple(product(*(columns if len(columns) == 1 else map(_some, columns))))
 
     def paddings(self, place: int = 0) -> tuple[int, ...]:
-        """Return all padded sizes of one range, rising."""
+        """Return all padded sizes of the range with the index `place`, in ascending order."""
         if self.sizes:
             return tuple(sorted({self._padded(size[place]) for size in self.sizes}))
         low, high = self.ranges[place]
@@ -138,7 +138,7 @@ class SizeDistribution(Struct, frozen=True):
 
 
 def _some(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return both ends and up to five sizes for each largest power of two that divides a size, rising."""
+    """Select the first and last size, and up to five sizes per largest power of two that divides a size."""
     by_power: dict[int, list[int]] = {}
     for size in sizes:
         by_power.setdefault(size & -size, []).append(size)
@@ -149,7 +149,7 @@ def _some(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def load_distribution(job: Job) -> SizeDistribution:
-    """Return the distribution of a job's sizes. Raises UsageError for a file without sizes."""
+    """Return the distribution of a job's sample sizes. Raises UsageError for a file without sizes."""
     ranges = size_ranges(job)
     if not job.samples.sizes:
         return SizeDistribution(ranges, pad_to=job.samples.pad_to)
@@ -285,7 +285,10 @@ def _from_json(text: str) -> Size | None:
 def draw_batches(
     job: Job, sizes: SizeDistribution, batch: int, sequence: int, count: int
 ) -> tuple[BatchShape, ...]:
-    """Return the first `count` batches of a run; with `tokens`, `batch` is the most tokens of a batch."""
+    """Return the first `count` batches of a run.
+
+    With `Batching.TOKENS`, `batch` is the largest number of tokens in a batch, else the number of samples.
+    """
     random = Random(f"{job.samples.seed}:{sequence}")
     draws = {
         Batching.PADDED: _padded,
@@ -314,7 +317,7 @@ def _packed(sizes: SizeDistribution, batch: int, random: Random, total: int) -> 
 
 
 def _grouped(sizes: SizeDistribution, batch: int, random: Random, total: int) -> Iterator[BatchShape]:
-    """Yield batches from megabatches sorted by falling size; the first has the run's largest sample."""
+    """Yield batches from megabatches sorted by decreasing size; the first batch has the largest sample."""
     first = sizes.draw_largest(random, total * batch)
     megabatch = min(MEGABATCH, max(1, total // 4))
     while True:

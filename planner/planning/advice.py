@@ -1,4 +1,4 @@
-"""The smallest sets of changes that make a batch fit, each of them traced and replayed, none guessed.
+"""Find the smallest sets of changes that make a batch fit, by tracing and replaying each set.
 
 Sets are tried from small to large. Changes of one group exclude each other, a set that contains a smaller
 set that fits is not minimal, and a set is not tried if what its changes save by themselves, each in its part
@@ -70,7 +70,7 @@ class Attempt(Struct, frozen=True):
 
     @property
     def parts(self) -> Mapping[str, int]:
-        """Return the needed bytes by category; under "" the bytes that the allocator needs between blocks."""
+        """Return the needed bytes by category, and under "" the needed bytes that no block takes."""
         between = max(0, self.needed_bytes - self.estimate.run.peak_allocated_bytes)
         return {str(category): size for category, size in self.estimate.at_peak.items()} | {"": between}
 
@@ -97,7 +97,7 @@ def advise(
     open_tracer: TracerFactory,
     on_progress: OnProgress = ignore_progress,
 ) -> Advice:
-    """Try changes by themselves, then in pairs, then three at a time, until enough sets fit."""
+    """Try single changes, then sets of two and three changes until enough fit, and return the results."""
     start = perf_counter()
     failed: dict[tuple[Change, ...], str] = {}
 
@@ -144,7 +144,7 @@ def advise(
 
 
 def _rule_out(unchanged: Attempt, limit_bytes: int | None) -> dict[str, str]:
-    """Return the groups of changes to the optimizer's step alone that cannot save much, and why."""
+    """Return the reason for each group of optimizer changes that cannot save much memory."""
     needed_bytes, reasons = unchanged.needed_bytes, {}
     missing_bytes = needed_bytes if unchanged.fits or limit_bytes is None else needed_bytes - limit_bytes
     for group, replaces_state in ((OPTIMIZERS, True), (IMPLEMENTATIONS, False)):
@@ -157,7 +157,7 @@ def _rule_out(unchanged: Attempt, limit_bytes: int | None) -> dict[str, str]:
 
 
 def _outside_updates(events: Iterable[Event], without_state: bool) -> Iterator[Event]:
-    """Yield the events without temporary blocks of the optimizer's step, and without its state if asked."""
+    """Yield the events except blocks of the optimizer's step, and optimizer state if `without_state`."""
     phase, left_out = Phase.SETUP, set()
     for event in events:
         if isinstance(event, PhaseStart):
@@ -179,7 +179,10 @@ def names_of(changes: tuple[Change, ...]) -> str:
 
 
 def _is_too_much(change: Change, unchanged: Attempt, singles: Sequence[Attempt]) -> bool:
-    """Return whether a milder change of the same group, such as 2 micro-batches for 4, is enough."""
+    """Return whether a milder change of the same group, such as 2 micro-batches for 4, is known to fit.
+
+    If the batch fits unchanged, only smaller batches are compared.
+    """
     enough = [attempt for attempt in singles if attempt.fits and attempt.changes[0].group == change.group]
     return bool(enough) and (not unchanged.fits or change.group == SMALLER_BATCHES)
 
@@ -238,7 +241,7 @@ def _promised_bytes(unchanged: Attempt, chosen: Sequence[Attempt]) -> float:
 
 
 def _lives(job: Job, trace: Trace, budget: Budget) -> bool:
-    """Return whether a trace runs within the memory that is available at the budget's confidence."""
+    """Return whether the replay of a trace fits the memory available at the budget's confidence."""
     run = replay_trace(trace, judge_budget(budget, job, trace).limits)
     return run.outcome is not Outcome.DOES_NOT_FIT
 

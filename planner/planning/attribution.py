@@ -44,7 +44,7 @@ class PeakLocation(Struct, frozen=True):
 
 
 class LiveBlock(Struct, frozen=True):
-    """A block in use at the peak."""
+    """An allocated block at the peak of allocated memory."""
 
     block: int
     size_bytes: int  # as the allocator counts it
@@ -68,7 +68,7 @@ class ModuleShare(Struct, frozen=True):
 
 
 class Gap(Struct, frozen=True):
-    """A free range between blocks in use, which only a request of at most its size can take."""
+    """A free range in a partly allocated segment, which can serve only requests of at most its size."""
 
     size_bytes: int
     segment_bytes: int
@@ -156,7 +156,7 @@ def moment_of(trace: Trace, event: int) -> PeakLocation:
 def _inspect(
     trace: Trace, limits: MemoryLimits, peak: int, reserved_peak: int
 ) -> tuple[tuple[LiveBlock, ...], Fragmentation]:
-    """Return the blocks in use after the event `peak` and the free memory after the event `reserved_peak`."""
+    """Return the allocated blocks after the event `peak`, and the fragmentation after `reserved_peak`."""
     live: dict[int, tuple[Alloc, PhaseStart, Block]] = {}
     mark = PhaseStart(0, Phase.SETUP)
     blocks: tuple[LiveBlock, ...] = ()
@@ -222,7 +222,7 @@ def _fragmentation(location: PeakLocation, allocator: CachingAllocator, rounding
 
 
 def _by_phase(peaks: Iterable[PhasePeak]) -> tuple[PhasePeak, ...]:
-    """Return one peak for each phase of each step, without the phase END.
+    """Merge peaks into one for each phase of each step, without the phase END.
 
     With gradient accumulation, a phase comes several times in a step.
     """

@@ -28,7 +28,7 @@ OTHER_DENSITY = SampleDensity(4, 2)  # of the cards that were not requested; the
 
 
 class CurvePoint(Struct, frozen=True):
-    """The figures of a batch size on a card, or on an unlimited card if the batch is not expected to fit."""
+    """The peaks of a batch size on a GPU, or on an unlimited GPU if the batch is not expected to fit."""
 
     batch: int
     outcome: Outcome

@@ -83,7 +83,7 @@ def change_fields(
     is_slow: bool = False,
     **fields: object,
 ) -> Change:
-    """Return a change of the batch size, the allocator's configuration, or fields of the job."""
+    """Return a `Change` that sets fields of the job, and the batch size or allocator config if given."""
 
     def apply(training: TrainingConfig) -> TrainingConfig:
         return TrainingConfig(
@@ -161,7 +161,7 @@ def _of_optimizer(job: Job) -> Iterator[Change]:
 
 
 def _of_adaptation(job: Job) -> Iterator[Change]:
-    """Yield the changes to transformers' models for which the needed fine-tuning library is installed."""
+    """Yield Liger, LoRA and 4-bit changes to a transformers model, if their libraries are installed."""
     if split_model(job.model.origin).source != "hf":
         return
     if not job.model.liger and job.loop.loss is Loss.OUTPUT and installed_version("liger-kernel"):
@@ -182,9 +182,9 @@ def _of_adaptation(job: Job) -> Iterator[Change]:
 
 
 def _of_autoencoder(training: TrainingConfig) -> Iterator[Change]:
-    """Yield the changes by which diffusers' autoencoders process images or tiles one by one.
+    """Yield the changes that make a diffusers autoencoder process one image or one tile at a time.
 
-    A model that does not support such a change refuses it when the model is built.
+    A model that does not support one of the changes refuses it when the model is built.
     """
     job = training.job
     name = split_model(job.model.origin)

@@ -131,7 +131,10 @@ def _noted(trace: Trace, note: str) -> Trace:
 
 
 def _orders(job: Job, full_batches: int) -> Iterator[_Order]:
-    """Yield orders of steps that play an epoch and the start of the next; the last order repeats no step."""
+    """Yield orders of traced steps that stand for an epoch and the start of the next epoch.
+
+    The last order repeats no step. Nothing is yielded if the trace has too few steps.
+    """
     # The evaluation comes before the last traced step, and the last forward pass saves tensors for a backward
     # pass: such a step is played once, at the end.
     is_last_special = job.loop.evaluate or job.loop.mode is Mode.FORWARD
@@ -203,7 +206,10 @@ def _renumber(rows: Iterable[_Row], blocks: Mapping[int, int]) -> Iterator[_Row]
 
 
 def _plan(pieces: Sequence[Sequence[Sequence[Piece]]], order: _Order) -> Iterator[tuple[int, int, Piece]]:
-    """Yield each piece of the new trace with its new step and the index of its trace."""
+    """Yield the new step, the index of the source trace, and the piece, for all pieces of the new trace.
+
+    Of a step with the smaller batch, only the last piece is from the smaller batch's trace.
+    """
     for number, (step, is_smaller) in enumerate(((0, False), *order)):
         for place in range(len(pieces[0][step])):
             which = int(is_smaller and place == len(pieces[0][step]) - 1)

@@ -37,7 +37,7 @@ from planner.program import Category, Growth, Outcome, Trace, find_growth
 
 
 class Answer(StrEnum):
-    """An answer whether a batch fits, graded by the probability that it runs out of memory."""
+    """Whether a batch fits, graded by the probability that it runs out of memory."""
 
     FITS = "fits"  # at the confidence
     LIKELY = "likely_fits"  # more likely than not, but not at the confidence
@@ -63,7 +63,7 @@ class RankFigures(Struct, frozen=True):
 
 
 class Estimate(Struct, frozen=True):
-    """The estimated memory of one batch size on one card."""
+    """The estimated memory of one batch size on one GPU."""
 
     job: Job
     budget: Budget

@@ -55,12 +55,12 @@ class DeviceFit(Struct, frozen=True):
 
     @property
     def is_calibrated(self) -> bool:
-        """Return whether the figures come from a line through measured runs of the job, not from defaults."""
+        """Return whether the figures come from a linear fit to measured runs of the job."""
         return self.budget.correction is not None and self.budget.correction.fit is not None
 
 
 class FleetTable(Struct, frozen=True):
-    """The answers for one job on many GPUs, with the search's timing."""
+    """The largest batch sizes of one job on many GPUs, with the time that the search took."""
 
     job: Job
     batch: int | None  # None if the largest batch of each GPU is requested
@@ -79,7 +79,7 @@ class FleetTable(Struct, frozen=True):
 
 
 def curve(table: FleetTable, points: int = 40) -> tuple[tuple[int, int], ...]:
-    """Return pairs of a batch size and the process's bytes, up to the largest batch size of any GPU.
+    """Return pairs of a batch size and the bytes of the process, up to the largest batch size of any GPU.
 
     The bytes are computed for the GPU with the median largest batch size, without calibration and in
     unlimited memory. Batch sizes that the model refuses are skipped.
@@ -121,9 +121,9 @@ def fit_devices(
 def search_judged(
     job: Job, replays: TargetReplays, budget: Budget, multiple_of: int = 1
 ) -> tuple[Search, Budget]:
-    """Return the search for the largest batch size on a GPU, and the budget with the margins of its answer.
+    """Search for the largest batch size on a GPU, and return the search and the budget with its margins.
 
-    Margins may depend on the batch size, by how its convolution workspaces are known. The first search
+    Margins depend on the batch size if the source of its convolution workspaces does. The first search
     uses the margins of the largest batch size whose tensors alone fit. The search is repeated with the
     margins of its answer until they stay the same, or `_MOST_JUDGED` searches were made. Raises the errors of
     a capture.
@@ -185,7 +185,7 @@ def _kind(budget: Budget) -> tuple[tuple[int, int], int]:
 
 
 def _largest(replays: TargetReplays, limits: MemoryLimits) -> int:
-    """Return the largest batch size that fits, and probe its successor if there is one."""
+    """Return the largest batch size that fits, and probe the next size if only the bound excludes it."""
     top = replays.top(limits)
     best = largest_below(replays.fits(limits), top)
     if best == top < replays.limit:
@@ -196,9 +196,9 @@ def _largest(replays: TargetReplays, limits: MemoryLimits) -> int:
 def _largest_probed(
     probes: Mapping[int, Outcome], outcome: Callable[[int], Outcome], comfortable: int
 ) -> int:
-    """Return the largest batch size already probed under the smallest limit that fits under all limits.
+    """Return the largest of the batch sizes in `probes` that fits under all memory limits.
 
-    It is `comfortable`, which runs without retries, if no larger probe fits.
+    The result is `comfortable`, which fits without retries, if no larger probed batch size fits.
     """
     fitting = (size for size, own in probes.items() if own is not Outcome.DOES_NOT_FIT and size > comfortable)
     descending = sorted(fitting, reverse=True)

@@ -1,4 +1,4 @@
-"""Count the steps that a loop of growing memory can run, by replaying its last step until a step fails."""
+"""Count the steps that a loop with growing memory can run, by repeating its last step until one fails."""
 
 from collections.abc import Sequence
 
@@ -56,7 +56,7 @@ def _without_activations(trace: Trace) -> Trace:
 def _played(
     steps: Sequence[Sequence[Piece]], limits: MemoryLimits, next_workspaces: NextWorkspaces | None, most: int
 ) -> int | None:
-    """Return the number of steps that fit before a step fails, or None if `most` steps fit."""
+    """Replay steps, repeating the last, and return the number that fit, or None if `most` steps fit."""
     player = Player(limits, next_workspaces)
     for number in range(most + 1):
         if not all(player.play(piece, number) for piece in steps[min(number, len(steps) - 1)]):

@@ -38,7 +38,7 @@ def count_host_memory(job: Job, trace: Trace) -> HostMemory:
 
 
 def _batch_bytes(trace: Trace) -> int:
-    """Return the bytes of the inputs that are copied to the GPU before the second batch."""
+    """Return the bytes of the inputs that are allocated on the GPU before the second batch."""
     batches = size_bytes = 0
     for event in trace.events:
         if isinstance(event, PhaseStart):

@@ -37,18 +37,18 @@ class Plan(Struct, frozen=True):
 
     @property
     def largest_of_any_size(self) -> int:
-        """Return the largest probed batch size that fits, multiple of `multiple_of` or not, or 0."""
+        """Return the largest probed batch size that fits, ignoring `multiple_of`, or 0 if none fits."""
         sizes = (batch for batch, outcome in self.search.probes if outcome is not Outcome.DOES_NOT_FIT)
         return max(sizes, default=0)
 
     @property
     def comfortable_of_any_size(self) -> int:
-        """Return the largest probed batch size without retries, multiple of `multiple_of` or not, or 0."""
+        """Return the largest probed batch size without retries, ignoring `multiple_of`, or 0 if none."""
         return max((batch for batch, outcome in self.search.probes if outcome is Outcome.FITS), default=0)
 
     @property
     def answer(self) -> Estimate | None:
-        """Return the estimate that a report leads with, or None if no batch size is an answer.
+        """Return the estimate that a report shows first, or None if no batch size is an answer.
 
         It is the estimate of the largest batch size without retries. If there is none, it is the estimate of
         the largest batch size with retries, unless `no_retries`.
@@ -63,7 +63,7 @@ class Plan(Struct, frozen=True):
 
 @contextmanager
 def collecting_rarely() -> Iterator[None]:
-    """Make Python's garbage collection rare inside the context.
+    """Raise Python's garbage collection thresholds inside the context, and restore them on exit.
 
     Traces and replays create millions of objects and little garbage, and repeated passes over all of torch's
     objects take a fifth of a plan's time.

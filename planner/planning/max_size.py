@@ -64,7 +64,7 @@ class SizePlan(Struct, frozen=True):
 
 
 def sizes_between(job: Job) -> tuple[Size, ...]:
-    """Return the sample sizes between the ends of a job's size ranges, rising, padded as the job pads.
+    """Return the sample sizes within a job's size ranges in ascending order, padded as the job pads.
 
     Several ranges grow together, each by the same fraction of its length.
     """
@@ -139,18 +139,18 @@ def find_max_size(
 
 
 def _elements(job: Job, size: Size) -> int:
-    """Return the number of elements of a sample's inputs at a size, or of a patch."""
+    """Return the number of elements of a sample's inputs at a size, or of a patch without size ranges."""
     if not size_ranges(job):
         return prod(size)
     return sum(prod(spec.shape) for spec in at_size(job, size).samples.inputs)
 
 
 def _search(sizes: Sequence[Size], runs: "_Runs", elements: Callable[[Size], int]) -> Search:
-    """Search the sizes by their positions in the list, from 1. Raises the errors of a capture.
+    """Search for the largest size that fits; the result counts positions in the list, from 1.
 
-    If more than `FEW` sizes are multiples of 8, the multiples are searched first. Other sizes may take more
-    memory, as attention pads rows that are not aligned, so the sizes between an answer and the next multiple
-    are looked at only if the first of them fits.
+    Raises the errors of a capture. If more than `FEW` sizes are multiples of 8, the multiples are searched
+    first. Other sizes may take more memory, as attention pads rows that are not aligned, so the sizes between
+    an answer and the next multiple are tried only if the smallest of them fits.
     """
     aligned = [number for number, size in enumerate(sizes, 1) if not any(each % ALIGNED for each in size)]
     if len(aligned) <= FEW or len(aligned) == len(sizes):
@@ -214,7 +214,7 @@ def _count_refused(sizes: Sequence[Size], runs: "_Runs", refusal: ModelError) ->
 
 @dataclass(slots=True)
 class _Runs:
-    """The runs of a job at some sizes of its samples, each captured once."""
+    """The cached traces, outcomes and estimates of a job by sample size."""
 
     budget: Budget
     batch: int
@@ -234,7 +234,7 @@ class _Runs:
         return self._trace(size)[2]
 
     def outcome(self, size: Size) -> Outcome:
-        """Return whether a size fits; a size at which the batch is too large to capture does not.
+        """Return the outcome of a size, cached; DOES_NOT_FIT if the batch is too large to capture.
 
         Raises the other errors of a capture.
         """
@@ -243,7 +243,7 @@ class _Runs:
         return self.outcomes[size]
 
     def reserved_bytes(self, size: Size) -> int:
-        """Return the reserved peak in unlimited memory. Raises the errors of a capture."""
+        """Return the reserved peak of a size in unlimited memory. Raises the errors of a capture."""
         if size not in self._reserved:
             _, trace, budget = self._trace(size)
             self._reserved[size] = replay_trace(trace, unlimited(budget.limits)).peak_reserved_bytes

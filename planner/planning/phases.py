@@ -77,7 +77,7 @@ def saved_blocks(trace: Trace) -> list[Alloc]:
 
 
 def _alive(events: Iterable[Event], categories: Container[Category]) -> list[Alloc]:
-    """Return the blocks of the categories that are allocated after all events."""
+    """Return the blocks of the given categories that are still allocated after all events."""
     alive: dict[int, Alloc] = {}
     for event in events:
         if isinstance(event, Alloc):
@@ -98,7 +98,7 @@ def _resume(trace: Trace, limits: MemoryLimits) -> PhasePeak:
 
 
 def _resume_shards(trace: Trace, limits: MemoryLimits) -> PhasePeak:
-    """Return the peaks of the step with zero gradients by which an optimizer allocates its state.
+    """Return the peaks of an optimizer step with zero gradients, which allocates the optimizer state.
 
     FSDP2's own gradients are parts of one block for each group of parameters. The zero gradients have one
     block for each parameter, until the blocks have as many bytes as the gradients.
@@ -136,12 +136,12 @@ def _setup(trace: Trace) -> tuple[Event, ...]:
 
 
 def _last_peak(trace: Trace, events: tuple[Event, ...], limits: MemoryLimits) -> PhasePeak:
-    """Return the peaks of the last phase if the trace is replayed with other events."""
+    """Return the peaks of the last phase of a replay of `events` in place of the trace's events."""
     return replay_trace(replace(trace, events=events), limits).phase_peaks[-1]
 
 
 def _phases(run: Replay) -> Iterator[tuple[JobPhase, PhasePeak]]:
-    """Yield, for each phase of a replay, the phase of the job that it belongs to, and its peaks."""
+    """Yield, for each phase of a replay, the corresponding phase of the job and the peaks."""
     following = (*run.phase_peaks[1:], None)
     for peak, after in zip(run.phase_peaks, following, strict=True):
         loads_evaluated = peak.phase is Phase.INPUTS and after is not None and after.phase is Phase.EVALUATION
@@ -168,7 +168,7 @@ def trains(job: Job) -> bool:
 
 
 def holds_whole_weights(job: Job) -> bool:
-    """Return whether the weights of a job's process are neither shards nor quantized."""
+    """Return whether a job's process holds all weights, neither sharded nor quantized."""
     is_sharded = bool(
         job.sharding.fsdp or job.sharding.tp or job.sharding.world_size or job.sharding.deepspeed
     )
@@ -176,9 +176,9 @@ def holds_whole_weights(job: Job) -> bool:
 
 
 def _fsdp_shards(job: Job) -> int:
-    """Return the number of shards of each parameter if FSDP2 alone shards them on GPUs, else 0.
+    """Return the number of FSDP2 shards of each parameter, or 0 without FSDP2.
 
-    Returns 0 also for quantized weights.
+    Returns 0 also with tensor parallel, shards on the CPU or quantized weights.
     """
     if not job.sharding.fsdp or job.sharding.tp or job.model.quantize is not Quantize.NONE:
         return 0

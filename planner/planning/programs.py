@@ -1,4 +1,4 @@
-"""Open the programs of a job: from stores, from a capture in this or another process, or from single runs."""
+"""Open the programs of a job from stores, from a capture in this or another process, or from single runs."""
 
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -42,12 +42,12 @@ def open_programs(
     limit_seconds: float | None = None,
     cache_folder: Path | None = None,
 ) -> ProgramSet:
-    """Return the programs of a job, whose model is built by `factory` if it is given.
+    """Return a set of a job's programs, which are read from `stores` or captured.
 
-    torch is imported at once, or, with `stores` in the mode SHARED, only if no store has a program. With
-    `limit_seconds`, another process captures the model, and each run may take at most that many seconds.
-    Raises UsageError for `limit_seconds` with a `factory`, which the other process cannot call. The answers
-    of a cuDNN are cached in `cache_folder`.
+    The model is built by `factory` if it is given. torch is imported at once, or, with `stores` in the mode
+    SHARED, only if no store has a program. With `limit_seconds`, another process captures the model, and each
+    run may take at most `limit_seconds`. Raises UsageError for `limit_seconds` with a `factory`, which the
+    other process cannot call. The answers of a cuDNN are cached in `cache_folder`.
     """
     convolutions = open_convolutions(job, cache_folder)
     if limit_seconds is not None:
@@ -97,7 +97,7 @@ class _RunBuilder(Struct, frozen=True):
     trace: Callable[[int, Target], Trace]  # of a batch size on a GPU
 
     def programs(self, target: Target) -> tuple[Program, ...]:
-        """Return no programs, since each batch size is captured by its own run."""
+        """Return an empty tuple, since each batch size is captured by its own run."""
         return ()
 
     def run(self, batch: int, target: Target) -> Program:
@@ -109,7 +109,7 @@ class _RunBuilder(Struct, frozen=True):
 
 
 def complete_from_library(job: Job, stores: Sequence[ProgramStore] = ()) -> Job:
-    """Return the job with the inputs that its model's library knows, if the job leaves them to the library.
+    """Return the job with the inputs from its model's library, if the job leaves the inputs to the library.
 
     The library is imported only if no store has the job. Raises UsageError or ModelError.
     """

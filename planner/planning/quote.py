@@ -18,9 +18,9 @@ class Quote(Struct, frozen=True):
 
     @property
     def per_million_samples(self) -> float | None:
-        """Return the US dollars for a million samples on one GPU, or None if price or throughput is unknown.
+        """Return the price in US dollars of a million samples, or None if price or throughput is unknown.
 
-        The whole instance is paid for, however many GPUs it has.
+        The whole instance is paid for while one of its GPUs trains.
         """
         if self.offer is None or self.throughput is None:
             return None

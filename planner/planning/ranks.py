@@ -37,12 +37,16 @@ def ranks_beside(job: Job, trace: Trace) -> tuple[int, ...]:
 
 
 def is_worse(one: Estimate, other: Estimate) -> bool:
-    """Return whether an estimate is worse than another, by outcome, then process, then allocated peak."""
+    """Return whether `one` is worse than `other` by outcome, then process memory, then allocated peak."""
     return _badness(one) > _badness(other)
 
 
 def with_ranks(worst: Estimate, by_rank: Mapping[int, Estimate], notes: Iterable[str] = ()) -> Estimate:
-    """Return the estimate of the worst rank with the figures of all ranks; equal ranks share a row."""
+    """Return the estimate of the worst rank with the figures of all ranks; equal ranks share a row.
+
+    Without ranks that differ, `worst` is returned unchanged. The figures of a single planned rank hold for
+    all ranks.
+    """
     if count_ranks(worst.job) == 1:
         return worst
     alike: dict[tuple[Outcome, int, int, int], list[int]] = {}

@@ -90,11 +90,11 @@ class ReplayCache:
         return self._peaks[number]
 
     def known_peak(self, batch: int, target: Target) -> int | None:
-        """Return the reserved peak of a batch size without retries, or None if no known replay shows it."""
+        """Return the cached reserved peak of a batch size without retries, or None if none is cached."""
         return self._peaks.get(self._number(batch, target))
 
     def _note(self, number: int, limits: MemoryLimits, run: Replay) -> None:
-        """Record a replay's reserved peak if it fits without retries, else its limit as a lower bound."""
+        """Cache a replay's reserved peak if it fits without retries, else the limit as a lower bound."""
         if run.outcome is Outcome.FITS:
             self._peaks[number] = run.peak_reserved_bytes
         else:
@@ -121,7 +121,10 @@ class ReplayCache:
 
 
 def outcome_in_rooms(trace: Trace, rooms: Sequence[MemoryLimits]) -> Outcome:
-    """Return the outcome of a trace under all memory limits, of which the first is the smallest."""
+    """Return the outcome of a trace under the smallest limit, or DOES_NOT_FIT if a larger limit fails.
+
+    The first of `rooms` is the smallest limit.
+    """
     replay = partial(replay_trace, trace)
     return _also_in(rooms[1:], replay(rooms[0]).outcome, replay)
 
@@ -226,7 +229,7 @@ class TargetReplays:
         return lambda batch: self._fits_without_retries(batch, limits)
 
     def outcome(self, batch: int, limits: MemoryLimits) -> Outcome:
-        """Return whether a batch size fits; a batch size that cannot be captured does not.
+        """Return the cached outcome of a batch size, DOES_NOT_FIT if it cannot be captured.
 
         Errors at the batch sizes of FIT_BATCHES are raised, since other captures depend on them. A model may
         refuse smaller batches, as batch norm refuses single values.
@@ -244,7 +247,7 @@ class TargetReplays:
         return probes[batch]
 
     def outcome_in_rooms(self, batch: int, rooms: Sequence[MemoryLimits]) -> Outcome:
-        """Return whether a batch size fits under all memory limits, of which the first is the smallest."""
+        """Return the outcome under the smallest limit `rooms[0]`, or DOES_NOT_FIT if a larger limit fails."""
         return _also_in(rooms[1:], self.outcome(batch, rooms[0]), partial(self.run, batch))
 
     def _fits_without_retries(self, batch: int, limits: MemoryLimits) -> bool:
@@ -280,14 +283,14 @@ class TargetReplays:
         return self.run(batch, limits).outcome
 
     def undisturbed_peak(self, batch: int, limits: MemoryLimits) -> int | None:
-        """Return the reserved peak of a known replay without retries that the limits admit, or None."""
+        """Return the cached reserved peak without retries if it is within the limits, else None."""
         if not is_limit_independent(limits):
             return None
         room, peak_bytes = max_reserved_bytes(limits), self.replays.known_peak(batch, self.target)
         return None if peak_bytes is None or (room is not None and peak_bytes > room) else peak_bytes
 
     def peak_reserved_bytes(self, batch: int, limits: MemoryLimits) -> int:
-        """Return the reserved peak of a batch size under these limits."""
+        """Return the reserved peak of a batch size under `limits`, cached or by a replay."""
         peak_bytes = self.undisturbed_peak(batch, limits)
         return self.run(batch, limits).peak_reserved_bytes if peak_bytes is None else peak_bytes
 
@@ -296,7 +299,7 @@ class TargetReplays:
         return self.replays.peak_without_limits(batch, self.target, limits)
 
     def expected(self, batch: int, budget: Budget) -> tuple[Outcome, MemoryLimits]:
-        """Return whether a batch fits at a budget's confidence, and the limits to replay its figures under.
+        """Return the outcome at a budget's confidence, and the limits under which to compute the figures.
 
         The returned limits are the likeliest limits, or unlimited memory if the batch does not fit under the
         likeliest limits either.
@@ -324,7 +327,7 @@ class TargetReplays:
         return scan_islands(fits, best, largest)
 
     def _needs_rise_evenly(self, best: int, largest: int, limits: MemoryLimits) -> bool:
-        """Return whether memory rises evenly above the batch size `best`, so that no larger neighbour fits.
+        """Return whether memory rises evenly above the batch size `best`, which rules out larger neighbours.
 
         An even rise is assumed if the lower bound rules out all batch sizes more than CLOSE_SHARE above
         `largest`, and one sample more than `best` adds at most twice the average of a sample. Otherwise

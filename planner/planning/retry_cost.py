@@ -9,7 +9,7 @@ _FREES = ("segment_free", "segment_unmap")
 
 
 class RetryCost(Struct, frozen=True):
-    """The retries of the allocator in one step, and its calls of CUDA."""
+    """The retries and CUDA calls of the allocator in one step."""
 
     retries: int  # requests for which all cached memory was released first
     cuda_frees: int  # calls of cudaFree; with expandable segments, of cuMemUnmap

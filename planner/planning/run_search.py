@@ -77,7 +77,7 @@ def search_by_runs(replays: TargetReplays, rooms: Sequence[MemoryLimits]) -> Sea
 
 @dataclass(slots=True)
 class _RunSearch:
-    """The state of a search: the captured traces, the programs fitted to them, and the guessed outcomes."""
+    """A search with its captured traces, the programs fitted to the traces, and the guessed outcomes."""
 
     replays: TargetReplays
     rooms: Sequence[MemoryLimits]
@@ -111,7 +111,7 @@ class _RunSearch:
         return self._by_runs(search)
 
     def _run(self, batch: int) -> None:
-        """Capture a batch size, and keep its outcome and its trace for guesses at other batch sizes."""
+        """Capture a batch size, and record its outcome and its trace for guesses at other batch sizes."""
         self._outcomes[batch] = self.replays.outcome_in_rooms(batch, self.rooms)
         if self.replays.is_refused(batch):
             return
@@ -121,7 +121,7 @@ class _RunSearch:
         self._traces[batch] = trace
 
     def _is_foretold(self, trace: Trace) -> bool:
-        """Return whether the nearest captured trace predicts a trace's bytes despite another alignment.
+        """Return whether the nearest captured trace predicts a trace's bytes in spite of different alignment.
 
         Returns False if both traces have the same alignment, or if the nearest trace is too far away to
         predict the bytes.
@@ -148,7 +148,7 @@ class _RunSearch:
         return None
 
     def _is_ruled_out(self, batch: int, outcomes: Container[Outcome]) -> bool:
-        """Return whether captured traces show that a batch size has none of the outcomes.
+        """Return whether captured traces predict that a batch size has none of the outcomes.
 
         The captured traces are two that fit to a program, or else the trace of the batch size just below.
         """
@@ -187,7 +187,7 @@ class _RunSearch:
         return self.replays.is_compiled and batch >= _ALIGNED_ALONE
 
     def _beside(self, batch: int, limit: int, outcomes: tuple[Outcome, ...]) -> int:
-        """Return the largest batch size below the next multiple of the unit with one of the outcomes.
+        """Return the largest size below the next multiple of `_unit` with one of `outcomes`, else `batch`.
 
         A large compiled `batch` is returned unchanged.
         """
@@ -203,7 +203,7 @@ class _RunSearch:
         return replace(search, probes=tuple({**self._outcomes, **dict(search.probes)}.items()))
 
     def _guess(self, batch: int) -> Outcome:
-        """Return the known outcome of a captured batch size, or a guess by fitted traces for any other."""
+        """Return the outcome of a batch size if it was captured, else a guess from fitted traces."""
         ran = self._outcomes.get(batch)
         if ran is not None:
             return ran
@@ -238,12 +238,12 @@ class _RunSearch:
         return self._guesses[key]
 
     def _alike(self, batch: int) -> list[int]:
-        """Return the captured batch sizes of the same alignment, or all if none has it, nearest first."""
+        """Return captured batch sizes aligned like `batch`, or all if there are none, nearest first."""
         aligned = [size for size in self._traces if gcd(size, self._unit) == gcd(batch, self._unit)]
         return sorted(aligned or self._traces, key=_distance_from(batch))
 
     def _fit_of_two(self, by_distance: Sequence[int]) -> tuple[Program, int] | None:
-        """Return a program fitted to the nearest and another batch size, and the nearest, or None."""
+        """Return a program fitted to the nearest and another batch size, and the nearest size, or None."""
         nearest, *others = by_distance
         programs = (self._fitted(low, nearest) for low in others)
         return next(((program, nearest) for program in programs if program is not None), None)
@@ -279,7 +279,7 @@ def _fit(first: Trace, second: Trace) -> Program | None:
 
 
 def _with_workspaces(trace: Trace, near: Trace) -> Trace:
-    """Return a guessed trace with its convolution workspaces as the library of `near` reports them.
+    """Replace the convolution workspaces of a guessed trace by the sizes from the library of `near`.
 
     The library is asked about the convolutions of `near`, a captured trace, with their samples scaled to the
     guessed batch size.

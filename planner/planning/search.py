@@ -52,7 +52,7 @@ class _Probes(dict[int, Outcome]):
 
 
 def search_of(probes: Mapping[int, Outcome], largest: int, comfortable: int) -> Search:
-    """Return the result of a search, given its probes and its answers with and without retries.
+    """Return the result of a search from its probes and its answers with and without retries.
 
     `comfortable` is replaced by `largest` if `largest` fits without retries.
     """
@@ -123,7 +123,7 @@ def _extrapolate(
     limit: int,
     elements: Callable[[int], int],
 ) -> int | None:
-    """Return a batch size that needs about `max_bytes`, or None if the need does not grow with it."""
+    """Return a batch size that needs about `max_bytes`, or None if the memory does not grow."""
     low, guess = ends
     following = guess
     for _ in range(MOST_LINES):
@@ -142,7 +142,7 @@ def _extrapolate(
 def largest_near(
     outcome: Callable[[int], Outcome], guesses: tuple[int, int], limit: int = LARGEST_BATCH, stride: int = 1
 ) -> Search:
-    """Find the largest batch size without retries, and the largest that fits, in few probes from guesses.
+    """Find the largest batch sizes with and without retries in few probes, starting from guesses.
 
     Each answer fits and its successor does not. `stride` is the first step from the guess of the largest that
     fits. `outcome` should cache its results.
@@ -158,9 +158,9 @@ def boundary_along_lines(
 ) -> int:
     """Return a batch size up to `limit` that fits and whose successor does not; `start` fits.
 
-    The guesses lie on lines through the needs of the last two batch sizes that fit; the first line goes
-    through 0 bytes at batch size 0. `need_bytes` is called only for batch sizes that fit. `fits` should cache
-    its results.
+    Guesses are extrapolated linearly from the memory of the last two batch sizes that fit, at first from 0
+    bytes at batch size 0 and the memory at `start`. `need_bytes` is called only for batch sizes that fit.
+    `fits` should cache its results.
     """
     low, guess, low_bytes = 0, start, 0
     for _ in range(MOST_LINES):
@@ -197,7 +197,7 @@ def boundary_above(fits: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def round_down(search: Search, multiple: int, outcome: Callable[[int], Outcome]) -> Search:
-    """Return the search with each answer replaced by the largest multiple up to it that fits.
+    """Return the search with each answer replaced by the largest fitting multiple that does not exceed it.
 
     `first_failure` is unchanged, even if it is no multiple.
     """
@@ -268,7 +268,7 @@ def _bisect(fits: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def _neighbours(best: int, limit: int) -> Iterator[int]:
-    """Yield batch sizes above the boundary, apart from its successor, which is known not to fit."""
+    """Yield the batch sizes to probe above `best`, without its successor, which is known not to fit."""
     distances = {*range(2, NEIGHBOURS + 1), *(round(share * best) for share in NEIGHBOUR_SHARES)}
     for distance in sorted(distances):
         if distance > 1 and best + distance <= limit:

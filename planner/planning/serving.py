@@ -71,7 +71,7 @@ class ServingSettings(Struct, frozen=True):
         return self
 
     def on(self, device: Device) -> "ServingSettings":
-        """Return the settings with the GPU's defaults for numbers of tokens and sequences that are 0."""
+        """Return the settings, replacing zero numbers of tokens and sequences by the GPU's defaults."""
         is_large = device.total.value >= LARGE_GPU_BYTES and "A100" not in device.name
         return replace(
             self,
@@ -81,7 +81,7 @@ class ServingSettings(Struct, frozen=True):
 
 
 class CacheGroups(Struct, frozen=True):
-    """The groups of layers that share a pool of blocks.
+    """The groups of layers that share a pool of key-value cache blocks.
 
     Each group has its own block table, and all groups have the same number of layers.
     """
@@ -93,7 +93,7 @@ class CacheGroups(Struct, frozen=True):
     states: int = 0  # groups whose layers keep a state, a block for a sequence
 
     def blocks_of(self, length: int, settings: ServingSettings) -> int:
-        """Return the number of blocks that a sequence of this length takes in all groups.
+        """Return the number of blocks that a sequence of `length` tokens takes in all groups.
 
         A window may begin within a block, and the new tokens of a step are kept in addition to it until the
         step ends (vllm/v1/kv_cache_interface.py, SlidingWindowSpec.max_memory_usage_bytes).
@@ -125,7 +125,7 @@ class ServingPlan(Struct, frozen=True):
 
     @property
     def tokens(self) -> int:
-        """Return the number of tokens that the blocks hold after the states of one sequence.
+        """Return the number of tokens that the blocks hold in addition to the states of one sequence.
 
         It is 0 for a model without keys.
         """
@@ -171,7 +171,7 @@ def plan_serving(
 
 
 def group_layers(model: "ServedModel") -> CacheGroups:
-    """Return the groups of a model's layers (kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size).
+    """Divide a model's layers into groups (kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size).
 
     If some layers have a window or a state, a group has as many layers as the rarest kind has, or as the most
     frequent kind has if that is less than half as many more.
@@ -184,7 +184,7 @@ def group_layers(model: "ServedModel") -> CacheGroups:
 
 
 def block_tokens(model: "ServedModel", settings: ServingSettings) -> int:
-    """Return the number of tokens per block.
+    """Return the number of tokens per block of the key-value cache.
 
     For a model with states it is raised until a layer's keys and values of a block take at least as much as a
     state (vllm/platforms/interface.py, _align_hybrid_block_size).

@@ -34,7 +34,7 @@ class CheckChange(Struct, frozen=True):
         return self.row.estimate.process_bytes - self.before_bytes
 
     def exceeds(self, most: Headroom | None) -> bool:
-        """Return whether the process has grown by more than `most`; never for None."""
+        """Return whether the process has grown by more than `most`; False if `most` is None."""
         return most is not None and self.change_bytes > most.of(self.before_bytes)
 
 
@@ -54,7 +54,7 @@ class Comparison(Struct, frozen=True):
 
 
 def own_bytes(blocks: Iterable[LiveBlock]) -> dict[str, int]:
-    """Return the bytes of the blocks that each module holds itself, without the modules inside it."""
+    """Return the total bytes of blocks by module, not counting a module's blocks in its parents."""
     sizes: dict[str, int] = {}
     for block in blocks:
         sizes[block.module] = sizes.get(block.module, 0) + block.size_bytes
@@ -64,7 +64,7 @@ def own_bytes(blocks: Iterable[LiveBlock]) -> dict[str, int]:
 def module_changes(
     before: Mapping[str, int], after: Mapping[str, int]
 ) -> tuple[ModuleChange | None, tuple[ModuleChange, ...]]:
-    """Return the module that has most of the change between two peaks, and the modules that changed most.
+    """Return the module responsible for most of the change between two peaks, and the most changed modules.
 
     The first result is the innermost module with NAMED_SHARE of the change of its parent, and so on up to
     the model. If the change is spread over the model, it is the module whose own change is largest in the
@@ -86,7 +86,7 @@ def module_changes(
 
 
 def _innermost(changes: Mapping[str, int], outer: ModuleChange) -> ModuleChange:
-    """Return the innermost module inside `outer` that has most of the change of `outer`, else `outer`."""
+    """Descend from `outer` while one child has NAMED_SHARE of the change, and return the last module."""
     inner: dict[str, int] = {}
     prefix = f"{outer.name}." if outer.name else ""
     for module, change in changes.items():

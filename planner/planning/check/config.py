@@ -75,7 +75,7 @@ class _Limits(Struct, frozen=True):
 
 
 class CheckJob(Struct, frozen=True):
-    """A job of the table, with the GPUs and the budget that it has to fit."""
+    """A job in `[tool.planner]`, with the GPUs and the budget that it has to fit."""
 
     name: str
     where: str  # file, line and key, for messages
@@ -91,7 +91,7 @@ class CheckJob(Struct, frozen=True):
 
 
 class CheckConfig(Struct, frozen=True):
-    """The contents of a file's table: its jobs, and the verdict that fails a check."""
+    """The contents of `[tool.planner]` in a file: its jobs, and the mildest verdict that fails a check."""
 
     path: Path
     fail_on: FailOn | None
@@ -99,7 +99,7 @@ class CheckConfig(Struct, frozen=True):
 
 
 def find_config(start: Path) -> Path:
-    """Return the path of the nearest pyproject.toml with the table, from a folder upwards.
+    """Return the nearest pyproject.toml with `[tool.planner]` in a folder or one of its parents.
 
     Raises UsageError if there is none.
     """
@@ -113,10 +113,10 @@ def find_config(start: Path) -> Path:
 
 
 def load_config(path: Path, catalogue: Mapping[str, CatalogueEntry], sources: Collection[str]) -> CheckConfig:
-    """Read the table of a pyproject.toml.
+    """Read `[tool.planner]` from a pyproject.toml.
 
-    Raises UsageError with file, line and key for an invalid table. A model FILE.py:NAME, which would run
-    code, is invalid unless `sources` contains "file".
+    Raises UsageError if the table is missing, and with file, line and key if it is invalid. A model
+    FILE.py:NAME, which would run code, is invalid unless `sources` contains "file".
     """
     top = _read(path)
     if top is None:
@@ -228,7 +228,9 @@ def _headroom(entry: Entry) -> Headroom:
 
 
 def parse_size(text: str, where: str = "") -> Headroom:
-    """Parse a size such as 16GiB, or a share such as 5%. Raises UsageError, which begins with `where`.
+    """Parse a size such as 16GiB, or a share such as 5%.
+
+    Raises UsageError with a message that begins with `where` if the text is neither.
 
     >>> parse_size("1.5GiB").size_bytes, parse_size("5%").share
     (1610612736, 0.05)

@@ -33,7 +33,7 @@ class Revision(Struct, frozen=True):
 
 @contextmanager
 def export_revision(folder: Path, name: str) -> Iterator[Revision]:
-    """Check out a revision of the project in `folder`, yield it, and delete the files in the end.
+    """Check out a revision of the project in `folder`, yield it, and delete the checked-out files on exit.
 
     Raises UsageError if git fails, or if the revision does not contain the folder.
     """

@@ -30,7 +30,7 @@ class Verdict(StrEnum):
     OUT_OF_MEMORY = "OUT OF MEMORY"  # most likely not
 
     def is_no(self, fail_on: FailOn) -> bool:
-        """Return whether this verdict fails a check that fails on `fail_on` or worse."""
+        """Return whether this verdict is `fail_on` or worse."""
         order = list(Verdict)
         return order.index(self) >= order.index(Verdict[fail_on.name])
 
@@ -47,9 +47,10 @@ class Judgement(Struct, frozen=True):
 def judge(
     estimate: Estimate, trace: Trace, even: Budget, budget_bytes: int | None, headroom: Headroom
 ) -> Judgement:
-    """Return the worse judgement of a batch on its GPU and under a budget of the process.
+    """Judge a batch on its GPU and, if `budget_bytes` is given, under that budget; return the worse verdict.
 
-    `even` is the GPU's budget at confidence 0.5.
+    The returned available bytes are the smaller, and the returned probability is the larger, of both
+    judgements. `even` is the GPU's budget at confidence 0.5.
     """
     judgements = [_judge_gpu(estimate, trace, even, headroom)]
     if budget_bytes is not None:

@@ -12,7 +12,7 @@ _STATES = (Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER)
 
 
 class TracedSplit(Struct, frozen=True):
-    """A split that was traced, with the memory of one of its ranks: peaks without a limit, and states."""
+    """A traced split, with the peaks in unlimited memory and the state bytes of one of its ranks."""
 
     split: Split
     allocated_bytes: int
@@ -38,7 +38,8 @@ def least_bytes(split: Split, traced: list[TracedSplit]) -> int:
 
     - the reserved peak of a traced split that needs no more memory: its recipe saves as much or more, it has
       as many shards or more, and its micro-batch is no larger;
-    - the states of all shards of a traced split, divided by the number of shards;
+    - the share `_OWN` of the states of all shards of a traced split with equal tensor parallel, divided by
+      the number of shards of `split`;
     - a line through two traced splits of the same recipe that differ only in shards or only in micro-batch.
 
     Each tensor has a part in proportion to the micro-batch or to a shard. So the allocated peak is a convex

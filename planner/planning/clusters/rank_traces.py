@@ -8,7 +8,7 @@ from planner.program import Fact, Target, Trace, TraceSource
 
 
 class RankTraces:
-    """A source of the traces of one rank."""
+    """A source of traces of one rank, which counts the seconds spent in captures."""
 
     def __init__(self, open_traces: Callable[[Job, Target], TraceSource]) -> None:
         self._open_traces = open_traces
@@ -17,7 +17,10 @@ class RankTraces:
         self.seconds = 0.0  # spent in captures and extrapolation
 
     def trace(self, job: Job, batch: int, target: Target) -> Trace:
-        """Return the trace of a job at a batch size. Raises the errors of a capture."""
+        """Return the trace of a job at a batch size, and count the seconds.
+
+        Raises the errors of a capture.
+        """
         start = perf_counter()
         trace = self._open_traces(job, target)(batch)
         self.is_repeated = self.is_repeated is not False and Fact.REPEATED_BLOCKS in trace.facts

@@ -59,7 +59,7 @@ class ClusterPlan(Struct, frozen=True):
 
 
 class ClusterPlans(Struct, frozen=True):
-    """The plans for one kind of GPU; there are none if even the largest number of GPUs is too small."""
+    """The plans for one kind of GPU; `plans` is empty if no number of GPUs suffices."""
 
     budget: Budget
     plans: tuple[ClusterPlan, ...]  # by rising number of GPUs
@@ -88,7 +88,7 @@ class ClusterTable(Struct, frozen=True):
 
 
 class _Need(Struct, frozen=True):
-    """The memory that a rank needs, without a limit, and the published runs that the job resembles."""
+    """The peaks of a rank in unlimited memory, and the published runs that the job resembles."""
 
     allocated_bytes: int
     reserved_bytes: int
@@ -111,7 +111,7 @@ class ClusterSearch:
         self._refused: dict[str, str] = {}  # reasons, by the measure that is not planned
 
     def plans(self, budget_of: BudgetOf, most: int = 1) -> ClusterPlans:
-        """Return the plan on the fewest GPUs, and with `most` above 1 also plans on more GPUs.
+        """Return the plan on the fewest GPUs, and also plans on more GPUs if `most` is above 1.
 
         The latter include the fewest GPUs on which the fastest recipe fits. Tensor parallel is tried only on
         fewer GPUs than suffice without it, with the recipe of least memory. Raises the errors of a capture.
@@ -135,7 +135,7 @@ class ClusterSearch:
         return ClusterPlans(first.budget, shown, (*first.notes, *self._refused.values()))
 
     def advise(self, budget_of: BudgetOf) -> ClusterAdvice:
-        """Return a plan for each recipe that fits when the global batch is split over the most GPUs possible.
+        """Return a plan for each recipe that fits on the most GPUs possible, and the recipes that do not fit.
 
         Raises the errors of a capture.
         """
@@ -246,9 +246,9 @@ class ClusterSearch:
         return all(limit is not None and least > limit for limit in limits) and bool(limits)
 
     def _need(self, job: Job, split: Split, budget: Budget) -> _Need:
-        """Return the memory that a rank of a split needs, from a replay of its trace in unlimited memory.
+        """Return and cache the memory that a rank of a split takes when replayed in unlimited memory.
 
-        The trace, which may have a million events, is not kept.
+        The split is added to the traced splits. The trace, which may have a million events, is not kept.
         """
         kind = _kind_of_trace(budget)
         key = job, split.micro_batch, *kind

@@ -24,9 +24,10 @@ class ClusterQuestion(Struct, frozen=True):
     most_gpus: int = MOST_GPUS
 
     def gpu_counts(self, tp: int = 1) -> list[int]:
-        """Return the numbers of GPUs, rising, over which the global batch can be split in groups of `tp`.
+        """Return, in ascending order, the numbers of GPUs over which the global batch can be split.
 
-        The number of groups divides the global batch. The number of GPUs divides a node or fills whole nodes.
+        The number of groups of `tp` GPUs divides the global batch. The number of GPUs divides a node or fills
+        whole nodes.
         """
         most = min(self.most_gpus, self.global_batch * tp)
         return [
@@ -58,14 +59,14 @@ class Gathers(IntEnum):
 
 
 class Recipe(Struct, frozen=True):
-    """The measures of a run that save memory, each of which costs time."""
+    """The measures that save memory and cost time: checkpointing, gathering of weights, tensor parallel."""
 
     checkpoint: Checkpoint  # blocks are computed again in the backward pass
     gathers: Gathers
     tp: int = 1  # GPUs that share the tensors of each layer and their batch
 
     def saves_no_more_than(self, other: "Recipe") -> bool:
-        """Return whether the other recipe includes each measure of this recipe, at equal tensor parallel."""
+        """Return whether `other` has each measure of this recipe, and equal tensor parallel."""
         recomputes = self.checkpoint is Checkpoint.NONE or self.checkpoint is other.checkpoint
         return recomputes and self.gathers <= other.gathers and self.tp == other.tp
 
@@ -117,7 +118,10 @@ def splits_on(gpus: int, recipe: Recipe, question: ClusterQuestion) -> Iterator[
 
 
 def job_of(job: Job, split: Split) -> Job:
-    """Return the job of one rank, whose batch size is the micro-batch."""
+    """Return the job of one rank, with the checkpointing, sharding and accumulation of a split.
+
+    The job accumulates at most `_ACCUMULATED` micro-batches, since further micro-batches repeat the last.
+    """
     accumulate = min(split.accumulate, _ACCUMULATED)
     alone: dict[str, Any] = {"checkpoint": split.recipe.checkpoint, "accumulate": accumulate}
     gathers, tp = split.recipe.gathers, split.recipe.tp

@@ -17,7 +17,7 @@ _PRECEDENCE = (Category.PARAMETER, Category.OPTIMIZER, Category.GRADIENT, Catego
 
 
 def attributed_trace(history: ProcessHistory, batch: int, blas_bytes: int) -> Trace:
-    """Return the trace of a recorded history, with a category, module and source line for each block.
+    """Convert a recorded history to a trace with a category, module and source line for each block.
 
     Parameters, gradients, optimizer state and inputs are recognized by their addresses. A block that is
     allocated in the forward pass and alive when the backward pass starts is an activation. `blas_bytes` is
@@ -62,7 +62,7 @@ class _Block:
     dies_in: int | None = None  # optimizer steps that ended before it is freed; None: it is never freed
 
     def is_blas(self, blas_bytes: int) -> bool:
-        """Return whether the block is a workspace that cuBLAS keeps."""
+        """Return whether size, lifetime and category show that the block is a workspace that cuBLAS keeps."""
         outlives_step = self.dies_in is None or self.dies_in > self.step
         return (
             self.requested_bytes == blas_bytes
@@ -89,7 +89,7 @@ class _Walk:
     _copying: set[str] = field(default_factory=set)  # lines that bring a batch to the GPU
 
     def over(self, history: ProcessHistory, course: Course) -> list[_Block]:
-        """Return all blocks, with the categories that follow from addresses and phases."""
+        """Walk through a history, and return its blocks with categories from addresses and phases."""
         notes: list[_Note] = [(place, course.tables[index]) for place, index in course.held]
         notes += ((mark.place, mark) for mark in course.marks)
         notes.sort(key=_order)
@@ -148,5 +148,5 @@ class _Walk:
 
 
 def _order(note: _Note) -> tuple[int, bool]:
-    """Return the sort key of a note: its place; at the same place, holders come before marks."""
+    """Return a key that sorts notes by place in the history, with holders of blocks before course marks."""
     return note[0], isinstance(note[1], CourseMark)

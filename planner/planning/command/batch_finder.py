@@ -1,4 +1,4 @@
-"""Search the largest batch size of a command by replay of its histories, which runs confirm."""
+"""Find the largest batch size of a command by replaying its histories, and confirm it by runs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ _MOST_RUNS = 12  # to confirm replays, after which runs alone lead on
 
 @dataclass(slots=True)
 class BatchFinder:
-    """The search for the largest batch size among the multiples of a number."""
+    """The search for the largest batch size of a command among the multiples of `unit`."""
 
     runs: CommandRuns
     unit: int
@@ -39,7 +39,7 @@ class BatchFinder:
     retries_differ: str = ""  # why replays do not tell the largest batch size with retries
 
     def find(self) -> Search:
-        """Find the largest batch size by replay, or by runs alone."""
+        """Find the largest batch size by replays that runs confirm, or by runs alone if replays fail."""
         first = max(1, _FIRST_BATCH // self.unit) * self.unit
         self._record(first)
         guess = self._guess(first)
@@ -62,12 +62,15 @@ class BatchFinder:
     # ---- histories
 
     def _record(self, batch: int) -> None:
-        """Record the run of a batch size with memory to spare, if it is not recorded yet."""
+        """Record a run of a batch size without retries, unless one is recorded already."""
         if batch not in self.recorded:
             self.recorded[batch] = self.runs.unbounded(batch)
 
     def _guess(self, first: int) -> int:
-        """Return a batch size near the answer, from one run's peak and the memory allocated at its end."""
+        """Return a batch size near the answer, guessed from the peak and end of the recorded run at `first`.
+
+        The result is never `first`, so that two batch sizes can be fitted.
+        """
         guess = first * _MOST_STRETCH
         for end_bytes, peak_bytes in end_and_peak(self.recorded[first], first):
             per_sample_bytes = (peak_bytes - end_bytes) // first
@@ -77,7 +80,10 @@ class BatchFinder:
         return guess if guess != first else 2 * first
 
     def _with_steps(self, batch: int) -> int:
-        """Return the batch size, or the largest below it at which the command takes any optimizer step."""
+        """Return `batch`, or the largest batch size below it at which the command takes an optimizer step.
+
+        A lower result also becomes the limit of the search.
+        """
         if self._has_steps(batch):
             return batch
         units = batch // self.unit
@@ -94,7 +100,7 @@ class BatchFinder:
         return not has_steps or self.runs.unbounded(batch).largest.step_count > 0
 
     def _refit(self, near: int) -> str:
-        """Fit the histories to traces for any batch size; return why they do not align, or ""."""
+        """Fit the recorded histories to programs for any batch size; return why they do not align, or ""."""
         fit = fit_runs(self.recorded, near, self.runs.device)
         self.fit = fit if isinstance(fit, Fit) else None
         return "" if isinstance(fit, Fit) else fit
@@ -122,7 +128,10 @@ class BatchFinder:
         return in_samples(found, self.unit)
 
     def _confirm(self, search: Search) -> Search:
-        """Run the answers and their successors, and search again where a run disagrees."""
+        """Run the answers and their successors, and search again with the outcome of each run.
+
+        If replays and runs keep disagreeing, the search goes on by runs alone.
+        """
         most_runs = self.runs.count + _MOST_RUNS
         contradictions = 0  # in a row: one may be a matter of bytes, two mean that the traces are wrong
         while (batch := self._unconfirmed(search)) is not None:
@@ -151,7 +160,7 @@ class BatchFinder:
     def _needs_more_whole(self, batch: int, search: Search, expected: Outcome) -> bool:
         """Run an answer beyond its first optimizer steps, and return whether it then needs more memory.
 
-        Returns False without a run if there are no whole runs, or if the batch size is no answer that is
+        Returns False without a run if there are no whole runs, or if the batch size is not an answer that is
         expected to fit. A whole run that fits as expected, or fails in its first steps, also counts as a run
         of the first steps.
         """
@@ -167,7 +176,7 @@ class BatchFinder:
         return self.runs.outcome(batch) is expected
 
     def _learn(self, batch: int) -> str:
-        """Fit the history at a batch size that ran; return why replays cannot go on, or "".
+        """Refit with the history at a batch size that ran; return why replays cannot be trusted, or "".
 
         A replay and a run may differ in whether retries suffice, since libraries that are short of memory
         take smaller workspaces. Then `retries_differ` is set, and replays still tell which batch sizes fit
@@ -203,7 +212,7 @@ class BatchFinder:
         return self._search_of_runs(near.comfortable, near)
 
     def _find_by_runs(self, reason: str, near: Search | None = None) -> Search:
-        """Find the largest batch size by runs alone, near the search `near` or by extrapolation."""
+        """Find the largest batch size by runs alone, from the answers of `near` or else by extrapolation."""
         self.fit = None
         self.notes.append(f"found by runs alone, since histories cannot be replayed: {reason}")
         if near is None:
@@ -213,7 +222,7 @@ class BatchFinder:
         )
 
     def _search_of_runs(self, comfortable: int, near: Search) -> Search:
-        """Find the largest batch size with retries by runs, near a search that did not hold."""
+        """Find the largest batch size with retries by runs, starting near an earlier search's answers."""
         best = largest_with_retries(self.runs, self.unit, max(comfortable, near.largest), self.most)
         probes = {**dict(near.probes), **{batch: run.outcome for batch, run in self.runs.on_gpu.items()}}
         search = search_of(dict(sorted(probes.items())), max(comfortable, best), comfortable)

@@ -1,4 +1,4 @@
-"""Find the largest batch sizes of a command by runs alone, along lines through the memory that they take."""
+"""Find the largest batch sizes of a command by runs alone, extrapolating their memory linearly."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -17,19 +17,22 @@ T = TypeVar("T")
 
 
 def by_units(function: Callable[[int], T], unit: int) -> Callable[[int], T]:
-    """Return a function of the batch size as a function of the number of units."""
+    """Convert a function of the batch size to a function of the number of units."""
     return lambda units: function(units * unit)
 
 
 def in_samples(search: Search, unit: int) -> Search:
-    """Return a search among numbers of units with its batch sizes in samples."""
+    """Convert the batch sizes in the result of a search from units to samples."""
     failure = None if search.first_failure is None else search.first_failure * unit
     probes = tuple((units * unit, outcome) for units, outcome in search.probes)
     return Search(search.largest * unit, search.comfortable * unit, failure, probes)
 
 
 def search_by_runs(runs: CommandRuns, unit: int, ends: tuple[int, int], most: int) -> Search:
-    """Find the largest multiples of `unit` up to `most`, first along the lines through both ends."""
+    """Find the largest batch sizes with and without retries, extrapolating from runs at both `ends`.
+
+    Only multiples of `unit` up to `most` are tried.
+    """
     low, high = ends[0] // unit, ends[1] // unit
     search = largest_by_extrapolation(
         by_units(runs.outcome, unit),
@@ -78,7 +81,7 @@ def largest_with_retries(runs: CommandRuns, unit: int, guess: int, most: int) ->
 def search_whole(
     whole: CommandRuns, steps: CommandRuns, search: Search, unit: int, most: int, notes: list[str]
 ) -> Search:
-    """Return a search's answers if whole runs confirm them, else the answers of a search by whole runs."""
+    """Return `search` if whole runs confirm its answers, else the result of a search by whole runs."""
     if search.largest >= LARGEST_BATCH // 2:
         whole.outcome(max(steps.on_gpu))
         return search
@@ -105,5 +108,5 @@ def fails_after_steps(whole: CommandRuns, steps: CommandRuns, batch: int) -> boo
 
 
 def _needs_more(whole: CommandRuns, steps: CommandRuns, batch: int) -> bool:
-    """Return whether a whole run of a batch size needs more memory than its first optimizer steps."""
+    """Return whether a whole run needs more memory than a run of the first optimizer steps alone."""
     return fails_after_steps(whole, steps, batch) or whole.outcome(batch) is not steps.outcome(batch)

@@ -19,7 +19,7 @@ _MOST_SPARE_BYTES = 2**42  # of all GPUs; the stand-ins reserve sixteen times as
 
 @dataclass(slots=True)
 class CommandRuns:
-    """Runs of a command: each batch size at most once on the GPU, and once with memory to spare."""
+    """Cached runs of a command: at most one on the GPU and one with memory to spare per batch size."""
 
     command: Sequence[str]
     options: RunOptions
@@ -35,7 +35,7 @@ class CommandRuns:
         return self.options.device
 
     def outcome(self, batch: int) -> Outcome:
-        """Return the outcome at a batch size on the GPU, after a run if there was none before."""
+        """Return the outcome of a batch size on the GPU, running the command if no run is cached."""
         if batch not in self.on_gpu:
             self.count += 1
             self.on_gpu[batch] = self.run(batch, self.options, "on the GPU")
@@ -69,11 +69,14 @@ class CommandRuns:
 
     @property
     def room_bytes(self) -> int:
-        """Return the bytes of the GPU that are left to the allocator."""
+        """Return the usable bytes of the GPU less the CUDA context."""
         return self.device.usable.value - self.device.context.value
 
     def run(self, batch: int, options: RunOptions, where: str) -> EmulatedRun:
-        """Run the command at a batch size, and return the run; a ModelError quotes the last printed line."""
+        """Run the command at a batch size, and return the run.
+
+        Raises ModelError, which quotes the last line that the command printed.
+        """
         far = " to its first evaluation (--stop-after N ends it before)" * options.stops_after_evaluation
         self.on_progress(f"running batch {batch} {where}{far}")
         words = [word.replace(PLACEHOLDER, str(batch)) for word in self.command]

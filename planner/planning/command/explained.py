@@ -47,7 +47,7 @@ class ExplainedRun(Struct, frozen=True):
 
 
 def explain_run(run: EmulatedRun, device: Device) -> ExplainedRun:
-    """Explain a run whose histories record phases and modules. Raises DataFileError if that fails."""
+    """Explain the memory of a run's largest process by its history. Raises DataFileError if that fails."""
     history = _history_of(run)
     try:
         trace = attributed_trace(history, BATCH, _workspace_bytes(history, device))

@@ -27,7 +27,7 @@ _SCRATCH_DEPTHS = range(4)
 
 
 class RankTrace(Struct, frozen=True):
-    """The program of one process on one GPU, and its memory limits there."""
+    """The program of one process, and its memory limits on one GPU."""
 
     program: Program  # without kernel calls
     limits: MemoryLimits
@@ -52,7 +52,7 @@ class Fit(Struct, frozen=True):
 
 
 def fit_runs(runs: Mapping[int, EmulatedRun], near: int, device: Device) -> Fit | str:
-    """Fit two of the recorded runs, given by batch size, to programs that are most accurate at `near`.
+    """Fit two of the recorded runs to one program per rank, most accurate at the batch size `near`.
 
     Of two histories that align, the history nearest to `near` gives the sizes that are not linear, such as
     workspaces. The other history is as far away as possible, so that slopes are accurate. As few blocks as

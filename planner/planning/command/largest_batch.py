@@ -95,7 +95,10 @@ def find_largest_batch(
 
 
 def _run_at(on_gpu: Mapping[int, EmulatedRun], batch: int) -> EmulatedRun | None:
-    """Return the run at a batch size, or at the largest tried size if the search found no limit."""
+    """Return the run at a batch size, or None if there is none.
+
+    If the search found no limit, the run at the largest batch size tried is returned.
+    """
     return on_gpu.get(max(on_gpu) if batch >= LARGEST_BATCH // 2 else batch)
 
 

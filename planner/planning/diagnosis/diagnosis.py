@@ -7,7 +7,7 @@ from msgspec import Struct
 
 
 class Cause(StrEnum):
-    """The cause for which a request for memory failed."""
+    """The cause of a failed memory request."""
 
     TOO_LARGE = "too_large"  # the job needs more than the GPU has
     ONE_REQUEST = "one_request"  # one request is larger than everything else together, or than the GPU
@@ -29,7 +29,7 @@ class Place(Struct, frozen=True):
 
 
 class Held(Struct, frozen=True):
-    """Memory that was in use when the request failed."""
+    """Memory in use when the request failed, or at the peak if no request failed."""
 
     what: str  # the code that allocated it, or what a message calls it
     size_bytes: int
@@ -37,7 +37,7 @@ class Held(Struct, frozen=True):
 
 
 class Help(Struct, frozen=True):
-    """A setting, and whether and in how much memory the same requests would fit with it."""
+    """A setting, whether the same requests fit with it, and their reserved peak."""
 
     setting: str
     fits: bool | None  # None: what is known does not decide it

@@ -28,7 +28,7 @@ SETTINGS = (
 
 
 def diagnose_history(history: History, source: str) -> Diagnosis:
-    """Diagnose the last out-of-memory error of a history, or tell what lived at its peak if it has none.
+    """Diagnose the last out-of-memory error of a history, or describe its peak if it has no error.
 
     Raises UsageError if the allocator options of the history are not simulated.
     """
@@ -66,7 +66,7 @@ def diagnose_history(history: History, source: str) -> Diagnosis:
 
 
 def _no_failure(history: History, levels: Sequence[int], retries: int) -> tuple[Cause, str, Place]:
-    """Return the cause, the reason and the growing line of a history in which no request failed."""
+    """Return the cause, the reason and the growing line of code if no request of a history failed."""
     if not history.events:
         reason = (
             "no history was recorded, so that the snapshot shows one moment: call "
@@ -116,7 +116,7 @@ def _growth_text(floors: Sequence[int], share: int) -> str:
 
 
 def _end_text(floors: Sequence[int], peak_bytes: int, total_bytes: int | None) -> str:
-    """Return text that says after how many more rises memory runs out, or "" if the total is not known."""
+    """Return text on the rises left until memory runs out, or "" if no total above the peak is known."""
     if total_bytes is None or total_bytes <= peak_bytes:
         return ""
     more = (total_bytes - peak_bytes) * (len(floors) - 1) // (floors[-1] - floors[0])
@@ -124,7 +124,7 @@ def _end_text(floors: Sequence[int], peak_bytes: int, total_bytes: int | None) -
 
 
 def _levels(history: History) -> list[int]:
-    """Return the bytes in use before each event, and after the last."""
+    """Return the allocated bytes before each event of a history, and after the last event."""
     held = {block.address: block.size_bytes for one in history.start for block in one.blocks if block.in_use}
     config = parse_alloc_conf(history.alloc_conf, config_of_torch(history.torch))
     level = sum(held.values())
@@ -191,7 +191,7 @@ def _by_category(
 
 
 def _held(groups: Mapping[str, Sequence[int]]) -> tuple[Held, ...]:
-    """Return groups of blocks, given as the sizes of the blocks by group, by falling total size."""
+    """Convert block sizes by group to `Held` groups, the largest total size first."""
     held = (Held(name, sum(sizes), len(sizes)) for name, sizes in groups.items())
     return tuple(sorted(held, key=_by_size))
 
@@ -201,7 +201,7 @@ def _by_size(held: Held) -> tuple[int, str]:
 
 
 def _older(history: History, end: int) -> Iterator[int]:
-    """Yield the sizes of the blocks that were in use before the recording and are in use before an event."""
+    """Yield the sizes of blocks that were in use at the start of the recording and not freed before `end`."""
     freed = {event.address for event in history.events[:end] if event.action == "free_completed"}
     for state in history.start:
         for block in state.blocks:
@@ -228,11 +228,12 @@ def _name(site: Site) -> str:
 
 
 def _floors(levels: Sequence[int]) -> list[int]:
-    """Return the levels to which memory falls and below which it never falls again, by rising level.
+    """Return, in ascending order, the levels to which memory falls and below which it never falls again.
 
-    A fall counts if it is at least half of the largest. Only the last levels are returned, of which none
-    rises by more than memory falls to it: a training step frees what it allocates, and the layers of a
-    forward pass do not. The list is empty if the levels rise fewer than `_LEAST_RISES` times.
+    A fall counts if it is at least half of the largest fall. Only the last levels are returned, from which
+    on each level exceeds the previous level by no more than memory falls to it: a training step frees what
+    it allocates, and the layers of a forward pass do not. The list is empty if the levels rise fewer than
+    `_LEAST_RISES` times.
     """
     floors: list[tuple[int, int]] = []  # level, and how far memory fell to it
     for level, fall in _falls(levels, _largest_fall(levels) / 2):
@@ -247,7 +248,7 @@ def _floors(levels: Sequence[int]) -> list[int]:
 
 
 def _falls(levels: Sequence[int], least: float) -> Iterator[tuple[int, int]]:
-    """Yield each level to which memory falls by at least `least` before it rises as much, and the fall."""
+    """Yield the lowest level and the size of each fall of at least `least` that an equal rise follows."""
     high = low = levels[0]
     is_falling = False
     for level in levels:
@@ -271,7 +272,7 @@ def _largest_fall(levels: Sequence[int]) -> int:
 
 
 def _growing(history: History, end: int) -> tuple[Place, int]:
-    """Return the line whose blocks in use grew most in a history's second half, and the growth in bytes."""
+    """Return the code whose live blocks grew most in a history's second half, and the growth in bytes."""
     changes: dict[Site, int] = defaultdict(int)
     for sign, at in ((-1, end // 2), (1, end)):
         for event in _live_events(history, at):
@@ -287,7 +288,7 @@ def _by_growth(item: tuple[Site, int]) -> tuple[int, str]:
 def _replays(
     trace: Trace, history: History, end: int, reserved: int, refused: int | None
 ) -> tuple[Help, ...]:
-    """Return for each setting whether and in how much memory the requests up to an event fit.
+    """Replay the requests up to an event under each of `SETTINGS`, and return whether each setting helps.
 
     The GPU had at least the reserved memory, plus the memory that was free if a request failed. It had less
     than `refused`, the level of reserved memory that it refused, and no more than its total.
@@ -325,6 +326,6 @@ def _replay(trace: Trace, history: History, setting: str, enough: int, most: int
 
 
 def _config(history: History, setting: str = "") -> AllocatorConfig:
-    """Return the allocator options of a history with `setting` in place of the history's value."""
+    """Return the allocator config of a history, with `setting` in place of the recorded options it names."""
     own = [part for part in history.alloc_conf.split(",") if part and part.partition(":")[0] not in setting]
     return parse_alloc_conf(",".join(filter(None, [*own, setting])), config_of_torch(history.torch))

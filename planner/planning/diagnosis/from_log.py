@@ -163,14 +163,14 @@ class _Message(Struct, frozen=True):
 
     @property
     def detail(self) -> int:
-        """Return how much the message says: 2 with figures, 0 if it only says that a process was killed."""
+        """Return 2 if the message has figures, 1 if it matches a pattern other than `_KILLED`, else 0."""
         if self.figure("requested") is not None:
             return 2
         return int(any(one.pattern.search(self.text) for one in _WITHOUT_FIGURES if one is not _KILLED))
 
     @property
     def reserved_bytes(self) -> int | None:
-        """Return the bytes that PyTorch reserved, in newer messages the sum of allocated and unallocated."""
+        """Return the bytes that PyTorch reserved, as printed or as the sum of allocated and unallocated."""
         allocated, unallocated = self.figure("allocated"), self.figure("unallocated")
         if allocated is None:
             return self.figure("reserved")
@@ -201,8 +201,8 @@ class _Message(Struct, frozen=True):
     def own_bytes(self) -> int | None:
         """Return the memory of this process with its CUDA context, or None if the message does not tell it.
 
-        In a container torch does not find its own process among those that the driver lists, so that the
-        message lists it with the others: it is the smallest that has what PyTorch reserved.
+        In a container torch does not recognize its own process in the driver's list, and the message lists it
+        with the other processes. Then the smallest listed process with at least the reserved bytes counts.
         """
         reserved = self.reserved_bytes
         if self.figure("own") is not None or reserved is None:
@@ -211,13 +211,13 @@ class _Message(Struct, frozen=True):
 
     @property
     def other_bytes(self) -> int:
-        """Return the memory of other processes by the message; 0 if it names none."""
+        """Return the total bytes of the other processes that the message lists."""
         own = 0 if self.figure("own") is not None else self.own_bytes or 0
         return sum(self._listed()) - own
 
     @property
     def outside_bytes(self) -> int | None:
-        """Return the bytes in use outside of this process, or outside of PyTorch if its size is not told."""
+        """Return the bytes in use outside of this process, or outside of PyTorch if its size is unknown."""
         total, free = self.figure("total"), self.figure("free")
         mine = self.reserved_bytes if self.own_bytes is None else self.own_bytes
         return None if total is None or free is None or mine is None else total - free - mine
@@ -356,7 +356,7 @@ def _refused_despite_free(message: _Message, free: int, asked: str) -> tuple[Cau
 
 
 def _is_missing_elsewhere(message: _Message, requested: int) -> bool:
-    """Return whether other processes, or memory outside of PyTorch, hold what the request lacked."""
+    """Return whether memory of other processes or outside of PyTorch would have sufficed for the request."""
     free, others, outside = message.figure("free"), message.other_bytes, message.outside_bytes
     if free is None:
         return False
@@ -390,7 +390,7 @@ def _shortage(message: _Message, requested: int, allocated: int) -> str:
 
 
 def _help(message: _Message, requested: int) -> tuple[Help, ...]:
-    """Return whether expandable segments may have served the request from the memory that was left."""
+    """Return whether expandable segments might have served the request, or () if that is unknown."""
     left = message.left_bytes
     if left is None or message.is_of_metal:
         return ()

@@ -62,7 +62,10 @@ def diagnose_run(record: Mapping[str, Any]) -> Diagnosis:
 
 
 def _growth(levels: Sequence[int]) -> int | None:
-    """Return the least rise between two steps after the first, or None if the peak does not always rise."""
+    """Return the smallest rise between successive steps after the first, or None if not all steps rise.
+
+    Fewer than `_GROWING_STEPS` steps after the first also give None.
+    """
     later = levels[1:]
     if len(later) < _GROWING_STEPS:
         return None

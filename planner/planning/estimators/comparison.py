@@ -112,7 +112,8 @@ def compare(
 ) -> Comparison:
     """Compare the planner's estimate and the other estimators' answers with the measured memory.
 
-    An answer, or `measured`, is a text that gives the reason if there is no figure.
+    An answer, or `measured`, is a text that gives the reason if there is no figure. If nothing was measured,
+    the other estimators' answers are compared with the planner's allocated peak.
     """
     run, record = estimate.run, measured if isinstance(measured, Measured) else None
     budget = estimate.budget
@@ -152,7 +153,7 @@ def find_measured(
 
 
 def measured_by_run(run: Observation) -> Measured | None:
-    """Return the peaks of a run that a calibration stores, or None if the allocated peak is unknown."""
+    """Convert a calibration's stored run to `Measured`, or return None if its allocated peak is unknown."""
     if run.peak_allocated_bytes is None:
         return None
     recorded = {"torch": run.versions.torch, "cuda": run.versions.cuda}

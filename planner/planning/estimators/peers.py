@@ -26,7 +26,7 @@ class PeerEstimate(msgspec.Struct, frozen=True):
 
 
 def sum_of_layers(input_bytes: int, output_bytes: int, parameter_bytes: int, unit_bytes: int) -> PeerEstimate:
-    """Return an estimate of the three terms that torchinfo, torchsummary and pytorch_modelsize add up.
+    """Return an estimate as the sum of input, outputs and parameters, as torchinfo and others compute it.
 
     `output_bytes` are the outputs of the layers, for the forward and the backward pass.
     """

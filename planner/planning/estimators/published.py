@@ -39,7 +39,7 @@ _UnitBytes = Annotated[float, Meta(ge=0, le=2**40)]
 
 
 class Source(Struct, frozen=True, forbid_unknown_fields=True):
-    """The origin of published figures."""
+    """The publication that figures are from, with its framework, GPU and versions."""
 
     title: Text
     framework: Literal["torch", "tensorflow"]
@@ -58,7 +58,7 @@ class Quantity(Struct, frozen=True):
 
     @property
     def size_bytes(self) -> float:
-        """Return the size in bytes, no more exact than it was printed."""
+        """Return the size in bytes, computed from the rounded number that was printed."""
         return float(self.printed) * self.unit_bytes
 
 

@@ -1,4 +1,4 @@
-"""Run the estimators other than the planner's trace; torch is imported when they are opened."""
+"""Run the estimators other than the planner's trace; torch is imported on their first use."""
 
 from time import perf_counter
 from typing import Any
@@ -23,9 +23,10 @@ PEERS = tuple(method for method in Method if method is not Method.TRACE)
 
 
 def open_builder(job: Job, factory: Factory | None, on_progress: OnProgress) -> Build:
-    """Return a function that builds the job's model without weights; imports torch.
+    """Import torch, and return a function that builds a job's model without weights.
 
-    Raises UsageError for a model that its source does not know.
+    Raises UsageError if the model's source does not know the model. The returned function raises UsageError
+    for a model that has its own training step.
     """
     on_progress("importing torch and the model's library")
     from planner.capture import construct_model, find_constructor
@@ -77,7 +78,7 @@ def plan_by_formula(job: Job, budget: Budget, build: Build, on_progress: OnProgr
 def run_estimators(
     job: Job, batch: int, budget: Budget, build: Build, on_progress: OnProgress
 ) -> dict[Method, StaticEstimate | str]:
-    """Return the estimate of every method but the trace, or the reason in one line if there is none."""
+    """Return, for each method but the trace, its estimate, or the reason as text if it has none."""
     answers: dict[Method, StaticEstimate | str] = {}
     for method in PEERS:
         try:

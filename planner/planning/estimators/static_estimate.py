@@ -1,7 +1,7 @@
-"""Compare estimates that are a plain sum, by the closed formula or by other tools, with a card's memory.
+"""Compare the totals of the closed formula and of other tools with the memory of a GPU.
 
 None of the estimates knows the allocator or the CUDA context. So a total is compared with the memory that the
-planner's own replay may take on the same card: usable memory less context and margin, or the cap.
+planner's own replay may take on the same GPU: usable memory less context and margin, or the cap.
 """
 
 from msgspec import Struct
@@ -36,7 +36,7 @@ class StaticEstimate(Struct, frozen=True):
 
 
 class FormulaPlan(Struct, frozen=True):
-    """The largest batch size by the formula, and the estimates on both sides of it."""
+    """The largest batch size by the formula, with the estimates at it and at the next batch size."""
 
     job: Job
     budget: Budget
@@ -89,9 +89,9 @@ def formula_estimate(job: Job, batch: int, budget: Budget, counts: Counts, secon
 
 
 def formula_plan(job: Job, budget: Budget, counts: AffineCounts, seconds: float) -> FormulaPlan:
-    """Return the largest batch size by the formula under the allocator's limit, by one division.
+    """Return the largest batch size by the formula, with the estimates at it and at the next batch size.
 
-    Raises as `moments_of` does, and ValueError if nothing bounds the memory.
+    Raises as `moments_of` does, and ValueError if memory has no limit or does not grow with the batch size.
     """
     left = budget.limits.allocator_limit_bytes
     if left is None:
@@ -111,6 +111,6 @@ def formula_plan(job: Job, budget: Budget, counts: AffineCounts, seconds: float)
 def peer_estimate(
     method: Method, job: Job, batch: int, budget: Budget, peer: PeerEstimate, seconds: float
 ) -> StaticEstimate:
-    """Return another tool's estimate in the tool's own lines, with their total."""
+    """Convert another tool's estimate to a `StaticEstimate` with the tool's terms and their total."""
     lines = (*peer.parts, ("Total", peer.total_bytes))
     return StaticEstimate(method, job, batch, budget, lines, peer.total_bytes, peer.unit_bytes, seconds)

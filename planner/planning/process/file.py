@@ -75,9 +75,9 @@ class ProcessFile(Struct, frozen=True):
 
 
 def find_process_file(name: str) -> Path:
-    """Return the path of a process file, given a path or the name of a shipped process.
+    """Return the path of a shipped process named `name`, or else `name` as a path.
 
-    Raises UsageError for a name without a suffix that is neither.
+    Raises UsageError if `name` has no suffix and is neither a shipped process nor a file.
     """
     if name in shipped_processes():
         return SHIPPED_FOLDER / f"{name}.yaml"
@@ -126,7 +126,7 @@ Known = tuple[Model, int | None]  # a model of the file, and the batch size that
 
 
 def _in_process(model: Model, cublas_config: str, version: str) -> Model:
-    """Return the model with the process's cuBLAS workspace setting and version of torch."""
+    """Return the model with its job set to the process's cuBLAS workspace setting and torch version."""
     torch = version and format_torch_version(torch_version_of(version))
     return replace(model, job=model.job.replace(cublas_workspace_config=cublas_config, torch=torch))
 

@@ -210,7 +210,7 @@ class _Machine:
         self._running = running
 
     def _open(self, job: Job, model: Model, batch: int, zeroed_in: Phase | None = None) -> _Running:
-        """Return a loop of a model that has no blocks yet except the model's weights already on the GPU."""
+        """Return a loop of a model that shares the weights already on the GPU and has no other blocks yet."""
         placed = self._models.setdefault(model.name, _Placed())
         running = _Running(self._tracer(job, batch), placed, Joiner(self._numbers), zeroed_in)
         running.joiner.live = {
@@ -230,12 +230,12 @@ class _Machine:
         self._replay(running.joined, [*missing.values()])
 
     def _play(self, running: _Running, step: int) -> None:
-        """Replay one step of a loop; steps beyond the traced steps repeat the last."""
+        """Replay one step of a loop; a step beyond the traced steps repeats the last traced step."""
         for piece in running.steps[min(step, len(running.steps) - 1)]:
             self._play_piece(running, piece, running.joiner.join(piece, step), step)
 
     def _play_piece(self, running: _Running, piece: Piece, joined: Trace, step: int) -> None:
-        """Replay a joined piece of a loop, phase by phase, without the set-up's allocations of weights."""
+        """Replay a piece of a loop by phase, skipping allocations of weights and existing workspaces."""
         self.loop_step = step
         lasting, events = dict(piece.lasting), list[Event]()
         given_back = {index: variable for index, age, variable in piece.freed if age < 0}
@@ -260,7 +260,7 @@ class _Machine:
         self._replay(joined, events)
 
     def _enter(self, running: _Running) -> None:
-        """Place missing weights, or free an earlier loop's gradients, as a phase of the first step begins."""
+        """Allocate missing weights, or free old gradients, at the start of a phase of the first step."""
         if self.phase is Phase.FORWARD:
             self._bring_weights(running)  # torchinfo allocates the input first, then moves the model
         if self.phase is running.zeroed_in:
@@ -268,7 +268,7 @@ class _Machine:
             running.model.gradients.clear()
 
     def _is_unserved(self, stream: int) -> bool:
-        """Return whether the current thread had no permanent workspace on a stream, and record one."""
+        """Record that the current thread has a workspace on a stream, and return whether it had none."""
         place = self.phase is Phase.BACKWARD, stream
         is_unserved = place not in self._served
         self._served.add(place)

@@ -1,4 +1,4 @@
-"""Run a sweep's tasks on concurrent.futures executors: loky's processes on this machine, or a Dask cluster.
+"""Run a sweep's tasks on concurrent.futures executors: local loky processes, or a Dask cluster.
 
 If a worker dies, no other task is lost: the tasks that were running at that time are run again one by one,
 which shows which of them ends its process.
@@ -39,7 +39,10 @@ class Pool(Struct, frozen=True):
 
 
 def run_all(tasks: Sequence[Task], pool: Pool, run: Run) -> Iterator[tuple[int, TaskResult]]:
-    """Run tasks, and yield the index and result of each in the order in which they end."""
+    """Run tasks, and yield the index and result of each task as soon as it ends.
+
+    A task that kills its worker when run alone has a result with a failure.
+    """
     queue = deque(enumerate(tasks))
     while queue:
         suspects: list[_Numbered] = []

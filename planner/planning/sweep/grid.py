@@ -153,7 +153,7 @@ class Cell(msgspec.Struct, frozen=True):
     figures: GpuFigures
 
     def row(self) -> dict[str, Any]:
-        """Return the cell's values by column name."""
+        """Return a dictionary of the cell's model, recipe and figures by column name."""
         return {"model": self.model, "recipe": self.recipe, **msgspec.structs.asdict(self.figures)}
 
 

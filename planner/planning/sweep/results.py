@@ -47,7 +47,7 @@ class ResultStore(Struct, frozen=True):
     warn: Warn
 
     def find(self, task: Task) -> TaskResult:
-        """Return the stored results of a task, limited to its GPUs."""
+        """Return the stored results of a task for its GPUs, merged from all files of the task."""
         cells: dict[str, GpuFigures] = {}
         notes: dict[str, None] = {}
         unknown: dict[str, None] = {}
@@ -60,7 +60,7 @@ class ResultStore(Struct, frozen=True):
         return TaskResult(cells, tuple(notes), tuple(unknown))
 
     def keep(self, task: Task, result: TaskResult) -> None:
-        """Write a task's result to a file of the folder. Raises DataFileError."""
+        """Write a task's result to a file of the folder. Raises DataFileError if that fails."""
         gpus = sha256(" ".join(sorted(result.cells)).encode()).hexdigest()[:8]
         readable = re.sub(r"[^a-z0-9]+", "-", f"{task.model} {task.recipe}".lower()).strip("-")[:60]
         content = _ResultFile(1, result.notes, result.unknown_ops, dict(result.cells), task_to_json(task))
@@ -104,7 +104,7 @@ def _deciding_files(calibrations: Iterable[Path]) -> Iterator[Path]:
 
 
 def _code_of(task: Task) -> Any:
-    """Return a value that changes if the code or data behind the job's traces changes, as far as known."""
+    """Return a JSON value that changes with the code and data behind a job's traces, as far as known."""
     key = fingerprint_of(task.job)
     if key is not None:
         return [key, _library_of(task.job)]

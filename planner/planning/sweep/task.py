@@ -13,7 +13,7 @@ from planner.jobs import Job, job_to_json
 
 
 class Task(msgspec.Struct, frozen=True):
-    """One model in one recipe, with all GPUs whose figures are still missing."""
+    """One model in one recipe, with the GPUs for which figures are to be computed."""
 
     model: str  # as the tables name it
     recipe: str
@@ -52,7 +52,7 @@ def device_digest(device: Device) -> str:
 
 
 def task_to_json(task: Task) -> dict[str, Any]:
-    """Return everything that decides a task's figures, apart from its GPUs, as JSON data."""
+    """Convert the job and options that decide a task's figures, without its GPUs, to JSON data."""
     deciding = ("alloc_conf", "confidence", "no_calibration")
     options = {name: value for name, value in task.options.items() if name in deciding}
     cap = task.options.get("allocator_cap_mib")

@@ -34,7 +34,7 @@ OpenPrograms = Callable[[Job], SizedPrograms]
 
 
 class VaryingAttempt(Struct, frozen=True):
-    """The plan of a job after a set of changes."""
+    """The largest batch, and the risk at the requested batch, of a job after a set of changes."""
 
     changes: tuple[Change, ...]
     training: TrainingConfig
@@ -43,7 +43,7 @@ class VaryingAttempt(Struct, frozen=True):
 
     @property
     def fits(self) -> bool:
-        """Return whether runs at the requested batch stay within the risk."""
+        """Return whether the probability of running out of memory at the requested batch is acceptable."""
         risk = round(1 - self.side.budget.confidence, 12)
         return self.asked is not None and self.asked.probability <= risk
 
@@ -62,9 +62,10 @@ class VaryingAdvice(Struct, frozen=True):
 def advise_varying(
     job: Job, budget: Budget, batch: int | None, open_programs: OpenPrograms, on_progress: OnProgress
 ) -> VaryingAdvice:
-    """Plan a job with each change by itself, and with several if none alone makes the requested batch fit.
+    """Plan a job unchanged, with each change and, if none alone makes the requested batch fit, with several.
 
-    Slow changes are skipped, and so are further splits of a batch that fits. Raises the errors of a capture.
+    Slow changes are skipped. Splits of the batch are skipped if no batch is requested, if the batch fits
+    without changes, or after one split fits. Raises the errors of a capture.
     """
     start = perf_counter()
     training = TrainingConfig(job, batch or 1, budget.limits.config)
@@ -112,7 +113,7 @@ def _together(
     singles: list[VaryingAttempt],
     attempt: Callable[[tuple[Change, ...]], VaryingAttempt | None],
 ) -> VaryingAttempt | None:
-    """Return the first attempt with several changes at which the requested batch fits, or None.
+    """Combine changes one by one, and return the first attempt at which the requested batch fits, or None.
 
     Changes that enlarge the largest batch or split the batch are added one by one, in the order of `singles`,
     at most one from each group.
@@ -130,7 +131,7 @@ def _together(
 
 
 def _of_batches(job: Job) -> Iterator[Change]:
-    """Yield changes to how samples are padded, cut and put into batches."""
+    """Yield changes to how samples are grouped, padded and cut, or none if several dimensions vary."""
     sizes = load_distribution(job)
     if len(sizes.ranges) > 1:
         return

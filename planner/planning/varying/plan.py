@@ -27,7 +27,7 @@ TOKENS_UNIT = 64  # the step in which the largest number of tokens of a batch is
 
 
 class VaryingSide(Struct, frozen=True):
-    """The answer for one configuration of the allocator."""
+    """The largest batch and the risks under one configuration of the allocator."""
 
     budget: Budget
     largest: int  # batch whose probability of running out of memory is within the risk; 0: there is none
@@ -41,12 +41,12 @@ class VaryingSide(Struct, frozen=True):
 
     @property
     def process_bytes(self) -> int | None:
-        """Return the most memory that nvidia-smi shows for the process, or None if no runs were sampled."""
+        """Return the process's peak memory as nvidia-smi shows it, or None if no runs were sampled."""
         return None if self.at is None else process_bytes(self.budget, self.at.peak_reserved_bytes)
 
 
 class VaryingPlan(Struct, frozen=True):
-    """The answers for a job whose samples have many sizes."""
+    """The results for a job whose samples have many sizes, under both configurations of the allocator."""
 
     job: Job
     sizes: SizeDistribution
@@ -83,7 +83,10 @@ def check_varying(job: Job) -> None:
 
 
 def estimate_varying(job: Job, budget: Budget, programs: SizedPrograms, batch: int) -> VaryingPlan:
-    """Return the memory and the risk of sampled runs at a batch size. Raises the errors of a capture."""
+    """Return a plan with the memory and the risk of sampled runs at one batch size.
+
+    Raises the errors of a capture.
+    """
     start = perf_counter()
     budget = judged(budget, programs)
     sides = []
@@ -116,7 +119,7 @@ def find_varying_batch(
 def find_varying_fit(
     job: Job, budget: Budget, programs: SizedPrograms, batch: int | None = None, multiple_of: int = 1
 ) -> DeviceFit:
-    """Return the largest batch on one of several GPUs, and the figures of `batch`, by default the largest.
+    """Return the largest batch on a GPU, and the memory and verdict at `batch` (default: the largest).
 
     Retries are normal in a run on many sizes, so the largest batch also counts as the comfortable batch.
     Raises the errors of a capture.
@@ -141,7 +144,7 @@ def find_varying_fit(
 
 
 def plan_side(job: Job, budget: Budget, programs: SizedPrograms, multiple_of: int = 1) -> VaryingSide:
-    """Return the largest batch under one configuration of the allocator, with the risks at it and beyond it.
+    """Return the largest batch under a budget, and the risks at this batch and at the next larger batch.
 
     Raises the errors of a capture.
     """
@@ -150,7 +153,7 @@ def plan_side(job: Job, budget: Budget, programs: SizedPrograms, multiple_of: in
 
 
 def sampled_at(side: VaryingSide, job: Job, programs: SizedPrograms, batch: int) -> RunRisk:
-    """Return the risk of sampled runs at a batch size under a side's budget.
+    """Return the risk at a batch size under a side's budget, sampling runs unless the side has this risk.
 
     Raises the errors of a capture.
     """

@@ -35,9 +35,10 @@ class BatchSource:
         self._made: dict[tuple[BatchShape, int], list[Piece]] = {}
 
     def batches(self, shape: BatchShape, step: int) -> list[Piece]:
-        """Return the events of each batch of a step at a shape; step 0 is the set-up.
+        """Return the cached events of each batch of a step, for batches of one shape; step 0 is the set-up.
 
-        There are several batches only if the job accumulates gradients.
+        There are several batches only if the job accumulates gradients. Steps that are not traced repeat the
+        last usual step.
         """
         step = min(step, self.usual_step)
         if (shape, step) not in self._made:
@@ -82,11 +83,11 @@ class VaryingProcess:
 
     @property
     def reserved_bytes(self) -> int:
-        """Return the bytes that are reserved now."""
+        """Return the bytes that the allocator reserves after the steps replayed so far."""
         return self._player.process.allocator.reserved_bytes
 
     def replay(self, batch: int) -> Replay:
-        """Return the figures of the replay up to now, labelled with this batch size."""
+        """Return the peaks, retries and failure of the replay so far, labelled with this batch size."""
         return self._player.process.result(batch)
 
     def _play(self, batch: Piece) -> bool:

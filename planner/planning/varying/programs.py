@@ -42,7 +42,7 @@ class SizedPrograms:
     _sources: dict[Size, ProgramSource] = field(default_factory=dict)
 
     def with_job(self, job: Job, sizes: SizeDistribution) -> "SizedPrograms | None":
-        """Return the programs for a job that batches the same samples differently, or None if not reusable.
+        """Return the programs for a job that batches the same samples differently, or None if traces differ.
 
         The captures are reused if the two jobs have equal traces at each size.
         """
@@ -86,7 +86,7 @@ class SizedPrograms:
         return self._sources[size]
 
     def _family(self, only_batch: int) -> "SizeFamily":
-        """Return the programs at all sizes, which share their captures, for one batch size or any (0)."""
+        """Return the cached programs at all sizes, for one batch size or, if it is 0, for any batch size."""
         if only_batch not in self._families:
             self.on_progress("importing torch and the model's library")
             from planner.capture import open_size_family
@@ -124,4 +124,4 @@ class _Member(Struct, frozen=True):
         return family.builder(self.size).run(batch, target) if program is None else program
 
     def enumerate_variants(self, program: Program, target: Target) -> None:
-        """Do nothing: nothing is stored."""
+        """Do nothing, because the programs of a size family are not stored."""

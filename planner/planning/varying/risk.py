@@ -165,7 +165,7 @@ def _critical_size(state: VaryingProcess, sizes: SizeDistribution, last: Sequenc
     """Return the smallest size at which a next batch does not fit in memory, or None if all sizes fit.
 
     The batch replaces the last batch of the step `last`. If samples vary in several dimensions, only the
-    largest size is tried.
+    largest size is tried. If not even the set-up fits in memory, the smallest size is returned.
     """
     if not state.is_alive:  # the model itself does not fit
         return sizes.smallest

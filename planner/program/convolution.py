@@ -53,11 +53,11 @@ class Convolution(Struct, frozen=True):
 
 
 class ConvolutionExpr(Convolution, frozen=True):
-    """A convolution whose sizes are nodes of a `GuardedOps`."""
+    """A convolution with each size given as the index of a node of a `GuardedOps`."""
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """Return the nodes of all sizes."""
+        """Return the nodes of all sizes of `x`, `w` and `y`, in order."""
         return (*self.x, *self.w, *self.y)
 
     def at(self, values: Sequence[int]) -> Convolution:
@@ -131,11 +131,11 @@ _OF_CONVOLUTION = tuple(column.name for column in fields(Convolution))
 
 
 class ConvWorkspaceQuery(Protocol):
-    """A source of convolution workspaces: a library, or a record of a library's answers."""
+    """A source of convolution workspaces: a library, or a record of the library's results."""
 
     @property
     def name(self) -> str:
-        """Return a name that differs between sources whose answers may differ."""
+        """Return a name that differs between sources that may return different workspaces."""
 
     def __call__(self, capability: tuple[int, int], sm_count: int, convolution: Convolution) -> Workspaces:
         """Return the workspaces of a convolution on a GPU with this compute capability and number of SMs."""
@@ -146,4 +146,4 @@ class ConvWorkspaceQuery(Protocol):
         """Return the sizes that PyTorch requests in turn if `size_bytes` is refused, or None if unknown."""
 
     def account(self, capability: tuple[int, int], sm_count: int) -> WorkspaceAccount:
-        """Return the account of all answers so far for GPUs of this kind."""
+        """Return the account of the workspaces returned so far for this capability and number of SMs."""

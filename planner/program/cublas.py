@@ -1,9 +1,9 @@
-"""The size of cuBLAS's workspace of each thread, by `CUBLAS_WORKSPACE_CONFIG`, GPU and version of torch.
+"""The size of each thread's cuBLAS workspace, from `CUBLAS_WORKSPACE_CONFIG`, the GPU and torch's version.
 
 ATen/cuda/CublasHandlePool.cpp: the variable is searched for pairs `:SIZE:COUNT`, SIZE in
-KiB, which are added up; a text without any gets a warning and the default. Since torch 2.12 cuBLASLt shares
-this memory (`TORCH_CUBLASLT_UNIFIED_WORKSPACE`, on by default), so that `CUBLASLT_WORKSPACE_SIZE` has no
-effect; before, cuBLASLt has a separate workspace of 1 MiB (`lt_workspace`).
+KiB, and the pairs are added up; without a pair torch warns and uses the default. Since torch 2.12 cuBLASLt
+shares this memory (`TORCH_CUBLASLT_UNIFIED_WORKSPACE`, on by default), so that `CUBLASLT_WORKSPACE_SIZE` has
+no effect; before, cuBLASLt has a separate workspace of 1 MiB (`lt_workspace`).
 """
 
 import re
@@ -32,7 +32,7 @@ _MOST_DIGITS = 16  # of a number that is multiplied at all
 
 
 class LtWorkspace(Enum):
-    """The ways in which cuBLASLt gets the workspace in which it multiplies matrices."""
+    """The ways in which torch provides cuBLASLt's workspace for matrix multiplications."""
 
     OF_CALL = auto()  # allocated and freed by each call
     KEPT = auto()  # kept by each thread from its first call on

@@ -41,14 +41,14 @@ class _Insertion(Struct, frozen=True):
 
 
 class Origin(NamedTuple):
-    """The event of the deeper of the two compared traces that an event of an extrapolated trace repeats."""
+    """The source of an event of an extrapolated trace: an event of the deeper of the two compared traces."""
 
     event: int  # its index there
     block: int | None  # number of the added block's copy, from 0; None: an event of the other blocks
 
 
 class RepeatedBlock(Struct, frozen=True):
-    """A trace and the events and bytes that one more of the model's repeated blocks adds to it."""
+    """A trace, with the events and bytes that each further copy of the model's repeated block adds."""
 
     trace: Trace
     deep: Trace  # of the model with one more block
@@ -64,7 +64,7 @@ class RepeatedBlock(Struct, frozen=True):
         return _Repetition(self, blocks).trace() if blocks else self.trace
 
     def with_sizes_of(self, deep: Trace) -> "RepeatedBlock":
-        """Return the repeated block for another trace of the deeper model, without a shallower trace.
+        """Return the repeated block with the sizes of another trace of the deeper model.
 
         The two deeper traces may differ only in sizes that do not grow with the number of blocks. Raises
         NotRepeatedError if they differ in more.
@@ -104,7 +104,7 @@ class RepeatedBlock(Struct, frozen=True):
         return origins
 
     def site(self, site: Site, origin: Origin, blocks: int) -> Site:
-        """Return the site of an event of the deeper trace as it is in the trace of `with_more(blocks)`."""
+        """Convert the site of an event of the deeper trace to the site in `with_more(blocks)`."""
         if origin.block is None:
             return _shifted(site, self.layer, self.inserted + 1, blocks - 1)
         return _shifted(site, self.layer, 0, origin.block)
@@ -194,7 +194,7 @@ class _Walk:
         return insertions
 
     def _parts(self, i: int, j: int, end: int) -> list[int]:
-        """Return the lengths of an insertion's parts; a part's copies come before those of the next part.
+        """Return the lengths of an insertion's parts; all copies of a part precede the next part's copies.
 
         An insertion has parts if it lengthens rows of equal operations on all parameters, as optimizers run
         them: its first events are of the same kind as the event before it, its last events of the same kind
@@ -245,7 +245,8 @@ class _Walk:
         """Return how many events of both traces match from two indices on, at most `_LOOKAHEAD`.
 
         The count is `_LOOKAHEAD` if the match reaches the start of a phase, the end of both traces, or the
-        next insertion: events that allocate or free memory of the inserted block.
+        next insertion: events that allocate or free memory of the inserted block. The count is 0 if only one
+        trace ends.
         """
         ones, others = self.shallow.events, self.deep.events
         for count in range(_LOOKAHEAD):
@@ -304,14 +305,14 @@ def _without_size(event: Event) -> Event:
 
 
 def _with_size(event: Event, like: Event) -> Event:
-    """Return an event with the size of another event of its kind."""
+    """Return an allocation with the size of another allocation, and any other event unchanged."""
     if isinstance(event, Alloc) and isinstance(like, Alloc):
         return replace(event, size_bytes=like.size_bytes)
     return event
 
 
 def _kind(sites: Sequence[Site], event: Event) -> Site | type[Free] | PhaseStart:
-    """Return the site of an allocation, the class `Free` of a free, or the start of a phase itself."""
+    """Return the site of an allocation, the class `Free` for a free, or a `PhaseStart` unchanged."""
     if isinstance(event, Alloc):
         return sites[event.site]
     return Free if isinstance(event, Free) else event

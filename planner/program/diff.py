@@ -10,7 +10,7 @@ from planner.program.events import Alloc, Event, Free, PhaseStart, Trace
 def match_events(
     one: Trace, ones: Sequence[Event], other: Trace, others: Sequence[Event]
 ) -> Iterator[tuple[Event, Event, bool]]:
-    """Yield pairs of events, and whether they are equal, ignoring sizes and block and site numbers."""
+    """Yield the events at equal positions, and whether they match, ignoring sizes, block and site numbers."""
     blocks: dict[int, int] = {}
     for a, b in zip(ones, others, strict=False):
         if isinstance(a, Alloc) and isinstance(b, Alloc):

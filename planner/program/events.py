@@ -61,7 +61,7 @@ class Outcome(StrEnum):
 
 
 class Alloc(Struct, frozen=True, gc=False):
-    """The allocation of a block; the allocator rounds its size."""
+    """The allocation of a block, with the size requested before the allocator rounds it up."""
 
     block: int  # names the block for its `Free`; unique in a trace
     size_bytes: int
@@ -73,7 +73,7 @@ class Alloc(Struct, frozen=True, gc=False):
 
 
 class Free(Struct, frozen=True, gc=False):
-    """The free of a block."""
+    """The event that frees a block."""
 
     block: int
     empties_cache: bool = False  # then the process releases all cached segments, as `torch.cuda.empty_cache`
@@ -97,7 +97,7 @@ class Site(Struct, frozen=True):
 
 
 class TensorProvenance(Struct, frozen=True):
-    """The description of a block for explanations; taken on demand and at one batch size only."""
+    """The shape, dtype and source line of a block, recorded on demand and at one batch size only."""
 
     block: int
     shape: tuple[int, ...]
@@ -149,8 +149,9 @@ class Trace(Struct, frozen=True):
 def validate(trace: Trace) -> None:
     """Raise ValueError with the first flaw that makes a trace meaningless; a captured trace has none.
 
-    Blocks are allocated once, freed at most once and after that, and have a known site; sizes are positive.
-    Steps count up; nothing follows the end. Provenance is of blocks that are allocated, one row for each.
+    Each block is allocated once, then freed at most once, and has an existing site; sizes are positive. Step
+    numbers do not decrease, and nothing follows the end. Rows of provenance and of convolution workspaces
+    name allocated blocks, each block at most once in a table.
     """
     if trace.batch < 1:
         raise ValueError(f"batch size {trace.batch} is not positive")

@@ -94,7 +94,7 @@ def constant_ops(ops: OpenKernelOps, batch: int, sm_count: int) -> GuardedOps:
 def express_ops(
     ops: OpenKernelOps, node_of: Callable[[int], int]
 ) -> tuple[tuple[OpExpr, ...], tuple[ConvolutionExpr, ...]]:
-    """Return concrete operations as expressions; `node_of` returns the node of a number."""
+    """Return concrete operations and their convolutions as expressions; `node_of` gives a number's node."""
     exprs: list[OpExpr] = []
     convolutions: list[ConvolutionExpr] = []
     for kind, number in ops:
@@ -107,7 +107,7 @@ def express_ops(
 
 
 def evaluate(variant: GuardedOps, batch: int, sm_count: int) -> OpenKernelOps | None:
-    """Return the operations at a batch size and number of SMs, or None if out of range or a guard fails."""
+    """Return the operations at a batch size and number of SMs, or None if the variant is not valid there."""
     if not variant.min_batch <= batch <= variant.max_batch:
         return None
     if not variant.ops and not variant.guards:
@@ -131,9 +131,9 @@ def first_matching(variants: Iterable[GuardedOps], batch: int, sm_count: int) ->
 
 
 def _values(nodes: Sequence[Node], batch: int, sm_count: int) -> list[int] | None:
-    """Return the value of each node, or None for a division by zero or a number of more than `_MOST_BITS`.
+    """Return the value of each node, or None if one divides by zero or has more than `_MOST_BITS` bits.
 
-    Nodes that were read from a file may contain either.
+    Nodes that were read from a file may do either.
     """
     values: list[int] = []
     for operation, a, b in nodes:

@@ -89,7 +89,7 @@ Fit = Callable[[int, int, int, int], Affine]
 def fit_events(
     first: Trace, ones: Sequence[Event], second: Trace, others: Sequence[Event], fit: Fit = affine_through
 ) -> list[ProgramEvent]:
-    """Return affine events fitted to all or some events of two traces. Raises NotAffineError."""
+    """Return events with affine sizes fitted to paired events of two traces. Raises NotAffineError."""
     events: list[ProgramEvent] = []
     for index, (a, b, is_same) in enumerate(match_events(first, ones, second, others)):
         if not is_same:
@@ -107,7 +107,7 @@ def fit_events(
 
 
 def fit_quadratic_events(traces: Sequence[Trace], events: Sequence[Sequence[Event]]) -> list[ProgramEvent]:
-    """Return quadratic events fitted to events of three traces at consecutive batch sizes.
+    """Return events with quadratic sizes fitted to events of three traces at consecutive batch sizes.
 
     Raises NotAffineError.
     """
@@ -194,8 +194,9 @@ def fit_traces(
 ) -> Program:
     """Fit a program without kernel calls to two traces, with workspaces affine in the batch size if possible.
 
-    If the two traces' workspaces of a stretch differ or `workspace_fit` does not fit them, the second trace's
-    workspaces are used as constants. Raises NotAffineError, and ValueError for traces of one batch size.
+    If the workspaces in a range of events differ between the traces, or `workspace_fit` does not fit the
+    workspaces, the second trace's workspaces in this range are used as constants. Raises NotAffineError, and
+    ValueError for traces of one batch size.
     """
     if first.batch == second.batch:
         raise ValueError(f"both traces are of batch {first.batch}")
@@ -287,7 +288,7 @@ def fit_by_site(trace: Trace, other: Trace) -> Program:
 
 
 def _blocks_by_site(trace: Trace) -> dict[tuple[PhaseStart | None, Site], list[Alloc]]:
-    """Return the blocks that are allocated in each phase at each site, in order of allocation."""
+    """Return the allocations keyed by phase and site, each list in order of allocation."""
     found: dict[tuple[PhaseStart | None, Site], list[Alloc]] = {}
     phase = None
     for event in trace.events:
@@ -299,14 +300,14 @@ def _blocks_by_site(trace: Trace) -> dict[tuple[PhaseStart | None, Site], list[A
 
 
 def tensors_diverge(program: Program, trace: Trace) -> bool:
-    """Return whether a program without kernel calls differs from a trace in more than freed workspaces."""
+    """Return whether a program without kernel calls differs from a trace, ignoring freed workspaces."""
     fitted = program.instantiate(trace.batch)
     ours, theirs = (replace(one, events=tuple(_without_workspaces(one)[0])) for one in (fitted, trace))
     return bool(first_divergence(ours, theirs))
 
 
 def _without_workspaces(trace: Trace) -> tuple[list[Event], list[list[Alloc | Free]]]:
-    """Return the events except events of freed workspaces, and the workspace events around each of them."""
+    """Return the events without freed workspaces, and the workspace events before, between and after them."""
     freed = {event.block for event in trace.events if isinstance(event, Free)}
     workspaces: set[int] = set()
     events: list[Event] = []

@@ -35,7 +35,7 @@ class Growth(Struct, frozen=True):
 
     @property
     def is_garbage(self) -> bool:
-        """Return whether only reference cycles hold the memory, until Python's garbage collector runs."""
+        """Return whether only uncollected reference cycles hold the memory of all growing sites."""
         return all(site.source is not None and site.source.is_garbage for site in self.sites)
 
 
@@ -61,7 +61,7 @@ def find_growth(trace: Trace) -> Growth | None:
 
 
 def _last_step(trace: Trace, growth: Growth) -> int | None:
-    """Return the last step that grows, or None if torch's pool of streams does not bound the growth.
+    """Return the last step in which memory grows, or None if torch's pool of streams sets no bound.
 
     The pool bounds the growth if no two growing blocks of a site share a stream, and none of the sites
     allocates on the default stream alone.
@@ -90,7 +90,7 @@ def growing_blocks(trace: Trace, growth: Growth) -> Mapping[Site, list[int]]:
 
 
 def _held_at_ends(trace: Trace) -> list[Counter[int]]:
-    """Return the live bytes by site at the end of each step, beginning with step 1."""
+    """Return the rounded live bytes, keyed by site number, at the end of each step from step 1 on."""
     held: Counter[int] = Counter()
     alive: dict[int, tuple[int, int]] = {}
     ends: list[Counter[int]] = []

@@ -60,7 +60,7 @@ class _Segment(Struct, Generic[_Event], frozen=True):
 
 
 def cut_trace(trace: Trace) -> list[list[Piece]]:
-    """Return the pieces of a trace by step, without the phase that marks its end; step 0 is the set-up."""
+    """Return the pieces of each step of a trace, without the start of phase END; step 0 is the set-up."""
     segments = _split(trace.events)
     born, whole = _find_variables(segments), replace(trace, convolutions=trace.convolution_by_block())
     steps: list[list[Piece]] = [[] for _ in range(segments[-1].step + 1)]
@@ -70,7 +70,7 @@ def cut_trace(trace: Trace) -> list[list[Piece]]:
 
 
 def cut_program(program: Program) -> list[list[ProgramPiece]]:
-    """Return the pieces of a program by step; step 0 is the set-up."""
+    """Return the pieces of each step of a program; step 0 is the set-up."""
     segments = _split(program.events)
     born = _find_variables(segments)
     ends = [segment.start for segment in segments[1:]] + [len(program.events)]
@@ -88,19 +88,19 @@ def cut_program(program: Program) -> list[list[ProgramPiece]]:
 
 
 def is_periodic(steps: Sequence[Sequence[Piece]]) -> bool:
-    """Return whether the last two of at least three steps, set-up included, have equal requests and frees."""
+    """Return whether at least two steps follow the set-up and the last two have equal requests and frees."""
     return len(steps) > 2 and [*map(_requests, steps[-1])] == [*map(_requests, steps[-2])]
 
 
 def first_step(trace: Trace) -> Trace:
-    """Return the trace up to the start of the second step, or to the end if there is none."""
+    """Return the trace with only the set-up and the first step."""
     starts = ((index, event) for index, event in enumerate(trace.events) if isinstance(event, PhaseStart))
     ends = (index for index, start in starts if start.step > 1 or start.phase is Phase.END)
     return replace(trace, events=trace.events[: next(ends, len(trace.events))])
 
 
 class Joiner:
-    """A joiner of pieces into one run, which keeps the blocks of all variables that are alive."""
+    """The state for joining pieces into one run: the blocks of all variables that are alive."""
 
     def __init__(self, numbers: Iterator[int] | None = None) -> None:
         """Begin before the set-up; `numbers` gives the blocks of variables unique numbers."""
@@ -110,7 +110,7 @@ class Joiner:
         self._numbers = count(FIRST_LASTING) if numbers is None else numbers
 
     def join(self, piece: Piece, step: int) -> Trace:
-        """Return the events of a piece as they follow the earlier pieces, with `step` as their step number.
+        """Return a piece's trace, renumbering blocks to continue the earlier pieces and steps to `step`.
 
         Raises NotJoinedError if the piece frees a variable that is not alive.
         """

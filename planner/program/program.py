@@ -88,7 +88,7 @@ NO_WORKSPACES = KernelWorkspaces(0, ())  # for a program without kernel calls
 
 @dataclass(slots=True)
 class Variants:
-    """The workspaces of a program's kernels on GPUs of one compute capability."""
+    """The expressions for the workspaces of a program's kernels on GPUs of one compute capability."""
 
     cublas_bytes: int
     min_batch: int
@@ -105,7 +105,7 @@ class WorkspaceRules(Protocol):
 
 @dataclass(slots=True)
 class Program:
-    """A job's first steps at any batch size in the range that was validated."""
+    """The events and kernel calls of a job's first steps, for any batch size in the validated range."""
 
     events: tuple[ProgramEvent, ...]  # without the events of kernels' workspaces
     sites: tuple[Site, ...]
@@ -131,7 +131,7 @@ class Program:
         )
 
     def batch_sizes(self, target: Target, least: int) -> BatchSizes:
-        """Return the batch sizes that a search may try: multiples of the unit from the validated range on.
+        """Return the batch sizes that a search may try: multiples of the unit from the smallest valid one on.
 
         All batch sizes are allowed if the program is constant, or if its range begins at `least` or below;
         smaller batch sizes are then captured separately.
@@ -151,7 +151,7 @@ class Program:
         return None if workspaces is None else self.instantiate(batch, workspaces)
 
     def key(self, batch: int, target: Target) -> Hashable:
-        """Return a key that identifies the trace among traces of one batch size, or None if it is unknown."""
+        """Return a key that differs between different traces of one batch size, or None if not covered."""
         workspaces = self.workspaces_at(batch, target)
         return None if workspaces is None else (self.structure, workspaces)
 
@@ -201,7 +201,7 @@ class Program:
     def _splice(
         self, batch: int, workspaces: KernelWorkspaces, convolutions: dict[int, Convolution]
     ) -> list[Event]:
-        """Return the tensor and kernel events in order, and fill `convolutions` by workspace block."""
+        """Return the tensor and kernel events in order, and add convolutions to `convolutions` by block."""
         own = events_at(self.events, batch)
         number = 1 + max((event.block for event in own if type(event) is Alloc), default=-1)
         first, later = _calls_by_order(workspaces.by_signature)
@@ -237,7 +237,7 @@ def has_convolutions(traced: Program | Trace) -> bool:
 def answer_convolutions(
     cublas_bytes: int, by_signature: Iterable[OpenKernelOps], target: Target
 ) -> KernelWorkspaces:
-    """Return the operations of all kernels after `target` reported the convolutions' workspaces."""
+    """Return kernel workspaces with each convolution replaced by the operations that `target` reports."""
     has_convolutions = False
     answered: list[KernelOps] = []
     convolutions: list[tuple[tuple[OpKind, Convolution], ...]] = []
@@ -328,9 +328,9 @@ def constant_alloc(event: Alloc, block: int, site: int) -> AffineAlloc:
 def validate_program(program: Program, batches: Sequence[int]) -> None:
     """Raise ValueError if a program is inconsistent; a fitted program never is.
 
-    `batches` are in the program's units. At the first of them the tensor events must form a valid trace, at
-    all of them sizes must be positive, and no size may shrink as the batch grows. Kernel calls must be in
-    order, each at the allocations of its outputs.
+    `batches` are in the program's units. The tensor events must form a valid trace at the first batch size.
+    Sizes must be positive at all batch sizes, and no size may shrink as the batch grows. Kernel calls must be
+    in order, each at the allocations of its outputs.
     """
     allocs = [event for event in program.events if isinstance(event, AffineAlloc)]
     for event in allocs:

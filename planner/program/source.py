@@ -36,7 +36,7 @@ class ProgramBuilder(Protocol):
     """A builder that captures programs of a job with torch."""
 
     def programs(self, target: Target) -> tuple[Program, ...]:
-        """Return the job's program for GPUs like the target, then its companions, or () if none fits."""
+        """Return the program for GPUs like the target, then any program of batch 1, or () if none fits."""
 
     def run(self, batch: int, target: Target) -> Program:
         """Capture one run and return its program, for one batch size only. Raises the errors of a capture."""

@@ -1,4 +1,4 @@
-"""Put the assumptions of an answer into sentences; an answer without them would claim too much."""
+"""Describe the assumptions of an estimate in sentences; an estimate without them would claim too much."""
 
 from collections.abc import Iterator
 
@@ -113,7 +113,7 @@ def _torch(job: Job) -> str:
 
 
 def _calibration(budget: Budget) -> str:
-    """Return a sentence on the calibration that is used and the width of its interval."""
+    """Return a sentence on the calibration and its spread, or on the margins used without a calibration."""
     correction = budget.correction
     like = risk_sentence(budget.likeness)
     if correction is None:
@@ -132,7 +132,7 @@ def _calibration(budget: Budget) -> str:
 
 
 def risk_sentence(likeness: Likeness) -> str:
-    """Return a sentence on the runs on which margins and probability rest, and on added uncertainties."""
+    """Return a sentence on the runs behind margins and probability, or on why there is no probability."""
     margins = margins_of(likeness)
     own = margins.residuals
     counts = [(own.verdicts.outcomes, "outcome"), (own.peaks, "peak")]

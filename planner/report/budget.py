@@ -56,12 +56,12 @@ def _figure(figure: SourcedBytes | None) -> dict[str, Any] | None:
 
 
 def planned_torch(job: Job) -> str:
-    """Return the version of torch for which an answer is planned."""
+    """Return the version of torch that is planned: the job's version, at most the newest known version."""
     return format_torch_version(min(torch_version_of(job.environment.torch), NEWEST_TORCH))
 
 
 def job_to_report(job: Job, budget: Budget) -> dict[str, Any]:
-    """Return the first keys of most JSON objects: job, GPU and confidence."""
+    """Return the first keys of most JSON objects: schema, model, torch, job, device and confidence."""
     return {
         "schema": SCHEMA,
         "model": job.model.name,

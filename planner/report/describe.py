@@ -92,7 +92,7 @@ def _numerics(job: Job) -> list[str]:
 
 
 def _recipe(job: Job) -> list[str]:
-    """Return descriptions of all other options that differ from the simplest loop."""
+    """Return descriptions of the options of the loop, sharding and freezing that differ from the defaults."""
     batches = f" of batches of {job.loop.eval_batch:,}" if job.loop.eval_batch else ""
     batches += f" with input {' and '.join(job.loop.eval_input)}" if job.loop.eval_input else ""
     parts = {

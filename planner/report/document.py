@@ -55,7 +55,7 @@ class Entry(Struct, frozen=True):
 
 
 class Headline(Struct, frozen=True):
-    """The answer of a report, with the lines that belong to it."""
+    """The main result of a report, with the lines that belong to the result."""
 
     lines: Sequence[str | Entry]
     style: Style

@@ -1,4 +1,4 @@
-"""Render a document as plain text: aligned, at most 100 columns wide, the same in every pipe."""
+"""Render a document as aligned plain text, wrapped at 100 columns."""
 
 from collections.abc import Iterator
 from textwrap import wrap
@@ -48,14 +48,14 @@ def _lines(block: Block) -> Iterator[str]:
 
 
 def wrapped(beginning: str, text: str) -> list[str]:
-    """Return the lines of a text after its beginning, wrapped and indented by the beginning's width."""
+    """Wrap a text to `WIDTH` columns after `beginning`, and indent later lines by the beginning's width."""
     lines = wrap(text, WIDTH - len(beginning), break_on_hyphens=False) or [""]
     rest = " " * len(beginning)
     return [f"{beginning}{lines[0]}".rstrip(), *(f"{rest}{line}" for line in lines[1:])]
 
 
 def _table_lines(table: Table) -> Iterator[str]:
-    """Yield the heading and the rows of a table; the last column wraps, others are as wide as their cells."""
+    """Yield the lines of a table without its bar columns: headings, if any, then rows and details."""
     shown = [place for place, column in enumerate(table.columns) if not column.is_bar]
     columns = [table.columns[place] for place in shown]
     rows = [[row[place] for place in shown] for row in table.cells()]

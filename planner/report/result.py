@@ -10,7 +10,7 @@ P = ParamSpec("P")
 
 
 class Report(NamedTuple):
-    """Functions that make a result's report as a document and as a JSON object."""
+    """The functions that build a result's report: one as a document, one as a JSON object."""
 
     document: Callable[[], Document]
     to_json: Callable[[], dict[str, Any]]
@@ -44,11 +44,11 @@ class Result:
     __slots__ = ()
 
     def _report(self) -> Report:
-        """Return the report of the result."""
+        """Return the functions that build the result's report."""
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object of the command."""
+        """Return the result's report as a JSON object."""
         document: dict[str, Any] = render(self, "json")
         return document
 

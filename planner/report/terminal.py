@@ -1,4 +1,4 @@
-"""Render a document for terminals with rich: panels, tables and bars, with all contents of the plain text.
+"""Render a document for terminals with rich: panels, tables and bars; narrow terminals get fewer columns.
 
 It is imported on terminals only: a pipe gets the text without an import of rich.
 """
@@ -66,7 +66,7 @@ def _draw(block: Block) -> RenderableType:
 
 
 def _panel(headline: Headline) -> RenderableType:
-    """Return the answer in a frame, with its further lines inside."""
+    """Return a headline in a frame: its first line in bold, then its texts, then its entries."""
     tone = _COLOURS[headline.style]
     first, *rest = headline.lines
     if isinstance(first, Entry):
@@ -95,7 +95,7 @@ def _bullets(title: str, sentences: Sequence[str]) -> RenderableType:
 
 @dataclass(frozen=True, slots=True)
 class NarrowingTable:
-    """A table that leaves out its least important columns if they do not fit, and names them."""
+    """A table that leaves out its least important columns if it is too wide, and lists them below."""
 
     table: Table
 

@@ -49,7 +49,7 @@ def mib_text(size_bytes: float, digits: int = DIGITS) -> str:
 
 
 def mib_parts(parts: Mapping[str, int], digits: int = 3) -> dict[str, float]:
-    """Return parts in MiB, rounded so that they add up to the rounded sum."""
+    """Convert sizes in bytes to MiB, rounded so that they add up to the rounded sum."""
     rounded: dict[str, float] = {}
     sum_bytes, before = 0, 0.0
     for name, size_bytes in parts.items():
@@ -96,12 +96,12 @@ def figures_table(
 
 
 def mib_column(title: str = "MiB") -> Column:
-    """Return a column of figures of standard width."""
+    """Return a numeric column of standard width."""
     return Column(title, is_number=True, min_width=FIGURE_WIDTH)
 
 
 def is_endless(figure: SourcedBytes) -> bool:
-    """Return whether a memory size stands for a GPU with unlimited memory."""
+    """Return whether a memory size is at least `UNLIMITED_BYTES`, which stands for unlimited memory."""
     return figure.value >= UNLIMITED_BYTES
 
 
@@ -137,7 +137,7 @@ def batch_text(batch: int) -> str:
 
 
 def csv_text(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return rows as CSV: a header of names, and one line for each row."""
+    """Return rows as CSV with a header, and escape texts that a spreadsheet would take for formulas."""
     import csv
     import io
 
@@ -149,7 +149,7 @@ def csv_text(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def to_builtins(value: object) -> Any:
-    """Return an object converted to the dicts, lists and strings of JSON, however nested."""
+    """Convert an object, and all objects nested in it, to the dicts, lists, strings and numbers of JSON."""
     from msgspec import json  # imported late: no text report needs it
 
     return json.decode(json.encode(value))

@@ -41,7 +41,7 @@ def findings_of(
     comparison: Comparison | None = None,
     workspace: Path | None = None,
 ) -> tuple[Finding, ...]:
-    """Return a finding for each verdict other than FITS, each job that was not planned, and each that grew.
+    """Return a finding for each verdict other than FITS, each job not planned, and each increase of memory.
 
     `workspace` is the root of the repository, if known.
     """
@@ -102,7 +102,7 @@ def _grown(path: str, comparison: Comparison) -> Iterator[Finding]:
 
 
 def path_in_repository(path: Path, workspace: Path | None) -> str:
-    """Return a path relative to the workspace, else to the folder with .git, else only its name."""
+    """Return a path relative to the workspace, else to the nearest parent with .git, else the file's name."""
     roots = [] if workspace is None else [workspace]
     roots += [folder for folder in path.parents if (folder / ".git").exists()]
     for root in roots:

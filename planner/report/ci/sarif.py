@@ -17,7 +17,7 @@ _RULES = {
 
 
 def to_sarif(findings: Sequence[Finding]) -> dict[str, Any]:
-    """Return a SARIF log with one run, in which each result has the line of its job."""
+    """Return a SARIF log with one run, which has a result for each finding."""
     driver = {
         "name": "planner",
         "semanticVersion": installed_version("gpu-batch-planner") or "0.0.0",

@@ -58,7 +58,7 @@ def _verdict(advice: Advice) -> list[str]:
 
 
 def _sets(advice: Advice) -> list[Block]:
-    """Return the blocks with the sets of changes that make the batch fit, and the cost of each change."""
+    """Return the sets of changes that make the batch fit, with the costs, or a paragraph if none does."""
     if not advice.sets:
         none = "No set of up to three changes makes it fit; take a smaller batch or a larger GPU"
         return [Paragraph(none, "bad")]

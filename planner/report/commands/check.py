@@ -133,7 +133,7 @@ def _change_cells(change: CheckChange, comparison: Comparison) -> Iterator[Cell 
 
 
 def change_text(change_bytes: int) -> str:
-    """Return a change in bytes as text for people.
+    """Return a change in bytes as signed text in MiB or GiB, or "none" if it is 0.
 
     >>> change_text(1288490189), change_text(-5 * 2**20), change_text(0)
     ('+1.2 GiB', '-5.0 MiB', 'none')

@@ -88,7 +88,7 @@ def _printed(comparison: Comparison, measured: Measured) -> list[Block]:
 
 
 def source_text(source: Source) -> str:
-    """Return the origin of a measured figure as text."""
+    """Return the title, versions and GPU of the source of a measured figure, as text."""
     shown = {"torch": "torch", "cuda": "CUDA"}
     versions = "".join(
         f", {shown[name]} {version}" for name, version in source.versions.items() if name in shown

@@ -1,4 +1,4 @@
-"""The report of `planner diagnose`: the cause, the memory in use, and settings that would have helped."""
+"""The report of `planner diagnose`: the cause, the live memory, and settings that would have helped."""
 
 from collections.abc import Iterator
 from typing import Any

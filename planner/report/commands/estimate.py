@@ -86,7 +86,7 @@ def estimate_document(estimate: Estimate, import_seconds: float) -> Document:
 
 
 def headline(estimate: Estimate, *entries: Entry) -> Headline:
-    """Return the headline with the verdict on a batch, the place of a failure, and further entries."""
+    """Return the headline with the verdict on a batch, the parts that are not planned, and `entries`."""
     answer, own = verdict(estimate)
     return Headline((answer, *own, *left_out_entries(estimate), *entries), style_of(estimate))
 
@@ -107,14 +107,14 @@ def style_of(estimate: Estimate) -> Style:
 
 
 def exit_entries(estimate: Estimate | None) -> list[Entry]:
-    """Return an entry that explains exit code 1 if the batch likely fits or may fit, with unknown risk."""
+    """Return an entry on exit code 1 if the batch likely fits, or if it is not known whether it fits."""
     if estimate is None or estimate.answer not in _UNSURE:
         return []
     return [Entry("Exit code", f"1: it does not fit at confidence {estimate.budget.confidence:g}")]
 
 
 def verdict(estimate: Estimate) -> tuple[str, tuple[Entry, ...]]:
-    """Return the verdict on a batch as text, and entries with its figures."""
+    """Return the verdict on a batch as text, and entries on its failure, retries and risk."""
     batch, process = estimate.run.batch, f"{mib_text(estimate.process_bytes)} MiB"
     if estimate.answer is None:
         return f"Batch {batch} takes {process} of GPU memory", ()
@@ -166,7 +166,7 @@ def until_text(estimate: Estimate) -> str:
 
 
 def retries_entries(estimate: Estimate) -> list[Entry]:
-    """Return an entry with the cost of retries: expected retries, or else retries at the confidence."""
+    """Return an entry with the cost of expected retries, else of retries at the confidence, if any."""
     if estimate.retry_costs:
         return [Entry("Retries", retries_text(estimate.retry_costs))]
     costs = estimate.retry_costs_at_confidence
@@ -213,7 +213,7 @@ def risk_entries(*estimates: Estimate) -> list[Entry]:
 
 
 def _steps_text(estimate: Estimate) -> str:
-    """Return the steps for which a probability holds if memory grows, else ""."""
+    """Return the steps to which a probability applies, as text, if memory grows to a limit, else ""."""
     if estimate.growth is None or estimate.step_limit is None or estimate.outcome is Outcome.DOES_NOT_FIT:
         return ""
     return f" in {estimate.growth.steps} steps"
@@ -248,7 +248,7 @@ def memory_sections(estimate: Estimate) -> list[list[Block]]:
 
 
 def _ranks_table(rows: Sequence[RankFigures]) -> Table:
-    """Return a table of the memory of each rank."""
+    """Return a table of the memory of ranks, with a row for each group of equal ranks."""
     sizes = (
         (ranks_text(row.ranks), (row.peak_allocated_bytes, row.peak_reserved_bytes, row.process_bytes))
         for row in rows
@@ -268,7 +268,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def batch_table(estimate: Estimate) -> Table:
-    """Return a table of the peaks of a batch."""
+    """Return a table of the allocated, reserved and process peaks of a batch, and of pinned host memory."""
     run, confidence = estimate.run, estimate.budget.confidence
     rows = [
         ("peak allocated", run.peak_allocated_bytes, "tensors and workspaces, as torch counts them"),
@@ -295,7 +295,7 @@ def _outside(estimate: Estimate) -> str:
 
 
 def _phases_section(estimate: Estimate) -> list[Block]:
-    """Return a table of the peaks of a job's phases, and a paragraph on phases that are not planned."""
+    """Return a table of the peaks of a job's phases, and paragraphs on unplanned phases and host memory."""
     rows = (
         (_PHASES[peak.phase], (peak.allocated_bytes, peak.reserved_bytes))
         for peak in estimate.phases
@@ -393,7 +393,7 @@ def plan_seconds_to_json(seconds: Seconds, import_seconds: float) -> dict[str, f
 
 
 def _rank(row: RankFigures) -> dict[str, Any]:
-    """Return the JSON value of `ranks` for ranks with equal figures."""
+    """Return the JSON value of one of `ranks`: a group of ranks with equal figures."""
     figures = attributes(row, "peak_allocated_mib", "peak_reserved_mib", "process_mib")
     return {"ranks": list(row.ranks), "fits": row.outcome.value, **figures}
 
@@ -434,7 +434,7 @@ def _phase(peak: JobPhasePeak) -> dict[str, Any]:
 
 
 def _calibration(correction: Correction | None) -> dict[str, Any] | None:
-    """Return the JSON value of `calibration`; figures of the line are null if only the context is used."""
+    """Return the JSON value of `calibration`; fit figures are null if only the context is calibrated."""
     if correction is None:
         return None
     fit = correction.fit

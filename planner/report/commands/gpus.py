@@ -161,7 +161,7 @@ def _sure(fit: DeviceFit) -> str:
 
 
 def _legend(table: FleetTable) -> list[str]:
-    """Return the legend of the columns that are used."""
+    """Return the legend of the table: batches, memory, calibrations and prices."""
     batches = "batch: the largest that runs without retries"
     if table.prices is None and any(fit.max_batch > fit.comfortable_batch for fit in table.fits):
         batches += (

@@ -78,7 +78,7 @@ def _headline(plan: Plan) -> Lines:
 
 
 def none_text(least: str, failure: Estimate | None, *, smallest_trains: bool) -> str:
-    """Return a phrase saying that not even the smallest batch or size surely fits."""
+    """Return a phrase saying that not even the smallest batch or size fits at the confidence."""
     why = ", the smallest that trains" if smallest_trains else ""
     if failure is not None and failure.answer is Answer.LIKELY:
         return f"though {least} likely fits ({likely_text(failure.p_out_of_memory)}){why}"

@@ -292,7 +292,7 @@ def _optional_peaks_to_json(peaks: Peaks | None) -> dict[str, float] | None:
 
 
 def _failure_to_json(failure: OutOfMemory | None) -> dict[str, Any] | None:
-    """Return the JSON object of the place where memory ran out, or None without a failure."""
+    """Return the JSON object of an out-of-memory failure, or None without a failure."""
     if failure is None:
         return None
     fields = with_mib(failure) or {}

@@ -20,7 +20,7 @@ _Cells = Mapping[tuple[str, str, str], GpuFigures]  # by model, recipe and GPU
 
 
 def sweep_document(table: SweepTable) -> Document:
-    """Return a table for each model: the largest batch without retries by GPU and recipe."""
+    """Return the report, with a table for each model: the largest batch without retries by GPU and recipe."""
     grid = table.grid
     cells = {(cell.model, cell.recipe, cell.figures.gpu): cell.figures for cell in table.cells}
     closing: list[Block] = [

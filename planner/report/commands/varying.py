@@ -56,7 +56,7 @@ def style(plan: VaryingPlan) -> Style:
 
 
 def verdict(plan: VaryingPlan) -> Lines:
-    """Return the lines with the answers for the user's and for the other allocator configuration."""
+    """Return the results under both allocator configurations, and the risk under the user's configuration."""
     mine, other = plan.sides
     unit = unit_of(plan.job)
     sure = f"over {plan.job.samples.run_steps:,} steps"
@@ -80,7 +80,7 @@ def unit_of(job: Job) -> str:
 
 
 def largest_text(side: VaryingSide, unit: str) -> str:
-    """Return the largest batch and its confidence as text."""
+    """Return the largest batch, or that there is none, and the confidence as text."""
     sure = f"at confidence {side.budget.confidence:g}"
     return f"{side.largest:,}{unit} {sure}" if side.largest else f"none {sure}, not even 1 lives"
 
@@ -111,7 +111,7 @@ def _name(side: VaryingSide) -> str:
 
 
 def sides_table(plan: VaryingPlan) -> Table:
-    """Return a table of the memory with both configurations of the allocator."""
+    """Return a table of the memory of sampled runs under both configurations of the allocator."""
     columns = (
         Column("Sampled runs", min_width=NAME_WIDTH),
         Column("batch", is_number=True),
@@ -143,7 +143,7 @@ def sides_table(plan: VaryingPlan) -> Table:
 
 
 def _sampled(at: RunRisk) -> Table:
-    """Return a table of the sampled runs, with the end of each."""
+    """Return a table of the sampled runs: steps, largest and critical size, reserved peak and end."""
     columns = (
         Column(f"Runs at batch {at.batch:,}", min_width=NAME_WIDTH),
         Column("steps", is_number=True),

@@ -50,7 +50,7 @@ def _verdict(advice: VaryingAdvice) -> list[str]:
 
 
 def _table(advice: VaryingAdvice) -> Table:
-    """Return a table of the effect of each change, after the unchanged recipe."""
+    """Return a table of the largest batch and the risk, unchanged and with each change by itself."""
     columns = [
         Column("Each change by itself", min_width=_NAME_WIDTH),
         Column(f"largest{unit_of(advice.unchanged.training.job)}", is_number=True),
@@ -74,7 +74,7 @@ def _row(advice: VaryingAdvice, attempt: VaryingAttempt) -> tuple[Cell | str, ..
 
 
 def _together(advice: VaryingAdvice) -> list[Block]:
-    """Return a paragraph on whether a set of changes fits the batch, if no single change fits it."""
+    """Return a paragraph on whether a set of changes makes the batch fit, if no single change does."""
     if advice.batch is None or any(one.fits for one in (advice.unchanged, *advice.singles)):
         return []
     found = advice.together

@@ -109,7 +109,7 @@ def escape_hover(text: str) -> str:
 
 
 def _phases(timeline: Timeline) -> tuple[list[Any], list[Any]]:
-    """Return lines at the starts of steps and phases, and the names of steps and of wider phases."""
+    """Return lines at the starts of steps and phases, and labels of steps and of phases with enough width."""
     total = len(timeline.allocated_bytes)
     ends = [*(index for index, _ in timeline.marks), total][1:]
     shapes, names, before = [], [], 0

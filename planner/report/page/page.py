@@ -135,7 +135,7 @@ def _workspaces(explanation: Explanation, top: int) -> Table:
 
 
 def _choices(curve: BatchCurve) -> list[tuple[str, list[tuple[int, str]]]]:
-    """Return the GPUs by product line, each with its number and its name."""
+    """Return the GPUs grouped by product line, each GPU as its index in the curve and its name."""
     groups: dict[str, list[tuple[int, str]]] = {}
     for number, card in enumerate(curve.cards):
         device = card.budget.device

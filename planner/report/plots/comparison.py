@@ -16,7 +16,7 @@ _SIZES_END, _ERRORS_END = 1.09, 1.24  # right ends of the columns of figures, in
 
 
 def draw_comparison(comparison: Comparison, path: Path) -> None:
-    """Draw a bar for each estimator and the measured value as a line, to a file. Raises DataFileError."""
+    """Save a picture with a bar for each estimator and lines at measured values. Raises DataFileError."""
     axes = make_axes(4.4)
     _bars(axes, comparison)
     _truth(axes, comparison)
@@ -25,7 +25,7 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
 
 
 def _bars(axes: Axes, comparison: Comparison) -> None:
-    """Draw the bars, and their figures in two columns on the right, which no line crosses."""
+    """Draw each estimator's bar, and write its size and its error in two columns to the right of the axes."""
     beside = axes.get_yaxis_transform()
     rows = comparison.rows
     for place, row in enumerate(rows):
@@ -41,7 +41,7 @@ def _bars(axes: Axes, comparison: Comparison) -> None:
 
 
 def _truth(axes: Axes, comparison: Comparison) -> None:
-    """Draw a line at the measured allocated peak, and a short line at the measured reserved memory."""
+    """Draw a line at the measured allocated peak and a short line at the measured reserved memory, if any."""
     if comparison.measured is None:
         return
     measured = comparison.measured.allocated_bytes / GIB

@@ -25,7 +25,7 @@ _LABEL_SHARE = 0.048  # share of the axes' height that
 
 
 def draw_gpus(table: FleetTable, path: Path) -> None:
-    """Draw the memory curve of the job and the GPUs that run it, or a selection of many GPUs, to a file.
+    """Save a picture of the job's memory curve and the GPUs that run it, or a selection if there are many.
 
     Raises UsageError if no GPU runs the job, DataFileError if the file cannot be written.
     """
@@ -38,7 +38,7 @@ def draw_gpus(table: FleetTable, path: Path) -> None:
 
 
 def draw_on(axes: Axes, table: FleetTable, cards: list[DeviceFit]) -> None:
-    """Draw the curve of the job and the given GPUs on axes."""
+    """Draw the job's memory curve and the given GPUs on axes, with a title and a legend."""
     batches, sizes = zip(*curve(table), strict=True)
     levels = [size_bytes / GIB for size_bytes in sizes]
     axes.plot(batches, levels, color=OWN, linewidth=2.2, zorder=3, label=CURVE)
@@ -51,7 +51,7 @@ def draw_on(axes: Axes, table: FleetTable, cards: list[DeviceFit]) -> None:
 
 
 def named_cards(cards: list[DeviceFit]) -> list[DeviceFit]:
-    """Return the GPUs to name: all if few, else the smallest, the largest and well-known GPUs between."""
+    """Return the GPUs to draw: all if few, else the smallest, the largest and well-known GPUs between."""
     if len(cards) <= _MOST_LABELS:
         return cards
     whole = [fit for fit in cards if not _is_slice(fit)] or cards
@@ -70,7 +70,7 @@ def _memory(fit: DeviceFit) -> int:
 
 
 def _renown(fit: DeviceFit) -> tuple[int, int, int, str]:
-    """Return a sort key that puts widely known GPUs first: by line, then newer, then faster."""
+    """Return a sort key that puts widely known GPUs first: by product line, then newer, then faster."""
     device = fit.budget.device
     about, (major, minor) = device.about, device.capability
     if about is None:
@@ -86,7 +86,7 @@ def _is_slice(fit: DeviceFit) -> bool:
 
 
 def _cards(axes: Axes, cards: list[DeviceFit]) -> None:
-    """Draw a line at each GPU's memory, a dot at its requested or largest batch, and names on the right."""
+    """Draw each GPU's memory as a line and its batch as a dot, with largest batch and name on the right."""
     top = max(fit.max_batch for fit in cards)
     heights = [_memory(fit) / GIB for fit in cards]
     axes.set_ylim(0, 1.06 * max(heights))
@@ -104,7 +104,7 @@ def _cards(axes: Axes, cards: list[DeviceFit]) -> None:
 
 
 def _dot(fit: DeviceFit) -> dict[str, Any]:
-    """Return the style of the dot for a batch on a GPU, and its text in the legend."""
+    """Return the style and the legend text of a GPU's dot, which is hollow if the batch fits with retries."""
     plain = {"marker": "o", "markersize": 5, "linestyle": "none", "color": OWN}
     if fit.outcome is Outcome.FITS_WITH_RETRIES:
         return {**plain, "markerfacecolor": "white", "label": DOTS_WITH_RETRIES}
@@ -112,14 +112,14 @@ def _dot(fit: DeviceFit) -> dict[str, Any]:
 
 
 def _legend(axes: Axes) -> None:
-    """Draw a legend that names each kind of mark once."""
+    """Draw a legend with one entry for each distinct label."""
     handles, labels = axes.get_legend_handles_labels()
     kinds = dict(zip(labels, handles, strict=True))
     axes.legend(kinds.values(), kinds.keys(), loc="upper left", fontsize=9, frameon=True, edgecolor=LINES)
 
 
 def _apart(heights: list[float], ceiling: float) -> list[float]:
-    """Return the heights of the names: each line's height, moved if names would overlap."""
+    """Return the heights at which to write the names: the lines' heights, moved if names would overlap."""
     step = _LABEL_SHARE * ceiling
     placed: list[float] = []
     for height in heights:

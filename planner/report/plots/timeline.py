@@ -16,7 +16,7 @@ _LETTER = 0.0108  # share of the width: a phase narrower than its name is not la
 
 
 def draw_timeline(explanation: Explanation, caption: str, path: Path) -> None:
-    """Draw the categories stacked under the line of reserved memory, to a file. Raises DataFileError."""
+    """Save a picture of allocated memory, stacked by category, and reserved memory. Raises DataFileError."""
     axes = make_axes(4.6)
     _levels(axes, explanation.timeline)
     _phases(axes, explanation.timeline)
@@ -40,7 +40,7 @@ def _levels(axes: Axes, timeline: Timeline) -> None:
 
 
 def _phases(axes: Axes, timeline: Timeline) -> None:
-    """Draw lines at the starts of steps and phases, and the names of steps and of wider phases."""
+    """Draw a line at the start of each step and phase, and label steps and phases wide enough for a name."""
     total, before = len(timeline.allocated_bytes), 0
     ends = [*(index for index, _ in timeline.marks), total][1:]
     for (start, mark), end in zip(timeline.marks, ends, strict=True):
@@ -62,14 +62,14 @@ def _label(axes: Axes, x: float, text: str, height: float, weight: str, side: st
 
 
 def _peak(axes: Axes, explanation: Explanation) -> None:
-    """Draw a mark at the allocated peak; its figure is in the legend, where it covers nothing."""
+    """Mark the allocated peak with a triangle, and write the peak's size in the legend."""
     level = explanation.run.peak_allocated_bytes / GIB
     label = f"peak allocated\n{level:.2f} GiB"
     axes.plot([explanation.peak.event], [level], "kv", markersize=6, zorder=4, label=label)
 
 
 def _legend(axes: Axes) -> None:
-    """Draw a legend next to the picture, with the layers in their order, the highest first."""
+    """Draw a legend to the right of the axes, with the topmost layer first."""
     handles, labels = axes.get_legend_handles_labels()
     beside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "frameon": False}
     axes.legend(handles[::-1], labels[::-1], fontsize=10, labelspacing=0.6, **beside)

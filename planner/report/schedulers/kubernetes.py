@@ -11,7 +11,7 @@ _PRODUCT, _MEMORY = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
 
 
 def kubernetes_text(request: Request) -> str:
-    """Return one Job for each combination of resource and numbers of nodes and GPUs, as YAML documents."""
+    """Return YAML documents, one Job for each combination of resource, node count and GPUs per node."""
     import yaml
 
     naming = Naming.of(request, "nvml")
@@ -62,7 +62,7 @@ def _job(resource: str, nodes: int, per_node: int, needs: Sequence[Need], naming
 
 
 def _terms(needs: Sequence[Need], naming: Naming) -> list[list[dict[str, Any]]]:
-    """Return alternative node conditions: GPUs by product, and also by memory if a name is shared."""
+    """Return alternative node conditions: a product, and a least memory if smaller GPUs share its name."""
     plain: list[str] = []
     shared: list[list[dict[str, Any]]] = []
     for need in needs:

@@ -1,4 +1,4 @@
-"""List the GPUs that run a job, and find scheduler names that mean no other GPUs."""
+"""List the GPUs that run a job, and find the scheduler names that no other GPU shares."""
 
 from collections.abc import Iterable, Mapping
 from typing import Self
@@ -42,7 +42,7 @@ class Request(Struct, frozen=True):
 
 
 def request_of_fleet(table: FleetTable) -> Request:
-    """Return a request for one GPU of any kind that runs the job; kinds are in the order of the table."""
+    """Return a request for one GPU of any kind that runs the job, with the kinds in the table's order."""
     which = "its largest batch on each GPU" if table.batch is None else f"batch {table.batch:,}"
     needs = [
         Need(fit.budget.device, 1, 1, _figures(
@@ -55,7 +55,7 @@ def request_of_fleet(table: FleetTable) -> Request:
 
 
 def request_of_clusters(table: ClusterTable) -> Request:
-    """Return a request for the fewest GPUs of each kind, beginning with the kind that takes fewest."""
+    """Return a request for the fewest GPUs of each kind, sorted by number, or for the first advised plan."""
     rows = table.rows if table.advice is None else (table.advice.plans,)
     needs = []
     for plan in sorted((row.plans[0] for row in rows if row.plans), key=lambda plan: plan.split.gpus):
@@ -94,7 +94,7 @@ class Naming(Struct, frozen=True):
 
     @classmethod
     def of(cls, request: Request, vocabulary: Vocabulary) -> Self:
-        """Return the names for a request's GPUs in a vocabulary."""
+        """Return the request's needs with all known GPUs and their names in a scheduler's vocabulary."""
         known = (*load_devices(), *load_other_devices())
         return cls(request.needs, load_names(vocabulary), known)
 
@@ -103,7 +103,7 @@ class Naming(Struct, frozen=True):
         return known_names(device, self.names)
 
     def strangers(self, name: str) -> list[Device]:
-        """Return the GPUs that have the name and on which the job is not known to run."""
+        """Return the known GPUs that share the name and are not among the request's GPUs."""
         running = {need.device.name for need in self.needs}
         return [
             device
@@ -112,7 +112,7 @@ class Naming(Struct, frozen=True):
         ]
 
     def own(self, need: Need) -> list[str]:
-        """Return the names of a need's GPU that mean only GPUs that run the job, or [] for a MIG slice."""
+        """Return the names of a need's GPU that no GPU outside the request shares, or [] for a MIG slice."""
         if mig_slice(need.device) is not None:
             return []
         return [name for name in self.of_device(need.device) if not self.strangers(name)]
@@ -124,6 +124,6 @@ def comment(lines: Iterable[str]) -> str:
 
 
 def unnamed(needs: Iterable[Need], scheduler: str) -> list[str]:
-    """Return a sentence on the GPUs for which a scheduler has no distinct name, [] if there are none."""
+    """Return one line that lists the needs' GPUs as unnamed by the scheduler, or [] if there are no needs."""
     names = ", ".join(need.device.name for need in needs)
     return [f"also, without a name of their own in {scheduler}: {names}"] if names else []

@@ -6,7 +6,7 @@ from planner.report.schedulers.need import Naming, Request, comment, unnamed
 
 
 def skypilot_text(request: Request) -> str:
-    """Return a task in YAML with alternative accelerators, on the fewest nodes possible."""
+    """Return a YAML task that accepts any GPU kind on the fewest nodes; a comment lists the other kinds."""
     import yaml
 
     naming = Naming.of(request, "skypilot")

@@ -8,7 +8,7 @@ from planner.report.units import mib
 
 
 def slurm_text(request: Request) -> str:
-    """Return a batch script with one active request; further requests follow ##SBATCH, a comment."""
+    """Return a batch script with the first request active and all others commented out with ##SBATCH."""
     naming = Naming.of(request, "nvml")
     types = {need: _types(need, naming) for need in request.needs}
     named = [need for need in request.needs if types[need]]
@@ -29,7 +29,7 @@ def slurm_text(request: Request) -> str:
 
 
 def _types(need: Need, naming: Naming) -> list[str]:
-    """Return the Slurm types of a GPU: its names in lower case with underscores, with the size for a slice.
+    """Return a GPU's Slurm types: its distinct names in lower case with underscores, and a slice's size.
 
     For a slice the name ends at its first hyphen, and the size is rounded to GiB (src/plugins/gpu/nvml).
     """
@@ -52,7 +52,7 @@ def _request(need: Need, name: str, word: str) -> list[str]:
 
 
 def _constraint(types: Mapping[Need, Sequence[str]]) -> list[str]:
-    """Return a commented request for nodes with GPU types as features, or [] if numbers of GPUs differ."""
+    """Return a commented request by node feature for any whole GPU, or [] unless all GPU counts are equal."""
     whole = [need for need in types if mig_slice(need.device) is None]
     if len({need.gpus for need in whole}) != 1:
         return []

@@ -127,8 +127,8 @@ def _line(calibration: Calibration) -> str:
 def _run_to_json(calibration: Calibration, point: Point) -> dict[str, Any]:
     """Return the JSON object of a calibration's run.
 
-    The measured or emulated size is the process's peak or, if the overhead excludes the context, its rise.
-    `fitted_mib` is the value of the line, and `used` whether the run was used to fit it.
+    The measured or emulated size is the peak of the process or, if the overhead excludes the context, the
+    rise of the process. `fitted_mib` is the peak by the fit, and `used` whether the run was used for the fit.
     """
     observation, fit = point.observation, calibration.fit
     seen = fitted_peak_bytes(observation, calibration.includes_context)
@@ -163,7 +163,7 @@ def _run_row(run: dict[str, Any]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """The runs that one call of `planner calibrate` measured or imported, with the calibrations."""
+    """The result of one call of `planner calibrate`: counts of runs, limits, calibrations and failures."""
 
     folder: Path
     new: int  # runs of this call

@@ -1,4 +1,4 @@
-"""Report the differences between a trace and a GPU's recording: unmatched blocks and other lifetimes."""
+"""Report the differences between a trace and a GPU's recording: unmatched blocks and different lifetimes."""
 
 from dataclasses import dataclass
 from typing import Any

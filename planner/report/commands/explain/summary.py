@@ -17,7 +17,7 @@ from planner.report.units import breakdown, is_endless, mib_text
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """An explained run in words and figures."""
+    """The texts and figures of an explained run that the page and the pictures show."""
 
     name: str  # name of the model or the script
     title: str
@@ -34,7 +34,7 @@ class Summary:
 
     @property
     def process_bytes(self) -> int:
-        """Return the bytes of the process."""
+        """Return the sum of the process's parts in bytes."""
         return sum(self.parts.values())
 
 

@@ -25,7 +25,7 @@ def peak_text(explanation: Explanation) -> str:
 
 
 def levels_table(explanation: Explanation) -> Table:
-    """Return a table of levels by step, by phase of the peak's step, and of the evaluation alone."""
+    """Return a table of peaks and end levels by step, by phase of the peak's step, and of the evaluation."""
     return figures_table("Highest levels", ("allocated", "reserved", "at the end"), _levels(explanation))
 
 
@@ -43,7 +43,7 @@ def _levels(explanation: Explanation) -> Iterator[tuple[str, tuple[int, int, int
 
 
 def fragmentation_table(explanation: Explanation) -> Table:
-    """Return a table of memory that is reserved and not allocated, at the reserved peak."""
+    """Return a table of the memory at the reserved peak: reserved, allocated, gaps and free segments."""
     gaps = explanation.fragmentation
     largest = [
         f"{mib_text(gap.size_bytes)} of {mib_text(gap.segment_bytes)}" for gap in gaps.largest_gaps[:3]
@@ -91,7 +91,7 @@ def shown_depth(explanation: Explanation, depth: int | None) -> int:
 
 
 def _module_rows(share: ModuleShare, level: int, total: int) -> Iterator[tuple[Cell | str, ...]]:
-    """Yield rows for the modules in `share` and the memory outside, largest first, small rows merged."""
+    """Yield the rows of the module tree below `share`, largest first, with small modules merged."""
     rows: list[tuple[int, ModuleShare | None]] = [(child.size_bytes, child) for child in share.children]
     if share.own_bytes and (level == 0 or share.children):
         rows.append((share.own_bytes, None))
@@ -155,7 +155,7 @@ def _block_row(block: LiveBlock) -> tuple[Cell | str, ...]:
 
 
 def _block_text(block: LiveBlock) -> str:
-    """Return a text with the content of a block and the operator that requested it."""
+    """Return a block's tensor, and the operator, module and step that requested the block, as text."""
     born = "" if block.phase is Phase.SETUP else f", step {block.step} {block.phase}"
     where = f" in {block.module}" if block.module else ""
     tensor = f"{held}  " if (held := tensor_text(block)) else ""

@@ -54,7 +54,7 @@ def workspace_text(one: LayerWorkspace) -> str:
 
 
 def parts_text(one: LayerWorkspace) -> str:
-    """Return the parts of a workspace as text, with MiB if there are several."""
+    """Return the larger parts of a workspace as text, with MiB if there are several."""
     parts = list(_parts(one.parts))
     named = [part for part in parts if part[1] >= _MIN_BYTES] or parts[:1]
     if len(named) == 1:

@@ -1,4 +1,4 @@
-"""A folder of cached traces: one file each, written atomically; the least recently used are deleted first.
+"""A cache folder with one file per trace, written atomically; least recently used files are deleted first.
 
 A file that is broken or does not match its name is reported and not used; the new trace overwrites it. If
 nothing can be written, the problem is reported once and is no error: the plan continues without the cache.
@@ -65,7 +65,7 @@ class CacheDirectory:
         return file
 
     def put(self, key: Fingerprint, programs: Sequence[Program], about: About) -> None:
-        """Store programs under a key; warn once if that fails."""
+        """Store programs under a key and trim the folder to its limit; warn once if that fails."""
         try:
             self._save(key, programs, about)
             self._trim()
@@ -88,7 +88,7 @@ class CacheDirectory:
                     raise
 
     def discard(self, key: Fingerprint, why: str) -> None:
-        """Warn once that an entry is unusable and is captured again."""
+        """Warn, once per cache, that a cached trace cannot be used and is captured again."""
         self._warn_once("read", why if "capture it again" in why else f"{why}; capturing it again")
 
     def stats(self) -> CacheStats:
@@ -110,7 +110,7 @@ class CacheDirectory:
         return self.folder / f"{digest(key)}{SUFFIX}"
 
     def _entries(self) -> list[tuple[float, int, Path]]:
-        """Return time of last use, size and path of each entry, the least recently used first."""
+        """Return the last use, the size in bytes and the path of each entry, least recently used first."""
         entries = []
         try:
             for path in self.folder.iterdir() if self.folder.exists() else ():

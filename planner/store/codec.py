@@ -68,7 +68,7 @@ MOST_NODES = 2**20
 
 
 class EncodedProgram(Struct, frozen=True):
-    """A program from a file whose variants are decoded when a compute capability needs them."""
+    """A program from a file, with the variants for each compute capability decoded on demand."""
 
     program: Program
     kernels: KernelsObject
@@ -87,7 +87,7 @@ class EncodedProgram(Struct, frozen=True):
 
 
 class ProgramFile(Struct, frozen=True):
-    """The content of a file of programs."""
+    """The contents of a file of programs: the programs, and `about` with all other data."""
 
     programs: tuple[EncodedProgram, ...]
     about: About
@@ -139,7 +139,7 @@ def _encoded(events: EventsObject, kernels: KernelsObject) -> EncodedProgram:
 
 
 def _rows(columns: Struct | None) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a table of columns. Raises ValueError if the columns differ in length."""
+    """Yield the rows of a table stored by columns. Raises ValueError if the columns differ in length."""
     return iter(()) if columns is None else zip(*msgspec.structs.astuple(columns), strict=True)
 
 

@@ -54,7 +54,7 @@ class SavedJob:
 
     @property
     def has_queries(self) -> bool:
-        """Return whether the workspaces of convolutions in the file are left to a library."""
+        """Return whether the file leaves workspaces of convolutions to be reported by a library."""
         return any(one.kernels.convolutions for one in self.file.programs)
 
     def trace(self, batch: int, target: Target) -> Trace:
@@ -78,13 +78,13 @@ class SavedJob:
         return self._bounds[program.structure]
 
     def batch_sizes(self, target: Target) -> BatchSizes:
-        """Return the batch sizes that the file's program covers."""
+        """Return the batch sizes that the file's first program covers on the target or the file's GPU."""
         program = self._programs(target)[0]
         known = target if target.capability in program.targets else self.target
         return program.batch_sizes(known, FIT_BATCHES[0])
 
     def _find(self, batch: int, target: Target) -> tuple[Program, KernelWorkspaces, tuple[str, ...]]:
-        """Return the program for a batch size, its kernels' workspaces there, and notes on approximations."""
+        """Return the program for a batch size, the workspaces of its kernels, and notes on approximations."""
         target = replace(target, conv_workspace_query=self.convolutions)
         programs = self._programs(target)
         other = target if target.capability in programs[0].targets else self.target
@@ -100,7 +100,7 @@ class SavedJob:
     def _nearest(
         self, program: Program, batch: int, target: Target
     ) -> tuple[KernelWorkspaces, tuple[str, ...]]:
-        """Return the kernels' workspaces at the nearest covered batch sizes, and notes on them.
+        """Return the kernels' workspaces at the nearest covered batch sizes, and notes on the approximation.
 
         Raises UsageError if the file does not cover the batch size.
         """

@@ -67,7 +67,7 @@ _OF_SYS = frozenset(("argv", "exit", "float_info", "maxsize", "stderr", "stdout"
 
 
 def fingerprint_of(job: Job) -> Fingerprint | None:
-    """Return the fingerprint of a job without batch size and GPU, or None if it cannot be determined."""
+    """Return a job's fingerprint, which ignores batch size and GPU, or None if it cannot be determined."""
     source, name = split_model(job.model.origin)
     if source not in LIBRARIES:
         return None
@@ -110,7 +110,7 @@ def _libraries_of_tuning(job: Job) -> tuple[str, ...]:
 
 
 def _optimizer_digest(job: Job) -> str | None:
-    """Return a digest of the optimizer's file or its library's version ("" if neither); None if unknown."""
+    """Return the optimizer's file digest or library version, "" if it has neither, or None if unknown."""
     if is_optimizer_file(job.loop.optimizer):
         return _digest_of(str(job.loop.optimizer))
     library = optimizer_library(job.loop.optimizer)
@@ -118,7 +118,7 @@ def _optimizer_digest(job: Job) -> str | None:
 
 
 def trace_relevant_fields(job: Job) -> Job:
-    """Return the job with defaults for all options that do not affect its trace."""
+    """Return the job with all options that do not affect its trace reset to their defaults."""
     return reset_options(job, where=lambda option: not option.changes_trace)
 
 
@@ -128,7 +128,7 @@ def digest(key: Fingerprint) -> str:
 
 
 def source_digest() -> str:
-    """Return a digest of the planner's sources that produce traces, which changes with any of the sources."""
+    """Return a digest of all source files of the planner that determine traces."""
     rooms = (path for room in ("capture", "program") for path in sorted((PACKAGE / room).rglob("*.py")))
     return _digest_files((*rooms, *(PACKAGE / name for name in _OWN)))
 
@@ -159,9 +159,10 @@ def _digest_of(name: str) -> str | None:
 
 
 def file_digest(path: Path, name: str = "") -> str | None:
-    """Return a digest of a file and its imports from its folder, or None if the code may read anything else.
+    """Return a digest of a file and the modules it imports, or None if its code may read anything else.
 
-    `name` is the function or class of the file that is run; "": any.
+    `name` is the function or class that is run, or "" if it may be any. The result is also None if a file
+    cannot be read.
     """
     path = Path(os.path.realpath(path))
     digest = sha256(os.fsencode(path))  # tracebacks and relative paths depend on the path
@@ -246,7 +247,7 @@ def _imported(node: ast.AST) -> Iterator[str]:
 
 
 def _beside(module: str, folder: Path) -> list[Path] | None:
-    """Return the files of a module that is in the folder, or None if it is not there."""
+    """Return the Python files of a module or package in the folder, or None if the folder has neither."""
     file, package = folder / f"{module}.py", folder / module
     if file.is_file():
         return [file]

@@ -1,4 +1,4 @@
-"""The layout of a file of programs: a struct for each JSON object, with columns of fields."""
+"""The layout of a file of programs: a struct for each JSON object, with tables stored by columns."""
 
 from typing import Annotated, Any
 
@@ -71,7 +71,7 @@ class GrowthColumns(Struct, forbid_unknown_fields=True):
 
 
 class EventsObject(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """The events of a trace, or the tensor events of a program."""
+    """The tensor events of a program, with the data that describes them."""
 
     batches: Annotated[list[Int], Meta(min_length=1)]
     unknown_ops: list[str]

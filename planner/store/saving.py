@@ -1,4 +1,4 @@
-"""Save a job with its programs for all known GPUs or, without programs, with fitted traces."""
+"""Save a job with its programs for all known GPUs, or with a fitted trace if it has no program."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -28,7 +28,7 @@ _NOT_CAPTURED = (PlannerError, ImportError)  # ImportError if programs were cach
 
 
 def save_job(job: Job, batch: int, target: Target, programs: ProgramSet, path: Path) -> None:
-    """Write a file from which the job can be planned without capturing it again, by default at `batch`.
+    """Write a file from which the job can be planned without a capture; `batch` is the file's default.
 
     A job without a program is saved as one trace: for all batch sizes if its tensors are affine in the batch
     size, else for `batch`. Raises DataFileError or the errors of a capture.
@@ -105,7 +105,7 @@ def group_by_structure(programs: Iterable[tuple[Program, Target]]) -> list[Progr
 
 
 def _fitted(trace_at: Callable[[int], Trace], batch: int, target: Target) -> Program:
-    """Return a program fitted to two traces if their tensors are affine, else the program of one trace."""
+    """Return a program fitted to two traces if it also matches a third, else the program of one trace."""
     traced = trace_at(batch)
     low, third = [size for size in (*FIT_BATCHES, FIT_BATCHES[-1] + 1) if size != batch][:2]
     with suppress(NotAffineError, ModelError):  # ModelError: the model refuses other batch sizes

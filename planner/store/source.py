@@ -1,4 +1,4 @@
-"""The programs of one job: in memory, else in a store, else built with torch."""
+"""Find the programs of one job: in memory, else in a store, else by building them with torch."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ from planner.store.store import ProgramStore
 
 @dataclass(slots=True)
 class ProgramSource:
-    """A source of a job's traces, from stores or else from a capture, whose programs it stores."""
+    """The traces of one job, read from stores if possible, else captured and stored."""
 
     job: Job
     stores: Sequence[ProgramStore]
@@ -87,7 +87,7 @@ class ProgramSource:
         return ANY_BATCH_SIZE if program is None else program.batch_sizes(target, FIT_BATCHES[0])
 
     def program(self, target: Target) -> Program | None:
-        """Return the program for GPUs like the target, built if no store has it; None if there is none."""
+        """Return the program for the target, built if no store has it, or None if the job has no program."""
         self._build(target)
         return self._known(target)
 
@@ -96,7 +96,7 @@ class ProgramSource:
         return self._find(batch, target)[0]
 
     def enumerate_variants(self, program: Program, target: Target) -> None:
-        """Evaluate the rules of a program that was built, not read from a store, so that it can be saved."""
+        """Evaluate a program's rules before it is saved; do nothing if this source built no program."""
         if self._builder is not None:
             self._builder.enumerate_variants(program, target)
 
@@ -120,7 +120,7 @@ class ProgramSource:
         raise AssertionError(f"a run at batch {batch} that does not hold there")
 
     def _candidates(self, batch: int, target: Target) -> Iterator[Sequence[Program]]:
-        """Yield programs that may cover a batch size, the cheapest to obtain first."""
+        """Yield lists of programs that may cover a batch size, the list that is cheapest to obtain first."""
         yield self._programs
         for store in self.stores:
             if self._read(store, target):
@@ -136,7 +136,7 @@ class ProgramSource:
         yield [self._store(program, target)]
 
     def _build(self, target: Target) -> None:
-        """Read or build the program for GPUs like the target, once.
+        """Read or build the programs for the target's compute capability, at most once per capability.
 
         If a store has a run that the program would cover, the job has no program: the program would have been
         stored instead of the run.
@@ -160,7 +160,7 @@ class ProgramSource:
         return next((one for one in self._programs if not one.is_constant(target)), None)
 
     def _read(self, store: ProgramStore, target: Target) -> bool:
-        """Read a store's programs for GPUs like the target; return False if they were read before."""
+        """Read a store's programs for the target's capability; return False if they were read before."""
         place = id(store), target.capability
         if place in self._was_read:
             return False
@@ -197,7 +197,7 @@ def note_on_torch(torch: str) -> str:
 
 
 def name_source(trace: Trace, convolutions: ConvWorkspaceQuery, target: Target) -> Trace:
-    """Return a trace with the source of its convolution workspaces, and the notes of that source."""
+    """Return a copy of a trace with a source of convolution workspaces, and with the source's notes."""
     gpu = target.capability, target.sm_count
     account = convolutions.account(*gpu)
     return replace(

@@ -25,20 +25,20 @@ BROKEN = (UsageError, LookupError, TypeError, ValueError, AttributeError)
 class ProgramStore(Protocol):
     """A store of programs, and of jobs as completed by their models' libraries.
 
-    A stored job needs no import of the library.
+    A completed job can be read without importing the library.
     """
 
     def get(self, job: Job, target: Target, batch: int | None = None) -> Sequence[Program]:
-        """Return the programs for GPUs like the target or, with `batch`, the program of a run at `batch`."""
+        """Return a job's programs for the target or, with `batch`, the program of a run at `batch`."""
 
     def put(self, job: Job, target: Target, program: Program) -> None:
-        """Store a program for GPUs like the target, if the store is writable."""
+        """Store a program with its variants for the target's capability, if the store is writable."""
 
     def get_job(self, job: Job) -> Job | None:
-        """Return the stored completion of a job by its model's library, or None."""
+        """Return a job as its model's library completed it, or None if the store does not have it."""
 
     def put_job(self, job: Job, completed: Job) -> None:
-        """Store the completion of a job by its model's library, if the store is writable."""
+        """Store a job as its model's library completed it, if the store is writable."""
 
 
 def complete_job(job: Job, stores: Sequence[ProgramStore], complete: Callable[[Job], Job]) -> Job:
@@ -68,7 +68,7 @@ class UserCache:
         return self._get(job, _entry(target, batch), "trace", lambda file: load_targets(file, target)) or ()
 
     def put(self, job: Job, target: Target, program: Program) -> None:
-        """Store a program with its variants for GPUs like the target."""
+        """Store a program with its variants for the target's compute capability."""
         variants = program.targets[target.capability]
         key = self._key(job, _entry(target, variants.min_batch if program.is_constant(target) else None))
         if key is not None:
@@ -107,7 +107,7 @@ class UserCache:
 
 
 def _completed_of(job: Job, file: ProgramFile) -> Job:
-    """Return the completion of `job` that a file contains, which must name no other code than `job`.
+    """Decode the completed job in a file, and refuse it if it names other code than `job`.
 
     Raises ValueError, or the errors of `job_from_json`.
     """
@@ -121,7 +121,7 @@ def _completed_of(job: Job, file: ProgramFile) -> Job:
 
 
 def _entry(target: Target, batch: int | None) -> dict[str, Any]:
-    """Return the keys that tell a program or, with `batch`, a run from other entries of its job."""
+    """Return the part of a cache key that identifies a program or, with `batch`, a run of a job."""
     if batch is None:
         return {"holds": "program", "capability": list(target.capability)}
     numbers = {"capability": list(target.capability), "batch": batch, "sm_count": target.sm_count}
@@ -130,7 +130,7 @@ def _entry(target: Target, batch: int | None) -> dict[str, Any]:
 
 
 def load_targets(file: ProgramFile, target: Target) -> list[Program]:
-    """Return the programs of a file for GPUs like the target. Raises LookupError, TypeError or ValueError."""
+    """Return a file's programs for the target's capability. Raises LookupError, TypeError or ValueError."""
     torch = file.about["torch"]
     if not isinstance(torch, str):
         raise TypeError("no version of torch")
@@ -151,7 +151,7 @@ class BundledStore:
     _files: dict[str, ProgramFile] = field(default_factory=dict)
 
     def get(self, job: Job, target: Target, batch: int | None = None) -> Sequence[Program]:
-        """Return the bundled programs for GPUs like the target, with any run at batch 1; () with `batch`."""
+        """Return the bundled programs and runs for the target's capability, or () if `batch` is given."""
         name = bundled_name(job)
         if batch is not None or not self._is_current(name):
             return ()
@@ -169,7 +169,7 @@ class BundledStore:
         """Do nothing: the store cannot be written."""
 
     def get_job(self, job: Job) -> Job | None:
-        """Return the bundled completion of a catalogue job, or None."""
+        """Return the bundled completion of a job, or None if none matches the installed libraries."""
         values = self._index.get("completed", {}).get(bundled_name(job))
         completed = None if values is None else job_from_json(values)
         return completed if completed is not None and self._is_current(bundled_name(completed)) else None
@@ -196,6 +196,6 @@ class BundledStore:
 
 
 def bundled_name(job: Job) -> str:
-    """Return the name of a job in the bundled index."""
+    """Return the job's name in the bundled index: a hash of the options that affect the trace."""
     text = json.dumps(job_to_json(trace_relevant_fields(job)), sort_keys=True)
     return sha256(text.encode()).hexdigest()[:16]

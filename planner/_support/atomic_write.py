@@ -66,9 +66,9 @@ def _opened(partial: Path, path: Path) -> BinaryIO:
 
 
 def _replace(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary file, and replace the file at `path` by it.
+    """Let `write` fill a temporary file, then rename the temporary file to `path`.
 
-    If `path` is a link, its target is replaced and the link stays. A device or a pipe is written to itself.
+    If `path` is a link, its target is replaced and the link stays. A device or a pipe is written directly.
     The temporary file is removed if anything fails, and if an interrupt comes at any moment, also while it is
     removed; so this is no context manager, between whose parts an interrupt may come.
     """

@@ -16,7 +16,7 @@ def printable(text: str) -> str:
 
 
 def shortened(message: str) -> str:
-    """Return a message without its middle if it has more than `_MOST_LETTERS` characters."""
+    """Replace the middle of a message by " ... " if the message has more than `_MOST_LETTERS` characters."""
     if len(message) <= _MOST_LETTERS:
         return message
     half = _MOST_LETTERS // 2
@@ -24,7 +24,7 @@ def shortened(message: str) -> str:
 
 
 def harmless_cell(value: object) -> object:
-    """Return a cell for a CSV file, with a quote before a text that a spreadsheet would take for a formula.
+    """Return a CSV cell with control characters escaped, and with a quote before a text like a formula.
 
     https://owasp.org/www-community/attacks/CSV_Injection
     """

@@ -41,7 +41,7 @@ def marked_processes(mark: str) -> frozenset[int]:
 
 
 def end_processes(mark: str, grace_seconds: float) -> frozenset[int]:
-    """Send SIGTERM, and SIGKILL after `grace_seconds`, to all marked processes; return the survivors' IDs."""
+    """End all marked processes with SIGTERM, or SIGKILL after `grace_seconds`; return the survivors' IDs."""
     for number, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, 1.0)):
         limit = monotonic() + seconds
         told: set[int] = set()

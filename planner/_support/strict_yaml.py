@@ -35,7 +35,7 @@ class Entry(msgspec.Struct, frozen=True):
     node: "yaml.Node"
 
     def broken(self, what: str) -> DataFileError:
-        """Return an error to raise for this value, which names its file, line and key and the problem."""
+        """Return a DataFileError that names the value's file, line and key, and the problem `what`."""
         key = f", {self.key}" if self.key else ""
         return DataFileError(f"{self.path} line {self.line}{key}: {what}")
 
@@ -61,7 +61,7 @@ class Entry(msgspec.Struct, frozen=True):
             raise place.broken(error.what + hint) from None
 
     def plain(self) -> Any:
-        """Return the value in the basic types of JSON, except for each `Unusual` scalar.
+        """Convert the value to the basic types of JSON; a scalar of any other form becomes an `Unusual`.
 
         Raises DataFileError if aliases make too many levels or values.
         """
@@ -72,7 +72,7 @@ class Entry(msgspec.Struct, frozen=True):
             raise self.broken(f"{problem}; write the values out") from None
 
     def children(self, required: Iterable[str], optional: Iterable[str] = ()) -> dict[str, "Entry"]:
-        """Return the values of a mapping as entries, by key.
+        """Check the keys of a mapping, and return its values as entries, by key.
 
         Raises DataFileError if a required key is missing, or a key is neither `required` nor `optional`.
         """
@@ -117,7 +117,7 @@ class Entry(msgspec.Struct, frozen=True):
         ]
 
     def text(self) -> str:
-        """Return the value, a string. Raises DataFileError if it is no string or blank."""
+        """Return the value as a string. Raises DataFileError if the value is no string or is blank."""
         text: Any = Text
         return str(self.convert(text))
 

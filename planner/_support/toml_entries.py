@@ -91,7 +91,7 @@ def _lines(text: str) -> dict[_Path, int]:
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Yield each statement of a TOML text as its first line's number, counted from 1, and its text.
+    """Yield the first line's number, counted from 1, and the text of each statement of a TOML text.
 
     Raises RecursionError if statements of several lines need too many trial parses.
     """
@@ -112,7 +112,7 @@ def _statements(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _opened(line: str) -> int:
-    """Return the number of brackets that the line opens less the number that it closes."""
+    """Return the number of brackets that the line opens minus the number that it closes."""
     return line.count("[") + line.count("{") - line.count("]") - line.count("}")
 
 
@@ -129,7 +129,7 @@ def _may_end(line: str) -> bool:
 
 
 def _heading(defined: Any, tables: dict[_Path, int]) -> _Path:
-    """Return the path of the table that a heading opens, and count tables of arrays in `tables`."""
+    """Return the path of the table that a heading opens, and count the tables of arrays in `tables`."""
     path: _Path = ()
     while defined:
         ((key, defined),) = defined.items()
@@ -150,7 +150,7 @@ def _paths(value: object, path: _Path) -> Iterator[_Path]:
 
 
 def _node(value: object, path: _Path, lines: Mapping[_Path, int]) -> "yaml.Node":
-    """Return a value as a node of YAML; a part without a line has the line of the value around it."""
+    """Convert a value to a YAML node; a value without a line gets the line of the enclosing value."""
     import yaml
 
     line = next(lines[path[:length]] for length in range(len(path), -1, -1) if path[:length] in lines)

@@ -21,7 +21,7 @@ def cache_dir() -> Path | None:
 
 
 def _folder(variable: str, below_home: str) -> Path | None:
-    """Return the planner's folder in the folder that an environment variable names, or below the home.
+    """Return the planner's folder inside an environment variable's folder, or else inside the home folder.
 
     The variable counts only if its path is absolute. Windows uses LOCALAPPDATA in its place.
     """

@@ -36,7 +36,7 @@ def _normal(name: str) -> str:
 
 
 def format_cudnn_version(number: int | None) -> str | None:
-    """Return a `torch.backends.cudnn.version()` as text, or None if it is None or 0, as without cuDNN.
+    """Convert a `torch.backends.cudnn.version()` to text; return None for None or 0, as without cuDNN.
 
     >>> format_cudnn_version(8902), format_cudnn_version(90100)
     ('8.9.2', '9.1.0')

@@ -70,7 +70,7 @@ class Worker:
         return reply["answer"]
 
     def _exchange(self, request: Mapping[str, Any], limit_seconds: float | None) -> dict[str, Any]:
-        """Send a request and return the reply with its answer or an error; skip all other replies."""
+        """Send a request and return the child's reply; other replies only restart the time limit."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
@@ -82,7 +82,7 @@ class Worker:
 
     @contextmanager
     def _time_limit(self, seconds: float | None) -> Iterator[None]:
-        """Kill the process if the block inside the context takes longer."""
+        """Kill the child process if the code inside the context takes longer than `seconds`."""
         if seconds is None:
             yield
             return
@@ -141,7 +141,7 @@ def _ending(returncode: int | None) -> str:
 
 
 def _end(process: "subprocess.Popen[bytes]", mark: str) -> None:
-    """Close the pipes, wait for the process, kill it after 0.2 s, and end all processes with the mark."""
+    """Close the pipes, kill the process unless it ends within 0.2 s, and end all processes with the mark."""
     daemons = marked_processes(mark) - {process.pid} if mark else ()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:

@@ -5,6 +5,6 @@ replays the runs and fits calibrations, `verify` compares a run with its estimat
 that were measured elsewhere. The planner reads the calibrations by `planner.hardware.calibration`, which
 needs nothing from this package.
 
-No part of the package has run on a GPU yet: the probe's figures on CUDA are untried, and the only tables
-that ship are fitted to figures that others published.
+An H200 has run jobs of the planner, whose records `records` reads (docs/measured.md). The other tables that
+ship are fitted to figures that others published.
 """

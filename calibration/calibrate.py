@@ -44,7 +44,7 @@ RUNS = "runs"
 
 
 class ImportResult(Struct, frozen=True):
-    """The calibrations that were imported from a folder of records."""
+    """The calibrations, failures and skipped records of an import."""
 
     calibrations: tuple[Calibration, ...]
     failures: tuple[str, ...]  # jobs that ran but could not be traced
@@ -52,7 +52,7 @@ class ImportResult(Struct, frozen=True):
 
 
 class CalibrationResult(Struct, frozen=True):
-    """The measurements of a call, and the resulting calibrations."""
+    """The result of measuring jobs: the campaign's runs, the fitted calibrations, and the failures."""
 
     campaign: CampaignResult
     calibrations: tuple[Calibration, ...]  # of every job of the call that has runs
@@ -111,7 +111,7 @@ def calibrate_series(
 
 
 def import_records(folder: Path, out_dir: Path, on_progress: OnProgress) -> ImportResult:
-    """Import the runs and histories in a folder of the self-contained measuring script, and fit calibrations.
+    """Import the runs and histories that the measuring script wrote to a folder, and fit calibrations.
 
     No GPU is needed. A run that is stored already is not changed, and runs on emulated GPUs stay marked as
     emulated. Raises DataFileError.
@@ -134,7 +134,7 @@ def import_records(folder: Path, out_dir: Path, on_progress: OnProgress) -> Impo
 def keep_observations(
     observations: Iterable[Observation], out_dir: Path, on_progress: OnProgress
 ) -> tuple[tuple[Calibration, ...], tuple[str, ...]]:
-    """Replay the job of each run, fit, and add runs and fits to the calibrations of a folder; needs no GPU.
+    """Replay each run's job, add the runs to a folder's calibrations, and refit them; no GPU is needed.
 
     Runs under a cap are not added, since they show a limit instead of points on a line. Returns the
     calibrations, and one line for each job that cannot be traced or whose allocator is not simulated.

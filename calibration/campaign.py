@@ -35,7 +35,7 @@ class MeasurementSetup(Struct, frozen=True):
 
 
 class Limit(Struct, frozen=True):
-    """The known bounds of the largest batch that runs."""
+    """The bounds found so far of the largest batch that runs."""
 
     largest: int  # the largest batch that ran; 0: none did
     first_oom: int | None  # the smallest batch that ran out of memory; None: none did
@@ -65,11 +65,11 @@ class CampaignResult(Struct):
 
 
 class _TimeIsUpError(Exception):
-    """The error that ends a series, since its next run would not end in time."""
+    """The error that ends a series because too little time is left for the next run."""
 
 
 def run_campaign(campaign: Iterable[BatchSeries], setup: MeasurementSetup) -> CampaignResult:
-    """Make the runs of a campaign that are not stored yet, and return all its runs.
+    """Make a campaign's runs that are not stored yet; return all runs, the limits and the failures.
 
     A job that fails is reported and left out. Raises DataFileError if a run cannot be written or a file in
     the folder is broken, NoGpuError if the GPU is lost.
@@ -93,7 +93,7 @@ def run_campaign(campaign: Iterable[BatchSeries], setup: MeasurementSetup) -> Ca
 def _obtain(
     series: BatchSeries, batch: int, cap_bytes: int | None, setup: MeasurementSetup, result: CampaignResult
 ) -> Observation:
-    """Return a run from its file, or make it now and write the file.
+    """Return a stored run, or measure it now and store it.
 
     Raises _TimeIsUpError if there is no time for the run.
     """
@@ -147,7 +147,7 @@ def _seek_limit(series: BatchSeries, cap_bytes: int, setup: MeasurementSetup, re
 
 
 def describe(run: Observation) -> str:
-    """Return one line of text with a run's job and peaks."""
+    """Return one line of text with a run's model, batch size, and measured peaks or lack of memory."""
     cap = run.settings.allocator_cap_bytes
     under = "" if cap is None else f" under {cap // MIB:,} MiB"
     name = f"{run.job.model.name} batch {run.batch:,}{under}"
@@ -160,7 +160,7 @@ def describe(run: Observation) -> str:
 
 
 def find_limit(lives: Callable[[int], bool], guess: int) -> Limit:
-    """Return the bounds of the largest batch that runs, by galloping from a guess and bisecting.
+    """Return the bounds of the largest batch that runs, found by doubling steps from a guess, then bisection.
 
     The bounds are exact unless `LARGEST_BATCH` runs. Probes cost seconds, so no neighbours of the boundary
     are run, unlike in `planner.planning.search`.

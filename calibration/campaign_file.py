@@ -35,7 +35,7 @@ _Caps = Annotated[tuple[Annotated[int, Meta(ge=1, le=LARGEST_TOTAL_MIB)], ...], 
 
 
 class BatchSeries(Struct, frozen=True):
-    """The runs of one job at several batch sizes or, with caps, to find the largest batch under each."""
+    """The runs to make of one job: at each batch size or, with caps, to find the largest batch per cap."""
 
     job: Job
     batches: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Read and write observations as JSON: the answers of probes, and a campaign's files, one for each run."""
+"""Convert observations to and from JSON, for the replies of probes and the files of campaigns."""
 
 import json
 import re
@@ -21,13 +21,13 @@ LARGEST_FILE_BYTES = 2**20
 
 
 def observation_to_json(observation: Observation) -> dict[str, Any]:
-    """Return an observation as JSON data; `observation_from_json` is the inverse."""
+    """Convert an observation to JSON data; `observation_from_json` is the inverse."""
     fields: dict[str, Any] = msgspec.to_builtins(asdict(observation) | {"job": job_to_json(observation.job)})
     return fields
 
 
 def observation_from_json(document: object) -> Observation:
-    """Return the observation in JSON data. Raises ValueError for a missing, unknown or mistyped key."""
+    """Convert JSON data to an observation. Raises ValueError for a missing, unknown or mistyped key."""
     if not isinstance(document, Mapping):
         raise ValueError("expected keys with values")
     job, settings = read_job(document.get("job")), document.get("settings")
@@ -39,7 +39,7 @@ def observation_from_json(document: object) -> Observation:
 
 
 def read_job(document: object) -> Job:
-    """Return the job in JSON data. Raises ValueError for data that `job_to_json` cannot have written."""
+    """Convert JSON data to a job. Raises ValueError for data that `job_to_json` cannot have written."""
     try:
         return job_from_json(document)  # type: ignore[arg-type]
     except (UsageError, LookupError, TypeError, AttributeError) as error:
@@ -47,7 +47,7 @@ def read_job(document: object) -> Job:
 
 
 def run_path(folder: Path, job: Job, batch: int, settings: Settings, gpu: str, torch: str) -> Path:
-    """Return the path of the file of a run, which is the same for equal runs, GPUs and versions of torch."""
+    """Return the path of a run's file, with a hash of job, batch, settings, GPU and torch in the name."""
     key = [job_to_json(job), batch, asdict(settings), gpu, torch]
     digest = sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     readable = re.sub(r"[^A-Za-z0-9]+", "-", job.model.name).strip("-")[-40:]
@@ -55,7 +55,7 @@ def run_path(folder: Path, job: Job, batch: int, settings: Settings, gpu: str, t
 
 
 def observation_path(folder: Path, run: Observation) -> Path:
-    """Return the path of the file of an observed run."""
+    """Return the path of an observation's file."""
     return run_path(folder, run.job, run.batch, run.settings, run.gpu, run.versions.torch)
 
 

@@ -1,4 +1,4 @@
-"""Store the measurement of an ordinary training by a guard: an observation, and a point of a calibration."""
+"""Store the observation of a training that a guard measured, and add it to a calibration."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -24,7 +24,7 @@ RUNS = "runs"
 
 
 def keep_training(seen: Observation, trace: Trace, config: AllocatorConfig, folder: Path) -> tuple[Path, str]:
-    """Write an observation to `runs/` and add it to its calibration; return its path and a result text.
+    """Store an observation in `runs/` and in its calibration; return the path and a text on the outcome.
 
     `trace` is the trace of the training at its batch size. A run that is already stored with the same peaks
     is not added again, and a run under a cap is not added to a calibration. Raises DataFileError if a file

@@ -35,7 +35,7 @@ class Verification(Struct, frozen=True):
 
     @property
     def holds(self) -> bool:
-        """Return whether the run stays within the estimate: a batch estimated to fit runs within its bound.
+        """Return whether a batch that was estimated to fit ran within the estimate's upper bound.
 
         A batch that was estimated not to fit always holds.
         """
@@ -46,7 +46,7 @@ class Verification(Struct, frozen=True):
 
     @property
     def errors(self) -> Mapping[str, float]:
-        """Return the relative error of each measured peak by name; empty if the run was out of memory.
+        """Return the relative error for each measured peak by name, or {} if the run was out of memory.
 
         An error is the estimated over the measured peak, less 1.
         """
@@ -90,7 +90,7 @@ def verify_limit(
     on_progress: OnProgress,
     probe: Measure,
 ) -> LimitCheck:
-    """Run the largest batch of a plan and the next; under a cap on the allocator also 1.05 times the largest.
+    """Run a plan's largest batch, the next larger and, under an allocator cap, 1.05 times the largest.
 
     The runs end with the first run that is out of memory, and no batch is larger than the job's epoch.
     Without a cap, the result of the third run would depend on the memory of other processes on the card.
@@ -113,7 +113,7 @@ def verify_limit(
 
 
 def verify(estimate: Estimate, alloc_conf: str, probe: Measure) -> Verification:
-    """Run the batch of an estimate on this machine's GPU, under its allocator cap if it has one.
+    """Run an estimate's batch on this machine's GPU, under the estimate's allocator cap if it has one.
 
     The run is not stored. Raises NoGpuError without a GPU, ModelError if the steps fail.
     """

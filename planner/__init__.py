@@ -42,7 +42,7 @@ _ALIASES = {
 
 
 class _AliasFinder:
-    """Find and load the hooks' public modules, which are aliases of modules in `planner.api`.
+    """The finder and loader of the hooks' public modules, which are aliases of modules in `planner.api`.
 
     It does not derive from the classes of importlib.abc, which import modules that a plan does not need.
     """

@@ -1,7 +1,7 @@
 """The exceptions for everything that can go wrong for a user, with their exit codes.
 
 `planner.cli` turns them into one line on standard error in exactly one place. That a batch does not fit is a
-result (`replay.Outcome`); only `planner.guard` raises an exception for it, when it refuses to start a
+result (`program.Outcome`); only `planner.guard` raises an exception for it, when it refuses to start a
 training.
 """
 
@@ -57,7 +57,7 @@ class DoesNotFitError(PlannerError):
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the message of an error in one line, with its class if it is not a PlannerError."""
+    """Return an error's message in one line, after its class's name if it is not a PlannerError."""
     try:
         text = " ".join(str(error).split())[:300] or "no message"
     except Exception:  # the error's own code makes the message
@@ -66,9 +66,9 @@ def reason_of(error: BaseException) -> str:
 
 
 class UnsavedError(PlannerError):
-    """An answer, in `result`, was computed but could not be saved.
+    """A result, in the attribute `result`, was computed but could not be saved.
 
-    Its message and exit code are those of the error that prevented saving.
+    The message and the exit code come from the error that prevented saving.
     """
 
     def __init__(self, cause: PlannerError, result: object) -> None:
@@ -79,7 +79,7 @@ class UnsavedError(PlannerError):
 
 @contextmanager
 def unsaved(result: object) -> Iterator[None]:
-    """Replace a PlannerError raised inside the context by an UnsavedError that has the computed result."""
+    """Convert a PlannerError raised inside the context to an UnsavedError that carries `result`."""
     try:
         yield
     except PlannerError as error:

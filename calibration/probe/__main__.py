@@ -32,14 +32,14 @@ NO_GPU = "no NVIDIA GPU is usable here: {}; measure on a machine with one, then 
 
 
 def main() -> None:
-    """Run the worker: answer the requests on standard input until it ends."""
+    """Answer requests until standard input ends, then exit without CUDA's tear-down."""
     serve(lambda message, _: answer(message), FAILURE)
     sys.stderr.flush()
     os._exit(0)  # skips CUDA's tear-down, which takes long
 
 
 def answer(message: dict[str, Any]) -> dict[str, Any]:
-    """Answer a request: return the GPU, or the observation of a run, as JSON data."""
+    """Return the detected GPU or the observation of a run, whichever the request asks for, as JSON data."""
     if message.pop("ask") == "gpu":
         _prepare("", "", "cuda")
         detected: dict[str, Any] = to_builtins(detect_gpu(open_gauge()))
@@ -103,7 +103,7 @@ def observe(request: ProbeRequest) -> Observation:
 
 
 def _prepare(alloc_conf: str, cublas_config: str, device: str) -> None:
-    """Set torch's environment variables before its import, and raise NoGpuError if torch finds no GPU."""
+    """Set environment variables before torch is imported. Raises NoGpuError if a needed GPU is missing."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the order in which NVML counts the cards
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     for name, text in (
@@ -125,7 +125,7 @@ def _prepare(alloc_conf: str, cublas_config: str, device: str) -> None:
 
 
 def _set_cap(cap_bytes: int | None, total_bytes: int) -> int | None:
-    """Set the allocator's memory limit; return the limit in bytes that torch computes, or None if unset."""
+    """Set the allocator's memory limit; return it in bytes as torch computes it, or None if none is set."""
     import torch
 
     if cap_bytes is None or cap_bytes >= total_bytes:

@@ -12,7 +12,7 @@ from planner.hardware.calibration import Settings, Versions
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """A reader of the memory that NVML shows for this process on one GPU."""
+    """Access to the memory that NVML reports for this process on one GPU."""
 
     level: Callable[[], int]  # reads the bytes of the process
     total_bytes: int
@@ -21,7 +21,7 @@ class Gauge:
 
 
 def open_gauge(index: int = 0) -> Gauge | None:
-    """Return a gauge of torch's GPU `index`, or None without NVML; call it before the GPU's context exists.
+    """Return a gauge of torch's GPU `index`, or None without NVML; call this before the GPU's context exists.
 
     If the process has its context already, only a gauge without a remark reads correctly.
     """
@@ -50,7 +50,7 @@ def open_gauge(index: int = 0) -> Gauge | None:
 
 
 def nvml_handle(pynvml: Any, visible: str, index: int = 0) -> Any:
-    """Return NVML's handle of torch's GPU `index` if CUDA_VISIBLE_DEVICES is `visible`."""
+    """Return NVML's handle of torch's GPU `index`; `visible` is the value of CUDA_VISIBLE_DEVICES."""
     name = visible.split(",")[index].strip() if visible else str(index)
     if not name or name.isdecimal():
         return pynvml.nvmlDeviceGetHandleByIndex(int(name or 0))
@@ -66,7 +66,7 @@ def own_bytes(pynvml: Any, handle: Any) -> int | None:
 
 
 def detect_gpu(gauge: Gauge | None, index: int = 0) -> DetectedGpu:
-    """Return torch's GPU `index` with the versions and settings of this process."""
+    """Return the name of torch's GPU `index`, and the versions and settings of this process."""
     import torch
 
     properties = torch.cuda.get_device_properties(index)
@@ -84,5 +84,5 @@ def detect_gpu(gauge: Gauge | None, index: int = 0) -> DetectedGpu:
 
 
 def allocator_settings() -> str:
-    """Return the value of PYTORCH_ALLOC_CONF (PYTORCH_CUDA_ALLOC_CONF until torch 2.9) in this process."""
+    """Return this process's PYTORCH_ALLOC_CONF, else PYTORCH_CUDA_ALLOC_CONF, or "" if neither is set."""
     return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""

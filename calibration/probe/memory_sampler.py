@@ -38,7 +38,7 @@ class CudaRun:
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """Read the process's memory every SAMPLE_SECONDS from another thread inside the context."""
+        """Inside the context, read the process's memory every SAMPLE_SECONDS from another thread."""
         stop = threading.Event()
 
         def sample_until_stopped() -> None:
@@ -55,7 +55,7 @@ class CudaRun:
             self.sample()
 
     def on_phase(self, step: int, phase: Phase) -> None:
-        """Take the readings at the start of a phase; only the phase END synchronizes the device."""
+        """Record the start of a phase and read the memory; synchronize the device only at the phase END."""
         stats = torch.cuda.memory_stats()
         self.marks.append(HistoryMark(stats.get("allocation.all.allocated", 0), step, phase))
         self.sample()
@@ -69,7 +69,7 @@ class CudaRun:
 
 
 def save_recorded_history(path: Path, history: History) -> list[str]:
-    """Write the allocator history that torch recorded, or return a remark if torch has dropped events."""
+    """Save the history that torch recorded and return [], or return a remark if torch dropped events."""
     entries = torch.cuda.memory._snapshot()["device_traces"][0]
     if len(entries) >= MOST_EVENTS:  # torch keeps only the last events
         return [f"allocator history of more than {MOST_EVENTS} events not saved"]

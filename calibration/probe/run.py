@@ -47,7 +47,7 @@ def build_real_model(job: Job) -> nn.Module:
 
 
 def run_real(job: Job, batch: int, device: str, on_phase: PhaseHook, build: Build = build_real_model) -> None:
-    """Run the job's steps on the device; `on_phase` also receives `SETUP` before the model is moved.
+    """Run the job's steps on the device; `on_phase` is also called with `SETUP` before the model is moved.
 
     No tensors stay on the device afterwards. Raises ModelError for a job that has its own training step or
     uses --liger, and the errors of torch if the steps fail.
@@ -91,7 +91,7 @@ def run_real(job: Job, batch: int, device: str, on_phase: PhaseHook, build: Buil
 
 
 def host_batch(job: Job, batch: int, known: Mapping[str, Any] = MappingProxyType({})) -> Batch:
-    """Return inputs and target of a batch on the CPU, with values that are valid for every model.
+    """Return positional inputs, keyword inputs and target of a batch on the CPU, valid for every model.
 
     Whole numbers are 0, which is a valid token, class and position everywhere, except in masks, which are 1
     so that they mask nothing. If batches are padded, the first sample of an attention mask is one token

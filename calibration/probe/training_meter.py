@@ -62,7 +62,7 @@ class TrainingMeter:
     _outer: tuple["TrainingMeter", ...] = ()
 
     def start(self, optimizer: Any, module: Any) -> None:
-        """Reset torch's peaks, and hook the optimizer's step and, unless it is None, the module's calls."""
+        """Reset torch's peaks, and hook the optimizer's steps and the calls of the module if one is given."""
         self._outer = _OPEN.get()
         for one in self._outer:  # the reset below loses their peaks
             one.sample()
@@ -128,7 +128,7 @@ _OPEN: ContextVar[tuple[TrainingMeter, ...]] = ContextVar("_OPEN", default=())
 
 
 def open_meter(index: int) -> TrainingMeter:
-    """Return a meter of torch's GPU `index`, whose context exists already."""
+    """Return a meter of torch's GPU `index`, on which this process must already have a CUDA context."""
     gauge = open_gauge(index)
     own = gauge if gauge is None or not gauge.remark else None
     return TrainingMeter(index, detect_gpu(gauge, index), own)
@@ -172,7 +172,7 @@ def is_first_process() -> bool:
 def observe_training(
     meter: TrainingMeter, readings: Readings, job: Job, batch: int, settings: Settings, oom: bool
 ) -> Observation:
-    """Return the readings as the observation of a run of the job at the batch size."""
+    """Convert the readings of a training to the observation of a run of the job at the batch size."""
     return Observation(
         job=job,
         batch=batch,

@@ -62,7 +62,7 @@ class RecordedJob(Struct, frozen=True):
     kwargs: dict[str, Any]
 
     def convert(self, steps: int) -> Job:
-        """Return the planner's job with the given number of steps.
+        """Convert the recorded job to a job of the planner with the given number of steps.
 
         Raises UnsupportedJobError if the planner lacks the model, or UsageError for tensors that measure.py
         never writes. In pure half precision measure.py converts a batch on the device, after the copy, while

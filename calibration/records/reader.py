@@ -101,7 +101,7 @@ class _Peaks(Struct, frozen=True):
 
     @property
     def process_levels(self) -> list[int]:
-        """Return the memory of the process after each step, by NVML; empty without NVML.
+        """Return the bytes of the process after each step, as NVML shows them, or [] without NVML.
 
         If NVML does not show the process, the levels are the used memory of the device.
         """
@@ -126,7 +126,7 @@ class _History(Struct, frozen=True):
 
 
 class _Record(Struct, Generic[R], frozen=True):
-    """One line of a file; `arg` is the batch size, or for limits the cap in GiB."""
+    """One line of a file of records; `arg` is the batch size or, in limits.jsonl, the cap in GiB."""
 
     job: RecordedJob
     arg: Positive
@@ -134,7 +134,7 @@ class _Record(Struct, Generic[R], frozen=True):
 
 
 def read_measured_records(folder: Path) -> MeasuredRecords:
-    """Read all records of a folder. Raises DataFileError."""
+    """Return the observations, the histories and the skipped records of a folder. Raises DataFileError."""
     path = folder / "versions.json"
     try:
         machine = decode_json(read_bytes(path, LONGEST_LINE), _Machine)
@@ -179,7 +179,7 @@ def _read(
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
-    """Yield the number and the bytes of each line, with None for a last line that is cut short."""
+    """Yield each line's number and bytes, or None instead of the bytes if the line is cut short."""
     with (
         open_regular(path, LARGEST_FILE_BYTES) as plain,
         gzip.open(plain, "rb") if path.suffix == ".gz" else nullcontext(plain) as file,
@@ -258,9 +258,9 @@ def _of_history(machine: _Machine, record: _Record[_History], when: str) -> list
 
 
 def _marks(marks: list[tuple[str, int]], events: tuple[HistoryEvent, ...]) -> Iterator[HistoryMark]:
-    """Convert a script's marks: count steps from 1, and positions in allocations instead of events.
+    """Convert the script's marks: number steps from 1, and give positions in allocations, not in events.
 
-    The script counts steps from 0 and all events.
+    The script numbers steps from 0. Marks of phases that are not in `PHASES` are dropped.
     """
     for name, index in marks:
         word = name.rstrip("0123456789")

@@ -119,7 +119,7 @@ class ReplayedProcess:
         next_workspaces: NextWorkspaces | None = None,
         segment_events: list[SegmentEvent] | None = None,
     ) -> None:
-        """Create a process without memory; `limits` and `segment_events` are as for `replay_trace`.
+        """Create a process that has allocated no memory; `limits` and `segment_events` as in `replay_trace`.
 
         `next_workspaces` returns the workspace sizes to try if a convolution's request is refused.
         """

@@ -172,7 +172,7 @@ def _attribute(holder: Any, name: str, of: str, defaults: tuple[Any, ...] = ()) 
 
 
 def _unless_mixed(setting: Setting) -> Setting:
-    """Return a copy of the setting that reads None if torch refuses to read it, and ignores writes of None.
+    """Return a copy of a setting that reads None where torch raises, and ignores writes of None.
 
     torch refuses after a program has set `fp32_precision`, another form of the setting, for a part of torch.
     """
@@ -189,7 +189,7 @@ def _unless_mixed(setting: Setting) -> Setting:
 
 
 def _precisions() -> tuple[str, ...]:
-    """Return `fp32_precision` of each of torch's backends, or () before torch 2.9."""
+    """Return the value of `fp32_precision` for each backend and operator, or () before torch 2.9."""
     read = getattr(torch._C, "_get_fp32_precision_getter", None)
     return () if read is None else tuple(read(*place) for place in _PRECISIONS)
 

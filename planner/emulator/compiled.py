@@ -27,7 +27,7 @@ def open_cudnn_with_cublaslt(where: str, cache_folder: Path | None = None) -> Cu
 
 
 def cublaslt_for(cudnn: Path) -> Path | str:
-    """Return the stand-in of cuBLASLt for a cuDNN, compiled if needed; or the reason why there is none.
+    """Compile a stub of cuBLASLt for cuDNN if needed; return its path, or why there is none.
 
     `cudnn` is the folder of libcudnn.so.9 in NVIDIA's packages. When cuDNN finalizes an engine that is built
     on cuBLASLt it runs the heuristic of cuBLASLt, which needs a GPU, and drops the engine if there is none.

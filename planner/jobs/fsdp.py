@@ -20,7 +20,7 @@ FsdpType = Literal["bf16", "fp16", "fp32"]
 
 
 class FsdpArguments(Struct, frozen=True, forbid_unknown_fields=True):
-    """The arguments of FSDP2; None leaves a value to torch or accelerate."""
+    """The arguments of FSDP2; None means the default of torch, of accelerate or of the planner."""
 
     reshard_after_forward: bool | int | None = None
     replicas: Annotated[int, Meta(ge=1)] = 1  # groups of ranks, each of which holds all shards

@@ -286,7 +286,7 @@ def _returns_its_loss(job: Job) -> bool:
 
 
 def _check_own_code(job: Job) -> None:
-    """Raise UsageError if the source of a user's file shows a more specific problem than a missing option."""
+    """Raise UsageError if a user's file does not exist, lacks the given name, or names no model."""
     if _is_of(job, "file"):
         check_code(split_model(job.model.origin).name)
 

@@ -179,7 +179,7 @@ def names_of(changes: tuple[Change, ...]) -> str:
 
 
 def _is_too_much(change: Change, unchanged: Attempt, singles: Sequence[Attempt]) -> bool:
-    """Return whether a milder change of the same group, such as 2 micro-batches for 4, is known to fit.
+    """Return whether a milder change of the same group, tried earlier, already makes the batch fit.
 
     If the batch fits unchanged, only smaller batches are compared.
     """

@@ -91,7 +91,7 @@ class Estimate(Struct, frozen=True):
 
     @property
     def is_unlimited(self) -> bool:
-        """Return whether the figures are for unlimited memory, since the batch is not expected to fit."""
+        """Return whether the run was replayed in unlimited memory, as the batch is not expected to fit."""
         return self.limits.allocator_limit_bytes is None and self.answer is not None
 
 

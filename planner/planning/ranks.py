@@ -13,7 +13,7 @@ _ORDER = (Outcome.FITS, Outcome.FITS_WITH_RETRIES, Outcome.DOES_NOT_FIT)
 
 
 def count_ranks(job: Job) -> int:
-    """Return the number of a job's ranks that may differ from each other; 1 for DDP and DeepSpeed."""
+    """Return how many ranks may need different memory; 1 for DDP and DeepSpeed, whose ranks are equal."""
     return 1 if job.sharding.deepspeed else job.sharding.ranks
 
 

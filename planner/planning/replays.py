@@ -203,7 +203,7 @@ class TargetReplays:
 
     @property
     def least(self) -> int:
-        """Return the smallest batch size that the job can use and that was not refused as too small."""
+        """Return the smallest accepted batch size above all sizes that the model refused as too small."""
         return max(self.batch_sizes.floor(1), *(batch + 1 for batch in self.too_small), 1)
 
     def is_refused(self, batch: int) -> bool:

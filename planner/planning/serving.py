@@ -171,8 +171,9 @@ def plan_serving(
 
 
 def group_layers(model: "ServedModel") -> CacheGroups:
-    """Divide a model's layers into groups (kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size).
+    """Return the size and number of the KV-cache groups into which vLLM divides a model's layers.
 
+    Source: kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size.
     If some layers have a window or a state, a group has as many layers as the rarest kind has, or as the most
     frequent kind has if that is less than half as many more.
     """

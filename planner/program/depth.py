@@ -449,7 +449,7 @@ class _Repetition:
         return self._numbers[key]
 
     def _grown(self, event: Event) -> Event:
-        """Return an event of the shallower model with its size, site and block in the deeper model."""
+        """Convert an event of the shallower model to the matching event of the deeper model."""
         if isinstance(event, Alloc):
             grown = self._repeated.added_bytes.get(event.block, 0) * self._copies
             site = self._site(event.site, self._repeated.inserted, self._copies)

@@ -129,7 +129,7 @@ class Joiner:
         return replace(piece.trace, events=tuple(events))
 
     def copy(self) -> "Joiner":
-        """Return a copy with the same variables; new blocks of copy and original have different numbers."""
+        """Return a copy with the same live blocks; both take new block numbers from one counter."""
         twin = Joiner(self._numbers)
         twin.live, twin.index = dict(self.live), self.index
         return twin

@@ -44,7 +44,7 @@ class ProgramSource:
     _last: tuple[tuple[int, Target], tuple[Program, KernelWorkspaces]] | None = None  # that was found
 
     def trace(self, batch: int, target: Target) -> Trace:
-        """Return the trace at a batch size. Raises the errors of a capture."""
+        """Return the trace at a batch size, from a known program or a new one. Raises capture errors."""
         program, workspaces = self._find(batch, target)
         trace = program.instantiate(batch, workspaces)
         trace = replace(trace, notes=(*trace.notes, note_on_torch(program.torch)))

@@ -38,7 +38,7 @@ class ProgramStore(Protocol):
         """Return a job as its model's library completed it, or None if the store does not have it."""
 
     def put_job(self, job: Job, completed: Job) -> None:
-        """Store a job as its model's library completed it, if the store is writable."""
+        """Store the completed form of a job under the original job; do nothing if the store is read-only."""
 
 
 def complete_job(job: Job, stores: Sequence[ProgramStore], complete: Callable[[Job], Job]) -> Job:
@@ -68,7 +68,7 @@ class UserCache:
         return self._get(job, _entry(target, batch), "trace", lambda file: load_targets(file, target)) or ()
 
     def put(self, job: Job, target: Target, program: Program) -> None:
-        """Store a program with its variants for the target's compute capability."""
+        """Store a program without rules, keeping only the variants for the target's compute capability."""
         variants = program.targets[target.capability]
         key = self._key(job, _entry(target, variants.min_batch if program.is_constant(target) else None))
         if key is not None:

@@ -41,7 +41,7 @@ _is_meta = torch._C.TensorBase.is_meta.__get__  # type: ignore[attr-defined]
 
 @dataclass(slots=True)
 class Placement:
-    """The device that `cuda` means while a model is built or run, and the state of the planned GPU."""
+    """The simulated GPU: the device that `cuda` maps to, and the tensors and streams of user code."""
 
     target: str = META  # of tensors that are not on meta yet
     capability: tuple[int, int] = (8, 0)
@@ -65,7 +65,7 @@ class Placement:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return the remarks as notes of the trace, each after the first line of user code that causes it."""
+        """Return the remarks as notes, each preceded by the first line of user code that caused it."""
         return tuple(f"{line} {text}" for text, line in self.remarks.items())
 
     def watch(self, recorder: Any) -> None:
@@ -232,7 +232,7 @@ def innermost() -> Placement:
 
 
 def put_order(tensor: Tensor) -> float:
-    """Return a tensor's number in the order in which user code put tensors on the GPU, or infinity.
+    """Return a tensor's position among the tensors that user code moved to the GPU, or infinity.
 
     It is infinity for tensors that user code did not put on the GPU while the model was built.
     """

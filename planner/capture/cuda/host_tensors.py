@@ -133,7 +133,7 @@ class HostTensors:
         kwargs: dict[str, Any],
         copy_to_meta: Callable[[Tensor], Tensor],
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Return an operator's arguments with real CPU tensors copied to meta as tensors of the CPU.
+        """Return the arguments with real CPU tensors replaced by meta tensors that count as CPU tensors.
 
         User code made the real tensors on the CPU; scalar tensors are not copied. Returns None if no argument
         is a real CPU tensor, if the operator changes a real CPU tensor in place, if no argument is on meta,

@@ -48,7 +48,7 @@ def _index(x: Tensor, index: Any) -> Any:
 
 
 def _sliced_at_once(x: Tensor, places: Sequence[Any]) -> Tensor:
-    """Apply `aten.slice` to `x` for each full slice among the indices, and return the result."""
+    """Return `x` after one call of `aten.slice` for each full slice, such as `:`, in `places`."""
     dim = 0
     for position, place in enumerate(places):
         if isinstance(place, EllipsisType):

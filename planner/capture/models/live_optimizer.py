@@ -35,7 +35,7 @@ class LiveOptimizer:
     prepare: Callable[[nn.Module], None] | None = None  # called with the copy once the optimizer is made
 
     def over(self, module: nn.Module) -> optim.Optimizer:
-        """Return the optimizer over a copy of the module, with torch's implementation for CUDA."""
+        """Build the optimizer over the parameters of `module`, with `foreach` set as torch does on CUDA."""
         parameters = _parameters_of(module)
         groups = [
             {**_on_cuda(self.kind, options), "params": [parameters[name] for name in names]}

@@ -53,7 +53,7 @@ class _ShallowRuns(NamedTuple):
         return RecordedRun(self.block.with_more(blocks), tuple(self._calls(blocks)))
 
     def with_sizes_of(self, run: RecordedRun) -> "_ShallowRuns":
-        """Return the shallow runs with the deeper run replaced by `run`, which may differ in sizes alone.
+        """Return a copy with the deeper run replaced by `run`, if the two runs differ only in sizes.
 
         Raises NotRepeatedError if more differs, or if sizes differ that depend on the depth.
         """

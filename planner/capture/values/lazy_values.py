@@ -40,7 +40,7 @@ class StorageValue:
 
 @dataclass(frozen=True, slots=True)
 class TensorView:
-    """A tensor as it was passed to an operator: a view of a value that later writes do not change."""
+    """The layout of a tensor argument, and the value of its storage at the time of the call."""
 
     value: StorageValue
     dtype: torch.dtype

@@ -21,7 +21,7 @@ _PARAMETERS, _GRADIENTS, _OPTIMIZER, _INPUTS = "parameters", "gradients", "optim
 
 
 class Course:
-    """A record of this process's phases, modules and tensors in memory, by place in the history."""
+    """A record of phases, modules and held tensors, each at its position in the allocator's history."""
 
     def __init__(self, torch: Any, read_places: ReadPlaces) -> None:
         self._torch, self._read_places = torch, read_places

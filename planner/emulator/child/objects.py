@@ -67,7 +67,7 @@ class _Call:
         self.own = int(c10d.get_rank(group))
 
     def rank(self, name: str) -> int:
-        """Return the rank within the group from argument `name`, a global rank, or argument `group_<name>`.
+        """Return the group rank from argument `group_<name>`, or from the global rank in argument `name`.
 
         The global rank is 0 if neither is given.
         """

@@ -32,7 +32,7 @@ class Steps:
         return {device for row in self.rows for device in row["peaks"]}
 
     def of(self, device: int) -> list[dict[str, Any]]:
-        """Return the rows with peaks of one GPU, each with the peaks of that GPU alone."""
+        """Return the rows in which a GPU has peaks, with only that GPU's peaks in each row."""
         return [{**row, "peaks": row["peaks"][device]} for row in self.rows if device in row["peaks"]]
 
 

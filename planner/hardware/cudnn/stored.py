@@ -51,7 +51,7 @@ class Borrowed(NamedTuple):
         return max(similar.distance for _, similar in self.lenders)
 
     def at(self, batch: int) -> int:
-        """Return the median of the lenders' scaled workspaces in bytes at a batch size."""
+        """Return the median workspace, in bytes, of similar convolutions that are scaled to this one."""
         return round(median(value_at(curve, batch) * one.factor(batch) for curve, one in self.lenders))
 
 

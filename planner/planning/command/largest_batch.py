@@ -48,7 +48,7 @@ def find_largest_batch(
     cache: Path,
     on_progress: OnProgress,
 ) -> CommandPlan:
-    """Find the largest batch size at which a command fits, in about six runs of a few optimizer steps each.
+    """Find the largest batch size at which a command fits, by emulated runs and their histories.
 
     Histories at two batch sizes are aligned and replayed; runs confirm the answers and their successors.
     If histories do not align, runs alone lead to the answer. The answers run to the end of the first

@@ -29,7 +29,7 @@ class Place(Struct, frozen=True):
 
 
 class Held(Struct, frozen=True):
-    """Memory in use when the request failed, or at the peak if no request failed."""
+    """One group of allocations in use when the request failed, or at the peak if none failed."""
 
     what: str  # the code that allocated it, or what a message calls it
     size_bytes: int

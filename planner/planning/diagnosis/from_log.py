@@ -191,7 +191,7 @@ class _Message(Struct, frozen=True):
 
     @property
     def left_bytes(self) -> int | None:
-        """Return the bytes that were free, or reserved and unused; None if the message does not tell them."""
+        """Return the sum of free bytes and reserved, unallocated bytes, or None if a figure is missing."""
         free, allocated, reserved = self.free_bytes, self.figure("allocated"), self.reserved_bytes
         if free is None or allocated is None or reserved is None:
             return None

@@ -26,7 +26,7 @@ _FAILED_LINE = re.compile(r"^(?:-+> ?|\W{0,9}❱ *)(?P<line>\d+)(?: *│)?(?P<co
 
 
 class Frame(Struct, frozen=True):
-    """A call of a traceback, with the code of its line."""
+    """One frame of a traceback, with the source code of its line."""
 
     file: str
     line: str

@@ -138,7 +138,7 @@ def _legend(table: ClusterTable) -> list[Block]:
 
 
 def clusters_to_json(table: ClusterTable) -> dict[str, Any]:
-    """Return the JSON object of the report on the GPUs for a global batch; MiB are rounded to 0.001."""
+    """Return the report of `planner gpus --global-batch` as a JSON object, with MiB rounded to 0.001."""
     return {
         "schema": SCHEMA,
         "model": table.job.model.name,

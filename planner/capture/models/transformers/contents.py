@@ -81,7 +81,7 @@ def _patch_values(config: Any) -> int:
 
 
 def is_list_of_patches(config: Any, image: TensorSpec) -> bool:
-    """Return whether an input has the shape of a list of patches that Qwen2-VL's processor makes."""
+    """Return whether an input has the shape of Qwen2-VL patches that can be merged without a rest."""
     merged = config.vision_config.spatial_merge_size**2
     return image.shape[1:] == (_patch_values(config),) and image.shape[0] % merged == 0
 

@@ -277,7 +277,7 @@ def _shaped_as(text: TensorSpec | None) -> TensorSpec:
 
 
 def _last_two(image: TensorSpec) -> TensorSpec:
-    """Return an int64 input of the image's height and width."""
+    """Return an int64 spec whose shape is the image's height and width, for labels of each pixel."""
     return TensorSpec(image.shape[-2:], "int64", smallest=image.smallest[-2:])
 
 

@@ -29,7 +29,7 @@ def keeps_keys(kind: str) -> bool:
 
 
 def states_of(text: Any, item_bytes: int) -> tuple[int, int]:
-    """Return the number of layers with a state, and the bytes of one layer's state: 0 if not known."""
+    """Return the number of layers with a state, and the bytes of one state, or 0 bytes if unknown."""
     kinds = kinds_of_layers(text)
     is_each = text.model_type in (*_BOTH, *_ALL)
     layers = len(kinds) if is_each else sum(not keeps_keys(one) for one in kinds)

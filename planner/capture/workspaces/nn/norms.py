@@ -144,7 +144,7 @@ def is_cudnn_batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, t
 
 
 def _batch_norm(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of batch norm, () in eval mode.
+    """Return the allocator operations of batch norm's kernels, or () in eval mode.
 
     PyTorch's kernel for channels last allocates partial moments. Other layouts that are not contiguous, among
     them volumes in channels last, and tensors beyond 32-bit indices are reduced to mean and variance,

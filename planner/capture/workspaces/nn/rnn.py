@@ -66,7 +66,7 @@ class RnnSizes(NamedTuple):
         return self.projected or self.hidden
 
     def weight_elements(self) -> int:
-        """Return the number of elements of the flattened weights: matrices and two biases, used or not."""
+        """Return the number of elements of cuDNN's flat weights; two biases count even if unused."""
         per_row = 2 * MODES[self.mode].gates + self.projected
         return self._matrix_elements() + self.layers * self.directions * self.hidden * per_row
 

@@ -181,7 +181,7 @@ def true_elements_ops(mask: Tensor, target: Target, found: Op) -> Ops:
 
 
 def _index(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of indexing by tensors: copies of the indices, or the true elements of one mask.
+    """Return the ops of indexing by tensors: copied indices, or the nonzero positions of a GPU mask.
 
     Source: expandTensors, ATen/native/IndexingUtils.h.
     """
@@ -261,7 +261,7 @@ def _expanded_strides(index: Tensor, shape: Sequence[int]) -> list[int]:
 
 
 def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether a shape is contiguous with `strides`, given from the last dimension to the first."""
+    """Return whether `strides`, listed last dimension first, are the contiguous strides of `shape`."""
     expected = 1
     for size, stride in zip(reversed(shape), strides, strict=True):
         if size != 1 and stride != expected:

@@ -81,7 +81,10 @@ class RepeatedBlock(Struct, frozen=True):
             for event, index in zip(self.trace.events, self.positions, strict=True)
         )
         insertions = tuple(
-            replace(one, events=tuple(map(_with_size, one.events, others[one.start :])))
+            replace(
+                one,
+                events=tuple(map(_with_size, one.events, others[one.start : one.start + len(one.events)])),
+            )
             for one in self.insertions
         )
         trace = replace(deep, events=events, sites=self.trace.sites)

@@ -2,8 +2,8 @@
 
     python -m benchmarks.docs.replacements
 
-Writes docs/replacements.md. A row is a call of `patched` or `all_patched`, or a kernel registered with
-`library.impl`; the reason is the first sentence of the docstring around it.
+Writes docs/replacements.md. A row is a call of `patched`, `all_patched` or `mock.patch.dict`, or a kernel
+registered with `library.impl`; the reason is the first sentence of the docstring around it.
 """
 
 import ast
@@ -54,8 +54,10 @@ def replacements_of(path: Path, folder: Path) -> Iterator[Replacement]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     file = path.relative_to(folder).as_posix()
     for scope, call in _calls(tree, ()):
-        is_operator = isinstance(call.func, ast.Attribute)
-        name = _operator_name(call) if is_operator else _patched_name(call, _modules(tree, scope))
+        if ast.unparse(call.func).endswith("library.impl"):
+            name = _operator_name(call)
+        else:
+            name = _patched_name(call, _modules(tree, scope))
         if not name.startswith("`planner."):
             yield Replacement(name, file, scope[-1].name, _reason(scope, tree))
 
@@ -65,7 +67,7 @@ def _calls(node: ast.AST, scope: _Scope) -> Iterator[tuple[_Scope, ast.Call]]:
     for one in ast.iter_child_nodes(node):
         if isinstance(one, ast.Call):
             text = ast.unparse(one.func)
-            if text in _PATCHING or text.endswith("library.impl"):
+            if text in (*_PATCHING, "mock.patch.dict") or text.endswith("library.impl"):
                 yield scope, one
         is_scope = isinstance(one, ast.FunctionDef | ast.ClassDef)
         yield from _calls(one, (*scope, one) if is_scope else scope)
@@ -86,9 +88,11 @@ def _modules(tree: ast.Module, scope: _Scope) -> dict[str, str]:
 
 
 def _patched_name(call: ast.Call, modules: dict[str, str]) -> str:
-    holder, name = ast.unparse(call.args[0]), call.args[1]
+    holder, name = ast.unparse(call.args[0]), call.args[min(1, len(call.args) - 1)]
     first, dot, rest = holder.partition(".")
     holder = modules.get(first, first) + dot + rest
+    if isinstance(call.func, ast.Attribute):  # mock.patch.dict
+        return "entries of `{}`".format(holder.strip("'"))
     if isinstance(name, ast.Constant):
         return f"`{holder}.{name.value}`"
     if isinstance(name, ast.Dict):

@@ -1,4 +1,4 @@
-"""docs/replacements.md lists whatever a capture replaces, and nothing is replaced by other means."""
+"""docs/replacements.md lists what a capture replaces, and attributes are replaced by one function alone."""
 
 import ast
 from pathlib import Path

@@ -456,6 +456,23 @@ def test_loading_and_saving_have_peaks_of_their_own(emulator: Emulator) -> None:
     assert record["evaluation"] is None
 
 
+def test_what_a_script_keeps_of_its_variables_stays(emulator: Emulator) -> None:
+    """A function's `locals()` outlive the first use of the GPU, and a refused request."""
+    code = """
+def train(rate):
+    kept = locals()
+    torch.zeros(1, device="cuda")
+    try:
+        torch.empty(2**40, device="cuda")
+    except torch.OutOfMemoryError:
+        print(kept["rate"])
+
+train(0.5)
+"""
+    done = emulator.start(code, "--gpu", "L4")
+    assert done.returncode == 0 and "0.5" in done.stderr
+
+
 def test_a_failure_while_loading_says_so(emulator: Emulator) -> None:
     """4,000 copies of the weights do not fit; no module has run before."""
     done = emulator.start(SAVES.replace("LOADED", "4000"), "--gpu", "L4")

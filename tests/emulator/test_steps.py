@@ -99,19 +99,39 @@ def test_steps_without_modules_have_no_phases(readings: Readings) -> None:
     phases = Phases(readings)
     for step in (1, 2):
         phases.end_step(step)
-    assert (phases.loading, phases.between_steps, phases.current()) == ({}, {}, "")
+    assert (phases.loading, phases.between_steps, phases.current(False)) == ({}, {}, "")
 
 
 def test_the_phase_that_runs_is_known(readings: Readings) -> None:
     """Before any module, within a step, after a step, and in an evaluation, which no step before had."""
     readings.next_bytes = 10
     phases = Phases(readings)
-    known = [phases.current()]
+    known = [phases.current(False)]
     for step in (1, 2):
         phases.note_module(True)
-        known.append(phases.current())
+        known.append(phases.current(False))
         phases.end_step(step)
-        known.append(phases.current())
+        known.append(phases.current(False))
     phases.note_module(False)
-    known.append(phases.current())
+    known.append(phases.current(False))
     assert known == ["loading", "", "between steps", "", "between steps", "evaluation"]
+
+
+def test_a_module_without_hooks_is_no_phase(readings: Readings) -> None:
+    """A module that is compiled in place runs no hooks: neither loading nor a pause is told while it runs."""
+    readings.next_bytes = 10
+    phases = Phases(readings)
+    assert phases.current(True) == ""
+    phases.note_module(True)
+    phases.end_step(1)
+    assert phases.current(True) == ""
+
+
+def test_modules_without_gradients_in_the_second_step_may_be_a_teacher(readings: Readings) -> None:
+    """What is usual between two steps is not known before the second step ends."""
+    readings.next_bytes = 10
+    phases = Phases(readings)
+    phases.note_module(True)
+    phases.end_step(1)
+    phases.note_module(False)
+    assert phases.current(False) == ""

@@ -17,6 +17,9 @@ _OTHERS = (
 )
 
 
+_OF_MODULES = ("_call_impl", "forward")  # functions whose first argument is the module that runs
+
+
 def is_own(path: str) -> bool:
     """Return whether a file belongs to the script, rather than to torch, an installed package or Python."""
     return Path(path).is_file() and not any(part in path for part in _OTHERS)
@@ -42,6 +45,13 @@ def place(torch: Any) -> dict[str, Any]:
     }
 
 
+def line_of_caller() -> str:
+    """Return the line of the script that this thread runs, as FILE:LINE, or "" if it runs no script."""
+    frames = _frames(sys._getframe(1))
+    frames.reverse()
+    return line_of(frames)
+
+
 def _frames(frame: Any) -> list[Any]:
     frames = []
     while frame is not None:
@@ -64,7 +74,7 @@ def _module_path(torch: Any, frames: list[Any]) -> str:
 
     The name of its class is returned if the innermost module is the outermost, or is not inside of it.
     """
-    running = [_first_argument(frame) for frame in frames]
+    running = [_first_argument(frame) for frame in frames if frame.f_code.co_name in _OF_MODULES]
     modules = [one for one in running if isinstance(one, torch.nn.Module)]
     if not modules:
         return ""

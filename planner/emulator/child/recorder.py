@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from .course import Course
-from .frames import line_of, place
+from .frames import line_of, line_of_caller, place
 from .history import MAX_EVENTS, History
 from .optimizer_state import keep_numbers_readable
 from .steps import Phases, Steps
@@ -48,7 +48,7 @@ def attach(torch: Any, core: Any) -> None:
     # it also fires for the module that torch.compile makes, which is harmless
     warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
     torch.cuda._lazy_call(recorder.watch_memory)
-    core.emu_watch_contexts(recorder.on_context)
+    core.emu_watch_contexts(ctypes.pythonapi.Py_AddPendingCall, recorder.on_context)
     os.register_at_fork(after_in_child=recorder.restart)
     register_after_fork(recorder, _finish_with_process)
     sys.excepthook = recorder.wrap_excepthook(sys.excepthook)
@@ -179,13 +179,14 @@ class Recorder:
             self._torch._C._cuda_attach_out_of_memory_observer(self.on_out_of_memory)
             self._write(whole=False)  # an empty list: the process uses CUDA
 
-    def _note_context(self, device: int) -> None:
-        """Note the line of the script whose call creates this process's context on a GPU."""
-        self._first_lines[device] = place(self._torch)["line"]
+    def _note_context(self, device: int | None) -> int:
+        """Note the line of the script whose call created this process's context on a GPU; None is GPU 0."""
+        self._first_lines[device or 0] = line_of_caller()
+        return 0
 
     def before_module(self, module: Any, args: Any) -> None:
         """Record that a module is about to run, and whether with gradients."""
-        if self._peaks is None or self._torch.compiler.is_compiling() or os.getpid() != self._pid:
+        if self._torch.compiler.is_compiling() or os.getpid() != self._pid or self._peaks is None:
             return
         self._phases.note_module(self._torch.is_grad_enabled())
 
@@ -243,7 +244,7 @@ class Recorder:
             "was_raised": False,
             "others": self._others(device),
             **found,
-            "phase": found["phase"] or self._phases.current(),
+            "phase": found["phase"] or self._phases.current(bool(found["module"])),
         }
         self._write(whole=False)
 

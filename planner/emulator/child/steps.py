@@ -61,13 +61,17 @@ class Phases:
         self._has_run = False  # a module has run since the start or the last step
         self._runs_modules = False  # a module has run in the steps so far
 
-    def current(self) -> str:
-        """Return "loading", "between steps", "evaluation", or "" if the phase is not known."""
-        if not self._has_run and self._has_stepped:
+    def current(self, runs_module: bool) -> str:
+        """Return "loading", "between steps", "evaluation", or "" if the phase is not known.
+
+        `runs_module` tells that a module runs now, which none of the hooks on modules may have seen.
+        """
+        if self._has_run or runs_module:
+            is_evaluation = self._is_open and self._usual is not None and self._is_more
+            return "evaluation" if is_evaluation else ""
+        if self._has_stepped:
             return "between steps" if self._runs_modules else ""
-        if not self._has_run:
-            return "loading"
-        return "evaluation" if self._is_open and self._is_more else ""
+        return "loading"
 
     def note_module(self, has_gradients: bool) -> None:
         """Record that a module is about to run, which may begin or end a phase."""

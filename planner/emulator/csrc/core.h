@@ -45,8 +45,11 @@ void emu_set_kernel_images(const char *architectures); /* "sm_75 sm_80 ...", the
 int emu_current_device(void);
 bool emu_set_device(int device); /* false: no such device */
 bool emu_context_active(int device);
-void emu_touch_context(int device);                   /* creates the context if there is none yet */
-void emu_watch_contexts(void (*created)(int device)); /* to be called in the thread that creates a context */
+void emu_touch_context(int device); /* creates the context if there is none yet */
+typedef int emu_call(void *device);
+/* Has `created` scheduled by `schedule` for each context from now on. Its caller may hold locks of PyTorch's,
+ * so it must not run Python at once: `schedule` is Py_AddPendingCall. */
+void emu_watch_contexts(int (*schedule)(emu_call *call, void *device), emu_call *created);
 
 /* ---- device memory; functions return NULL or false if the capacity is exhausted */
 void *emu_alloc(int device, size_t bytes);

@@ -37,7 +37,8 @@ typedef struct {
 
 static arena arenas[EMU_MAX_GPUS];
 static bool active[EMU_MAX_GPUS];
-static void (*on_context)(int device);
+static int (*schedule)(emu_call *call, void *device);
+static emu_call *on_context;
 static ranges reserved, pinned;
 static size_t pinned_bytes;
 static _Thread_local int current;
@@ -102,21 +103,21 @@ static void uncount(int device, size_t bytes) {
 }
 static size_t taken(int device) { return arenas[device].used + emu_used_by_others(device); }
 static bool fits(int device, size_t bytes) { return taken(device) + bytes <= emu_gpu()->usable_bytes; }
-void emu_watch_contexts(void (*created)(int device)) {
+void emu_watch_contexts(int (*schedule_call)(emu_call *call, void *device), emu_call *created) {
   pthread_mutex_lock(&lock);
+  schedule = schedule_call;
   on_context = created;
   pthread_mutex_unlock(&lock);
 }
 void emu_touch_context(int device) {
   if (emu_context_active(device)) return;
   begin_change();
-  void (*created)(int) = active[device] ? NULL : on_context;
   if (!active[device]) {
     active[device] = true;
     count(device, emu_gpu()->context_bytes);
+    if (schedule) schedule(on_context, (void *)(intptr_t)device);
   }
   end_change();
-  if (created) created(device);
 }
 
 /* ---- allocations */

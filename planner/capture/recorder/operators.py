@@ -1,5 +1,6 @@
 """Classify operators for the recorder: the kind of their outputs, their workspace rule, and similar facts."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from planner.capture.arguments import leaves_of
+from planner.capture.recorder.composed import COMPOSED
 from planner.capture.recorder.pending_collectives import is_collective
 from planner.capture.workspaces.ops import Rule
 from planner.capture.workspaces.registry import cpu_outputs, rule_of
@@ -34,6 +36,7 @@ class Operator:
     uses_blas: bool
     cpu_outputs: tuple[int, ...]  # positions of results that a CUDA kernel keeps on the CPU
     is_collective: bool = False  # a functional collective, or a wait for one
+    parts: Callable[..., Any] | None = None  # runs it by other operators, as ATen does beneath autograd
 
     def new_tensors(self, out: Any) -> list[Tensor]:
         """Return the tensors of a result in order, without those that a CUDA kernel keeps on the CPU."""
@@ -49,7 +52,8 @@ def inspect_operator(func: Any, version: TorchVersion) -> Operator:
     """Return the facts that the recorder needs about an operator in a version of torch."""
     on_cpu = cpu_outputs(func, version)
     rule, uses_blas = rule_of(func), func in BLAS_OPS
-    return Operator(func, str(func), _outputs_of(func), rule, uses_blas, on_cpu, is_collective(func))
+    outputs, parts = _outputs_of(func), COMPOSED.get(func)
+    return Operator(func, str(func), outputs, rule, uses_blas, on_cpu, is_collective(func), parts)
 
 
 def _outputs_of(func: Any) -> OutputKind:

@@ -19,6 +19,7 @@ from planner.capture.cuda.placed import CONVERSIONS
 from planner.capture.cuda.streams import Streams
 from planner.capture.meta_kernels.run import MetaRunner
 from planner.capture.recorder.allocation_log import AllocationLog, Block, StorageRef
+from planner.capture.recorder.composed import COMPOSED
 from planner.capture.recorder.host_copies import staging_copies
 from planner.capture.recorder.module_tracker import ModuleTracker
 from planner.capture.recorder.operators import Operator, OutputKind, inspect_operator
@@ -237,6 +238,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._provenance is not None:
             self._provenance.on_operator()
         op = self._operators.get(id(func)) or self._inspect(func)
+        if op.parts is not None:
+            with self:
+                return op.parts(*args, **(kwargs or {}))
         outputs = op.outputs
         if outputs is OutputKind.VIEWS:
             if func in CONVERSIONS:  # called beneath autograd, as by handlers of DTensor
@@ -298,7 +302,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return True
 
     def _inspect(self, func: Any) -> Operator:
-        if is_unknown(func):
+        if is_unknown(func) and func not in COMPOSED:
             self.unknown_ops.add(str(func))
         op = self._operators[id(func)] = inspect_operator(func, self.target.torch)
         return op

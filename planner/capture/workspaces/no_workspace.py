@@ -32,14 +32,14 @@ _NAMES = """
     fractional_max_pool2d_backward upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d
     upsample_linear1d _upsample_lanczos2d_aa
     pixel_shuffle pixel_unshuffle channel_shuffle grid_sampler_2d grid_sampler_2d_backward grid_sampler_3d
-    grid_sampler_3d_backward affine_grid_generator cudnn_grid_sampler cudnn_grid_sampler_backward
+    grid_sampler_3d_backward cudnn_grid_sampler cudnn_grid_sampler_backward
     # look-ups and losses
     _local_scalar_dense _assert_async
     embedding gather index_select kthvalue mode trace dist histc bincount floor_divide _grouped_mm
     mse_loss_backward smooth_l1_loss_backward huber_loss_backward soft_margin_loss_backward
     binary_cross_entropy_backward multi_margin_loss multi_margin_loss_backward multilabel_margin_loss_forward
     multilabel_margin_loss_backward _embedding_bag _embedding_bag_forward_only
-    _embedding_bag_per_sample_weights_backward _cdist_forward _cdist_backward cross linalg_cross
+    _embedding_bag_per_sample_weights_backward _cdist_forward cross linalg_cross
     # cells of recurrent layers (native/cuda/RNN.cu): their workspace is an output
     _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl _thnn_fused_gru_cell
     _thnn_fused_gru_cell_backward _thnn_differentiable_lstm_cell_backward _cudnn_init_dropout_state

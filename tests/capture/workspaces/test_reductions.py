@@ -86,3 +86,15 @@ def test_extrema_pass_on_values_of_their_own_type() -> None:
         for dtype in (torch.float32, torch.float16, torch.bool)
     ]
     assert sizes[0] == 2 * sizes[1] == 4 * sizes[2] > 0
+
+
+def test_gradients_of_distances_are_made_for_each_pair_of_rows() -> None:
+    """Of 2 x 30 and 2 x 40 rows of 8; the first are transposed, and one sample's other rows are expanded."""
+    func = aten._cdist_backward.default
+    one, other, distances = meta(2, 30, 8), meta(2, 40, 8), meta(2, 30, 40)
+    pairs = Hold(4 * 2 * 40 * 30 * 8)
+    assert steps(func, distances, one, other, 1.0, distances) == (REST, pairs)
+    transposed = meta(2, 8, 30).transpose(1, 2)
+    copies = Hold(4 * 2 * 30 * 8), Hold(4 * 2 * 40 * 8)
+    assert steps(func, distances, transposed, other[:1], 1.0, distances) == (*copies, REST, pairs)
+    assert steps(func, distances, one, other, 0.0, distances) == (REST,)

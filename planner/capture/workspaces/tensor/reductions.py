@@ -221,7 +221,29 @@ def _logsumexp(args: Args, out: Tensor, target: Target) -> Ops:
     return maxima, maxima, out.numel(), Release(1), Hold(tensor_bytes(args[0])), Outputs()
 
 
+def _gradient_of_distances(args: Args, out: Tensor, target: Target) -> Ops:
+    """Return the copied arguments, the gradient, and the gradients for all pairs of rows, which are summed.
+
+    Source: ATen/native/Distance.cpp and cuda/DistanceKernel.cu.
+    """
+    grad, one, other, p, distances = args
+    batch, (rows, width) = distances.shape[:-2], one.shape[-2:]
+    samples, unit = prod(batch), one.element_size()
+    copies = [
+        Hold(samples * side.shape[-2] * width * unit)
+        for side in (one, other)
+        if side.shape[:-2] != batch or not side.is_contiguous()  # expanded, or copied as it is
+    ]
+    copied = (*copies, *contiguous_copies(distances, grad))
+    if p == 0 or distances.numel() == 0:
+        return (*copied, Outputs())
+    pairs = Dense((samples, other.shape[-2], rows, width))
+    sums = reduction(pairs, [1], _partial_bytes(one), target)
+    return (*copied, Outputs(), Hold(prod(pairs.shape) * unit), *sums)
+
+
 RULES: dict[str, Rule] = {
+    "_cdist_backward": _gradient_of_distances,
     "sum.dim_IntList nansum prod.dim_int mean.dim": _converted_sum(1),
     "sum prod mean": _converted_sum(None),
     "amax amin any.dims all.dims": _largest(1),

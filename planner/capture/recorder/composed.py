@@ -1,0 +1,93 @@
+"""Operators that ATen composes of others beneath autograd, where a dispatch mode does not see the parts."""
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+
+def _affine_grid_generator(theta: Tensor, size: Sequence[int], align_corners: bool) -> Tensor:
+    """Return the sampling grid, a product of base coordinates (ATen/native/AffineGridGenerator.cpp)."""
+    samples, *extents = size[0], *size[2:]
+    rank = len(extents)
+    base = theta.new_empty((samples, *extents, rank + 1))
+    for number, extent in enumerate(reversed(extents)):
+        place = base.select(-1, number)
+        place.copy_(_from_minus_one(theta, extent, align_corners).view(-1, *[1] * number))
+    base.select(-1, rank).fill_(1)
+    grid = base.view(samples, prod(extents), rank + 1).bmm(theta.transpose(1, 2))
+    return grid.view(samples, *extents, rank)
+
+
+def _from_minus_one(theta: Tensor, count: int, align_corners: bool) -> Tensor:
+    if count <= 1:
+        return theta.new_zeros(())
+    steps = torch.linspace(-1, 1, count, dtype=theta.dtype, device=theta.device)
+    return steps if align_corners else steps * (count - 1) / count
+
+
+def _trilinear(
+    x: Tensor, y: Tensor, z: Tensor, expand_x: list[int], expand_y: list[int], expand_z: list[int],
+    summed: list[int], unrolled: int = 1,
+) -> Tensor:  # fmt: skip
+    """Return sums of products of three tensors, one product for each slice of a dimension (Linear.cpp)."""
+    rank = x.dim() + len(expand_x)
+    extents: list[int] = []
+    of_pair: list[int] = []
+    of_last: list[int] = []
+    for dim in range(rank):
+        x = x.unsqueeze(dim) if dim in expand_x else x
+        y = y.unsqueeze(dim) if dim in expand_y else y
+        z = z.unsqueeze(dim) if dim in expand_z else z
+        if dim in summed and dim != unrolled:
+            (of_pair if dim in expand_z else of_last).append(dim)
+        extents.append(max(x.shape[dim], y.shape[dim], z.shape[dim]))
+    out = x.new_zeros([1 if dim in summed else extent for dim, extent in enumerate(extents)])
+
+    def sliced(tensor: Tensor, expanded: list[int], number: int) -> Tensor:
+        return tensor.narrow(unrolled, 0 if unrolled in expanded else number, 1)
+
+    def add(number: int) -> None:
+        part = _sum_of_products(sliced(x, expand_x, number), sliced(y, expand_y, number), of_pair)
+        part = _sum_of_products(part, sliced(z, expand_z, number), of_last)
+        (out if unrolled in summed else out.narrow(unrolled, number, 1)).add_(part)
+
+    if x.numel() and y.numel() and z.numel():
+        for number in range(extents[unrolled]):
+            add(number)
+    return out.squeeze([dim for dim in range(rank) if dim in summed])
+
+
+def _sum_of_products(left: Tensor, right: Tensor, summed: list[int]) -> Tensor:
+    """Return the product of two tensors, summed over dimensions that are kept, by `bmm` (sumproduct_pair)."""
+    if not summed:
+        return left * right
+    both: list[int] = []
+    of_left: list[int] = []
+    of_right: list[int] = []
+    for dim in range(left.dim()):
+        in_left, in_right = left.shape[dim] != 1, right.shape[dim] != 1
+        if dim not in summed:
+            (both if in_left and in_right else of_left if in_left else of_right).append(dim)
+        elif in_left is not in_right:
+            left = left.sum(dim, True) if in_left else left
+            right = right.sum(dim, True) if in_right else right
+    sizes = [prod(left.shape[dim] for dim in dims) for dims in (both, of_left, summed)]
+    columns = prod(right.shape[dim] for dim in of_right)
+    order = [*both, *of_left, *summed, *of_right]
+    rows = left.permute(order).reshape(sizes)
+    product = rows.bmm(
+        right.permute(*both, *summed, *of_right, *of_left).reshape(sizes[0], sizes[2], columns)
+    )
+    shape = [1 if dim in summed else max(left.shape[dim], right.shape[dim]) for dim in order]
+    return product.view(shape).permute([order.index(dim) for dim in range(left.dim())])
+
+
+COMPOSED: dict[Any, Callable[..., Tensor]] = {
+    aten.affine_grid_generator.default: _affine_grid_generator,
+    aten._trilinear.default: _trilinear,
+}

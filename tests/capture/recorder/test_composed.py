@@ -1,0 +1,53 @@
+"""Operators that the recorder runs by their parts give ATen's own values, and record what the parts take."""
+
+import itertools
+
+import pytest
+import torch
+
+from planner.capture.recorder.composed import COMPOSED
+from planner.jobs import Mode
+from tests.capture.recorder.test_recorder import Apply
+from tests.helpers.models import job_of, story, trace_of
+
+aten = torch.ops.aten
+GRID, TRILINEAR = aten.affine_grid_generator.default, aten._trilinear.default
+
+
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize("size", [(2, 3, 4, 5), (2, 3, 4, 1), (2, 1, 3, 4, 5)])
+def test_a_sampling_grid_is_that_of_aten(size: tuple[int, ...], align_corners: bool) -> None:
+    """In two and three dimensions, also along a dimension of one."""
+    rank = len(size) - 2
+    theta = torch.rand(size[0], rank, rank + 1)
+    torch.testing.assert_close(COMPOSED[GRID](theta, size, align_corners), GRID(theta, size, align_corners))
+
+
+# Shapes with the dimensions that each operand lacks: a bilinear layer and its three gradients.
+OPERANDS = {
+    "layer": (((2, 3), [1, 3]), ((4, 3, 5), [0]), ((2, 5), [1, 2]), [2, 3]),
+    "first input": (((2, 4), [2, 3]), ((4, 3, 5), [0]), ((2, 5), [1, 2]), [1, 3]),
+    "weight": (((2, 3), [1, 3]), ((2, 4), [2, 3]), ((2, 5), [1, 2]), [0]),
+    "second input": (((2, 3), [1, 3]), ((4, 3, 5), [0]), ((2, 4), [2, 3]), [1, 2]),
+}
+
+
+@pytest.mark.parametrize(("name", "unrolled"), list(itertools.product(OPERANDS, range(4))))
+def test_products_of_three_tensors_are_those_of_aten(name: str, unrolled: int) -> None:
+    """By whichever dimension the sum is taken apart."""
+    *operands, summed = OPERANDS[name]
+    tensors = [torch.rand(shape, dtype=torch.float64) for shape, _ in operands]
+    args = (*tensors, *(expanded for _, expanded in operands), summed, unrolled)
+    torch.testing.assert_close(COMPOSED[TRILINEAR](*args), TRILINEAR(*args))
+
+
+def test_a_sampling_grid_takes_its_base_coordinates() -> None:
+    """A grid of 4 x 5 of one sample, beside 3 coordinates for each of its points, of which two are ranges."""
+    function = lambda theta: GRID(theta.view(-1, 2, 3), (theta.shape[0], 1, 4, 5), True)  # noqa: E731
+    trace = trace_of(lambda: Apply(function), job_of("6", steps=1, mode=Mode.INFER), 1)
+    blocks = [line for line in story(trace) if "workspaces" not in line]
+    base, ranges, grid = 4 * 60, (4 * 5, 4 * 4), 4 * 40
+    moves = [f"+{base} temporaries"]
+    for size in ranges:
+        moves += [f"+{size} temporaries", f"-{size}"]
+    assert blocks[4:-1] == [*moves, f"+{grid} temporaries", f"-{base}"]

@@ -1,4 +1,4 @@
-"""transformers' `generate` on an emulated GPU, where no value that a kernel computes can end its loop."""
+"""transformers on an emulated GPU: what it decides by values that a kernel computes."""
 
 import json
 from pathlib import Path
@@ -37,3 +37,17 @@ def test_generation_ends_at_its_length(emulator: Emulator, tmp_path: Path) -> No
     assert greedy == [12, [4, 76]]
     assert sampled == [5, [4, 69]]
     assert beams[0] == 6
+
+
+def test_texts_are_packed_where_the_script_says_so(emulator: Emulator, tmp_path: Path) -> None:  # noqa: F811
+    """Positions that a kernel makes, or that count up, need no mask; those of three texts in a row do."""
+    code = """
+import json
+from transformers import masking_utils
+
+positions = torch.arange(6, device="cuda")[None], torch.arange(6)[None].cuda(), [[0, 1, 2, 0, 1, 0]]
+found = [masking_utils.find_packed_sequence_indices(torch.as_tensor(one).cuda()) for one in positions]
+open("found.json", "w").write(json.dumps([one is not None for one in found]))
+"""
+    emulator.run(code, "--gpu", "L4")
+    assert json.loads((tmp_path / "found.json").read_text()) == [False, False, True]

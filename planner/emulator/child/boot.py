@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from . import generation
+from . import generation, packed_texts
 from .build import CORE, build, load_order
 from .installation import find_installation
 from .tools import EmulatorError
@@ -39,7 +39,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         """Return the spec of a watched module, or None; load the stand-in libraries before the first import.
 
-        The loaders of torch and of transformers' generation module also patch the module after running it.
+        The loaders of torch and of two modules of transformers also patch the module after running it.
         """
         attach = _ATTACHED.get(name)
         if self._busy or (name not in _FIRST and attach is None):
@@ -91,7 +91,11 @@ def _attach_recorder(torch: ModuleType) -> None:
     truths.attach(torch)
 
 
-_ATTACHED = {"torch": _attach_recorder, generation.MODULE: generation.attach}
+_ATTACHED = {
+    "torch": _attach_recorder,
+    generation.MODULE: generation.attach,
+    packed_texts.MODULE: packed_texts.attach,
+}
 
 
 def _load_or_exit(torch: Path) -> None:

@@ -119,9 +119,6 @@ class Training:
 
 
 if __name__ == "__main__":
-    from benchmarks.emulated.values import pin_values
-
-    pin_values()
     given = json.loads(sys.argv[1])
     batch, tokens = given.pop("batch"), given.pop("tokens", 128)
     training = Training(**given)

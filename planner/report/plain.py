@@ -16,7 +16,7 @@ from planner.report.document import (
 )
 
 WIDTH = 100
-_LABEL = 16  # width of the name of an
+_LABEL = 16  # least width of the name of an entry and the space after it
 _GAP = "  "
 
 
@@ -34,7 +34,7 @@ def _lines(block: Block) -> Iterator[str]:
             for line in lines:
                 yield from _lines(Paragraph(line) if isinstance(line, str) else line)
         case Entry(name, text):
-            yield from wrapped(f"{name + ':':<{_LABEL}}", text)
+            yield from wrapped(f"{name + ': ':<{_LABEL}}", text)
         case Table():
             yield from _table_lines(block)
         case Bullets(title, sentences):

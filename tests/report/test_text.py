@@ -32,6 +32,7 @@ from planner.program.program import AffineAlloc
 from planner.report.assumptions import assumptions
 from planner.report.commands.estimate import estimate_document, estimate_to_json
 from planner.report.commands.max_batch import plan_document, plan_to_json
+from planner.report.document import Document, Entry
 from planner.report.plain import WIDTH, render_plain
 from planner.report.units import mib_parts
 from tests.helpers.golden import FOLDER as GOLDEN, expected
@@ -482,3 +483,9 @@ def test_assumed_allocator() -> None:
         budget(450), limits=MemoryLimits(450 * MIB, config=AllocatorConfig(expandable_segments=True))
     )
     assert "the allocator runs with expandable_segments=True" in assumptions(estimated(2, card))
+
+
+def test_names_of_entries_are_followed_by_a_space() -> None:
+    """Names up to 14 letters are in a column of 16; longer names take what they need."""
+    document = Document.of([Entry("Risk", "0.1 %"), Entry("Expandable segments", "146")])
+    assert render_plain(document) == "Risk:           0.1 %\nExpandable segments: 146"

@@ -1,9 +1,11 @@
 """Tell why a process ran out of GPU memory, from its log, snapshot, profile, history or run."""
 
+import gzip
 import json
 import os
 import sys
 import time
+import zlib
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -59,7 +61,7 @@ def diagnose(
 ) -> DiagnoseResult:
     """Tell why a process ran out of GPU memory, from a file that it left.
 
-    The file is a log with an out-of-memory message ("-": standard input), a pickle of
+    The file is a log with an out-of-memory message (also packed by gzip; "-": standard input), a pickle of
     `torch.cuda.memory._dump_snapshot`, a trace of `torch.profiler` (.json or .json.gz), a recorded history
     (.json.gz), or the JSON of `planner run`. Logs may have any size. Nothing in a pickle is executed. With
     `model`, `batch` and options of `planner.advise` the result also has the smallest changes with which that
@@ -104,8 +106,23 @@ def _of_file(path: Path, on_progress: OnProgress) -> Diagnosis:
             raise DataFileError(f"{path}: the snapshot has neither events nor segments: no GPU was used")
         failed = [one for one in histories if any(event.action == "oom" for event in one.events)]
         return diagnose_history((failed or list(histories))[0], "memory snapshot of torch")
+    log = _of_packed_log(path)
+    if log is not None:
+        return log
     history = load_any_history(path)
     return diagnose_history(history, f"recorded history, {history.gpu}, torch {history.torch}")
+
+
+def _of_packed_log(path: Path) -> Diagnosis | None:
+    """Return the diagnosis of a log that gzip packed, or None if it packed JSON or is broken."""
+    try:
+        with gzip.open(path) as packed:
+            file = BufferedReader(cast("Any", packed))
+            if file.peek(1)[:1] != b"{":
+                return _of_log(file, str(path))
+    except (OSError, EOFError, zlib.error):
+        pass
+    return None
 
 
 def _of_text(file: BufferedReader, name: str) -> Diagnosis:

@@ -1,5 +1,6 @@
 """`planner diagnose`, as a person with a dead process calls it."""
 
+import gzip
 import io
 import json
 import pickle
@@ -11,6 +12,7 @@ import pytest
 
 import planner
 from planner.cli import run
+from planner.planning.diagnosis import Cause
 from tests.helpers.command_line import Capture, outcome
 
 MESSAGE = (
@@ -77,6 +79,16 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> Non
     """`planner diagnose -` reads what another program writes."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(MESSAGE.encode())))
     assert outcome("diagnose -", capsys) == (0, REPORT, "")
+
+
+def test_a_log_that_gzip_packed(tmp_path: Path) -> None:
+    """As log rotation leaves it; a log without a message is named as one."""
+    path = tmp_path / "train.log.gz"
+    path.write_bytes(gzip.compress(b"step 1\n" + MESSAGE.encode()))
+    assert planner.diagnose(path).diagnosis.cause is Cause.FRAGMENTATION
+    path.write_bytes(gzip.compress(b"step 1\n"))
+    with pytest.raises(planner.errors.DataFileError, match="no out-of-memory message"):
+        planner.diagnose(path)
 
 
 def test_a_log_that_is_no_text(tmp_path: Path, capsys: Capture) -> None:

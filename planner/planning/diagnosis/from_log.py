@@ -6,7 +6,7 @@ ROCm, XPU and MPS, and of the libraries that report a failed allocation by a sta
 
 import re
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -27,7 +27,8 @@ _MESSAGE_LINES = 8  # over which a terminal may wrap a message
 _CONTEXT_BYTES = 2**30  # more than any published CUDA context; the rest of a GPU is of other processes
 _NUMBER = r"([\d.]+ ?(?:bytes|[KMGT]?i?B))"
 _BYTES = {"bytes": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_MESSAGE = re.compile(r"(CUDA|HIP|XPU|MPS backend) out of memory")
+_ASYNC = "would exceed allowed memory"  # c10/cuda/CUDAMallocAsyncAllocator.cpp
+_MESSAGE = re.compile(rf"(CUDA|HIP|XPU|MPS backend) out of memory|{_ASYNC}")
 
 
 def _either(*forms: str) -> re.Pattern[str]:
@@ -101,15 +102,41 @@ _WITHOUT_FIGURES = (
         cause=Cause.TOO_LARGE,
     ),
     _WithoutFigures(
-        _either("DefaultCPUAllocator: .*?tried to allocate SIZE", "Unable to allocate SIZE for an array"),
+        _either(r"Free memory on device .* on startup is less than desired GPU memory utilization"),
+        "vLLM found less memory free than its share of the GPU: another process has the rest, as nvidia-smi "
+        "shows, or lower gpu_memory_utilization",
+        is_of_host=False,
+        cause=Cause.OTHER_PROCESS,
+    ),
+    _WithoutFigures(
+        _either(
+            r"Not enough memory\. Please try to increase --mem-fraction-static",  # SGLang
+            r"Not enough memory to handle \d+ prefill tokens",  # TGI
+        ),
+        "the server loaded the weights, and too little of the GPU was left for the texts that it must hold: "
+        "shorten them, give it a larger share of the GPU, or shard over more GPUs",
+        is_of_host=False,
+        cause=Cause.TOO_LARGE,
+    ),
+    _WithoutFigures(
+        _either(
+            "DefaultCPUAllocator: .*?tried to allocate SIZE",
+            "Unable to allocate SIZE for an array",
+            "^MemoryError",
+            r"\[Errno 12\] Cannot allocate memory",
+        ),
         "the memory of the host ran out, not a GPU's; load less at once, or use fewer workers",
     ),
     _WithoutFigures(
         _either(
             r"DataLoader worker \(pid.*?\) is killed by signal: Killed",
-            "[Oo][Oo][Mm][-_ ]?[Kk]ill",
+            "OOMKilled",  # Kubernetes, Docker
+            "oom[-_]kill event|out-of-memory handler|exceeded (?:job |step )?memory limit",  # Slurm
+            "Exceeded job memory limit|srun: error: .*: Out Of Memory",
+            "TERM_MEMLIMIT",  # LSF
+            "PBS: job killed: v?mem",
             "due to the node running low on memory",  # Ray
-            "Out of memory: Killed process",
+            "invoked oom-killer|oom-kill:constraint|[Oo]ut of memory: Killed process",  # Linux
         ),
         "the memory of the host ran out, not a GPU's, and a process was killed for it; use fewer workers, "
         "let them prefetch less, or ask for more memory of the host",
@@ -127,11 +154,19 @@ _WITHOUT_FIGURES = (
 
 
 _FIGURES = {
-    "requested": _either("[Tt]ried to allocate SIZE"),
-    "total": _either("total capacity of SIZE", "SIZE total capacity", "max allowed: SIZE"),
-    "free": _either("of which SIZE is free", "SIZE free"),
+    "requested": _either("[Tt]ried to allocate SIZE", r"Requested\s*: SIZE"),
+    # torch 2.1 and 2.2 write "capacty"
+    "total": _either(
+        "total capaci?ty of SIZE", "SIZE total capacity", "max allowed: SIZE", r"Device limit\s*: SIZE"
+    ),
+    "free": _either("of which SIZE is free", "SIZE free", r"Free \(according to CUDA\): SIZE"),
     "allowed": _either("SIZE allowed"),
-    "allocated": _either("SIZE is allocated by PyTorch", "SIZE already allocated", "MPS allocated: SIZE"),
+    "allocated": _either(
+        "SIZE is allocated by PyTorch",
+        "SIZE already allocated",
+        "MPS allocated: SIZE",
+        r"Currently allocated\s*: SIZE",  # cudaMallocAsync
+    ),
     "unallocated": _either("SIZE is reserved by PyTorch but unallocated", "SIZE cached"),
     "reserved": _either("SIZE reserved in total by PyTorch"),
     "own": _either("this process has SIZE memory in use"),
@@ -146,9 +181,10 @@ _PINNING = (
 _ROUNDING_BYTES = 2**30 // 100  # messages give GiB with two decimals
 _OUTSIDE_OF_TORCH = "neither free nor of PyTorch in this process: contexts, libraries, other processes"
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_RANK = re.compile(r"^\s*\[?(?:rank ?)?\d+\]?:\s?")
+_RANK = re.compile(r"^\s*\[?(?:rank ?)?(\d+)\]?:\s?")
 _CALL = re.compile(r"([A-Za-z_][\w.]*)\(")
 _OPTIMIZER_STATE = ("_init_group", "init_state", "_init_state")
+_OF_DEEPSPEED = "initialize_optimizer_states"
 
 
 class _Message(Struct, frozen=True):
@@ -163,14 +199,19 @@ class _Message(Struct, frozen=True):
 
     @property
     def detail(self) -> int:
-        """Return 2 if the message has figures, 1 if it matches a pattern other than `_KILLED`, else 0."""
+        """Return 1 and the number of figures, or without any 1 for a pattern other than `_KILLED`, else 0."""
         if self.figure("requested") is not None:
-            return 2
+            return 1 + sum(self.figure(name) is not None for name in _FIGURES)
         return int(any(one.pattern.search(self.text) for one in _WITHOUT_FIGURES if one is not _KILLED))
 
     @property
     def reserved_bytes(self) -> int | None:
-        """Return the bytes that PyTorch reserved, as printed or as the sum of allocated and unallocated."""
+        """Return the bytes that PyTorch reserved, as printed or as the sum of allocated and unallocated.
+
+        None if the message does not tell them, as of cudaMallocAsync, whose pools are the driver's.
+        """
+        if _ASYNC in self.text:
+            return None
         allocated, unallocated = self.figure("allocated"), self.figure("unallocated")
         if allocated is None:
             return self.figure("reserved")
@@ -243,29 +284,70 @@ def diagnose_log(lines: Iterable[str]) -> Diagnosis | None:
     diagnosis = _diagnose(best)
     if count == 1:
         return diagnosis
-    which = "that has figures" if best.detail == 2 else "that says most"
-    return _with_notes(diagnosis, f"the log has {count} such messages; this is the last {which}")
+    return _with_notes(
+        diagnosis, f"the log has {count} such messages; this is the most detailed, the last if several are"
+    )
 
 
-def _messages(lines: Iterable[str]) -> Iterable[_Message]:
-    before: deque[str] = deque(maxlen=_KEPT_LINES)
-    text: list[str] = []
-    frames: tuple[Frame, ...] = ()
-    for raw in lines:
-        line = _RANK.sub("", _CONTROL.sub("", raw.replace("\r\n", "\n").rsplit("\r", 1)[-1]).rstrip("\n"))
-        begins = _MESSAGE.search(line) or any(one.pattern.search(line) for one in _WITHOUT_FIGURES)
-        if text and (begins or len(text) == _MESSAGE_LINES or not line.strip() or read_frame(line)):
-            yield _Message(" ".join(text), frames)
-            text = []
+class _Reader:
+    """A reader of the lines that one process writes to a log."""
+
+    def __init__(self) -> None:
+        self._before: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._text: list[str] = []
+        self._frames: tuple[Frame, ...] = ()
+
+    def read(self, line: str) -> Iterator[_Message]:
+        """Read a line, and yield the message that ends before it, if any does."""
+        begins = _begins(line)
+        if self._text and (
+            begins or len(self._text) == _MESSAGE_LINES or not line.strip() or read_frame(line)
+        ):
+            yield from self.end()
         if begins:
-            frames, text = read_frames(before), [line.strip()]
-            before.clear()
-        elif text:
-            text.append(line.strip())
+            self._frames, self._text = read_frames(self._before), [line.strip()]
+            self._before.clear()
+        elif self._text:
+            self._text.append(line.strip())
         else:
-            before.append(line)
-    if text:
-        yield _Message(" ".join(text), frames)
+            self._before.append(line)
+
+    def end(self) -> Iterator[_Message]:
+        """Yield the message that is not yet ended, if there is one."""
+        if self._text:
+            yield _Message(" ".join(self._text), self._frames)
+            self._text = []
+
+
+def _messages(lines: Iterable[str]) -> Iterator[_Message]:
+    """Yield the messages of a log, whose lines may begin with the number of the rank that wrote them."""
+    readers: dict[str, _Reader] = {}
+    for raw in lines:
+        for line in _printed(raw):
+            found = _RANK.match(line)
+            reader = readers.setdefault("" if found is None else found[1], _Reader())
+            yield from reader.read(_RANK.sub("", line))
+    for reader in readers.values():
+        yield from reader.end()
+
+
+def _printed(raw: str) -> Iterator[str]:
+    """Yield the lines that a line of a log has on a terminal, without what progress bars overwrite.
+
+    A traceback within a string of JSON has several lines.
+    """
+    text = _CONTROL.sub("", raw).rstrip("\r\n")
+    if "\\n" in text and "Traceback (most recent call last)" in text:
+        yield from text.replace('\\"', '"').split("\\n")
+        return
+    *overwritten, last = text.split("\r")
+    yield from (part for part in overwritten if _begins(part) or read_frame(part))
+    yield last
+
+
+def _begins(line: str) -> bool:
+    """Return whether a message begins in a line."""
+    return bool(_MESSAGE.search(line)) or any(one.pattern.search(line) for one in _WITHOUT_FIGURES)
 
 
 def _bytes(text: str) -> int:
@@ -371,12 +453,18 @@ def _of_code(frames: Sequence[Frame]) -> tuple[Cause, str] | None:
                 f"it happened in {frame.function}, an evaluation: plan it by --evaluate and --eval-batch, "
                 "and look for outputs that it keeps on the GPU or a missing torch.no_grad()"
             )
-    if any("optim" in frame.file and frame.function in _OPTIMIZER_STATE for frame in frames):
+    if any(map(_makes_optimizer_state, frames)):
         return Cause.FIRST_STEP, (
             "the optimizer allocated its state, as it does in its first step: the forward and backward pass "
             "fit without it"
         )
     return None
+
+
+def _makes_optimizer_state(frame: Frame) -> bool:
+    is_in_step = frame.function == "step" and "zeros_like" in frame.code  # of torch before 2.0
+    is_named = frame.function in _OPTIMIZER_STATE or is_in_step
+    return frame.function == _OF_DEEPSPEED or ("optim" in frame.file and is_named and not frame.is_of_user)
 
 
 def _shortage(message: _Message, requested: int, allocated: int) -> str:

@@ -7,7 +7,9 @@ from itertools import pairwise
 from msgspec import Struct
 from msgspec.structs import replace
 
-_LIBRARIES = ("site-packages/", "dist-packages/", "/torch/", "<frozen", "<string>")
+_LIBRARY = re.compile(
+    r"(?:site|dist)-packages/|/torch/|<frozen|<string>|/lib/python\d|/python\d+/lib/", re.IGNORECASE
+)
 _FILE = r"(?P<file>(?:[A-Za-z]:|~|\.)?[\\/][^\s:\"]{1,400}\.py|<ipython-input-[^>]+>)"
 _FRAMES = tuple(
     map(
@@ -36,7 +38,7 @@ class Frame(Struct, frozen=True):
     @property
     def is_of_user(self) -> bool:
         """Return whether the file belongs to the user, not to a library."""
-        return not any(part in self.file for part in _LIBRARIES)
+        return _LIBRARY.search(self.file.replace("\\", "/")) is None
 
 
 def read_frames(lines: Iterable[str]) -> tuple[Frame, ...]:

@@ -1,5 +1,6 @@
 """Out-of-memory messages as torch and its libraries word them, and the causes that their figures decide."""
 
+import json
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,12 @@ def test_a_status_alone_decides_nothing(line: str) -> None:
         ("['python', 'a.py']' died with <Signals.SIGKILL: 9>.", "killed from outside", None),
         ("      Reason:       OOMKilled", "more memory of the host", None),
         ("Task was killed due to the node running low on memory.", "more memory of the host", None),
+        ("Memory cgroup out of memory: Killed process 71 (python)", "more memory of the host", None),
+        ("slurmstepd: error: Exceeded job memory limit", "more memory of the host", None),
+        ("TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.", "more memory of the host", None),
+        ("=>> PBS: job killed: mem 133kb exceeded limit 131kb", "more memory of the host", None),
+        ("MemoryError", "fewer workers", None),
+        ("OSError: [Errno 12] Cannot allocate memory", "fewer workers", None),
     ],
 )
 def test_memory_of_the_host_is_told_apart(line: str, words: str, requested_bytes: int | None) -> None:
@@ -423,14 +430,91 @@ def test_state_of_the_optimizer_is_the_first_step() -> None:
     )
 
 
-def test_the_last_message_with_figures_counts() -> None:
-    """Several ranks write one log; a status without figures does not hide a message with them."""
+def test_the_most_detailed_message_counts() -> None:
+    """Several ranks write one log; a status, or a message with fewer figures, does not hide one with more."""
     message = OLD.format("64.00 MiB", "7.93 GiB", "7.31 GiB", "10.31 MiB", "7.32 GiB")
     found = diagnosis_of(f"{message}\n\nRuntimeError: CUDA error: out of memory\n")
     assert (found.cause, found.notes[0]) == (
         Cause.TOO_LARGE,
-        "the log has 2 such messages; this is the last that has figures",
+        "the log has 2 such messages; this is the most detailed, the last if several are",
     )
+    again = diagnosis_of(f"{message}\n\nTrainerError: CUDA out of memory. Tried to allocate 64.00 MiB\n")
+    assert again.allocated_bytes == found.allocated_bytes
+
+
+MESSAGE = NEW.format("2.00 GiB", "23.69 GiB", "1.00 GiB", "", "22.50 GiB", "21.90 GiB", "100.00 MiB")
+
+
+@pytest.mark.parametrize("end", ["\r\r\n", "\r 10%|#         | 1/10 [00:01<00:09]\r\n", "\n"])
+def test_a_message_is_found_whatever_ends_its_line(end: str) -> None:
+    """Windows' terminals double carriage returns, and a progress bar may follow on the same line."""
+    found = diagnose_log([f" 0%|          | 0/10\r{MESSAGE}{end}"])
+    assert found is not None and found.cause is Cause.TOO_LARGE
+
+
+def test_old_versions_write_the_capacity_without_an_i() -> None:
+    """torch 2.1 and 2.2 have "capacty"; without the total no other process would be seen."""
+    text = NEW.format("64.00 MiB", "24.00 GiB", "1.00 MiB", "", "9.20 GiB", "9.00 GiB", "10.00 MiB")
+    found = diagnosis_of(text.replace("capacity", "capacty"))
+    assert (found.cause, found.total_bytes) == (Cause.OTHER_PROCESS, 24 * GIB)
+
+
+def test_a_place_is_of_the_rank_that_failed() -> None:
+    """Lines of two ranks alternate; rank 1 evaluates, rank 0 runs out of memory in the backward pass."""
+    zero = [
+        "Traceback (most recent call last):", '  File "train.py", line 41, in main', "    loss.backward()",
+        MESSAGE,
+    ]  # fmt: skip
+    one = [
+        "Traceback (most recent call last):", '  File "train.py", line 80, in validate', "    model(x)",
+        "KeyboardInterrupt",
+    ]  # fmt: skip
+    pairs = zip(zero, one, strict=True)
+    found = diagnosis_of("".join(f"[rank0]: {a}\n[rank1]: {b}\n" for a, b in pairs))
+    assert (found.cause, found.site.line) == (Cause.TOO_LARGE, "train.py:41, in main")
+
+
+@pytest.mark.parametrize(
+    "path", [r"C:\env\Lib\site-packages\torch\nn\linear.py", "/usr/lib/python3.10/contextlib.py"]
+)
+def test_files_of_libraries_are_not_the_users(path: str) -> None:
+    """Neither a package on Windows nor the standard library."""
+    head = 'Traceback (most recent call last):\n  File "train.py", line 7, in main\n    model(x)\n'
+    found = diagnosis_of(f'{head}  File "{path}", line 9, in forward\n    pass\n{MESSAGE}\n')
+    assert found.site.line == "train.py:7, in main"
+
+
+def test_a_traceback_within_json_has_lines() -> None:
+    """A logger that writes a line of JSON for each record escapes them."""
+    text = 'Traceback (most recent call last):\n  File "train.py", line 50, in fit\n    f(x)\n' + MESSAGE
+    found = diagnosis_of(json.dumps({"level": "ERROR", "exc": text}))
+    assert found.site.line == "train.py:50, in fit"
+
+
+@pytest.mark.parametrize("line", ["oom_killer disabled", "srun --oom-kill-step=0", "OOM-kill-policy=none"])
+def test_settings_of_a_scheduler_are_no_message(line: str) -> None:
+    """They are in a log's head, of jobs that end well."""
+    assert diagnose_log([line]) is None
+
+
+def test_state_that_an_old_optimizer_makes_in_its_step_is_the_first_step() -> None:
+    """Before torch 2.0 the step itself made it; DeepSpeed makes it at once."""
+    head = 'Traceback (most recent call last):\n  File "train.py", line 7, in main\n    optimizer.step()\n'
+    adam = '  File "/x/site-packages/torch/optim/adam.py", line 95, in step\n    m = torch.zeros_like(p)\n'
+    zero = '  File "/x/site-packages/deepspeed/z.py", line 9, in initialize_optimizer_states\n    a\n'
+    causes = [diagnosis_of(f"{head}{frame}{MESSAGE}\n").cause for frame in (adam, zero)]
+    assert causes == [Cause.FIRST_STEP] * 2
+
+
+def test_the_message_of_cudamallocasync_has_figures() -> None:
+    """Its pools are the driver's, so that what was reserved is not known."""
+    lines = (
+        "RuntimeError: Allocation on device 0 would exceed allowed memory. (out of memory)",
+        "Currently allocated     : 22.47 GiB", "Requested               : 25.00 MiB",
+        "Device limit            : 23.99 GiB", "Free (according to CUDA): 12.75 MiB",
+    )  # fmt: skip
+    found = diagnosis_of("\n".join(lines))
+    assert (found.cause, found.requested_bytes, found.reserved_bytes) == (Cause.TOO_LARGE, 25 * MIB, None)
 
 
 @pytest.mark.parametrize(("free", "fits"), [("60.00 MiB", None), ("40.00 MiB", False)])

@@ -123,3 +123,20 @@ def test_an_average_of_log_probabilities_is_made_total_first() -> None:
     x, target = other(*IMAGE), index(2, 8, 8)
     ops = steps(aten.nll_loss2d_forward.default, x, target, None, 1, -100)
     assert ops[1:] == (OUTPUT, Hold(2_048))
+
+
+def test_sampling_by_cudnn_copies_what_is_expanded() -> None:
+    """With corners aligned and zeros outside, cuDNN samples; it computes both gradients in any case."""
+    func = aten.grid_sampler_2d_backward.default
+    x, grid, grad = meta(2, 3, 8, 8), meta(2, 5, 5, 2), meta(2, 3, 5, 5)
+    expanded = meta(1).expand(2, 3, 5, 5)
+    assert steps(func, grad, x, grid, 0, 0, True, [True, True]) == (REST,)
+    assert steps(func, expanded, x, grid, 0, 0, True, [True, True]) == (Hold(600), REST)
+    assert steps(func, expanded, x, grid, 0, 0, True, [False, True]) == (Hold(600), Hold(1_536), REST)
+    for options in ((1, 0, True), (0, 1, True), (0, 0, False)):
+        assert steps(func, expanded, x, grid, *options, [True, True]) == (REST,)
+    halves = x.bfloat16(), grid.bfloat16()
+    assert steps(func, expanded.bfloat16(), *halves, 0, 0, True, [True, True]) == (REST,)
+    turned = meta(2, 2, 5, 5).permute(0, 2, 3, 1)
+    assert steps(aten.grid_sampler_2d.default, x, turned, 0, 0, True) == (Hold(400), REST)
+    assert steps(aten.grid_sampler_2d.default, x, turned, 0, 0, False) == (REST,)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from planner.capture.meta_kernels.strides import suggests_channels_last
@@ -21,6 +22,8 @@ from planner.capture.workspaces._rule import (
 )
 from planner.capture.workspaces.ops import Args, Hold, Ops, Output, Outputs, Rule
 from planner.program import Target
+
+_OF_CUDNN = (torch.float16, torch.float32, torch.float64)  # types that its sampler takes
 
 
 def _copies_after(
@@ -147,7 +150,39 @@ def _dropout(args: Args, out: Any, target: Target) -> Ops:
     return (Output(1), Output())
 
 
+def _samples_by_cudnn(x: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool) -> bool:
+    """Return whether cuDNN samples images at a grid: bilinear, zeros around (GridSamplerUtils.h)."""
+    is_plain = mode == 0 and padding == 0 and align_corners and x.dtype in _OF_CUDNN
+    is_small = is_plain and x.shape[1] <= 1024 and x.numel() < 2**31 and grid.numel() < 2**31
+    return bool(is_small and x.numel() > 0)
+
+
+def _copies_of_repeated(*tensors: Tensor) -> Ops:
+    """Return a `Hold` op for the contiguous copy of each tensor that has a stride of 0."""
+    return tuple(Hold(tensor_bytes(t)) for t in tensors if any(step == 0 for step in t.stride()))
+
+
+def _sampling(args: Args, out: Any, target: Target) -> Ops:
+    """Return the ops of sampling images at a grid, by cuDNN or PyTorch's kernel (cudnn/GridSampler.cpp)."""
+    x, grid = args[:2]
+    if not _samples_by_cudnn(*args[:5]):
+        return (Outputs(),)
+    return (*_copies_of_repeated(x), *contiguous_copies(grid), Outputs())
+
+
+def _gradient_of_sampling(args: Args, out: Any, target: Target) -> Ops:
+    """Return the ops of the gradients of `_sampling`; cuDNN always computes both."""
+    grad, x, grid, mode, padding, align_corners, mask = args
+    if not _samples_by_cudnn(x, grid, mode, padding, align_corners):
+        return (Outputs(),)
+    copies = (*_copies_of_repeated(x), *contiguous_copies(grid), *_copies_of_repeated(grad))
+    of_x = () if mask[0] else (Hold(tensor_bytes(x)),)
+    return (*copies, *of_x, Outputs())
+
+
 RULES: Mapping[str, Rule] = {
+    "grid_sampler_2d": _sampling,
+    "grid_sampler_2d_backward": _gradient_of_sampling,
     "native_dropout": _dropout,
     "nll_loss2d_forward": _nll_loss2d,
     "im2col": _unfold,

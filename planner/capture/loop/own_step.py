@@ -5,7 +5,7 @@ the step moves it. If a step does not move its batch, it gets the batch on the G
 moves batches.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
@@ -68,7 +68,7 @@ class _Phases:
     Code outside backward passes and optimizer steps is in the phase `FORWARD`.
     """
 
-    def __init__(self, on_phase: PhaseHook, optimizers: list[optim.Optimizer]) -> None:
+    def __init__(self, on_phase: PhaseHook, optimizers: MutableMapping[int, optim.Optimizer]) -> None:
         self._on_phase = on_phase
         self._optimizers = optimizers
         self._step = 0
@@ -133,8 +133,7 @@ class _Phases:
         return run
 
     def _before_update(self, optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if all(optimizer is not one for one in self._optimizers):
-            self._optimizers.append(optimizer)
+        self._optimizers[id(optimizer)] = optimizer
         self._stepped[type(optimizer).__name__] = None
         self._updates += 1
         # A closure runs the model, and the optimizer reads what comes of it: values of updates are unknown.

@@ -15,6 +15,7 @@ import textwrap
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakValueDictionary
 
 from torch import Tensor, nn, optim
 
@@ -50,7 +51,8 @@ class StepModule(nn.Module):
             )
         self._modules.update(found.outermost())
         self.held_tensors = found.tensors
-        self.optimizers = found.optimizers
+        # By their ids; a step may make optimizers, and replace them.
+        self.optimizers = WeakValueDictionary({id(one): one for one in found.optimizers})
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> Any:
         """Call the step on a batch of a data loader, and return its result."""

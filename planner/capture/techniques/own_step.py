@@ -39,7 +39,7 @@ def run_steps(loop: CapturedLoop) -> Notes:
 
     def on_phase(step: int, phase: Phase) -> None:
         set_gradients(recorder, model.parameters())  # an optimizer may not have all parameters
-        for optimizer in model.optimizers:
+        for optimizer in model.optimizers.values():
             held = [one for group in optimizer.param_groups for one in group["params"]]
             set_categories(recorder, held, optimizer)
         recorder.start_phase(step, phase)
@@ -75,7 +75,7 @@ def _record_held(model: StepModule, job: Job, recorder: Recorder, loaded: dict[i
             recorder.host.add(tensor)
     record_setup(model, job, recorder, loaded)
     model.held_tensors.clear()
-    for optimizer in model.optimizers:  # some make their state when constructed
+    for optimizer in model.optimizers.values():  # some make their state when constructed
         defaults = getattr(optimizer, "defaults", {})  # wrappers of optimizers may have none
         counts_on_gpu = defaults.get("fused") or defaults.get("capturable")
         for tensor in state_tensors(optimizer):

@@ -821,6 +821,23 @@ class Training:
     assert growth.bytes_per_step >= 2 * PARAMETERS  # a change of the gradient and one of the parameters
 
 
+def test_an_optimizer_that_its_step_makes_is_freed_with_its_state(tmp_path: Path) -> None:
+    """As an inversion of images does for each batch: two moments in each step, and no growth."""
+    code = """
+model = net()
+
+def train_step(images, labels):
+    optimizer = torch.optim.Adam(model.parameters())
+    optimizer.zero_grad()
+    F.cross_entropy(model(images.cuda()), labels.cuda()).backward()
+    optimizer.step()
+"""
+    trace = trace_code(tmp_path, code, "train_step", steps=3)
+    states = {e.block for e in trace.events if isinstance(e, Alloc) and e.category is Category.OPTIMIZER}
+    assert states <= {e.block for e in trace.events if isinstance(e, Free)}
+    assert bytes_of(trace, Category.OPTIMIZER) >= 3 * 2 * PARAMETERS and find_growth(trace) is None
+
+
 def test_optimizer_state_that_its_step_replaces_is_freed(tmp_path: Path) -> None:
     """The first moments of an optimizer that makes them at once end in the first step, the last one too."""
     code = """

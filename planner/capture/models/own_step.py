@@ -35,19 +35,19 @@ class StepModule(nn.Module):
     def __init__(self, step: Callable[..., Any], root: object, name: str) -> None:
         """Find the modules, tensors and optimizers held by `root`, the step's object or the step itself.
 
-        Raises ModelError if no module is found.
+        Raises ModelError if neither a module nor an optimizer is found.
         """
         super().__init__()
         self._step = step
         self._name = name
         found = _Holdings()
         found.follow(root, "")
-        if not found.modules:
+        if not found.modules and not found.optimizers:
             names = ", ".join(_argument_names(step))
             raise ModelError(
-                f"{name}: its step takes {names} and holds no nn.Module that can be found; keep models in "
-                "attributes, closures or globals of the file: name a function that makes them and returns "
-                "`lambda x, y: train_step(model, optimizer, x, y)`"
+                f"{name}: its step takes {names} and holds no nn.Module or optimizer that can be found; keep "
+                "models in attributes, closures or globals of the file: name a function that makes them and "
+                "returns `lambda x, y: train_step(model, optimizer, x, y)`"
             )
         self._modules.update(found.outermost())
         self.held_tensors = found.tensors

@@ -197,7 +197,10 @@ def test_a_batch_is_passed_as_a_loader_gives_it(tmp_path: Path, body: str, passe
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("class T:\n    def step(self, x): ...", "its step takes x and holds no nn.Module that can be found"),
+        (
+            "class T:\n    def step(self, x): ...",
+            "its step takes x and holds no nn.Module or optimizer that can be found",
+        ),
         ("def make():\n    return 3", "gives a int without step"),
         (STEP.replace("step(self, batch)", "step(self, a, b, c)"), "takes a, b, c; 2 tensors are given"),
     ],
@@ -819,6 +822,22 @@ class Training:
     growth = find_growth(trace)
     assert growth is not None
     assert growth.bytes_per_step >= 2 * PARAMETERS  # a change of the gradient and one of the parameters
+
+
+def test_a_step_may_train_tensors_without_a_module(tmp_path: Path) -> None:
+    """As planes of features or pixels, which an optimizer holds."""
+    code = """
+planes = torch.nn.Parameter(torch.randn(64, 100, device=device))
+optimizer = torch.optim.Adam([planes])
+
+def train_step(images, labels):
+    optimizer.zero_grad()
+    F.cross_entropy(images.to(device) @ planes, labels.to(device)).backward()
+    optimizer.step()
+"""
+    trace = trace_code(tmp_path, code, "train_step", steps=3)
+    kinds = Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER
+    assert [bytes_of(trace, kind) // (4 * 6400) for kind in kinds] == [1, 3, 2]
 
 
 def test_an_optimizer_that_its_step_makes_is_freed_with_its_state(tmp_path: Path) -> None:

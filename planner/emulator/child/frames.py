@@ -15,8 +15,6 @@ _OTHERS = (
     "planner/emulator/",
     "torchinductor",
 )
-
-
 _OF_MODULES = ("_call_impl", "forward")  # functions whose first argument is the module that runs
 
 

@@ -136,9 +136,7 @@ class Recorder:
         self._torch, self._core = torch, core
         core.emu_peak.restype = core.emu_pinned_bytes.restype = ctypes.c_size_t
         core.emu_context_active.restype = ctypes.c_bool
-        self.on_context = ctypes.CFUNCTYPE(None, ctypes.c_int)(
-            self._note_context
-        )  # lives as long as it is called
+        self.on_context = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._note_context)  # emu_call
         self._folder = folder
         self._peaks: Peaks | None = None  # until torch initializes CUDA
         kinds = os.environ.get("PLANNER_EMULATED_HISTORY", "").split()

@@ -23,6 +23,7 @@ from planner.planning.diagnosis.diagnosis import (
 from planner.planning.diagnosis.tracebacks import Frame, read_frame, read_frames
 
 _KEPT_LINES = 400  # before a message; the longest tracebacks of trainers have some 120
+_MOST_RANKS = 4096  # that are told apart, so that a log of any size takes little memory
 _MESSAGE_LINES = 8  # over which a terminal may wrap a message
 _CONTEXT_BYTES = 2**30  # more than any published CUDA context; the rest of a GPU is of other processes
 _NUMBER = r"([\d.]+ ?(?:bytes|[KMGT]?i?B))"
@@ -153,6 +154,10 @@ _WITHOUT_FIGURES = (
 )
 
 
+# One search takes less time than one for each pattern, which each line of a log would need.
+_BEGINNING = re.compile("|".join((_MESSAGE.pattern, *(one.pattern.pattern for one in _WITHOUT_FIGURES))))
+
+
 _FIGURES = {
     "requested": _either("[Tt]ried to allocate SIZE", r"Requested\s*: SIZE"),
     # torch 2.1 and 2.2 write "capacty"
@@ -181,7 +186,8 @@ _PINNING = (
 _ROUNDING_BYTES = 2**30 // 100  # messages give GiB with two decimals
 _OUTSIDE_OF_TORCH = "neither free nor of PyTorch in this process: contexts, libraries, other processes"
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_RANK = re.compile(r"^\s*\[?(?:rank ?)?(\d+)\]?:\s?")
+# A number is a rank's if it is in a bracket or after that word; alone, it may be a line's or an hour.
+_RANK = re.compile(r"^\s*(?P<mark>\[?(?:rank ?)?)(?P<number>\d+)\]?:\s?")
 _CALL = re.compile(r"([A-Za-z_][\w.]*)\(")
 _OPTIMIZER_STATE = ("_init_group", "init_state", "_init_state")
 _OF_DEEPSPEED = "initialize_optimizer_states"
@@ -321,12 +327,15 @@ class _Reader:
 
 def _messages(lines: Iterable[str]) -> Iterator[_Message]:
     """Yield the messages of a log, whose lines may begin with the number of the rank that wrote them."""
-    readers: dict[str, _Reader] = {}
+    readers = {"": _Reader()}
     for raw in lines:
         for line in _printed(raw):
             found = _RANK.match(line)
-            reader = readers.setdefault("" if found is None else found[1], _Reader())
-            yield from reader.read(_RANK.sub("", line))
+            rank = found["number"] if found is not None and found["mark"] else ""
+            if rank not in readers and len(readers) < _MOST_RANKS:
+                readers[rank] = _Reader()
+            reader = readers.get(rank, readers[""])
+            yield from reader.read(line if found is None else line[found.end() :])
     for reader in readers.values():
         yield from reader.end()
 
@@ -341,13 +350,14 @@ def _printed(raw: str) -> Iterator[str]:
         yield from text.replace('\\"', '"').split("\\n")
         return
     *overwritten, last = text.split("\r")
-    yield from (part for part in overwritten if _begins(part) or read_frame(part))
+    if overwritten:
+        yield from (part for part in overwritten if _begins(part) or read_frame(part))
     yield last
 
 
 def _begins(line: str) -> bool:
     """Return whether a message begins in a line."""
-    return bool(_MESSAGE.search(line)) or any(one.pattern.search(line) for one in _WITHOUT_FIGURES)
+    return _BEGINNING.search(line) is not None
 
 
 def _bytes(text: str) -> int:

@@ -474,6 +474,14 @@ def test_a_place_is_of_the_rank_that_failed() -> None:
     assert (found.cause, found.site.line) == (Cause.TOO_LARGE, "train.py:41, in main")
 
 
+@pytest.mark.parametrize("prefix", ["{}: ", "1{}:15:32 ERROR "])
+def test_a_number_before_a_line_is_no_rank(prefix: str) -> None:
+    """As `grep -n` and clocks write it: the lines are of one process."""
+    lines = ["Traceback (most recent call last):", '  File "train.py", line 7, in main', "    f(x)", MESSAGE]
+    found = diagnosis_of("\n".join(prefix.format(number) + line for number, line in enumerate(lines)))
+    assert found.site.line == "train.py:7, in main"
+
+
 @pytest.mark.parametrize(
     "path", [r"C:\env\Lib\site-packages\torch\nn\linear.py", "/usr/lib/python3.10/contextlib.py"]
 )

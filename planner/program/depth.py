@@ -70,9 +70,7 @@ class RepeatedBlock(Struct, frozen=True):
         NotRepeatedError if they differ in more.
         """
         ones, others = self.deep.events, deep.events
-        if self.deep.sites != deep.sites or list(map(_without_size, ones)) != list(
-            map(_without_size, others)
-        ):
+        if _structure(self.deep) != _structure(deep):
             raise NotRepeatedError("the deeper model has other events in another run")
         if any(ones[k] != others[k] for k in self._indices_of_grown()):
             raise NotRepeatedError("sizes that grow with the number of blocks depend on more than that")
@@ -80,13 +78,11 @@ class RepeatedBlock(Struct, frozen=True):
             event if ones[index] == others[index] else _with_size(event, others[index])
             for event, index in zip(self.trace.events, self.positions, strict=True)
         )
-        insertions = tuple(
-            replace(
-                one,
-                events=tuple(map(_with_size, one.events, others[one.start : one.start + len(one.events)])),
-            )
-            for one in self.insertions
-        )
+
+        def resized(inserted: tuple[Event, ...], start: int) -> tuple[Event, ...]:
+            return tuple(map(_with_size, inserted, others[start : start + len(inserted)]))
+
+        insertions = tuple(replace(one, events=resized(one.events, one.start)) for one in self.insertions)
         trace = replace(deep, events=events, sites=self.trace.sites)
         return replace(self, trace=trace, deep=deep, insertions=insertions)
 
@@ -303,8 +299,10 @@ class _Walk:
         return True
 
 
-def _without_size(event: Event) -> Event:
-    return replace(event, size_bytes=0) if isinstance(event, Alloc) else event
+def _structure(trace: Trace) -> tuple[object, ...]:
+    """Return the sites of a trace, and its events with allocations of size 0."""
+    events = (replace(one, size_bytes=0) if isinstance(one, Alloc) else one for one in trace.events)
+    return (trace.sites, *events)
 
 
 def _with_size(event: Event, like: Event) -> Event:

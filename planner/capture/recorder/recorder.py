@@ -19,7 +19,6 @@ from planner.capture.cuda.placed import CONVERSIONS
 from planner.capture.cuda.streams import Streams
 from planner.capture.meta_kernels.run import MetaRunner
 from planner.capture.recorder.allocation_log import AllocationLog, Block, StorageRef
-from planner.capture.recorder.composed import COMPOSED
 from planner.capture.recorder.host_copies import staging_copies
 from planner.capture.recorder.module_tracker import ModuleTracker
 from planner.capture.recorder.operators import Operator, OutputKind, inspect_operator
@@ -302,9 +301,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return True
 
     def _inspect(self, func: Any) -> Operator:
-        if is_unknown(func) and func not in COMPOSED:
-            self.unknown_ops.add(str(func))
         op = self._operators[id(func)] = inspect_operator(func, self.target.torch)
+        if op.parts is None and is_unknown(func):
+            self.unknown_ops.add(str(func))
         return op
 
     def _record_kernel(self, op: Operator, args: tuple[Any, ...], out: Any) -> None:

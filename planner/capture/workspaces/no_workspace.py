@@ -31,8 +31,7 @@ _NAMES = """
     adaptive_max_pool3d_backward max_unpool2d max_unpool3d fractional_max_pool2d
     fractional_max_pool2d_backward upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d
     upsample_linear1d _upsample_lanczos2d_aa
-    pixel_shuffle pixel_unshuffle channel_shuffle grid_sampler_3d
-    grid_sampler_3d_backward
+    pixel_shuffle pixel_unshuffle channel_shuffle grid_sampler_3d grid_sampler_3d_backward
     # look-ups and losses
     _local_scalar_dense _assert_async
     embedding gather index_select kthvalue mode trace dist histc bincount floor_divide _grouped_mm

@@ -8,6 +8,7 @@ import time
 import zlib
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from io import BufferedReader, TextIOWrapper
 from os import PathLike
@@ -115,13 +116,10 @@ def _of_file(path: Path, on_progress: OnProgress) -> Diagnosis:
 
 def _of_packed_log(path: Path) -> Diagnosis | None:
     """Return the diagnosis of a log that gzip packed, or None if it packed JSON or is broken."""
-    try:
-        with gzip.open(path) as packed:
-            file = BufferedReader(cast("Any", packed))
-            if file.peek(1)[:1] != b"{":
-                return _of_log(file, str(path))
-    except (OSError, EOFError, zlib.error):
-        pass
+    with suppress(OSError, EOFError, zlib.error), gzip.open(path) as packed:
+        file = BufferedReader(cast("Any", packed))
+        if file.peek(1)[:1] != b"{":
+            return _of_log(file, str(path))
     return None
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 Options = dict[str, Any]
-_PLANS = Path(__file__).parents[1] / "benchmarks/emulated/capabilities/nnunet"
+_PLANS = Path(__file__).parents[1] / "tests/programs/nnunet"
 _EXTENTS = (64, 96, 128)
 _UNET = {"channels": [16, 32, 64, 128, 256], "strides": [2, 2, 2, 2]}
 _WIDE_UNET = {"channels": [32, 64, 128, 256, 512], "strides": [2, 2, 2, 2]}

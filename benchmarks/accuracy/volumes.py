@@ -56,7 +56,7 @@ def _line(row: VolumesRow) -> str:
     covers = "yes" if row.library_peak_mib <= min(stored, uncounted) else "**no**"
     cells = (
         *(
-            row.model.replace("benchmarks/emulated/capabilities/nnunet/", ""),
+            row.model.replace("tests/programs/nnunet/", ""),
             row.input,
             row.batch,
             row.precision,

@@ -65,7 +65,7 @@ _VOLUMES: tuple[tuple[str, dict[str, Any], int, int, int, int], ...] = (
     ("VNet", {}, 2, 5, 80, 2),
     ("AttentionUnet", {**_ATTENTION, "channels": [24, 48, 96, 192]}, 2, 5, 80, 2),
 )
-_PLANS = "nnunet:benchmarks/emulated/capabilities/nnunet/{}.json"
+_PLANS = "nnunet:tests/programs/nnunet/{}.json"
 # Patches of nnU-Net's plans: those of its presets for 8 GB, and others.
 _PATCHES = (
     *(("SizesPlans", (128, 128, 128)), ("SizesResEncPlans", (128, 128, 128)), ("SizesPlans", (96, 160, 160))),

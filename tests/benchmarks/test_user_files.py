@@ -1,5 +1,7 @@
 """Scripts as people write them: their rows, and the page that shows them."""
 
+from pathlib import Path
+
 from benchmarks.emulated.capabilities.commands import FILES
 from benchmarks.emulated.capabilities.page import is_within_bars
 from benchmarks.emulated.capabilities.registry import HERE, load_capability
@@ -26,7 +28,7 @@ def test_every_script_is_the_job_of_a_row() -> None:
     """No file of the folder is without a row, and no row's file is missing."""
     rows = [*read_rows(HERE / "user_files.csv", Row), *read_rows(HERE / "compiled.csv", Row)]
     files = {row.model.partition(":")[0] for row in rows if row.model.startswith(FILES)}
-    assert files == {f"{FILES}/{path.name}" for path in (HERE / "files").glob("*.py")}
+    assert files == {f"{FILES}/{path.name}" for path in Path(FILES).glob("*.py")}
 
 
 def test_the_table_of_scripts_is_that_of_the_rows() -> None:

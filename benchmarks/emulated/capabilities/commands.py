@@ -10,8 +10,8 @@ import yaml
 from benchmarks.emulated.capabilities.case import Case
 from benchmarks.emulated.jobs import DrawnJob
 
-FOLDER = "benchmarks/emulated/capabilities"
-FILES, SCRIPTS = f"{FOLDER}/files", f"{FOLDER}/scripts"
+FOLDER = "tests/programs"
+FILES, SCRIPTS = f"{FOLDER}/user_files", f"{FOLDER}/scripts"
 _BY_ITSELF = 1000  # optimizer steps after which a command is stopped that ends before
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
@@ -50,7 +50,7 @@ def _of_file(job: DrawnJob) -> Case:
         return Case(job)
     arguments, inputs = job.options.get("model_arg", {}), job.options.get("input")
     sized = (path, "--batch-size", str(job.batch))
-    if folder == "files":
+    if folder == "user_files":
         return Case(job, (*sized, "--steps", "3"), _BY_ITSELF)
     if folder == "parallel_files":
         return _launched(job, (*sized, *_flags(arguments)), _BY_ITSELF)

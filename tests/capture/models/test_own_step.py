@@ -662,7 +662,7 @@ def _forward_of(trace: Trace, step: int) -> list[int]:
 
 
 def generation_trace(**arguments: object) -> Trace:
-    script = Path(__file__).parents[3] / "benchmarks/emulated/capabilities/scripts/generate.py"
+    script = Path(__file__).parents[3] / "tests/programs/scripts/generate.py"
     inputs = [parse_tensor_spec("16:int64")]
     job = resolve_job(f"{script}:Generation", {}, inputs=inputs, model_args=list(arguments.items()), steps=1)
     return record(job, 4, AMPERE)

@@ -214,13 +214,13 @@ def _departures(
     settings = load_residuals().kinds[kind].settings
     if settings is not None:
         yield from map(Departure, _other_settings(job, sites, settings, capability))
-    elif sites[CONVOLUTION] > FEW_CONVOLUTIONS or _has_volumes(job):
+    elif sites[CONVOLUTION] > FEW_CONVOLUTIONS or _has_volumes(job, trace):
         yield from _of_answers(job, trace)
     uncounted, far = trace.conv_account.uncounted_share, trace.conv_account.far_share
-    far = 0.0 if _has_volumes(job) else far  # `Doubt.VOLUMES` has the distances of these in it
+    far = 0.0 if _has_volumes(job, trace) else far  # `Doubt.VOLUMES` has the distances of these in it
     if uncounted or far:
         yield from departures_by_share(uncounted, far, part_of_convolutions(trace))
-    yield from map(Departure, _unmeasured(job, sites))
+    yield from map(Departure, _unmeasured(job, trace, sites))
     if lengths is Lengths.VARYING and kind not in (RunKind.TEXTS, RunKind.LARGE):
         yield Departure("with samples of varying lengths")
     if any("convolution" not in op for op in trace.unknown_ops):
@@ -248,7 +248,7 @@ def _of_answers(job: Job, trace: Trace) -> Iterator[Departure]:
         yield Departure("with stored answers for convolutions", Doubt.STORED)
     if source is ConvWorkspaceSource.SIMILAR:
         what = "with stored answers for similar convolutions"
-        if _has_volumes(job):
+        if _has_volumes(job, trace):
             yield Departure(what, Doubt.VOLUMES, _weight_of_part(part_of_convolutions(trace)))
         else:
             yield Departure(what, Doubt.SIMILAR)
@@ -272,19 +272,26 @@ def departures_by_share(uncounted: float, far: float, part: float) -> Iterator[D
         yield Departure(what, Doubt.FAR, weight)
 
 
-def _has_volumes(job: Job) -> bool:
-    """Return whether an input has four dimensions, as three-dimensional convolutions take."""
-    return 4 in _ranks_of_inputs(job)
+def _has_volumes(job: Job, trace: Trace) -> bool:
+    """Return whether the job has three-dimensional convolutions.
+
+    The convolutions with workspaces decide. If there are none, an input of four dimensions counts as a
+    volume, although it may be a sequence of images.
+    """
+    convolutions = trace.convolution_by_block().values()
+    if not convolutions:
+        return 4 in _ranks_of_inputs(job)
+    return any(len(one.x) == 5 for one in convolutions)
 
 
 def _ranks_of_inputs(job: Job) -> set[int]:
     return {len(spec.shape) for spec in job.samples.inputs if not _is_integer(spec)}
 
 
-def _unmeasured(job: Job, sites: Counter[str]) -> Iterator[str]:
+def _unmeasured(job: Job, trace: Trace, sites: Counter[str]) -> Iterator[str]:
     """Yield the job's features that no measured run has, as ends of a sentence."""
     ranks = _ranks_of_inputs(job)
-    if sites[CONVOLUTION] and _has_volumes(job):
+    if sites[CONVOLUTION] and _has_volumes(job, trace):
         yield "with three-dimensional convolutions"
     if sites[CONVOLUTION] > FEW_CONVOLUTIONS and ranks and max(ranks) < 3:
         yield "with convolutions over sequences"

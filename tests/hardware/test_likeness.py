@@ -311,3 +311,16 @@ def test_a_few_volumes_that_borrow_their_workspaces_widen_too() -> None:
     departures = likeness_of(Job.create("m", inputs=(volume,)), trace, AMPERE).departures
     assert [(one.doubt, one.weight) for one in departures] == [(Doubt.VOLUMES, 1), (Doubt.SETTING, 1)]
     assert not likeness_of(Job.create("m", inputs=(IMAGE,)), trace, AMPERE).departures
+
+
+def test_images_of_a_sequence_are_no_volume() -> None:
+    """A sequence of images has four dimensions, as a volume has, but its convolutions have two extents."""
+    from planner.program import Convolution, Direction, Site
+
+    sites = (Site("layer", "aten.convolution.default"),)
+    sizes = {"x": (8, 3, 32, 32), "w": (8, 3, 3, 3), "y": (8, 8, 30, 30), "channels_last": False}
+    steps = {"padding": (0, 0), "stride": (1, 1), "dilation": (1, 1)}
+    convolution = Convolution(Direction.FORWARD, "float32", **sizes, **steps)
+    job = Job.create("m", inputs=(TensorSpec((4, 3, 32, 32)),))
+    assert not likeness_of(job, Trace((), sites, 2, convolutions={1: convolution}), AMPERE).departures
+    assert likeness_of(job, Trace((), sites, 2), AMPERE).departures

@@ -73,7 +73,7 @@ _NOT_PLANNED = (
     (
         r"SparseTensorImpl|Sparse(Csr)?(Meta|CPU|CUDA)|layout.*Sparse",
         "sparse tensors and sparse gradients are not planned",
-        "use dense ones, such as sparse=False",
+        "use dense ones (of an embedding by sparse=False); planner run emulates such a script",
     ),
     (r"NestedTensor", "nested tensors are not planned", "use padded ones"),
     (

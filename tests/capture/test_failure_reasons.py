@@ -280,7 +280,7 @@ def test_an_error_that_a_model_wraps_keeps_its_cause() -> None:
 def test_sparse_gradients_are_refused_by_name(kind: type[nn.Module]) -> None:
     """Sparse gradients are not planned, and the remedy is the option that requests them."""
     with pytest.raises(
-        ModelError, match="sparse gradients are not planned; use dense ones, such as sparse=F"
+        ModelError, match="sparse gradients are not planned; use dense ones .of an embedding by sparse=F"
     ):
         trace_of(lambda: Embeds(kind), job_of("6:int64", **TRAIN))
 

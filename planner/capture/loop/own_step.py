@@ -91,7 +91,8 @@ class _Phases:
                 f"no optimizer of torch.optim stepped in {job.loop.steps} calls of the step; if it does so "
                 "every N calls, give --steps N or more",
             )
-        each = f"{self._updates} optimizer steps in {job.loop.steps} calls"
+        plural = "" if self._updates == 1 else "s"
+        each = f"{self._updates} optimizer step{plural} in {job.loop.steps} calls"
         return (f"its own step runs {', '.join(self._stepped)}: {each}",)
 
     @contextmanager

@@ -1,7 +1,7 @@
 """Read the device database: GPUs by name, from devices/*.yaml (devices/README.md describes the format)."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -28,6 +28,7 @@ from planner.hardware.vendors import refuse_apple
 
 DEVICES_FOLDER = Path(__file__).with_name("devices")
 OTHER_FOLDER = DEVICES_FOLDER / "other"  # GPUs of other makers than NVIDIA
+_MOST_SUGGESTED = 6  # names, for an unknown one
 EMULATED = "(emulated)"  # the end of torch's name for an emulated GPU
 
 _Mib = Annotated[float, Meta(ge=0, le=LARGEST_TOTAL_MIB)]
@@ -126,12 +127,24 @@ def find_device(name: str, folder: Path = DEVICES_FOLDER) -> Device:
     if key in devices:
         return devices[key]
     refuse_apple(key)
+    raise UsageError(f"unknown GPU {name!r}: {_hint(name, devices)}; for any other card give --gpu-mib N")
+
+
+def _hint(name: str, devices: Mapping[str, Device]) -> str:
+    """Return the GPUs that an unknown name may mean: those that match it, else those with similar names."""
     from difflib import get_close_matches
 
-    near = get_close_matches(key, devices, n=6, cutoff=0.4)
-    names = ", ".join(dict.fromkeys(devices[key].name for key in near or devices))
-    hint = f"the nearest are {names}" if near else f"known are {names}"
-    raise UsageError(f"unknown GPU {name!r}: {hint}; for any other card give --gpu-mib N")
+    key = device_key(name)
+    known = dict.fromkeys(device.name for device in devices.values() if " MIG " not in device.name)
+    matching = {device.name for device in search_devices(devices.values(), [key])} if key else set()
+    found = [one for one in known if one in matching]
+    if len(found) > _MOST_SUGGESTED:
+        return f"{len(found)} GPUs match; `planner devices {name.strip()}` lists them"
+    if not found:
+        near = get_close_matches(key, devices, n=_MOST_SUGGESTED, cutoff=0.4)
+        begins = (own for own in devices if key.startswith(own))
+        found = list(dict.fromkeys(devices[one].name for one in (*begins, *near)))
+    return f"the nearest are {', '.join(found)}" if found else "`planner devices` lists all that are known"
 
 
 def search_devices(devices: Iterable[Device], words: Sequence[str]) -> tuple[Device, ...]:

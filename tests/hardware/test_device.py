@@ -173,22 +173,24 @@ def test_spellings(spelling: str, name: str) -> None:
     assert find_device(spelling).name == name
 
 
-def test_unknown_names_list_the_nearest() -> None:
-    """An unknown name lists the nearest cards and the way out."""
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("A100", "the nearest are A100 40GB, A100 80GB"),
+        ("v100 sxm", "the nearest are V100 16GB, V100 32GB"),
+        ("RTX 3090 Super", "the nearest are RTX 3090 24GB, RTX "),
+        ("4900", "the nearest are RTX 4090 24GB, RTX "),
+        ("RTX", " GPUs match; `planner devices RTX` lists them"),
+        ("", "`planner devices` lists all that are known"),
+    ],
+)
+def test_unknown_names_lead_to_the_nearest(name: str, hint: str) -> None:
+    """The cards that a name matches come first, then those spelled like it; then the way out."""
     with pytest.raises(UsageError) as caught:
-        find_device("A100")
-    assert str(caught.value) == (
-        "unknown GPU 'A100': the nearest are A10 24GB, A100 80GB, A100 40GB, P100 16GB, H100 80GB, "
-        "A10G 24GB; for any other card give --gpu-mib N"
-    )
-
-
-def test_unlike_names_list_all(tmp_path: Path) -> None:
-    """A name like no other is answered with all cards."""
-    write(tmp_path, CARD)
-    with pytest.raises(UsageError) as caught:
-        find_device("", tmp_path)
-    assert str(caught.value) == "unknown GPU '': known are Test 8GB; for any other card give --gpu-mib N"
+        find_device(name)
+    assert str(caught.value).startswith(f"unknown GPU {name!r}: ")
+    assert hint in str(caught.value)
+    assert str(caught.value).endswith("; for any other card give --gpu-mib N")
 
 
 def test_shipped_cards_make_sense() -> None:

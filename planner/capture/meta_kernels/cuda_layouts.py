@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from planner.capture.meta_kernels.pointwise import pointwise_output
 from planner.capture.meta_kernels.strides import (
     broadcast,
     channels_last,
@@ -212,6 +213,15 @@ def _ctc_loss_backward(grad: Tensor, scores: Tensor, *_: Any) -> Any:
     return empty(scores.shape, scores.dtype)
 
 
+def _log_sigmoid(x: Tensor) -> Any:
+    """Return the output of log-sigmoid, and an empty buffer (ATen/native/cuda/Activation.cpp).
+
+    On the CPU and on meta the buffer has the size of the input.
+    """
+    out = pointwise_output(x)
+    return NotImplemented if out is NotImplemented else (out, empty((0,), x.dtype))
+
+
 # ---- others with contiguous outputs
 
 
@@ -286,6 +296,7 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "mse_loss smooth_l1_loss": _squared_error,
     "_ctc_loss _ctc_loss.Tensor": _ctc_loss,
     "_ctc_loss_backward _ctc_loss_backward.Tensor": _ctc_loss_backward,
+    "log_sigmoid_forward": _log_sigmoid,
     "roll": _roll,
     "_softmax_backward_data": _softmax_backward,
     "masked_fill.Scalar": _masked_fill,

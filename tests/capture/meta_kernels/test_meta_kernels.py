@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from planner.capture.meta_kernels.run import MetaRunner
+from planner.program import Phase
 from tests.helpers.meta_kernels import FLOATS, agrees, allowed, aten, image, layout, meta, ours, torchs
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, int]  # shape, strides, dtype, bytes of storage
@@ -22,6 +24,16 @@ def test_roll(shifts: list[int], dims: list[int]) -> None:
     assert ours(aten.roll.default, meta(2, 3, 4), [1]) is NotImplemented
     assert ours(aten.roll.default, meta(2, 3, 4), [1, 2], [0]) is NotImplemented
     assert ours(aten.roll.default, meta(2, 3, 4), [1], [3]) is NotImplemented
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_log_sigmoid(dtype: torch.dtype) -> None:
+    """The output is as in torch; the buffer, which the CPU fills, is empty on a GPU."""
+    kernel = MetaRunner((8, 0)).run
+    for x in (meta(2, 3, 4, dtype=dtype), meta(2, 4, 3, dtype=dtype).transpose(1, 2)):
+        out, buffer = kernel(aten.log_sigmoid_forward.default, (x,), {}, Phase.FORWARD)
+        assert layout(out) == layout(aten.log_sigmoid_forward.default(x)[0])
+        assert (buffer.numel(), buffer.dtype) == (0, dtype)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

@@ -9,12 +9,14 @@ from functools import partial
 from math import inf
 from operator import itemgetter
 
+import torch
 from torch import Tensor, nn
 
 from planner.capture.cuda.devices import is_put_on_gpu, placed_tensors, put_order, work_put_off
 from planner.capture.cuda.placed import CacheEmptied, Called, Entry, Freed, Put, Replayed
 from planner.capture.cuda.rnn import flatten_weights
 from planner.capture.models.quantized import adapters_as_made, cast_to_float32
+from planner.capture.patching import patched
 from planner.capture.recorder.recorder import Recorder
 from planner.jobs import Job
 from planner.program import Category
@@ -58,6 +60,7 @@ def _record_model(
             moves.append((min(orders, default=inf), partial(_record_loaded, loaded, module, recorder, name)))
         moves += [(inf, partial(_record_all, (one,), recorder, "to", name)) for one in held if where(one)]
         moves.append((max(orders, default=inf), partial(_record_flattened, module, recorder, name)))
+        moves.append((inf, partial(_record_others, module, recorder, name)))
     moves += [(order, partial(_run, work, recorder)) for order, work in work_put_off()]
     for _, record in sorted(moves, key=itemgetter(0)):
         record()
@@ -94,6 +97,25 @@ def _record_logged(log: Replayed, entry: Entry, recorder: Recorder) -> None:
 def _record_flattened(module: nn.Module, recorder: Recorder, name: str) -> None:
     for buffer in flatten_weights(module):
         recorder.record_tensor(buffer, Category.PARAMETER, "flatten_parameters", name)
+
+
+def _record_others(module: nn.Module, recorder: Recorder, name: str) -> None:
+    """Record the move of the tensors that a module's own `_apply` moves beside its parameters and buffers.
+
+    Metrics of torchmetrics hold their states so. Its parameters and buffers are moved by others.
+    """
+    if type(module)._apply.__module__.partition(".")[0] == "torch":
+        return
+
+    def move(tensor: Tensor) -> Tensor:
+        if tensor.is_meta and tensor not in recorder.host:
+            return tensor
+        moved = torch.empty_like(tensor, device="meta")
+        recorder.record_tensor(moved, Category.PARAMETER, "to", name)
+        return moved
+
+    with patched(nn.Module, "_apply", lambda module, fn, recurse=True: module):
+        module._apply(move)
 
 
 def _record_all(tensors: Iterable[Tensor], recorder: Recorder, op: str, module: str) -> None:

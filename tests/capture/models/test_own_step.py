@@ -257,6 +257,42 @@ def test_a_lightning_module_trains_as_the_loop_does(tmp_path: Path) -> None:
     assert born(trace_code(tmp_path, LIGHTNING, "Classifier")) == born(expected)
 
 
+METRIC = """
+class Metric(nn.Module):
+    # As torchmetrics writes it: states are plain attributes, which `_apply` moves with the model.
+    def __init__(self):
+        super().__init__()
+        self._defaults = {"total": torch.zeros(1000)}
+        self.total = self._defaults["total"].clone()
+
+    def _apply(self, fn, *args):
+        super()._apply(fn, *args)
+        self._defaults = {key: fn(value) for key, value in self._defaults.items()}
+        self.total = fn(self.total)
+        return self
+
+    def forward(self, value):
+        self.total = self._defaults["total"].clone().to(self.total.device) + value
+
+class Measured(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.metric = Metric()
+
+    def training_step(self, batch, index):
+        loss = super().training_step(batch, index)
+        self.metric(loss.detach())
+        return loss
+"""
+
+
+def test_states_that_a_module_moves_by_itself_are_on_the_gpu(tmp_path: Path) -> None:
+    """The states and defaults of a metric are moved with the model, and meet its losses on the GPU."""
+    plain = trace_code(tmp_path, LIGHTNING, "Classifier")
+    trace = trace_code(tmp_path, LIGHTNING + METRIC, "Measured")
+    assert bytes_of(trace, Category.PARAMETER) == bytes_of(plain, Category.PARAMETER) + 2 * 4000
+
+
 def test_lightning_evaluates_without_the_gradients(tmp_path: Path) -> None:
     """They are released before, with the training's batch; the evaluation's batch is released after it."""
     trace = trace_code(tmp_path, LIGHTNING, "Classifier", evaluate=True)

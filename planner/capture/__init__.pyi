@@ -34,6 +34,7 @@ from .models.registry import (
     find_constructor as find_constructor,
 )
 from .models.torchvision.shim import prepare_torchvision as prepare_torchvision
+from .models.lightning_module import lightning_package_of as lightning_package_of
 from .models.transformers.build import is_padded as is_padded
 from .models.transformers.contents import known_contents as known_contents
 from .models.transformers.live_trainer import (

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from math import inf
 from operator import itemgetter
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -99,7 +100,7 @@ def _record_flattened(module: nn.Module, recorder: Recorder, name: str) -> None:
         recorder.record_tensor(buffer, Category.PARAMETER, "flatten_parameters", name)
 
 
-def _record_others(module: nn.Module, recorder: Recorder, name: str) -> None:
+def _record_others(module: Any, recorder: Recorder, name: str) -> None:
     """Record the move of the tensors that a module's own `_apply` moves beside its parameters and buffers.
 
     Metrics of torchmetrics hold their states so. Its parameters and buffers are moved by others.

@@ -9,27 +9,13 @@ Needs `pip install 'gpu-batch-planner[lightning]'`. In a script:
 from contextlib import suppress
 from typing import Any, Unpack
 
-from planner.capture import prepare_torchvision
-
-prepare_torchvision()  # lightning imports torchmetrics, which imports torchvision
-
-from lightning.pytorch import Callback, LightningModule, Trainer  # noqa: E402
-from lightning.pytorch.utilities.parsing import (  # noqa: E402
-    lightning_getattr,
-    lightning_hasattr,
-    lightning_setattr,
-)
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn  # noqa: E402
-
-from planner.api.integrations.batch_choice import check_multiple  # noqa: E402
-from planner.api.integrations.lightning_loop import (  # noqa: E402
-    loop_of_trainer,
-    without_validation_data,
-)
-from planner.api.integrations.live_model import choose_batch  # noqa: E402
-from planner.api.max_batch import MaxBatchResult  # noqa: E402
-from planner.api.options import Options  # noqa: E402
-from planner.errors import ModelError, UsageError, reason_of  # noqa: E402
+from planner.api.integrations.batch_choice import check_multiple
+from planner.api.integrations.lightning_loop import loop_of_trainer, without_validation_data
+from planner.api.integrations.lightning_package import Callback, parsing, rank_zero
+from planner.api.integrations.live_model import choose_batch
+from planner.api.max_batch import MaxBatchResult
+from planner.api.options import Options
+from planner.errors import ModelError, UsageError, reason_of
 
 
 class BatchSizePlanner(Callback):  # type: ignore[misc]  # lightning's types are not followed
@@ -61,14 +47,14 @@ class BatchSizePlanner(Callback):  # type: ignore[misc]  # lightning's types are
         self.batch_size: int | None = None
         self._name, self._multiple, self._sample, self._options = batch_arg_name, multiple_of, sample, options
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Plan and set the batch size, before the data is loaded."""
         batch = trainer.strategy.broadcast(self._planned(trainer, pl_module))  # the same for all processes
         self.batch_size = None if batch is None else self._set(trainer, pl_module, batch)
         if self.batch_size is None:
             self.result = None
 
-    def _planned(self, trainer: Trainer, module: LightningModule) -> int | None:
+    def _planned(self, trainer: Any, module: Any) -> int | None:
         """Return the planned batch size, or warn and return None if no plan can be made."""
         try:
             return self._plan(trainer, module)
@@ -76,25 +62,27 @@ class BatchSizePlanner(Callback):  # type: ignore[misc]  # lightning's types are
             self._warn_of(error)
             return None
 
-    def _set(self, trainer: Trainer, module: LightningModule, batch: int) -> int | None:
+    def _set(self, trainer: Any, module: Any, batch: int) -> int | None:
         """Set and return the batch size, or warn and return None if the module or its data refuses it."""
-        before = lightning_getattr(module, self._name)
+        before = parsing.lightning_getattr(module, self._name)
         try:
-            lightning_setattr(module, self._name, batch)
+            parsing.lightning_setattr(module, self._name, batch)
             _load_data_anew(trainer)
         except Exception as error:  # from the user's properties, schedules and data
             with suppress(Exception):
-                lightning_setattr(module, self._name, before)
+                parsing.lightning_setattr(module, self._name, before)
             self._warn_of(error)
             return None
-        rank_zero_info(f"BatchSizePlanner: {self._name} = {batch}")
+        rank_zero.rank_zero_info(f"BatchSizePlanner: {self._name} = {batch}")
         return batch
 
     def _warn_of(self, error: Exception) -> None:
-        rank_zero_warn(f"BatchSizePlanner: no plan, {self._name} stays as it is: {reason_of(error)}")
+        rank_zero.rank_zero_warn(
+            f"BatchSizePlanner: no plan, {self._name} stays as it is: {reason_of(error)}"
+        )
 
-    def _plan(self, trainer: Trainer, module: LightningModule) -> int:
-        if not lightning_hasattr(module, self._name):
+    def _plan(self, trainer: Any, module: Any) -> int:
+        if not parsing.lightning_hasattr(module, self._name):
             raise UsageError(
                 f"neither the module nor the data module has {self._name!r}; add it, and let the data loader "
                 "use it"
@@ -114,11 +102,11 @@ class BatchSizePlanner(Callback):  # type: ignore[misc]  # lightning's types are
             choice = choose_batch(loop, self._options, self._multiple)
         self.result = choice.result
         for line in filter(None, (*loop.unplanned, choice.warning)):
-            rank_zero_warn(f"BatchSizePlanner: {line}")
+            rank_zero.rank_zero_warn(f"BatchSizePlanner: {line}")
         return choice.batch
 
 
-def _load_data_anew(trainer: Trainer) -> None:
+def _load_data_anew(trainer: Any) -> None:
     """Discard the data loaders and set the optimizers and schedules up again, if loaders exist already."""
     loop = trainer.fit_loop
     if loop._combined_loader is None:

@@ -7,14 +7,15 @@ from math import prod
 from types import SimpleNamespace
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.model_helpers import is_overridden
-from lightning.pytorch.utilities.parsing import lightning_getattr, lightning_setattr
-from lightning.pytorch.utilities.seed import isolate_rng
-from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from msgspec.structs import replace
 
 from planner.api.integrations import accelerate_settings, lightning_settings
+from planner.api.integrations.lightning_package import (
+    is_overridden,
+    is_param_in_hook_signature,
+    isolate_rng,
+    parsing,
+)
 from planner.api.integrations.live_model import LiveLoop
 from planner.api.integrations.settings import COMPILED, look_up, notes_of
 from planner.api.integrations.trainer_view import TrainerView
@@ -34,9 +35,7 @@ _PRECISIONS = {
 _COMPILED_METHODS = ("forward", "training_step", "validation_step", "test_step", "predict_step")
 
 
-def loop_of_trainer(
-    trainer: Trainer, module: LightningModule, sample: Any, batch_name: str = "batch_size"
-) -> LiveLoop:
+def loop_of_trainer(trainer: Any, module: Any, sample: Any, batch_name: str = "batch_size") -> LiveLoop:
     """Return the training loop of a Lightning trainer as a `LiveLoop`.
 
     `sample` is a batch, by default the first of the training data; `batch_name` is the attribute of the
@@ -94,9 +93,7 @@ def _as_training(reason: str) -> str:
     )
 
 
-def _validation(
-    trainer: Trainer, module: LightningModule, batch_name: str
-) -> tuple[LiveEvaluation | None, tuple[str, ...]]:
+def _validation(trainer: Any, module: Any, batch_name: str) -> tuple[LiveEvaluation | None, tuple[str, ...]]:
     """Return the validation on the loader with the largest batches, or None if its data fails, and a note."""
     source = trainer.fit_loop.epoch_loop.val_loop._data_source
     try:
@@ -104,7 +101,7 @@ def _validation(
         each = [_validation_of(trainer, module, loaders, index) for index in range(len(loaders))]
         index = max(range(len(loaders)), key=lambda index: _elements(each[index]))
         size = each[index].batch
-        follows = size == lightning_getattr(module, batch_name) and _follows(
+        follows = size == parsing.lightning_getattr(module, batch_name) and _follows(
             source, module, batch_name, size, index
         )
         evaluation = replaced(each[index], batch=0) if follows else each[index]
@@ -124,9 +121,7 @@ def _loaders(loaders: Any) -> list[Any]:
     return [one for each in several for one in _loaders(each)]
 
 
-def _validation_of(
-    trainer: Trainer, module: LightningModule, loaders: Sequence[Any], index: int
-) -> LiveEvaluation:
+def _validation_of(trainer: Any, module: Any, loaders: Sequence[Any], index: int) -> LiveEvaluation:
     """Return the validation step with the first batch and the batch size of the loader at `index`."""
     sample = _first_batch(trainer, module, loaders[index])
     indices = (0, index) if len(loaders) > 1 else (0,)
@@ -138,37 +133,37 @@ def _elements(evaluation: LiveEvaluation) -> int:
     return evaluation.batch * sum(prod(spec.shape) for spec in evaluation.inputs())
 
 
-def _follows(source: Any, module: LightningModule, name: str, size: int, index: int) -> bool:
+def _follows(source: Any, module: Any, name: str, size: int, index: int) -> bool:
     """Return whether the batch size of a loader changes with the attribute that the callback sets.
 
     The attribute is changed to find out, and restored.
     """
-    lightning_setattr(module, name, size + 1)
+    parsing.lightning_setattr(module, name, size + 1)
     try:
         return int(_loaders(source.dataloader())[index].batch_size) == size + 1
     finally:
-        lightning_setattr(module, name, size)
+        parsing.lightning_setattr(module, name, size)
 
 
-def _batch(trainer: Trainer, module: LightningModule) -> Any:
+def _batch(trainer: Any, module: Any) -> Any:
     """Return the first batch of the training data, after the hook `on_before_batch_transfer`."""
     return _first_batch(trainer, module, trainer.fit_loop._data_source.dataloader())
 
 
-def _first_batch(trainer: Trainer, module: LightningModule, loader: Any) -> Any:
+def _first_batch(trainer: Any, module: Any, loader: Any) -> Any:
     with isolate_rng(include_cuda=False), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         batch = next(iter(loader))
         return _data_hooks(trainer, module, "on_before_batch_transfer")(batch, 0)
 
 
-def _data_hooks(trainer: Trainer, module: LightningModule, name: str) -> Any:
+def _data_hooks(trainer: Any, module: Any, name: str) -> Any:
     """Return the hook `name` of the data module if it has the hook, else of the module."""
     selector = trainer._data_connector._datahook_selector
     return getattr(module if selector is None else selector.get_instance(name), name)
 
 
-def _step_of(trainer: Trainer, module: LightningModule, method: str, indices: tuple[int, ...] = (0,)) -> Any:
+def _step_of(trainer: Any, module: Any, method: str, indices: tuple[int, ...] = (0,)) -> Any:
     """Return a step that runs the hook `on_after_batch_transfer` on a batch, then `method` of the module.
 
     `indices` are the index of the batch and, if there are several loaders, the index of its loader.
@@ -185,7 +180,7 @@ def _step_of(trainer: Trainer, module: LightningModule, method: str, indices: tu
     return step
 
 
-def validates(trainer: Trainer, module: LightningModule) -> bool:
+def validates(trainer: Any, module: Any) -> bool:
     """Return whether the trainer validates between training steps."""
     if trainer.limit_val_batches == 0 or not is_overridden("validation_step", module):
         return False
@@ -193,7 +188,7 @@ def validates(trainer: Trainer, module: LightningModule) -> bool:
     return bool(source.is_defined())
 
 
-def fields_of_trainer(trainer: Trainer) -> dict[str, Any]:
+def fields_of_trainer(trainer: Any) -> dict[str, Any]:
     """Return a job's fields from a trainer. Raises UsageError for a precision that is not planned."""
     name = str(trainer.precision)
     precision = look_up(_PRECISIONS, name, "precision")
@@ -215,18 +210,18 @@ def fields_of_trainer(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def _accumulation(trainer: Trainer) -> int:
+def _accumulation(trainer: Any) -> int:
     """Return the largest number of micro-batches per optimizer step over all epochs."""
     schedules = [callback.scheduling for callback in _of_class(trainer, "GradientAccumulationScheduler")]
     steps = [max(schedule.values()) for schedule in schedules]
     return int(max([trainer.accumulate_grad_batches, *steps]))
 
 
-def _of_class(trainer: Trainer, name: str) -> list[Any]:
+def _of_class(trainer: Any, name: str) -> list[Any]:
     return [one for one in trainer.callbacks if name in [kind.__name__ for kind in type(one).__mro__]]
 
 
-def notes_of_trainer(trainer: Trainer) -> tuple[str, ...]:
+def notes_of_trainer(trainer: Any) -> tuple[str, ...]:
     """Return notes on a trainer's settings that are not planned. Raises UsageError for refused settings."""
     notes = list(notes_of(lightning_settings.SHARDED, trainer, "Trainer: strategy"))
     notes += notes_of(lightning_settings.TRAINER, trainer, "Trainer")
@@ -264,7 +259,7 @@ def _notes_of_callback(callback: Any) -> tuple[str, ...]:
     return notes_of([replace(setting, name=kinds[0], when=is_used)], callback, "Trainer")
 
 
-def notes_of_module(module: LightningModule) -> tuple[str, ...]:
+def notes_of_module(module: Any) -> tuple[str, ...]:
     """Return a note on overridden hooks that are not planned, and a note if the module is compiled."""
     changed = [name for name in lightning_settings.MODULE_HOOKS if is_overridden(name, module)]
     notes = [f"hooks of the module that are not planned: {', '.join(changed)}"] if changed else []

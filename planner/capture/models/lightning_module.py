@@ -25,7 +25,7 @@ _LOGGERS = ("lightning.pytorch.utilities.rank_zero", "pytorch_lightning.utilitie
 
 def is_lightning_module(module: object) -> bool:
     """Return whether an object is a LightningModule, of `lightning.pytorch` or `pytorch_lightning`."""
-    return _package_of(module) is not None
+    return lightning_package_of(module) is not None
 
 
 def train_by_lightning(module: object, job: Job) -> nn.Module:
@@ -34,7 +34,7 @@ def train_by_lightning(module: object, job: Job) -> nn.Module:
     In mode `step` the forward pass is a whole step, whose optimization the module does by hand. Raises
     ModelError for other objects, and for manual optimization in other modes.
     """
-    package = _package_of(module)
+    package = lightning_package_of(module)
     if package is None or not isinstance(module, nn.Module):
         kind = type(module).__name__
         raise ModelError(f"{job.model.name}: gives a {kind}, not a LightningModule; name another --loss")
@@ -103,7 +103,7 @@ def _run_training_step(module: Any, batch: Any) -> Any:
         return module.training_step(batch, 0) if len(names) > 1 else module.training_step(batch)
 
 
-def _package_of(module: object) -> str | None:
+def lightning_package_of(module: object) -> str | None:
     """Return the package of the LightningModule class among an object's base classes, or None."""
     for kind in type(module).__mro__:
         package = kind.__module__.rpartition(".core.")[0]

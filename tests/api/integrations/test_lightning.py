@@ -47,8 +47,8 @@ class Loss3(nn.Module):
         return F.cross_entropy(self.module(x), y)
 
 
-class Classifier(L.LightningModule):  # type: ignore[misc, name-defined]
-    """A module as people write them."""
+class Written:
+    """The methods of a module as people write them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,11 +64,15 @@ class Classifier(L.LightningModule):  # type: ignore[misc, name-defined]
         x, y = batch
         self.seen.append(len(x))
         loss = F.cross_entropy(self.network(x), y)
-        self.log("loss", loss)
+        self.log("loss", loss)  # type: ignore[attr-defined]
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters())
+        return torch.optim.AdamW(self.parameters())  # type: ignore[attr-defined]
+
+
+class Classifier(Written, L.LightningModule):  # type: ignore[misc, name-defined]
+    """A module as people write them."""
 
 
 class OnItsDevice(Classifier):
@@ -88,10 +92,10 @@ class OnTheGpu(OnItsDevice):
     device_name = "cuda"
 
 
-def trainer(*callbacks: Any, **options: Any) -> Any:
+def trainer(*callbacks: Any, package: Any = L, **options: Any) -> Any:
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     quiet |= {"enable_model_summary": False, "accelerator": "cpu", "max_steps": 1, "max_epochs": 4}
-    return L.Trainer(callbacks=list(callbacks), **(quiet | options))
+    return package.Trainer(callbacks=list(callbacks), **(quiet | options))
 
 
 def test_callback_sets_the_batch_size_that_a_plan_by_hand_gives() -> None:
@@ -107,6 +111,19 @@ def test_callback_sets_the_batch_size_that_a_plan_by_hand_gives() -> None:
     assert callback.result.comfortable_batch == by_hand.comfortable_batch
     assert callback.batch_size == module.batch_size == by_hand.comfortable_batch // 8 * 8
     assert module.seen == [min(64, module.batch_size)]
+
+
+def test_modules_of_either_package_get_the_same_batch() -> None:
+    """A module and trainer of `pytorch_lightning` are planned as those of `lightning.pytorch`."""
+    old = pytest.importorskip("pytorch_lightning")
+
+    class Older(Written, old.LightningModule):  # type: ignore[misc, name-defined]
+        pass
+
+    planned, older = BatchSizePlanner(gpu_mib=1500), BatchSizePlanner(gpu_mib=1500)
+    trainer(planned).fit(Classifier())
+    trainer(older, package=old).fit(Older())
+    assert planned.batch_size == older.batch_size is not None
 
 
 def test_data_module_gets_the_batch_size() -> None:

@@ -1,14 +1,17 @@
 """Classify FILE.py:NAME by its source: a model, a training step, or a LightningModule.
 
-The file is parsed and not run, so a plan from stored traces needs no torch, and a plan in another process
-runs none of the file's code in this process. If the source does not show the kind (a class made by a library,
-a function that returns something from another file), it counts as a model; `--mode` overrides the kind.
+The file is parsed and not run, as are the files that it imports its base classes from: a plan from stored
+traces needs no torch, and a plan in another process runs none of the file's code in this process. If the
+source does not show the kind (a class made by a library, a function that returns something from another
+file), it counts as a model; `--mode` overrides the kind.
 """
 
 import ast
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import Enum, auto
+from functools import cached_property
+from itertools import product
 from pathlib import Path
 
 from planner._support.bounded_read import LARGEST_CODE_BYTES, read_bytes
@@ -17,6 +20,7 @@ from planner.jobs.parse import nearest, shown
 
 _LIBRARIES = ("transformers", "trl")  # libraries whose Trainers run the training
 _MODELS = re.compile(r"For[A-Z]|LMHead|AutoModel|Model$")  # in the names of transformers' model classes
+_MOST_FILES = 50  # of the user's, that are read for base classes
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -48,10 +52,11 @@ def kind_of_code(name: str, given: Collection[str] = ()) -> CodeKind:
 
     Raises UsageError for a function that needs no arguments and returns nothing.
     """
-    tree = _parse(name)
+    path = Path(name.rpartition(":")[0])
+    tree = _parse(path)
     if tree is None:
         return CodeKind.MODEL  # running it reports the problem
-    return _File(tree).kind_of(name.rpartition(":")[2], given, name)
+    return _File(tree, path.parent).kind_of(name.rpartition(":")[2], given, name)
 
 
 def check_code(name: str) -> None:
@@ -63,26 +68,75 @@ def check_code(name: str) -> None:
     file, _, attribute = name.rpartition(":")
     if not Path(file).is_file():
         raise UsageError(f"{name}: there is no file {shown(file)}; check the path")
-    tree = _parse(name)
+    tree = _parse(Path(file))
     if tree is not None:
-        _File(tree).check(attribute, name)
+        _File(tree, Path(file).parent).check(attribute, name)
 
 
-def _parse(name: str) -> ast.Module | None:
+def _parse(path: Path) -> ast.Module | None:
     try:
-        return ast.parse(read_bytes(Path(name.rpartition(":")[0]), LARGEST_CODE_BYTES))
+        return ast.parse(read_bytes(path, LARGEST_CODE_BYTES))
     except (OSError, SyntaxError, ValueError):
         return None
 
 
+def _classes_of(tree: ast.Module) -> dict[str, ast.ClassDef]:
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def _imported_classes(tree: ast.Module, folders: Sequence[Path]) -> dict[str, ast.ClassDef]:
+    """Return the classes of the user's other files that a file imports, by name, and of those they import.
+
+    `folders` are searched for the files. Files of installed packages are not read.
+    """
+    classes: dict[str, ast.ClassDef] = {}
+    waiting, known = [tree], set[Path]()
+    while waiting and len(known) < _MOST_FILES:
+        for path in _imported_files(waiting.pop(), folders):
+            inner = None if path in known else _parse(path)
+            known.add(path)
+            if inner is not None:
+                classes = {**_classes_of(inner), **classes}
+                waiting.append(inner)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            renamed = {one.asname: classes[one.name] for one in node.names if one.name in classes}
+            classes |= {name: made for name, made in renamed.items() if name}
+    return classes
+
+
+def _imported_files(tree: ast.Module, folders: Sequence[Path]) -> Iterator[Path]:
+    """Yield the existing files, in one of `folders`, of the modules that a file imports at its top level."""
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            modules = [one.name for one in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            modules = [module, *(f"{module}.{one.name}".strip(".") for one in node.names)]
+        else:
+            continue
+        for folder, module in product(folders, filter(None, modules)):
+            stem = folder.joinpath(*module.split("."))
+            yield from (path for path in (stem.with_suffix(".py"), stem / "__init__.py") if path.is_file())
+
+
 class _File:
-    def __init__(self, tree: ast.Module) -> None:
-        self._classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    def __init__(self, tree: ast.Module, folder: Path) -> None:
+        self._classes = _classes_of(tree)
         self._functions = {node.name: node for node in tree.body if isinstance(node, _Function)}
-        imported = dict(_imported_from_libraries(tree))
-        self._trainers = {local for local, name in imported.items() if name.endswith("Trainer")}
-        self._models = {local for local, name in imported.items() if _MODELS.search(name)}
-        self._tree = tree
+        self._imported = dict(_imported_from_libraries(tree))
+        self._tree, self._folder = tree, folder
+
+    @cached_property
+    def _classes_elsewhere(self) -> dict[str, ast.ClassDef]:
+        """Return the classes of the user's other files that the file imports, by name."""
+        return _imported_classes(self._tree, list(dict.fromkeys((self._folder, Path()))))
+
+    def _name_in_library(self, name: str) -> str:
+        """Return the name in transformers or TRL of an object that the file uses, or "" for any other."""
+        if name in self._imported or "*" not in self._imported or name in self._classes:
+            return self._imported.get(name, "")
+        return name
 
     def kind_of(self, name: str, given: Collection[str], where: str) -> CodeKind:
         if name in self._classes:
@@ -147,12 +201,15 @@ class _File:
         is_step = step is not None and "forward" not in methods and _required(step, ("self",))
         return CodeKind.STEP if is_step else CodeKind.MODEL
 
-    def _family(self, node: ast.ClassDef) -> Iterator[ast.ClassDef]:
-        """Yield a class's base classes from this file, and the class itself last."""
+    def _family(self, node: ast.ClassDef, heirs: tuple[ast.ClassDef, ...] = ()) -> Iterator[ast.ClassDef]:
+        """Yield a class's base classes from the user's files, and the class itself last."""
         for base in node.bases:
-            inner = self._classes.get(_last_name(base))
-            if inner is not None and inner is not node:
-                yield from self._family(inner)
+            name = _last_name(base)
+            inner = self._classes.get(name) if isinstance(base, ast.Name) else None
+            if inner in (None, node):  # such as of class Net(other.Net)
+                inner = self._classes_elsewhere.get(name)
+            if inner is not None and inner not in (node, *heirs):
+                yield from self._family(inner, (node, *heirs))
         yield node
 
     def _kind_of_results(self, function: _Function, callers: tuple[str, ...] = ()) -> CodeKind:
@@ -189,10 +246,10 @@ class _File:
             return self._kind_of_results(self._functions[name], callers)
         made = self._classes.get(name)
         bases = [] if made is None else [base for one in self._family(made) for base in one.bases]
-        if any(_last_name(base) in self._trainers for base in (value.func, *bases)):
+        if any(self._name_in_library(_last_name(one)).endswith("Trainer") for one in (value.func, *bases)):
             return CodeKind.STEP
         owner = value.func.value if isinstance(value.func, ast.Attribute) else value.func  # of from_config
-        if {name, _last_name(owner)} & self._models:
+        if any(_MODELS.search(self._name_in_library(one)) for one in (name, _last_name(owner))):
             return CodeKind.TRANSFORMERS
         return CodeKind.MODEL if made is None else self._kind_of_class(made)
 

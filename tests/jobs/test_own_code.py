@@ -131,6 +131,41 @@ def test_the_kind_shows_in_the_source(file: Path, name: str, kind: CodeKind) -> 
     assert kind_of_code(f"{file}:{name}") is kind
 
 
+@pytest.mark.parametrize(
+    ("imports", "base"),
+    [
+        ("from own.base import Base", "Base"),
+        ("import own.base", "own.base.Base"),
+        ("from own.base import Lit as Base", "Base"),
+        ("from own import base", "base.Net"),
+    ],
+)
+def test_a_base_class_of_another_file_shows_the_kind(tmp_path: Path, imports: str, base: str) -> None:
+    """A class is a LightningModule if a class of the user's other files, which it inherits from, is one."""
+    (tmp_path / "own").mkdir()
+    code = "from own.train import Base\nimport lightning as L\nclass Lit(L.LightningModule): ...\n"
+    (tmp_path / "own" / "base.py").write_text(code + "class Base(Lit): ...\nclass Net(Base): ...\n")
+    (tmp_path / "own" / "train.py").write_text("from own.base import *\nclass Other: ...\n")
+    code = f"{imports}\nclass Net({base}): ...\nclass Plain(nn.Module): ...\n"
+    (tmp_path / "train.py").write_text(code)
+    assert kind_of_code(f"{tmp_path / 'train.py'}:Net") is CodeKind.LIGHTNING
+    assert kind_of_code(f"{tmp_path / 'train.py'}:Plain") is CodeKind.MODEL
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("def make(): return Trainer(net)", CodeKind.STEP),
+        ("def make(): return LlamaForCausalLM(config)", CodeKind.TRANSFORMERS),
+        ("class Trainer: ...\ndef make(): return Trainer(net)", CodeKind.MODEL),
+    ],
+)
+def test_all_names_of_a_library_may_be_imported(tmp_path: Path, code: str, kind: CodeKind) -> None:
+    """A star import brings the library's Trainers and models, unless the file has a class of the name."""
+    (tmp_path / "train.py").write_text(f"from transformers import *\n{code}\n")
+    assert kind_of_code(f"{tmp_path / 'train.py'}:make") is kind
+
+
 def test_a_function_with_all_its_arguments_makes_a_model(file: Path) -> None:
     """`--model-arg width=8` gives the argument that a step would lack."""
     assert kind_of_code(f"{file}:wide", ["width"]) is CodeKind.MODEL

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from types import FrameType
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +58,7 @@ class Placement:
     remarks: dict[str, str] = field(default_factory=dict)  # remark -> the first line that causes it
     names: Names | None = None  # replaced while any placement is open
     put_off: list[tuple[Tensor, Callable[[], None]]] = field(default_factory=list)  # work of the set-up
+    on_cpu: WeakSet[nn.Module] = field(default_factory=WeakSet)  # modules that user code moved to the CPU
 
     @property
     def stands_for_host(self) -> bool:
@@ -221,6 +223,11 @@ def work_put_off() -> list[tuple[float, Callable[[], None]]]:
     return taken
 
 
+def modules_on_cpu() -> WeakSet[nn.Module]:
+    """Return the modules that user code last moved to the CPU while it built the model."""
+    return _opened[-1].on_cpu if _opened else WeakSet()
+
+
 def placed_tensors() -> PlacedTensors:
     """Return the tensors that user code put on the GPU while the model was built."""
     return _opened[-1].placed if _opened else PlacedTensors()
@@ -288,6 +295,7 @@ def _replacements() -> Iterator[Replacement]:
     yield Tensor, "cuda", _to_gpu
     yield nn.Module, "to", _moving_module(nn.Module.to, _device_given)
     yield nn.Module, "cuda", _moving_module(nn.Module.cuda, lambda *_, **__: _GPU)
+    yield nn.Module, "cpu", _moving_module(nn.Module.cpu, lambda *_, **__: _CPU)
     yield Tensor, "_make_wrapper_subclass", staticmethod(_wrapping(Tensor._make_wrapper_subclass))
     yield Tensor, "cpu", _to_host
     yield Tensor, "pin_memory", _pin
@@ -434,7 +442,7 @@ def _moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
             args, kwargs = _with_device(META, args, kwargs)
             with placement.placed.copying_to_cpu():
                 moved = plain(self, *args, **{**kwargs, "copy": True})
-        elif is_cpu and self in host:
+        elif is_cpu and (self in host or not placement.is_running):  # it is on the CPU already
             args, kwargs = _with_device(META, args, kwargs)
             moved = plain(self, *args, **kwargs)
         elif is_cpu and placement.stands_for_host:
@@ -496,7 +504,7 @@ def _device_given(*args: Any, **kwargs: Any) -> object:
 def _moving_module(
     plain: Callable[..., nn.Module], device_of: Callable[..., object]
 ) -> Callable[..., nn.Module]:
-    """Return `Module.to` or `Module.cuda` that logs the tensors that it puts on the GPU.
+    """Return `Module.to`, `cuda` or `cpu` that logs what it puts on the GPU or marks what it moves off it.
 
     If the dtype changes too, a parameter gets new data but remains the object by which it is found later.
     """
@@ -504,9 +512,15 @@ def _moving_module(
     @functools.wraps(plain)
     def move(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         moved = plain(self, *args, **kwargs)
-        if _opened and not _opened[-1].is_running and names_gpu(device_of(*args, **kwargs)):
+        if not _opened or _opened[-1].is_running:
+            return moved
+        placement, device = _opened[-1], device_of(*args, **kwargs)
+        if names_gpu(device):
+            placement.on_cpu -= set(moved.modules())
             for tensor in _in_order_of_apply(moved):
-                _opened[-1].put(tensor)
+                placement.put(tensor)
+        elif _names_cpu(device):
+            placement.on_cpu |= set(moved.modules())
         return moved
 
     return move

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from planner.capture.cuda.devices import modules_on_cpu
 from planner.capture.cuda.host_tensors import Side
 from planner.capture.cuda.optimizer_libraries import optimizer_libraries
 from planner.capture.loop.batches import batch_loader
@@ -14,7 +15,7 @@ from planner.capture.models.transformers.own_trainer import TrainerModule
 from planner.capture.recorder.recorder import Recorder
 from planner.capture.setup import record_setup
 from planner.capture.techniques.technique import CapturedLoop, Notes, Technique
-from planner.errors import PlannerError
+from planner.errors import ModelError, PlannerError
 from planner.jobs import Job, Mode
 from planner.program import Category, Fact, Phase
 
@@ -73,6 +74,7 @@ def _record_held(model: StepModule, job: Job, recorder: Recorder, loaded: dict[i
     if isinstance(model, TrainerModule):
         for tensor in model.tensors_on_host():
             recorder.host.add(tensor)
+    _leave_on_cpu(model, job, recorder)
     record_setup(model, job, recorder, loaded)
     model.held_tensors.clear()
     for optimizer in model.optimizers.values():  # some make their state when constructed
@@ -81,6 +83,20 @@ def _record_held(model: StepModule, job: Job, recorder: Recorder, loaded: dict[i
         for tensor in state_tensors(optimizer):
             if tensor.dim() or counts_on_gpu:
                 recorder.record_tensor(tensor, Category.OPTIMIZER, "state")
+
+
+def _leave_on_cpu(model: StepModule, job: Job, recorder: Recorder) -> None:
+    """Mark the parameters and buffers of modules that user code moved to the CPU as tensors of the CPU.
+
+    Raises ModelError if all modules with parameters are on the CPU.
+    """
+    held = modules_on_cpu()
+    on_cpu = [module for module in model.modules() if module in held]
+    for module in on_cpu:
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            recorder.host.add(tensor)
+    if on_cpu and all(one in recorder.host for one in model.parameters()):
+        raise ModelError(f"{job.model.name}: its code moves its modules to the CPU; name the device cuda")
 
 
 OWN_STEP = Technique(lambda job: job.loop.mode is Mode.STEP, run_loop=run_steps)

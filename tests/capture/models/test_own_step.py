@@ -166,6 +166,36 @@ def test_indices_of_the_cpu_are_moved(tmp_path: Path, rows: str) -> None:
     assert born(on_gpu, "index") == [8 * BATCH] * 3
 
 
+AVERAGED = """
+from copy import deepcopy
+model = net().to(device)
+average = deepcopy(model).MOVE
+optimizer = torch.optim.Adam(model.parameters())
+
+def train_step(images, labels):
+    F.cross_entropy(model(images.to(device)), labels.to(device)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with torch.no_grad():
+        for own, new in zip(average.parameters(), model.parameters()):
+            own.lerp_(new.to("cpu"), 0.1)
+"""
+
+
+@pytest.mark.parametrize("move", ["cpu()", "to('cpu')", "to(device=torch.device('cpu'))"])
+def test_modules_that_the_code_moves_to_the_cpu_take_no_memory(tmp_path: Path, move: str) -> None:
+    """An average of the weights that is kept on the CPU is updated there, with copies of the weights."""
+    trace = trace_code(tmp_path, AVERAGED.replace("MOVE", move), "train_step")
+    assert bytes_of(trace, Category.PARAMETER) == PARAMETERS
+
+
+def test_a_step_whose_modules_are_all_on_the_cpu_is_refused(tmp_path: Path) -> None:
+    """Such a step takes no memory of the GPU, which is not what was asked for."""
+    code = AVERAGED.replace("net().to(device)", "net().to('cpu')").replace("MOVE", "cpu()")
+    with pytest.raises(ModelError, match="moves its modules to the CPU; name the device cuda"):
+        trace_code(tmp_path, code, "train_step")
+
+
 def test_tensors_of_both_sides_do_not_meet(tmp_path: Path) -> None:
     """As on a GPU, a product of a tensor there and one on the CPU fails."""
     code = STEP.replace(

@@ -106,6 +106,9 @@ class ValueInterpreter:
         """
         if not any(map(_is_on_meta, leaves_of(args, kwargs))):
             return func(*args, **kwargs)
+        if func is aten.copy_.default and not args[0].is_meta:  # into a tensor of the CPU
+            read = self.run(aten._to_copy.default, (args[1],), {"device": _CPU}, phase)
+            return func(args[0], read, *args[2:], **kwargs)
         views, named = map_leaves(self._view, (args, kwargs))
         op = DeferredOp(func, views, named, self._is_randomized(func))
         try:

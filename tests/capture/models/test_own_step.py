@@ -166,6 +166,28 @@ def test_indices_of_the_cpu_are_moved(tmp_path: Path, rows: str) -> None:
     assert born(on_gpu, "index") == [8 * BATCH] * 3
 
 
+def test_results_of_the_gpu_may_be_written_into_a_tensor_of_the_cpu(tmp_path: Path) -> None:
+    """A step may fill a tensor of the CPU with labels of the GPU, as assigners of detectors do."""
+    code = """
+model = net().to(device)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+def train_step(images, labels):
+    images, labels = images.to(device), labels.to(device)
+    scores = model(images)
+    PLACES
+    optimizer.zero_grad()
+    scores[places[0], places[1]].mean().backward()
+    optimizer.step()
+"""
+    made = "places = torch.zeros(2, len(labels), dtype=torch.long); "
+    filled = made + "places[0] = torch.arange(len(labels)); places[1] = labels"
+    listed = made + "places = torch.stack([torch.arange(len(labels)), labels.cpu()])"
+    expected = trace_code(tmp_path, code.replace("PLACES", listed), "train_step")
+    found = trace_code(tmp_path, code.replace("PLACES", filled), "train_step")
+    assert born(found) == born(expected)
+
+
 AVERAGED = """
 from copy import deepcopy
 model = net().to(device)

@@ -109,9 +109,9 @@ class AllocationLog:
     def expect_inplace_accumulation(self, operand: Block, out: StorageRef) -> None:
         """Note that a sum of gradients was just allocated; it is in place if `operand` is freed next.
 
-        Nothing is noted if `out` is not the last record, or if the two blocks differ in size.
+        Nothing is noted if `out` is not the last record.
         """
-        if self.records[-1] is out.block and operand.size_bytes == out.block.size_bytes:
+        if self.records[-1] is out.block:
             self._sum = (operand, out)
 
     def _sum_was_in_place(self, freed: Block) -> bool:

@@ -18,6 +18,7 @@ from planner.capture.cuda.host_tensors import HostTensors, Side
 from planner.capture.cuda.placed import CONVERSIONS
 from planner.capture.cuda.streams import Streams
 from planner.capture.meta_kernels.run import MetaRunner
+from planner.capture.meta_kernels.strides import is_dense
 from planner.capture.recorder.allocation_log import AllocationLog, Block, StorageRef
 from planner.capture.recorder.host_copies import staging_copies
 from planner.capture.recorder.module_tracker import ModuleTracker
@@ -454,12 +455,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         autograd/input_buffer.cpp accumulates in place where it holds the last reference to a dense tensor,
         but never under a dispatch mode or on meta (ATen/TensorSubclassLikeUtils.h). It held the last
         reference exactly if the operand's storage is freed before anything else happens. It never
-        accumulates in a view, since the view holds its base.
+        accumulates in a view, since the view holds its base; but it does in the last of several tensors that
+        a kernel made in one storage, such as cuDNN's gradients of a recurrent layer's weights.
         """
         operand = args[0]
         if not isinstance(operand, Tensor) or operand.dtype != out.dtype or operand.shape != out.shape:
             return
-        if operand._is_view():
+        if operand._is_view() or not is_dense(operand.shape, operand.stride()):
             return
         old = self._storages.get(operand.untyped_storage()._cdata)
         new = self._storages.get(out.untyped_storage()._cdata)

@@ -7,7 +7,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from planner.capture.workspaces.nn.rnn import MODE_NUMBERS, RnnSizes
 from planner.jobs import Mode, Precision
-from planner.program.events import Alloc, Free, Trace, validate
+from planner.program.events import Alloc, Category, Free, Trace, validate
 from tests.capture.recorder.test_recorder import story
 from tests.helpers.models import AMPERE, born, job_of, trace_of
 
@@ -221,6 +221,33 @@ def test_gradients_are_views_of_one_buffer() -> None:
     trace = trace_of(lambda: Last(nn.LSTM(3, 5, 2)), job_of("7x3", mode=Mode.TRAIN, steps=2), 4)
     gradients = [e.size_bytes for e in trace.events if isinstance(e, Alloc) and e.category == "gradients"]
     assert gradients == [4 * RnnSizes(2, 3, 5, 0, 2, False).weight_elements()] * 2
+
+
+class Twice(nn.Module):
+    """A recurrent layer that runs a second time from the state of the first run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(3, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, state = self.layer(x)
+        return first + self.layer(x, state)[0]
+
+
+def test_gradients_of_two_calls_are_summed_beside_the_first_buffer() -> None:
+    """Each sum takes its own block, but for the last, which is made in the first call's buffer.
+
+    The buffer has other gradients in it while the first three are summed, so torch cannot sum in place.
+    """
+    trace = trace_of(Twice, job_of("7x3", mode=Mode.TRAIN, steps=1), 4)
+    weights = [3 * 5 * 3 * 4, 3 * 5 * 5 * 4, 3 * 5 * 4, 3 * 5 * 4]
+    buffer = sum(weights)
+    names = {e.block: e for e in trace.events if isinstance(e, Alloc) and e.size_bytes in (*weights, buffer)}
+    in_backward = [e for e in names.values() if e.category is Category.GRADIENT]
+    assert [e.size_bytes for e in in_backward] == [buffer, *weights[:3]]
+    freed = {e.block for e in trace.events if isinstance(e, Free)}
+    assert not {e.block for e in in_backward} & freed
 
 
 def test_autocast_casts_the_weights_into_a_new_buffer() -> None:

@@ -118,7 +118,7 @@ class GuardPlan(Struct, frozen=True):
 @model_errors("the training cannot be planned")
 def plan_training(request: GuardRequest, meter: "TrainingMeter") -> GuardPlan:
     """Plan a training. Raises only the errors of `planner.errors`."""
-    from planner.capture import apart_from_training, read_training
+    from planner.capture import outside_autocast, read_training
 
     training = read_training(request.model, request.batch, request.loss, request.step)
     device, unplanned = _device_of(meter)
@@ -129,7 +129,7 @@ def plan_training(request: GuardRequest, meter: "TrainingMeter") -> GuardPlan:
     if training.is_compiled:
         unplanned += (COMPILED,)
     loop = _loop(request, training, unplanned, beside)
-    with apart_from_training():
+    with outside_autocast():
         return _planned(request, training, loop, beside, lambda live: _options(request, live, device, meter))
 
 

@@ -20,9 +20,9 @@ from .models.live_optimizer import (
 )
 from .models.live_training import (
     LiveTraining as LiveTraining,
-    apart_from_training as apart_from_training, bytes_beside as bytes_beside,
+    bytes_beside as bytes_beside,
     cuda_index_of as cuda_index_of, digest_of as digest_of, hold_beside as hold_beside,
-    read_training as read_training,
+    outside_autocast as outside_autocast, read_training as read_training,
 )
 from .models.nnunet import planned_patches as planned_patches
 from .models.quantized import (

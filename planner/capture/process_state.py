@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
+from torch.nn.modules import module as modules
+from torch.optim import optimizer
 from torch.utils import _device as device_mode
 
 from planner.capture.patching import all_patched
@@ -22,6 +24,14 @@ from planner.capture.settings import reapplied_settings, restored_settings
 from planner.errors import PlannerError
 
 _ONE_PLAN = threading.RLock()
+_HOOKS_OF_MODULES = (
+    "_global_forward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_forward_hooks_always_called",
+    "_global_backward_pre_hooks",
+    "_global_backward_hooks",
+)
+_HOOKS_OF_OPTIMIZERS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 
 
 @contextmanager
@@ -51,13 +61,33 @@ def _preserved() -> Iterator[Callable[[], Callable[[], None]]]:
         return change
 
     try:
-        with warnings.catch_warnings(), _process_kept():
+        with warnings.catch_warnings(), _process_kept(), _without_global_hooks():
             yield note_changes
     finally:
         restore_modes()
         for read, write, before in (*restored_only, *settings):
             if read() != before:
                 write(before)
+
+
+@contextmanager
+def _without_global_hooks() -> Iterator[None]:
+    """Disable the hooks on all modules and all optimizers that exist already, inside the context.
+
+    They belong to a training in this process, such as a profiler's, which a plan is no part of.
+    """
+    owners = {modules: _HOOKS_OF_MODULES, optimizer: _HOOKS_OF_OPTIMIZERS}
+    hooks: list[Any] = [getattr(owner, name) for owner, names in owners.items() for name in names]
+    kept = [dict(one) for one in hooks]
+    for one in hooks:
+        one.clear()
+    try:
+        yield
+    finally:
+        for one, before in zip(hooks, kept, strict=True):
+            added = dict(one)
+            one.clear()
+            one.update({**before, **added})
 
 
 @contextmanager

@@ -226,3 +226,29 @@ def test_a_model_ends_no_process_without_an_answer(tmp_path: Path, line: str) ->
     with pytest.raises(ModelError, match=r"its constructor fails: (SystemExit|PermissionError)"):
         record(job_of(file), 2, AMPERE, lambda job: construct_model(job, constructor))
     assert os._exit is not None and sys.modules["os"]._exit.__name__ == "_exit"
+
+
+def test_a_plan_calls_no_hook_on_all_modules_or_optimizers() -> None:
+    """Hooks of a training in this process, such as a profiler's, are not called by a plan, and stay."""
+    from torch import nn
+    from torch.nn.modules import module as modules
+    from torch.optim import optimizer as optimizers
+
+    called: list[str] = []
+    hooks = [
+        modules.register_module_forward_pre_hook(lambda module, args: called.append("before a module")),
+        modules.register_module_forward_hook(lambda module, args, out: called.append("after a module")),
+        modules.register_module_full_backward_hook(lambda module, grad, out: called.append("backward")),
+        optimizers.register_optimizer_step_pre_hook(lambda *_: called.append("before a step")),
+        optimizers.register_optimizer_step_post_hook(lambda *_: called.append("after a step")),
+    ]
+    try:
+        max_batch(lambda: nn.Linear(4, 4), input=["4"], loss="sum", gpu_mib=2000)
+        assert not called
+        layer = nn.Linear(4, 4)
+        layer(torch.ones(1, 4, requires_grad=True)).sum().backward()
+        torch.optim.SGD(layer.parameters(), 0.1).step()
+        assert len(called) == len(hooks)
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -6,8 +6,8 @@ batch, then the loss, and keeps the output alive until the next output exists.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -184,21 +184,9 @@ def _shapes(values: object) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(leaf.shape) for leaf in tree_leaves(values) if isinstance(leaf, Tensor))
 
 
-@contextmanager
-def apart_from_training() -> Iterator[None]:
-    """Disable autocast and the global hooks of optimizer steps inside the context."""
-    from torch.optim import optimizer as of_all
-
-    hooks: list[Any] = [of_all._global_optimizer_pre_hooks, of_all._global_optimizer_post_hooks]
-    kept = [dict(one) for one in hooks]
-    for one in hooks:
-        one.clear()
-    try:
-        with torch.autocast("cuda", enabled=False):
-            yield
-    finally:
-        for one, before in zip(hooks, kept, strict=True):
-            one.update(before)
+def outside_autocast() -> AbstractContextManager[object]:
+    """Return a context manager that disables autocast, in whose region a training may be planned."""
+    return torch.autocast("cuda", enabled=False)
 
 
 # ---- memory in use on the GPU already

@@ -48,16 +48,17 @@ class Names:
     def _scripting(self, script: Callable[..., Any]) -> Callable[..., Any]:
         """Return `torch.jit.script` with torch's names restored during its calls.
 
-        `torch.jit.script` recognizes torch's functions by identity.
+        `torch.jit.script` recognizes torch's functions by identity, and looks names of a class up in the
+        frame of its caller.
         """
 
         @functools.wraps(script)
-        def compile_with_own_names(*args: Any, **kwargs: Any) -> Any:
+        def compile_with_own_names(*args: Any, _frames_up: int = 0, **kwargs: Any) -> Any:
             if not self._before:
-                return script(*args, **kwargs)
+                return script(*args, _frames_up=_frames_up + 1, **kwargs)
             self.restore()
             try:
-                return script(*args, **kwargs)
+                return script(*args, _frames_up=_frames_up + 1, **kwargs)
             finally:
                 self.replace()
 

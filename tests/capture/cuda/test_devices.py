@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import planner
+from planner.capture.cuda.devices import planned_device
 from planner.capture.session import record
 from planner.errors import ModelError
 from planner.jobs import Job, Loss, Mode, parse_tensor_spec, resolve_job
@@ -267,6 +268,23 @@ def more(self, x):
     return self.more_of(x)
 """
     assert born(trace_file(tmp_path, body)).count(WIDE) == 1
+
+
+def test_torchscript_finds_the_names_of_a_class_that_it_compiles() -> None:
+    """A class may call functions of the scope that compiles it, as torch's own optimizers do."""
+
+    def doubled(x: Tensor) -> Tensor:
+        return x + x
+
+    class Scripted:
+        def __init__(self) -> None:
+            self.factor = 2
+
+        def run(self, x: Tensor) -> Tensor:
+            return doubled(x)
+
+    with planned_device():
+        assert torch.jit.script(Scripted)
 
 
 def test_everything_is_as_it_was_afterwards(tmp_path: Path) -> None:

@@ -2,24 +2,18 @@
 
 Multi-tensor kernels get addresses and sizes as kernel arguments, not in device memory
 (ATen/native/cuda/MultiTensorApply.cuh), and the fused optimizers allocate nothing
-(ATen/native/cuda/FusedAdamKernel.cu, FusedSgdKernel.cu, FusedAdagradKernel.cu). So only two things are
-replaced: the choice of the implementation in Python, and the norm, the one kernel with a workspace.
+(ATen/native/cuda/FusedAdamKernel.cu, FusedSgdKernel.cu, FusedAdagradKernel.cu). The one kernel with a
+workspace is the norm (`planner.capture.recorder.composed`).
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import inf
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from planner.capture.cuda.threads import caller_frame
-from planner.capture.meta_kernels.strides import is_dense
-
-# ATen/native/cuda/MultiTensorApply.cuh: elements that a block of threads works on.
-_CHUNK = 65_536
-_HALVES = (torch.float16, torch.bfloat16)  # accumulated in float32 (ATen/OpMathType.h)
 
 
 def patches() -> Iterator[tuple[str, object]]:
@@ -53,37 +47,3 @@ def _recorded(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return torch.empty_like(made) if is_new else made
 
     return make
-
-
-def _foreach_norm(
-    tensors: Sequence[Tensor], ord: float = 2, dtype: torch.dtype | None = None
-) -> list[Tensor]:
-    """Return the norm of each tensor, with the workspace of CUDA (ATen/native/cuda/ForeachReduceOp.cu).
-
-    Partial results of each chunk are allocated first, for each tensor as many as the largest tensor needs.
-    They are freed after the norms are made, each a separate tensor.
-    """
-    first = tensors[0]
-    if not _is_fast(tensors, ord):
-        return [torch.linalg.vector_norm(tensor, ord, dtype=dtype) for tensor in tensors]
-    out = dtype or first.dtype
-    chunks = max(-(-tensor.numel() // _CHUNK) for tensor in tensors)
-    accumulated = torch.float32 if out in _HALVES else out
-    partial = torch.zeros(len(tensors) * chunks, dtype=accumulated, device=first.device)
-    norms = [torch.empty((), dtype=out, device=first.device) for _ in tensors]
-    del partial
-    return norms
-
-
-def _is_fast(tensors: Sequence[Tensor], ord: float) -> bool:
-    """Return whether one kernel computes the norms of all tensors.
-
-    This is `can_use_fast_route` (ATen/native/ForeachUtils.h).
-    """
-    first = tensors[0]
-    alike = all(tensor.dtype == first.dtype and tensor.device == first.device for tensor in tensors)
-    dense = all(is_dense(tensor.shape, tensor.stride()) for tensor in tensors)
-    return alike and dense and first.is_floating_point() and ord in (1, 2, inf)
-
-
-KERNELS: Mapping[str, Callable[..., Any]] = {"_foreach_norm.Scalar": _foreach_norm}

@@ -98,8 +98,7 @@ def _open(
 
 
 def _kernels(capability: tuple[int, int], version: TorchVersion) -> dict[str, Callable[..., Any]]:
-    kernels = {**composites.kernels(version), **encoder.kernels(capability, version), **optimizers.KERNELS}
-    kernels |= selections.KERNELS
+    kernels = {**composites.kernels(version), **encoder.kernels(capability, version), **selections.KERNELS}
     return kernels | attention.kernels(capability, version) | rnn.kernels(capability)
 
 

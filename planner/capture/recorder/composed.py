@@ -1,13 +1,21 @@
-"""Operators that ATen composes of others beneath autograd, where a dispatch mode does not see the parts."""
+"""Operators that ATen composes of others beneath autograd, where a dispatch mode does not see the parts.
+
+The norms of several tensors are among them, as one kernel with a workspace.
+"""
 
 from collections.abc import Callable, Sequence
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from planner.capture.meta_kernels.strides import is_dense
+
 aten = torch.ops.aten
+# ATen/native/cuda/MultiTensorApply.cuh: elements that a block of threads works on.
+_CHUNK = 65_536
+_HALVES = (torch.float16, torch.bfloat16)  # accumulated in float32 (ATen/OpMathType.h)
 
 
 def _affine_grid_generator(theta: Tensor, size: Sequence[int], align_corners: bool) -> Tensor:
@@ -87,7 +95,39 @@ def _sum_of_products(left: Tensor, right: Tensor, summed: list[int]) -> Tensor:
     return product.view(shape).permute([order.index(dim) for dim in range(left.dim())])
 
 
-COMPOSED: dict[Any, Callable[..., Tensor]] = {
+def _foreach_norm(
+    tensors: Sequence[Tensor], ord: float = 2, dtype: torch.dtype | None = None
+) -> list[Tensor]:
+    """Return the norm of each tensor, with the workspace of CUDA (ATen/native/cuda/ForeachReduceOp.cu).
+
+    Partial results of each chunk are allocated first, for each tensor as many as the largest tensor needs.
+    They are freed after the norms are made, each a separate tensor.
+    """
+    first = tensors[0]
+    if not _is_fast(tensors, ord):
+        return [torch.linalg.vector_norm(tensor, ord, dtype=dtype) for tensor in tensors]
+    out = dtype or first.dtype
+    chunks = max(-(-tensor.numel() // _CHUNK) for tensor in tensors)
+    accumulated = torch.float32 if out in _HALVES else out
+    partial = torch.zeros(len(tensors) * chunks, dtype=accumulated, device=first.device)
+    norms = [torch.empty((), dtype=out, device=first.device) for _ in tensors]
+    del partial
+    return norms
+
+
+def _is_fast(tensors: Sequence[Tensor], ord: float) -> bool:
+    """Return whether one kernel computes the norms of all tensors.
+
+    This is `can_use_fast_route` (ATen/native/ForeachUtils.h).
+    """
+    first = tensors[0]
+    alike = all(tensor.dtype == first.dtype and tensor.device == first.device for tensor in tensors)
+    dense = all(is_dense(tensor.shape, tensor.stride()) for tensor in tensors)
+    return alike and dense and first.is_floating_point() and ord in (1, 2, inf)
+
+
+COMPOSED: dict[Any, Callable[..., Any]] = {
+    aten._foreach_norm.Scalar: _foreach_norm,
     aten.affine_grid_generator.default: _affine_grid_generator,
     aten._trilinear.default: _trilinear,
 }

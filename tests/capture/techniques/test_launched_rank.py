@@ -84,6 +84,23 @@ def test_a_destroyed_group_is_made_again_and_nothing_stays(tmp_path: Path) -> No
     assert "LOCAL_RANK" not in os.environ
 
 
+CLIPPED = """
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.seen = norm.full_tensor()
+        self.optimizer.step()
+"""
+
+
+def test_a_clipped_norm_of_sharded_gradients_is_sharded(tmp_path: Path) -> None:
+    """Scripts sum the norm's parts over the ranks themselves, to log it."""
+    step = "        self.optimizer.step()\n"
+    assert step in SCRIPT
+    (tmp_path / "clipped.py").write_text(SCRIPT.replace(step, CLIPPED), encoding="utf-8")
+    options = {"inputs": [TensorSpec((64,))], "world_size": 4}
+    trace = record(resolve_job(f"{tmp_path / 'clipped.py'}:Trainer", {}, **options), 8, AMPERE)
+    assert any("all_reduce" in site.op for site in trace.sites)
+
+
 GATHERING = """
 import torch
 from torch import distributed, nn

@@ -67,7 +67,7 @@ def process_group(
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     with ExitStack() as stack:
-        stack.enter_context(_plans_of_rank(rank))
+        stack.enter_context(_own_plans())
         stack.enter_context(groups_aside())
         for holder, name, value in (*_replacements(DeviceHandle(streams)), *replacements):
             stack.enter_context(patched(holder, name, value))
@@ -77,17 +77,14 @@ def process_group(
 
 
 @contextmanager
-def _plans_of_rank(rank: int) -> Iterator[None]:
+def _own_plans() -> Iterator[None]:
     """Clear DTensor's cache of operator plans on entry and on exit.
 
-    The cache is kept for the first rank if no process group is open. torch finds a plan by its mesh. Meshes
-    of different ranks are equal, but the groups in them differ.
+    torch finds a plan by its mesh. Meshes of different ranks and jobs may be equal, but the groups in them
+    differ, also in their names.
     """
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
-    if not rank and not distributed.is_initialized():
-        yield
-        return
     _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
     try:
         yield

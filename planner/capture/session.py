@@ -10,7 +10,7 @@ from torch import nn
 
 from planner.capture.capture_memory import CaptureMemory
 from planner.capture.cuda.devices import Placement, planned_device
-from planner.capture.distributed.pipeline import Stages
+from planner.capture.distributed.other_ranks import OtherRanks
 from planner.capture.loop.precision import convert_inputs
 from planner.capture.models.lazy import initialise_lazy_modules
 from planner.capture.models.offline import calling_libraries
@@ -57,7 +57,7 @@ def record(
         torch=torch_version_of(job.environment.torch),
     )
     memory = memory or CaptureMemory()
-    session = _Session(job, target, path_of or capability, build, provenance, calls, memory, Stages())
+    session = _Session(job, target, path_of or capability, build, provenance, calls, memory, OtherRanks())
     trace = session.run(batch)
     if conv_workspace_query is not None and has_convolutions(trace):
         trace = replace(trace, conv_account=conv_workspace_query.account(capability, target.sm_count))
@@ -76,16 +76,16 @@ class _Session(Struct, frozen=True):
     provenance: ProvenanceCollector | None
     calls: list[RecordedCall] | None
     memory: CaptureMemory
-    stages: Stages
+    other_ranks: OtherRanks
     loads_to_gpu: bool = False  # the batches of a step of the user's own
 
     def run(self, batch: int) -> Trace:
-        """Capture the job's rank; first run other ranks until their pipeline stages send metadata."""
+        """Capture the job's rank; first run other ranks until they send what it receives."""
 
         def run_rank(rank: int) -> Trace:
             return replace(self, job=self.job.replace(rank=rank))._run_rank(batch)
 
-        return self.stages.trace(self.job.sharding.rank, run_rank)
+        return self.other_ranks.trace(self.job.sharding.rank, run_rank)
 
     def _run_rank(self, batch: int) -> Trace:
         """Capture the job, and again with batches on the GPU if the user's step does not move the batches."""
@@ -128,7 +128,7 @@ class _Session(Struct, frozen=True):
             )
             placement = stack.enter_context(device)
             for technique in techniques_of(job):
-                stack.enter_context(technique.open_process(job, placement, self.stages))
+                stack.enter_context(technique.open_process(job, placement, self.other_ranks))
             model, run = stack.enter_context(interpretation.open_model(lambda: self.build(job)))
             trace = self._record(job, batch, model, run, placement)
         return interpretation.describe(trace)

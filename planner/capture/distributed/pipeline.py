@@ -8,99 +8,46 @@ until it sends its metadata. Gradients have the shapes of the tensors that were 
 import functools
 import pickle
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from planner.capture.cuda.names import Replacement
-from planner.errors import PlannerError, UsageError
-
-_Result = TypeVar("_Result")
+from planner.capture.distributed.other_ranks import OtherRanks
 
 
-class _StageNeededError(PlannerError):
-    """Raised if a stage needs metadata that the previous stage has not sent yet."""
+def replacements(ranks: OtherRanks) -> Iterator[Replacement]:
+    """Yield replacements for functions of stages and schedules that communicate or need a GPU."""
+    from torch.distributed.pipelining import schedules, stage as stages
 
-    def __init__(self, stage: int, rank: int) -> None:
-        super().__init__(f"stage {stage} of rank {rank} sends nothing")
-        self.stage, self.rank = stage, rank
+    yield stages._PipelineStageBase, "__init__", _on_meta(stages._PipelineStageBase.__init__)
+    yield stages.PipelineStage, "_send_meta", _sending(ranks)
+    yield stages.PipelineStage, "_recv_meta", _receiving(ranks)
+    yield schedules._PipelineSchedule, "_warmup_p2p", _vote(schedules._PipelineSchedule._warmup_p2p)
+    yield torch.random, "fork_rng", _of_cpu(torch.random.fork_rng)
 
 
-class _StageKnownError(PlannerError):
-    """Raised to end a trace once the stage that is traced for its metadata has sent the metadata."""
+def _sending(ranks: OtherRanks) -> Callable[..., None]:
+    def send(stage: Any, meta: Any, to: int) -> None:
+        _message(stage, meta)
+        if to > stage.stage_index:
+            ranks.send(f"the outputs of stage {stage.stage_index}", meta)
+
+    return send
 
 
-class Stages:
-    """The metadata that a pipeline's stages have sent so far, before their first step."""
+def _receiving(ranks: OtherRanks) -> Callable[..., Any]:
+    def receive(stage: Any, source: int) -> Any:
+        from torch.distributed.pipelining._utils import _derive_grad_metas, _StageBackwardMeta
 
-    def __init__(self) -> None:
-        """Start without metadata of any stage."""
-        self._sent: dict[int, Any] = {}  # by stage
-        self._wanted: int | None = None
+        if source > stage.stage_index:
+            meta = _StageBackwardMeta(_derive_grad_metas(stage._stage_meta.outputs))
+        else:
+            meta = ranks.receive(f"the outputs of stage {source}", stage._resolve_peer_global_rank(source))
+        _message(stage, meta)
+        return meta
 
-    def trace(self, rank: int, run: Callable[[int], _Result]) -> _Result:
-        """Return `run(rank)`, retried each time that another rank has given a missing stage's metadata."""
-        while True:
-            try:
-                return run(rank)
-            except _StageNeededError as needed:
-                self._learn(needed, run)
-
-    def _learn(self, needed: _StageNeededError, run: Callable[[int], Any]) -> None:
-        """Run the rank of a needed stage until the stage sends its metadata.
-
-        Raises UsageError if stages wait for each other, or if the stage sends nothing.
-        """
-        while needed.stage not in self._sent:
-            self._wanted = needed.stage
-            try:
-                run(needed.rank)
-            except _StageKnownError:
-                return
-            except _StageNeededError as further:
-                if further.stage >= needed.stage:
-                    raise UsageError(f"the stages of rank {needed.rank} wait for each other") from None
-                self._learn(further, run)
-            else:
-                raise UsageError(f"stage {needed.stage}, of rank {needed.rank}, sends nothing to the next")
-            finally:
-                self._wanted = None
-
-    def replacements(self) -> Iterator[Replacement]:
-        """Yield replacements for functions of stages and schedules that communicate or need a GPU."""
-        from torch.distributed.pipelining import schedules, stage as stages
-
-        yield stages._PipelineStageBase, "__init__", _on_meta(stages._PipelineStageBase.__init__)
-        yield stages.PipelineStage, "_send_meta", self._sending()
-        yield stages.PipelineStage, "_recv_meta", self._receiving()
-        yield schedules._PipelineSchedule, "_warmup_p2p", _vote(schedules._PipelineSchedule._warmup_p2p)
-        yield torch.random, "fork_rng", _of_cpu(torch.random.fork_rng)
-
-    def _sending(self) -> Callable[..., None]:
-        def send(stage: Any, meta: Any, to: int) -> None:
-            _message(stage, meta)
-            if to < stage.stage_index:
-                return
-            self._sent[stage.stage_index] = meta
-            if stage.stage_index == self._wanted:
-                raise _StageKnownError(f"stage {stage.stage_index} has sent")
-
-        return send
-
-    def _receiving(self) -> Callable[..., Any]:
-        def receive(stage: Any, source: int) -> Any:
-            from torch.distributed.pipelining._utils import _derive_grad_metas, _StageBackwardMeta
-
-            if source > stage.stage_index:
-                meta = _StageBackwardMeta(_derive_grad_metas(stage._stage_meta.outputs))
-            elif source in self._sent:
-                meta = self._sent[source]
-            else:
-                raise _StageNeededError(source, stage._resolve_peer_global_rank(source))
-            _message(stage, meta)
-            return meta
-
-        return receive
+    return receive
 
 
 def _message(stage: Any, meta: Any) -> None:

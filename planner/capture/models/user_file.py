@@ -17,6 +17,7 @@ from torch import nn
 from planner._support.bounded_read import LARGEST_CODE_BYTES, read_text
 from planner.capture.cuda.devices import planned_device
 from planner.capture.cuda.torchao_optimizers import offload_constructed
+from planner.capture.distributed.other_ranks import OtherRankError
 from planner.capture.failure_reasons import remedy_for
 from planner.capture.models.adapter_types import adapters_like_weights
 from planner.capture.models.libraries import quiet, unknown_name
@@ -163,6 +164,9 @@ def _run_file(path: Path) -> tuple[ModuleType, Callable[[], None]]:
                 spec.loader.exec_module(module)
             return module, note_changes()
     except KeyboardInterrupt:
+        raise
+    except OtherRankError:
+        sys.modules.pop(name, None)
         raise
     except BaseException as error:
         raise_interrupt(error)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from planner.capture.cuda.backend_settings import notes_on_settings
 from planner.capture.cuda.devices import Placement
-from planner.capture.distributed.pipeline import Stages
+from planner.capture.distributed.other_ranks import OtherRanks
 from planner.capture.models.accelerate_state import own_accelerate_state
 from planner.capture.models.library_versions import notes_on_versions
 from planner.capture.models.transformers.build import is_padded, notes_of
@@ -19,7 +19,7 @@ from planner.jobs import Job, Mode
 
 
 @contextmanager
-def _keep_accelerate_state(job: Job, placement: Placement, stages: Stages) -> Iterator[None]:
+def _keep_accelerate_state(job: Job, placement: Placement, other_ranks: OtherRanks) -> Iterator[None]:
     with own_accelerate_state(starts_anew=job.loop.mode is Mode.STEP):
         yield
 

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from planner.capture.cuda.devices import Placement
 from planner.capture.distributed.deepspeed_process import deepspeed_process, import_deepspeed
-from planner.capture.distributed.pipeline import Stages
+from planner.capture.distributed.other_ranks import OtherRanks
 from planner.capture.loop.batches import batch_loader
 from planner.capture.loop.checkpoint import checkpointed_blocks
 from planner.capture.loop.named_optimizers import state_tensors
@@ -165,7 +165,7 @@ def _import(job: Job) -> None:
 
 
 @contextmanager
-def _open_process(job: Job, placement: Placement, stages: Stages) -> Iterator[None]:
+def _open_process(job: Job, placement: Placement, other_ranks: OtherRanks) -> Iterator[None]:
     with deepspeed_process(job.sharding.world_size, placement):
         yield
 

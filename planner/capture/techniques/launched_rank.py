@@ -16,8 +16,8 @@ from torch import Tensor, distributed
 from planner.capture.cuda.devices import Placement
 from planner.capture.cuda.names import Names, Replacement
 from planner.capture.cuda.threads import caller_frame
-from planner.capture.distributed import data_parallel, point_to_point
-from planner.capture.distributed.pipeline import Stages
+from planner.capture.distributed import data_parallel, pipeline, point_to_point
+from planner.capture.distributed.other_ranks import OtherRanks
 from planner.capture.distributed.process_group import process_group
 from planner.capture.techniques import fsdp
 from planner.capture.techniques.technique import Technique
@@ -34,7 +34,7 @@ _OFFLOAD = (
 
 
 @contextmanager
-def _as_launched(ranks: int, rank: int, stages: Stages) -> Iterator[None]:
+def _as_launched(ranks: int, rank: int, other_ranks: OtherRanks) -> Iterator[None]:
     """Set torchrun's environment variables of a rank and replace torch's functions inside the context.
 
     The context must be opened inside `process_group`.
@@ -57,7 +57,8 @@ def _as_launched(ranks: int, rank: int, stages: Stages) -> Iterator[None]:
                 *_replacements(),
                 *point_to_point.replacements(),
                 *data_parallel.replacements(),
-                *stages.replacements(),
+                *pipeline.replacements(other_ranks),
+                *other_ranks.replacements(),
             )
         )
         names.replace()
@@ -161,12 +162,12 @@ def _is_used(job: Job) -> bool:
 
 
 @contextmanager
-def _open_process(job: Job, placement: Placement, stages: Stages) -> Iterator[None]:
+def _open_process(job: Job, placement: Placement, other_ranks: OtherRanks) -> Iterator[None]:
     ranks, rank = job.sharding.world_size, job.sharding.rank
     replacements = fsdp.replacements(lambda tensor: placement.on_resize(tensor))
     with (
         process_group(ranks, placement.streams, rank, replacements),
-        _as_launched(ranks, rank, stages),
+        _as_launched(ranks, rank, other_ranks),
     ):
         yield
 

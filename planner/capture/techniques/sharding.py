@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from planner.capture.cuda.devices import Placement
-from planner.capture.distributed.pipeline import Stages
+from planner.capture.distributed.other_ranks import OtherRanks
 from planner.capture.distributed.process_group import process_group
 from planner.capture.loop.runtime import Batch, BatchLoader
 from planner.capture.models.live import unwrapped
@@ -21,7 +21,7 @@ from planner.program import Category, Fact
 
 
 @contextmanager
-def _open_process(job: Job, placement: Placement, stages: Stages) -> Iterator[None]:
+def _open_process(job: Job, placement: Placement, other_ranks: OtherRanks) -> Iterator[None]:
     replacements = fsdp.replacements(lambda tensor: placement.on_resize(tensor))
     with process_group(job.sharding.ranks, placement.streams, job.sharding.rank, replacements):
         yield

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from planner.capture.cuda.devices import Placement
 from planner.capture.cuda.semantics import Suspended
-from planner.capture.distributed.pipeline import Stages
+from planner.capture.distributed.other_ranks import OtherRanks
 from planner.capture.loop.runtime import BatchLoader
 from planner.capture.recorder.recorder import Recorder
 from planner.jobs import Job
@@ -67,7 +67,7 @@ class Technique(Struct, frozen=True):
     # Imports libraries before functions of torch are replaced, and raises UsageError for unplanned options.
     prepare: Callable[[Job], None] = lambda job: None
     # Opens contexts that the process needs before the model is built, such as a process group.
-    open_process: Callable[[Job, Placement, Stages], AbstractContextManager[None]] = open_nothing
+    open_process: Callable[[Job, Placement, OtherRanks], AbstractContextManager[None]] = open_nothing
     # Changes a model before it is on the GPU; nothing is recorded.
     change_model: Callable[[BuiltModel, Job], BuiltModel] = lambda model, job: model
     # Changes a model while it is open, and yields notes.

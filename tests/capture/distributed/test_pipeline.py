@@ -7,9 +7,7 @@ import pytest
 from torch import distributed
 
 from planner.allocator import UNLIMITED, replay_trace
-from planner.capture.distributed.pipeline import Stages, _StageNeededError
 from planner.capture.session import record
-from planner.errors import UsageError
 from planner.jobs import TensorSpec, resolve_job
 from planner.program.events import Alloc, Category, Trace, validate
 from tests.helpers.models import AMPERE
@@ -119,20 +117,3 @@ def test_1f1b_keeps_fewer_micro_batches_than_gpipe_on_the_last_rank(tmp_path: Pa
         return replay_trace(planned(tmp_path, 2, schedule), UNLIMITED).peak_allocated_bytes
 
     assert most("1f1b") < most("gpipe")
-
-
-def test_stages_that_wait_for_each_other_are_refused() -> None:
-    def run(rank: int) -> None:
-        raise _StageNeededError(1 - rank, 1 - rank)
-
-    with pytest.raises(UsageError, match="wait for each other"):
-        Stages().trace(0, run)
-
-
-def test_a_stage_that_sends_nothing_is_refused() -> None:
-    def run(rank: int) -> None:
-        if rank:
-            raise _StageNeededError(0, 0)
-
-    with pytest.raises(UsageError, match="stage 0, of rank 0, sends nothing"):
-        Stages().trace(1, run)

@@ -1,0 +1,107 @@
+"""Run other ranks of a job for what they send to the planned rank: metadata of stages, and Python objects.
+
+Only one rank runs in a plan. If it receives a value that decides what it allocates, the rank that sends the
+value is run first, until it has sent it.
+"""
+
+import functools
+import pickle
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, TypeVar
+
+from torch import distributed
+
+from planner.capture.cuda.names import Replacement
+from planner.errors import PlannerError, UsageError
+
+_Result = TypeVar("_Result")
+
+
+class OtherRankError(PlannerError):
+    """The base class of the errors that stop a rank's run because of a message between ranks."""
+
+
+class MessageNeededError(OtherRankError):
+    """Raised if a rank receives a message that its sender has not sent yet."""
+
+    def __init__(self, message: Hashable, sender: int) -> None:
+        """Name the message, and the rank that sends it."""
+        super().__init__(f"rank {sender} has not sent {message}")
+        self.message, self.sender = message, sender
+
+
+class _MessageSentError(OtherRankError):
+    """Raised to end a run once the rank has sent the message for which it is run."""
+
+
+class OtherRanks:
+    """The messages that the ranks of a job have sent so far, by their names."""
+
+    def __init__(self) -> None:
+        """Start without messages."""
+        self._sent: dict[Hashable, Any] = {}
+        self._wanted: Hashable = None
+
+    def trace(self, rank: int, run: Callable[[int], _Result]) -> _Result:
+        """Return `run(rank)`, retried each time that another rank has sent a missing message."""
+        while True:
+            try:
+                return run(rank)
+            except MessageNeededError as needed:
+                self._learn(needed, run)
+
+    def _learn(self, needed: MessageNeededError, run: Callable[[int], Any], *waiting: Hashable) -> None:
+        """Run a sender until it sends the needed message; `waiting` are the messages needed for that.
+
+        Raises UsageError if ranks wait for each other, or if the sender does not send the message.
+        """
+        while needed.message not in self._sent:
+            self._wanted = needed.message
+            try:
+                run(needed.sender)
+            except _MessageSentError:
+                return
+            except MessageNeededError as further:
+                if further.message in (needed.message, *waiting):
+                    raise UsageError(f"rank {needed.sender} and others wait for each other") from None
+                self._learn(further, run, needed.message, *waiting)
+            else:
+                raise UsageError(f"rank {needed.sender} does not send {needed.message}")
+            finally:
+                self._wanted = None
+
+    def send(self, message: Hashable, content: Any) -> None:
+        """Keep a message's content for other ranks; ends the run if it is made for this message."""
+        self._sent[message] = content
+        if message == self._wanted:
+            raise _MessageSentError(f"{message} is sent")
+
+    def receive(self, message: Hashable, sender: int) -> Any:
+        """Return a message's content. Raises MessageNeededError if the sender has not sent it."""
+        if message not in self._sent:
+            raise MessageNeededError(message, sender)
+        return self._sent[message]
+
+    def replacements(self) -> Iterator[Replacement]:
+        """Yield the replacement of `broadcast_object_list`, whose objects torch sends as bytes."""
+        counts: Counter[Hashable] = Counter()
+        plain = distributed.broadcast_object_list
+
+        @functools.wraps(plain)
+        def broadcast(
+            objects: list[Any], src: int | None = None, group: Any = None, *_: Any, **options: Any
+        ) -> None:
+            within = group or distributed.distributed_c10d._get_default_group()
+            of_group = options.get("group_src")
+            sender = src or 0 if of_group is None else distributed.get_global_rank(within, of_group)
+            members = tuple(distributed.get_process_group_ranks(within))
+            counts[members, sender] += 1
+            message = f"object list {counts[members, sender]} to ranks {', '.join(map(str, members))}"
+            if distributed.get_rank() == sender:
+                self.send((message, sender), pickle.dumps(objects))
+            elif distributed.get_rank() in members:
+                objects[:] = pickle.loads(self.receive((message, sender), sender))
+
+        yield distributed, "broadcast_object_list", broadcast
+        yield distributed.distributed_c10d, "broadcast_object_list", broadcast

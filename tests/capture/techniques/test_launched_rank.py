@@ -101,6 +101,28 @@ def test_a_clipped_norm_of_sharded_gradients_is_sharded(tmp_path: Path) -> None:
     assert any("all_reduce" in site.op for site in trace.sites)
 
 
+SAVED = """
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.state_dict import get_model_state_dict
+        state = {"model": get_model_state_dict(self.model), "optimizer": self.optimizer}
+        dcp.save(state, checkpoint_id=FOLDER)
+        dcp.async_save(state, checkpoint_id=FOLDER).result()
+        dcp.load(state, checkpoint_id=FOLDER)
+        self.optimizer.step()
+"""
+
+
+def test_sharded_checkpoints_are_neither_written_nor_read(tmp_path: Path) -> None:
+    """A rank's parts are copied to the CPU and back, which takes no memory of the GPU."""
+    step = "        self.optimizer.step()\n"
+    code = SCRIPT.replace(step, SAVED.replace("FOLDER", repr(str(tmp_path / "saved"))))
+    (tmp_path / "saving.py").write_text(code, encoding="utf-8")
+    options = {"inputs": [TensorSpec((64,))], "world_size": 4}
+    trace = record(resolve_job(f"{tmp_path / 'saving.py'}:Trainer", {}, **options), 8, AMPERE)
+    assert born(trace) == born(planned(tmp_path))
+    assert not (tmp_path / "saved").exists()
+
+
 GATHERING = """
 import torch
 from torch import distributed, nn

@@ -1,0 +1,49 @@
+"""Take part in sharded checkpoints without reading or writing any, since only one rank's part exists.
+
+`torch.distributed.checkpoint` copies shards to the CPU to write them, and files into the shards that are
+there to read them, so neither takes memory of the GPU (filesystem.py and default_planner.py of 2.13).
+"""
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from planner.capture.cuda.names import Replacement
+
+
+def replacements() -> Iterator[Replacement]:
+    """Yield replacements for `save`, `async_save` and `load` of `torch.distributed.checkpoint`."""
+    from torch.distributed import checkpoint
+
+    for holder, name, new in (
+        (checkpoint.state_dict_saver, "save", _save),
+        (checkpoint.state_dict_saver, "async_save", _async_save),
+        (checkpoint.state_dict_loader, "load", _load),
+    ):
+        yield checkpoint, name, new
+        yield holder, name, new
+
+
+def _save(state_dict: Mapping[str, Any], **_: Any) -> None:
+    """Get the state of each object that has a state, as `save` does."""
+    for value in state_dict.values():
+        if _has_state(value):
+            value.state_dict()
+
+
+def _async_save(state_dict: Mapping[str, Any], **_: Any) -> "Future[None]":
+    _save(state_dict)
+    done: Future[None] = Future()
+    done.set_result(None)
+    return done
+
+
+def _load(state_dict: Mapping[str, Any], **_: Any) -> None:
+    """Set each object that has a state to its own state, as `load` does once it has filled that."""
+    for value in state_dict.values():
+        if _has_state(value):
+            value.load_state_dict(value.state_dict())
+
+
+def _has_state(value: object) -> bool:
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))

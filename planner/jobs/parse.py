@@ -111,7 +111,7 @@ def _argument_text(value: Any) -> str:
 
 
 def parse_model_arg(text: str, flag: str = "--model-arg") -> tuple[str, Any]:
-    """Parse `KEY=VALUE`, a constructor keyword and a YAML scalar or list; lists become tuples.
+    """Parse `KEY=VALUE`, a constructor keyword and a YAML scalar, `None` or list; lists become tuples.
 
     `flag` is the option that errors name. Raises UsageError.
     """
@@ -122,7 +122,7 @@ def parse_model_arg(text: str, flag: str = "--model-arg") -> tuple[str, Any]:
     if not equals or not is_argument_name(key):
         raise UsageError(f"{where}: write KEY=VALUE, such as num_classes=10")
     try:
-        loaded = yaml.safe_load(value)
+        loaded = None if value.strip() == "None" else yaml.safe_load(value)
         if isinstance(loaded, dict) and flag == "--model-arg":
             inner = f"for an hf: model give the values within {key} one by one, as {flag} {key}__NAME=VALUE"
             raise UsageError(f"a dict is neither a scalar nor a list; {inner}")

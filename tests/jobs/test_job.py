@@ -114,6 +114,8 @@ def test_senseless_tensor_is_refused(text: str, problem: str) -> None:
         ("limit=.inf", ("limit", float("inf"))),
         ("aux_logits=false", ("aux_logits", False)),
         ("weights=null", ("weights", None)),
+        ("weights=None", ("weights", None)),
+        ('weights="None"', ("weights", "None")),
         ("weights=", ("weights", None)),
         ("norm=a=b", ("norm", "a=b")),
         ("img_size=[64, [1, x], 64]", ("img_size", (64, (1, "x"), 64))),

@@ -95,21 +95,22 @@ _opened: list[Placement] = []  # innermost last; several while a model is built 
 
 @contextmanager
 def planned_device(
-    target: str = META,
+    target: str | None = None,
     capability: tuple[int, int] | None = None,
     has_values: bool = False,
     torch_version: TorchVersion | None = None,
 ) -> Iterator[Placement]:
     """Make `cuda` in user code mean `target`, and torch.cuda answer as the planned GPU, inside the context.
 
-    Nested placements share the tensors that are put on the GPU. `has_values` means that tensors of the
+    `target` is by default the target of the enclosing placement, or meta. Nested placements share the tensors
+    that are put on the GPU. `has_values` means that tensors of the
     capture have values.
     """
     outer = _opened[-1] if _opened else None
     enclosing = Placement() if outer is None else outer
     placement = replace(
         enclosing,
-        target=target,
+        target=target or enclosing.target,
         capability=capability or enclosing.capability,
         has_values=has_values or enclosing.has_values,
         torch_version=torch_version or enclosing.torch_version,

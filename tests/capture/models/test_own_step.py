@@ -188,6 +188,28 @@ def train_step(images, labels):
     assert born(found) == born(expected)
 
 
+WEIGHTED = """
+weights = MADE
+model = net()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+def train_step(images, labels):
+    if weights.min() < 0:
+        raise ValueError("weights are negative")
+    F.cross_entropy(model(images.to(device)), labels.to(device), weights).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("made", ["torch.full((8,), 0.5).to(device)", "torch.full((8,), 0.5).cuda()"])
+def test_constants_that_the_code_moves_to_the_gpu_keep_their_values(tmp_path: Path, made: str) -> None:
+    """A check of weights that a file makes itself is decided by their values."""
+    trace_code(tmp_path, WEIGHTED.replace("MADE", made), "train_step")
+    with pytest.raises(ModelError, match="weights are negative"):
+        trace_code(tmp_path, WEIGHTED.replace("MADE", made.replace("0.5", "-0.5")), "train_step")
+
+
 AVERAGED = """
 from copy import deepcopy
 model = net().to(device)

@@ -241,7 +241,49 @@ def _with_kernel_strides(x: Tensor) -> Tensor:
     return x.as_strided(x.shape, contiguous(x.shape)) if x.is_contiguous() else x
 
 
+# ---- prod: torch/csrc/autograd/FunctionsManual.cpp, prod_backward
+
+
+class _Product(torch.autograd.Function):
+    """Product of a tensor's elements, whose gradient divides the product by each element.
+
+    torch counts the zeros first, and takes another path if there are any, which is not planned. For tensors
+    on meta it always takes that path.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int | None, keepdim: bool, dtype: torch.dtype | None) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            out = aten.prod(x, dtype=dtype) if dim is None else aten.prod(x, dim, keepdim, dtype=dtype)
+        ctx.save_for_backward(x, out)
+        ctx.dim, ctx.is_dropped = dim, dim is not None and not keepdim
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, out = ctx.saved_tensors
+        grad, x, dim = grads[0], x.to(grads[0].dtype), ctx.dim
+        if not x.dim():
+            return grad * out, None, None, None
+        if ctx.is_dropped:
+            grad, out = grad.unsqueeze(dim), out.unsqueeze(dim)
+        zeros = x == 0
+        if dim is not None:
+            zeros.sum(dim, True).sum()
+        return grad * (out / x), None, None, None
+
+
+def _product(x: Tensor, *, dtype: torch.dtype | None = None) -> Any:
+    return _Product.apply(x, None, False, dtype)  # type: ignore[no-untyped-call]
+
+
+def _product_over(x: Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+    return _Product.apply(x, dim, keepdim, dtype)  # type: ignore[no-untyped-call]
+
+
 _KERNELS: Mapping[str, Callable[..., Any]] = {
+    "prod": _product,
+    "prod.dim_int": _product_over,
     "linear": _linear,
     "dropout": _dropout,
     "softmax.int": _softmax_by(aten._softmax),

@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from torch import nn
 
 from planner.capture.cuda.composites import kernels
+from planner.jobs import Mode
+from tests.helpers.models import job_of, story, trace_of
 
 TORCH_2_6, TORCH_2_9 = (2, 6), (2, 9)
 
@@ -38,3 +41,44 @@ def test_einsum_of_torch_2_9_is_its_own() -> None:
     assert "einsum" not in kernels(TORCH_2_9)
     product = torch.einsum("oi,bi->bo", torch.empty(7, 5), torch.empty(3, 5))
     assert product.is_contiguous()
+
+
+@pytest.mark.parametrize(("dim", "keepdim"), [(None, False), (0, False), (1, True), (-1, False)])
+def test_products_have_torchs_values_and_gradients(dim: int | None, keepdim: bool) -> None:
+    """The gradient of a product without zeros is the product over each element."""
+    planned = kernels(TORCH_2_9)["prod" if dim is None else "prod.dim_int"]
+    x = torch.rand(3, 4, 5, dtype=torch.float64) + 0.5
+    ours, torchs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    out = planned(ours) if dim is None else planned(ours, dim, keepdim)
+    expected = torchs.prod() if dim is None else torchs.prod(dim, keepdim)
+    assert torch.equal(out, expected)
+    out.square().sum().backward()
+    expected.square().sum().backward()
+    assert torch.allclose(ours.grad, torchs.grad)
+
+
+class Product(nn.Module):
+    """A product over the first dimension of weighted samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.weight).prod(1)
+
+
+def test_the_gradient_of_a_product_in_full() -> None:
+    """The backward pass makes a mask and counts of the zeros, then the quotient and the gradient."""
+    lines = story(trace_of(Product, job_of("4x8", mode=Mode.TRAIN, steps=1), 2))
+    start = lines.index("backward 1")
+    assert lines[start + 2 : start + 10] == [
+        "+64 temporaries",  # which of the 64 elements are zero
+        "+128 temporaries",  # how many in each product
+        "+512 workspaces",  # of the sum over all
+        "-512",
+        "+8 temporaries",
+        "-128",
+        "-8",
+        "+256 temporaries",  # each product over each of its elements
+    ]

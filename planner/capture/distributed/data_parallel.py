@@ -85,6 +85,8 @@ def replacements() -> Iterator[Replacement]:
     for holder in (c10d, distributed):
         yield holder, "all_reduce", all_reduce
     yield data_parallel, "_verify_param_shape_across_processes", lambda *_, **__: True
+    # It warns on standard error that nothing on meta is timed.
+    yield torch._C._distributed_c10d.Logger, "set_runtime_stats_and_log", lambda logger: None
     yield model, "__init__", _on_meta(model.__init__)
     yield model, "_pre_forward", _with_hook(model._pre_forward, reducing)
     for name in ("register_comm_hook", "_register_builtin_comm_hook"):

@@ -18,7 +18,7 @@ def notes_on_loss(kind: Loss | str, output: Any) -> tuple[str, ...]:
     """
     if isinstance(output, Tensor) or is_code(kind):
         return ()
-    if kind is Loss.OUTPUT:
+    if kind in (Loss.OUTPUT, Loss.TRAINING_STEP):
         taken, _ = returned_loss(output)
         return (f"the loss is {taken} that the model returns; its other outputs are not used",)
     names = [name for name, value in _entries(output) if floating_leaves(value)]

@@ -4,8 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
+from planner.capture.loop.loss_source import notes_on_loss
 from planner.cli import run
+from planner.jobs import Loss
 
 MODELS = """
 from collections import namedtuple
@@ -90,3 +93,9 @@ def test_a_library_output_is_named_too(capsys: pytest.CaptureFixture[str]) -> No
     assert run(["max-batch", *words, "--gpu", "L4", "--json", "--no-cache"]) == 0
     assumed = json.loads(capsys.readouterr().out)["at_max"]["assumptions"]
     assert f"the loss is 'loss' {REST}" in assumed
+
+
+def test_the_loss_of_a_training_step_is_the_one_it_returns() -> None:
+    """A training_step may return its loss in a dict, beside values that are logged."""
+    output = {"logits": torch.ones(4, 2), "loss": torch.ones(())}
+    assert notes_on_loss(Loss.TRAINING_STEP, output) == (f"the loss is 'loss' {REST}",)

@@ -285,6 +285,20 @@ def test_sparse_gradients_are_refused_by_name(kind: type[nn.Module]) -> None:
         trace_of(lambda: Embeds(kind), job_of("6:int64", **TRAIN))
 
 
+def test_sparse_tensors_are_refused_by_name_after_a_read_too() -> None:
+    """Once a model reads a value, sparse tensors could be made on the CPU, but are not planned either."""
+
+    class Reads(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            out = super().forward(x)
+            places = torch.arange(4, device=out.device).repeat(2, 1)
+            assert out.sum().item() < 1e9
+            return torch.sparse.mm(torch.sparse_coo_tensor(places, out[0, :4], (4, 4)), out.t()[:4])
+
+    with pytest.raises(ModelError, match="sparse gradients are not planned; use dense ones"):
+        trace_of(lambda: Reads(8, 8), job_of("8", **TRAIN))
+
+
 def test_lazy_modules_are_planned_as_others() -> None:
     """A first batch gives lazy layers their shapes; from then on they are layers like any."""
     job = job_of("3x8x8", **TRAIN, steps=2)

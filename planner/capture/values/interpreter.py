@@ -266,6 +266,8 @@ class ValueInterpreter:
             out, copies = compute(op)
         except Exception:
             raise error from None
+        if any(isinstance(one, Tensor) and one.layout is not torch.strided for one in leaves_of(out)):
+            raise error  # sparse tensors, which are not planned
         is_random = any(value.is_random for value in inputs)
         self.has_random_shapes |= is_random and not stays and isinstance(out, Tensor | tuple)
         if inputs:

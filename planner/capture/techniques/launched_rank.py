@@ -16,7 +16,13 @@ from torch import Tensor, distributed
 from planner.capture.cuda.devices import Placement
 from planner.capture.cuda.names import Names, Replacement
 from planner.capture.cuda.threads import caller_frame
-from planner.capture.distributed import checkpoints, data_parallel, pipeline, point_to_point
+from planner.capture.distributed import (
+    checkpoints,
+    data_parallel,
+    list_collectives,
+    pipeline,
+    point_to_point,
+)
 from planner.capture.distributed.other_ranks import OtherRanks
 from planner.capture.distributed.process_group import process_group
 from planner.capture.techniques import fsdp
@@ -56,6 +62,7 @@ def _as_launched(ranks: int, rank: int, other_ranks: OtherRanks) -> Iterator[Non
             (
                 *_replacements(),
                 *point_to_point.replacements(),
+                *list_collectives.replacements(),
                 *checkpoints.replacements(),
                 *data_parallel.replacements(),
                 *pipeline.replacements(other_ranks),

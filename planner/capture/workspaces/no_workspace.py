@@ -60,10 +60,12 @@ _NAMES = """
 
 # bitsandbytes: one kernel each, which needs only registers (csrc/ops.cu)
 _OF_LIBRARIES = ("bitsandbytes::optimizer_update_32bit", "bitsandbytes::optimizer_update_8bit_blockwise")
-# Collectives, whose buffers NCCL allocates outside of torch's allocator, and copies into a given tensor.
+# Collectives, whose buffers NCCL allocates outside of torch's allocator, and copies into a given tensor. The
+# buffers of lists of tensors are allocated before (`planner.capture.distributed.list_collectives`).
 _COLLECTIVES = """
     c10d::_allgather_base_ c10d::_reduce_scatter_base_ c10d::allreduce_ c10d::broadcast_ c10d::alltoall_base_
-    c10d::barrier c10d::send c10d::recv_ c10d::recv_any_source_
+    c10d::allgather_ c10d::alltoall_ c10d::barrier c10d::gather_ c10d::recv_ c10d::recv_any_source_
+    c10d::reduce_ c10d::reduce_scatter_ c10d::scatter_ c10d::send
     _c10d_functional::all_reduce _c10d_functional::all_reduce_ _c10d_functional::all_gather_into_tensor
     _c10d_functional::all_gather_into_tensor_out _c10d_functional::reduce_scatter_tensor
     _c10d_functional::reduce_scatter_tensor_out _c10d_functional::all_to_all_single

@@ -123,6 +123,27 @@ def test_sharded_checkpoints_are_neither_written_nor_read(tmp_path: Path) -> Non
     assert not (tmp_path / "saved").exists()
 
 
+LISTED = """
+        every = [torch.empty(8, 64, device="cuda") for _ in range(4)]
+        distributed.CALL
+        self.optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    "call", ["all_gather(every, batch.cuda())", "reduce_scatter(batch.cuda(), every)", "barrier()"]
+)
+def test_collectives_over_lists_take_a_flat_buffer(tmp_path: Path, call: str) -> None:
+    """NCCL gathers into one tensor, which is then copied to those of the list, and scatters from one."""
+    step = "        self.optimizer.step()\n"
+    code = SCRIPT.replace(step, LISTED.replace("CALL", call))
+    (tmp_path / "listed.py").write_text(code, encoding="utf-8")
+    options = {"inputs": [TensorSpec((64,))], "world_size": 4}
+    trace = record(resolve_job(f"{tmp_path / 'listed.py'}:Trainer", {}, **options), 8, AMPERE)
+    assert born(trace, "new_empty").count(4 * 8 * 64 * 4) == (3 if "every" in call else 0)
+    assert not trace.unknown_ops
+
+
 GATHERING = """
 import torch
 from torch import distributed, nn

@@ -11,7 +11,7 @@ from planner.capture.arguments import leaves_of
 from planner.capture.recorder.composed import COMPOSED
 from planner.capture.recorder.pending_collectives import is_collective
 from planner.capture.workspaces.ops import Rule
-from planner.capture.workspaces.registry import cpu_outputs, rule_of
+from planner.capture.workspaces.registry import cpu_outputs, is_unknown, rule_of
 from planner.capture.workspaces.tensor.gemm import BLAS_OPS
 from planner.program import TorchVersion
 
@@ -37,6 +37,7 @@ class Operator:
     cpu_outputs: tuple[int, ...]  # positions of results that a CUDA kernel keeps on the CPU
     is_collective: bool = False  # a functional collective, or a wait for one
     parts: Callable[..., Any] | None = None  # runs it by other operators, as ATen does beneath autograd
+    is_unknown: bool = False  # it is not known whether its CUDA kernel needs a workspace
 
     def new_tensors(self, out: Any) -> list[Tensor]:
         """Return the tensors of a result in order, without those that a CUDA kernel keeps on the CPU."""
@@ -53,7 +54,8 @@ def inspect_operator(func: Any, version: TorchVersion) -> Operator:
     on_cpu = cpu_outputs(func, version)
     rule, uses_blas = rule_of(func), func in BLAS_OPS
     outputs, parts = _outputs_of(func), COMPOSED.get(func)
-    return Operator(func, str(func), outputs, rule, uses_blas, on_cpu, is_collective(func), parts)
+    unknown = parts is None and is_unknown(func)
+    return Operator(func, str(func), outputs, rule, uses_blas, on_cpu, is_collective(func), parts, unknown)
 
 
 def _outputs_of(func: Any) -> OutputKind:

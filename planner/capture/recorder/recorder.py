@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from planner.capture.arguments import leaves_of
 from planner.capture.cuda.host_tensors import HostTensors, Side
 from planner.capture.cuda.placed import CONVERSIONS
 from planner.capture.cuda.streams import Streams
@@ -29,7 +30,6 @@ from planner.capture.symbolic.kernel_calls import RecordedCall, to_meta
 from planner.capture.workspaces._rule import positional_args
 from planner.capture.workspaces.nn.volumes import note_on_call
 from planner.capture.workspaces.ops import KernelOp, Ops, Outputs, answer_convolutions
-from planner.capture.workspaces.registry import is_unknown
 from planner.capture.workspaces.tensor.gemm import CublasWorkspaces, uses_cublas
 from planner.capture.wrapped import calls_operators_itself, is_wrapped, parts
 from planner.program import (
@@ -277,6 +277,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _record_run(
         self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any
     ) -> None:
+        if op.is_unknown and any(isinstance(one, Tensor) and one.is_meta for one in leaves_of((args, out))):
+            self.unknown_ops.add(op.name)
         if op.rule is not None or op.uses_blas or op.outputs is OutputKind.RESIZED:
             given = args if op.rule is None else self.host.marked(positional_args(op.func, args, kwargs))
             self._record_kernel(op, given, out)
@@ -303,8 +305,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _inspect(self, func: Any) -> Operator:
         op = self._operators[id(func)] = inspect_operator(func, self.target.torch)
-        if op.parts is None and is_unknown(func):
-            self.unknown_ops.add(str(func))
         return op
 
     def _record_kernel(self, op: Operator, args: tuple[Any, ...], out: Any) -> None:

@@ -16,7 +16,8 @@ _NAMES = """
     scatter_reduce scatter_reduce_ index_add index_add_ index_copy index_copy_ index_fill index_fill_
     slice_scatter select_scatter diagonal_scatter diagonal_copy take put unsafe_split
     unsafe_split_with_sizes unsafe_chunk resize_as_ diag_embed tril_indices triu_indices complex polar isin
-    bucketize searchsorted log_sigmoid __or__ __and__ __xor__
+    bucketize searchsorted log_sigmoid __or__ __and__ __xor__ eq_ ne_ lt_ le_ gt_ ge_ _is_all_true
+    _is_any_true
     replication_pad1d replication_pad2d replication_pad3d replication_pad1d_backward
     replication_pad2d_backward replication_pad3d_backward reflection_pad3d_backward _pin_memory
     _padded_dense_to_jagged_forward block_diag cartesian_prod vander fft_fftfreq fft_rfftfreq

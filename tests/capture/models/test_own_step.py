@@ -188,6 +188,23 @@ def train_step(images, labels):
     assert born(found) == born(expected)
 
 
+def test_operators_that_run_on_the_cpu_need_no_known_workspace(tmp_path: Path) -> None:
+    """Mixing weights that a step draws on the CPU take no scratch memory of the GPU; on the GPU they may."""
+    code = """
+model = net().to(device)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+def train_step(images, labels):
+    weight = torch.distributions.Dirichlet(torch.ones(2PLACE)).sample()[0]
+    (weight.to(device) * F.cross_entropy(model(images.to(device)), labels.to(device))).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    assert not trace_code(tmp_path, code.replace("PLACE", ""), "train_step").unknown_ops
+    on_gpu = trace_code(tmp_path, code.replace("PLACE", ", device=device"), "train_step")
+    assert on_gpu.unknown_ops == ("aten._sample_dirichlet.default",)
+
+
 WEIGHTED = """
 weights = MADE
 model = net()

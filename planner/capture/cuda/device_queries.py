@@ -24,6 +24,7 @@ _WITHOUT_EFFECT = (
     *("set_device", "set_rng_state", "set_rng_state_all", "set_sync_debug_mode", "synchronize"),
     *("reset_accumulated_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"),
     *("reset_peak_memory_stats", "set_device_index", "set_device_idx"),
+    *("_record_memory_history", "_dump_snapshot", "_sleep"),
 )
 _CONSTANTS: dict[str, Any] = {
     "is_available": True,
@@ -38,17 +39,34 @@ _CONSTANTS: dict[str, Any] = {
     "initial_seed": 0,
     "memory_summary": "",
     "get_sync_debug_mode": 0,
+    "get_allocator_backend": "native",
+    "get_per_process_memory_fraction": 1.0,
+    "list_gpu_processes": "",
 }
 _TOTAL_BYTES = 80 * 2**30
+_SEGMENT_BYTES = 2 * 2**20  # the least that is reserved, by which user code may divide
+_SEGMENT = {"device": 0, "address": 0, "stream": 0, "segment_type": "small", "total_size": _SEGMENT_BYTES}
+_SEGMENT |= {"allocated_size": 0, "active_size": 0, "requested_size": 0, "blocks": []}
+
+
+class _Statistics(dict[str, int]):
+    """Statistics of an allocator that holds one empty segment."""
+
+    def __missing__(self, name: str) -> int:
+        return _SEGMENT_BYTES if name.startswith("reserved_bytes") else 0
+
+
 _MEMORY: dict[str, Any] = {
-    **dict.fromkeys(
-        ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"), 0
-    ),
-    **dict.fromkeys(("memory_cached", "max_memory_cached", "memory_usage", "device_memory_used"), 0),
+    **dict.fromkeys(("memory_allocated", "max_memory_allocated"), 0),
+    **dict.fromkeys(("memory_reserved", "max_memory_reserved"), _SEGMENT_BYTES),
+    **dict.fromkeys(("memory_cached", "max_memory_cached"), _SEGMENT_BYTES),
+    **dict.fromkeys(("memory_usage", "device_memory_used"), 0),
     **dict.fromkeys(("mem_get_info", "get_memory_info"), (_TOTAL_BYTES, _TOTAL_BYTES)),
-    "utilization": 0,
-    "memory_stats": {},
-    "memory_snapshot": {},
+    **dict.fromkeys(("utilization", "temperature", "power_draw", "clock_rate"), 0),
+    **dict.fromkeys(("memory_stats", "host_memory_stats"), _Statistics()),
+    "memory_stats_as_nested_dict": {},
+    "memory_snapshot": [_SEGMENT],
+    "_snapshot": {"segments": [_SEGMENT], "device_traces": [[]]},
 }
 _CACHED = ("is_available", "device_count", "is_initialized")  # cached by libraries for the whole process
 _PLAIN_GENERATOR = torch.Generator
@@ -131,7 +149,7 @@ def replacements(
         "set_stream": change,
         "stream": lambda stream: Handle() if stream is None else stream,
     }
-    for holder in (torch.cuda, torch.accelerator):
+    for holder in (torch.cuda, torch.cuda.memory, torch.accelerator):
         answers = {**_answers(holder.__name__, capability, remark, empty_cache), **of_streams}
         for name, answer in answers.items():
             if hasattr(holder, name):
@@ -148,6 +166,16 @@ def replacements(
     yield torch.accelerator, "current_accelerator", accelerator
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
         yield torch.cuda.nvtx, name, _always(0)
+    profiler = SimpleNamespace(cudaProfilerStart=_always(0), cudaProfilerStop=_always(0))
+    yield torch.cuda, "cudart", _for_users(torch.cuda.cudart, _always(profiler))
+    for name in ("start", "stop"):
+        yield torch.cuda.profiler, name, _always(None)
+    fork = torch.random.fork_rng
+
+    def fork_of_cpu(devices: Any = None, enabled: bool = True, **_: Any) -> Any:
+        return fork(devices=(), enabled=enabled)
+
+    yield torch.random, "fork_rng", _for_users(fork, fork_of_cpu, is_of_torch)
     yield torch.cuda.nvtx, "range", lambda *_, **__: nullcontext()
     yield torch.backends.cuda, "is_built", _for_users(torch.backends.cuda.is_built, lambda: True)
     yield torch.cuda.amp.common, "amp_definitely_not_available", lambda: False

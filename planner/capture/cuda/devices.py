@@ -299,6 +299,7 @@ def _replacements() -> Iterator[Replacement]:
     yield nn.Module, "cpu", _moving_module(nn.Module.cpu, lambda *_, **__: _CPU)
     yield Tensor, "_make_wrapper_subclass", staticmethod(_wrapping(Tensor._make_wrapper_subclass))
     yield Tensor, "cpu", _to_host
+    yield Tensor, "numpy", _reading_array(Tensor.numpy)
     yield Tensor, "pin_memory", _pin
     yield Tensor, "record_stream", _record_stream
     yield torch, "load", _loading(torch.load)
@@ -571,6 +572,23 @@ def _names_cpu(device: object) -> bool:
 
 def _to_host(self: Tensor, memory_format: Any = torch.preserve_format) -> Tensor:
     return self.to("cpu", memory_format=memory_format)
+
+
+def _reading_array(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `Tensor.numpy` that reads the values of a stand-in for a tensor of the CPU."""
+
+    @functools.wraps(plain)
+    def numpy(self: Tensor, *, force: bool = False) -> Any:
+        if not _opened or not _is_meta(self):
+            return plain(self, force=force)
+        placement = _opened[-1]
+        if not (force or self in placement.host):
+            if placement.is_running:
+                raise TypeError("a tensor of the GPU is no array, on a GPU either; copy it with .cpu() first")
+            return plain(self)
+        return plain(torch.ops.aten._to_copy.default(self.detach(), device=_CPU))
+
+    return numpy
 
 
 def _to_gpu(self: Tensor, device: Any = None, non_blocking: bool = False, **options: Any) -> Tensor:

@@ -277,9 +277,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _record_run(
         self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any
     ) -> None:
-        if op.is_unknown and any(isinstance(one, Tensor) and one.is_meta for one in leaves_of((args, out))):
+        if op.is_unknown and _is_on_meta(args, out):
             self.unknown_ops.add(op.name)
         if op.rule is not None or op.uses_blas or op.outputs is OutputKind.RESIZED:
+            if not _is_on_meta(args, out):
+                return
             given = args if op.rule is None else self.host.marked(positional_args(op.func, args, kwargs))
             self._record_kernel(op, given, out)
         elif op.outputs is OutputKind.NEW:
@@ -467,6 +469,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         new = self._storages.get(out.untyped_storage()._cdata)
         if old is not None and new is not None:
             self._log.expect_inplace_accumulation(old.block, new)
+
+
+def _is_on_meta(args: Any, out: Any) -> bool:
+    """Return whether an operator reads or makes a tensor on meta; if not, the CPU runs it."""
+    return any(isinstance(one, Tensor) and one.is_meta for one in leaves_of((args, out)))
 
 
 @contextmanager

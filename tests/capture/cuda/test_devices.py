@@ -256,6 +256,31 @@ def more(self, x):
     )
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        '1 / torch.cuda.memory_stats()["reserved_bytes.all.peak"]',
+        'torch.cuda.memory_stats()["num_alloc_retries"] + 1',
+        "torch.cuda.max_memory_allocated() / torch.cuda.max_memory_reserved()",
+        "torch.cuda.memory.memory_allocated() / torch.cuda.memory.memory_reserved()",
+        'max(segment["total_size"] for segment in torch.cuda.memory_snapshot())',
+        "torch.cuda.memory._record_memory_history(max_entries=1000)",
+        'torch.cuda.memory._dump_snapshot("FOLDER/snapshot.pickle")',
+        'torch.cuda.memory._snapshot()["segments"][0]["blocks"]',
+        "torch.cuda.cudart().cudaProfilerStart()",
+        "torch.cuda.profiler.start()",
+        "torch.random.fork_rng(devices=[0]).__enter__()",
+        "torch.cuda.get_per_process_memory_fraction() * torch.cuda.temperature()",
+    ],
+)
+def test_queries_of_the_allocator_change_nothing(tmp_path: Path, query: str) -> None:
+    """A model may log, divide or dump what the allocator says; the plan has none of it."""
+    body = "def more(self, x):\n    QUERY\n    return torch.ones(1024, 1024, device=x.device)"
+    code = body.replace("QUERY", query.replace("FOLDER", str(tmp_path)))
+    assert born(trace_file(tmp_path, code)).count(WIDE) == 1
+    assert not (tmp_path / "snapshot.pickle").exists()
+
+
 def test_torchscript_compiles_as_ever(tmp_path: Path) -> None:
     """Functions that a file compiles may call what is replaced meanwhile."""
     body = """

@@ -205,6 +205,41 @@ def train_step(images, labels):
     assert on_gpu.unknown_ops == ("aten._sample_dirichlet.default",)
 
 
+AUGMENTED = """
+model = net().to(device)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+def train_step(images, labels):
+    window = torch.ones(64, 64) @ torch.ones(64, 64)
+    images = READ
+    F.cross_entropy(model(images.to(device)), labels.to(device)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        "torch.from_numpy(images.numpy() * 2)",
+        "torch.from_numpy(images.data.cpu().numpy()[:, ::-1].copy())",
+        "torch.tensor(images.numpy(force=True))",
+        "torch.as_tensor(__import__('numpy').asarray(images))",
+    ],
+)
+def test_a_step_may_change_its_batch_with_numpy(tmp_path: Path, read: str) -> None:
+    """Augmentations read the batch on the CPU; neither they nor products there take memory of the GPU."""
+    trace = trace_code(tmp_path, AUGMENTED.replace("READ", read), "train_step")
+    plain = AUGMENTED.replace("READ", "images").replace(" @ torch.ones(64, 64)", "")
+    assert born(trace) == born(trace_code(tmp_path, plain, "train_step"))
+
+
+def test_an_array_of_a_tensor_on_the_gpu_is_refused_as_on_a_gpu(tmp_path: Path) -> None:
+    """torch asks for a copy to the CPU first."""
+    with pytest.raises(ModelError, match="copy it with .cpu.. first"):
+        trace_code(tmp_path, AUGMENTED.replace("READ", "images.to(device).numpy()"), "train_step")
+
+
 WEIGHTED = """
 weights = MADE
 model = net()

@@ -1,4 +1,4 @@
-"""transformers on an emulated GPU: what it decides by values that a kernel computes."""
+"""Libraries on an emulated GPU, and torch itself: what they decide by values that a kernel computes."""
 
 import json
 from pathlib import Path
@@ -51,3 +51,20 @@ open("found.json", "w").write(json.dumps([one is not None for one in found]))
 """
     emulator.run(code, "--gpu", "L4")
     assert json.loads((tmp_path / "found.json").read_text()) == [False, False, True]
+
+
+def test_statistics_of_batch_norm_are_averaged_over_all_batches(emulator: Emulator, tmp_path: Path) -> None:  # noqa: F811
+    """`update_bn` divides by the number of batches, which a kernel counts; afterwards no momentum is set."""
+    code = """
+import json
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, update_bn
+
+model = AveragedModel(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))).cuda()
+update_bn([torch.ones(4, 8) for _ in range(3)], model, device="cuda")
+alone = nn.BatchNorm1d(8, momentum=None).cuda()
+alone(torch.ones(4, 8).cuda())
+open("found.json", "w").write(json.dumps([model.module[1].momentum, alone.momentum]))
+"""
+    emulator.run(code, "--gpu", "L4")
+    assert json.loads((tmp_path / "found.json").read_text()) == [0.1, None]

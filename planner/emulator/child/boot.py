@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from . import generation, packed_texts
+from . import batch_norms, generation, packed_texts
 from .build import CORE, build, load_order
 from .installation import find_installation
 from .tools import EmulatorError
@@ -94,6 +94,7 @@ def _attach_recorder(torch: ModuleType) -> None:
 _ATTACHED = {
     "torch": _attach_recorder,
     generation.MODULE: generation.attach,
+    batch_norms.MODULE: batch_norms.attach,
     packed_texts.MODULE: packed_texts.attach,
 }
 

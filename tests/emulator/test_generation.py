@@ -64,6 +64,7 @@ model = AveragedModel(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))).cuda()
 update_bn([torch.ones(4, 8) for _ in range(3)], model, device="cuda")
 alone = nn.BatchNorm1d(8, momentum=None).cuda()
 alone(torch.ones(4, 8).cuda())
+torch.jit.script(nn.BatchNorm2d(3, momentum=None))
 open("found.json", "w").write(json.dumps([model.module[1].momentum, alone.momentum]))
 """
     emulator.run(code, "--gpu", "L4")

@@ -6,24 +6,11 @@ kernel that computes nothing leaves at zero.
 
 from __future__ import annotations
 
-from functools import wraps
 from typing import Any
 
 MODULE = "torch.nn.modules.batchnorm"
 
 
 def attach(norms: Any) -> None:
-    """Patch batch norm so that it takes a momentum of 1 if it has none, which takes the same memory."""
-    plain = norms._BatchNorm.forward
-
-    @wraps(plain)
-    def forward(self: Any, *args: Any) -> Any:
-        if self.momentum is not None:
-            return plain(self, *args)
-        self.momentum = 1.0
-        try:
-            return plain(self, *args)
-        finally:
-            self.momentum = None
-
-    norms._BatchNorm.forward = forward
+    """Replace the name `float`, by which the module of batch norm reads its count, so that 0 becomes 1."""
+    norms.float = lambda count: float(count) or 1.0

@@ -84,40 +84,57 @@ def _classes_of(tree: ast.Module) -> dict[str, ast.ClassDef]:
     return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
-def _imported_classes(tree: ast.Module, folders: Sequence[Path]) -> dict[str, ast.ClassDef]:
-    """Return the classes of the user's other files that a file imports, by name, and of those they import.
+class _Imported:
+    """The classes of the user's other files that a file imports, and of the files that those import.
 
-    `folders` are searched for the files. Files of installed packages are not read.
+    Files are searched in `folders`; files of installed packages are not read.
     """
-    classes: dict[str, ast.ClassDef] = {}
-    waiting, known = [tree], set[Path]()
-    while waiting and len(known) < _MOST_FILES:
-        for path in _imported_files(waiting.pop(), folders):
-            inner = None if path in known else _parse(path)
-            known.add(path)
-            if inner is not None:
-                classes = {**_classes_of(inner), **classes}
-                waiting.append(inner)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            renamed = {one.asname: classes[one.name] for one in node.names if one.name in classes}
-            classes |= {name: made for name, made in renamed.items() if name}
-    return classes
+
+    def __init__(self, tree: ast.Module, folders: Sequence[Path]) -> None:
+        self.classes: dict[str, ast.ClassDef] = {}  # by name
+        self.modules: set[str] = set()  # names by which a file refers to another file
+        waiting, known = [tree], set[Path]()
+        while waiting and len(known) < _MOST_FILES:
+            importing = waiting.pop()
+            for path, name in _imported_files(importing, folders):
+                self.modules.add(name)
+                inner = None if path in known else _parse(path)
+                known.add(path)
+                if inner is not None:
+                    self.classes = {**_classes_of(inner), **self.classes}
+                    waiting.append(inner)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                renamed = {
+                    one.asname: self.classes[one.name] for one in node.names if one.name in self.classes
+                }
+                self.classes |= {name: made for name, made in renamed.items() if name}
+
+    def base(self, expression: ast.expr) -> ast.ClassDef | None:
+        """Return the class that a base of a class names, or None for a class of a library."""
+        root = expression
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        if root is not expression and _last_name(root) not in self.modules:
+            return None
+        return self.classes.get(_last_name(expression))
 
 
-def _imported_files(tree: ast.Module, folders: Sequence[Path]) -> Iterator[Path]:
-    """Yield the existing files, in one of `folders`, of the modules that a file imports at its top level."""
+def _imported_files(tree: ast.Module, folders: Sequence[Path]) -> Iterator[tuple[Path, str]]:
+    """Yield the existing files in `folders` that a file imports at its top level, and their names in it."""
     for node in tree.body:
         if isinstance(node, ast.Import):
-            modules = [one.name for one in node.names]
+            modules = [(one.name, (one.asname or one.name).partition(".")[0]) for one in node.names]
         elif isinstance(node, ast.ImportFrom):
             module = node.module or ""
-            modules = [module, *(f"{module}.{one.name}".strip(".") for one in node.names)]
+            inner = [(f"{module}.{one.name}".strip("."), one.asname or one.name) for one in node.names]
+            modules = [(module, ""), *inner]
         else:
             continue
-        for folder, module in product(folders, filter(None, modules)):
+        for folder, (module, name) in product(folders, modules):
             stem = folder.joinpath(*module.split("."))
-            yield from (path for path in (stem.with_suffix(".py"), stem / "__init__.py") if path.is_file())
+            paths = (stem.with_suffix(".py"), stem / "__init__.py") if module else ()
+            yield from ((path, name) for path in paths if path.is_file())
 
 
 class _File:
@@ -128,9 +145,9 @@ class _File:
         self._tree, self._folder = tree, folder
 
     @cached_property
-    def _classes_elsewhere(self) -> dict[str, ast.ClassDef]:
-        """Return the classes of the user's other files that the file imports, by name."""
-        return _imported_classes(self._tree, list(dict.fromkeys((self._folder, Path()))))
+    def _elsewhere(self) -> _Imported:
+        """Return the classes of the user's other files that the file imports."""
+        return _Imported(self._tree, list(dict.fromkeys((self._folder, Path()))))
 
     def _name_in_library(self, name: str) -> str:
         """Return the name in transformers or TRL of an object that the file uses, or "" for any other."""
@@ -207,7 +224,7 @@ class _File:
             name = _last_name(base)
             inner = self._classes.get(name) if isinstance(base, ast.Name) else None
             if inner in (None, node):  # such as of class Net(other.Net)
-                inner = self._classes_elsewhere.get(name)
+                inner = self._elsewhere.base(base)
             if inner is not None and inner not in (node, *heirs):
                 yield from self._family(inner, (node, *heirs))
         yield node

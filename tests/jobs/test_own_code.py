@@ -152,6 +152,13 @@ def test_a_base_class_of_another_file_shows_the_kind(tmp_path: Path, imports: st
     assert kind_of_code(f"{tmp_path / 'train.py'}:Plain") is CodeKind.MODEL
 
 
+def test_a_class_of_another_file_is_no_base_of_a_librarys(tmp_path: Path) -> None:
+    """`nn.Module` is torch's, although a file that is imported has a class Module too."""
+    (tmp_path / "utils.py").write_text("class Module:\n    def step(self, batch): ...\n")
+    (tmp_path / "train.py").write_text("import utils\nfrom torch import nn\nclass Net(nn.Module): ...\n")
+    assert kind_of_code(f"{tmp_path / 'train.py'}:Net") is CodeKind.MODEL
+
+
 @pytest.mark.parametrize(
     ("code", "kind"),
     [

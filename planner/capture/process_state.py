@@ -61,7 +61,7 @@ def _preserved() -> Iterator[Callable[[], Callable[[], None]]]:
         return change
 
     try:
-        with warnings.catch_warnings(), _process_kept(), _without_global_hooks():
+        with warnings.catch_warnings(), _process_kept():
             yield note_changes
     finally:
         restore_modes()
@@ -71,10 +71,11 @@ def _preserved() -> Iterator[Callable[[], Callable[[], None]]]:
 
 
 @contextmanager
-def _without_global_hooks() -> Iterator[None]:
-    """Disable the hooks on all modules and all optimizers that exist already, inside the context.
+def global_hooks_aside() -> Iterator[None]:
+    """Remove forward, backward and step hooks on all modules and optimizers inside the context.
 
-    They belong to a training in this process, such as a profiler's, which a plan is no part of.
+    Hooks that exist already belong to a training in this process, such as a profiler's, which a plan is no
+    part of. On exit they are back, and hooks that were registered inside the context are gone.
     """
     owners = {modules: _HOOKS_OF_MODULES, optimizer: _HOOKS_OF_OPTIMIZERS}
     hooks: list[Any] = [getattr(owner, name) for owner, names in owners.items() for name in names]
@@ -85,9 +86,8 @@ def _without_global_hooks() -> Iterator[None]:
         yield
     finally:
         for one, before in zip(hooks, kept, strict=True):
-            added = dict(one)
             one.clear()
-            one.update({**before, **added})
+            one.update(before)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from planner.capture.loop.precision import convert_inputs
 from planner.capture.models.lazy import initialise_lazy_modules
 from planner.capture.models.offline import calling_libraries
 from planner.capture.models.registry import build_model, complete_by_library
-from planner.capture.process_state import preserve_process_state
+from planner.capture.process_state import global_hooks_aside, preserve_process_state
 from planner.capture.recorded_loop import record_loop
 from planner.capture.recorder.provenance import ProvenanceCollector
 from planner.capture.recorder.recorder import Recorder, Run
@@ -121,6 +121,7 @@ class _Session(Struct, frozen=True):
         if self.calls is not None:
             self.calls.clear()
         with ExitStack() as stack:
+            stack.enter_context(global_hooks_aside())
             device = planned_device(
                 capability=self.path_of,
                 has_values=interpretation.has_values,

@@ -13,7 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from planner.capture.cuda.devices import is_put_on_gpu, placed_tensors, put_order, work_put_off
+from planner.capture.cuda.devices import (
+    is_put_on_gpu,
+    modules_on_cpu,
+    placed_tensors,
+    put_order,
+    work_put_off,
+)
 from planner.capture.cuda.placed import CacheEmptied, Called, Entry, Freed, Put, Replayed
 from planner.capture.cuda.rnn import flatten_weights
 from planner.capture.models.quantized import adapters_as_made, cast_to_float32
@@ -103,9 +109,9 @@ def _record_flattened(module: nn.Module, recorder: Recorder, name: str) -> None:
 def _record_others(module: Any, recorder: Recorder, name: str) -> None:
     """Record the move of the tensors that a module's own `_apply` moves beside its parameters and buffers.
 
-    Metrics of torchmetrics hold their states so. Its parameters and buffers are moved by others.
+    Metrics of torchmetrics hold their states so. The module's parameters and buffers are recorded before.
     """
-    if type(module)._apply.__module__.partition(".")[0] == "torch":
+    if type(module)._apply.__module__.partition(".")[0] == "torch" or module in modules_on_cpu():
         return
 
     def move(tensor: Tensor) -> Tensor:

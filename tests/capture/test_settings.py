@@ -252,3 +252,27 @@ def test_a_plan_calls_no_hook_on_all_modules_or_optimizers() -> None:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def test_hooks_that_a_model_registers_are_gone_after_the_plan() -> None:
+    """A hook on all modules that a model registers is called once for each module, also after a read."""
+    from torch import nn
+    from torch.nn.modules import module as modules
+
+    called: list[int] = []
+
+    class Hooked(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 4)
+            modules.register_module_forward_hook(lambda *_: called.append(0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            called.clear()
+            out = super().forward(x)
+            assert out.sum().item() < 1e9
+            return out
+
+    before = dict(modules._global_forward_hooks)
+    max_batch(Hooked, input=["4"], loss="sum", gpu_mib=2000)
+    assert len(called) == 1
+    assert modules._global_forward_hooks == before

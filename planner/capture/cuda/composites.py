@@ -268,7 +268,9 @@ class _Product(torch.autograd.Function):
         if ctx.is_dropped:
             grad, out = grad.unsqueeze(dim), out.unsqueeze(dim)
         zeros = x == 0
-        if dim is not None:
+        if dim is None:
+            del zeros
+        else:
             zeros.sum(dim, True).sum()
         return grad * (out / x), None, None, None
 

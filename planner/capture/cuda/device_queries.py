@@ -4,6 +4,7 @@ torch's own code gets the true answers. So do libraries that cache whether a GPU
 continues after the capture.
 """
 
+import copy
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -54,6 +55,10 @@ class _Statistics(dict[str, int]):
 
     def __missing__(self, name: str) -> int:
         return _SEGMENT_BYTES if name.startswith("reserved_bytes") else 0
+
+    def get(self, name: str, default: object = None) -> int:
+        """Return a statistic; `default` is not used, since each has a value."""
+        return self[name]
 
 
 _MEMORY: dict[str, Any] = {
@@ -189,7 +194,7 @@ def _answers(
     def of_memory(name: str, value: Any) -> Callable[..., Any]:
         def answer(*_: Any, **__: Any) -> Any:
             remark(f"calls {module}.{name}, whose result depends on the run: the trace takes {value}")
-            return value
+            return copy.deepcopy(value)
 
         return answer
 

@@ -103,8 +103,7 @@ def planned_device(
     """Make `cuda` in user code mean `target`, and torch.cuda answer as the planned GPU, inside the context.
 
     `target` is by default the target of the enclosing placement, or meta. Nested placements share the tensors
-    that are put on the GPU. `has_values` means that tensors of the
-    capture have values.
+    that are put on the GPU. `has_values` means that tensors of the capture have values.
     """
     outer = _opened[-1] if _opened else None
     enclosing = Placement() if outer is None else outer

@@ -24,21 +24,21 @@ def replacements() -> Iterator[Replacement]:
         yield holder, name, new
 
 
-def _save(state_dict: Mapping[str, Any], **_: Any) -> None:
+def _save(state_dict: Mapping[str, Any], *_: Any, **__: Any) -> None:
     """Get the state of each object that has a state, as `save` does."""
     for value in state_dict.values():
         if _has_state(value):
             value.state_dict()
 
 
-def _async_save(state_dict: Mapping[str, Any], **_: Any) -> "Future[None]":
+def _async_save(state_dict: Mapping[str, Any], *_: Any, **__: Any) -> "Future[None]":
     _save(state_dict)
     done: Future[None] = Future()
     done.set_result(None)
     return done
 
 
-def _load(state_dict: Mapping[str, Any], **_: Any) -> None:
+def _load(state_dict: Mapping[str, Any], *_: Any, **__: Any) -> None:
     """Set each object that has a state to its own state, as `load` does once it has filled that."""
     for value in state_dict.values():
         if _has_state(value):

@@ -90,18 +90,19 @@ class OtherRanks:
 
         @functools.wraps(plain)
         def broadcast(
-            objects: list[Any], src: int | None = None, group: Any = None, *_: Any, **options: Any
+            object_list: list[Any], src: int | None = None, group: Any = None, *_: Any, **options: Any
         ) -> None:
             within = group or distributed.distributed_c10d._get_default_group()
             of_group = options.get("group_src")
             sender = src or 0 if of_group is None else distributed.get_global_rank(within, of_group)
             members = tuple(distributed.get_process_group_ranks(within))
             counts[members, sender] += 1
-            message = f"object list {counts[members, sender]} to ranks {', '.join(map(str, members))}"
+            to = ", ".join(map(str, members))
+            message = f"object list {counts[members, sender]} from rank {sender} to ranks {to}"
             if distributed.get_rank() == sender:
-                self.send((message, sender), pickle.dumps(objects))
+                self.send(message, pickle.dumps(object_list))
             elif distributed.get_rank() in members:
-                objects[:] = pickle.loads(self.receive((message, sender), sender))
+                object_list[:] = pickle.loads(self.receive(message, sender))
 
         yield distributed, "broadcast_object_list", broadcast
         yield distributed.distributed_c10d, "broadcast_object_list", broadcast

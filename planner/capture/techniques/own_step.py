@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from planner.capture.cuda.devices import modules_on_cpu
+from planner.capture.cuda.devices import is_put_on_gpu, modules_on_cpu
 from planner.capture.cuda.host_tensors import Side
 from planner.capture.cuda.optimizer_libraries import optimizer_libraries
 from planner.capture.loop.batches import batch_loader
@@ -15,6 +15,7 @@ from planner.capture.models.transformers.own_trainer import TrainerModule
 from planner.capture.recorder.recorder import Recorder
 from planner.capture.setup import record_setup
 from planner.capture.techniques.technique import CapturedLoop, Notes, Technique
+from planner.capture.wrapped import is_wrapped
 from planner.errors import ModelError, PlannerError
 from planner.jobs import Job, Mode
 from planner.program import Category, Fact, Phase
@@ -94,8 +95,9 @@ def _leave_on_cpu(model: StepModule, job: Job, recorder: Recorder) -> None:
     on_cpu = [module for module in model.modules() if module in held]
     for module in on_cpu:
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-            recorder.host.add(tensor)
-    if on_cpu and all(one in recorder.host for one in model.parameters()):
+            if not (is_wrapped(tensor) or is_put_on_gpu(tensor)):  # since then, as by `to_empty`
+                recorder.host.add(tensor)
+    if on_cpu and all(not is_wrapped(one) and one in recorder.host for one in model.parameters()):
         raise ModelError(f"{job.model.name}: its code moves its modules to the CPU; name the device cuda")
 
 

@@ -285,6 +285,13 @@ def test_modules_that_the_code_moves_to_the_cpu_take_no_memory(tmp_path: Path, m
     assert bytes_of(trace, Category.PARAMETER) == PARAMETERS
 
 
+def test_a_module_that_leaves_the_cpu_again_is_on_the_gpu(tmp_path: Path) -> None:
+    """`to_empty` puts a module on the GPU that was moved to the CPU before."""
+    code = AVERAGED.replace("net().to(device)", "net().cpu().to_empty(device=device)")
+    trace = trace_code(tmp_path, code.replace("MOVE", "cpu()"), "train_step")
+    assert bytes_of(trace, Category.PARAMETER) == PARAMETERS
+
+
 def test_a_step_whose_modules_are_all_on_the_cpu_is_refused(tmp_path: Path) -> None:
     """Such a step takes no memory of the GPU, which is not what was asked for."""
     code = AVERAGED.replace("net().to(device)", "net().to('cpu')").replace("MOVE", "cpu()")

@@ -201,6 +201,11 @@ def is_put_on_gpu(tensor: Tensor) -> bool:
     return bool(_opened) and tensor in _opened[-1].placed
 
 
+def is_on_host(tensor: Tensor) -> bool:
+    """Return whether a tensor on meta stands for a tensor of the CPU."""
+    return bool(_opened) and tensor in _opened[-1].host
+
+
 def put_off_until_recorded(work: Callable[[], None]) -> bool:
     """Postpone work of a constructor until the set-up is recorded, and return whether it was postponed.
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from planner.capture.cuda.devices import is_on_host
 from planner.capture.operator_table import overload
 from planner.capture.workspaces.nn.rnn import FIRST_DROPOUT_DIM, MODE_NUMBERS, RnnSizes
 
@@ -24,14 +25,10 @@ def flatten_weights(layer: nn.Module) -> Iterator[Tensor]:
     Yields the buffer once it is made; the weights' previous storages are released when the caller resumes.
     Other modules are left unchanged.
     """
-    if not isinstance(layer, nn.RNNBase) or layer.mode not in MODE_NUMBERS or not _is_whole(layer):
+    if not isinstance(layer, nn.RNNBase) or not _is_whole(layer):
         return
-    count = RnnSizes(
-        MODE_NUMBERS[layer.mode], layer.input_size, layer.hidden_size, layer.proj_size, layer.num_layers,
-        layer.bidirectional,
-    ).weight_elements()  # fmt: skip
     weights: list[Any] = list(layer._flat_weights)
-    buffer = torch.empty(count, dtype=weights[0].dtype, device="meta")
+    buffer = torch.empty(_elements(layer), dtype=weights[0].dtype, device="meta")
     yield buffer
     offset = 0
     with torch.no_grad():
@@ -40,17 +37,45 @@ def flatten_weights(layer: nn.Module) -> Iterator[Tensor]:
             offset += weight.numel()
 
 
-def _is_whole(layer: nn.RNNBase) -> bool:
-    """Return whether `RNNBase.flatten_parameters` would flatten the layer's weights.
+def patches() -> Iterator[tuple[str, object]]:
+    """Yield the name of the method that flattens weights in a running loop, and its replacement."""
+    yield "torch.nn.modules.rnn.RNNBase.flatten_parameters", _flatten_again
 
-    It does if the weights are on meta, contiguous, in distinct storages and of one dtype that cuDNN supports.
-    """
+
+def _flatten_again(layer: Any) -> None:
+    """Move the weights of a recurrent layer from their buffer into a new one, as each call does on a GPU."""
+    if not _can_flatten(layer) or any(map(is_on_host, layer._flat_weights)):
+        return
+    with torch.no_grad():
+        buffer = torch.zeros(_elements(layer), dtype=layer._flat_weights[0].dtype, device="meta")
+        offset = 0
+        for weight in layer._flat_weights:
+            weight.data = buffer.as_strided(weight.shape, weight.stride(), offset)
+            offset += weight.numel()
+
+
+def _elements(layer: nn.RNNBase) -> int:
+    return RnnSizes(
+        MODE_NUMBERS[layer.mode], layer.input_size, layer.hidden_size, layer.proj_size, layer.num_layers,
+        layer.bidirectional,
+    ).weight_elements()  # fmt: skip
+
+
+def _can_flatten(layer: nn.RNNBase) -> bool:
+    """Return whether all weights are contiguous tensors on meta, of one dtype that cuDNN supports."""
     weights = layer._flat_weights
+    if layer.mode not in MODE_NUMBERS:
+        return False
     if not all(isinstance(w, Tensor) and w.is_meta and w.is_contiguous() for w in weights):
         return False
     kinds = {w.dtype for w in weights}  # type: ignore[union-attr]
-    apart = len({w.untyped_storage()._cdata for w in weights}) == len(weights)  # type: ignore[union-attr]
-    return apart and len(kinds) == 1 and kinds <= torch.backends.cudnn.CUDNN_TENSOR_DTYPES
+    return len(kinds) == 1 and kinds <= torch.backends.cudnn.CUDNN_TENSOR_DTYPES
+
+
+def _is_whole(layer: nn.RNNBase) -> bool:
+    """Return whether the layer's weights can be flattened and have distinct storages."""
+    weights: list[Any] = list(layer._flat_weights)
+    return _can_flatten(layer) and len({w.untyped_storage()._cdata for w in weights}) == len(weights)
 
 
 def kernels(capability: tuple[int, int]) -> dict[str, Callable[..., Any]]:

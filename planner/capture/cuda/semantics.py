@@ -89,7 +89,7 @@ def _open(
         for name, kernel in _kernels(capability, version).items():
             library.impl(name, kernel, "AutogradMeta")  # type: ignore[no-untyped-call]
     indexing = (*assignment.patches(), *slicing.patches(version))
-    others = (*autocast.patches(casts.clear), *second_order.patches())
+    others = (*autocast.patches(casts.clear), *second_order.patches(), *rnn.patches())
     patches = (*_device_lists(), *indexing, *others)
     for target, replacement in patches:
         holder, _, name = target.rpartition(".")

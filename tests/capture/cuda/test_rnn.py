@@ -223,6 +223,28 @@ def test_gradients_are_views_of_one_buffer() -> None:
     assert gradients == [4 * RnnSizes(2, 3, 5, 0, 2, False).weight_elements()] * 2
 
 
+class Flattened(nn.Module):
+    """A recurrent layer whose weights are flattened before each call, as for DataParallel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(3, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.layer.flatten_parameters()
+        return self.layer(x)[0]
+
+
+def test_flattening_in_a_step_moves_the_weights_into_a_new_buffer() -> None:
+    """Each call takes a second buffer for a moment, and frees the one that the weights leave."""
+    trace = trace_of(Flattened, job_of("7x3", mode=Mode.TRAIN, steps=2), 4)
+    validate(trace)
+    buffer = 4 * RnnSizes(2, 3, 5, 0, 1, False).weight_elements()
+    zeros = [line for line in of_operator(trace, "aten.zeros.default") if line[1:] == str(buffer)]
+    assert zeros == [f"+{buffer}", f"+{buffer}", f"-{buffer}"]
+    assert of_operator(trace, "flatten_parameters") == [f"+{buffer}", f"-{buffer}"]
+
+
 class Twice(nn.Module):
     """A recurrent layer that runs a second time from the state of the first run."""
 

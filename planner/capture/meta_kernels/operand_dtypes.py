@@ -114,8 +114,22 @@ def _check_convolution(args: _Args) -> None:
         )
 
 
+def _check_assignment(args: _Args) -> None:
+    """Raise RuntimeError if values assigned to indices differ in dtype (TensorAdvancedIndexing.cpp).
+
+    A single value is not checked, since it may be on the CPU, from which torch converts it.
+    """
+    given, values = args[0], args[2]
+    if given.is_meta and values.is_meta and values.dim() and given.dtype is not values.dtype:
+        raise RuntimeError(
+            f"Index put requires the source and destination dtypes match, got {_dtype_name(given.dtype)} for "
+            f"the destination and {_dtype_name(values.dtype)} for the source."
+        )
+
+
 _CHECKS: Mapping[Any, Callable[[_Args], None]] = operator_table(
     {
+        "index_put index_put_ _index_put_impl_": _check_assignment,
         "mm": lambda args: _check_pair(args, 0),
         "bmm": _check_bmm,
         "addmm addmm_": lambda args: _check_pair(args, 1),

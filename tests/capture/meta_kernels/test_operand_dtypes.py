@@ -33,6 +33,17 @@ def test_factors_of_different_dtypes_are_named() -> None:
         run(aten.mm.default, SQUARE.half(), SQUARE)
 
 
+@pytest.mark.parametrize("name", ["index_put", "index_put_", "_index_put_impl_"])
+def test_values_of_another_dtype_are_not_assigned(name: str) -> None:
+    """Masked tokens of an autocast region, in bfloat16, take no parameter in float32 as it is."""
+    given, places = of(4, 8, dtype=torch.bfloat16), [torch.zeros(2, dtype=torch.int64, device="meta")]
+    func = getattr(aten, name).default
+    with pytest.raises(RuntimeError, match="got BFloat16 for the destination and Float for the source"):
+        run(func, given, places, of(8, dtype=torch.float32))
+    assert run(func, given, places, of(8, dtype=torch.bfloat16)).shape == (4, 8)
+    assert run(func, given, places, of(dtype=torch.float32)).shape == (4, 8)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64])
 def test_operands_that_cuda_takes_are_taken(dtype: torch.dtype) -> None:
     """All floating-point and complex dtypes have kernels for products."""

@@ -211,16 +211,16 @@ def _departures(
     job: Job, trace: Trace, sites: Counter[str], kind: RunKind, lengths: Lengths, capability: tuple[int, int]
 ) -> Iterator[Departure]:
     """Yield a departure for each feature of the job that no published run of the kind has."""
-    settings = load_residuals().kinds[kind].settings
+    settings, has_volumes = load_residuals().kinds[kind].settings, _has_volumes(job, trace)
     if settings is not None:
         yield from map(Departure, _other_settings(job, sites, settings, capability))
-    elif sites[CONVOLUTION] > FEW_CONVOLUTIONS or _has_volumes(job, trace):
-        yield from _of_answers(job, trace)
+    elif sites[CONVOLUTION] > FEW_CONVOLUTIONS or has_volumes:
+        yield from _of_answers(job, trace, has_volumes)
     uncounted, far = trace.conv_account.uncounted_share, trace.conv_account.far_share
-    far = 0.0 if _has_volumes(job, trace) else far  # `Doubt.VOLUMES` has the distances of these in it
+    far = 0.0 if has_volumes else far  # `Doubt.VOLUMES` has the distances of these in it
     if uncounted or far:
         yield from departures_by_share(uncounted, far, part_of_convolutions(trace))
-    yield from map(Departure, _unmeasured(job, trace, sites))
+    yield from map(Departure, _unmeasured(job, sites, has_volumes))
     if lengths is Lengths.VARYING and kind not in (RunKind.TEXTS, RunKind.LARGE):
         yield Departure("with samples of varying lengths")
     if any("convolution" not in op for op in trace.unknown_ops):
@@ -241,14 +241,14 @@ def _other_settings(
         yield f"on compute capability {capability[0]}.{capability[1]}"
 
 
-def _of_answers(job: Job, trace: Trace) -> Iterator[Departure]:
+def _of_answers(job: Job, trace: Trace, has_volumes: bool) -> Iterator[Departure]:
     """Yield departures for workspaces from stored answers, similar convolutions, or a different cuDNN."""
     source = trace.conv_account.source
     if source is ConvWorkspaceSource.STORED:
         yield Departure("with stored answers for convolutions", Doubt.STORED)
     if source is ConvWorkspaceSource.SIMILAR:
         what = "with stored answers for similar convolutions"
-        if _has_volumes(job, trace):
+        if has_volumes:
             yield Departure(what, Doubt.VOLUMES, _weight_of_part(part_of_convolutions(trace)))
         else:
             yield Departure(what, Doubt.SIMILAR)
@@ -288,10 +288,10 @@ def _ranks_of_inputs(job: Job) -> set[int]:
     return {len(spec.shape) for spec in job.samples.inputs if not _is_integer(spec)}
 
 
-def _unmeasured(job: Job, trace: Trace, sites: Counter[str]) -> Iterator[str]:
+def _unmeasured(job: Job, sites: Counter[str], has_volumes: bool) -> Iterator[str]:
     """Yield the job's features that no measured run has, as ends of a sentence."""
     ranks = _ranks_of_inputs(job)
-    if sites[CONVOLUTION] and _has_volumes(job, trace):
+    if sites[CONVOLUTION] and has_volumes:
         yield "with three-dimensional convolutions"
     if sites[CONVOLUTION] > FEW_CONVOLUTIONS and ranks and max(ranks) < 3:
         yield "with convolutions over sequences"

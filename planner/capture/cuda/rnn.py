@@ -30,11 +30,7 @@ def flatten_weights(layer: nn.Module) -> Iterator[Tensor]:
     weights: list[Any] = list(layer._flat_weights)
     buffer = torch.empty(_elements(layer), dtype=weights[0].dtype, device="meta")
     yield buffer
-    offset = 0
-    with torch.no_grad():
-        for weight in weights:
-            weight.set_(buffer.untyped_storage(), offset, weight.shape, weight.stride())
-            offset += weight.numel()
+    _move_into(buffer, weights)
 
 
 def patches() -> Iterator[tuple[str, object]]:
@@ -46,12 +42,17 @@ def _flatten_again(layer: Any) -> None:
     """Move the weights of a recurrent layer from their buffer into a new one, as each call does on a GPU."""
     if not _can_flatten(layer) or any(map(is_on_host, layer._flat_weights)):
         return
-    with torch.no_grad():
-        buffer = torch.zeros(_elements(layer), dtype=layer._flat_weights[0].dtype, device="meta")
-        offset = 0
-        for weight in layer._flat_weights:
-            weight.data = buffer.as_strided(weight.shape, weight.stride(), offset)
-            offset += weight.numel()
+    _move_into(
+        torch.zeros(_elements(layer), dtype=layer._flat_weights[0].dtype, device="meta"), layer._flat_weights
+    )
+
+
+def _move_into(buffer: Tensor, weights: Sequence[Tensor]) -> None:
+    """Make weights views of a buffer, one after another."""
+    offset = 0
+    for weight in weights:
+        weight.data = buffer.as_strided(weight.shape, weight.stride(), offset)
+        offset += weight.numel()
 
 
 def _elements(layer: nn.RNNBase) -> int:

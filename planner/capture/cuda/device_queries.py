@@ -177,10 +177,13 @@ def replacements(
         yield torch.cuda.profiler, name, _always(None)
     fork = torch.random.fork_rng
 
-    def fork_of_cpu(devices: Any = None, enabled: bool = True, **_: Any) -> Any:
-        return fork(devices=(), enabled=enabled)
+    @functools.wraps(fork)
+    def fork_of_cpu(devices: Any = None, enabled: bool = True, *args: Any, **options: Any) -> Any:
+        if options.get("device_type") == "meta" or not is_of_torch(caller_frame()):
+            return fork((), enabled)
+        return fork(devices, enabled, *args, **options)
 
-    yield torch.random, "fork_rng", _for_users(fork, fork_of_cpu, is_of_torch)
+    yield torch.random, "fork_rng", fork_of_cpu
     yield torch.cuda.nvtx, "range", lambda *_, **__: nullcontext()
     yield torch.backends.cuda, "is_built", _for_users(torch.backends.cuda.is_built, lambda: True)
     yield torch.cuda.amp.common, "amp_definitely_not_available", lambda: False

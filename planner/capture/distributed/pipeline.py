@@ -24,7 +24,6 @@ def replacements(ranks: OtherRanks) -> Iterator[Replacement]:
     yield stages.PipelineStage, "_send_meta", _sending(ranks)
     yield stages.PipelineStage, "_recv_meta", _receiving(ranks)
     yield schedules._PipelineSchedule, "_warmup_p2p", _vote(schedules._PipelineSchedule._warmup_p2p)
-    yield torch.random, "fork_rng", _of_cpu(torch.random.fork_rng)
 
 
 def _sending(ranks: OtherRanks) -> Callable[..., None]:
@@ -99,17 +98,3 @@ def _vote(plain: Callable[..., None]) -> Callable[..., None]:
             stage._inference_mode = InferenceMode.DYNAMIC if dynamic else InferenceMode.STATIC
 
     return vote
-
-
-def _of_cpu(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a version of `torch.random.fork_rng` that forks only the CPU's generator for `meta`."""
-
-    @functools.wraps(plain)
-    def fork(devices: Any = None, *args: Any, **kwargs: Any) -> Any:
-        on_meta = kwargs.get("device_type") == "meta"
-        if on_meta:
-            devices = ()
-            del kwargs["device_type"]
-        return plain(devices, *args, **kwargs)
-
-    return fork

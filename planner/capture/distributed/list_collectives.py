@@ -4,36 +4,31 @@ Source: `allgather` and `reduce_scatter` in torch/csrc/distributed/c10d/ProcessG
 of several sizes are sent one by one, without a buffer.
 """
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
-from torch import Tensor, distributed
-from torch.distributed import distributed_c10d as c10d
+from torch import Tensor
 
 from planner.capture.cuda.names import Replacement
+from planner.capture.distributed.point_to_point import in_both
 
 _PLACES = {"all_gather": (0, "tensor_list"), "reduce_scatter": (1, "input_list")}  # of the lists
 
 
 def replacements() -> Iterator[Replacement]:
     """Yield replacements for the functions of torch.distributed that take lists of tensors."""
-    for name, (place, keyword) in _PLACES.items():
-        new = _with_buffer(getattr(c10d, name), place, keyword)
-        yield c10d, name, new
-        yield distributed, name, new
+    for name, place in _PLACES.items():
+        yield from in_both(name, partial(_with_buffer, *place))
 
 
-def _with_buffer(plain: Callable[..., Any], place: int, keyword: str) -> Callable[..., Any]:
-    @functools.wraps(plain)
-    def collect(*args: Any, **kwargs: Any) -> Any:
-        tensors = args[place] if len(args) > place else kwargs.get(keyword)
-        buffer = _flat(tensors) if isinstance(tensors, list | tuple) else None
-        work = plain(*args, **kwargs)
-        del buffer
-        return work
-
-    return collect
+def _with_buffer(place: int, keyword: str, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a collective while the flat buffer of its list is allocated."""
+    tensors = args[place] if len(args) > place else kwargs.get(keyword)
+    buffer = _flat(tensors) if isinstance(tensors, list | tuple) else None
+    work = plain(*args, **kwargs)
+    del buffer
+    return work
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor | None:

@@ -4,7 +4,6 @@ Only one rank runs in a plan. If it receives a value that decides what it alloca
 value is run first, until it has sent it.
 """
 
-import functools
 import pickle
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 from torch import distributed
 
 from planner.capture.cuda.names import Replacement
+from planner.capture.distributed.point_to_point import in_both
 from planner.errors import PlannerError, UsageError
 
 _Result = TypeVar("_Result")
@@ -86,12 +86,11 @@ class OtherRanks:
     def replacements(self) -> Iterator[Replacement]:
         """Yield the replacement of `broadcast_object_list`, whose objects torch sends as bytes."""
         counts: Counter[Hashable] = Counter()
-        plain = distributed.broadcast_object_list
 
-        @functools.wraps(plain)
         def broadcast(
-            object_list: list[Any], src: int | None = None, group: Any = None, *_: Any, **options: Any
-        ) -> None:
+            plain: Callable[..., None], object_list: list[Any], src: int | None = None, group: Any = None,
+            *_: Any, **options: Any,
+        ) -> None:  # fmt: skip
             within = group or distributed.distributed_c10d._get_default_group()
             of_group = options.get("group_src")
             sender = src or 0 if of_group is None else distributed.get_global_rank(within, of_group)
@@ -104,5 +103,4 @@ class OtherRanks:
             elif distributed.get_rank() in members:
                 object_list[:] = pickle.loads(self.receive(message, sender))
 
-        yield distributed, "broadcast_object_list", broadcast
-        yield distributed.distributed_c10d, "broadcast_object_list", broadcast
+        yield from in_both("broadcast_object_list", broadcast)

@@ -43,11 +43,11 @@ class Transfer:
 def replacements() -> Iterator[Replacement]:
     """Yield replacements for the functions of torch.distributed that start transfers."""
     for name in ("isend", "irecv"):
-        yield from _in_both(name, _start)
-    yield from _in_both("batch_isend_irecv", _start_batch)
+        yield from in_both(name, _start)
+    yield from in_both("batch_isend_irecv", _start_batch)
 
 
-def _in_both(name: str, new: Callable[..., Any]) -> Iterator[Replacement]:
+def in_both(name: str, new: Callable[..., Any]) -> Iterator[Replacement]:
     """Yield replacements of a function in its module and in the package that re-exports it.
 
     `new` is called with the original function before the arguments.

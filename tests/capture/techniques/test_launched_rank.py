@@ -48,10 +48,13 @@ def at_import():
 """
 
 
-def planned(folder: Path, rank: int = 0, name: str = "Trainer") -> Trace:
-    """The trace of a rank of four."""
+STEP = "        self.optimizer.step()\n"  # of the script, which cases replace
+
+
+def planned(folder: Path, rank: int = 0, name: str = "Trainer", step: str = STEP) -> Trace:
+    """The trace of a rank of four, with other lines in place of the optimizer's step."""
     file = folder / "script.py"
-    file.write_text(SCRIPT, encoding="utf-8")
+    file.write_text(SCRIPT.replace(STEP, step), encoding="utf-8")
     options = {"inputs": [TensorSpec((64,))], "world_size": 4, "rank": rank}
     return record(resolve_job(f"{file}:{name}", {}, **options), 8, AMPERE)
 
@@ -93,11 +96,7 @@ CLIPPED = """
 
 def test_a_clipped_norm_of_sharded_gradients_is_sharded(tmp_path: Path) -> None:
     """Scripts sum the norm's parts over the ranks themselves, to log it."""
-    step = "        self.optimizer.step()\n"
-    assert step in SCRIPT
-    (tmp_path / "clipped.py").write_text(SCRIPT.replace(step, CLIPPED), encoding="utf-8")
-    options = {"inputs": [TensorSpec((64,))], "world_size": 4}
-    trace = record(resolve_job(f"{tmp_path / 'clipped.py'}:Trainer", {}, **options), 8, AMPERE)
+    trace = planned(tmp_path, step=CLIPPED)
     assert any("all_reduce" in site.op for site in trace.sites)
 
 
@@ -114,11 +113,7 @@ SAVED = """
 
 def test_sharded_checkpoints_are_neither_written_nor_read(tmp_path: Path) -> None:
     """A rank's parts are copied to the CPU and back, which takes no memory of the GPU."""
-    step = "        self.optimizer.step()\n"
-    code = SCRIPT.replace(step, SAVED.replace("FOLDER", repr(str(tmp_path / "saved"))))
-    (tmp_path / "saving.py").write_text(code, encoding="utf-8")
-    options = {"inputs": [TensorSpec((64,))], "world_size": 4}
-    trace = record(resolve_job(f"{tmp_path / 'saving.py'}:Trainer", {}, **options), 8, AMPERE)
+    trace = planned(tmp_path, step=SAVED.replace("FOLDER", repr(str(tmp_path / "saved"))))
     assert born(trace) == born(planned(tmp_path))
     assert not (tmp_path / "saved").exists()
 
@@ -135,11 +130,7 @@ LISTED = """
 )
 def test_collectives_over_lists_take_a_flat_buffer(tmp_path: Path, call: str) -> None:
     """NCCL gathers into one tensor, which is then copied to those of the list, and scatters from one."""
-    step = "        self.optimizer.step()\n"
-    code = SCRIPT.replace(step, LISTED.replace("CALL", call))
-    (tmp_path / "listed.py").write_text(code, encoding="utf-8")
-    options = {"inputs": [TensorSpec((64,))], "world_size": 4}
-    trace = record(resolve_job(f"{tmp_path / 'listed.py'}:Trainer", {}, **options), 8, AMPERE)
+    trace = planned(tmp_path, step=LISTED.replace("CALL", call))
     assert born(trace, "new_empty").count(4 * 8 * 64 * 4) == (3 if "every" in call else 0)
     assert not trace.unknown_ops
 

@@ -476,7 +476,7 @@ def test_a_place_is_of_the_rank_that_failed() -> None:
 
 @pytest.mark.parametrize("prefix", ["{}: ", "1{}:15:32 ERROR "])
 def test_a_number_before_a_line_is_no_rank(prefix: str) -> None:
-    """As `grep -n` and clocks write it: the lines are of one process."""
+    """Numbers before lines, as `grep -n` and clocks write them, are of no rank: the process is one."""
     lines = ["Traceback (most recent call last):", '  File "train.py", line 7, in main', "    f(x)", MESSAGE]
     found = diagnosis_of("\n".join(prefix.format(number) + line for number, line in enumerate(lines)))
     assert found.site.line == "train.py:7, in main"

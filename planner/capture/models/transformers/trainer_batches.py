@@ -1,6 +1,6 @@
 """Make batches for a Trainer of transformers or TRL: copies of its longest sample, by its own collator."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from math import prod
 from typing import Any
@@ -95,16 +95,18 @@ class Batches:
 
 
 def _repeated(one: Any, two: Any, batch: int) -> Any:
-    """Return the collator's result for `batch` equal samples, extended from its results for one and for two.
+    """Return the collator's output for `batch` equal samples, given its outputs for one and for two.
 
-    Dimensions of tensors, and lists, that differ between the two results grow with the batch: their rows are
-    repeated, each in its place, since TRL's batches have halves: chosen texts, then rejected texts.
+    Dimensions of tensors, and lists, whose sizes differ between the two outputs grow with the batch. Each of
+    their rows is repeated `batch` times in a row, since TRL's batches hold all chosen texts before all
+    rejected texts.
     """
     if isinstance(two, Mapping):
         return {name: _repeated(one[name], value, batch) for name, value in two.items()}
     if isinstance(two, list | tuple):
-        grows = len(two) != len(one)
-        parts: Iterable[Any] = [*one] * batch if grows else map(_repeated, one, two, [batch] * len(two))
+        if len(two) != len(one):
+            return type(two)(row for row in one for _ in range(batch))
+        parts = map(_repeated, one, two, [batch] * len(two))
         return type(two)(parts) if type(two) in (list, tuple) else type(two)(*parts)
     if not isinstance(two, Tensor):
         return two

@@ -2,7 +2,8 @@ from .catalogue import load_catalogue as load_catalogue
 from .codec import job_from_json as job_from_json, job_to_json as job_to_json
 from .depth import Depth as Depth
 from .deepspeed import (
-    deepspeed_stage as deepspeed_stage, fill_deepspeed as fill_deepspeed, read_deepspeed as read_deepspeed,
+    deepspeed_stage as deepspeed_stage, fill_deepspeed as fill_deepspeed, model_precision as model_precision,
+    read_deepspeed as read_deepspeed,
 )
 from .fsdp import FsdpArguments as FsdpArguments, OF_PLUGIN as OF_PLUGIN, OF_POLICY as OF_POLICY
 from .job import (

@@ -59,7 +59,6 @@ SETTINGS: Mapping[str, Callable[[Job], object]] = MappingProxyType(
         "--ema": lambda job: job.loop.ema,
         "--eval-batch": lambda job: job.loop.eval_batch,
         "--eval-input": lambda job: job.loop.eval_input,
-        "--evaluate": lambda job: job.loop.evaluate,
         "--freeze or --train-only": lambda job: job.model.freeze or job.model.train_only,
         "FILE.py:NAME": lambda job: split_model(job.model.origin).source == "file",
         "--fsdp": lambda job: job.sharding.fsdp,
@@ -207,7 +206,7 @@ CONFLICTS = (
         "is not planned: DeepSpeed trains in the planner's own loop with a named loss alone",
         RUN,
     ),
-    Conflict("--deepspeed", ("--fsdp", "--tp", "--rank", *_OF_RANKS, "--peft", "--evaluate")),
+    Conflict("--deepspeed", ("--fsdp", "--tp", "--rank", *_OF_RANKS, "--peft")),
     Conflict("--deepspeed", ("--dataset-size", "--precision other than the file's")),
     Conflict("--deepspeed", ("--clip-gradients value", "--freeze or --train-only")),
     Conflict(

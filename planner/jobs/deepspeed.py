@@ -110,6 +110,17 @@ def precision_agrees(job: Job) -> bool:
     return True
 
 
+def model_precision(job: Job) -> Precision:
+    """Return the precision of the job's model, to which DeepSpeed's configuration may convert it."""
+    if job.sharding.deepspeed:
+        config = json.loads(job.sharding.deepspeed)
+        for name, precisions in _PRECISIONS.items():
+            enabled = config.get(name, {}).get("enabled", False)
+            if enabled is True or (enabled == _FILLED and job.loop.precision in precisions):
+                return precisions[0]
+    return job.loop.precision
+
+
 def fill_deepspeed(job: Job, batch: int, hidden_size: int | None) -> dict[str, Any]:
     """Return the configuration of a job at a batch size, as DeepSpeed's engine receives it.
 

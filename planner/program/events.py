@@ -40,6 +40,7 @@ class Phase(StrEnum):
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
     EVALUATION = "evaluation"  # forward passes without gradients between the steps
+    GATHERING = "gathering"  # between the steps, sharded weights are gathered to save them whole
     END = "end"  # the loop is over, its names still alive
 
 

@@ -35,6 +35,7 @@ _PHASES = {
     Phase.FORWARD: "forward pass",
     Phase.BACKWARD: "backward pass",
     Phase.EVALUATION: "evaluation between the steps",
+    Phase.GATHERING: "gathering weights to save them",
 }
 
 

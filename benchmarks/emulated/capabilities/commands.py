@@ -110,7 +110,7 @@ def _zero(job: DrawnJob) -> Case:
     given = {**configuration, "train_micro_batch_size_per_gpu": job.batch}
     # Stage 3 steps torch's optimizer once for each sub-group, so that its steps are not the engine's.
     stop_after = 0 if configuration["zero_optimization"]["stage"] == 3 else 3
-    described = {**_described(job), "deepspeed": given}
+    described = {**_described(job), "deepspeed": given, "evaluate": job.options.get("evaluate", False)}
     return _launched(job, (f"{SCRIPTS}/zero.py", json.dumps(described)), stop_after)
 
 

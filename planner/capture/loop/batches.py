@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from planner.capture.loop.precision import format_of
+from planner.capture.loop.precision import convert_inputs, format_of
 from planner.capture.loop.runtime import Batch, BatchLoader
 from planner.capture.models.transformers.contents import known_contents
-from planner.jobs import Job, Mode, TensorSpec, batch_of_specs
+from planner.jobs import Job, Mode, TensorSpec, batch_of_specs, evaluated_job
 
 OBJECTS = 8  # per image; COCO has 7.7 on average (Lin et al., Microsoft COCO, 2014)
 _DETECTORS = (
@@ -29,6 +29,11 @@ def batch_loader(model: nn.Module, job: Job, batch: int) -> BatchLoader:
         return lambda: detection_batch(model, job, batch, "meta")
     known = known_contents(model, job, batch)
     return lambda: empty_batch(job, batch, "meta", known)
+
+
+def evaluation_loader(model: nn.Module, job: Job, batch: int) -> BatchLoader:
+    """Return a function that makes the batches of the job's evaluation, by default as large as `batch`."""
+    return batch_loader(model, convert_inputs(evaluated_job(job)), job.loop.eval_batch or batch)
 
 
 def empty_batch(job: Job, batch: int, device: str, known: Mapping[str, Any] = MappingProxyType({})) -> Batch:

@@ -16,7 +16,7 @@ from torch.amp import GradScaler
 
 from planner.capture.loop.runtime import LoopRuntime
 from planner.capture.patching import patched
-from planner.jobs import Job, MemoryFormat, Precision, TensorSpec
+from planner.jobs import Job, MemoryFormat, Precision, TensorSpec, model_precision
 
 _AUTOCAST = {Precision.AMP_FP16: torch.float16, Precision.AMP_BF16: torch.bfloat16}
 _CONVERTED = {Precision.FP16: "float16", Precision.BF16: "bfloat16"}  # the model itself
@@ -43,11 +43,12 @@ def convert_inputs(job: Job) -> Job:
 
     A job whose model is not converted to half precision is returned unchanged.
     """
-    if job.loop.precision not in _CONVERTED:
+    precision = model_precision(job)
+    if precision not in _CONVERTED:
         return job
 
     def convert(spec: TensorSpec) -> TensorSpec:
-        return replace(spec, dtype=_CONVERTED[job.loop.precision]) if spec.dtype == "float32" else spec
+        return replace(spec, dtype=_CONVERTED[precision]) if spec.dtype == "float32" else spec
 
     inputs, targets = (tuple(map(convert, specs)) for specs in (job.samples.inputs, job.samples.targets))
     target = None if job.samples.target is None else convert(job.samples.target)

@@ -39,7 +39,7 @@ _CRITERIA: dict[Loss, Callable[[Tensor, Any], Tensor]] = {
 
 
 @dataclass(slots=True)
-class _LoopVariables:
+class LoopVariables:
     """The variables of a training script that keep their tensors alive."""
 
     args: tuple[Any, ...] = ()
@@ -129,7 +129,7 @@ def compiled(model: nn.Module, job: Job) -> Callable[..., Any]:
 def _run_forward(
     called: Callable[..., Any], job: Job, load_batch: BatchLoader, on_phase: PhaseHook, runtime: LoopRuntime
 ) -> None:
-    variables = _LoopVariables()
+    variables = LoopVariables()
     with torch.set_grad_enabled(job.loop.mode is Mode.FORWARD):
         for step in range(1, job.loop.steps + 1):
             on_phase(step, Phase.INPUTS)
@@ -154,8 +154,8 @@ class _TrainingLoop:
     buckets: Buckets | None
     ema: AveragedModel | None
     load_evaluated: BatchLoader
-    variables: _LoopVariables = field(default_factory=_LoopVariables)
-    evaluated: _LoopVariables = field(default_factory=_LoopVariables)
+    variables: LoopVariables = field(default_factory=LoopVariables)
+    evaluated: LoopVariables = field(default_factory=LoopVariables)
 
     def run(self) -> None:
         """Train for the job's number of steps."""
@@ -196,7 +196,7 @@ class _TrainingLoop:
         if not job.loop.backward_in_autocast:
             self._backward(step, micro_batch)
 
-    def _forward(self, variables: _LoopVariables) -> None:
+    def _forward(self, variables: LoopVariables) -> None:
         """Call the model on a batch and compute the loss of its output."""
         variables.output = self.called(*variables.args, **variables.kwargs)
         if self.runtime.criterion is not None:
@@ -249,9 +249,8 @@ class _TrainingLoop:
             self.optimizer.zero_grad(set_to_none=not self.job.loop.keep_grads)
 
     def _evaluate(self, step: int) -> None:
-        """Run forward passes and losses in eval mode without gradients, as between two epochs.
+        """Evaluate the model before the last step, so that the usual three steps begin with two of training.
 
-        It runs before the last step, so that the first two of the usual three steps show training without it.
         Lightning's loops keep no batch beyond its step, and release the gradients before an evaluation
         (`on_validation_model_zero_grad`, lightning/pytorch/core/hooks.py).
         """
@@ -259,17 +258,37 @@ class _TrainingLoop:
         if is_of_lightning:
             self.variables.release()
             self.optimizer.zero_grad()
-        self.model.eval()
-        with torch.no_grad():
-            for _ in range(EVALUATED_BATCHES):
-                self.on_phase(step, Phase.INPUTS)
-                self.evaluated.load(self.load_evaluated)
-                self.on_phase(step, Phase.EVALUATION)
-                with self.runtime.autocast():
-                    self._forward(self.evaluated)
+        run_evaluation(
+            self.model, self.evaluated, self.load_evaluated, self._evaluate_batch, self.on_phase, step
+        )
         if is_of_lightning:
             self.evaluated.release()
-        self.model.train()
+
+    def _evaluate_batch(self) -> None:
+        with self.runtime.autocast():
+            self._forward(self.evaluated)
+
+
+def run_evaluation(
+    model: nn.Module,
+    variables: LoopVariables,
+    load_batch: BatchLoader,
+    forward: Callable[[], None],
+    on_phase: PhaseHook,
+    step: int,
+) -> None:
+    """Run forward passes and losses in eval mode without gradients, as between two epochs.
+
+    `forward` runs the model on the batch in `variables`. The model is in training mode afterwards.
+    """
+    model.eval()
+    with torch.no_grad():
+        for _ in range(EVALUATED_BATCHES):
+            on_phase(step, Phase.INPUTS)
+            variables.load(load_batch)
+            on_phase(step, Phase.EVALUATION)
+            forward()
+    model.train()
 
 
 def loss_of(kind: Loss, output: Any, target: Tensor | None) -> Tensor:

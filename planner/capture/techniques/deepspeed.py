@@ -8,6 +8,7 @@ import importlib
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +18,11 @@ from torch.utils._pytree import tree_leaves
 from planner.capture.cuda.devices import Placement
 from planner.capture.distributed.deepspeed_process import deepspeed_process, import_deepspeed
 from planner.capture.distributed.other_ranks import OtherRanks
-from planner.capture.loop.batches import batch_loader
+from planner.capture.loop.batches import batch_loader, evaluation_loader
 from planner.capture.loop.checkpoint import checkpointed_blocks
 from planner.capture.loop.named_optimizers import state_tensors
-from planner.capture.loop.training_loop import MOST_MICRO_BATCHES, loss_of
+from planner.capture.loop.runtime import BatchLoader
+from planner.capture.loop.training_loop import MOST_MICRO_BATCHES, LoopVariables, loss_of, run_evaluation
 from planner.capture.models.live_optimizer import optimizer_maker
 from planner.capture.recorder.recorder import Recorder
 from planner.capture.techniques.technique import CapturedLoop, Notes, Technique
@@ -52,6 +54,10 @@ def run_zero(job: Job, model: nn.Module, batch: int, recorder: Recorder) -> tupl
         loop = _Loop(job, _engine(model, job, config), recorder)
         loop.set_categories()
         for step in range(1, job.loop.steps + 1):
+            if step == job.loop.steps:
+                if job.loop.evaluate:
+                    loop.evaluate(step, evaluation_loader(model, job, batch))
+                loop.gather(step)
             for _ in range(few):
                 loop.run_micro_batch(step, load_batch)
         loop.start(job.loop.steps, Phase.END)
@@ -113,9 +119,8 @@ class _Loop:
         self._job = job
         self._engine = engine
         self._recorder = recorder
-        self._batch: Any = ((), {}, None)
-        self._output: Any = None
-        self._loss: Any = None
+        self._variables = LoopVariables()
+        self._evaluated = LoopVariables()
 
     def start(self, step: int, phase: Phase) -> None:
         """Start a phase of a step, after setting the categories of blocks unless the step is 0 or begins."""
@@ -123,24 +128,36 @@ class _Loop:
             self.set_categories()
         self._recorder.start_phase(step, phase)
 
-    def run_micro_batch(self, step: int, load_batch: Any) -> None:
+    def run_micro_batch(self, step: int, load_batch: BatchLoader) -> None:
         """Run one micro-batch; the engine itself decides whether to update the weights after it."""
-        job, engine = self._job, self._engine
         self.start(step, Phase.INPUTS)
-        self._batch = ((), {}, None)
-        self._batch = load_batch()
+        self._variables.load(load_batch)
         self.start(step, Phase.FORWARD)
-        args, kwargs, target = self._batch
-        self._output = engine(*args, **kwargs)
-        assert isinstance(job.loop.loss, Loss)
-        self._loss = loss_of(job.loop.loss, self._output, target)
-        if job.loop.drop_output:
-            self._output = None
-        del args, kwargs, target
+        self._forward(self._variables)
         self.start(step, Phase.BACKWARD)
-        engine.backward(self._loss)
+        self._engine.backward(self._variables.loss)
         self.start(step, Phase.OPTIMIZER)
-        engine.step()
+        self._engine.step()
+
+    def _forward(self, variables: LoopVariables) -> None:
+        """Call the engine on a batch and compute the loss of its output."""
+        variables.output = self._engine(*variables.args, **variables.kwargs)
+        assert isinstance(self._job.loop.loss, Loss)
+        variables.loss = loss_of(self._job.loop.loss, variables.output, variables.target)
+        if self._job.loop.drop_output:
+            variables.output = None
+
+    def evaluate(self, step: int, load_batch: BatchLoader) -> None:
+        """Evaluate the model between two steps."""
+        forward = partial(self._forward, self._evaluated)
+        run_evaluation(self._engine, self._evaluated, load_batch, forward, self.start, step)
+
+    def gather(self, step: int) -> None:
+        """Gather sharded weights as `save_16bit_model` does, if the configuration enables it."""
+        engine = self._engine
+        if engine.zero_optimization_partition_weights() and engine.zero_gather_16bit_weights_on_model_save():
+            self.start(step, Phase.GATHERING)
+            engine._zero3_consolidated_16bit_state_dict()
 
     def set_categories(self) -> None:
         """Set the categories of the blocks that currently hold parameters, gradients and optimizer state."""

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from torch import nn
 
 from planner.capture.cuda.optimizer_libraries import optimizer_libraries
-from planner.capture.loop.batches import batch_loader
+from planner.capture.loop.batches import batch_loader, evaluation_loader
 from planner.capture.loop.categories import set_categories
 from planner.capture.loop.criterion import Criterion, build_criterion
 from planner.capture.loop.named_optimizers import prepare_optimizer
@@ -19,7 +19,7 @@ from planner.capture.models.live_optimizer import optimizer_maker
 from planner.capture.recorder.recorder import Recorder
 from planner.capture.setup import record_setup
 from planner.capture.techniques.technique import BuiltModel, CapturedLoop, Notes, Technique, is_always_used
-from planner.jobs import Job, Loss, Mode, evaluated_job
+from planner.jobs import Job, Loss, Mode
 from planner.program import Category, Fact, Phase
 
 
@@ -58,7 +58,7 @@ def run_recipe(loop: CapturedLoop) -> Notes:
         runtime = replace(meta_runtime(job), set_category=recorder.set_category, criterion=criterion)
         load_evaluated = evaluated_loader(model, loop.batch)
         if load_evaluated is None and (job.loop.eval_batch or job.loop.eval_input):
-            load_evaluated = batch_loader(model, evaluated_job(job), job.loop.eval_batch or loop.batch)
+            load_evaluated = evaluation_loader(model, job, loop.batch)
         load_batch = batch_loader(model, job, loop.batch)
         short, notes = with_few_micro_batches(job)
         for technique in loop.techniques:

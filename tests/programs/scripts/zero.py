@@ -9,6 +9,7 @@ The model is one of transformers, or `torchvision:NAME`; it is made on the CPU. 
 import json
 import os
 import sys
+import tempfile
 from contextlib import suppress
 from typing import Any
 
@@ -40,15 +41,31 @@ def main(options: dict[str, Any]) -> None:
     )
     made = batch(options)
     moved: dict[str, torch.Tensor] = {}
-    for _ in range(3):
+    evaluated: dict[str, torch.Tensor] = {}
+    answer = error = None
+    for step in range(3):
+        if step == 2 and options.get("evaluate"):
+            engine.eval()
+            with torch.no_grad():
+                for _ in range(2):
+                    load(made, evaluated)
+                    answer, error = forward(engine, evaluated)
+            engine.train()
+        if step == 2 and engine.zero_optimization_stage() == 3:
+            engine.save_16bit_model(tempfile.mkdtemp())  # if the configuration gathers its weights
         for _ in range(config.get("gradient_accumulation_steps", 1)):
-            moved.clear()
-            moved.update({name: tensor.to("cuda") for name, tensor in made.items()})
+            load(made, moved)
             output, loss = forward(engine, moved)
             engine.backward(loss)
             engine.step()
-    del output, loss
+    del output, loss, answer, error
     torch.distributed.destroy_process_group()
+
+
+def load(made: dict[str, torch.Tensor], moved: dict[str, torch.Tensor]) -> None:
+    """Replace the tensors in `moved` by copies of a batch on the GPU."""
+    moved.clear()
+    moved.update({name: tensor.to("cuda") for name, tensor in made.items()})
 
 
 if __name__ == "__main__":

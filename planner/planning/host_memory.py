@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from planner.jobs import Job
-from planner.planning.phases import holds_whole_weights, saved_blocks, trains
+from planner.planning.phases import holds_whole_weights, saved_blocks, setup_events, trains
 from planner.program import Alloc, Category, Phase, PhaseStart, Trace, pinned_bytes
 
 
@@ -38,9 +38,9 @@ def count_host_memory(job: Job, trace: Trace) -> HostMemory:
 
 
 def _batch_bytes(trace: Trace) -> int:
-    """Return the bytes of the inputs that are allocated on the GPU before the second batch."""
+    """Return the bytes of the inputs that are allocated between the set-up and the second batch."""
     batches = size_bytes = 0
-    for event in trace.events:
+    for event in trace.events[len(setup_events(trace)) :]:
         if isinstance(event, PhaseStart):
             batches += event.phase is Phase.INPUTS
             if batches > 1:

@@ -1,6 +1,6 @@
 """Compute the memory peaks of each phase of a job, from loading the model to resuming from a checkpoint."""
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from enum import StrEnum
 
 from msgspec import Struct
@@ -18,8 +18,8 @@ class JobPhase(StrEnum):
     FIRST_STEP = "first_step"  # gradients and optimizer state are allocated
     LATER_STEPS = "later_steps"
     EVALUATION = "evaluation"
-    SAVING = "saving"  # of a checkpoint between two steps; of FSDP each rank's shards
-    GATHERING = "gathering"  # of FSDP's shards to a whole checkpoint
+    SAVING = "saving"  # a checkpoint between two steps: of sharded states, the shards of each rank
+    GATHERING = "gathering"  # sharded weights, and states of FSDP2, to save them whole
     RESUMING = "resuming"  # from a checkpoint
 
 
@@ -42,7 +42,7 @@ def job_phases(job: Job, trace: Trace, run: Replay, limits: MemoryLimits) -> tup
     Args:
         job: the job. If it does not train, its phases are loading and its steps alone.
         trace: the trace that `run` replays.
-        run: the replay that the peaks are read from, except the peaks of gathering and resuming.
+        run: the replay that the peaks are read from, except the peaks of FSDP2's gathering and of resuming.
         limits: the limits under which a process gathers or resumes.
 
     `torch.save` copies each storage to the CPU by itself, and `torch.load` places each on the GPU again,
@@ -52,18 +52,23 @@ def job_phases(job: Job, trace: Trace, run: Replay, limits: MemoryLimits) -> tup
 
     `torch.distributed.checkpoint` copies each of FSDP2's shards to the CPU as well. A whole checkpoint
     gathers one parameter or state at a time. Before shards are loaded, the optimizer takes a step with
-    gradients of zeros, which allocates its state (torch/distributed/checkpoint/state_dict.py). With shards of
-    other libraries, shards on the CPU and quantized weights, saving, gathering and resuming are not planned.
+    gradients of zeros, which allocates its state (torch/distributed/checkpoint/state_dict.py).
+
+    DeepSpeed saves each rank's weights and states as they are, and loads them to the CPU; states that the
+    first step would allocate are allocated as they are loaded (runtime/engine.py). The trace contains its
+    gathering of weights. If bitsandbytes quantizes weights, a checkpoint has the trained weights alone.
+
+    With other shards, shards on the CPU and torchao's weights, these phases are not planned.
     """
     parts: dict[JobPhase, list[PhasePeak]] = {}
     for phase, peak in _phases(run):
         parts.setdefault(phase, []).append(peak)
-    shards = _fsdp_shards(job)
-    if not trains(job) or not (shards or holds_whole_weights(job)):
+    resuming = _resuming_of(job)
+    if resuming is None:
         parts.pop(JobPhase.SAVING, None)
-    if JobPhase.SAVING in parts:
-        parts[JobPhase.RESUMING] = [_resume_shards(trace, limits) if shards else _resume(trace, limits)]
-        if shards:
+    elif JobPhase.SAVING in parts:
+        parts[JobPhase.RESUMING] = [_last_peak(trace, (*setup_events(trace), *resuming(trace)), limits)]
+        if shards := _fsdp_shards(job):
             parts[JobPhase.GATHERING] = [_gather(trace, shards, limits)]
     unplanned = (JobPhase.EVALUATION, JobPhase.SAVING, JobPhase.RESUMING) if trains(job) else ()
     return tuple(
@@ -88,35 +93,75 @@ def _alive(events: Iterable[Event], categories: Container[Category]) -> list[All
     return list(alive.values())
 
 
-def _resume(trace: Trace, limits: MemoryLimits) -> PhasePeak:
-    """Return the peaks of a new process that loads the checkpoint saved at the end of a trace."""
-    saved = saved_blocks(trace)
-    if Fact.WEIGHTS_FROM_HOST in trace.facts:
-        saved = [block for block in saved if block.category is Category.OPTIMIZER]
-    loaded = [replace(block, block=-number) for number, block in enumerate(saved, start=1)]
-    return _last_peak(trace, (*_setup(trace), PhaseStart(1, Phase.INPUTS), *loaded), limits)
+def _resuming_of(job: Job) -> Callable[[Trace], Iterable[Event]] | None:
+    """Return a function that takes a trace and returns the events of resuming, which follow the set-up.
+
+    Returns None if the job does not train, or if its checkpoints are not planned.
+    """
+    is_quantized = job.model.quantize is not Quantize.NONE
+    if not trains(job) or job.model.quantize.is_of_torchao:
+        return None
+    if not _is_sharded(job):
+        return _resume_trained if is_quantized else _resume_whole
+    if job.sharding.deepspeed and not is_quantized:
+        return _resume_zero
+    return _resume_shards if _fsdp_shards(job) else None
 
 
-def _resume_shards(trace: Trace, limits: MemoryLimits) -> PhasePeak:
-    """Return the peaks of an optimizer step with zero gradients, which allocates the optimizer state.
+def _resume_whole(trace: Trace) -> Iterable[Event]:
+    """Load the checkpoint saved at the end of a trace."""
+    is_state = Fact.WEIGHTS_FROM_HOST in trace.facts
+    return _load(_states(trace) if is_state else saved_blocks(trace))
+
+
+def _resume_trained(trace: Trace) -> Iterable[Event]:
+    """Load the weights that are trained, which are as large as their gradients, and the optimizer state."""
+    begin, _ = _first_update(trace)
+    weights = _alive(trace.events[:begin], (Category.GRADIENT,))
+    return _load([*(() if Fact.WEIGHTS_FROM_HOST in trace.facts else weights), *_states(trace)])
+
+
+def _resume_zero(trace: Trace) -> Iterable[Event]:
+    """Allocate the states that DeepSpeed does not allocate as it shards the model."""
+    made = {event.block for event in setup_events(trace) if isinstance(event, Alloc)}
+    return _load([block for block in _states(trace) if block.block not in made])
+
+
+def _resume_shards(trace: Trace) -> Iterable[Event]:
+    """Update the weights by gradients of zeros, which allocates the optimizer state.
 
     FSDP2's own gradients are parts of one block for each group of parameters. The zero gradients have one
     block for each parameter, until the blocks have as many bytes as the gradients.
     """
-    starts = [(at, event.phase) for at, event in enumerate(trace.events) if isinstance(event, PhaseStart)]
-    begin = next((at for at, phase in starts if phase is Phase.OPTIMIZER), len(trace.events))
-    end = next((at for at, _ in starts if at > begin), len(trace.events))
+    begin, end = _first_update(trace)
     step = [event for event in trace.events[begin:end] if not isinstance(event, PhaseStart)]
     made = {event.block for event in step if isinstance(event, Alloc)}
     step = [event for event in step if event.block in made]
     left_bytes = sum(block.size_bytes for block in _alive(trace.events[:begin], (Category.GRADIENT,)))
-    setup = _setup(trace)
     zeros: list[Event] = []
-    for event in setup:
+    for event in setup_events(trace):
         if isinstance(event, Alloc) and event.category is Category.PARAMETER and left_bytes > 0:
             zeros.append(replace(event, block=-event.block - 1))
             left_bytes -= event.size_bytes
-    return _last_peak(trace, (*setup, PhaseStart(1, Phase.OPTIMIZER), *zeros, *step), limits)
+    return (PhaseStart(1, Phase.OPTIMIZER), *zeros, *step)
+
+
+def _states(trace: Trace) -> list[Alloc]:
+    """Return the blocks of optimizer state that are alive at the end of a trace."""
+    return _alive(trace.events, (Category.OPTIMIZER,))
+
+
+def _load(blocks: Iterable[Alloc]) -> Iterable[Event]:
+    """Return the start of a phase and the allocation of a copy of each block."""
+    copies = (replace(block, block=-number) for number, block in enumerate(blocks, start=1))
+    return (PhaseStart(1, Phase.INPUTS), *copies)
+
+
+def _first_update(trace: Trace) -> tuple[int, int]:
+    """Return the indices of the events at which the first optimizer phase begins and ends."""
+    starts = [(at, event.phase) for at, event in enumerate(trace.events) if isinstance(event, PhaseStart)]
+    begin = next((at for at, phase in starts if phase is Phase.OPTIMIZER), len(trace.events))
+    return begin, next((at for at, _ in starts if at > begin), len(trace.events))
 
 
 def _gather(trace: Trace, shards: int, limits: MemoryLimits) -> PhasePeak:
@@ -129,7 +174,7 @@ def _gather(trace: Trace, shards: int, limits: MemoryLimits) -> PhasePeak:
     return _last_peak(trace, (*trace.events, PhaseStart(1, Phase.END), *gathered), limits)
 
 
-def _setup(trace: Trace) -> tuple[Event, ...]:
+def setup_events(trace: Trace) -> tuple[Event, ...]:
     """Return the events before the first step."""
     starts = (i for i, event in enumerate(trace.events) if isinstance(event, PhaseStart) and event.step > 0)
     return trace.events[: next(starts, len(trace.events))]
@@ -149,6 +194,8 @@ def _phases(run: Replay) -> Iterator[tuple[JobPhase, PhasePeak]]:
             yield JobPhase.EVALUATION, peak
         elif peak.phase is Phase.SETUP:
             yield JobPhase.LOADING, peak
+        elif peak.phase is Phase.GATHERING:
+            yield JobPhase.GATHERING, peak
         elif peak.phase is Phase.END:
             yield JobPhase.SAVING, peak
         else:
@@ -169,10 +216,12 @@ def trains(job: Job) -> bool:
 
 def holds_whole_weights(job: Job) -> bool:
     """Return whether a job's process holds all weights, neither sharded nor quantized."""
-    is_sharded = bool(
-        job.sharding.fsdp or job.sharding.tp or job.sharding.world_size or job.sharding.deepspeed
-    )
-    return not is_sharded and job.model.quantize is Quantize.NONE
+    return not _is_sharded(job) and job.model.quantize is Quantize.NONE
+
+
+def _is_sharded(job: Job) -> bool:
+    sharding = job.sharding
+    return bool(sharding.fsdp or sharding.tp or sharding.world_size or sharding.deepspeed)
 
 
 def _fsdp_shards(job: Job) -> int:

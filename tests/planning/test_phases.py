@@ -109,12 +109,38 @@ def test_a_whole_checkpoint_gathers_from_the_ranks_that_share_a_parameter(
     [
         {"fsdp": 2, "tp": 2},
         {"fsdp": 2, "fsdp_arg": FsdpArguments(offload=True)},
-        *({"tp": 2}, {"world_size": 2}, {"deepspeed": "{}"}, {"quantize": Quantize.NF4}),
+        *({"tp": 2}, {"world_size": 2}, {"deepspeed": "{}", "quantize": Quantize.NF4}),
+        {"quantize": Quantize.INT8_TRAINING},
     ],
 )
 def test_saving_is_not_planned_for_weights_that_a_library_rebuilds(sharded: dict[str, object]) -> None:
     """Other libraries gather shards in ways of their own, and pack quantized weights to save them."""
     assert phases(JOB.replace(**sharded), *EVENTS, *END)["saving"] == (None, None)
+
+
+def test_a_checkpoint_of_quantized_weights_has_the_trained_weights_alone() -> None:
+    """Adapters, which are as large as their gradients, are loaded with their state."""
+    events: tuple[Event, ...] = (
+        *(*EVENTS[:4], PhaseStart(1, Phase.BACKWARD), alloc(7, 3 * MIB, category=Category.GRADIENT)),
+        *(PhaseStart(1, Phase.OPTIMIZER), alloc(2, 10 * MIB, category=Category.OPTIMIZER), Free(7), Free(1)),
+        *(PhaseStart(2, Phase.INPUTS), alloc(3, 14 * MIB), Free(3)),
+    )
+    found = phases(JOB.replace(quantize=Quantize.NF4), *events, *END)
+    assert (found["saving"][0], found["resuming"][0]) == (43, 43)
+
+
+def test_phases_of_zero() -> None:
+    """States that sharding allocates are not loaded beside themselves; gathering has its own peak."""
+    events: tuple[Event, ...] = (
+        *(*EVENTS[:2], alloc(8, 5 * MIB, category=Category.OPTIMIZER), *EVENTS[2:]),
+        *(PhaseStart(2, Phase.GATHERING), alloc(4, 22 * MIB), Free(4)),
+    )
+    found = phases(JOB.replace(deepspeed="{}", world_size=2), *events, *END)
+    sizes = {name: allocated for name, (allocated, _) in found.items()}
+    assert sizes == {
+        **{"loading": 35, "first_step": 57, "later_steps": 60, "evaluation": None},
+        **{"saving": 47, "gathering": 67, "resuming": 45},
+    }
 
 
 def test_inference_has_no_phases_of_training() -> None:

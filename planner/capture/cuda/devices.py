@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.utils import _device
 from torch.utils._python_dispatch import _disable_current_modes
 
-from planner.capture.cuda import device_queries, graphs as cuda_graphs
+from planner.capture.cuda import device_queries, graphs as cuda_graphs, saved_files
 from planner.capture.cuda.callers import is_of_torch, line_of_caller, skips_meta
+from planner.capture.cuda.device_names import names_cpu, names_gpu
 from planner.capture.cuda.host_tensors import HostTensors, Side
 from planner.capture.cuda.names import Names, Replacement
 from planner.capture.cuda.placed import PlacedTensors
@@ -59,6 +60,7 @@ class Placement:
     names: Names | None = None  # replaced while any placement is open
     put_off: list[tuple[Tensor, Callable[[], None]]] = field(default_factory=list)  # work of the set-up
     on_cpu: WeakSet[nn.Module] = field(default_factory=WeakSet)  # modules that user code moved to the CPU
+    saved: saved_files.SavedFiles = field(default_factory=saved_files.SavedFiles)
 
     @property
     def stands_for_host(self) -> bool:
@@ -127,6 +129,7 @@ def planned_device(
     finally:
         if outer is None:
             names.restore()
+            placement.saved.close()
         _opened.pop()
 
 
@@ -266,15 +269,6 @@ def _index_of(tensor: Tensor) -> int:
     return -1 if tensor in _opened[-1].host else 0
 
 
-def names_gpu(device: object) -> bool:
-    """Return whether a device argument (a name, `torch.device` or index) means a GPU."""
-    if isinstance(device, str):
-        return device.partition(":")[0] == "cuda"
-    if isinstance(device, torch.device):
-        return device.type == "cuda"
-    return isinstance(device, int) and not isinstance(device, bool)
-
-
 def _target(device: object) -> str:
     """Return the device of the capture that stands for a GPU, and add a remark if its index is not 0."""
     index = device if isinstance(device, int) else torch.device(device).index  # type: ignore[call-overload]
@@ -306,7 +300,8 @@ def _replacements() -> Iterator[Replacement]:
     yield Tensor, "numpy", _reading_array(Tensor.numpy)
     yield Tensor, "pin_memory", _pin
     yield Tensor, "record_stream", _record_stream
-    yield torch, "load", _loading(torch.load)
+    for holder, name, new in saved_files.replacements(lambda: _opened[-1].saved):
+        yield holder, name, _loading(new) if name == "load" else new
     yield _device.DeviceContext, "__init__", _defaulting(_device.DeviceContext.__init__)
     making = _device.DeviceContext.__torch_function__
     yield _device.DeviceContext, "__torch_function__", _putting_defaults(making, constructors)
@@ -374,7 +369,7 @@ def _making(plain: Callable[..., Any]) -> Callable[..., Any]:
         if kwargs.get("pin_memory") or ("pin_memory" in kwargs and _is_of_save_on_cpu()):
             kwargs["pin_memory"] = False
             placement = _opened[-1]
-            if placement.stands_for_host and (device is None or _names_cpu(device)):
+            if placement.stands_for_host and (device is None or names_cpu(device)):
                 with placement.host.moving_to(Side.HOST):
                     return placement.host.pin(plain(*args, **{**kwargs, "device": META}))
         if device is not None:
@@ -429,7 +424,7 @@ def _moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return plain(self, *args, **kwargs)
         placement = _opened[-1]
         host = placement.host
-        is_gpu, is_cpu = names_gpu(place), _names_cpu(place)
+        is_gpu, is_cpu = names_gpu(place), names_cpu(place)
         if place == _META_DEVICE and self in host:  # torch's own code knows the GPU by this name
             is_gpu = True
         if isinstance(place, Tensor):
@@ -525,7 +520,7 @@ def _moving_module(
             placement.on_cpu -= set(moved.modules())
             for tensor in _in_order_of_apply(moved):
                 placement.put(tensor)
-        elif _names_cpu(device):
+        elif names_cpu(device):
             placement.on_cpu |= set(moved.modules())
         return moved
 
@@ -568,10 +563,6 @@ def pinned_like(tensor: Tensor) -> Tensor:
     host = _opened[-1].host
     with _disable_current_modes(), host.moving_to(Side.HOST):
         return host.pin(torch.empty_like(tensor, device=META, requires_grad=False))
-
-
-def _names_cpu(device: object) -> bool:
-    return isinstance(device, str | torch.device) and torch.device(device).type == "cpu"
 
 
 def _to_host(self: Tensor, memory_format: Any = torch.preserve_format) -> Tensor:

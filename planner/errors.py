@@ -2,7 +2,7 @@
 
 `planner.cli` turns them into one line on standard error in exactly one place. That a batch does not fit is a
 result (`program.Outcome`); only `planner.guard` raises an exception for it, when it refuses to start a
-training.
+training run.
 """
 
 from collections.abc import Iterator
@@ -25,39 +25,39 @@ class PlannerError(Exception):
 
 
 class UsageError(PlannerError):
-    """An option, number or name from the user is invalid."""
+    """The error for an invalid option, number or name from the user."""
 
     exit_code = 2
 
 
 class ModelError(PlannerError):
-    """The model cannot be built or traced."""
+    """The error for a model that cannot be built or traced."""
 
     exit_code = 3
 
 
 class BatchTooLargeError(ModelError):
-    """At this batch size the model reads more values than a run on the CPU may hold."""
+    """The error for a batch size at which the model reads more values than a run on the CPU may hold."""
 
 
 class DataFileError(PlannerError):
-    """A file that the planner reads (models.yaml, a device, a calibration, a saved trace) is broken."""
+    """The error for a file (such as models.yaml or a saved trace) that is broken or inaccessible."""
 
     exit_code = 4
 
 
 class NoGpuError(PlannerError):
-    """The command needs a GPU to measure on, and there is none."""
+    """The error for a command that needs a GPU to measure on, on a machine without a GPU."""
 
     exit_code = 5
 
 
 class DoesNotFitError(PlannerError):
-    """The batch of a training that is about to start most likely does not fit its GPU (`planner.guard`)."""
+    """The error of `planner.guard` for a training run whose batch most likely does not fit its GPU."""
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an error's message in one line, after its class's name if it is not a PlannerError."""
+    """Return an error's message as one line, after the class name unless the error is a PlannerError."""
     try:
         text = " ".join(str(error).split())[:300] or "no message"
     except Exception:  # the error's own code makes the message
@@ -66,7 +66,7 @@ def reason_of(error: BaseException) -> str:
 
 
 class UnsavedError(PlannerError):
-    """A result, in the attribute `result`, was computed but could not be saved.
+    """The error for a computed result that could not be saved; the attribute `result` holds the result.
 
     The message and the exit code come from the error that prevented saving.
     """

@@ -14,7 +14,7 @@ from typing import BinaryIO
 from planner.errors import DataFileError
 
 _BINARY = getattr(os, "O_BINARY", 0)
-PARTIAL = ".partial"  # the end of a file's name while it is being written
+PARTIAL = ".partial"  # suffix of the temporary file's name while a file is written
 
 
 def save(path: Path, content: bytes, what: str) -> None:
@@ -69,8 +69,8 @@ def _replace(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary file, then rename the temporary file to `path`.
 
     If `path` is a link, its target is replaced and the link stays. A device or a pipe is written directly.
-    The temporary file is removed if anything fails, and if an interrupt comes at any moment, also while it is
-    removed; so this is no context manager, between whose parts an interrupt may come.
+    The temporary file is removed if anything fails, and if an interrupt comes at any moment, even while the
+    file is being removed; so this is no context manager, between whose parts an interrupt may come.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
         write(path)
@@ -93,5 +93,5 @@ def _replace(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def _remove(partial: Path) -> None:
-    with suppress(OSError):  # it could not be created
+    with suppress(OSError):  # the file could not be created
         partial.unlink()

@@ -1,7 +1,7 @@
-"""Read files that somebody else may have written: only regular files, and only up to a size.
+"""Read files that somebody else may have written: only regular files, and only up to a size limit.
 
 A device has no end, a pipe that nobody writes to never answers, and a sparse file of a terabyte takes no
-disk. Every option that names a file of data is read through this module.
+disk. Every data file that an option names is read through this module.
 """
 
 import errno
@@ -13,7 +13,7 @@ from io import BufferedReader
 from pathlib import Path
 
 MIB = 2**20
-LARGEST_CODE_BYTES = 16 * MIB  # of a file with a model, or of JSON that describes one
+LARGEST_CODE_BYTES = 16 * MIB  # size limit of a file that defines a model, or of JSON that describes a model
 
 
 @contextmanager

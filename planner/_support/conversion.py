@@ -11,15 +11,15 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 T = TypeVar("T")
-Key = str | int  # of a mapping or a list
+Key = str | int  # a key of a mapping, or an index of a list
 
 Text = Annotated[str, msgspec.Meta(pattern=r"\S")]  # a string that is not blank
 MAX_SHOWN = 60
-LARGEST = 2**50  # the largest size in bytes; messages do not name it
+LARGEST = 2**50  # upper bound of counts and sizes in bytes; messages do not name it
 Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
 
-_MOST_BITS = 1000  # of whole numbers that messages quote; Python refuses to write out 15,000 bits
+_MOST_BITS = 1000  # limit of whole numbers that messages quote; Python refuses to write out 15,000 bits
 
 _PLACE = re.compile(r"(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
@@ -28,7 +28,7 @@ _FIELD = re.compile(r"Object (missing required|contains unknown) field `(.*)`")
 
 
 class ConversionError(ValueError):
-    """The error for a value that does not have its declared type, with the path and the problem."""
+    """The error for a value that does not have its declared type, with the value's path and the problem."""
 
     def __init__(self, path: Sequence[Key], what: str) -> None:
         place = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).lstrip(".")
@@ -38,7 +38,7 @@ class ConversionError(ValueError):
 
 
 def convert(value: Any, kind: type[T]) -> T:
-    """Convert a value to `kind`, without coercion except from int to float. Raises ConversionError."""
+    """Convert a value to a type, without coercion except from int to float. Raises ConversionError."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -46,7 +46,7 @@ def convert(value: Any, kind: type[T]) -> T:
 
 
 def decode_json(content: bytes, kind: type[T]) -> T:
-    """Decode a JSON document and convert it to `kind`.
+    """Decode a JSON document and convert it to the type `kind`.
 
     Raises ValueError for invalid JSON, ConversionError, which is a ValueError, and RecursionError.
     """
@@ -78,7 +78,7 @@ def _explained(message: str, value: Any, kind: Any) -> ConversionError:
 
 
 def shown(value: Any) -> str:
-    """Return a short text of a value to quote in messages, of at most `MAX_SHOWN` characters."""
+    """Return a text of at most `MAX_SHOWN` characters with which messages quote a value."""
     if isinstance(value, dict):
         return "keys with values"
     if isinstance(value, list | tuple):
@@ -100,7 +100,7 @@ def _fields(kind: msgspec.inspect.Type | None) -> Sequence[msgspec.inspect.Field
 
 
 def _type_at(kind: msgspec.inspect.Type | None, key: Key) -> msgspec.inspect.Type | None:
-    """Return the declared type of the entry at `key` in a value of type `kind`, or None if there is none."""
+    """Return the type that `kind` declares for the entry at `key`, or None if it declares no such entry."""
     if isinstance(key, str):
         return next((field.type for field in _fields(kind) if field.encode_name == key), None)
     for one in _options(kind):

@@ -22,7 +22,7 @@ class _Facade(ModuleType):
     """A package whose public names are not overwritten by submodules of the same name."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Set an attribute, unless it is a module under a public name of the package.
+        """Set an attribute, unless the value is a module and `name` is a public name of the package.
 
         An import sets each module that it reads as an attribute of the package.
         """

@@ -3,7 +3,7 @@
 import unicodedata
 
 _OBEYED = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control, direction and joining, surrogates, ends of lines
-_MOST_LETTERS = 10_000  # characters of a message
+_MOST_LETTERS = 10_000  # most characters of a message
 
 
 def printable(text: str) -> str:
@@ -24,7 +24,9 @@ def shortened(message: str) -> str:
 
 
 def harmless_cell(value: object) -> object:
-    """Return a CSV cell with control characters escaped, and with a quote before a text like a formula.
+    """Return a CSV cell with control characters escaped, and with a leading quote if it looks like a formula.
+
+    A value that is not a string is returned unchanged.
 
     https://owasp.org/www-community/attacks/CSV_Injection
     """

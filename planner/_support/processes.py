@@ -15,7 +15,7 @@ _POLL_SECONDS = 0.05
 
 
 def signal_name(number: int) -> str:
-    """Return the name of a signal, or "" if no signal of that number has a name."""
+    """Return the name of the signal with a number, or "" if no signal with that number has a name."""
     return next((one.name for one in signal.Signals if one == number), "")
 
 
@@ -41,7 +41,10 @@ def marked_processes(mark: str) -> frozenset[int]:
 
 
 def end_processes(mark: str, grace_seconds: float) -> frozenset[int]:
-    """End all marked processes with SIGTERM, or SIGKILL after `grace_seconds`; return the survivors' IDs."""
+    """End all marked processes with SIGTERM, then with SIGKILL; return the IDs of processes that still run.
+
+    SIGKILL is sent to processes that still run `grace_seconds` after SIGTERM.
+    """
     for number, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, 1.0)):
         limit = monotonic() + seconds
         told: set[int] = set()

@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     import yaml
 
 T = TypeVar("T")
-MAX_DEPTH = 100  # levels; the planner's files have 6
-LARGEST_FILE_BYTES = 4 * 2**20  # of a calibration; other files are far smaller
-MOST_MARKS = 1_000_000  # characters that may begin a value, which takes half a kB
-MAX_VALUES = 200_000  # aliases of aliases of lists could make billions
+MAX_DEPTH = 100  # levels of nesting; the planner's files have 6
+LARGEST_FILE_BYTES = 4 * 2**20  # calibrations may be that large; other files are far smaller
+MOST_MARKS = 1_000_000  # most characters that may begin a value; a value takes half a kB of memory
+MAX_VALUES = 200_000  # most values with aliases expanded; aliases of aliases of lists could make billions
 
 
 class Entry(msgspec.Struct, frozen=True):
     """A value in a YAML file with its position."""
 
     path: Path
-    key: str  # dotted, "" for the whole file
-    line: int  # of the key, counted from 1
+    key: str  # keys on the path to the value, joined by dots; "" for the whole file
+    line: int  # line of the key or the list's item, counted from 1
     node: "yaml.Node"
 
     def broken(self, what: str) -> DataFileError:
@@ -40,9 +40,9 @@ class Entry(msgspec.Struct, frozen=True):
         return DataFileError(f"{self.path} line {self.line}{key}: {what}")
 
     def convert(self, kind: type[T], **given: Any) -> T:
-        """Convert the value to `kind`, as `conversion.convert` does; `given` adds keys to a mapping.
+        """Convert the value to the type `kind`, as `conversion.convert` does; `given` adds keys to a mapping.
 
-        Raises DataFileError.
+        Raises DataFileError if the value cannot be converted, or has a key of `given`.
         """
         value = self.plain()
         if given:
@@ -89,7 +89,7 @@ class Entry(msgspec.Struct, frozen=True):
     def mapping(self) -> dict[str, "Entry"]:
         """Return the values of a mapping as entries, by key.
 
-        Raises DataFileError if the value is no mapping, or a key is no plain scalar or repeated.
+        Raises DataFileError if the value is no mapping, or if a key is no scalar or is repeated.
         """
         import yaml
 
@@ -136,7 +136,7 @@ class Unusual(msgspec.Struct, frozen=True):
 
 
 def read_entry(path: Path) -> Entry:
-    """Read a YAML file as one entry. Raises DataFileError unless it is exactly one YAML document."""
+    """Read a YAML file as one entry. Raises DataFileError unless the file is exactly one YAML document."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

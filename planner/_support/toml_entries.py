@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     import yaml
 
 LARGEST_FILE_BYTES = 2**20
-_MOST_DOTS = 2_000  # in a line
-_MOST_PARSED = 2**20  # characters of statements in several lines, which are tried line by line
+_MOST_DOTS = 2_000  # most dots in a line
+_MOST_PARSED = 2**20  # characters in trial parses of multi-line statements, after which fewer ends are tried
 
 _Path = tuple[str | int, ...]  # keys, and the indices of tables in an array of tables
-_ENDINGS = ("]", "}", '"""', "'''")  # the last line of a value of several lines has one of them
+_ENDINGS = ("]", "}", '"""', "'''")  # the last line of a multi-line value contains one of these marks
 _TOO_DEEP = "nested too deeply, or in values of too many lines"
 _TAGS = {str: "str", bool: "bool", int: "int", float: "float"}
 
@@ -74,9 +74,12 @@ def is_deeper(value: object, depth: int) -> bool:
 
 
 def _lines(text: str) -> dict[_Path, int]:
-    """Return the line number of each key, from 1: the first line of the statement that defines the key."""
+    """Return, by the path of each key, the line on which the statement that defines the key begins.
+
+    Lines are counted from 1.
+    """
     lines: dict[_Path, int] = {}
-    tables: dict[_Path, int] = {}  # the number of tables in each array of tables so far
+    tables: dict[_Path, int] = {}  # number of tables already read of each array of tables
     heading: _Path = ()
     for number, statement in _statements(text):
         defined = tomllib.loads(statement)
@@ -129,7 +132,7 @@ def _may_end(line: str) -> bool:
 
 
 def _heading(defined: Any, tables: dict[_Path, int]) -> _Path:
-    """Return the path of the table that a heading opens, and count the tables of arrays in `tables`."""
+    """Return the path of the table that a heading opens; count a new table of an array in `tables`."""
     path: _Path = ()
     while defined:
         ((key, defined),) = defined.items()
@@ -150,7 +153,7 @@ def _paths(value: object, path: _Path) -> Iterator[_Path]:
 
 
 def _node(value: object, path: _Path, lines: Mapping[_Path, int]) -> "yaml.Node":
-    """Convert a value to a YAML node; a value without a line gets the line of the enclosing value."""
+    """Convert a value to a YAML node; a value without a line gets the line of the value that encloses it."""
     import yaml
 
     line = next(lines[path[:length]] for length in range(len(path), -1, -1) if path[:length] in lines)

@@ -11,19 +11,20 @@ _NAME = "gpu-batch-planner"
 
 
 def data_dir() -> Path | None:
-    """Return the planner's folder in $XDG_DATA_HOME or ~/.local/share, or None if no home is known."""
+    """Return the planner's folder in $XDG_DATA_HOME or ~/.local/share, or None if neither folder is known."""
     return _folder("XDG_DATA_HOME", ".local/share")
 
 
 def cache_dir() -> Path | None:
-    """Return the planner's folder in $XDG_CACHE_HOME or ~/.cache, or None if no home is known."""
+    """Return the planner's folder in $XDG_CACHE_HOME or ~/.cache, or None if neither folder is known."""
     return _folder("XDG_CACHE_HOME", ".cache")
 
 
 def _folder(variable: str, below_home: str) -> Path | None:
-    """Return the planner's folder inside an environment variable's folder, or else inside the home folder.
+    """Return the planner's folder in the folder that `variable` names, or else in `below_home` of the home.
 
-    The variable counts only if its path is absolute. Windows uses LOCALAPPDATA in its place.
+    The environment variable counts only if its path is absolute. On Windows, LOCALAPPDATA is read instead of
+    `variable`. Returns None if the variable does not count and no home folder is known.
     """
     named = Path(os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else variable, ""))
     try:

@@ -27,7 +27,7 @@ def installed_version(distribution: str) -> str | None:
 
 
 def public_version(version: str | None) -> str | None:
-    """Return the version without its local part, which names the build: `2.13.0+cpu` is `2.13.0`."""
+    """Return a version without its local part (`2.13.0` for `2.13.0+cpu`), or None if `version` is None."""
     return None if version is None else version.partition("+")[0]
 
 
@@ -36,12 +36,12 @@ def _normal(name: str) -> str:
 
 
 def format_cudnn_version(number: int | None) -> str | None:
-    """Convert a `torch.backends.cudnn.version()` to text; return None for None or 0, as without cuDNN.
+    """Convert a `torch.backends.cudnn.version()` to text, or return None if it is None or 0 (no cuDNN).
 
     >>> format_cudnn_version(8902), format_cudnn_version(90100)
     ('8.9.2', '9.1.0')
     """
     if not number:
         return None
-    thousands = 10_000 if number >= 90_000 else 1_000  # CUDNN_VERSION has another format from 9 on
+    thousands = 10_000 if number >= 90_000 else 1_000  # CUDNN_VERSION has another format starting at cuDNN 9
     return f"{number // thousands}.{number % thousands // 100}.{number % 100}"

@@ -21,19 +21,19 @@ MAX_ANSWER_BYTES = 2**24
 
 
 class WorkerError(Exception):
-    """The error of a worker that gave no answer: it ended, or it was stopped at its time limit."""
+    """The error for a worker that gave no answer because it ended or was stopped at its time limit."""
 
     def __init__(self, returncode: int | None) -> None:
         super().__init__(_ending(returncode))
-        self.returncode = returncode  # None: the time limit
+        self.returncode = returncode  # None if the worker was stopped at its time limit
 
 
 class Worker:
     """A child process in a new session, ended with all its children once the `Worker` is unreferenced.
 
-    With a `mark` (`NAME=VALUE`) that is in no other environment, daemons that the child started are ended
-    too. A request carries a `number`, which the child's answer has to repeat: an answer that an interrupted
-    caller left unread is skipped. `serve` is the child's side.
+    With a `mark` (`NAME=VALUE`), a variable that no other process has in its environment, daemons that the
+    child started are ended too. A request carries a `number`, which the child's answer has to repeat: an
+    answer that an interrupted caller left unread is skipped. `serve` is the child's side.
     """
 
     def __init__(self, command: Sequence[str], stderr: int | IO[bytes] | None = None, mark: str = "") -> None:
@@ -119,7 +119,7 @@ def serve(answer: Callable[[Any, Callable[[], None]], Any], failure: str) -> Non
 
 
 def reply_of(failure: str, answer: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
-    """Return a dict with the `answer` of a call, or with the class name of its `error` and the `message`.
+    """Return a dict with the `answer` of a call or, if it raises, the class name `error` and the `message`.
 
     An error that is no PlannerError is named ModelError, and its text replaces {} in `failure`.
     """
@@ -127,7 +127,7 @@ def reply_of(failure: str, answer: Callable[..., Any], *arguments: Any) -> dict[
         return {"answer": answer(*arguments)}
     except PlannerError as error:
         return {"error": type(error).__name__, "message": str(error)}
-    except BaseException as error:  # a model's own, or one that it caused
+    except BaseException as error:  # an error of a model's code, or an error that it caused
         text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         return {"error": ModelError.__name__, "message": failure.format(text)}
 
@@ -145,10 +145,10 @@ def _end(process: "subprocess.Popen[bytes]", mark: str) -> None:
     daemons = marked_processes(mark) - {process.pid} if mark else ()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
-            with suppress(OSError):  # what was still to be written has no reader
+            with suppress(OSError):  # data that is not written yet has no reader
                 pipe.close()
     try:
-        process.wait(0.2)  # one that is just ending has a code of its own
+        process.wait(0.2)  # a process that is just ending has its own exit code
     except subprocess.TimeoutExpired:
         _kill(process)
         process.wait()

@@ -21,7 +21,7 @@ from planner.store.layout import About
 
 LIMIT_BYTES = 512 * 2**20
 SUFFIX = ".trace"
-_ATTEMPTS = 3  # to write a trace while others clear the folder
+_ATTEMPTS = 3  # attempts to write a trace while other processes clear the folder
 _ABANDONED_SECONDS = 3600
 
 Warn = Callable[[str], None]  # called with one line about a harmless problem
@@ -97,7 +97,10 @@ class CacheDirectory:
         return CacheStats(len(sizes), sum(sizes))
 
     def clear(self) -> CacheStats:
-        """Delete all entries and unfinished files; return the earlier statistics. Raises DataFileError."""
+        """Delete all entries and unfinished files, and return their `stats` from before the deletion.
+
+        The unfinished files are not counted. Raises DataFileError.
+        """
         stats = self.stats()
         for path in (*(path for _, _, path in self._entries()), *self._partials()):
             try:

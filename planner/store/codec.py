@@ -59,10 +59,10 @@ from planner.store.layout import (
     VariantArray,
 )
 
-LARGEST_FILE_BYTES = 2**26  # unpacked; a Llama of 70 B takes 2 * 10**6, and JSON in memory 20 times as much
+LARGEST_FILE_BYTES = 2**26  # decompressed; a Llama of 70 B takes 2 * 10**6; decoded it takes 20 times as much
 FORMAT = 1
-# Limits for a program from a file, so that it specializes in seconds: events of its kernels, and nodes to
-# evaluate. BERT's three steps have some 10**4 events and 500 nodes.
+# Limits for a program from a file, so that the program specializes in seconds: events of its kernels, and
+# nodes to evaluate. BERT's three steps have some 10**4 events and 500 nodes.
 MOST_KERNEL_EVENTS = 2**24
 MOST_NODES = 2**20
 
@@ -74,7 +74,7 @@ class EncodedProgram(Struct, frozen=True):
     kernels: KernelsObject
 
     def load_target(self, capability: Capability) -> bool:
-        """Decode the variants for GPUs of a compute capability; return False if the file has none.
+        """Decode the variants for GPUs of a compute capability, or return False if the file lacks them.
 
         Raises ValueError, LookupError or TypeError for broken variants.
         """

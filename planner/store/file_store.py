@@ -1,4 +1,4 @@
-"""The programs of a saved file, for any batch size on the GPUs of all known compute capabilities.
+"""The programs of a saved file, which give traces for any batch size on GPUs of all compute capabilities.
 
 If the file does not cover a kernel at a batch size, the kernel is given its workspace at the nearest covered
 batch size, with a note.
@@ -32,7 +32,7 @@ from planner.store.layout import LARGEST_NUMBER
 from planner.store.source import name_source
 from planner.store.store import BROKEN
 
-_NEAREST = 16  # sample batch sizes to try below the needed one: two doublings, or all
+_NEAREST = 16  # number of smaller sample batch sizes to try: two doublings, or all sizes
 
 
 @dataclass(slots=True)
@@ -44,8 +44,8 @@ class SavedJob:
     job: Job
     batch: int
     target: Target  # the GPU that the file was saved for
-    convolutions: ConvWorkspaceQuery | None = None  # reports the workspaces of convolutions
-    _bounds: dict[int, LowerBound] = field(default_factory=dict)  # by structure
+    convolutions: ConvWorkspaceQuery | None = None  # reports workspaces that the file leaves open
+    _bounds: dict[int, LowerBound] = field(default_factory=dict)  # by the program's structure
 
     @property
     def is_any_batch(self) -> bool:
@@ -54,11 +54,11 @@ class SavedJob:
 
     @property
     def has_queries(self) -> bool:
-        """Return whether the file leaves workspaces of convolutions to be reported by a library."""
+        """Return whether a library has to report workspaces of convolutions that the file does not hold."""
         return any(one.kernels.convolutions for one in self.file.programs)
 
     def trace(self, batch: int, target: Target) -> Trace:
-        """Return the trace at a batch size on a GPU. Raises UsageError if the file does not cover it."""
+        """Return the trace at a batch size on a GPU. Raises UsageError for a size that is not covered."""
         program, workspaces, notes = self._find(batch, target)
         trace = program.instantiate(batch, workspaces)
         if self.convolutions is not None and workspaces.has_convolutions:
@@ -78,7 +78,10 @@ class SavedJob:
         return self._bounds[program.structure]
 
     def batch_sizes(self, target: Target) -> BatchSizes:
-        """Return the batch sizes that the file's first program covers on the target or the file's GPU."""
+        """Return the batch sizes that the file's first program covers on the target.
+
+        They are the batch sizes for the file's GPU if the program has no variants for the target.
+        """
         program = self._programs(target)[0]
         known = target if target.capability in program.targets else self.target
         return program.batch_sizes(known, FIT_BATCHES[0])
@@ -140,7 +143,10 @@ class SavedJob:
         return workspaces
 
     def _programs(self, target: Target) -> list[Program]:
-        """Return the programs for the compute capability of the target, or else of the file's GPU."""
+        """Return the programs for the target or, if the file has no such programs, for the file's GPU.
+
+        Raises DataFileError if the file has no programs for either GPU, or if they are broken.
+        """
         try:
             for capability in (target.capability, self.target.capability):
                 programs = [one.program for one in self.file.programs if one.load_target(capability)]

@@ -31,7 +31,7 @@ from planner.jobs import (
 Fingerprint = dict[str, Any]  # JSON
 
 PACKAGE = Path(__file__).parents[1]
-# Sources besides the tracer that take its traces apart and put them together.
+# Sources besides the tracer that encode and decode its traces.
 _OWN = ("jobs/job.py", "store/codec.py")
 LIBRARIES = {
     "hf": ("transformers",),
@@ -110,7 +110,10 @@ def _libraries_of_tuning(job: Job) -> tuple[str, ...]:
 
 
 def _optimizer_digest(job: Job) -> str | None:
-    """Return the optimizer's file digest or library version, "" if it has neither, or None if unknown."""
+    """Return the digest of an optimizer's file or its library's version, or "" if the optimizer has neither.
+
+    Returns None if the file has no digest, or the library is not installed.
+    """
     if is_optimizer_file(job.loop.optimizer):
         return _digest_of(str(job.loop.optimizer))
     library = optimizer_library(job.loop.optimizer)
@@ -143,7 +146,7 @@ def _digest_files(paths: Iterable[Path]) -> str:
 
 
 def _folder_digest(folder: Path) -> str | None:
-    """Return a digest of the JSON and Python files in a model's folder, or None if any cannot be read."""
+    """Return a digest of the JSON and Python files in a model's folder, or None if one cannot be read."""
     try:
         return _digest_files(sorted(path for path in folder.iterdir() if path.suffix in (".json", ".py")))
     except OSError:  # a link without its target, which the model may not need
@@ -159,10 +162,10 @@ def _digest_of(name: str) -> str | None:
 
 
 def file_digest(path: Path, name: str = "") -> str | None:
-    """Return a digest of a file and the modules it imports, or None if its code may read anything else.
+    """Return a digest of a file and the modules that it imports, or None if their code may read other data.
 
-    `name` is the function or class that is run, or "" if it may be any. The result is also None if a file
-    cannot be read.
+    `name` is the function or class that a plan runs; with "", a plan may run all of them. The result is also
+    None if a file cannot be read.
     """
     path = Path(os.path.realpath(path))
     digest = sha256(os.fsencode(path))  # tracebacks and relative paths depend on the path
@@ -197,7 +200,7 @@ def file_digest(path: Path, name: str = "") -> str | None:
 def _nodes_run(tree: ast.Module, name: str) -> Iterator[ast.AST]:
     """Yield the syntax nodes of the code that a plan may run.
 
-    With a `name`, the code is all that runs at import, the function of that name, and each function that the
+    With a `name`, this is the code that runs at import, the function of that name, and each function that the
     yielded code names; without a `name`, it includes every function.
     """
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}

@@ -10,7 +10,7 @@ LARGEST_NUMBER = 2**63 - 1  # the largest integer of torch
 
 Int = Annotated[int, Meta(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
 Bits = Annotated[str, Meta(pattern="^[01]*$")]
-About = dict[str, Any]  # a file's other contents: JSON
+About = dict[str, Any]  # the JSON data of a file besides its programs
 
 
 class SiteColumns(Struct, forbid_unknown_fields=True):
@@ -25,7 +25,7 @@ class AllocColumns(Struct, forbid_unknown_fields=True, omit_defaults=True):
     role: list[Category]
     site: list[Int]
     optional: list[bool] | None = None
-    stream: list[Int] | None = None  # None: all on the default stream
+    stream: list[Int] | None = None  # None if all blocks are on the default stream
     per_pair_bytes: list[Int] | None = None
 
 
@@ -84,18 +84,18 @@ class EventsObject(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_on
     details: ProvenanceColumns | None = None
     asked: ConvolutionColumns | None = None
     growth_sources: GrowthColumns | None = None
-    pinned: list[list[Int]] = []  # of each pinned host block: fixed bytes, bytes per sample
-    unit: int = 1  # samples of which batch sizes are multiples
+    pinned: list[list[Int]] = []  # fixed bytes and bytes per sample of each pinned host block
+    unit: int = 1  # number of samples of which all batch sizes are multiples
     facts: list[Fact] = []
 
 
 class CallColumns(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    kind: list[Int]  # the signature
+    kind: list[Int]  # number of the call's signature
     site: list[Int]
-    before: list[Int]  # the position, relative to the call before
-    outputs: list[Int]  # index into the outputs of the program
+    before: list[Int]  # position of the call minus the position of the previous call
+    outputs: list[Int]  # index into `KernelsObject.outputs`
     takes_blas: list[Int]  # indices of the calls in which cuBLAS allocates its workspace
-    stream: list[Int] | None = None  # None: all on the default stream
+    stream: list[Int] | None = None  # None if all calls are on the default stream
 
 
 class TargetObject(Struct, forbid_unknown_fields=True):
@@ -105,8 +105,8 @@ class TargetObject(Struct, forbid_unknown_fields=True):
     cases: list[list[Int]]  # for each signature, indices into the pool
 
 
-# The range of batch sizes; operations, left and right operands of nodes; comparisons of guards with three
-# numbers for each; kinds and nodes of operations.
+# The smallest and largest batch size; operations, left and right operands of the nodes; comparisons of the
+# guards, and three numbers for each guard; kinds and nodes of the allocator operations.
 VariantArray = tuple[Int, Int, str, list[Int], list[Int], str, list[Int], str, list[Int]]
 
 
@@ -122,7 +122,7 @@ class KernelsObject(Struct, forbid_unknown_fields=True, omit_defaults=True):
     kernels: CallColumns
     pool: list[VariantArray]
     chips: dict[str, TargetObject]
-    convolutions: dict[int, list[ConvolutionArray]] = {}  # of variants, by index into the pool
+    convolutions: dict[int, list[ConvolutionArray]] = {}  # by the variant's index into the pool
 
 
 class ProgramDocument(Struct, forbid_unknown_fields=True):

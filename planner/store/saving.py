@@ -28,10 +28,11 @@ _NOT_CAPTURED = (PlannerError, ImportError)  # ImportError if programs were cach
 
 
 def save_job(job: Job, batch: int, target: Target, programs: ProgramSet, path: Path) -> None:
-    """Write a file from which the job can be planned without a capture; `batch` is the file's default.
+    """Write a file from which the job can be planned without a capture.
 
-    A job without a program is saved as one trace: for all batch sizes if its tensors are affine in the batch
-    size, else for `batch`. Raises DataFileError or the errors of a capture.
+    `batch` is the default batch size of the file. A job without a program is saved as one trace: for all
+    batch sizes if its tensors are affine in the batch size, else for `batch`. Raises DataFileError or
+    the errors of a capture.
     """
     saved: list[Program] = []
     if isinstance(programs, ProgramSource):
@@ -105,7 +106,7 @@ def group_by_structure(programs: Iterable[tuple[Program, Target]]) -> list[Progr
 
 
 def _fitted(trace_at: Callable[[int], Trace], batch: int, target: Target) -> Program:
-    """Return a program fitted to two traces if it also matches a third, else the program of one trace."""
+    """Return a program fitted to two traces if it matches a third trace too, else a constant program."""
     traced = trace_at(batch)
     low, third = [size for size in (*FIT_BATCHES, FIT_BATCHES[-1] + 1) if size != batch][:2]
     with suppress(NotAffineError, ModelError):  # ModelError: the model refuses other batch sizes

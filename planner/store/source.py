@@ -34,17 +34,20 @@ class ProgramSource:
     job: Job
     stores: Sequence[ProgramStore]
     open_builder: Callable[[], ProgramBuilder]  # imports torch
-    convolutions: ConvWorkspaceQuery | None = None  # answers for their workspaces
+    convolutions: ConvWorkspaceQuery | None = None  # reports the workspaces of convolutions
     _programs: list[Program] = field(default_factory=list)
     _builder: ProgramBuilder | None = None
-    _was_read: set[tuple[int, Capability]] = field(default_factory=set)  # stores by identity
+    _was_read: set[tuple[int, Capability]] = field(default_factory=set)  # IDs of stores, and capabilities
     _built: set[Capability] = field(default_factory=set)
     _failures: dict[tuple[int, Target], ModelError] = field(default_factory=dict)
-    _bounds: dict[int, LowerBound] = field(default_factory=dict)  # by structure
-    _last: tuple[tuple[int, Target], tuple[Program, KernelWorkspaces]] | None = None  # that was found
+    _bounds: dict[int, LowerBound] = field(default_factory=dict)  # by the program's structure
+    _last: tuple[tuple[int, Target], tuple[Program, KernelWorkspaces]] | None = None  # last result of `_find`
 
     def trace(self, batch: int, target: Target) -> Trace:
-        """Return the trace at a batch size, from a known program or a new one. Raises capture errors."""
+        """Return the trace at a batch size, captured if no known program covers the batch size.
+
+        Raises the errors of a capture.
+        """
         program, workspaces = self._find(batch, target)
         trace = program.instantiate(batch, workspaces)
         trace = replace(trace, notes=(*trace.notes, note_on_torch(program.torch)))
@@ -82,7 +85,7 @@ class ProgramSource:
         return self._bounds[program.structure]
 
     def batch_sizes(self, target: Target) -> BatchSizes:
-        """Return the batch sizes that the job's program covers; any batch size if the job has no program."""
+        """Return the batch sizes that the job's program covers, or all batch sizes if it has no program."""
         program = self.program(target)
         return ANY_BATCH_SIZE if program is None else program.batch_sizes(target, FIT_BATCHES[0])
 
@@ -92,17 +95,20 @@ class ProgramSource:
         return self._known(target)
 
     def run(self, batch: int, target: Target) -> Program:
-        """Return the program that covers a batch size. Raises the errors of a capture."""
+        """Return the program that covers a batch size, captured if none is known.
+
+        Raises the errors of a capture.
+        """
         return self._find(batch, target)[0]
 
     def enumerate_variants(self, program: Program, target: Target) -> None:
-        """Evaluate a program's rules before it is saved; do nothing if this source built no program."""
+        """Evaluate a program's rules before the program is saved; do nothing if no builder was opened."""
         if self._builder is not None:
             self._builder.enumerate_variants(program, target)
 
     def _find(self, batch: int, target: Target) -> tuple[Program, KernelWorkspaces]:
         target = replace(target, conv_workspace_query=self.convolutions)
-        if self._last is not None and self._last[0] == (batch, target):  # a trace follows its key
+        if self._last is not None and self._last[0] == (batch, target):  # a trace after its key
             return self._last[1]
         failure = self._failures.get((batch, target))
         if failure is not None:
@@ -120,14 +126,14 @@ class ProgramSource:
         raise AssertionError(f"a run at batch {batch} that does not hold there")
 
     def _candidates(self, batch: int, target: Target) -> Iterator[Sequence[Program]]:
-        """Yield lists of programs that may cover a batch size, the list that is cheapest to obtain first."""
+        """Yield lists of programs that may cover a batch size, ordered from cheap to expensive to obtain."""
         yield self._programs
         for store in self.stores:
             if self._read(store, target):
                 yield self._programs
             self._add(store.get(self.job, target, batch))
             yield self._programs
-        if batch in FIT_BATCHES:  # more will be needed, and the runs at these are made for it
+        if batch in FIT_BATCHES:  # the program will be needed, and is built from runs at these
             self._build(target)
             yield self._programs
         program = self._open().run(batch, target)
@@ -160,7 +166,7 @@ class ProgramSource:
         return next((one for one in self._programs if not one.is_constant(target)), None)
 
     def _read(self, store: ProgramStore, target: Target) -> bool:
-        """Read a store's programs for the target's capability; return False if they were read before."""
+        """Read a store's programs for the target's capability, or return False if they were read before."""
         place = id(store), target.capability
         if place in self._was_read:
             return False
@@ -197,7 +203,7 @@ def note_on_torch(torch: str) -> str:
 
 
 def name_source(trace: Trace, convolutions: ConvWorkspaceQuery, target: Target) -> Trace:
-    """Return a copy of a trace with a source of convolution workspaces, and with the source's notes."""
+    """Return a copy of a trace with a source of convolution workspaces and with the notes of that source."""
     gpu = target.capability, target.sm_count
     account = convolutions.account(*gpu)
     return replace(

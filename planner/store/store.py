@@ -35,14 +35,14 @@ class ProgramStore(Protocol):
         """Store a program with its variants for the target's capability, if the store is writable."""
 
     def get_job(self, job: Job) -> Job | None:
-        """Return a job as its model's library completed it, or None if the store does not have it."""
+        """Return a job as its model's library completed it, or None if the store has no completed job."""
 
     def put_job(self, job: Job, completed: Job) -> None:
         """Store the completed form of a job under the original job; do nothing if the store is read-only."""
 
 
 def complete_job(job: Job, stores: Sequence[ProgramStore], complete: Callable[[Job], Job]) -> Job:
-    """Return a job as completed by its model's library, from a store if one has it, else by `complete`."""
+    """Return a job as completed by its model's library: from a store if possible, else from `complete`."""
     cached = next((cached for cached in (store.get_job(job) for store in stores) if cached is not None), None)
     if cached is not None:  # jobs that differ only in options irrelevant to the trace share a file
         return copy_options(job, cached, where=lambda option: not option.changes_trace)
@@ -64,7 +64,10 @@ class UserCache:
     _fingerprints: dict[Job, Fingerprint | None] = field(default_factory=dict)
 
     def get(self, job: Job, target: Target, batch: int | None = None) -> Sequence[Program]:
-        """Return the cached programs of a job or of its run at a batch size, () if there are none."""
+        """Return the cached programs of a job or, with `batch`, of its run at that batch size.
+
+        Returns () if no program is cached.
+        """
         return self._get(job, _entry(target, batch), "trace", lambda file: load_targets(file, target)) or ()
 
     def put(self, job: Job, target: Target, program: Program) -> None:
@@ -76,7 +79,7 @@ class UserCache:
             self.directory.put(key, [one], {"torch": program.torch})
 
     def get_job(self, job: Job) -> Job | None:
-        """Return the cached completion of a job, or None."""
+        """Return a job as its model's library completed it, or None if no valid completed job is cached."""
         return self._get(job, {"holds": "job"}, "job", partial(_completed_of, job))
 
     def put_job(self, job: Job, completed: Job) -> None:
@@ -169,7 +172,10 @@ class BundledStore:
         """Do nothing: the store cannot be written."""
 
     def get_job(self, job: Job) -> Job | None:
-        """Return the bundled completion of a job, or None if none matches the installed libraries."""
+        """Return a job as its model's library completed it, or None if no completed job is bundled.
+
+        Returns None too if the completed job's libraries are installed in other versions than the bundled.
+        """
         values = self._index.get("completed", {}).get(bundled_name(job))
         completed = None if values is None else job_from_json(values)
         return completed if completed is not None and self._is_current(bundled_name(completed)) else None
@@ -187,7 +193,7 @@ class BundledStore:
         return index if is_ours else {}
 
     def _is_current(self, name: str) -> bool:
-        """Return whether each library of the bundled job is absent or installed in the bundled version."""
+        """Return whether a job is bundled, and each of its libraries is absent or has the bundled version."""
         versions = self._index.get("versions", {}).get(name)
         if versions is None:
             return False

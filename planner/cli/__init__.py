@@ -45,7 +45,7 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run a command line and return its exit code; print each error as one line, except a closed pipe."""
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    debug = "--debug" in own  # and not an option of a command after --
+    debug = "--debug" in own  # an option of a command after -- does not count
     try:
         if "_PLANNER_COMPLETE" in os.environ and _complete():
             return 0

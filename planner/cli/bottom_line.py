@@ -9,14 +9,14 @@ from typing import TextIO
 from planner.cli.output import print_progress
 from planner.program import OnProgress
 
-_LEAST_ROWS = 4  # a terminal with fewer rows is left to
+_LEAST_ROWS = 4  # a terminal with fewer rows shows no line of progress
 # Codes of a VT100: down and up by a line in the same column, the cursor's position, the lines that scroll.
 _MAKE_ROOM, _SAVE, _RESTORE, _ERASE = "\x1bD\x1b[1A", "\x1b7", "\x1b8", "\x1b[2K"
 
 
 @contextmanager
 def live_progress() -> Iterator[tuple[OnProgress, float]]:
-    """Yield a function that shows one line of progress, and the seconds between its calls.
+    """Yield a function that shows one line of progress, and the seconds to wait between its calls.
 
     On a terminal the line is at the bottom and is replaced; elsewhere each line is printed.
     """
@@ -35,10 +35,10 @@ class BottomLine:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._rows = 0  # rows of the terminal when the line was reserved; 0 before
+        self._rows = 0  # rows of the terminal when the line was reserved, or 0 if it is not reserved
 
     def show(self, line: str) -> None:
-        """Replace the text of the line without moving the cursor; do nothing on a terminal of few rows."""
+        """Replace the text of the line without moving the cursor; do nothing if the terminal has few rows."""
         size = os.get_terminal_size(self._stream.fileno())
         if size.lines < _LEAST_ROWS:
             return

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
-_MOST_SWALLOWED = 100  # exceptions; then the running code catches all, and the process ends without unwinding
+_MOST_SWALLOWED = 100  # most exceptions that code may swallow before the process ends without unwinding
 _WAIT_SECONDS = 0.05  # between two looks at whether torch is imported
 
 INTERRUPTED, ENDED = 130, 143
 
 
 class EndedError(KeyboardInterrupt):
-    """The exception that SIGTERM or Ctrl-C raises; as a KeyboardInterrupt it passes `except Exception`.
+    """The exception that SIGTERM or Ctrl-C raises, which `except Exception` does not catch.
 
     The code that reports the exception calls `settle`, after which both signals are ignored.
     """
@@ -38,14 +38,14 @@ class Ending:
 
     def __init__(self) -> None:
         self._swallowed = 0
-        self._error: weakref.ref[EndedError] | None = None  # the exception that unwinds the
-        self._number = 0  # number of the signal that arrived
+        self._error: weakref.ref[EndedError] | None = None  # the exception that unwinds the stack
+        self._number = 0  # number of the signal that arrived, or 0 if no signal arrived
         self._is_settled = False
-        self._exit = os._exit  # saved, as a model may replace it, like a capture
+        self._exit = os._exit  # saved, since a model or a capture may replace it
 
     def guard(self, run: Callable[[], int]) -> int:
-        """Run a function and return its exit code, or the exit code of a signal that it did not report."""
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it ignores interrupts
+        """Run a function and return its exit code, or the exit code of a signal that `run` did not report."""
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else interrupts are ignored
             signal.signal(signal.SIGINT, self._end)
         signal.signal(signal.SIGTERM, self._end)
         code = INTERRUPTED
@@ -62,7 +62,7 @@ class Ending:
         return code
 
     def settle(self) -> None:
-        """Ignore both signals from now on, as the exit code is final."""
+        """Ignore SIGTERM and SIGINT from this call until the process ends, as the exit code is final."""
         self._is_settled = True
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
@@ -93,7 +93,7 @@ class Ending:
             os.kill(os.getpid(), self._number)
 
     def _watched_error(self) -> EndedError:
-        """Return an EndedError that sends the signal again if it is freed before it is reported.
+        """Return an EndedError for the signal, which is sent again if the error is freed before its report.
 
         No frame of the traceback may refer to the exception, since a reference would keep it alive.
         """
@@ -104,8 +104,8 @@ class Ending:
     def _send_again(self, _: Any) -> None:
         """Send the signal again, since some code swallowed the exception, which is now freed.
 
-        A thread sends it, since an exception raised in a callback of a weak reference is lost. If the thread
-        is quick enough to find the callback running, that exception dies too, and the next signal is sent.
+        A thread sends it, since an exception raised in a callback of a weak reference is lost. If the signal
+        arrives while the callback still runs, its exception is lost too, and the signal is sent once more.
         """
         if not self._is_settled:
             self._swallowed += 1

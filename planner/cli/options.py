@@ -23,7 +23,7 @@ Group = Mapping[str, Any]  # the annotation of each parameter, by its name
 
 
 def option(metavar: str, text: str, *flags: str) -> Any:
-    """Return the declaration of an option with a value; without `flags` it is named after its parameter."""
+    """Return the declaration of an option with a value, named by `flags` or else after its parameter."""
     return Option(*flags, metavar=metavar, help=text)
 
 
@@ -165,7 +165,7 @@ def with_options(*groups: Group) -> Callable[[Callable[..., Answer | int]], Call
     return decorate
 
 
-_GIVEN = ("options", "on_progress", "output")  # parameters of a command that are not
+_GIVEN = ("options", "on_progress", "output")  # parameters of a command that are no options of its own
 
 
 def _run(command: Callable[..., Any], output: Output, /, **arguments: Any) -> int:
@@ -206,7 +206,7 @@ def _keywords(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def option_flag(name: str) -> str:
-    """Return the flag of an option on the command line."""
+    """Return the command-line flag of the option whose parameter is `name`."""
     return "--" + name.replace("_", "-")
 
 

@@ -19,7 +19,7 @@ WIDEST = 120  # columns of a report on a terminal: longer lines are hard to read
 
 
 class Output(NamedTuple):
-    """The format of the answer."""
+    """The format in which a command prints its answer: JSON or a report."""
 
     json: bool
 
@@ -61,10 +61,10 @@ def emit_before_raising(write: Callable[[Any], None]) -> Iterator[None]:
 
 @contextmanager
 def progress(elsewhere: OnProgress = lambda line: None) -> Iterator[OnProgress]:
-    """Redirect a model's output to standard error, and yield a function that shows a line of progress.
+    """Redirect standard output to standard error, and yield a function that shows a line of progress.
 
-    On a terminal each line replaces the line before, and none is left at the end; otherwise `elsewhere` is
-    called with the lines.
+    On a terminal each line replaces the previous line, and the last line is erased at the end; otherwise
+    `elsewhere` is called with each line.
     """
     with redirect_stdout(sys.stderr):
         if sys.stderr.isatty():
@@ -112,7 +112,7 @@ class _Progress:
         self._lock = Lock()
 
     def show_line(self, line: str) -> None:
-        """Show a new line in place of the current line."""
+        """Replace the current line by a new line."""
         self._line, self._since = printable(line), monotonic()
         self.show()
 
@@ -134,5 +134,5 @@ class _Progress:
 
 
 def progress_line(line: str, seconds: float) -> str:
-    """Return a line of progress, with its time from two seconds on."""
+    """Return a line of progress, followed by `seconds` if they are at least `SILENT_SECONDS`."""
     return f"{line}, {seconds:.0f} s" if seconds >= SILENT_SECONDS else line

@@ -39,7 +39,7 @@ def parse(arguments: list[str]) -> Action:
 
 
 def _call(command: Any, name: str, arguments: list[str]) -> Any:
-    """Invoke a command of typer and return its result, or its exit code if it exits.
+    """Invoke a command of typer and return the command's result, or its exit code if it raises typer.Exit.
 
     The command's own `main` would swallow an interrupt.
     """

@@ -20,7 +20,7 @@ def cache_folder() -> Path | None:
 
 
 def folders_to_read(given: list[str] | None) -> list[Path]:
-    """Return the folders of --calibrations, then the user's folder if it exists."""
+    """Return the folders of --calibrations (`given`), followed by the user's folder if it exists."""
     return list(dict.fromkeys([*map(Path, given or ()), *filter(None, [folder_to_read()])]))
 
 
@@ -34,9 +34,9 @@ def folder_to_read() -> Path | None:
 
 
 def folder_to_write(given: Path | None) -> Path:
-    """Return the folder of --out, or else the user's folder of calibrations.
+    """Return `given`, the folder of --out, or the user's folder of calibrations if `given` is None.
 
-    Raises UsageError if neither is known.
+    Raises UsageError if neither folder is known.
     """
     folder = given or own_folder()
     if folder is None:
@@ -45,12 +45,18 @@ def folder_to_write(given: Path | None) -> Path:
 
 
 def plot_path(text: str | None) -> Path | None:
-    """Return the path of --plot, or None. Raises UsageError for a wrong suffix or without matplotlib."""
+    """Return the path of --plot, or None if the option is not given.
+
+    Raises UsageError for a wrong suffix, or if matplotlib is not installed.
+    """
     return _checked_path("--plot", text, (".png", ".svg", ".pdf"), ".png, .svg or .pdf", "matplotlib", "plot")
 
 
 def page_path(text: str | None) -> Path | None:
-    """Return the path of --html, or None. Raises UsageError for a wrong suffix or without plotly."""
+    """Return the path of --html, or None if the option is not given.
+
+    Raises UsageError for a wrong suffix, or if plotly is not installed.
+    """
     return _checked_path("--html", text, (".html", ".htm"), ".html", "plotly", "page")
 
 

@@ -102,7 +102,10 @@ def _is_in_actions() -> bool:
 
 
 def _save_summary(result: "CheckResult", path: Path | None) -> None:
-    """Write the summary to a file, or append it to the job's summary in GitHub's Actions."""
+    """Write the summary to `path`, or append it to GitHub's summary of the job if `path` is None.
+
+    Without `path` and outside of GitHub's Actions, do nothing.
+    """
     if path is not None:
         save(path, result.summary().encode(), "the summary")
         return

@@ -112,7 +112,7 @@ def _check_format(form: str | None, csv: bool | None, output: Output) -> None:
 def _answer_cluster(
     options: dict[str, Any], output: Output, csv: bool | None, path: object, form: str | None
 ) -> int:
-    """Print the GPU counts that run a global batch; return exit code 0 if there are any, else 1.
+    """Print the GPU counts that run a global batch; return exit code 0 if there is such a count, else 1.
 
     Raises UsageError for options that cannot be combined with --global-batch.
     """

@@ -25,10 +25,10 @@ _NOTHING = "FILE is missing: name a calibration (a .yaml of planner tables) or a
 
 @dataclass(frozen=True, slots=True)
 class ReportResult(Result):
-    """The calibrations that were packed, or the files that were checked."""
+    """The calibrations that were packed, or with `--check` the files that were checked and their problems."""
 
-    packed: tuple[str, ...]  # the content of each file
-    written: tuple[str, ...]  # empty if the user's answer was
+    packed: tuple[str, ...]  # the text of each packed calibration
+    written: tuple[str, ...]  # paths of the files; empty if the user did not agree
     checked: tuple[str, ...]
     problems: tuple[str, ...]
 
@@ -75,10 +75,10 @@ def report_command(
 
 
 def _calibration_of(path: Path) -> Calibration:
-    """Return the calibration in a YAML file, or the stored calibration with the run of a JSON file.
+    """Return the calibration in a YAML file or, for a JSON file, the stored calibration that has its run.
 
-    Raises UsageError if the run is emulated or no calibration in its folder has it, and DataFileError if a
-    file cannot be read.
+    Raises UsageError if the run is emulated or no calibration in the calibrations' folder has it, and
+    DataFileError if a file cannot be read.
     """
     if path.suffix != ".json":
         return load_calibration(path)

@@ -60,7 +60,7 @@ def _from_transformers() -> Iterator[str]:
 
 
 def _from_monai() -> Iterator[str]:
-    """Yield the networks that MONAI exports; of names that differ only in case, only the first."""
+    """Yield the names of networks that MONAI exports; of names that differ only in case, only the first."""
     for file in _files("monai", "networks/nets/__init__.py"):
         spelled: dict[str, str] = {}
         for several, one in _IMPORTED.findall(_text(file)):
@@ -70,7 +70,7 @@ def _from_monai() -> Iterator[str]:
 
 
 def _from_diffusers() -> Iterator[str]:
-    """Yield the networks, transformers, autoencoders and ControlNets that diffusers exports."""
+    """Yield the names of the U-Nets, transformers, autoencoders and ControlNets that diffusers exports."""
     for file in _files("diffusers", "models/__init__.py"):
         for several in _EXPORTED.findall(_text(file)):
             yield from re.findall(r'"(\w+)"', several)

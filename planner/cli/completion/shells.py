@@ -24,7 +24,7 @@ class Candidate:
 
 
 def answer_shell(environment: Mapping[str, str]) -> str | None:
-    """Return the reply to a completion request of bash or zsh in the environment, or None without one.
+    """Return the reply to a completion request of bash or zsh, or None if the environment has no request.
 
     typer answers the requests of all other shells.
     """
@@ -37,11 +37,11 @@ def answer_shell(environment: Mapping[str, str]) -> str | None:
 
 
 def _for_bash(line: str, place: str) -> str:
-    """Return the candidates for bash, one per line, without the prefix that bash splits off as words."""
+    """Return the candidates for bash, one per line, without the prefix that bash treats as separate words."""
     parts = _split(line)
     number = int(place) if place.isdigit() else len(parts)
     parts = parts[: number + 1] + [""] * (number + 1 - len(parts))
-    words, replaced = [parts[0]], ""  # `replaced`: the part of the last word that bash splits off
+    words, replaced = [parts[0]], ""  # `replaced`: the prefix of the last word that bash splits off
     for part in parts[1:]:
         joins = part[:1] in (":", "=") or (replaced and words[-1].endswith((":", "=")))
         if joins and len(words) > 1 and words[-1]:
@@ -114,7 +114,10 @@ def _beginning(offered: Sequence[Candidate], word: str) -> list[Candidate]:
 
 
 def _values(command: str, field: str, beginning: str) -> list[str]:
-    """Return the values of a parameter that start with `beginning`; [] for files, numbers and free text."""
+    """Return the values of a parameter that start with `beginning`, or [] if its values cannot be listed.
+
+    Files, numbers and free text cannot be listed.
+    """
     if field == "model":
         from planner.cli.completion.model_names import model_names
 
@@ -138,7 +141,7 @@ def _choices(command: str) -> dict[str, Sequence[str]]:
 
 
 def gpu_names(beginning: str) -> list[str]:
-    """Return one name of each GPU that has a name starting with `beginning`, hyphens replacing blanks.
+    """Return one name, with hyphens instead of blanks, of each GPU with a name that starts with `beginning`.
 
     Case and punctuation are ignored. With an empty `beginning`, only GPUs of NVIDIA are returned.
     """

@@ -46,14 +46,17 @@ class AdviceResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class VaryingAdviceResult(Result):
-    """The effects of changes to a recipe if samples have many sizes; `str` gives the text report."""
+    """The effects of changes to a recipe if samples have varying sizes; `str` gives the text report."""
 
     advice: VaryingAdvice
     import_seconds: float
 
     @property
     def possible(self) -> bool:
-        """Return whether the batch, or any batch if none was given, fits unchanged or with a change."""
+        """Return whether the batch fits unchanged or with a change.
+
+        If no batch was given, return whether at least one batch size fits.
+        """
         advice = self.advice
         attempts = (advice.unchanged, *advice.singles, *filter(None, (advice.together,)))
         return any(one.fits if advice.batch else one.side.largest > 0 for one in attempts)
@@ -69,9 +72,9 @@ def advise(
 ) -> AdviceResult | VaryingAdviceResult:
     """Return the smallest sets of changes with which a batch size of a model fits a GPU.
 
-    `model`, `batch` and the options are as for `planner.estimate`; a GPU or a cap is needed. Each set of
-    changes is traced and replayed. If samples have many sizes, each change is simulated separately, and
-    `batch` may be omitted. Raises the errors of `planner.errors`; that nothing helps is a result.
+    `model`, `batch` and the options are as for `planner.estimate`; a GPU or a memory limit is required. Each
+    set of changes is traced and replayed. If samples have varying sizes, each change is simulated separately,
+    and `batch` may be omitted. Raises the errors of `planner.errors`; that no change helps is a result.
     """
     require_memory_limit(options)
     request = open_any_request(model, options, batch, command="advise")

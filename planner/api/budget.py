@@ -80,9 +80,9 @@ def budget_for(budget: Budget, job: Job) -> Budget:
 
 
 def calibrate_budget(budget: Budget, job: Job, options: Options) -> Budget:
-    """Return the budget corrected by the nearest stored calibration, if there is one.
+    """Return the budget corrected by the nearest stored calibration, or unchanged if no calibration applies.
 
-    Raises DataFileError for a broken calibration, UsageError if folders are given without a GPU.
+    Raises DataFileError for a broken calibration, and UsageError if folders are given without a GPU.
     """
     stored = stored_calibrations(budget, options)
     return corrected_budget(budget, find_calibration(stored, calibration_query(budget, job, options)))
@@ -101,8 +101,8 @@ def corrected_budget(budget: Budget, correction: Correction | None) -> Budget:
 def stored_calibrations(budget: Budget, options: Options) -> tuple[Calibration, ...]:
     """Return the stored calibrations folder by folder, or () for an unlimited GPU or with `no_calibration`.
 
-    Emulated calibrations count only in folders given by the options, not in the user's own. Raises the errors
-    of `calibrate_budget`.
+    Emulated calibrations count only in the folders of the option `calibrations`, not in `own_calibrations`.
+    Raises the errors of `calibrate_budget`.
     """
     given, own = options.get("calibrations") or (), options.get("own_calibrations")
     if budget.device.total.value >= UNLIMITED_BYTES:

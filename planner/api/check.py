@@ -40,7 +40,7 @@ class CheckResult(Result):
     fail_on: FailOn
     rows: tuple[CheckRow, ...]
     failures: tuple[CheckFailure, ...]
-    comparison: Comparison | None  # with another revision
+    comparison: Comparison | None  # comparison with another revision, if one was given
     seconds: float
 
     @property
@@ -54,7 +54,7 @@ class CheckResult(Result):
         return row.judgement.verdict.is_no(self.fail_on)
 
     def annotations(self, workspace: Path | None = None) -> list[str]:
-        """Return a workflow command of GitHub for each failure, each growth, and each verdict except FITS.
+        """Return a GitHub workflow command for each failure, memory increase, and verdict other than FITS.
 
         Paths are relative to the workspace, by default to the folder above the configuration that has .git.
         """
@@ -111,7 +111,7 @@ def check(
     `config` is the file, by default the nearest pyproject.toml with that table, from the current folder
     upwards. Paths in it are relative to its folder. `fail_on` is the mildest verdict that counts as a
     failure: "tight", "risky" (the default) or "out-of-memory". With `largest_batch`, the largest batch on
-    each GPU is searched for jobs that fit too. `against` is a revision of the git repository: the jobs are
+    each GPU is searched even for jobs that fit. `against` is a revision of the git repository: the jobs are
     also planned with its files, and growth of a process by more than `max_increase` (500MiB, 2%) counts as a
     failure.
 

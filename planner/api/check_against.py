@@ -70,7 +70,7 @@ def compare(
 
 
 def _change(row: CheckRow, before_bytes: int, folder: Path, ask: Ask, options: Options) -> CheckChange:
-    """Return the memory change of one row, with the modules' changes if it is at least `SMALLEST_BYTES`."""
+    """Return the memory change of a row, with changes of modules if it is `SMALLEST_BYTES` or more."""
     if abs(row.estimate.process_bytes - before_bytes) < SMALLEST_BYTES:
         return CheckChange(row, before_bytes, None, ())
     then = ask("modules", row.job, row.device)
@@ -103,7 +103,7 @@ def _open_worker(revision: Revision, options: Options) -> Ask:
 
 
 def main() -> None:
-    """Answer requests from standard input until it ends."""
+    """Answer the requests on standard input until the input ends."""
 
     def answer(message: dict[str, Any], restart_limit: Callable[[], None]) -> Any:
         folder = message["folder"]

@@ -25,7 +25,7 @@ from planner.program import ProgramSet
 def plan_rows(checked: CheckJob, options: Options, searches: Callable[[Verdict], bool]) -> Iterator[CheckRow]:
     """Yield the verdict on a job for each of its GPUs, with the largest batch if `searches(verdict)` is true.
 
-    Raises UsageError that names the job.
+    Raises UsageError for an invalid job, with the job's place in the configuration.
     """
     programs: ProgramSet | None = None
     for device in checked.devices:
@@ -77,7 +77,10 @@ def _largest_batch(checked: CheckJob, request: Request, programs: ProgramSet) ->
 
 
 def options_on(checked: CheckJob, device: Device | None, options: Options) -> Options:
-    """Return the options to plan a check's job on one GPU: the caller's, with the job's own settings."""
+    """Return the options for planning a check's job on one GPU: the caller's options and the job's settings.
+
+    A confidence given by the caller takes precedence over the job's confidence.
+    """
     confidence = options.get("confidence")
     own: Mapping[str, Any] = {
         "gpu": device,
@@ -93,7 +96,7 @@ def options_on(checked: CheckJob, device: Device | None, options: Options) -> Op
 
 
 def plan_modules(checked: CheckJob, device: Device | None, options: Options) -> dict[str, int]:
-    """Return the bytes that each module holds at the allocated peak, without submodules, by module name."""
+    """Return, by module name, the bytes that a module without its submodules holds at the allocated peak."""
     request = open_request(checked.job, options_on(checked, device, options), checked.batch)
     trace = with_last_batch(request.job, request.batch, request.traces(CaptureMode.WITH_PROVENANCE))
     return own_bytes(explain(trace, unlimited(request.budget.limits)).blocks)

@@ -37,13 +37,16 @@ _ALONE = ("gpu", "gpu_mib", "trace", "save_trace", "isolate", "fsdp", "ddp", "tp
 
 @dataclass(frozen=True, slots=True)
 class ClusterResult(Result):
-    """The fewest GPUs of each kind, or splits of the batch over GPUs of one kind; `str` gives the report."""
+    """The GPU counts and splits with which a global batch runs; `str` gives the text report.
+
+    For several kinds of GPU, the result has the fewest GPUs of each kind; for one kind, several splits.
+    """
 
     table: ClusterTable
 
     @property
     def fits(self) -> bool:
-        """Return whether the global batch runs on any kind of GPU."""
+        """Return whether the global batch runs on at least one kind of GPU."""
         advice = self.table.advice
         return any(row.plans for row in (self.table.rows if advice is None else (advice.plans,)))
 
@@ -77,7 +80,7 @@ def clusters(
 
     The search covers DDP or FSDP2 over all GPUs, recomputation, resharding after the forward pass, tensor
     parallelism, micro-batch and accumulation, but not throughput. For a single kind of GPU several splits are
-    returned. `cluster` is a file that names the available GPUs, `seq` the tokens of a sample in place of
+    returned. `cluster` is a file that names the available GPUs, `seq` the tokens of a sample, instead of
     `input`; the other options are as for `planner.gpus`. Raises the errors of `planner.errors`; that nothing
     fits is a result.
     """
@@ -136,7 +139,7 @@ class _OpenSearch(NamedTuple):
     traces: RankTraces
     search: ClusterSearch
     budgets: Sequence[Callable[[Job], Budget]]
-    opened: float  # time of a clock in seconds
+    opened: float  # `perf_counter` in seconds when the job was opened
 
     def table(
         self, rows: tuple[ClusterPlans, ...], start: float, advice: ClusterAdvice | None = None

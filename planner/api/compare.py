@@ -46,8 +46,8 @@ def compare(
     """Return the estimates of one batch size by every method, with the measured value if one is stored.
 
     The measured value is a calibration's run on the GPU of the options, else a published value. Options are
-    as for `planner.estimate` without `trace` and `save_trace`. If an estimator fails, its row has the reason.
-    Raises the errors of `planner.errors` if the planner's own trace fails.
+    as for `planner.estimate` without `trace`, `save_trace` and `isolate`. If an estimator fails, its row has
+    the reason. Raises the errors of `planner.errors` if the planner's own trace fails.
     """
     request = open_request(model, options, batch, command="compare")
     job, size, on_progress = request.job, request.batch, request.on_progress
@@ -67,7 +67,7 @@ def compare(
 def _as_measured(budget: Budget, measured: Measured | str, options: Options) -> Budget:
     """Return the budget with the allocator defaults of the measured value's version of torch.
 
-    The budget is returned unchanged if `measured` is a reason in place of a value.
+    The budget is returned unchanged if `measured` is the reason why no value is stored.
     """
     if isinstance(measured, str):
         return budget
@@ -77,7 +77,7 @@ def _as_measured(budget: Budget, measured: Measured | str, options: Options) -> 
 
 
 def _measured(job: Job, batch: int, on_progress: OnProgress) -> Measured | str:
-    """Return the stored measured peak of a catalogue job, or the reason why there is none."""
+    """Return the stored measured peak of a catalogue job, or the reason why no peak is stored."""
     catalogue = load_catalogue()
     entry = catalogue.get(job.model.name)
     if entry is None or entry.job != job:

@@ -74,7 +74,7 @@ def estimate(
     method: str | None = None,
     **options: Unpack[Options],
 ) -> EstimateResult | VaryingResult | StaticEstimateResult:
-    """Return the memory of one batch size of a model, and whether it fits.
+    """Return the memory of one batch size of a model, and whether the batch fits.
 
     Without a GPU, the memory is unlimited. `model` is as for `max_batch`. `batch` defaults to the batch size
     of the catalogue's entry or of the trace file. `method` is one of `planner.planning.estimators.Method`.

@@ -91,7 +91,7 @@ class ExplainResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class VaryingExplainResult(ExplainResult):
-    """The attribution of the worst batch of sampled runs, if samples have many sizes.
+    """The attribution of memory in the worst batch of sampled runs, if samples have varying sizes.
 
     The fields of `ExplainResult` describe only that batch, at its own size.
     """
@@ -125,12 +125,13 @@ def explain(
     depth: int | None = None,
     **options: Unpack[Options],
 ) -> ExplainResult:
-    """Explain the memory of a batch at its peak, and with `against` its differences from a GPU's recording.
+    """Explain the peak memory of a batch and, with `against`, the differences from a GPU's recording.
 
     `model` and `batch` are as for `estimate`; with a saved trace there are neither source lines nor a
     separate evaluation. `top` limits the tensors and differences that are shown, `depth` the levels of
-    modules; by default `depth` is as large as is readable. If samples have many sizes, the worst batch of the
-    sampled runs is explained. Raises the errors of `planner.errors`; that the batch does not fit is a result.
+    modules; by default `depth` is as large as is readable. If samples have varying sizes, the worst batch of
+    the sampled runs is explained. Raises the errors of `planner.errors`; that the batch does not fit is a
+    result.
     """
     default = DisplayLimits()
     display_limits = DisplayLimits(
@@ -165,7 +166,7 @@ def explain(
 
 
 def _explain_worst(request: Request, display_limits: DisplayLimits) -> VaryingExplainResult:
-    """Return the explanation of the batch of sampled runs that fails or, if none does, allocates most."""
+    """Return the explanation of the sampled runs' batch that fails or, if no batch fails, allocates most."""
     opened = perf_counter()
     programs = open_sized_programs(request)
     plan = estimate_varying(request.job, request.budget, programs, request.batch)
@@ -210,10 +211,10 @@ def batch_curve(
     devices: Sequence[Device] | None = None,
     **options: Unpack[Options],
 ) -> BatchCurve | None:
-    """Return memory curves over batch sizes for all GPUs or `devices`, with the GPU of the options selected.
+    """Return memory curves over batch sizes for `devices`, by default for all known GPUs.
 
-    Without a GPU in the options, an unlimited GPU comes first. Returns None if a saved trace holds for one
-    batch size only. Raises the errors of `planner.errors`.
+    The GPU of the options is selected; without it, an unlimited GPU comes first and is selected. Returns None
+    if a saved trace holds for one batch size only. Raises the errors of `planner.errors`.
     """
     path = options.get("trace")
     if path is not None and not open_saved(Path(path)).is_any_batch:

@@ -120,14 +120,14 @@ def gpus(
     throughput: Throughput | None = None,
     **options: Unpack[Options],
 ) -> GpusResult:
-    """Return the largest batch size of a model on every known GPU or, with `batch`, the GPUs that run it.
+    """Return the largest batch size of a model on each known GPU or, with `batch`, the GPUs that run `batch`.
 
-    `model` and the options are as for `planner.max_batch`, except `gpu` and `gpu_mib`. `filter` has texts of
-    words as for `planner devices`, one of which a GPU must match. `min_mib` and `max_mib` bound the total
-    memory; `devices` replaces the database; with `multiple_of`, answers are multiples of it. `prices` is a
-    file in SkyPilot's schema, from the day `prices_date`; `spot` selects its spot prices. `throughput` has
-    measured samples per second by GPU; without `sort` the cheapest GPUs then come first. Raises the errors of
-    `planner.errors`; that nothing fits is a result.
+    `model` and the options are as for `planner.max_batch`, except `gpu` and `gpu_mib`. `filter` is a text of
+    words, or several, all of which a GPU must match as for `planner devices`. `min_mib` and `max_mib` bound
+    the total memory; `devices` replaces the database; with `multiple_of`, answers are multiples of it.
+    `prices` is a file in SkyPilot's schema, from the day `prices_date`; `spot` selects its spot prices.
+    `throughput` has measured samples per second by GPU. With `prices` and without `sort`, the cheapest GPUs
+    come first. Raises the errors of `planner.errors`; that nothing fits is a result.
     """
     for name in ("gpu", "gpu_mib", "save_trace"):
         if options.get(name) is not None:
@@ -228,7 +228,10 @@ def _table_of_varying(
     key: Callable[[DeviceFit], Any],
     options: Options,
 ) -> FleetTable:
-    """Return the table for a job whose samples have many sizes, from sampled runs on each GPU."""
+    """Return the table for a job whose samples have varying sizes, from sampled runs on each GPU.
+
+    Raises UsageError for too many GPUs.
+    """
     if len(cards) > MOST_OF_VARYING:
         raise UsageError(
             f"--input: samples of many sizes are played on each GPU, on {MOST_OF_VARYING} at most; these are "
@@ -269,7 +272,7 @@ def _table_of_varying(
 
 
 def _of_vendors(fits: Sequence[DeviceFit]) -> list[str]:
-    """Return a note for each vendor among the rows on effects that are not modelled on its GPUs, if any."""
+    """Return a note for each vendor of the rows' GPUs that has effects which are not modelled."""
     vendors = dict.fromkeys(fit.budget.device.vendor for fit in fits)
     return [NOT_MODELLED[vendor] for vendor in vendors if vendor in NOT_MODELLED]
 

@@ -5,7 +5,7 @@
             ...
 
 A batch that most likely does not fit is refused before the first step, and an uncertain batch is warned of.
-At the end the measured peaks are reported with the planned peaks. Nothing else in the training changes.
+At the end the measured peaks are reported with the planned peaks. Nothing else in the training run changes.
 """
 
 import sys
@@ -53,7 +53,7 @@ class Guard:
     """A guarded training loop, with its `plan` from the start and its `result` from the end.
 
     Use it in a `with` statement, or call `start()` and `finish()` around the loop. `plan` is None if no plan
-    could be made, `result` if nothing was measured; a warning has told the reason.
+    could be made, and `result` is None if nothing was measured; a warning has told the reason.
     """
 
     def __init__(
@@ -82,7 +82,9 @@ class Guard:
         return self
 
     def finish(self, error: BaseException | None = None) -> GuardResult | None:
-        """Stop measuring, report measured and planned peaks, and return the result, or None if there is none.
+        """Stop measuring, report measured and planned peaks, and return the result.
+
+        Returns None if nothing could be measured.
 
         `error` is the exception that ended the loop, if any. A failure of the report is only warned of.
         """
@@ -118,7 +120,7 @@ def guard(
     on_report: Callable[[str], None] | None = None,
     **options: Unpack[GuardOptions],
 ) -> Guard:
-    """Plan a training loop on the GPU that holds its model, and return a guard that measures it.
+    """Plan a training loop on the GPU that holds its model, and return a guard that measures the loop.
 
     `batch` is a batch from the data loader: inputs and target in a tuple or list, or a mapping of the model's
     keywords. `loss` is the loop's function of output and target, or a name as for `--loss`; with a mapping,
@@ -129,7 +131,7 @@ def guard(
 
     Raises DoesNotFitError before the first step if the batch most likely does not fit; with
     `on_misfit="warn"` it only warns. It also warns if the probability of running out of memory is above 1 -
-    confidence, if no plan can be made, and if the model is not on a GPU; the training then continues.
+    confidence, if no plan can be made, and if the model is not on a GPU; the training run continues.
 
     `store` is a folder in which the run is stored as an observation for calibrations, or True for the user's
     data folder, which later guards read. `on_report` is called with the report, which goes to standard error
@@ -161,7 +163,7 @@ def guard(
 def _act_on(plan: GuardPlan, on_misfit: OnMisfit) -> None:
     """Raise DoesNotFitError if the batch most likely does not fit, or else issue the plan's warnings.
 
-    With `on_misfit` "warn", a warning takes the place of the error.
+    With `on_misfit` "warn", a warning replaces the error.
     """
     if plan.judgement.verdict is Verdict.OUT_OF_MEMORY and on_misfit == "raise":
         raise DoesNotFitError(f"{plan.sentence()}; on_misfit='warn' tries it")
@@ -195,7 +197,7 @@ def _folder(store: Folder | bool | None) -> Path | None:
 
 
 def _warn(line: str) -> None:
-    """Warn at the line of the user's script that called the guard."""
+    """Issue a warning at the line of the user's script that called the guard."""
     package, level = str(Path(__file__).parent), 1
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(package):

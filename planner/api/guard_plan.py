@@ -1,4 +1,4 @@
-"""Plan a guarded training: derive its job from its objects, and judge it on its GPU."""
+"""Plan a guarded training run: derive its job from its objects, and judge the job on its GPU."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from calibration.probe.training_meter import TrainingMeter
     from planner.capture import LiveTraining
 
-# Other processes' memory is the used memory less this process's, whose context is estimated if NVML is
-# silent.
+# Smaller amounts of other processes' memory are ignored: the amount is the GPU's used memory minus this
+# process's memory, whose context is estimated if NVML does not report it.
 SMALLEST_OTHERS_BYTES = 256 * MIB
 
 
@@ -49,7 +49,7 @@ class GuardRequest(Struct, frozen=True):
 
     @property
     def watched(self) -> Any:
-        """Return the model if its calls can be watched, or None if it is compiled.
+        """Return the model if its calls can be watched, or None if the model is compiled.
 
         Watching a compiled module would recompile it.
         """
@@ -57,7 +57,7 @@ class GuardRequest(Struct, frozen=True):
         return None if is_wrapped or self.model._compiled_call_impl is not None else self.model
 
     def open_meter(self) -> "TrainingMeter | None":
-        """Return a meter of the GPU that holds the model, or None if it is on no GPU. Raises UsageError."""
+        """Return a meter of the GPU that holds the model, or None if no GPU does. Raises UsageError."""
         from planner.capture import cuda_index_of
 
         index = cuda_index_of(self.model)
@@ -69,17 +69,17 @@ class GuardRequest(Struct, frozen=True):
 
 
 class GuardPlan(Struct, frozen=True):
-    """The plan of a guarded training."""
+    """The plan of a guarded training run."""
 
     job: Job  # includes a digest of the model's structure, which distinguishes models of one name
     estimate: Estimate
     judgement: Judgement
     trace: Trace
     largest: int | None  # largest batch at the confidence; None if not searched
-    unplanned: tuple[str, ...]  # sentences on what affects memory and is not planned
+    unplanned: tuple[str, ...]  # sentences on effects on memory that are not planned
     is_compiled: bool
     bytes_beside: int  # other bytes of this process on the GPU, which are counted
-    expected: tuple[tuple[int, ...], ...] | None  # shapes with which the model is called
+    expected: tuple[tuple[int, ...], ...] | None  # shapes with which the model is called, if known
 
     @property
     def batch(self) -> int:
@@ -117,7 +117,7 @@ class GuardPlan(Struct, frozen=True):
 
 @model_errors("the training cannot be planned")
 def plan_training(request: GuardRequest, meter: "TrainingMeter") -> GuardPlan:
-    """Plan a training. Raises only the errors of `planner.errors`."""
+    """Return the plan of a guarded training run. Raises only the errors of `planner.errors`."""
     from planner.capture import outside_autocast, read_training
 
     training = read_training(request.model, request.batch, request.loss, request.step)
@@ -162,7 +162,7 @@ def _planned(
 
 
 def _beside(request: GuardRequest, training: "LiveTraining", meter: "TrainingMeter") -> int:
-    """Return this process's GPU bytes outside the training, or 0 if they are at most `SEGMENT_BYTES`."""
+    """Return this process's GPU bytes outside the training run, or 0 if they are at most `SEGMENT_BYTES`."""
     from calibration.probe.training_meter import SEGMENT_BYTES
     from planner.capture import bytes_beside
 
@@ -176,7 +176,10 @@ def _largest(opened: Request, budget: Budget, programs: ProgramSet) -> int:
 
 
 def _device_of(meter: "TrainingMeter") -> tuple[Device, tuple[str, ...]]:
-    """Return the training's GPU with its memory reduced by other processes' memory, and a note if reduced."""
+    """Return the training run's GPU, without the memory that other processes hold, and a note on that memory.
+
+    Memory below `SMALLEST_OTHERS_BYTES` is neither subtracted nor noted.
+    """
     from calibration.probe.training_meter import others_bytes
 
     device = detected_device(meter.gpu.name, meter.gpu.versions)
@@ -212,7 +215,10 @@ def _loop(
 
 
 def _options(request: GuardRequest, live: LiveJob, device: Device, meter: "TrainingMeter") -> Options:
-    """Return the plan's options: the user's, over the settings found in the objects and the process."""
+    """Return the plan's options: settings read from the objects and the process, and the user's options.
+
+    The user's options override the settings.
+    """
     from calibration.probe.gauge import allocator_settings
     from calibration.probe.training_meter import cap_of_process
 

@@ -1,4 +1,4 @@
-"""The result of a guarded training: measured and planned peaks, and the stored observation."""
+"""The result of a guarded training run: measured and planned peaks, and the stored observation."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -20,12 +20,12 @@ _TO_KEEP = "planner.guard(..., store=True) keeps such a run as an observation, f
 
 @dataclass(frozen=True, slots=True)
 class GuardResult(Result):
-    """The result of a guarded training; `str` gives the text report, `to_dict` the JSON."""
+    """The result of a guarded training run; `str` gives the text report, `to_dict` the JSON."""
 
     estimate: Estimate | None  # None if no plan could be made
     observation: Observation
     steps: int  # optimizer steps
-    stored: Path | None  # file of the observation
+    stored: Path | None  # file of the observation, or None if it was not stored
     remarks: tuple[str, ...]
 
     def _report(self) -> Report:
@@ -104,7 +104,7 @@ def _elements(shapes: tuple[tuple[int, ...], ...]) -> int:
 
 
 def _not_kept(plan: GuardPlan | None, readings: "Readings", remarks: tuple[str, ...]) -> str:
-    """Return why a run cannot be kept as an observation of its job, or "" if it can."""
+    """Return the reason why a run cannot be kept as an observation of its job, or "" if it can be kept."""
     if plan is None:
         return "there is no plan to hold it against"
     if readings.steps < 3:

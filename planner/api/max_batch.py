@@ -38,12 +38,12 @@ class MaxBatchResult(Result):
 
     @property
     def max_batch(self) -> int:
-        """Return the largest batch size that fits, with retries or without, or 0 if none does."""
+        """Return the largest batch size that fits, with or without retries, or 0 if no batch fits."""
         return self.plan.search.largest
 
     @property
     def comfortable_batch(self) -> int:
-        """Return the largest batch size that fits without releasing cached memory, or 0 if none does."""
+        """Return the largest batch size that fits without releasing cached memory, or 0 if no batch does."""
         return self.plan.search.comfortable
 
     def _report(self) -> Report:
@@ -61,7 +61,7 @@ class FormulaBatchResult(Result):
 
     @property
     def max_batch(self) -> int:
-        """Return the largest batch size that fits, or 0 if none does."""
+        """Return the largest batch size that fits, or 0 if no batch fits."""
         return self.plan.max_batch
 
     @property

@@ -17,7 +17,7 @@ class JobOptions(TypedDict, total=False):
 
     model_arg: Arguments  # {"num_classes": 10}, or ["num_classes=10"]
     input: Sample | Sequence[Sample] | None  # one sample, without the batch dimension
-    target: Sample | Sequence[Sample] | None  # several with names, for a loss of your own
+    target: Sample | Sequence[Sample] | None  # several targets have names, and need a loss of your own
     loss: str | None
     mode: str | None
     optimizer: str | type[Any] | None
@@ -51,7 +51,7 @@ class JobOptions(TypedDict, total=False):
     train_only: str | Sequence[str] | None
     new_tokens: int | None
     cudnn_benchmark: bool | None
-    cudnn: str | None  # "installed" or a folder: that library is queried for its workspaces; or "published"
+    cudnn: str | None  # "installed" or a folder (that library is queried), "stored" or "published"
     cublas_workspace_config: str | None
     torch: str | None  # the version to plan for, such as "2.6"
     peft: str | None
@@ -67,26 +67,26 @@ class JobOptions(TypedDict, total=False):
     tp: int | None
     world_size: int | None
     rank: int | None
-    deepspeed: str | None  # a file, or its JSON
+    deepspeed: str | None  # DeepSpeed's JSON file, or its content
 
 
 class Options(JobOptions, total=False):
     """The options of the job, the GPU and the trace; None counts as not given."""
 
-    models: str | PathLike[str] | None  # a catalogue in place of the planner's own
+    models: str | PathLike[str] | None  # a catalogue instead of the planner's models.yaml
     allow_code: bool | None  # the catalogue may name code: FILE.py:NAME
     isolate: bool | None  # run the model in a separate process
-    time_limit: float | None  # seconds that a trace may take in it
+    time_limit: float | None  # seconds that a trace may take in the separate process
     gpu: str | Device | None
     gpu_mib: int | None
     allocator_cap_mib: int | None
     alloc_conf: str | None
     confidence: float | None  # default 0.99
     calibrations: Folder | Sequence[Folder] | None  # folders that are searched first
-    own_calibrations: Folder | None  # a folder that is searched after them
+    own_calibrations: Folder | None  # a folder that is searched after `calibrations`
     no_calibration: bool | None
-    trace: str | PathLike[str] | None  # plan from this file in place of a model
+    trace: str | PathLike[str] | None  # plan from this file instead of a model
     save_trace: str | PathLike[str] | None
-    cache: Folder | None  # for traces and answers of cuDNN; None: no cache
+    cache: Folder | None  # folder for traces and answers of cuDNN; None for no cache
     warn: Callable[[str], None] | None  # called with one line for each harmless failure
     on_progress: Callable[[str], None] | None  # called with one short line for each step that takes time

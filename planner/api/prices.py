@@ -90,7 +90,7 @@ def quotes_of(prices: PriceList | None, rates: Mapping[str, float]) -> dict[str,
 
 
 def sort_by_price(quotes: Mapping[str, Quote], name: str, by_cost: bool) -> float:
-    """Return the sort key of a GPU: its price, or its cost per million samples; infinity if unknown."""
+    """Return the price of a GPU or, with `by_cost`, its cost per million samples; infinity if unknown."""
     quote = quotes.get(name)
     value = None if quote is None else quote.per_million_samples if by_cost else quote.price
     return inf if value is None else value

@@ -24,7 +24,7 @@ from planner.program import Outcome, ProgramSet, Trace
 class Ranks:
     """The ranks of a request with their programs, which are opened when first needed.
 
-    If a rank is given, or the traces are from a file, only that rank is planned.
+    If the request names a rank, or its traces are from a file, only the request's own rank is planned.
     """
 
     def __init__(self, request: Request) -> None:
@@ -73,9 +73,9 @@ class Ranks:
             rank = worse
 
     def _with_ranks(self, plan: Plan) -> tuple[Plan, int | None]:
-        """Return the plan with the figures of all ranks, and a rank on which its answer fails, or None.
+        """Add the figures of all ranks to a plan, or find a rank on which the answer of the plan fails.
 
-        If the answer fails on a rank, the plan is returned unchanged.
+        Returns the completed plan and None, or the unchanged plan and the number of the rank.
         """
         sides = {name: getattr(plan, name) for name in ("at_max", "at_comfortable")}
         fuller: dict[int, Estimate] = {}
@@ -91,7 +91,7 @@ class Ranks:
         return replace(plan, **changed), None
 
     def _beside(self, own: Estimate) -> Estimate:
-        """Return the worst estimate over all ranks at the batch size of `own`, one rank's estimate.
+        """Return the worst estimate over all ranks at the batch size of `own`, the estimate of one rank.
 
         Notes name ranks that cannot be planned. If only one rank is planned, `own` is returned.
         """
@@ -127,7 +127,7 @@ class Ranks:
 
 
 def _breaks(everywhere: Estimate, own: Estimate) -> bool:
-    """Return whether the worst estimate is of another rank than `own` and has a worse outcome."""
+    """Return whether `everywhere`, the worst estimate, is of another rank than `own` with a worse outcome."""
     if everywhere.job.sharding.rank == own.job.sharding.rank or everywhere.outcome is own.outcome:
         return False
     return everywhere.outcome is Outcome.DOES_NOT_FIT or own.outcome is Outcome.FITS

@@ -33,7 +33,7 @@ class RecordResult(Result):
     """The histories in a snapshot, and the paths of the written files; `str` gives the text report."""
 
     source: Path
-    recorded: tuple[Recorded, ...]  # by device
+    recorded: tuple[Recorded, ...]  # one for each device
     written: tuple[Path, ...]  # empty if no file was named
 
     def _report(self) -> Report:
@@ -52,11 +52,11 @@ def record_snapshot(
 ) -> RecordResult:
     """Read a pickle of `torch.cuda.memory._dump_snapshot`, and write its histories to `out` if given.
 
-    The histories are written without names and paths. Nothing in the pickle is executed. gpu, torch, kind:
-    the GPU, the version of torch and the kind of job, which a snapshot does not name. A snapshot of
-    several devices is written to one file per device, NAME-gpuN.json.gz. Raises DataFileError for a file that
-    is no snapshot, UnsavedError with the result if a history cannot be written, and UsageError if the name of
-    `out` does not end with .json.gz.
+    The histories are written without names and paths. Nothing in the pickle is executed. `gpu`, `torch` and
+    `kind` are the GPU, the version of torch and the kind of job, which a snapshot does not name. A snapshot
+    of several devices is written to one file per device, NAME-gpuN.json.gz. Raises DataFileError for a file
+    that is no snapshot, UnsavedError with the result if a history cannot be written, and UsageError if the
+    name of `out` does not end with .json.gz.
     """
     source = Path(file)
     target = None if out is None else Path(out)

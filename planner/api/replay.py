@@ -29,7 +29,7 @@ from planner.program import OnProgress, Trace, ignore_progress
 from planner.report import Report, Result, is_endless, short_op
 
 NOTEBOOK, VARIABLE = "notebook", "variable"  # included processes, the defaults of the two functions
-LIKELIEST = 0.5  # the confidence without a margin, so that expected values are given
+LIKELIEST = 0.5  # confidence without a margin, so that the results are expected values
 
 Source = str | PathLike[str]  # the name of a process that comes with the planner, or a file
 
@@ -37,7 +37,7 @@ Source = str | PathLike[str]  # the name of a process that comes with the planne
 class ReplayOptions(TypedDict, total=False):
     """The options of a replay, as on the command line; None counts as not given."""
 
-    models: str | PathLike[str] | None  # a catalogue in place of the planner's own
+    models: str | PathLike[str] | None  # a catalogue instead of the planner's models.yaml
     allow_code: bool | None  # the files may name code: FILE.py:NAME
     gpu: str | Device | None
     gpu_mib: int | None

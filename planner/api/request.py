@@ -59,9 +59,9 @@ class Request(Struct, frozen=True):
     options: Options
     chosen_batch: int | None
     factory: Factory | None
-    stores: Sequence[ProgramStore]  # stores that may have its programs
-    saved: SavedJob | None  # the content of a trace file, in place of the model
-    start: float  # time of opening: some sources import their library to know the inputs
+    stores: Sequence[ProgramStore]  # stores that may have the job's programs
+    saved: SavedJob | None  # content of a trace file that replaces the model, or None if no file is given
+    start: float  # `perf_counter` before the job was made, which may import the model's library
 
     @property
     def on_progress(self) -> Callable[[str], None]:
@@ -94,7 +94,7 @@ class Request(Struct, frozen=True):
         )  # fmt: skip
 
     def traces(self, mode: CaptureMode = CaptureMode.SHARED, job: Job | None = None) -> TraceSource:
-        """Return a function from a batch size to its trace for the request's GPU. Raises UsageError.
+        """Return a function from a batch size to the trace on the request's GPU. Raises UsageError.
 
         The parameters are as for `programs`.
         """
@@ -102,7 +102,7 @@ class Request(Struct, frozen=True):
         return lambda batch: programs.trace(batch, target)
 
     def save_trace(self, result: object, batch: int, programs: ProgramSet | None = None) -> None:
-        """Write the trace file that the options name, if any. Raises UnsavedError, which holds `result`."""
+        """Write the trace file if the options name one. Raises UnsavedError, which holds `result`."""
         path = self.options.get("save_trace")
         if path is not None:
             with unsaved(result):
@@ -234,9 +234,10 @@ def _load_trace(model: Model | None, options: Options, path: Path) -> tuple[Save
 def make_job(
     model: Model | None, options: Options, stores: Sequence[ProgramStore] = ()
 ) -> tuple[Job, int | None, Factory | None]:
-    """Return the job of a model, its default batch size or None, and its factory or None.
+    """Return the job of a model, its default batch size, and the factory that creates the model.
 
-    Raises UsageError or DataFileError.
+    The batch size is None unless `model` is a name in the catalogue. The factory is None unless `model` is
+    callable. Raises UsageError or DataFileError.
     """
     if model is None:
         raise UsageError("--model is missing: give a name of models.yaml, SOURCE:NAME or FILE.py:NAME")

@@ -26,7 +26,7 @@ class RunResult(Result):
     """The records of a command's processes on emulated GPUs; `str` gives the text report."""
 
     run: EmulatedRun
-    explained: ExplainedRun | None = None  # None if not requested
+    explained: ExplainedRun | None = None  # None if no explanation was requested
 
     @property
     def fits(self) -> bool:
@@ -62,12 +62,12 @@ class CommandResult(Result):
 
     @property
     def max_batch(self) -> int:
-        """Return the largest batch size that fits, or 0 if none does."""
+        """Return the largest batch size that fits, or 0 if no batch fits."""
         return self.plan.search.largest
 
     @property
     def comfortable_batch(self) -> int:
-        """Return the largest batch size that runs without retries of the allocator, or 0 if none does."""
+        """Return the largest batch size that runs without retries of the allocator, or 0 if no batch does."""
         return self.plan.search.comfortable
 
     def _report(self) -> Report:
@@ -151,7 +151,7 @@ def _gpu_count(gpus: int | None) -> int:
 
 
 def _emulated_device(gpu: str | None, gpu_mib: int | None) -> Device:
-    """Return the GPU to emulate. Raises UsageError unless exactly one is named."""
+    """Return the GPU to emulate. Raises UsageError unless exactly one of the parameters is given."""
     if gpu is not None and gpu_mib is None:
         return find_device(gpu)
     if gpu is None and gpu_mib is not None:

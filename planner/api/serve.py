@@ -21,7 +21,7 @@ class ServeResult(Result):
 
     @property
     def sequences(self) -> int:
-        """Return how many sequences of the configured length run at once, or 0 if none fits."""
+        """Return how many sequences of the configured length run at once, or 0 if no sequence fits."""
         return self.plan.sequences
 
     def _report(self) -> Report:

@@ -61,7 +61,7 @@ def sweep(
     pool: Pool,
     on_progress: OnProgress,
 ) -> SweepResult:
-    """Compute the cells of a grid that the store lacks, and return all cells.
+    """Compute the cells of a grid that the store lacks, and return the table of all cells.
 
     Raises DataFileError if a result cannot be written; results written before are kept. `options` are options
     of `planner.gpus` for all jobs.

@@ -1,4 +1,4 @@
-"""Plan jobs whose samples have many sizes, for `max_batch` and `estimate`."""
+"""Plan jobs whose samples have varying sizes, for `max_batch` and `estimate`."""
 
 from dataclasses import dataclass
 from time import perf_counter
@@ -20,14 +20,17 @@ from planner.report import Report, Result, report_of
 
 @dataclass(frozen=True, slots=True)
 class VaryingResult(Result):
-    """The result of planning with sampled batches: the largest batch, or one batch size's memory."""
+    """The plan of a job whose samples have varying sizes; `str` gives the text report.
+
+    It has the largest batch if `max_batch` made it, and the memory of one batch size if `estimate` made it.
+    """
 
     plan: VaryingPlan
     import_seconds: float
 
     @property
     def answer_batch(self) -> int:
-        """Return the largest batch that fits with the configured allocator, or 0 if none does."""
+        """Return the largest batch that fits with the configured allocator, or 0 if no batch fits."""
         return self.plan.sides[0].largest
 
     @property
@@ -49,7 +52,7 @@ class VaryingResult(Result):
 def open_any_request(
     model: Model | None, options: Options, batch: int | None = None, *, command: str = ""
 ) -> Request:
-    """Return the request for a model whose samples may have many sizes. Raises as `open_request`."""
+    """Return the request for a model whose samples may have varying sizes. Raises as `open_request`."""
     return open_request(model, options, batch, command=command, check_job=check_any_sizes)
 
 
@@ -61,12 +64,12 @@ def check_any_sizes(job: Job) -> None:
 
 
 def is_varying(request: Request) -> bool:
-    """Return whether the samples of a request have many sizes."""
+    """Return whether the samples of a request have varying sizes."""
     return bool(size_ranges(request.job))
 
 
 def max_batch_of_varying(request: Request, multiple_of: int, no_retries: bool) -> VaryingResult:
-    """Return the largest batch of samples of many sizes. Raises the errors of `planner.errors`."""
+    """Return the largest batch of samples of varying sizes. Raises the errors of `planner.errors`."""
     if no_retries:
         raise UsageError(
             "--no-retries: batches of other sizes release cached memory now and then; remove it, or give "
@@ -78,14 +81,14 @@ def max_batch_of_varying(request: Request, multiple_of: int, no_retries: bool) -
 
 
 def estimate_of_varying(request: Request) -> VaryingResult:
-    """Return the memory of a batch of samples of many sizes. Raises the errors of `planner.errors`."""
+    """Return the memory of a batch of samples of varying sizes. Raises the errors of `planner.errors`."""
     programs, batch = open_sized_programs(request), request.batch
     imported = perf_counter() - request.start
     return VaryingResult(estimate_varying(request.job, request.budget, programs, batch), imported)
 
 
 def open_sized_programs(request: Request, budget: Budget | None = None) -> SizedPrograms:
-    """Return the programs of a request at all sizes, for its GPU or the GPU of another budget.
+    """Return the programs of a request at all sizes, for the GPU of `budget` or, if None, the request's GPU.
 
     Raises UsageError for options that require samples of one size.
     """

@@ -1,4 +1,4 @@
-"""The effects of all parameters of accelerate's `Accelerator`, its environment and its handlers."""
+"""The effects of all parameters of accelerate's `Accelerator`, its environment and its handlers on a plan."""
 
 from collections.abc import Callable
 from typing import Any

@@ -8,7 +8,7 @@ from planner.errors import UsageError
 class Split(Struct, frozen=True):
     """The micro-batches of one optimizer step on one device."""
 
-    batch: int
+    batch: int  # samples per micro-batch
     steps: int  # micro-batches per optimizer step
 
     @property
@@ -38,7 +38,7 @@ def split(samples: int, most: int, multiple: int = 1, fewest: int = 1) -> Split:
 
 
 def split_up(samples: int, most: int, multiple: int = 1, fewest: int = 1) -> Split:
-    """Split like `split` if it takes all samples, or else round the size of the micro-batches up."""
+    """Split as `split` does if that takes all samples; else round the size of the micro-batches up."""
     exact = split(samples, most, multiple, fewest)
     if exact.samples == samples:
         return exact

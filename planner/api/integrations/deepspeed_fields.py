@@ -22,7 +22,7 @@ def deepspeed_fields(
     """Return `fields`, a job's fields from a framework, changed for one rank of DeepSpeed.
 
     `given` is DeepSpeed's configuration or the name of its file; `owner` names the setting in errors. `ranks`
-    is the number of ranks of the process, which a user's `world_size` overrides. Raises UsageError for
+    is the number of processes, which a user's `world_size` overrides. Raises UsageError for
     settings that are not planned.
     """
     config = _config_of(given, owner)

@@ -29,9 +29,9 @@ def fsdp_fields(
 ) -> dict[str, Any]:
     """Return `fields`, a job's fields from a framework, changed for one rank of FSDP2.
 
-    `plugin` is accelerate's; `owner` names the setting in errors. `ranks` is the number of ranks of the
-    process, which a user's `fsdp` overrides. With `syncs_each`, gradients are reduced after each micro-batch.
-    Raises UsageError for settings that are not planned.
+    `plugin` is accelerate's; `owner` names the setting in errors. `ranks` is the number of processes, which a
+    user's `fsdp` overrides. With `syncs_each`, gradients are reduced after each micro-batch. `replicas` is
+    the number of copies of the sharded model. Raises UsageError for settings that are not planned.
     """
     if plugin.fsdp_version != 2:
         raise UsageError(f"{owner}: fsdp_version {plugin.fsdp_version} is not planned: set fsdp_version=2")

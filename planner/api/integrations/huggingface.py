@@ -86,7 +86,7 @@ def plan_training_arguments(
     never increased. Among splits with up to twice as many micro-batches as needed, the split with the most
     samples is chosen, and among equals the split with the fewest micro-batches. With `grow` the batch is the
     largest that fits, and accumulation goes down to 1 at the least. The batch runs without retries if any
-    can. Raises UsageError for an invalid `multiple_of`.
+    batch can. Raises UsageError for an invalid `multiple_of`.
     """
     check_multiple(multiple_of)
     try:
@@ -167,7 +167,7 @@ def _plan_and_set(trainer: Any, multiple_of: int, grow: bool, options: Options) 
 def max_batch_of_trainer(trainer: Any, **options: Unpack[Options]) -> MaxBatchResult:
     """Return the largest batch per device for a Trainer of transformers or TRL, with its report.
 
-    It takes the same trainers as `plan_trainer`, and does not change them.
+    The trainers are as for `plan_trainer`, but are not changed.
     """
     return _plan_of_trainer(trainer, options)(trainer.args.gradient_accumulation_steps)
 
@@ -179,7 +179,7 @@ def plan_batch_size(
 
     Precision, accumulation and the number of processes are the accelerator's. The model must not have been
     wrapped by `accelerator.prepare` yet. If every batch that fits takes retries, a warning is given. Raises
-    the errors of `planner.errors`, UsageError if nothing fits.
+    the errors of `planner.errors`, among them UsageError if no batch fits.
     """
     loop = _loop_of_accelerator(model, sample, optimizer, accelerator)
     choice = choose_batch(loop, options, 1)
@@ -192,8 +192,7 @@ def max_batch_of_loop(
 ) -> MaxBatchResult:
     """Return the largest batch per process for a loop with accelerate, with its report.
 
-    It takes the same arguments as `plan_batch_size`; the report's assumptions name settings that are not
-    planned.
+    The parameters are as for `plan_batch_size`; the report's assumptions name settings that are not planned.
     """
     return plan_live_model(_loop_of_accelerator(model, sample, optimizer, accelerator), options)
 
@@ -382,7 +381,7 @@ def _accumulating(loop: LiveLoop, steps: int) -> LiveLoop:
 def _accumulating_few(loop: LiveLoop, steps: int) -> LiveLoop:
     """Return the loop with the inputs of `steps` micro-batches, but with at most two micro-batches per step.
 
-    To the allocator, further micro-batches are the same.
+    Further micro-batches request the same memory as the second.
     """
     held = _accumulating(loop, steps)
     return replace(held, fields={**held.fields, "accumulate": min(steps, 2)})

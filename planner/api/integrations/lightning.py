@@ -23,8 +23,8 @@ class BatchSizePlanner(Callback):  # type: ignore[misc]  # lightning's types are
 
     Precision, accumulation, clipping, weight averages, processes and optimizer are the trainer's. Afterwards
     `batch_size` is the batch size that was set and `result` its plan, whose assumptions name settings that
-    are not planned. The batch runs without retries if any can. If no plan can be made, a warning gives the
-    reason, training continues with its batch size, and `result` and `batch_size` are None.
+    are not planned. The batch runs without retries if any batch can. If no plan can be made, a warning gives
+    the reason, training continues with its batch size, and `result` and `batch_size` are None.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class BatchSizePlanner(Callback):  # type: ignore[misc]  # lightning's types are
 
 
 def _load_data_anew(trainer: Any) -> None:
-    """Discard the data loaders and set the optimizers and schedules up again, if loaders exist already."""
+    """Discard the data loaders and set up optimizers and schedules again; do nothing before loaders exist."""
     loop = trainer.fit_loop
     if loop._combined_loader is None:
         return

@@ -81,7 +81,7 @@ def loop_of_trainer(trainer: Any, module: Any, sample: Any, batch_name: str = "b
 
 
 def without_validation_data(loop: LiveLoop, reason: str) -> LiveLoop:
-    """Return the loop with validation planned as training steps, and a note with the reason."""
+    """Return the loop with validation planned as training steps, and with a note on the reason."""
     fields = {**loop.fields, "eval_batch": 0}
     return replace(loop, evaluation=None, fields=fields, unplanned=(*loop.unplanned, _as_training(reason)))
 
@@ -94,7 +94,10 @@ def _as_training(reason: str) -> str:
 
 
 def _validation(trainer: Any, module: Any, batch_name: str) -> tuple[LiveEvaluation | None, tuple[str, ...]]:
-    """Return the validation on the loader with the largest batches, or None if its data fails, and a note."""
+    """Return the validation on the loader with the largest batches, and a note on the validation.
+
+    The validation is None if the user's data raises an error.
+    """
     source = trainer.fit_loop.epoch_loop.val_loop._data_source
     try:
         loaders = _loaders(source.dataloader())

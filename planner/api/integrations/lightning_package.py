@@ -1,4 +1,4 @@
-"""Names of Lightning, of whichever of its two packages, `lightning` and `pytorch_lightning`, is installed."""
+"""Names imported from Lightning: from `lightning`, or from `pytorch_lightning` if only that is installed."""
 
 import importlib
 from importlib.util import find_spec
@@ -22,7 +22,7 @@ is_param_in_hook_signature: Any = importlib.import_module(
 
 
 def is_overridden(method: str, module: object) -> bool:
-    """Return whether a LightningModule, of either package, overrides a method of its package's class."""
+    """Return whether a module of one of the packages overrides a method of that package's LightningModule."""
     helpers: Any = importlib.import_module(f"{lightning_package_of(module)}.utilities.model_helpers")
     overridden: bool = helpers.is_overridden(method, module)
     return overridden

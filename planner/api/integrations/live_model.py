@@ -33,12 +33,11 @@ class LiveLoop(Struct, frozen=True):
     unplanned: tuple[str, ...] = ()  # settings that change memory and are not planned; the answer names them
     notes: tuple[str, ...] = ()  # further notes of the answer
     stand_ins: Iterable["StandIn"] = ()
-    optimizer: "AnyLiveOptimizer | None" = None  # replaces the job's
+    optimizer: "AnyLiveOptimizer | None" = None  # replaces the optimizer of the job
     prepare: "Prepare | None" = None  # modifies each copy of the module
     held_bytes: int = 0  # bytes per sample of inputs that wait on the GPU besides the batch
-    evaluation: "LiveEvaluation | None" = (
-        None  # between the steps; None: as training steps, if the job evaluates
-    )
+    # The evaluation between the steps; if None, an evaluation of the job is planned as training steps.
+    evaluation: "LiveEvaluation | None" = None
 
 
 def plan_live_model(loop: LiveLoop, options: Options) -> MaxBatchResult:
@@ -120,10 +119,11 @@ class Choice(Struct, frozen=True):
 
 
 def choose_batch(loop: LiveLoop, options: Options, multiple: int) -> Choice:
-    """Return the largest batch that trains without retries, rounded down to a multiple if it is large enough.
+    """Return the largest batch that trains without retries, rounded down to a multiple of `multiple`.
 
-    An evaluation may take retries, one each time it starts: they cost little. If every batch that fits takes
-    retries, the largest of them is chosen, with a warning. Raises UsageError if no batch fits.
+    A batch below `multiple` is not rounded. An evaluation may take retries, one each time it starts: they
+    cost little. If every batch that fits takes retries, the largest of them is chosen, with a warning. Raises
+    UsageError if no batch fits.
     """
     result = plan_live_model(loop, options)
     if not loop.fields.get("evaluate"):
@@ -136,11 +136,11 @@ def choose_batch(loop: LiveLoop, options: Options, multiple: int) -> Choice:
 def choice_beside_evaluation(
     result: MaxBatchResult, plan_training: Callable[[], MaxBatchResult], multiple: int, smaller: str
 ) -> Choice:
-    """Return the choice of batch for a training with evaluation, accepting retries in the evaluation.
+    """Return the choice of batch for a training run with evaluation, accepting retries in the evaluation.
 
-    An evaluation's retries cost little. `plan_training` plans the training without evaluation. If the
-    evaluation does not fit at any batch, the batch size is the training's, with a warning that tells how to
-    make the evaluation `smaller`.
+    An evaluation's retries cost little. `result` is the plan with evaluation; `plan_training` makes the plan
+    without evaluation. If the evaluation does not fit at any batch, the batch size is chosen without it, with
+    a warning that tells how to make the evaluation `smaller`.
     """
     if 0 < result.max_batch == result.comfortable_batch:
         return choice_of(result, multiple)

@@ -36,7 +36,7 @@ def split_to_fit(
 
 
 def shortfall(samples: int, chosen: Split) -> str:
-    """Return a sentence on samples that the chosen split leaves out, or "" if it takes all."""
+    """Return a sentence on samples that the chosen split leaves out, or "" if it leaves no sample out."""
     if chosen.samples >= samples:
         return ""
     return (

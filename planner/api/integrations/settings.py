@@ -24,8 +24,8 @@ COMPILED = (
 class Effect(StrEnum):
     """The possible effects of a setting on a plan."""
 
-    PLANNED = "planned"  # a field of the job follows from it
-    NONE = "without effect"  # on GPU memory, or on what is planned
+    PLANNED = "planned"  # a field of the job follows from the setting
+    NONE = "without effect"  # without effect on the GPU memory that is planned
     STATED = "stated"  # not planned; the answer notes it if it is in use
     REFUSED = "refused"  # not planned, and too large to ignore
 
@@ -35,8 +35,8 @@ class Setting(Struct, frozen=True):
 
     name: str
     effect: Effect
-    text: str = ""  # STATED: the sentence; REFUSED: the reason and the remedy
-    when: Callable[[Any], object] | None = None  # tells whether it is in use; None: if its value is true
+    text: str = ""  # the note of a stated setting; the reason and the remedy of a refused setting
+    when: Callable[[Any], object] | None = None  # whether it is in use; None: it is if its value is true
 
 
 def planned(names: str) -> tuple[Setting, ...]:

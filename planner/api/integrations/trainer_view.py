@@ -15,7 +15,7 @@ from planner.capture import settings_of
 from planner.errors import UsageError
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), Enum, PurePath)
-_MANY_BATCHES = 1_000  # in place of an infinite number of batches, before the data is loaded
+_MANY_BATCHES = 1_000  # replaces the infinite number of batches that a trainer has before the data is loaded
 
 
 class Silent:

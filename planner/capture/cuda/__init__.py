@@ -1,1 +1,1 @@
-"""Make operators and torch.cuda behave on meta tensors as on a CUDA GPU."""
+"""Make torch.cuda, and operators on meta tensors, behave as on a CUDA GPU."""

@@ -1,8 +1,8 @@
-"""Assign a number to a part of a meta tensor with the allocations of CUDA.
+"""Assign a number to a part of a meta tensor with the allocations that CUDA makes.
 
-`x[1:2] = 3` makes a tensor of the number first: on the CPU if `x` is on CUDA, else on the device of `x`
-(THPVariable_setitem, torch/csrc/autograd/python_variable_indexing.cpp). On `meta` it would count as a block
-of the GPU. With a single mask, `x[x > 0] = 3` or `x[mask, :] = 3`, the number fills `x` in place
+`x[1:2] = 3` makes a tensor of the number first: on the CPU if `x` is on CUDA, otherwise on the device of `x`
+(THPVariable_setitem, torch/csrc/autograd/python_variable_indexing.cpp). On `meta` this tensor would count as
+a block of the GPU. With a single mask, `x[x > 0] = 3` or `x[mask, :] = 3`, the number fills `x` in place
 (`canDispatchToMaskedFill`, ATen/native/TensorAdvancedIndexing.cpp); autograd still records an assignment.
 """
 
@@ -23,9 +23,10 @@ def patches() -> Iterator[tuple[str, object]]:
 
 
 def _assign(x: Tensor, index: Any, value: Any) -> None:
-    """Run `x[index] = value` with the allocations of CUDA.
+    """Run `x[index] = value` with the allocations that CUDA makes.
 
-    A number assigned at indices in tensors or lists is copied to the GPU, on CUDA as well.
+    If the index contains tensors or lists, other than a single mask, a number is copied to the GPU, as on
+    CUDA.
     """
     places = index if isinstance(index, tuple) and index else (index,)
     is_number = x.device.type == "meta" and isinstance(value, bool | int | float | complex)

@@ -1,4 +1,4 @@
-"""Run `scaled_dot_product_attention` on meta by the operators that CUDA's selected backend calls.
+"""Run `scaled_dot_product_attention` on meta tensors by the operators of the backend that CUDA selects.
 
 The dispatch follows ATen/native/transformers/attention.cpp (torch 2.13, whose operators the installed
 library runs on the CPU). The kernels keep outputs of their operators for the backward pass: flash and cuDNN
@@ -20,7 +20,7 @@ _SAFE_SINCE: TorchVersion = (2, 5)
 
 
 def kernels(capability: tuple[int, int], version: TorchVersion) -> dict[str, Callable[..., Any]]:
-    """Return the attention kernel by operator name, for a GPU's compute capability and a torch version."""
+    """Return the attention kernel, keyed by operator name, for a compute capability and a torch version."""
 
     def attend(
         query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
@@ -66,10 +66,10 @@ def _cudnn(call: SdpaCall, scale: float | None) -> Any:
 
 
 def _additive(call: SdpaCall, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Convert a boolean mask to numbers to add to the scores (`convert_boolean_attn_mask`).
+    """Return a boolean mask as numbers to add to the scores, or any other `mask` unchanged.
 
-    The result has the mask's shape; a mask of numbers, or None, is returned unchanged. Before torch 2.5 the
-    result is made of zeros, which are filled in place with -inf at positions that the mask leaves out.
+    This is `convert_boolean_attn_mask`. The result has the mask's shape. Before torch 2.5 the result is made
+    of zeros, which are filled in place with -inf at positions that the mask leaves out.
     """
     if mask is None or mask.dtype is not torch.bool:
         return mask
@@ -80,7 +80,7 @@ def _additive(call: SdpaCall, mask: Tensor | None, dtype: torch.dtype) -> Tensor
 
 
 def _aligned(mask: Tensor) -> Tensor:
-    """Return the mask if its rows start at multiples of 8 elements, or else a copy with padded rows.
+    """Return the mask if its dense rows start at multiples of 8 elements, otherwise a copy with padded rows.
 
     This is `preprocess_mask`. The copy has the mask's shape, since it is made before the mask is expanded to
     batch and heads.
@@ -122,6 +122,6 @@ def _math(call: SdpaCall, scale: float | None) -> Tensor:
 
 
 def _ungrouped(call: SdpaCall, tensor: Tensor) -> Tensor:
-    """Return keys or values repeated for each query head that shares them, with grouped-query attention."""
+    """Return keys or values, repeated for each query head that shares them if the call groups queries."""
     groups = call.query.shape[-3] // tensor.shape[-3] if call.enable_gqa else 1
     return tensor.repeat_interleave(groups, -3) if groups > 1 else tensor

@@ -1,4 +1,4 @@
-"""Note settings of torch's backends, made by a model's code, that change memory and are not planned."""
+"""Note settings of torch's backends that a model's code makes and that change memory unplanned."""
 
 from collections.abc import Iterator
 
@@ -25,7 +25,7 @@ def notes_on_settings(job: Job) -> Iterator[str]:
 
 
 def _allows_tf32() -> bool:
-    """Return whether convolutions may run in TF32, even if torch's two forms of the setting are mixed."""
+    """Return whether convolutions may run in TF32, by torch's old setting or, if it fails, the new one."""
     try:
         return bool(torch.backends.cudnn.allow_tf32)
     except RuntimeError:

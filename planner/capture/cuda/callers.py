@@ -16,12 +16,12 @@ _CACHING = _TORCH | {
     *("peft", "timm", "torchmetrics", "torchvision", "transformers", "triton"),
 }
 
-_REDRAWN_SINCE: TorchVersion = (2, 13)  # trunc_normal_ draws weights beyond its bounds anew
+_REDRAWN_SINCE: TorchVersion = (2, 13)  # trunc_normal_ draws weights beyond its bounds again
 
 _PATHS = sysconfig.get_paths()
 _INSTALLED = (_PATHS["stdlib"], _PATHS["platstdlib"], str(Path(__file__).resolve().parents[2]))
 
-# Modules of these libraries that query again for each script, or make a stream.
+# Modules of these libraries that count as user code: they query again for each script, or make a stream.
 _OF_ONE_RUN = ("transformers.training_args", "transformers.cache_utils", "torch.cuda.graphs")
 
 
@@ -34,14 +34,15 @@ def _function_of(frame: FrameType) -> tuple[str, str]:
 
 
 def is_of_torch(frame: FrameType) -> bool:
-    """Return whether a frame runs torch's own Python code or the planner's code, except for `_OF_ONE_RUN`."""
+    """Return whether a frame runs Python code of torch or the planner, except modules in `_OF_ONE_RUN`."""
     return _root_of(frame) in _TORCH and frame.f_globals.get("__name__") not in _OF_ONE_RUN
 
 
 def skips_meta(frame: FrameType, torch_version: TorchVersion) -> bool:
-    """Return whether a frame runs an initialization of torch that leaves weights on meta unchanged.
+    """Return whether a frame runs an initializer of torch that leaves meta tensors unchanged.
 
-    `torch_version` is the version that the job runs, whose `trunc_normal_` makes no tensors before 2.13.
+    `torch_version` is the version that the job runs. `trunc_normal_` counts only since 2.13, since it makes
+    no tensors in earlier versions.
     """
     is_redrawn = draws_truncated(frame) and torch_version >= _REDRAWN_SINCE
     return is_redrawn or _function_of(frame) == ("torch.nn.init", "orthogonal_")
@@ -63,7 +64,7 @@ def is_of_library(frame: FrameType) -> bool:
 
 
 def line_of_caller(is_left_out: Callable[[FrameType], bool] = is_of_library) -> str:
-    """Return the innermost line on the stack that is not left out as FILE:LINE, or "" if there is none.
+    """Return FILE:LINE of the innermost frame that is not left out, or "" if all frames are left out.
 
     Frames for which `is_left_out` returns True are left out.
     """

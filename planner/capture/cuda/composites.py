@@ -1,4 +1,4 @@
-"""Kernels for composite operators of layers that run the same operators on `meta` as on CUDA."""
+"""Kernels that make composite operators of layers call the same operators on `meta` as on CUDA."""
 
 from collections.abc import Callable, Mapping, Sequence
 from string import ascii_letters
@@ -20,7 +20,7 @@ _MEAN = 1  # at::Reduction::Mean
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     """Run `linear` with the bias added by addmm or in place, as on CUDA (ATen/native/Linear.cpp).
 
-    ATen adds the bias out of place for tensors on meta or under a dispatch mode (TensorSubclassLikeUtils.h),
+    ATen adds the bias out of place for meta tensors or under a dispatch mode (TensorSubclassLikeUtils.h),
     which would cost a second output.
     """
     if bias is not None and weight.dim() == 2:
@@ -63,8 +63,8 @@ def _ctc_loss(
 ) -> Any:  # fmt: skip
     """Run `ctc_loss` with its lengths read into lists (ATen/native/LossCTC.cpp).
 
-    On meta, ATen keeps the lengths as tensors and fails. If the values of lengths are unknown, the padded
-    length is assumed for each sample.
+    On the meta device, ATen keeps the lengths as tensors and fails. If the values of lengths are unknown, the
+    padded length is assumed for each sample.
     """
     steps, samples = log_probs.shape[:2]
     inputs = [steps] * samples if input_lengths.is_meta else input_lengths.tolist()
@@ -75,7 +75,7 @@ def _ctc_loss(
 def _one_hot(classes: Tensor, num_classes: int = -1) -> Any:
     """Run `one_hot` by scattering ones into zeros, as on CUDA (ATen/native/Onehot.cpp).
 
-    On meta, ATen compares the classes with a range.
+    On the meta device, ATen compares the classes with a range.
     """
     count = int(classes.max().item()) + 1 if num_classes < 0 else num_classes
     zeros = torch.zeros((*classes.shape, count), dtype=torch.int64, device=classes.device)
@@ -83,7 +83,7 @@ def _one_hot(classes: Tensor, num_classes: int = -1) -> Any:
 
 
 def _mish_backward(grad: Tensor, x: Tensor) -> Any:
-    """Run `mish_backward` as one kernel (ATen/native/native_functions.yaml); on meta, ATen composes it."""
+    """Run `mish_backward` as one kernel (native_functions.yaml); ATen composes it for meta tensors."""
     with torch._C._AutoDispatchBelowAutograd():
         return aten.mish_backward(grad, x)
 
@@ -92,7 +92,7 @@ def _mish_backward(grad: Tensor, x: Tensor) -> Any:
 
 
 def _transposed_einsum(equation: str, operands: list[Tensor], *, path: list[int] | None = None) -> Any:
-    """Run `einsum` as torch before 2.9, which did not exchange two operands to get a contiguous result.
+    """Run `einsum` as torch before 2.9 does, without an exchange of two operands for a contiguous result.
 
     The result is a view of the product of the first operand's rows and the second one's columns, even if the
     equation names the columns first. Equations of more than two operands are run as in the installed torch.
@@ -118,9 +118,10 @@ def _transposed_einsum(equation: str, operands: list[Tensor], *, path: list[int]
 
 
 def _written_out(equation: str, operands: list[Tensor]) -> tuple[list[str], str]:
-    """Return the labels of each operand and of the result, with letters in place of each ellipsis.
+    """Return the labels of an equation's operands and result, with each ellipsis replaced by letters.
 
-    If the equation names no result, it has the labels that occur once, in alphabetical order.
+    If the equation names no result, the result has the ellipsis, and the labels that occur once in
+    alphabetical order.
     """
     left, arrow, result = equation.partition("->")
     letters = [letter for letter in ascii_letters if letter not in equation]
@@ -139,9 +140,9 @@ def _written_out(equation: str, operands: list[Tensor]) -> tuple[list[str], str]
 
 
 class _RmsNorm(torch.autograd.Function):
-    """Autograd function of `_fused_rms_norm` as a single node.
+    """An autograd function that runs `_fused_rms_norm` as a single autograd node.
 
-    On meta the operator has a composite kernel, whose parts autograd would record one by one.
+    On the meta device the operator has a composite kernel, whose parts autograd would record one by one.
     """
 
     @staticmethod
@@ -185,9 +186,9 @@ def _composed_rms_norm(
 
 
 class BinaryCrossEntropyWithLogits(torch.autograd.Function):
-    """Binary cross entropy with logits, whose backward pass computes the input's gradient in place.
+    """An autograd function for binary cross entropy with logits that computes the input's gradient in place.
 
-    For tensors on meta (TensorSubclassLikeUtils.h) torch computes the gradient out of place, which would cost
+    For meta tensors (TensorSubclassLikeUtils.h) torch computes the gradient out of place, which would cost
     two more tensors of the input's size.
     """
 
@@ -245,10 +246,10 @@ def _with_kernel_strides(x: Tensor) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """Product of a tensor's elements, whose gradient divides the product by each element.
+    """An autograd function for the product of elements, whose gradient divides the product by each element.
 
-    torch counts the zeros first, and takes another path if there are any, which is not planned. For tensors
-    on meta it always takes that path.
+    torch counts the zeros first, and takes another path if an element is zero. That path is not planned,
+    though torch always takes it for meta tensors.
     """
 
     @staticmethod
@@ -299,7 +300,7 @@ _KERNELS: Mapping[str, Callable[..., Any]] = {
 
 
 def kernels(version: TorchVersion) -> dict[str, Callable[..., Any]]:
-    """Return the kernels of this module by operator name, for a version of torch."""
+    """Return the kernels of this module, keyed by operator name, for a version of torch."""
     older: dict[str, Callable[..., Any]] = {}
     if version < _FUSED_RMS_NORM_SINCE:
         older["rms_norm"] = _composed_rms_norm

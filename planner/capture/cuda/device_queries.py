@@ -45,7 +45,7 @@ _CONSTANTS: dict[str, Any] = {
     "list_gpu_processes": "",
 }
 _TOTAL_BYTES = 80 * 2**30
-_SEGMENT_BYTES = 2 * 2**20  # the least that is reserved, by which user code may divide
+_SEGMENT_BYTES = 2 * 2**20  # reported as reserved, since user code may divide by the reserved bytes
 _SEGMENT = {"device": 0, "address": 0, "stream": 0, "segment_type": "small", "total_size": _SEGMENT_BYTES}
 _SEGMENT |= {"allocated_size": 0, "active_size": 0, "requested_size": 0, "blocks": []}
 
@@ -57,7 +57,7 @@ class _Statistics(dict[str, int]):
         return _SEGMENT_BYTES if name.startswith("reserved_bytes") else 0
 
     def get(self, name: str, default: object = None) -> int:
-        """Return a statistic; `default` is not used, since each has a value."""
+        """Return a statistic; `default` is not used, since each statistic has a value."""
         return self[name]
 
 
@@ -73,7 +73,7 @@ _MEMORY: dict[str, Any] = {
     "memory_snapshot": [_SEGMENT],
     "_snapshot": {"segments": [_SEGMENT], "device_traces": [[]]},
 }
-_CACHED = ("is_available", "device_count", "is_initialized")  # cached by libraries for the whole process
+_CACHED = ("is_available", "device_count", "is_initialized")  # queries that libraries cache for the process
 _PLAIN_GENERATOR = torch.Generator
 
 
@@ -95,7 +95,7 @@ class Handle(AbstractContextManager[Any]):
         return 0.0
 
     def record_event(self, event: Any = None) -> Any:
-        """Return the given event, or a new completed event if it is None."""
+        """Return the given event, or a new completed event if `event` is None."""
         return Handle() if event is None else event
 
     def record(self, *_: Any) -> None:
@@ -105,10 +105,10 @@ class Handle(AbstractContextManager[Any]):
 
 
 class Stream(Handle):
-    """A stand-in for a stream of torch.cuda, which is the current stream while it is entered."""
+    """A stand-in for a stream of torch.cuda; the stream is current while its context is open."""
 
     def __init__(self, streams: Streams, number: int) -> None:
-        """Make the stream `number` of `streams`, the streams of the capture."""
+        """Set the stream's number, and the `Streams` of the capture."""
         self.stream_id = self.cuda_stream = number
         self._streams = streams
 
@@ -134,8 +134,9 @@ def replacements(
 ) -> Iterator[Replacement]:
     """Yield replacements for names of torch, torch.cuda and torch.accelerator that query or use the GPU.
 
-    `remark` is called with a text for each query whose answer the trace must guess, `empty_cache` when user
-    code empties the cache.
+    `capability` and `streams` return the planned GPU's compute capability and the capture's streams. `remark`
+    is called with a text for each query whose answer the trace must guess and for a memory limit that user
+    code sets, `empty_cache` when user code empties the cache.
     """
 
     def current() -> Stream:
@@ -244,7 +245,7 @@ def _for_users(
 def _type_for_users(plain: type, construct: Callable[..., Any]) -> type:
     """Return a class that replaces `plain` and calls `construct` to make instances for user code.
 
-    Instances of `plain` and `Handle` count as instances of the class. Code that caches answers gets
+    Instances of `plain` and `Handle` count as instances of the class. Libraries that cache answers get
     instances of `plain`.
     """
 
@@ -274,4 +275,4 @@ class _AnyGenerator(type):
 
 
 class _Generator(metaclass=_AnyGenerator):
-    """The replacement of `torch.Generator`, which makes generators on the CPU in place of a GPU."""
+    """The replacement of `torch.Generator`, which makes a generator on the CPU if a GPU is named."""

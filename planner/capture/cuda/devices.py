@@ -43,28 +43,29 @@ _is_meta = torch._C.TensorBase.is_meta.__get__  # type: ignore[attr-defined]
 
 @dataclass(slots=True)
 class Placement:
-    """The simulated GPU: the device that `cuda` maps to, and the tensors and streams of user code."""
+    """The state of a simulated GPU: the device that `cuda` maps to, and user code's tensors and streams."""
 
-    target: str = META  # of tensors that are not on meta yet
+    target: str = META  # device that `cuda` maps to for tensors that are not on the meta device
     capability: tuple[int, int] = (8, 0)
-    torch_version: TorchVersion = NEWEST_TORCH  # of the job
-    placed: PlacedTensors = field(default_factory=PlacedTensors)  # on the GPU while a model is built
-    is_running: bool = False  # the loop runs; its tensors are not added to `placed`
-    host: HostTensors = field(default_factory=HostTensors)  # tensors on meta that stand for the CPU's
-    has_values: bool = False  # tensors have values, so a copy to the CPU is really made there
+    torch_version: TorchVersion = NEWEST_TORCH  # version that the job runs
+    placed: PlacedTensors = field(default_factory=PlacedTensors)  # tensors on the GPU while a model is built
+    is_running: bool = False  # whether the loop runs, whose tensors are not added to `placed`
+    host: HostTensors = field(default_factory=HostTensors)  # meta tensors that stand for CPU tensors
+    has_values: bool = False  # whether tensors have values, so that copies to the CPU are real
     streams: Streams = field(default_factory=Streams)
     graphs: cuda_graphs.Graphs = field(default_factory=cuda_graphs.Graphs)
-    on_empty_cache: Callable[[], None] = lambda: None  # or a recorder's method
-    on_resize: Callable[[Tensor], None] = lambda tensor: None  # likewise, for resized storages
+    on_empty_cache: Callable[[], None] = lambda: None  # replaced by a recorder's method in `watch`
+    on_resize: Callable[[Tensor], None] = lambda tensor: None  # likewise; called with the resized tensor
     remarks: dict[str, str] = field(default_factory=dict)  # remark -> the first line that causes it
-    names: Names | None = None  # replaced while any placement is open
-    put_off: list[tuple[Tensor, Callable[[], None]]] = field(default_factory=list)  # work of the set-up
+    names: Names | None = None  # torch's names that are replaced while a placement is open
+    # Work postponed until the set-up is recorded, each with a marker tensor that gives its order.
+    put_off: list[tuple[Tensor, Callable[[], None]]] = field(default_factory=list)
     on_cpu: WeakSet[nn.Module] = field(default_factory=WeakSet)  # modules that user code moved to the CPU
     saved: saved_files.SavedFiles = field(default_factory=saved_files.SavedFiles)
 
     @property
     def stands_for_host(self) -> bool:
-        """Return whether new tensors of the CPU are made on meta, as stand-ins."""
+        """Return whether new CPU tensors are made on the meta device as stand-ins."""
         return self.is_running and not self.has_values
 
     @property
@@ -79,20 +80,20 @@ class Placement:
         self.graphs.open_pool = recorder.graph_pool
 
     def empty_cache(self) -> None:
-        """Report an emptied cache to the recorder if the loop runs; otherwise, add it to the log."""
+        """Report an emptied cache to the recorder if the loop runs; otherwise, log the event in `placed`."""
         if self.is_running:
             self.on_empty_cache()
         else:
             self.placed.add_empty_cache()
 
     def put(self, tensor: Any) -> Any:
-        """Log a tensor that user code puts on the GPU, unless the loop runs; returns the tensor."""
+        """Log a tensor that user code puts on the GPU, unless the loop runs, and return the tensor."""
         if isinstance(tensor, Tensor) and not self.is_running:
             self.placed.add(tensor)
         return tensor
 
 
-_opened: list[Placement] = []  # innermost last; several while a model is built within a capture
+_opened: list[Placement] = []  # open placements, innermost last; several if a model is built in a capture
 
 
 @contextmanager
@@ -104,8 +105,9 @@ def planned_device(
 ) -> Iterator[Placement]:
     """Make `cuda` in user code mean `target`, and torch.cuda answer as the planned GPU, inside the context.
 
-    `target` is by default the target of the enclosing placement, or meta. Nested placements share the tensors
-    that are put on the GPU. `has_values` means that tensors of the capture have values.
+    Arguments that are not given are taken from the enclosing placement, if there is one. Nested placements
+    share the tensors that are put on the GPU. `has_values` means that tensors of the capture have values.
+    Yields the placement.
     """
     outer = _opened[-1] if _opened else None
     enclosing = Placement() if outer is None else outer
@@ -170,7 +172,7 @@ def placed_devices_shown() -> Iterator[None]:
     """Make tensors that user code put on the GPU report the GPU to user code inside the context."""
     plain, index = torch._C.TensorBase, Tensor.get_device
 
-    asking: list[None] = []  # not empty while a wrapper lists its parts, which may query its device
+    asking: list[None] = []  # not empty while a wrapper lists its parts, which may query the wrapper's device
 
     def shown(
         read: Any, on_gpu: object, sees_as_it_is: Callable[[FrameType], bool] = is_of_torch
@@ -205,15 +207,15 @@ def is_put_on_gpu(tensor: Tensor) -> bool:
 
 
 def is_on_host(tensor: Tensor) -> bool:
-    """Return whether a tensor on meta stands for a tensor of the CPU."""
+    """Return whether a tensor is a meta tensor that stands for a CPU tensor."""
     return bool(_opened) and tensor in _opened[-1].host
 
 
 def put_off_until_recorded(work: Callable[[], None]) -> bool:
     """Postpone work of a constructor until the set-up is recorded, and return whether it was postponed.
 
-    The work then runs after the tensors that were put on the GPU so far are recorded. If the loop runs
-    already, or no placement is open, nothing is postponed and the caller must run the work itself.
+    The work then runs once the tensors that are already on the GPU are recorded. If the loop runs already, or
+    no placement is open, nothing is postponed and the caller must run the work itself.
     """
     if not _opened or _opened[-1].is_running:
         return False
@@ -224,7 +226,7 @@ def put_off_until_recorded(work: Callable[[], None]) -> bool:
 
 
 def work_put_off() -> list[tuple[float, Callable[[], None]]]:
-    """Return the postponed calls, each with its order among the tensors put on the GPU, and clear them."""
+    """Return the postponed calls, each with its position among tensors put on the GPU, and clear the list."""
     taken = [(put_order(marker), work) for marker, work in _opened[-1].put_off] if _opened else []
     if taken:
         _opened[-1].put_off.clear()
@@ -247,9 +249,9 @@ def innermost() -> Placement:
 
 
 def put_order(tensor: Tensor) -> float:
-    """Return a tensor's position among the tensors that user code moved to the GPU, or infinity.
+    """Return a tensor's position among the tensors that user code put on the GPU while a model was built.
 
-    It is infinity for tensors that user code did not put on the GPU while the model was built.
+    The position of any other tensor is infinity.
     """
     return _opened[-1].placed.number_of(tensor) if _opened else inf
 
@@ -281,7 +283,7 @@ def _target(device: object) -> str:
 
 
 def _replacements() -> Iterator[Replacement]:
-    constructors = _device._device_constructors()  # it caches the functions that it finds first
+    constructors = _device._device_constructors()  # torch caches the functions that the first call finds
     for holder in (torch, torch.fft):
         for name, value in list(vars(holder).items()):
             if callable(value) and value in constructors:
@@ -321,7 +323,7 @@ def _remark(text: str) -> None:
 
 
 def _defaulting(plain: Callable[..., None]) -> Callable[..., None]:
-    """Return `DeviceContext.__init__` that translates a GPU to the device of the capture."""
+    """Return a version of `DeviceContext.__init__` that translates a GPU to the device of the capture."""
 
     def start(self: Any, device: object) -> None:
         is_gpu = names_gpu(device)
@@ -332,7 +334,7 @@ def _defaulting(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def _putting_defaults(plain: Callable[..., Any], constructors: Container[Any]) -> Callable[..., Any]:
-    """Return `DeviceContext.__torch_function__` that logs the tensors it makes on the GPU by default."""
+    """Return a version of `DeviceContext.__torch_function__` that logs tensors made on a default GPU."""
 
     def run(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         is_default = func in constructors and (kwargs or {}).get("device") is None  # which `plain` sets
@@ -345,10 +347,10 @@ def _putting_defaults(plain: Callable[..., Any], constructors: Container[Any]) -
 
 
 def keep_default_device() -> None:
-    """Keep the GPU as the default device, if a constructor made it the default in a `with torch.device(...)`.
+    """Keep the GPU as the default device if a constructor set it inside a `with torch.device(...)` region.
 
-    The end of that region would otherwise remove the current default device. The new default is `meta`, which
-    stands for the GPU.
+    The end of the region would otherwise remove the default device. The new default is `meta`, which stands
+    for the GPU.
     """
     chosen = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     if getattr(chosen, "planner_is_gpu", False):
@@ -357,11 +359,11 @@ def keep_default_device() -> None:
 
 
 def _making(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a tensor factory that translates the device `cuda` and makes stand-ins for pinned tensors."""
+    """Return a version of a tensor factory that translates `cuda` and makes stand-ins for pinned tensors."""
 
     @functools.wraps(plain)
     def make(*args: Any, **kwargs: Any) -> Any:
-        if not _opened:  # bound by an import during a capture
+        if not _opened:  # an import during a capture bound this function
             return plain(*args, **kwargs)
         if args and isinstance(args[0], list | tuple) and plain.__name__ in ("tensor", "as_tensor"):
             args = (_with_numbers(args[0]), *args[1:])
@@ -389,9 +391,9 @@ def _making(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_numbers(data: Any) -> Any:
-    """Return nested lists in which scalar tensors on meta are replaced by their numbers.
+    """Return nested lists in which scalar meta tensors are replaced by their numbers.
 
-    torch would read the numbers below Python.
+    Without the replacement, torch would read the numbers below Python.
     """
     if isinstance(data, list | tuple):
         return [_with_numbers(one) for one in data]
@@ -399,7 +401,7 @@ def _with_numbers(data: Any) -> Any:
 
 
 def _is_layout_alone(device: object, caller: FrameType) -> bool:
-    """Return whether user code of a running loop names `meta` itself, for a tensor without memory anywhere.
+    """Return whether user code in a running loop names `meta`, for a tensor without memory on any device.
 
     torch's own code gets the name `meta` from tensors of the GPU.
     """
@@ -408,12 +410,12 @@ def _is_layout_alone(device: object, caller: FrameType) -> bool:
 
 
 def _is_of_save_on_cpu() -> bool:
-    """Return whether the caller is torch's `save_on_cpu`, which pins memory only if torch finds a GPU."""
+    """Return whether torch's `save_on_cpu` makes the tensor; it pins memory only if torch finds a GPU."""
     return caller_frame(2).f_globals.get("__name__") == "torch.autograd.graph"
 
 
 def _moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return `Tensor.to` that treats tensors on meta as GPU tensors, or CPU tensors if they are stand-ins."""
+    """Return a version of `Tensor.to` that treats stand-ins as CPU tensors, other meta tensors as GPU's."""
 
     plain = _by_class(plain)
 
@@ -469,9 +471,9 @@ def _is_window(tensor: Tensor) -> bool:
 
 
 def _by_class(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a tensor method that wrapper tensors pass to `__torch_function__` of their class, as in torch.
+    """Return a version of a tensor method that wrapper tensors pass to their class, as in torch.
 
-    The class recognizes torch's own method by its identity.
+    The class's `__torch_function__` recognizes torch's own method by its identity.
     """
 
     @functools.wraps(plain)
@@ -485,7 +487,7 @@ def _by_class(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _wrapping(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return `Tensor._make_wrapper_subclass` that translates the device `cuda`."""
+    """Return a version of `Tensor._make_wrapper_subclass` that translates the device `cuda`."""
 
     @functools.wraps(plain)
     def make(*args: Any, **kwargs: Any) -> Tensor:
@@ -498,15 +500,16 @@ def _wrapping(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _device_given(*args: Any, **kwargs: Any) -> object:
-    """Return the device among the arguments of `Module.to`."""
+    """Return the device among the arguments of `Module.to`, or None if they name no device."""
     return torch._C._nn._parse_to(*args, **kwargs)[0]
 
 
 def _moving_module(
     plain: Callable[..., nn.Module], device_of: Callable[..., object]
 ) -> Callable[..., nn.Module]:
-    """Return `Module.to`, `cuda` or `cpu` that logs what it puts on the GPU or marks what it moves off it.
+    """Return a version of a module's move that logs tensors put on the GPU and marks modules put on the CPU.
 
+    `plain` is `to`, `cuda` or `cpu` of `Module`, and `device_of` returns the device that its arguments name.
     If the dtype changes too, a parameter gets new data but remains the object by which it is found later.
     """
 
@@ -528,7 +531,7 @@ def _moving_module(
 
 
 def _in_order_of_apply(module: nn.Module) -> Iterator[Tensor]:
-    """Yield parameters and buffers in the order in which `Module.to` moves them: children first."""
+    """Yield a module's parameters and buffers in the order in which `to` moves them: children first."""
     for child in module.children():
         yield from _in_order_of_apply(child)
     held = (*module._parameters.values(), *module._buffers.values())
@@ -538,14 +541,14 @@ def _in_order_of_apply(module: nn.Module) -> Iterator[Tensor]:
 def _with_device(
     device: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of `Tensor.to` with their device replaced."""
+    """Return the arguments of `Tensor.to` with their device replaced by `device`."""
     if "device" in kwargs:
         return args, {**kwargs, "device": device}
     return (device, *args[1:]), kwargs
 
 
 def _pin(self: Tensor, device: Any = None) -> Tensor:
-    """Return a pinned copy of a stand-in for a CPU tensor; any other tensor is returned unchanged."""
+    """Return a pinned copy of an unpinned stand-in for a CPU tensor, or any other tensor unchanged."""
     host = _opened[-1].host if _opened else None
     if host is None or self not in host or host.is_pinned(self):
         return self
@@ -559,7 +562,7 @@ def _record_stream(self: Tensor, stream: Any) -> None:
 
 
 def pinned_like(tensor: Tensor) -> Tensor:
-    """Return a stand-in on meta for a pinned tensor like the given tensor, without recording it."""
+    """Return an unrecorded meta tensor that stands for a pinned CPU tensor like the given tensor."""
     host = _opened[-1].host
     with _disable_current_modes(), host.moving_to(Side.HOST):
         return host.pin(torch.empty_like(tensor, device=META, requires_grad=False))
@@ -570,7 +573,10 @@ def _to_host(self: Tensor, memory_format: Any = torch.preserve_format) -> Tensor
 
 
 def _reading_array(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `Tensor.numpy` that reads the values of a stand-in for a tensor of the CPU."""
+    """Return a version of `Tensor.numpy` that reads the values of a stand-in for a CPU tensor.
+
+    For a tensor of the GPU it raises TypeError in a running loop, unless `force` is set.
+    """
 
     @functools.wraps(plain)
     def numpy(self: Tensor, *, force: bool = False) -> Any:
@@ -591,7 +597,7 @@ def _to_gpu(self: Tensor, device: Any = None, non_blocking: bool = False, **opti
 
 
 def _loading(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `torch.load` that loads to the CPU if `map_location` is a GPU or None."""
+    """Return a version of `torch.load` that loads to the CPU if `map_location` is a GPU or None."""
 
     @functools.wraps(plain)
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:

@@ -18,7 +18,7 @@ Kernels = dict[str, Callable[..., Any]]
 
 
 def kernels(capability: tuple[int, int], version: TorchVersion) -> Kernels:
-    """Return the fast-path kernels by operator name, for a GPU's compute capability and a torch version."""
+    """Return the fast-path kernels, keyed by operator name, for a compute capability and a torch version."""
 
     def attend(
         query: Tensor, key: Tensor, value: Tensor, embed_dim: int, num_head: int, qkv_weight: Tensor,
@@ -27,8 +27,7 @@ def kernels(capability: tuple[int, int], version: TorchVersion) -> Kernels:
     ) -> Any:  # fmt: skip
         """Run `_native_multi_head_attention`, fused if there is no mask and no weights are returned.
 
-        The selected attention backend must not be the math backend either. Before torch 2.2, the width of a
-        head had to be a multiple of 8 as well (inferred from the source).
+        The fused path also requires that the selected attention backend is not the math backend.
         """
         heads = query.view(query.shape[0], -1, num_head, embed_dim // num_head).transpose(1, 2)
         kernel = select(SdpaCall(heads, heads, heads, torch=version), capability)

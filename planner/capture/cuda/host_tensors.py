@@ -1,7 +1,7 @@
-"""Track the tensors on meta that stand for tensors of the CPU, which take no memory of the GPU.
+"""Track the meta tensors that stand for CPU tensors and so take no memory of the GPU.
 
-Batches of a data loader are on the CPU and may be large, so in a capture they are on meta like all other
-tensors. An operator whose tensors are all on the CPU returns tensors on the CPU.
+Batches of a data loader are on the CPU and may be large, so in a capture they are on the meta device like all
+other tensors. An operator whose tensors are all on the CPU returns tensors on the CPU.
 """
 
 import weakref
@@ -45,14 +45,14 @@ class Side(Enum):
 
 
 class HostTensors:
-    """The tensors on meta that stand for tensors of the CPU in one capture, tracked by their storages."""
+    """The meta tensors that stand for CPU tensors in one capture, tracked by their storages."""
 
     def __init__(self) -> None:
         self._storages: dict[int, weakref.ref[Any]] = {}
-        self.destination: Side | None = None  # of operators' results; None: the side of their arguments
-        self.have_met = False  # an operator got tensors of both sides
+        self.destination: Side | None = None  # of results; None if the arguments determine it
+        self.have_met = False  # whether an operator got tensors of both sides
         self._pinned: dict[int, int] = {}  # bytes of the living pinned storages, by `_cdata`
-        self._pinned_bytes = self._most_bytes = 0  # pinned by torch for them, now and at most
+        self._pinned_bytes = self._most_bytes = 0  # bytes that torch pins for them, now and at the peak
         self.most_pinned: tuple[int, ...] = ()  # bytes of each pinned storage when the sum was largest
 
     def __bool__(self) -> bool:
@@ -62,14 +62,14 @@ class HostTensors:
         return bool(self._storages) and innermost(tensor).untyped_storage()._cdata in self._storages
 
     def add(self, tensor: Tensor) -> None:
-        """Mark a tensor on meta, and all tensors that share its storage, as tensors of the CPU."""
+        """Mark a meta tensor, and all tensors that share its storage, as CPU tensors."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._storages:
             self._storages[key] = weakref.ref(storage, lambda _: self._storages.pop(key, None))
 
     def pin(self, tensor: Tensor) -> Tensor:
-        """Mark a tensor on meta as a tensor in pinned memory of the CPU, and return the tensor."""
+        """Mark a meta tensor as a tensor in pinned memory of the CPU, and return the tensor."""
         self.add(tensor)
         storage = tensor.untyped_storage()
         key = storage._cdata
@@ -100,7 +100,8 @@ class HostTensors:
     def side_of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Side:
         """Return the side on which an operator with these arguments puts its results.
 
-        Raises RuntimeError, as torch does on a GPU, if the arguments include tensors of both sides.
+        Raises RuntimeError, as torch does on a GPU, if the arguments include tensors of both sides, unless
+        the CPU tensors are scalars or the operator takes both.
         """
         if self.destination is not None:
             return self.destination
@@ -116,7 +117,7 @@ class HostTensors:
         return Side.GPU
 
     def marked(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return an operator's arguments with tensors of the CPU marked for workspace rules."""
+        """Return an operator's arguments with CPU tensors marked for workspace rules."""
 
         def mark(value: Any) -> Any:
             return as_cpu_tensor(value) if isinstance(value, Tensor) and value in self else value
@@ -133,11 +134,12 @@ class HostTensors:
         kwargs: dict[str, Any],
         copy_to_meta: Callable[[Tensor], Tensor],
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Return the arguments with real CPU tensors replaced by meta tensors that count as CPU tensors.
+        """Return the arguments with real CPU tensors replaced by meta tensors, or None if this is impossible.
 
-        User code made the real tensors on the CPU; scalar tensors are not copied. Returns None if no argument
-        is a real CPU tensor, if the operator changes a real CPU tensor in place, if no argument is on meta,
-        or if an argument on meta is a tensor of the GPU.
+        The meta tensors count as CPU tensors. User code made the real tensors on the CPU; scalar tensors are
+        not replaced. It is impossible if no argument is a real CPU tensor, if the operator changes a real CPU
+        tensor in place, if no argument is on the meta device, or if an argument on the meta device is a
+        tensor of the GPU.
         """
         tensors = [one for one in leaves_of((args, kwargs)) if isinstance(one, Tensor)]
         made = [one for one in tensors if one.device.type == "cpu" and one.dim()]
@@ -155,7 +157,7 @@ class HostTensors:
         return map_leaves(on_meta, args), map_leaves(on_meta, kwargs)
 
     def add_results(self, out: Any) -> None:
-        """Mark the results of an operator on meta as tensors of the CPU."""
+        """Mark the meta tensors among an operator's results as CPU tensors."""
         for one in leaves_of(out):
             if isinstance(one, Tensor) and one.is_meta:
                 self.add(one)

@@ -32,13 +32,13 @@ class Names:
         self._before: list[Any] = []
 
     def replace(self) -> None:
-        """Set the new values."""
+        """Set the new values of all names."""
         self._before = [vars(holder).get(name, _INHERITED) for holder, name, _ in self._replacements]
         for holder, name, new in self._replacements:
             setattr(holder, name, new)
 
     def restore(self) -> None:
-        """Restore the values from before `replace`."""
+        """Restore the values that the names had before `replace`."""
         for (holder, name, new), before in reversed([*zip(self._replacements, self._before, strict=True)]):
             if before is not _INHERITED:
                 setattr(holder, name, before)
@@ -46,7 +46,7 @@ class Names:
                 delattr(holder, name)
 
     def _scripting(self, script: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `torch.jit.script` with torch's names restored during its calls.
+        """Return a version of `torch.jit.script` that restores torch's names during its calls.
 
         `torch.jit.script` recognizes torch's functions by identity, and looks names of a class up in the
         frame of its caller.

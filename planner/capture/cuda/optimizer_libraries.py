@@ -26,7 +26,7 @@ _BLOCKWISE = frozenset(("adam", "momentum", "rmsprop", "lion", "adagrad", "adema
 
 @contextmanager
 def optimizer_libraries(capability: tuple[int, int]) -> Iterator[OutsideMemory]:
-    """Replace functions of bitsandbytes' and torchao's optimizers in the context, if they are imported.
+    """Replace functions of bitsandbytes' and torchao's optimizers, if imported, inside the context.
 
     Yields the memory that their optimizers keep outside of the allocator, on a GPU of this compute
     capability.

@@ -1,4 +1,4 @@
-"""Make optimizers and gradient clipping choose the same implementations on meta as on CUDA.
+"""Make optimizers and gradient clipping choose the same implementations on the meta device as on CUDA.
 
 Multi-tensor kernels get addresses and sizes as kernel arguments, not in device memory
 (ATen/native/cuda/MultiTensorApply.cuh), and the fused optimizers allocate nothing
@@ -32,11 +32,11 @@ def patches() -> Iterator[tuple[str, object]]:
 
 
 def _recorded(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return `torch.tensor` or `torch.as_tensor`, made visible to dispatch modes if an optimizer calls it.
+    """Return a version of a tensor factory whose results dispatch modes see if an optimizer calls it.
 
-    This holds for optimizers of torch and torchao that make a tensor from a number. On CUDA the tensor is
-    made on the CPU and copied to the GPU; on meta it is made directly, beneath all modes
-    (`internal_new_from_data`, torch/csrc/utils/tensor_new.cpp).
+    `plain` is `torch.tensor` or `torch.as_tensor`, which optimizers of torch and torchao call with a number.
+    On CUDA the tensor is made on the CPU and copied to the GPU; on the meta device it is made directly,
+    beneath all modes (`internal_new_from_data`, torch/csrc/utils/tensor_new.cpp).
     """
 
     def make(data: Any, *args: Any, **kwargs: Any) -> Tensor:

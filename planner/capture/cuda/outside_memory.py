@@ -9,9 +9,9 @@ _MIB = 2**20
 class OutsideMemory:
     """The optimizer state outside of the caching allocator, in bytes, and whether the optimizer compiles."""
 
-    paged_bytes: int = 0  # CUDA managed memory, which the driver moves between GPU and host
-    host_state_bytes: int = 0  # in ordinary memory of the host
-    compiles: bool = False  # the optimizer compiles its step, and a first run times the kernels
+    paged_bytes: int = 0  # state in CUDA managed memory, which the driver moves between GPU and host
+    host_state_bytes: int = 0  # state in ordinary memory of the host
+    compiles: bool = False  # whether the optimizer compiles its step, so that a first run times the kernels
 
     def notes(self) -> tuple[str, ...]:
         """Return a note for each kind of memory that the trace does not count."""

@@ -1,4 +1,4 @@
-"""Log the tensors that user code puts on the GPU while a model is built, their results, and their frees.
+"""Log, while a model is built, tensors that user code puts on the GPU, operators on them, and frees.
 
 A model is built without a recorder. The log lists all blocks in their order, so that `planner.capture.setup`
 can record them later, including the blocks that are freed before the model is complete.
@@ -57,7 +57,7 @@ class CacheEmptied:
 class Layout:
     """The layout and dtype of a logged tensor, with the number of its storage if it is on the GPU."""
 
-    number: int | None
+    number: int | None  # None if the tensor is not on the GPU
     size_bytes: int  # of the storage
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -69,14 +69,14 @@ Entry = Put | Called | Freed | CacheEmptied
 
 
 class PlacedTensors:
-    """The storages that user code put on the GPU, numbered in that order, with the log of events on them."""
+    """The storages that user code put on the GPU, numbered in their order, with the log of events on them."""
 
     def __init__(self) -> None:
         self._numbers = WeakIdKeyDictionary()
         self._next = count()
         self._alive: dict[int, weakref.ref[UntypedStorage]] = {}
         self._entries: list[tuple[int, Entry]] = []
-        self._is_copying = False  # to the CPU
+        self._is_copying = False  # whether a copy to the CPU runs
 
     def __bool__(self) -> bool:
         return bool(self._numbers.data)
@@ -108,12 +108,12 @@ class PlacedTensors:
             self._entries.append((next(self._next), CacheEmptied()))
 
     def number_of(self, tensor: Tensor) -> float:
-        """Return the lowest number of a tensor's storages, or infinity if none is on the GPU."""
+        """Return the lowest number of a tensor's storages, or infinity if no storage is on the GPU."""
         storages = [_storage_of(one) for one in parts(tensor)]
         return min((float(self._numbers[one]) for one in storages if one in self._numbers), default=inf)
 
     def replace(self, old: Any, new: Tensor) -> None:
-        """Transfer the number of the storage `old`, if it has any, to the storage of the tensor `new`."""
+        """Transfer the number of the storage `old`, if it has one, to the storage of the tensor `new`."""
         if old in self._numbers:
             number = self._numbers[old]
             del self._numbers[old]
@@ -153,7 +153,7 @@ class PlacedTensors:
 
     @property
     def follows(self) -> bool:
-        """Return whether results are logged: if any tensor is on the GPU and no copy to the CPU runs."""
+        """Return whether operators are logged: a tensor is on the GPU and no copy to the CPU runs."""
         return bool(self) and not self._is_copying
 
     def _start(self, storage: UntypedStorage) -> int:
@@ -180,7 +180,7 @@ class PlacedTensors:
 
 
 class PlacedResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that logs the results of operators on GPU tensors as placed on the GPU too."""
+    """A dispatch mode that logs calls of operators on GPU tensors, whose results are on the GPU too."""
 
     def __init__(self, placed: PlacedTensors) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -189,7 +189,7 @@ class PlacedResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False, as for the recorder: nothing is compiled while the mode is active."""
+        """Return False, as the recorder does, since nothing is compiled while the mode is active."""
         return False
 
     def __torch_dispatch__(
@@ -213,15 +213,15 @@ class PlacedResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Replayed:
-    """The tensors of a log rebuilt on meta, with stand-ins for storages that have been freed since."""
+    """The tensors of a log, rebuilt on the meta device, with stand-ins for storages that have been freed."""
 
     def __init__(self, placed: PlacedTensors) -> None:
         self._placed = placed
         self._dead: dict[int, UntypedStorage] = {}
-        self._met: set[int] = set()  # numbers
+        self._met: set[int] = set()  # numbers of the storages of rebuilt tensors
 
     def tensors(self, value: Any) -> Any:
-        """Return logged arguments or results with each `Layout` replaced by a tensor on meta."""
+        """Return logged arguments or results with each `Layout` replaced by a meta tensor."""
         return tree_map(lambda one: self._tensor(one) if isinstance(one, Layout) else one, value)
 
     def bytes_of(self, put: Put) -> Tensor:
@@ -229,7 +229,7 @@ class Replayed:
         return self._tensor(Layout(put.number, put.size_bytes, (put.size_bytes,), (1,), 0, torch.uint8))
 
     def living(self) -> Iterator[Tensor]:
-        """Yield a tensor of bytes for each living storage from which a tensor was rebuilt so far."""
+        """Yield a tensor of bytes for each living meta storage of which a tensor was rebuilt."""
         for number in sorted(self._met):
             storage = self._placed.living(number)
             if storage is not None and storage.device.type == "meta":
@@ -247,7 +247,7 @@ class Replayed:
         if storage is None or storage.device.type != "meta":
             fresh = torch.empty(laid.size_bytes, dtype=torch.uint8, device="meta").untyped_storage()
             storage = self._dead.setdefault(laid.number, fresh)
-        if storage.nbytes() != laid.size_bytes:  # of another tensor that took over its number
+        if storage.nbytes() != laid.size_bytes:  # the storage of another tensor that took over the number
             return _bytes_of(storage)
         made = torch.empty(0, dtype=laid.dtype, device="meta")
         return made.set_(storage, laid.offset, laid.sizes, laid.strides)
@@ -264,7 +264,7 @@ CONVERSIONS: tuple[Callable[..., Any], ...] = (_TO.dtype, _TO.dtype_layout, _TO.
 
 
 def _tensors_in(values: Any) -> list[Tensor]:
-    """Return the tensors among the values, including those one level down in lists and tuples."""
+    """Return the tensors among the values, including tensors one level down in lists and tuples."""
     flat = [one for value in values for one in (value if isinstance(value, list | tuple) else (value,))]
     return [one for one in flat if isinstance(one, Tensor)]
 

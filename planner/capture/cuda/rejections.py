@@ -1,6 +1,7 @@
-"""Predict whether `trunc_normal_` draws random weights again, which it reads from the GPU (torch 2.13).
+"""Predict whether `trunc_normal_` draws weights again, which depends on values that it reads (torch 2.13).
 
-`trunc_normal_` draws until all weights are between its bounds, and reads after each round whether any is not.
+`trunc_normal_` draws until all weights are between its bounds, and reads from the GPU after each round
+whether a weight is not.
 """
 
 import sys
@@ -17,10 +18,10 @@ _MOST_FRAMES = 16  # between a read in Python and the dispatch mode that asks
 class Rejections(Struct):
     """A counter of the drawing rounds of the current call of `trunc_normal_`."""
 
-    rounds: int = 0  # that drew rejected weights anew
+    rounds: int = 0  # rounds after the first of the current call
 
     def answer(self) -> bool | None:
-        """Return whether the current round is expected to reject a weight, or None outside `trunc_normal_`.
+        """Return whether the current round probably rejects a weight, or None if no `trunc_normal_` runs.
 
         Each call inside `trunc_normal_` counts one round.
         """

@@ -1,8 +1,8 @@
 """Run recurrent layers as on CUDA, by one operator of cuDNN for all layers, directions and time steps.
 
-On meta, `lstm`, `gru` and `rnn` unroll into cells. ATen/native/RNN.cpp passes CUDA tensors to cuDNN;
-cudnn/RNN.cpp, which this module follows, calls cuDNN. Once `nn.LSTM` is on the GPU, its weights are views of
-one buffer (`flatten_parameters`).
+On the meta device, `lstm`, `gru` and `rnn` unroll into cells. ATen/native/RNN.cpp passes CUDA tensors to
+cuDNN; cudnn/RNN.cpp, which this module follows, calls cuDNN. Once `nn.LSTM` is on the GPU, its weights are
+views of one buffer (`flatten_parameters`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +23,7 @@ def flatten_weights(layer: nn.Module) -> Iterator[Tensor]:
     """Move the weights of a recurrent layer into one buffer, as `flatten_parameters` does on a GPU.
 
     Yields the buffer once it is made; the weights' previous storages are released when the caller resumes.
-    Other modules are left unchanged.
+    For other modules, and for weights that cannot be flattened, nothing is yielded or changed.
     """
     if not isinstance(layer, nn.RNNBase) or not _is_whole(layer):
         return
@@ -39,7 +39,7 @@ def patches() -> Iterator[tuple[str, object]]:
 
 
 def _flatten_again(layer: Any) -> None:
-    """Move the weights of a recurrent layer from their buffer into a new one, as each call does on a GPU."""
+    """Move the weights of a recurrent layer into a new buffer, as each call does on a GPU."""
     if not _can_flatten(layer) or any(map(is_on_host, layer._flat_weights)):
         return
     _move_into(
@@ -48,7 +48,7 @@ def _flatten_again(layer: Any) -> None:
 
 
 def _move_into(buffer: Tensor, weights: Sequence[Tensor]) -> None:
-    """Make weights views of a buffer, one after another."""
+    """Make weights views of successive parts of a buffer."""
     offset = 0
     for weight in weights:
         weight.data = buffer.as_strided(weight.shape, weight.stride(), offset)
@@ -63,7 +63,7 @@ def _elements(layer: nn.RNNBase) -> int:
 
 
 def _can_flatten(layer: nn.RNNBase) -> bool:
-    """Return whether all weights are contiguous tensors on meta, of one dtype that cuDNN supports."""
+    """Return whether all weights are contiguous meta tensors, of one dtype that cuDNN supports."""
     weights = layer._flat_weights
     if layer.mode not in MODE_NUMBERS:
         return False
@@ -80,7 +80,7 @@ def _is_whole(layer: nn.RNNBase) -> bool:
 
 
 def kernels(capability: tuple[int, int]) -> dict[str, Callable[..., Any]]:
-    """Return the kernels of recurrent layers and cells by operator name, for a GPU's compute capability."""
+    """Return kernels of recurrent layers and cells, keyed by operator name, for a compute capability."""
 
     ranks = chain([FIRST_DROPOUT_DIM], repeat(1))
 
@@ -101,7 +101,7 @@ def kernels(capability: tuple[int, int]) -> dict[str, Callable[..., Any]]:
 def _kernel(
     mode: int, name: str, dropout_state: Callable[[], Tensor], capability: tuple[int, int]
 ) -> Callable[..., Any]:
-    """Return a function that runs a recurrent operator by cuDNN, or by its decomposition if cuDNN cannot.
+    """Return a function that runs a recurrent operator by cuDNN, or decomposed if cuDNN does not support it.
 
     `mode` is cuDNN's number for the kind of the layer. `NAME.input` takes samples of one length, `NAME.data`
     packed samples.
@@ -124,7 +124,7 @@ def _kernel(
 
 
 def _is_cudnn(x: Tensor, capability: tuple[int, int]) -> bool:
-    """Return whether cuDNN runs a layer for an input, as `use_cudnn` of RNN.cpp decides.
+    """Return whether cuDNN runs a recurrent layer for the input `x`, as `use_cudnn` of RNN.cpp decides.
 
     bfloat16 needs cuDNN 9.13, which is assumed, and capability 8.0 (detail/CUDAHooks.cpp).
     """
@@ -136,7 +136,7 @@ def _is_cudnn(x: Tensor, capability: tuple[int, int]) -> bool:
 def _run(
     mode: int, x: Tensor, hidden: Any, weights: Sequence[Tensor], biases: bool, options: tuple[Any, ...]
 ) -> Any:
-    """Call cuDNN's operator, passing the weight buffer if the weights are views of one (`_cudnn_impl`)."""
+    """Call cuDNN's operator, with the weights' buffer if they share one (`_cudnn_impl`)."""
     hx, cx = hidden if isinstance(hidden, (tuple, list)) else (hidden, None)
     width, projected = hx.shape[2], 0
     if cx is not None and cx.shape[2] != hx.shape[2]:
@@ -150,9 +150,10 @@ def _run(
 
 
 def _shared_buffer(weights: Sequence[Tensor]) -> Tensor | None:
-    """Return a flat tensor over the storage that all weights share, or None if the weights are separate.
+    """Return a flat tensor over the storage that several weights share, or None if they share no storage.
 
-    Separate weights are copied into a buffer at each call.
+    A single weight gives None too. Without a shared storage, cuDNN's operator copies the weights into a
+    buffer at each call.
     """
     storages = {w.untyped_storage()._cdata for w in weights}
     if len(storages) > 1 or len(weights) == 1:
@@ -186,12 +187,12 @@ def gru_cell(
     input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, b_ih: Tensor | None = None,
     b_hh: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the new state and the workspace that is saved for the backward pass (native/cuda/RNN.cu)."""
+    """Return a GRU cell's new state, and the workspace saved for the backward pass (native/cuda/RNN.cu)."""
     return hx.new_empty(hx.shape), hx.new_empty((hx.shape[0], 5 * hx.shape[1]))
 
 
 def gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
-    """Return the gradients of input gates, hidden gates and state, and None for both biases (cuda/RNN.cu)."""
+    """Return a GRU cell's gradients of both gates and the state, and None for both biases (cuda/RNN.cu)."""
     width = 3 * (workspace.shape[1] // 5)
     gates = [workspace.new_empty((workspace.shape[0], width)) for _ in range(2)]
     return *gates, grad_hy.new_empty(grad_hy.shape), None, None
@@ -220,7 +221,10 @@ def cudnn_rnn(
     cx: Tensor | None, mode: int, hidden: int, projected: int, layers: int, batch_first: bool, p: float,
     train: bool, bidirectional: bool, batch_sizes: Sequence[int], dropout: Tensor | None,
 ) -> Any:  # fmt: skip
-    """Return output, hidden state, cell state, reserve space and weight buffer, allocated if it is None."""
+    """Return the output, hidden state, cell state, reserve space and weight buffer of `_cudnn_rnn`.
+
+    The weight buffer is allocated if `buffer` is None.
+    """
     sizes = RnnSizes(mode, x.shape[-1], hidden, projected, layers, bidirectional)
     width, states = sizes.width * sizes.directions, layers * sizes.directions
     if batch_sizes:
@@ -246,7 +250,10 @@ def cudnn_rnn_backward(
     hidden: int, projected: int, layers: int, batch_first: bool, p: float, train: bool, bidirectional: bool,
     batch_sizes: Sequence[int], dropout: Tensor | None, reserve: Tensor, mask: Sequence[bool],
 ) -> Any:  # fmt: skip
-    """Return the gradients of input, hidden state, cell state and weights, the last as views of a buffer."""
+    """Return the gradients of a cuDNN layer's input, hidden state, cell state and weights.
+
+    The weights' gradients are views of one buffer. All gradients are None if no output has a gradient.
+    """
     if grad_output is None and grad_hy is None and grad_cy is None:
         return None, None, None, [None] * len(weight)
     if batch_first and not batch_sizes:

@@ -2,7 +2,7 @@
 
 The selector follows ATen/native/transformers/cuda/sdp_utils.cpp and sdp_utils_cpp.h of torch 2.13. The header
 was read as installed; the source was read in a slightly older and a slightly newer version, and a comment
-notes each difference between them. Nested tensors are not covered.
+notes each difference between the two. Nested tensors are not covered.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,10 @@ _CUDNN_SINCE: TorchVersion = (2, 11)
 
 @dataclass(frozen=True, slots=True)
 class SdpaCall:
-    """The arguments of a call that decide its backend. Tensors are (batch, heads, rows, width)."""
+    """The arguments and the torch version that determine the backend of `scaled_dot_product_attention`.
+
+    Tensors are (batch, heads, rows, width).
+    """
 
     query: Tensor
     key: Tensor
@@ -40,7 +43,7 @@ class SdpaCall:
 
     @property
     def needs_grad(self) -> bool:
-        """Return whether a backward pass may follow: gradients are recorded and an input requires one."""
+        """Return whether a backward pass may follow: gradients are recorded, and required of an input."""
         return torch.is_grad_enabled() and any(t.requires_grad for t in (self.query, self.key, self.value))
 
 
@@ -61,13 +64,13 @@ def select(call: SdpaCall, capability: Capability) -> SDPBackend:
 
 
 def _order(capability: Capability, version: TorchVersion) -> tuple[SDPBackend, ...]:
-    """Return the attention backends by priority, with cuDNN first on capabilities 9.0, 10.0 and 10.3.
+    """Return the attention backends by descending priority, with cuDNN first on some GPUs.
 
-    On other GPUs and before torch 2.11 cuDNN is last. An order that the process has changed is kept.
-    torch 2.5.0 preferred cuDNN on 9.0, 2.5.1 reverted that (pytorch/pytorch#138522), and 2.9 preferred it
-    again. Since 2.9.1 the preference requires a cuDNN newer than 9.15.0, which the default wheels have since
-    2.11; the last patch release's default wheels are assumed here.
-    TORCH_CUDNN_SDPA_DEPRIORITIZED is not read.
+    cuDNN is first on compute capabilities 9.0, 10.0 and 10.3. On other GPUs and before torch 2.11 cuDNN is
+    last. An order that the process has changed is kept. torch 2.5.0 preferred cuDNN on 9.0, 2.5.1 reverted
+    that (pytorch/pytorch#138522), and 2.9 preferred it again. Since 2.9.1 the preference requires a cuDNN
+    newer than 9.15.0, which the default wheels have since 2.11; the last patch release's default wheels are
+    assumed here. TORCH_CUDNN_SDPA_DEPRIORITIZED is not read.
     """
     backends = map(SDPBackend, torch._C._get_sdp_priority_order())
     order = tuple(backend for backend in backends if backend in _DEFAULT_ORDER)
@@ -99,7 +102,7 @@ def _flash_accepts(call: SdpaCall, capability: Capability) -> bool:
 
 
 def _flash_can_go_back(call: SdpaCall, capability: Capability) -> bool:
-    """Return whether flash has a backward pass for the call, or the call needs none.
+    """Return whether flash has a backward pass for the call, or the call needs no backward pass.
 
     GPUs with 99 KiB of shared memory have no backward pass for some wide heads.
     """
@@ -141,7 +144,7 @@ def _cudnn_accepts(call: SdpaCall, capability: Capability) -> bool:
 
 
 def _cudnn_width(widths: tuple[int, int], capability: Capability) -> int:
-    """Return the largest head width that cuDNN accepts.
+    """Return the largest head width that cuDNN accepts, given the `widths` of queries and values.
 
     Versions after 2.13 need a newer cuDNN for 256 on 9.0, and accept 256 on 10.x too.
     """
@@ -153,7 +156,7 @@ def _cudnn_width(widths: tuple[int, int], capability: Capability) -> int:
 def gemm_alignment(dtype: torch.dtype, capability: Capability) -> int:
     """Return the number of elements of which a head's width must be a multiple (`minimum_gemm_alignment`).
 
-    The number is 16 bytes of elements with tensor cores, and 1 without tensor cores.
+    The elements take 16 bytes if tensor cores compute the product; otherwise the number is 1.
     """
     half = dtype in _HALVES
     if capability >= (8, 0) or (capability >= (7, 0) and half):
@@ -183,7 +186,7 @@ def _is_unit_stride(call: SdpaCall) -> bool:
 
 
 def _heads_match(call: SdpaCall, *, grouped: bool) -> bool:
-    """Return whether the batch sizes are equal, and the numbers of heads are equal or allowed to differ.
+    """Return whether the batch sizes are equal, and the numbers of heads are equal or validly grouped.
 
     If the call enables grouped queries and the backend takes them (`grouped`), the number of heads of keys
     and values must divide the number of the query's heads.

@@ -2,8 +2,8 @@
 
 Autograd's engine runs the ready node with the highest sequence number first, and each thread counts
 separately (ATen/SequenceNumber.cpp). On CUDA, a backward pass with `create_graph` makes its nodes on the
-engine's thread for the GPU, whose numbers are low. On meta it makes them on the caller's thread, with numbers
-above all others.
+engine's thread for the GPU, whose numbers are low. On the meta device it makes them on the caller's thread,
+with numbers above all others.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +23,7 @@ def patches() -> Iterator[tuple[str, object]]:
 
 def _renumbering(plain: Callable[..., Any]) -> Callable[..., Any]:
     first = _get_sequence_nr()
-    count = 0  # of the nodes that the engine's thread has made
+    count = 0  # number of nodes that the engine's thread has made
 
     def run(
         outputs: Any, gradients: Any, retain_graph: bool, create_graph: bool, *args: Any, **kw: Any
@@ -33,7 +33,7 @@ def _renumbering(plain: Callable[..., Any]) -> Callable[..., Any]:
         results = plain(outputs, gradients, retain_graph, create_graph, *args, **kw)
         if create_graph:
             made = [one for one in results or () if isinstance(one, Tensor)] or _gradients_of_leaves(outputs)
-            # The caller's numbers have advanced by as many as the engine's thread has made.
+            # The caller's own numbers have also advanced by `count`.
             for node in _nodes_since(made, before):
                 node._set_sequence_nr(first + 2 * count + node._sequence_nr() - before)
             count += _get_sequence_nr() - before

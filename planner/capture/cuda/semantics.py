@@ -1,9 +1,9 @@
 """Make operators on the `meta` device follow the code paths of CUDA.
 
-Composite operators inspect the device of their inputs and take different paths on CUDA and on meta. Kernels
-that this module registers from Python at the `AutogradMeta` key take CUDA's path. They are global to the
-process, so they are registered only while `cuda_semantics` is open. The same holds for the kernels of CUDA's
-autocast, registered at the key `AutocastCUDA`.
+Composite operators inspect the device of their inputs and take different paths on CUDA and on the meta
+device. Kernels that this module registers from Python at the `AutogradMeta` key take CUDA's path. They are
+global to the process, so they are registered only while `cuda_semantics` is open. The same holds for the
+kernels of CUDA's autocast, registered at the key `AutocastCUDA`.
 """
 
 import pkgutil
@@ -39,10 +39,10 @@ Suspended = Callable[[], AbstractContextManager[object]]
 
 @contextmanager
 def cuda_semantics(capability: tuple[int, int], version: TorchVersion = NEWEST_TORCH) -> Iterator[Suspended]:
-    """Make operators on `meta` take the paths of a GPU of this compute capability inside the context.
+    """Make operators on `meta` take the code paths of a GPU of this compute capability inside the context.
 
     `version` is the version of torch on the GPU. Yields a function that opens a context in which torch is
-    unchanged, except for autocast. Raises RuntimeError if another such context is open in the process.
+    unchanged, except for autocast. Raises RuntimeError if the process has already opened such a context.
     """
     if not _OPEN.acquire(blocking=False):
         raise RuntimeError("another trace is running in this process; traces run one at a time")
@@ -104,7 +104,7 @@ def _kernels(capability: tuple[int, int], version: TorchVersion) -> dict[str, Ca
 
 def _device_lists() -> Iterator[tuple[str, object]]:
     """Yield the names of device and extension checks, each with a replacement that accepts `meta`."""
-    # nn.MultiheadAttention takes its fast path in inference on cuda, but not on meta
+    # nn.MultiheadAttention takes its fast path in inference on cuda, but not on the meta device
     yield "torch.nn.modules.activation._check_arg_device", lambda tensor: True
     # nn.TransformerEncoderLayer names devices inline; only the out-of-tree backend's name is a variable
     yield "torch.utils.backend_registration._privateuse1_backend_name", "meta"

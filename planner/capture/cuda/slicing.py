@@ -48,7 +48,7 @@ def _index(x: Tensor, index: Any) -> Any:
 
 
 def _sliced_at_once(x: Tensor, places: Sequence[Any]) -> Tensor:
-    """Return `x` after one call of `aten.slice` for each full slice, such as `:`, in `places`."""
+    """Return `x` after one call of `aten.slice` for each full slice, such as `:`, in an index."""
     dim = 0
     for position, place in enumerate(places):
         if isinstance(place, EllipsisType):
@@ -69,7 +69,7 @@ def _dimensions(place: Any) -> int:
 def _is_full(place: Any, x: Tensor, dim: int) -> bool:
     """Return whether an index is a full slice for which versions before 2.9 run a slice operator.
 
-    Versions before 2.9 run none if the slice's end equals the size of the dimension.
+    Versions before 2.9 run no operator if the slice's end equals the size of the dimension.
     """
     if not isinstance(place, slice) or not (_is_number(place.start, 0) and _is_number(place.step, 1)):
         return False
@@ -77,5 +77,5 @@ def _is_full(place: Any, x: Tensor, dim: int) -> bool:
 
 
 def _is_number(value: Any, default: int) -> bool:
-    """Return whether a slice's start or step is omitted or equal to its default; False for tensors."""
+    """Return whether a slice's start or step is omitted, or is an integer equal to its default."""
     return value is None or (isinstance(value, int) and value == default)

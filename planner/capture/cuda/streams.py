@@ -13,16 +13,18 @@ _LEAF_NODE = 2**63  # sequence numbers of nodes that accumulate into leaves are 
 
 
 class Streams:
-    """The current streams of Python code and of the nodes of a backward pass.
+    """The current stream of Python code, and the streams of the nodes of backward passes.
 
     Autograd runs a node on the stream of its forward operator (autograd/engine.cpp), unless Python code in
     the node enters another stream.
     """
 
     def __init__(self) -> None:
-        self._made: Counter[int] = Counter()  # by priority
-        self._entered: list[tuple[int, int | None]] = [(DEFAULT_STREAM, None)]  # with the node that runs
-        self._changes: list[tuple[int, int]] = [(0, DEFAULT_STREAM)]  # first sequence number of nodes
+        self._made: Counter[int] = Counter()  # number of streams made, by priority
+        # Each entered stream, with the autograd node that ran when the stream was entered, or None.
+        self._entered: list[tuple[int, int | None]] = [(DEFAULT_STREAM, None)]
+        # The first sequence number of the nodes made on a stream, with the stream.
+        self._changes: list[tuple[int, int]] = [(0, DEFAULT_STREAM)]
 
     def make(self, priority: int = 0) -> int:
         """Return the number of the next stream in the pool for a priority."""
@@ -58,7 +60,7 @@ class Streams:
         return self._changes[bisect_right(self._changes, node, key=itemgetter(0)) - 1][1]
 
     def _note_change(self, stream: int) -> None:
-        """Record that autograd nodes made from now on belong to a stream."""
+        """Record that autograd nodes that are made after this call belong to a stream."""
         number = torch._C._autograd._get_sequence_nr()
         while self._changes and self._changes[-1][0] >= number:
             self._changes.pop()
@@ -66,6 +68,6 @@ class Streams:
 
 
 def _running_node() -> int | None:
-    """Return the sequence number of the autograd node that runs, or None if none runs."""
+    """Return the sequence number of the autograd node that runs, or None if no node runs."""
     node = torch._C._current_autograd_node()
     return None if node is None else node._sequence_nr()

@@ -1,4 +1,4 @@
-"""Replace functions of torch for a plan only: threads started before it still see the originals."""
+"""Replace functions of torch for a plan's threads alone; threads that already run see the originals."""
 
 import functools
 import sys
@@ -31,7 +31,7 @@ def beside_other_threads(new: Any, plain: Any) -> Any:
 
 
 def do_nothing(*_: Any) -> None:
-    """Do nothing; replaces a plan's hooks in other threads."""
+    """Do nothing; the function replaces a plan's hooks in other threads."""
 
 
 def caller_frame(depth: int = 1) -> FrameType:

@@ -11,7 +11,7 @@ from planner.capture.patching import patched
 
 _MIXED = "torchao.prototype.quantized_training.int8_mixed_precision"
 _PRODUCT = "torchao.kernel.intmm"
-_CACHE_BYTES = 256 * 2**20  # which Triton empties between two runs (backends/nvidia/driver.py)
+_CACHE_BYTES = 256 * 2**20  # of a buffer that Triton clears between timed runs (backends/nvidia/driver.py)
 
 
 @contextmanager
@@ -39,7 +39,7 @@ class _TimedProduct:
         self._timed: set[tuple[object, ...]] = set()
 
     def __call__(self, first: Tensor, second: Tensor, row_scale: Tensor, col_scale: Tensor) -> Tensor:
-        """Return the product; for new sizes, also allocate and free the buffer that the autotuner holds."""
+        """Return the product; for new sizes or strides, also allocate and free the autotuner's buffer."""
         product = row_scale.new_empty(first.shape[0], second.shape[1])
         key = (*first.shape, second.shape[1], first.stride(1), second.stride(0))
         if key not in self._timed:

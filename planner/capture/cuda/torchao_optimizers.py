@@ -3,7 +3,7 @@
 torchao compiles the step of each parameter separately (torchao/optim/adam.py). For state in 8 or 4 bits
 inductor generates several kernels with buffers between them, for any other state one kernel without buffers.
 Sizes and order follow the code that inductor of torch 2.13 generates; for large parameters it fuses more.
-`CPUOffloadOptimizer` keeps large parameters, their gradients and state on the host
+`CPUOffloadOptimizer` keeps large parameters, with their gradients and state, on the host
 (torchao/optim/cpu_offload.py).
 """
 
@@ -30,7 +30,7 @@ _QUANTIZED = ("OptimState8bit", "OptimState4bit", "OptimStateFp8")
 _FIRST_WITH_FP8 = (
     8,
     9,
-)  # before, Triton has no type for the state, whose conversions run operator by operator
+)  # on older GPUs, Triton has no type for the state, whose conversions run operator by operator
 
 
 def watch(outside: OutsideMemory, stack: ExitStack, capability: tuple[int, int]) -> None:
@@ -47,9 +47,9 @@ def watch(outside: OutsideMemory, stack: ExitStack, capability: tuple[int, int])
 
 
 class _TorchWithoutCompiler:
-    """The module torch with a `compile` that returns the function unchanged.
+    """A stand-in for the module torch whose `compile` returns the function unchanged.
 
-    The functions that torchao would compile are replaced.
+    The functions that torchao would compile are replaced by others that need no compilation.
     """
 
     def __getattr__(self, name: str) -> Any:

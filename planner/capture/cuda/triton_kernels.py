@@ -94,7 +94,7 @@ def _jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
 
 
 def _passing(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
-    """Return a decorator that returns the kernel unchanged, in place of an autotuning decorator."""
+    """Return a decorator that returns the kernel unchanged; it replaces an autotuning decorator."""
     return lambda kernel: kernel
 
 
@@ -102,7 +102,7 @@ def _next_power_of_2(number: int) -> int:
     return 1 << (number - 1).bit_length() if number > 1 else 1
 
 
-_HOST = {  # names that code of the host calls
+_HOST = {  # names of Triton that Python code on the host calls
     "__version__": "3.7.0",
     "Config": _Config,
     "jit": _jit,

@@ -1,7 +1,7 @@
-"""Apply the rules of CUDA's autocast to tensors on meta.
+"""Apply the rules of CUDA's autocast to meta tensors.
 
 torch registers the kernels of CUDA's autocast at the dispatch key `AutocastCUDA`, above autograd. Builds
-without CUDA have the kernels too, but tensors on meta do not carry the key, and the kernels pass over tensors
+without CUDA have the kernels too, but meta tensors do not carry the key, and the kernels pass over tensors
 that are not on CUDA. So the key is included for every tensor of this thread, and the kernels are replaced by
 kernels that treat meta as CUDA. Everything else is torch's own: `torch.autocast("cuda")` opens a region by
 removing the key from the excluded keys, an operator's kernel excludes the key for the operators that it
@@ -48,13 +48,13 @@ FLOAT32 = """
     upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa
 """
 
-# Their argument `dtype` becomes float32 where none is given and the first argument is eligible.
+# Their argument `dtype` becomes float32 if no dtype is given and the first argument is eligible.
 FLOAT32_BY_DTYPE = """
     prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm
     linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList
 """
 
-# Overloads without a `dtype` go on to those that have one.
+# Overloads without an argument `dtype`, each with the overload that has it and is called instead.
 FLOAT32_BY_OVERLOAD = {
     "norm.Scalar": "norm.ScalarOpt_dtype",
     "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype",
@@ -109,7 +109,7 @@ def is_eligible(value: object) -> bool:
 
 
 def kernels(cache: CastCache) -> dict[str, Kernel]:
-    """Return the kernels for the dispatch key of CUDA's autocast, by operator name."""
+    """Return the kernels for the dispatch key of CUDA's autocast, keyed by operator name."""
     return {
         **{name: _casting(name, lambda args: _lower(), cache) for name in LOWER_PRECISION.split()},
         **{name: _casting(name, lambda args: torch.float32, cache) for name in FLOAT32.split()},
@@ -135,7 +135,7 @@ def _is_weight(tensor: Tensor) -> bool:
 
 
 def _casting(name: str, dtype_of: Callable[[tuple[Any, ...]], torch.dtype], cache: CastCache) -> Kernel:
-    """Return a kernel that runs an operator on its eligible tensors, also in lists, cast to one dtype."""
+    """Return a kernel that casts an operator's eligible tensors, even in lists, to one dtype and runs it."""
     run = overload(name)
 
     def cast(value: Any, dtype: torch.dtype) -> Any:
@@ -157,7 +157,7 @@ def _casting(name: str, dtype_of: Callable[[tuple[Any, ...]], torch.dtype], cach
 
 
 def _widest(args: tuple[Any, ...]) -> torch.dtype:
-    """Return float32 if an eligible tensor has that dtype, else the lower precision.
+    """Return float32 if an eligible tensor has that dtype, otherwise the lower precision.
 
     Raises RuntimeError if no eligible tensor is in float32 and one is not in the lower precision.
     """
@@ -187,7 +187,7 @@ def _with_dtype(name: str) -> Kernel:
 
 def _with_other_overload(other: str) -> Kernel:
     run = overload(other)
-    defaults: dict[str, Any] = {"p": 2, "keepdim": False}  # of the overload called; the other has none
+    defaults: dict[str, Any] = {"p": 2, "keepdim": False}  # of the overload that is called
     names = [argument.name for argument in run._schema.arguments if not argument.kwarg_only]
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -224,7 +224,7 @@ def patches(clear: Callable[[], None]) -> Iterator[tuple[str, object]]:
     yield "torch.autocast.__init__", _of_cuda(autocast_mode.autocast.__init__, position=1)
     for module in ("torch.amp", "torch.amp.autocast_mode"):
         yield f"{module}.is_autocast_available", _of_cuda(autocast_mode.is_autocast_available)
-    # `torch.autocast("cuda")` switches itself off where CUDA is not available
+    # `torch.autocast("cuda")` switches itself off if CUDA is not available
     yield "torch.cuda.amp.common.amp_definitely_not_available", lambda: False
     yield "torch.cuda.is_bf16_supported", lambda including_emulation=True: True
     clear_own = torch.clear_autocast_cache
@@ -237,7 +237,7 @@ def patches(clear: Callable[[], None]) -> Iterator[tuple[str, object]]:
 
 
 def _of_cuda(function: Callable[..., Any], position: int = 0) -> Callable[..., Any]:
-    """Return the function with `meta` replaced by `cuda` in its argument at `position` or `device_type`."""
+    """Return the function with `meta` replaced by `cuda` in its argument `device_type` or at `position`."""
 
     def query(*args: Any, **kwargs: Any) -> Any:
         values = list(args)

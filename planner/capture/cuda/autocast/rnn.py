@@ -1,4 +1,4 @@
-"""Run CUDA's autocast of recurrent layers: cudnn/AutocastRNN.cpp.
+"""Run CUDA's autocast of recurrent layers (cudnn/AutocastRNN.cpp).
 
 The weights are copied into a new flat buffer at each call, without the cache of casts, so that autograd sees
 the copy; the copies are float16 whatever dtype the region names.
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 def kernels(cache: CastCache) -> dict[str, Callable[..., Any]]:
-    """Return the kernel of `_cudnn_rnn` for the dispatch key of CUDA's autocast, by operator name."""
+    """Return the kernel of `_cudnn_rnn` for the dispatch key of CUDA's autocast, keyed by operator name."""
 
     def run(
         x: Tensor, weight: Sequence[Tensor], weight_stride0: int, buffer: Tensor | None, hx: Tensor,
@@ -41,7 +41,7 @@ def kernels(cache: CastCache) -> dict[str, Callable[..., Any]]:
 
 
 def _flattened(weights: Sequence[Tensor], elements: int) -> tuple[Tensor, list[Tensor]]:
-    """Return a buffer of float16 and the weights copied into it.
+    """Return a new float16 buffer, and copies of the weights that lie in the buffer.
 
     Each copy shares the buffer's storage but is no view of it to autograd (`get_parameters` of
     cudnn/RNN.cpp makes them by `set_`), so that each weight has a gradient of its own.

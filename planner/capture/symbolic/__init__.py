@@ -1,1 +1,1 @@
-"""Build programs that hold for any batch size, by symbolic integers and tensors."""
+"""Build programs that hold for a range of batch sizes from a few runs and symbolic workspace rules."""

@@ -22,9 +22,9 @@ def fit_in_units(
 ) -> tuple[Program, int]:
     """Return a job's program in the first of `UNITS` that fits, and the program's smallest batch size.
 
-    If 1 or another divisor of the unit fits too, from the same smallest batch size on, the program has the
-    divisor as its unit. `run` captures a batch size, and `agrees` compares a program with a run. Raises
-    ModelError if the job refuses a common multiple of the units too, and NotAffineError if no unit fits.
+    If 1 or another divisor of the unit fits too, starting at the same smallest batch size, the divisor is the
+    program's unit. `run` captures a batch size, and `agrees` compares a program with a run. Raises ModelError
+    if the job refuses common multiples of the units too, and NotAffineError if no unit fits.
     """
     known: dict[int, RecordedRun | ModelError] = {}
 

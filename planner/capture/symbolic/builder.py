@@ -55,11 +55,11 @@ class _Path:
     """A code path of a job: guards on the compute capability, and the program if all guards hold."""
 
     guards: GuardedCapability
-    program: Program | None  # None: runs did not fit (`reason`), or the model refused them (`refusal`)
+    program: Program | None  # None if the runs did not fit (`reason`) or the model refused them (`refusal`)
     reason: str = ""
     refusal: ModelError | None = None  # the model's error at a batch size to which programs are fitted
     least: int = FIT_BATCHES[0]  # smallest batch size of the program
-    max_batch: int | None = None  # largest validated batch size; None: not yet, 0: the program is wrong
+    max_batch: int | None = None  # largest validated batch size; None before validation, 0 if none is valid
 
 
 @dataclass(slots=True)
@@ -69,18 +69,18 @@ class ProgramBuilder:
     job: Job
     build: Callable[[Job], nn.Module]
     on_progress: OnProgress
-    runs: int = 0  # number of runs of the model so far
+    runs: int = 0  # number of runs of the model
     _paths: list[_Path] = field(default_factory=list)
     _memory: CaptureMemory = field(default_factory=CaptureMemory)
-    _deep_runs: DeepRuns | None = None  # None: the whole model runs
+    _deep_runs: DeepRuns | None = None  # None if the whole model must run
     _runs: dict[int, list[tuple[GuardedCapability, Program]]] = field(default_factory=dict)  # by batch size
 
     def programs(self, target: Target) -> tuple[Program, ...]:
-        """Return the validated program for the target, and for a large job also the program of batch 1.
+        """Return the validated program for the target, and for a large job also the program of batch size 1.
 
-        Return () if no program fits the runs, if a further run contradicts it, or if the job is compiled.
-        Small GPUs need the run at batch 1. Raises the errors of a capture, except at batch 1, which a model
-        may refuse, as batch norm does for single values.
+        Return () if no program fits the runs, if further runs contradict the program, or if the job is
+        compiled. A large job on a small GPU may need the program of batch size 1. Raises the errors of a
+        capture, except at batch size 1, which a model may refuse, as batch norm does for single values.
         """
         if self.job.model.compile is not Compile.NONE:
             return ()  # inductor decides by sizes and by the number of multiprocessors
@@ -99,10 +99,9 @@ class ProgramBuilder:
         return tuple(programs)
 
     def fit(self, target: Target) -> Program | None:
-        """Return the program for the target, fitted but not validated.
+        """Return the fitted, unvalidated program for the target, or None if no affine program fits the runs.
 
-        Return None if no program that is affine in the batch size fits the runs. Raises the errors of a
-        capture.
+        The program is affine in the batch size. Raises the errors of a capture.
         """
         path = self._path(_without_answers(target))
         if path.refusal is not None:
@@ -112,11 +111,11 @@ class ProgramBuilder:
         return with_target(path.program, target, *FIT_BATCHES)
 
     def run(self, batch: int, target: Target) -> Program:
-        """Return a program for one batch size, from one run. Raises the errors of a capture.
+        """Return a program that holds at one batch size, from one run of the model.
 
-        A run serves all GPUs for which its guards hold, if its kernels can be separated from the rest. If
-        a run beyond the range of the job's program agrees with the program, the range is widened and the
-        program is returned.
+        Raises the errors of a capture. A run serves all GPUs for which its guards hold, if its kernels can be
+        separated from the rest. If a run beyond the range of the job's program agrees with the program, the
+        range is widened and the program is returned.
         """
         for guards, program in self._runs.get(batch, []):
             if program.rules is not None and guards.guards_hold(target.capability):
@@ -215,7 +214,8 @@ class ProgramBuilder:
     def _fit_in_units(self, path: _Path, target: Target) -> None:
         """Fit a path's program in units of several samples, and validate it.
 
-        If no unit fits, raises the model's error at the usual batch sizes, if there was an error.
+        If no unit fits, raises the error that the model raised at the usual batch sizes, if it raised an
+        error.
         """
 
         def run(batch: int) -> RecordedRun:
@@ -235,9 +235,10 @@ class ProgramBuilder:
         self._validate(path, target)
 
     def _same_path(self, target: Target, guards: GuardedCapability) -> _Path | None:
-        """Return a path with the program of other GPUs if one run on the target agrees with it, else None.
+        """Return a path with a program of other GPUs that agrees with one run, or None if no program agrees.
 
-        In training without evaluation, a run of one step is enough, since steps are alike.
+        The run is on the target. In training without evaluation, a run of one step is enough, since steps are
+        alike.
         """
         paths = list({id(path.program): path for path in self._paths if path.program}.values())
         if not paths:
@@ -257,7 +258,7 @@ class ProgramBuilder:
         return None
 
     def divergence(self, program: Program, batch: int, target: Target) -> str:
-        """Return the place where a new run at a batch size first differs from a program, or "" if nowhere."""
+        """Return where a new run at a batch size first differs from a program, or "" if the run agrees."""
         target = _without_answers(target)
         run = self._run(self.job, batch, target, GuardedCapability(target.capability))
         return _divergence(program, run, target)
@@ -347,7 +348,7 @@ def _single_run(run: RecordedRun, job: Job, target: Target) -> Program:
         specialized = program.specialize(batch, target)
         if specialized is not None and not first_divergence(specialized, run.trace):
             return program
-    # Its kernels cannot be separated from the rest, so it holds for this number of SMs only.
+    # The run's kernels cannot be separated from the rest, so the program holds for this number of SMs only.
     program = constant_program(run.trace, target)
     program.targets[target.capability].by_signature.append([constant_ops((), batch, target.sm_count)])
     return program
@@ -359,7 +360,7 @@ def open_builder(
     constructor: Callable[..., object] | None = None,
     least_depth: int = LEAST_DEPTH,
 ) -> ProgramBuilder:
-    """Return the builder of a job's programs; `constructor` makes the model, by default the job's own.
+    """Return a builder of a job's programs, whose model `constructor` makes if it is given.
 
     Runs of models with `least_depth` equal blocks or more are extrapolated from shallow models, unless
     `constructor` is given. Imports the library of the job's model. Raises UsageError or ModelError.

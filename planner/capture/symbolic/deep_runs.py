@@ -1,11 +1,11 @@
 """Extrapolate the runs of a deep model from runs of shallow models with the same repeated block.
 
-If the number of blocks is an argument of the model, models with 4 and 5 blocks run in place of the whole
+If the number of blocks is an argument of the model, models with 4 and 5 blocks run instead of the whole
 model, and the events and kernel calls that one more block adds are repeated. The model with 7 blocks runs
 too, once for each compute capability, to check the extrapolation. At other sizes of samples and numbers of
-ranks, the model with 5 blocks suffices if its events differ from the checked events in sizes alone.
-The whole model runs if the check fails, if its blocks differ, or if anything but the repeated events depends
-on their number.
+ranks, the model with 5 blocks suffices if its events differ from the checked events in sizes alone. The whole
+model runs if the check fails, if its blocks differ, or if anything but the repeated events depends on their
+number.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -34,16 +34,16 @@ from planner.program import (
     first_divergence,
 )
 
-LEAST_DEPTH = 20  # a program is fitted in four runs or more, of 31 blocks in all from shallow models
-LEAST_DEPTH_OF_RUN = 17  # a single run takes 16 blocks from shallow models
+LEAST_DEPTH = 20  # the four or more runs for a program have 31 blocks in all in shallow models
+LEAST_DEPTH_OF_RUN = 17  # a single run has 16 blocks in all in shallow models
 
 
 class _ShallowRuns(NamedTuple):
-    """The run of the deeper of two shallow models, the added block, and arguments fitted to the depth."""
+    """The run of the deeper of two shallow models, its added block, and arguments fitted to the depth."""
 
     run: RecordedRun
     block: RepeatedBlock
-    fitted: Mapping[int, Any]  # by its start: a call's arguments and result, if they depend on the depth
+    fitted: Mapping[int, Any]  # (arguments, result) of calls that depend on the depth, by start
 
     def with_more(self, blocks: int) -> RecordedRun:
         """Return the run of a model with `blocks` more blocks than the shallower model.
@@ -66,7 +66,7 @@ class _ShallowRuns(NamedTuple):
         return _ShallowRuns(run, self.block.with_sizes_of(run.trace), self.fitted)
 
     def _are_alike(self, one: RecordedCall, other: RecordedCall) -> bool:
-        """Return whether two calls are equal; arguments and results count only if fitted to the depth."""
+        """Return whether two calls agree, in arguments and results only if these are fitted to the depth."""
         if one.start in self.fitted and (one.args, one.out) != (other.args, other.out):
             return False
         return bool(_place_of(one) == _place_of(other))
@@ -99,7 +99,7 @@ class DeepRuns:
     def run(self, job: Job, target: Target, run: Callable[[Job], RecordedRun]) -> RecordedRun | None:
         """Return a job's run extrapolated from shallow models, or None if the whole model must run.
 
-        `run` captures a job of a shallow model. If it raises an error, the whole model must run.
+        `run` captures a job with a shallow model. If `run` raises an error, the whole model must run.
         """
         capability = target.capability
         if capability in self._refused:
@@ -120,7 +120,7 @@ class DeepRuns:
     def _shallow_runs(
         self, capability: tuple[int, int], at_depth: Callable[[int], RecordedRun]
     ) -> _ShallowRuns:
-        """Return the shallow runs; run only the deeper model if just sizes differ from the latest runs.
+        """Return the shallow runs; run just the deeper model if only sizes differ from the latest runs.
 
         Raises NotRepeatedError, NotAffineError, and the errors of a capture.
         """

@@ -1,4 +1,4 @@
-"""Fit recorded runs at different batch sizes to a program: two runs, or three if sizes grow quadratically."""
+"""Fit a program to recorded runs at different batch sizes: two runs, or three if sizes grow quadratically."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -29,14 +29,14 @@ class _Place(NamedTuple):
 
     position: int  # index of the tensor event before which it runs
     outputs: tuple[bool, ...]  # for each output, whether the next tensor event is its allocation
-    first_blas_call: bool
+    first_blas_call: bool  # whether cuBLAS allocates the workspace that it keeps
     stream: int
 
 
 def fit_program(runs: Sequence[RecordedRun], job: Job, unit: int = 1) -> Program:
-    """Return the program fitted to two runs at different batch sizes on one GPU, or to three runs.
+    """Return the program fitted to two or three runs at different batch sizes on one GPU.
 
-    Three runs have successive batch sizes. Batch sizes are counted in units of `unit` samples. Raises
+    Three runs must have successive batch sizes. Batch sizes are counted in units of `unit` samples. Raises
     NotAffineError if the runs do not fit.
     """
     traces = [replace(run.trace, batch=run.trace.batch // unit) for run in runs]

@@ -1,7 +1,7 @@
 """Represent calls of operators that have workspace rules, and fit their arguments to the batch size.
 
 Numbers in the arguments are affine in the batch size, or quadratic if pairs of samples are compared. The
-rules need only shape, strides and type of a tensor.
+rules need only the shape, strides and dtype of a tensor, and whether it is on the CPU.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class RecordedCall:
     end: int
     site: Site
     func: Any
-    args: Any  # with a `TensorMeta` in place of each tensor
+    args: Any  # with each tensor replaced by a `TensorMeta`
     out: Any
     outputs: tuple[bool, ...]  # for each tensor that its rule makes, whether it takes memory
     stream: int = 0
@@ -32,7 +32,7 @@ class RecordedCall:
 
 @dataclass(frozen=True, slots=True)
 class TensorMeta:
-    """Sizes, strides and type of a tensor, and whether it is on the CPU: what workspace rules use."""
+    """A tensor's properties that workspace rules use: sizes, strides, dtype, and whether it is on the CPU."""
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -61,10 +61,10 @@ def to_meta(value: Any) -> Any:
 
 
 def fit_arguments(values: Sequence[Any], batches: Sequence[int]) -> Any:
-    """Merge the arguments of one call in several runs, with a polynomial for each number that differs.
+    """Merge a call's arguments in several runs, with polynomials in the batch size for numbers that differ.
 
-    `values` has the arguments of each run, `batches` its batch size. Raises NotAffineError if other values
-    differ, or if no polynomial fits.
+    `values` has the arguments of each run, `batches` the batch size of each run. Raises NotAffineError if
+    other values differ, or if no polynomial fits.
     """
     first = values[0]
     if all(isinstance(value, TensorMeta) for value in values):
@@ -99,7 +99,7 @@ def at_batch(value: Any, batch: int) -> Any:
 
 
 def from_meta(value: Any) -> Any:
-    """Return evaluated arguments with a meta tensor in place of each `TensorMeta`."""
+    """Return evaluated arguments with each `TensorMeta` replaced by a meta tensor."""
     if isinstance(value, TensorMeta):
         tensor = torch.empty_strided(value.sizes, value.strides, dtype=value.dtype, device="meta")
         return as_cpu_tensor(tensor) if value.on_cpu else tensor

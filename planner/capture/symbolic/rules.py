@@ -50,9 +50,10 @@ class SignatureRules:
         return Variants(cublas_bytes, min_batch, max_batch, [[] for _ in self.signatures])
 
     def evaluate(self, signature: int, batch: int, target: Target) -> GuardedOps:
-        """Return a variant of a signature's workspaces that holds for a batch size in the program's units.
+        """Return a variant of the workspaces of `signature` (an index) that holds at least at one batch size.
 
-        If symbolic integers can follow the rule, the variant holds for other batch sizes too.
+        The batch size is in the program's units. If symbolic integers can follow the rule, the variant holds
+        for other batch sizes too.
         """
         with suppress(UnsupportedSymTensorOpError):
             return self._trace(signature, batch, target)
@@ -95,12 +96,12 @@ class SignatureRules:
         return trace_rule(rule, _symbolic(args, env), _symbolic(out, env), self._of_job(target), env)
 
     def _of_job(self, target: Target) -> Target:
-        """Return the target with the version of torch that the job names."""
+        """Return the target with its version of torch replaced by the version that the job names."""
         return replace(target, torch=torch_version_of(self.job.environment.torch))
 
 
 def _symbolic(value: Any, env: ShapeEnv) -> Any:
-    """Return arguments with symbolic integers and tensors in place of polynomials and `TensorMeta`."""
+    """Return arguments with polynomials and each `TensorMeta` replaced by symbolic integers and tensors."""
     if isinstance(value, Affine):
         return SymInt(env, value.fixed + value.slope * env.batch, (value.fixed, value.slope))
     if isinstance(value, Quadratic):

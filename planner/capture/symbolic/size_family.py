@@ -1,4 +1,4 @@
-"""Make programs of one job at many sizes of its samples from runs at a few of these sizes.
+"""Make programs of one job at varying sizes of its samples from runs at a few of the sizes.
 
 Programs at some sizes are fitted to formulas in the size, as two runs are fitted to lines in the batch size.
 Only programs with the same events and kernels have common formulas. Events and kernels mostly depend on the
@@ -33,8 +33,8 @@ from planner.program import (
 )
 
 FEW_SIZES = 10  # up to this many sizes are all captured
-HIGHEST_ORDER = 6  # all sizes that 64 divides have this order
-HIGHEST_OF_TWO = 4  # the same for 16, if samples have two or more sizes
+HIGHEST_ORDER = 6  # order of all sizes that 64 divides
+HIGHEST_OF_TWO = 4  # order of all sizes that 16 divides, if samples have two or more sizes
 POINTS = 5  # a family is fitted to at least this many sizes: formulas have up to three terms
 MOST_POINTS = 16  # a family captures up to this many sizes for each dimension of the size
 MOST_CAPTURED = 100  # most captured sizes if samples have several sizes
@@ -44,9 +44,9 @@ VALIDATED_BATCH = 7
 class _Family(Struct, frozen=True):
     """Programs with the same events and kernels at different sizes, as formulas in the size."""
 
-    program: Program  # the program at the largest size: all have its structure
-    events: tuple[tuple[Formula, Formula] | None, ...]  # bytes of its allocations; None: no allocation
-    signatures: tuple[KernelSignature, ...]  # with formulas in place of numbers
+    program: Program  # a program at one size, whose structure the others have
+    events: tuple[tuple[Formula, Formula] | None, ...]  # fixed and per-sample bytes; None if no allocation
+    signatures: tuple[KernelSignature, ...]  # with numbers replaced by formulas
     of_call: tuple[int, ...]  # index of each call's signature
 
 
@@ -55,9 +55,9 @@ class SizeFamily:
     """The programs of a job at all needed sizes of its samples, on GPUs of one compute capability."""
 
     open_builder: Callable[[Size], ProgramBuilder]
-    sizes: tuple[Size, ...]  # needed sizes, rising; with several ranges a selection that has the largest
+    sizes: tuple[Size, ...]  # needed sizes, ascending; if in several ranges, a selection with the largest
     target: Target
-    only_batch: int = 0  # programs are made for this batch size alone; 0: for any
+    only_batch: int = 0  # the only batch size for which programs are made; 0 if for all batch sizes
     builders: dict[Size, ProgramBuilder] = field(default_factory=dict)
     captured: dict[Size, Program | None] = field(default_factory=dict)
     _formed: dict[Size, Program] = field(default_factory=dict)  # programs from formulas
@@ -109,13 +109,13 @@ class SizeFamily:
         for order, sizes in by_order.items():
             self._capture(sizes[-1])
             number = sum(place * power for place, power in enumerate(order, 1))
-            self._capture(sizes[len(sizes) * (2 * number % 7) // 7])  # at other places in other orders
+            self._capture(sizes[len(sizes) * (2 * number % 7) // 7])  # positions differ between orders
         for key, alike in self._alike().items():
             self._families[key] = self._fit(alike)
         self._validate()
 
     def _programs(self, size: Size) -> tuple[Program, ...]:
-        """Return the validated programs of a size, or () if no program describes the captured runs.
+        """Return the validated programs at a size, or () if no program describes the captured runs.
 
         With `only_batch`, return the program of one run at that batch size.
         """
@@ -157,10 +157,11 @@ class SizeFamily:
         return _program_at(family, size, self.builder(size).job, self.target)
 
     def _fit(self, alike: Sequence[Size]) -> _Family | None:
-        """Return a `_Family` fitted to programs of equal structure at some sizes, or None if no formulas fit.
+        """Return a `_Family` fitted to programs of equal structure at some sizes, or None if no formula fits.
 
         Further sizes are captured until equally simple formulas agree at all remaining sizes, or
-        `MOST_POINTS` sizes for each dimension of the size are captured.
+        `MOST_POINTS` sizes for each dimension of the size are captured. None is also returned if a further
+        size has another structure, or if all sizes are captured first.
         """
         orders, known = {_order(size) for size in alike}, list(alike)
         while True:
@@ -312,8 +313,9 @@ def open_size_family(
 ) -> SizeFamily:
     """Return the family of a job's programs at several sizes of its samples.
 
-    `job_at` makes the job for a size. With `only_batch`, programs are made for that batch size alone. Imports
-    the library of the job's model when a size is first captured. Raises UsageError or ModelError then.
+    `job_at` makes the job for a size. With `only_batch`, programs are made for that batch size alone. The
+    library of the job's model is imported when a size is first captured. Calls that capture a size raise
+    UsageError or ModelError.
     """
 
     def open_at(size: Size) -> ProgramBuilder:

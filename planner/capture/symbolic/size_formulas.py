@@ -16,7 +16,7 @@ from planner.capture.symbolic.kernel_calls import TensorMeta
 from planner.program import Affine, NotAffineError
 
 MULTIPLES = (2, 4, 8, 16, 32, 64, 128, 256)
-MOST_OF_TWO = 64  # the largest multiple of a size that formulas in two sizes have
+MOST_OF_TWO = 64  # the largest divisor in formulas of two sizes
 Size = tuple[int, ...]
 _Term = tuple[tuple[int, int, int], ...]  # factors: index of a size, its divisor, power of the quotient
 _Powers = tuple[tuple[int, int], ...]  # for each term, the powers of the size and of its fraction
@@ -40,7 +40,7 @@ _IN_BOTH: tuple[_Powers, ...] = (
 
 
 def _candidates(sizes: Sequence[Size]) -> list[tuple[_Term, ...]]:
-    """Return the combinations of terms that formulas may have, from few terms to many."""
+    """Return the combinations of terms that formulas may have, in ascending order of the number of terms."""
     found = dict.fromkeys(_of_one(0))
     for place in range(1, len(sizes[0])):
         found |= dict.fromkeys(_of_one(place))
@@ -58,7 +58,7 @@ def _of_one(place: int) -> Iterator[tuple[_Term, ...]]:
 def _of_two(sizes: Sequence[Size]) -> Iterator[tuple[_Term, ...]]:
     """Yield combinations of terms with fractions of two sizes.
 
-    If a divisor divides all sizes, smaller divisors would give the same formulas, and are left out.
+    If a divisor divides all sizes, smaller divisors would give the same formulas and are left out.
     """
     parts = []
     for column in zip(*sizes, strict=True):
@@ -75,7 +75,7 @@ def _term(*factors: tuple[int, int, int]) -> _Term:
 
 
 class Formula(Struct, frozen=True):
-    """A sum of terms: a factor times powers of sizes, each divided by a number and rounded up."""
+    """A sum of terms, each a factor times powers of sizes that are divided by numbers and rounded up."""
 
     terms: tuple[_Term, ...]
     factors: tuple[int, ...]
@@ -100,12 +100,12 @@ class _Solver(Struct, frozen=True):
 
     terms: tuple[_Term, ...]
     rows: list[list[int]]  # values of the terms at all sizes
-    chosen: tuple[int, ...]  # indices of the sizes
+    chosen: tuple[int, ...]  # indices of sizes that determine the factors
     adjugate: list[list[int]]
     determinant: int
 
     def solve(self, numbers: Sequence[int]) -> Formula | None:
-        """Return the formula with integer factors that gives all numbers at all sizes, or None."""
+        """Return the formula with integer factors that gives all numbers, or None if no formula does."""
         known = [numbers[index] for index in self.chosen]
         factors = []
         for row in self.adjugate:
@@ -120,7 +120,7 @@ class _Solver(Struct, frozen=True):
 
 
 class FormulaFit:
-    """A fit of formulas to numbers at fixed sizes, with a cache keyed by the numbers.
+    """A fit of formulas to numbers at fixed sizes, with a cache of formulas keyed by the numbers.
 
     A formula has integer factors, gives every number, and has the fewest terms of all such formulas.
     """
@@ -144,7 +144,7 @@ class FormulaFit:
         return self.formulas[numbers][0]
 
     def most_doubtful(self, sizes: Iterable[Size]) -> Size | None:
-        """Return the size at which formulas for the most numbers disagree, or None if all formulas agree."""
+        """Return the size at which formulas of the most numbers disagree, or None if all formulas agree."""
         doubtful = [formulas for formulas in self.formulas.values() if len(formulas) > 1]
         counts = {
             size: sum(len({formula.at(size) for formula in formulas}) > 1 for formulas in doubtful)
@@ -164,7 +164,7 @@ class FormulaFit:
         return found
 
     def fit_values(self, values: Sequence[Any]) -> Any:
-        """Merge a call's arguments at all sizes, with formulas in place of numbers that differ.
+        """Merge a call's arguments at all sizes, with formulas in the size for numbers that differ.
 
         `values` has the arguments at each size. A number that is affine in the batch size gets two formulas.
         Raises NotAffineError if a number has no formula, or if other values differ.

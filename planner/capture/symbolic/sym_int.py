@@ -16,7 +16,7 @@ ENDLESS = 2**62
 
 @dataclass(slots=True)
 class ShapeEnv:
-    """The nodes and guards recorded so far in one call of a rule, and the batch sizes for which they hold."""
+    """The nodes and guards recorded in one call of a rule, and the batch sizes for which the guards hold."""
 
     batch: int  # the batch size for which symbolic integers have their values
     min_batch: int = 1
@@ -26,7 +26,7 @@ class ShapeEnv:
     _places: dict[Node, int] = field(default_factory=dict)
 
     def place(self, node: Node) -> int:
-        """Return the index of a node, which is added if it is new."""
+        """Return the index of a node, and add the node if it is new."""
         if node not in self._places:
             self._places[node] = len(self.nodes)
             self.nodes.append(node)
@@ -47,7 +47,7 @@ def _arithmetic(letter: str, *, is_reflected: bool = False) -> Callable[["SymInt
 def _comparison(
     letter: str, *, is_reflected: bool = False, is_negated: bool = False
 ) -> Callable[["SymInt", object], bool]:
-    """Return the method for a comparison; a symbolic integer never equals None or a string."""
+    """Return the method for a comparison; compared with None or a string, a symbolic integer is unequal."""
 
     def method(self: "SymInt", other: object) -> bool:
         if not isinstance(other, int | SymInt):
@@ -125,12 +125,12 @@ class SymInt:
 
 
 def as_sym_int(env: ShapeEnv, value: Any) -> SymInt:
-    """Return a symbolic integer itself, or a plain number as a symbolic constant."""
+    """Return `value` itself if it is a symbolic integer, or a symbolic constant if it is a plain number."""
     return value if isinstance(value, SymInt) else SymInt(env, int(value), (int(value), 0))
 
 
 def _result(env: ShapeEnv, letter: str, left: Any, right: Any) -> Any:
-    """Return the result of an operation: a symbolic integer, or a plain number if it is a constant."""
+    """Return an operation's result: a symbolic integer, or a plain number if the result is a constant."""
     a, b = as_sym_int(env, left), as_sym_int(env, right)
     value, line = OPERATIONS[letter](a.value, b.value), _line(letter, a.line, b.line)
     if line is None:

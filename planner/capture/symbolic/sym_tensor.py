@@ -36,14 +36,14 @@ class SymTensor:
     """A tensor with symbolic sizes and strides, and the attributes of Tensor that rules use."""
 
     is_meta = True
-    is_cpu = False  # arguments of the CPU are not followed
+    is_cpu = False  # rules cannot be traced with CPU tensors
     __class__ = Tensor  # type: ignore[assignment]  # rules distinguish tensors from None by it
 
     def __init__(self, sizes: Iterable[Any], strides: Iterable[Any], dtype: torch.dtype) -> None:
         self.shape, self._strides, self.dtype = SymSize(sizes), tuple(strides), dtype
 
     def stride(self, dim: int | None = None) -> Any:
-        """Return all strides, or the stride of one dimension."""
+        """Return the stride of the dimension `dim`, or all strides if `dim` is None."""
         return self._strides if dim is None else self._strides[dim]
 
     def dim(self) -> int:
@@ -87,10 +87,10 @@ class SymTensor:
 
 
 def trace_rule(rule: Rule, args: Any, out: Any, target: Target, env: ShapeEnv) -> GuardedOps:
-    """Return a rule's operations as expressions, with the guards for which they hold.
+    """Return a rule's operations as expressions, with the guards under which the expressions hold.
 
-    Arguments and result have symbolic integers of `env`. Raises UnsupportedSymTensorOpError if symbolic
-    tensors cannot follow the rule.
+    The operator's arguments and result consist of symbolic integers of `env`. Raises
+    UnsupportedSymTensorOpError if symbolic tensors cannot follow the rule.
     """
     sm_count = SymInt(env, target.sm_count, None, env.place((SM_COUNT, 0, 0)))
     steps = rule(args, out, Target(target.capability, sm_count, torch=target.torch))  # type: ignore[arg-type]

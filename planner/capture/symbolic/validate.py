@@ -27,7 +27,7 @@ PAIR_VALIDATION_BYTES = (2**33, 2**32, 2**31)
 BISECT_RESOLUTION = 32  # the end of the valid range is found to 1/32 of the batch size
 BATCH_ONE_BYTES = 2**30
 
-Divergence = Callable[[int], str]  # batch size -> the place where a run diverges from the program; "" if none
+Divergence = Callable[[int], str]  # batch size -> where a run diverges from the program; "" if the run agrees
 
 
 def find_valid_range(
@@ -62,7 +62,7 @@ def _bisect_valid_range(divergence: Divergence, batch: int, other: int, unit: in
 
 
 def batch_with_peak(program: Program, most_bytes: int) -> int:
-    """Return a batch size at which the growing part of live memory reaches `most_bytes`.
+    """Return the batch size at which the growing part of live memory reaches `most_bytes`.
 
     The result is at least `FIT_BATCHES[0] + 2` of the program's units.
     """
@@ -75,7 +75,7 @@ def batch_with_peak(program: Program, most_bytes: int) -> int:
 
 
 def needs_batch_one(program: Program) -> bool:
-    """Return whether a plan may need batch 1: parameters or four samples take over `BATCH_ONE_BYTES`."""
+    """Return whether a plan may need batch size 1: parameters or four samples exceed `BATCH_ONE_BYTES`."""
     allocs = (event for event in program.events if isinstance(event, AffineAlloc))
     fixed_bytes = sum(event.fixed_bytes for event in allocs if event.category is Category.PARAMETER)
     return fixed_bytes > BATCH_ONE_BYTES or batch_with_peak(program, BATCH_ONE_BYTES) <= FIT_BATCHES[0] + 2

@@ -1,4 +1,4 @@
-"""Build models whose buffers have values, and make values of tensors deterministic."""
+"""Build models whose buffers have values, and make the values of tensors deterministic."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,9 +16,9 @@ SEED = 0
 
 @contextmanager
 def construct_with_buffers() -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Keep the values of the buffers of models that are constructed on meta inside the context.
+    """Keep the values of the buffers of models that are constructed on the meta device inside the context.
 
-    Yields a list to which pairs of a buffer with values and its counterpart on meta are added.
+    Yields a list to which pairs of a buffer with values and its counterpart on the meta device are added.
     """
     buffers: list[tuple[Tensor, Tensor]] = []
 
@@ -27,7 +27,7 @@ def construct_with_buffers() -> Iterator[list[tuple[Tensor, Tensor]]]:
         buffers.extend(pairs)
         return model
 
-    registry = import_module("planner.capture.models.registry")  # which imports this one
+    registry = import_module("planner.capture.models.registry")  # which imports this module
     with patched(registry, "construct_on_meta", build):
         yield buffers
 

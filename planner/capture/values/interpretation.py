@@ -1,4 +1,4 @@
-"""Define the two ways to run a capture's operators on meta: by shapes alone, or with values on the CPU."""
+"""Define the two ways to run a capture's operators: by shapes alone, or with values on the CPU."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ class Interpretation(Protocol):
 
     @property
     def has_values(self) -> bool:
-        """Return whether tensors on meta have values that a model can read."""
+        """Return whether meta tensors have values that a model can read."""
         ...
 
     @contextmanager
@@ -39,7 +39,7 @@ class Shapes:
     has_values = False
 
     def __init__(self, capability: tuple[int, int]) -> None:
-        """Set the compute capability, which decides which kernels run."""
+        """Set the compute capability, which determines which kernels run."""
         self._capability = capability
 
     @contextmanager

@@ -1,11 +1,11 @@
 """Interpret operators with values on the CPU, for models whose control flow depends on values.
 
 A capture by shapes alone stops when a model reads a value: for example a detector that keeps the boxes above
-a threshold, or a mixture that sends each token to an expert. Here tensors are on meta too, so that operators,
-autograd and recording work as in any capture, but each storage has a deferred value. The value is computed on
-the CPU when the model reads it, and only then. Results of products, convolutions and attention are random, as
-with random weights. So no weights are needed, and a batch costs little more than by shapes alone. The
-generator starts from the same seed each time.
+a threshold, or a mixture that sends each token to an expert. Here tensors are on the meta device too, so that
+operators, autograd and recording work as in any capture, but each storage has a deferred value. The value is
+computed on the CPU when the model reads it, and only then. Results of products, convolutions and attention
+are random, as with random weights. So no weights are needed, and a batch costs little more than by shapes
+alone. The generator starts from the same seed each time.
 """
 
 import weakref
@@ -47,11 +47,11 @@ from planner.program import Capability, Phase
 aten = torch.ops.aten
 
 _CPU = torch.device("cpu")
-MOST_LINES = 3  # at most this many lines are named in a note
+MOST_LINES = 3  # largest number of lines that a note names
 
 
 class DataDependentError(ModelError):
-    """Raised if a capture by shapes alone reaches a place that reads values of tensors."""
+    """Raised if a capture by shapes alone reaches code that reads values of tensors."""
 
     def __init__(self, model: str, place: str) -> None:
         super().__init__(
@@ -61,7 +61,7 @@ class DataDependentError(ModelError):
         self.place = place
 
     def notes(self, values: "ValueInterpreter") -> tuple[str, ...]:
-        """Return notes on how a second capture got the values that are read at the error's place."""
+        """Return notes on how a second capture (`values`) got the values read at the error's place."""
         if values.has_random_shapes:
             how = (
                 "shapes that depend on them come from values drawn at random on the CPU, not from data and "
@@ -77,7 +77,7 @@ class DataDependentError(ModelError):
 
 
 class ValueInterpreter:
-    """An interpreter that runs one capture's operators on meta and computes values when they are read."""
+    """An interpreter that runs one capture's operators on meta tensors and computes values that are read."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class ValueInterpreter:
     ) -> None:
         """Set the initial values; `known` are pairs of a tensor with values and its meta counterpart."""
         self.has_random_reads = False
-        self.has_random_shapes = False  # random values decided the shape of a result
+        self.has_random_shapes = False  # whether random values decided the shape of a result
         self._policy = ReadPolicy() if policy is None else policy
         self._run_meta = MetaRunner(capability).run
         self._lines: dict[str, None] = {}  # source lines that read values
@@ -100,13 +100,14 @@ class ValueInterpreter:
             self._set_value(like, StorageValue(storage.nbytes(), real.dtype, None, storage))
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], phase: Phase) -> Any:
-        """Run an operator on meta and defer its value; if that fails for lack of values, run it on the CPU.
+        """Run an operator on the meta device and defer its value, or run it on the CPU if it needs values.
 
-        Values of gradients and of the optimizer's steps are not followed, so parameters keep their values.
+        An operator needs values if it fails on the meta device. Values of gradients and of the optimizer's
+        steps are not followed, so parameters keep their values.
         """
         if not any(map(_is_on_meta, leaves_of(args, kwargs))):
             return func(*args, **kwargs)
-        if func is aten.copy_.default and not args[0].is_meta:  # into a tensor of the CPU
+        if func is aten.copy_.default and not args[0].is_meta:  # into a CPU tensor
             read = self.run(aten._to_copy.default, (args[1],), {"device": _CPU}, phase)
             return func(args[0], read, *args[2:], **kwargs)
         views, named = map_leaves(self._view, (args, kwargs))
@@ -125,7 +126,7 @@ class ValueInterpreter:
         return out
 
     def notes(self) -> tuple[str, ...]:
-        """Return notes on reused and guessed values, and on the lines that read values if several do."""
+        """Return notes on reused and guessed values, and on the lines that read values if several do so."""
         notes = []
         if self._reused_results and self._policy.results is not None:
             log = self._policy.results
@@ -160,7 +161,7 @@ class ValueInterpreter:
             self._storages[key] = weakref.ref(storage, forget)
 
     def _view(self, leaf: Any) -> Any:
-        """Return a view of a meta tensor's value, the CPU for the device meta, or any other leaf itself."""
+        """Return a view of a meta tensor's value, the CPU for the meta device, or another leaf unchanged."""
         if isinstance(leaf, torch.device) and leaf.type == "meta":
             return _CPU
         if not (isinstance(leaf, Tensor) and leaf.is_meta):
@@ -218,7 +219,7 @@ class ValueInterpreter:
         return count
 
     def _known_result(self, key: Key, func: Any, inputs: list[StorageValue]) -> ReadResult | None:
-        """Return the result of the same read in another run, or None if the values are to be computed.
+        """Return the result of the same read in another run, or None if the values must be computed.
 
         Raises ManyReadsError if the run's reads compute too many values, and LargeReadError if a value is too
         large to compute and no other run's results are given.
@@ -243,9 +244,10 @@ class ValueInterpreter:
     def _run_on_cpu(
         self, op: DeferredOp, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
     ) -> Any:
-        """Return the result of an operator that fails on meta, computed, guessed or reused from another run.
+        """Return the result of an operator that fails on the meta device: computed, guessed or reused.
 
-        Raises `error`, the operator's error on meta, if it fails on the CPU too.
+        A reused result is from another run. Raises `error`, the operator's error on the meta device, if the
+        operator fails on the CPU too or returns a sparse tensor.
         """
         func, inputs, results = op.func, op.inputs, self._policy.results
         if self._policy.guesses_numbers and self._is_large_number(func, args, inputs):
@@ -285,7 +287,7 @@ class ValueInterpreter:
         return out if stays else map_leaves(lambda real: self._like(real, is_random), out)
 
     def _is_large_number(self, func: Any, args: tuple[Any, ...], inputs: list[StorageValue]) -> bool:
-        """Return whether a floating-point number of large random tensors is read; if so, note the line."""
+        """Return whether a float from large random tensors is read, and if so note the line that reads it."""
         if func is not aten._local_scalar_dense.default or not args[0].dtype.is_floating_point:
             return False
         pending = inspect_pending(inputs)
@@ -303,7 +305,7 @@ class ValueInterpreter:
         return out
 
     def _like(self, real: Any, is_random: bool) -> Any:
-        """Return the meta counterpart of a real tensor, with its value; return other results unchanged."""
+        """Return the meta counterpart of a real tensor, with its value, or any other `real` unchanged."""
         if not isinstance(real, Tensor):
             return real
         real = real.clone()  # a dense copy, which keeps the strides of a dense tensor
@@ -315,7 +317,7 @@ class ValueInterpreter:
 
 
 def _source(inputs: list[StorageValue]) -> str:
-    """Return the name of the deferred operator that makes the only input of a read, or "" if none does."""
+    """Return the name of the operator that makes a read's only input, or "" if there is no such operator."""
     op = inputs[0].made_by if len(inputs) == 1 else None
     return "" if op is None else str(op.func._schema.name)
 

@@ -24,7 +24,7 @@ RANDOMIZED_OPS = (
     *("scaled_dot_product", "_grouped_mm", "_cudnn_rnn", "roi_align"),
 )
 _UNBOUNDED = ("log", "div", "reciprocal", "exp", "sqrt", "pow")  # results may be infinite
-_OWN_KERNELS: dict[str, Callable[..., Any]] = {"torchvision::nms": nms}  # some installations lack these
+_OWN_KERNELS: dict[str, Callable[..., Any]] = {"torchvision::nms": nms}  # not in all installations
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -33,9 +33,9 @@ class StorageValue:
 
     size_bytes: int
     dtype: torch.dtype
-    made_by: "DeferredOp | None" = None  # None: unknown, so the value is random
-    storage: torch.UntypedStorage | None = None
-    is_random: bool = False  # the bytes are random, or computed from random bytes
+    made_by: "DeferredOp | None" = None  # None if the value is computed, or unknown and so random
+    storage: torch.UntypedStorage | None = None  # None until the bytes are computed
+    is_random: bool = False  # whether the bytes are random, or computed from random bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class TensorView:
         return empty.set_(storage, self.offset, self.size, self.stride)
 
     def layout(self) -> "TensorView":
-        """Return a view of an empty value with the same layout, which does not keep the value alive."""
+        """Return a view with this layout but an empty value, so that this view's value is not kept alive."""
         return TensorView(StorageValue(0, self.dtype), self.dtype, self.size, self.stride, self.offset)
 
 
@@ -62,7 +62,7 @@ class DeferredOp:
     """An operator with its arguments, and references to the values that running it writes or makes."""
 
     func: Any
-    args: tuple[Any, ...]  # meta tensors as `TensorView`, here and in `kwargs`
+    args: tuple[Any, ...]  # each meta tensor as a `TensorView`, here and in `kwargs`
     kwargs: dict[str, Any]
     is_randomized: bool
     written: list[tuple[StorageValue, "weakref.ref[StorageValue]"]] = field(default_factory=list)  # old, new
@@ -126,7 +126,7 @@ def run(op: DeferredOp) -> None:
 
 
 def materialize(value: StorageValue) -> bool:
-    """Compute a value and all values that it depends on; return whether any had to be drawn at random."""
+    """Compute a value and all values that it depends on; return whether a value was drawn at random."""
     is_any_random = False
     waiting = [value]  # a stack instead of recursion, since chains may be deep
     while waiting:
@@ -148,17 +148,17 @@ def materialize(value: StorageValue) -> bool:
 
 
 class Pending(NamedTuple):
-    """The largest and total size of the values that a read computes, and whether any is random."""
+    """The largest and the total size of values that a read computes, and whether random values are read."""
 
     largest_bytes: int
     total_bytes: int
-    is_random: bool  # any is random, or is computed from random values
+    is_random: bool  # whether a value is random, or computed from random values
 
 
 def inspect_pending(values: Sequence[StorageValue], most_bytes: float = float("inf")) -> Pending:
-    """Return the sizes of the values that must be computed to read `values`, and whether any is random.
+    """Return the sizes of the values that must be computed to read `values`, and whether one is random.
 
-    Stops counting once a value is random and the largest size exceeds `most_bytes`.
+    Counting stops once a value is random and the largest size exceeds `most_bytes`.
     """
     waiting, seen = [*values], {id(value) for value in values}
     largest = total = 0
@@ -181,9 +181,10 @@ def inspect_pending(values: Sequence[StorageValue], most_bytes: float = float("i
 
 
 def randomize(value: StorageValue) -> torch.UntypedStorage:
-    """Return a storage of random values: normal floats, or zeros for integers, which are valid indices.
+    """Return a storage of random numbers if the value's dtype is floating-point, or of zeros otherwise.
 
-    Raises BatchTooLargeError for more than `MOST_BYTES`.
+    The numbers are normally distributed; the zeros are valid indices. Raises BatchTooLargeError for a value
+    of more than `MOST_BYTES`.
     """
     if value.size_bytes > MOST_BYTES:
         raise BatchTooLargeError(
@@ -198,7 +199,7 @@ def randomize(value: StorageValue) -> torch.UntypedStorage:
 
 
 def _finite(func: Any, values: Tensor) -> Tensor:
-    """Return random results without NaN, and without infinities if the operator may make them by itself.
+    """Return `values` without NaN, and without infinities if the operator makes infinities of finite values.
 
     In the planned run training works, so a model's checks for NaN and infinity find none.
     """
@@ -220,7 +221,7 @@ def _laid_out(real: Tensor, layout: TensorView, size_bytes: int) -> torch.Untype
 
 
 def written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """Return the tensors, or views of tensors, among the arguments that an operator writes to."""
+    """Return the tensors, or `TensorView`s, among the arguments that an operator writes to."""
     written: list[Any] = []
     for position, name in _written_places(func):
         value = args[position] if position < len(args) else kwargs.get(name)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 Pairs = tuple[NDArray[np.intp], NDArray[np.intp]]
 
-MOST_PAIRS = 2**20  # most pairs compared at once; if more boxes are near each other, few are kept
+MOST_PAIRS = 2**20  # limit of pairs; if there are more, few boxes are kept, and compared one by one
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
@@ -23,7 +23,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
 
 
 def _survivors(corners: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:
-    """Return whether each box is kept; the boxes are sorted from the best score to the worst."""
+    """Return for each box whether it is kept; the boxes are sorted from the best score to the worst."""
     is_usual = threshold >= 0 and bool((corners[:, 2:] >= corners[:, :2]).all())
     near = _near(corners[:, 0], corners[:, 2], threshold) if is_usual else None
     if near is None:
@@ -42,11 +42,11 @@ def _survivors(corners: NDArray[np.float64], threshold: float) -> NDArray[np.boo
 
 
 def _near(left: NDArray[np.float64], right: NDArray[np.float64], threshold: float) -> Pairs | None:
-    """Return the pairs of boxes close enough in x to overlap beyond the threshold, or None if too many.
+    """Return pairs of boxes close enough in x to overlap beyond the threshold, or None if they are too many.
 
-    `left` and `right` are the boxes' sides. An overlapping pair shares more than the threshold of each box's
-    width. So the box that begins further right begins within the first 1 - threshold of the other box's
-    width.
+    `left` and `right` are the boxes' sides. More than `MOST_PAIRS` pairs are too many. An overlapping pair
+    shares more than the threshold of each box's width. So the box that begins further right begins within the
+    first 1 - threshold of the other box's width.
     """
     by_left = np.argsort(left, kind="stable")
     begins = left[by_left]

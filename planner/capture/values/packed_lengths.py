@@ -19,7 +19,7 @@ def full_lengths() -> Iterator[dict[str, None]]:
     pack = torch._VF._pack_padded_sequence
 
     def pack_full(data: Tensor, lengths: Tensor, batch_first: bool) -> Any:
-        """Pack a padded batch by `lengths`, or as full if `lengths` is on meta or not all positive.
+        """Pack a padded batch by `lengths`, or as full if `lengths` is a meta tensor or not all positive.
 
         A batch that is packed as full adds a note.
         """

@@ -1,4 +1,4 @@
-"""Note if a model's code draws random numbers from Python's or numpy's global generators."""
+"""Note whether a model's code draws random numbers from Python's or numpy's global generators."""
 
 import random
 import sys

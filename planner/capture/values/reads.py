@@ -29,8 +29,8 @@ _MOST_BYTES = {
     aten.equal.default: 2**25,
 }
 _MOST_BYTES_OF_OTHERS = 2**28  # limit for other operators, whose results should be as exact as possible
-_MOST_BYTES_OF_RUN = 2**31  # of all random tensors that the reads of a run compute: one or two seconds
-_BATCH_OF_MANY = 4  # batch size of the run whose results are reused if a run would compute more
+_MOST_BYTES_OF_RUN = 2**31  # limit for all random tensors that a run's reads compute: one or two seconds
+_BATCH_OF_MANY = 4  # batch size of the run whose results are reused if a run exceeds that limit
 _MOST_ELEMENTS = 2**14  # largest copy on the CPU that is stored
 
 # Replaces a loss or a norm that a script reads to log it: finite, positive, and below any threshold.
@@ -60,7 +60,7 @@ class ReadResult:
     """The result of a read, and the number of elements that it read."""
 
     elements: int
-    out: Any  # a number, a count of a mask's true elements, a tensor on the CPU, or shapes of tensors
+    out: Any  # a number, a count of true elements, a CPU tensor, tensors' shapes and dtypes, or None
 
 
 @dataclass(slots=True)
@@ -69,12 +69,12 @@ class ReadLog:
 
     batch: int
     new_batch: int  # the batch size for which the results are reused
-    computed_bytes: int = 0  # of all random tensors that the reads computed
+    computed_bytes: int = 0  # bytes of all random tensors that the reads computed
     _results: dict[Key, list[ReadResult]] = field(default_factory=dict)
     _positions: dict[Key, int] = field(default_factory=dict)
 
     def reused_for(self, batch: int) -> "ReadLog":
-        """Return a log with the same results, read from the start, for another batch size."""
+        """Return a log of the same results for another batch size, to be read from the start."""
         return ReadLog(self.batch, batch, _results=self._results)
 
     def append(self, key: Key, result: ReadResult) -> None:
@@ -82,7 +82,7 @@ class ReadLog:
         self._results.setdefault(key, []).append(result)
 
     def next_result(self, key: Key) -> ReadResult | None:
-        """Return the next stored result for a key, cycling through its results, or None if it has none."""
+        """Return a key's next result, starting over after the last result, or None if it has no results."""
         results = self._results.get(key)
         if not results:
             return None
@@ -96,11 +96,11 @@ class ReadLogs:
     """The results of value reads in a job's runs at small batch sizes, and the bytes that reads compute."""
 
     by_batch: dict[int, ReadLog] = field(default_factory=dict)
-    too_many: int | None = None  # a batch size whose reads are too many to compute
-    bytes_of_sample: float = 0.0  # that the reads of a run compute, divided by its batch size
+    too_many: int | None = None  # batch size whose reads were too many to compute; None if unknown
+    bytes_of_sample: float = 0.0  # bytes that the reads of a run compute, divided by its batch size
 
     def are_too_many(self, batch: int) -> bool:
-        """Return whether the reads of a run at a batch size surely are too many to compute."""
+        """Return whether the reads of a run at a batch size are certainly too many to compute."""
         is_known = self.too_many is not None and batch >= self.too_many
         return is_known or self.bytes_of_sample * batch > 2 * _MOST_BYTES_OF_RUN
 
@@ -109,11 +109,12 @@ class ReadLogs:
 class ReadPolicy:
     """Limits on the value reads of one run, and the logs that it reuses and fills."""
 
-    most_bytes: Callable[[Any], float] = lambda func: inf  # largest random tensor a read computes
-    most_bytes_of_run: float = inf  # of all tensors that reads of random values compute
-    results: ReadLog | None = None  # results for reads of larger tensors
+    # Maps a read's operator to the size of the largest random tensor that the read may compute.
+    most_bytes: Callable[[Any], float] = lambda func: inf
+    most_bytes_of_run: float = inf  # bytes of all tensors that reads of random values compute
+    results: ReadLog | None = None  # results that reads of larger tensors reuse; None if there are none
     log: ReadLog = field(default_factory=lambda: ReadLog(0, 0))  # computed results are added to it
-    guesses_numbers: bool = False  # a number read from large random tensors, such as a loss, is GUESS
+    guesses_numbers: bool = False  # whether a number read from large random tensors is GUESS
 
     @property
     def reuses_all(self) -> bool:
@@ -130,10 +131,11 @@ def run_with_reads(
     logs: ReadLogs | None = None,
     guesses_numbers: bool = False,
 ) -> Run:
-    """Call `run` at a batch size, with read results of a smaller batch if reads are too large or too many.
+    """Return the result of `run` at a batch size; too large or too many reads reuse another run's results.
 
-    `logs` holds the results of runs at small batch sizes, and further logs are added to it. With
-    `guesses_numbers`, a floating-point number read from large random tensors is `GUESS`.
+    Reused results are from a run at a small batch size. `logs` holds the results of such runs, and further
+    logs are added to it. With `guesses_numbers`, a floating-point number read from large random tensors is
+    `GUESS`.
     """
     logs = ReadLogs() if logs is None else logs
     policy = partial(ReadPolicy, guesses_numbers=guesses_numbers)
@@ -164,7 +166,7 @@ def run_with_reads(
 
 
 def _results_of_large(size: int, results_at: Callable[..., ReadLog]) -> ReadLog:
-    """Return the results of reads at a batch size of `size`, or at a smaller batch size if needed."""
+    """Return the results of reads at the batch size `size`, or at a smaller size if reads are too large."""
     while size > SMALLEST_BATCH:
         try:
             return results_at(size, lambda func: 4 * SMALL_BYTES)
@@ -182,9 +184,9 @@ def _most_bytes(func: Any) -> float:
 
 
 def _smaller_batch(batch: int, size_bytes: int) -> int:
-    """Return a power of two as a batch size at which a read of `size_bytes` at `batch` is cheap.
+    """Return a batch size at which a read that takes `size_bytes` at the batch size `batch` is cheap.
 
-    It is at least `SMALLEST_BATCH`.
+    The result is a power of two, and at least `SMALLEST_BATCH`.
     """
     fitting = min(batch // 2, batch * SMALL_BYTES // size_bytes)
     return max(SMALLEST_BATCH, 1 << max(fitting.bit_length() - 1, 0))
@@ -204,7 +206,7 @@ def result_of(func: Any, elements: int, out: Any) -> ReadResult:
 
 
 def is_count(number: object, source: str) -> bool:
-    """Return whether a number is an integer and the operator `source` that made it counts elements."""
+    """Return whether a number is an integer that an operator (`source`) made by counting elements."""
     return isinstance(number, int) and not isinstance(number, bool) and source in _COUNTS
 
 
@@ -217,9 +219,9 @@ def scaled_count(result: ReadResult, elements: int) -> int:
 def scaled_result(func: Any, result: ReadResult, read: Tensor) -> Any:
     """Return the result of reading the tensor `read`, derived from the stored result for a smaller tensor.
 
-    The length of a selection is scaled in proportion, and a number is returned unchanged. None for a copy on
-    the CPU that is not stored or has another shape; NotImplemented for an operator whose results do not
-    scale.
+    The length of a selection is scaled in proportion, and a number is returned unchanged. Returns None for a
+    copy on the CPU that is not stored or has another shape, and NotImplemented for an operator whose results
+    do not scale.
     """
     out = result.out
     if func is aten._to_copy.default:
@@ -236,10 +238,10 @@ def scaled_result(func: Any, result: ReadResult, read: Tensor) -> Any:
 
 
 def _unique(result: ReadResult, read: Tensor) -> tuple[Tensor, ...]:
-    """Return results of `_unique2` on meta, with a number of distinct values guessed from a smaller tensor.
+    """Return meta results of `_unique2`, with a number of distinct values guessed from a smaller tensor.
 
-    The number stays the same if at most half of the smaller tensor's elements are distinct, else it grows in
-    proportion.
+    The number stays the same if at most half of the smaller tensor's elements are distinct, and otherwise
+    grows in proportion.
     """
     (values, dtype), (inverse, _), (counts, _) = result.out
     count = values[0]

@@ -90,10 +90,10 @@ class AllocationLog:
         self.records.append(Free(block.number, empties_cache))
 
     def empty_cache(self, since: int) -> bool:
-        """Mark the last record as a free that also empties the cache, and return whether it was marked.
+        """Mark the last record, if it is a free, as emptying the cache too, and return whether it was marked.
 
-        It is not marked if it is no free, or is among the first `since` records. Starts of phases after it
-        are skipped, and after the start of `END` nothing is marked.
+        A free among the first `since` records is not marked. Starts of phases at the end of the log are
+        skipped, and after the start of `END` nothing is marked.
         """
         if self._closed:
             return False
@@ -107,7 +107,7 @@ class AllocationLog:
         return True
 
     def expect_inplace_accumulation(self, operand: Block, out: StorageRef) -> None:
-        """Note that a sum of gradients was just allocated; it is in place if `operand` is freed next.
+        """Note that a sum of gradients was just allocated; the sum is in place if `operand` is freed next.
 
         Nothing is noted if `out` is not the last record.
         """

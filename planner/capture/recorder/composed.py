@@ -1,6 +1,6 @@
-"""Operators that ATen composes of others beneath autograd, where a dispatch mode does not see the parts.
+"""Define, by their parts, operators that ATen composes beneath autograd, unseen by dispatch modes.
 
-The norms of several tensors are among them, as one kernel with a workspace.
+The norms of several tensors are among the operators, as one kernel with a workspace.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ _HALVES = (torch.float16, torch.bfloat16)  # accumulated in float32 (ATen/OpMath
 
 
 def _affine_grid_generator(theta: Tensor, size: Sequence[int], align_corners: bool) -> Tensor:
-    """Return the sampling grid, a product of base coordinates (ATen/native/AffineGridGenerator.cpp)."""
+    """Return the sampling grid, a product of base coordinates and `theta` (AffineGridGenerator.cpp)."""
     samples, *extents = size[0], *size[2:]
     rank = len(extents)
     base = theta.new_empty((samples, *extents, rank + 1))
@@ -71,7 +71,7 @@ def _trilinear(
 
 
 def _sum_of_products(left: Tensor, right: Tensor, summed: list[int]) -> Tensor:
-    """Return the product of two tensors, summed over dimensions that are kept, by `bmm` (sumproduct_pair)."""
+    """Return the product of two tensors by `bmm`, with dimensions `summed` reduced to 1 (sumproduct_pair)."""
     if not summed:
         return left * right
     both: list[int] = []
@@ -101,7 +101,7 @@ def _foreach_norm(
     """Return the norm of each tensor, with the workspace of CUDA (ATen/native/cuda/ForeachReduceOp.cu).
 
     Partial results of each chunk are allocated first, for each tensor as many as the largest tensor needs.
-    They are freed after the norms are made, each a separate tensor.
+    They are freed after the norms are made, each of which is a separate tensor.
     """
     first = tensors[0]
     if not _is_fast(tensors, ord):

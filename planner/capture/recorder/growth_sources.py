@@ -13,8 +13,8 @@ from planner.program import GrowthSource, Trace, find_growth, growing_blocks
 def growth_sources(trace: Trace, recorder: Recorder) -> tuple[GrowthSource, ...]:
     """Return the sites that allocate blocks whose number grows with every step, with source lines if known.
 
-    The trace must have just ended. The garbage collector runs once, to tell which of the blocks only
-    reference cycles hold.
+    The trace must have just ended. The garbage collector runs once, to tell which blocks are held by
+    reference cycles only.
     """
     growth = find_growth(trace)
     if growth is None:

@@ -19,9 +19,10 @@ _aten = torch.ops.aten
 
 
 def staging_copies(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, host: Any) -> Ops:
-    """Return the temporary blocks of a copy between GPU and CPU, or () if the operator is no such copy.
+    """Return the temporary GPU blocks of a copy between GPU and CPU, or () if the copy needs none.
 
-    `host` contains the tensors of the CPU, including the result `out` of a conversion if it is on the CPU.
+    Operators other than such copies need none. `host` contains the CPU tensors, including the result `out` of
+    a conversion if `out` is on the CPU.
     """
     if func is _aten.copy_.default:
         given, source = args[0], args[1]
@@ -67,5 +68,5 @@ def _have_one_layout(given: Tensor, source: Tensor) -> bool:
 
 
 def _strides_that_count(tensor: Tensor) -> Sequence[int]:
-    """Return a tensor's strides, without the dimensions of size 1."""
+    """Return a tensor's strides, without the strides of dimensions of size 1."""
     return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]

@@ -22,7 +22,7 @@ class ModuleTracker:
         self._names = {id(module): name for name, module in model.named_modules()}
         self._root = getattr(type(model), "words_for_root", "the model's own forward")
         self._stack: list[tuple[int, str]] = [(0, "")]  # running modules, by `id` and name
-        # Autograd sequence numbers, and the module that made the nodes from each number on.
+        # Autograd sequence numbers, and the modules that make the nodes starting at each number.
         self._graph: tuple[list[int], list[str]] = ([0], [""])
 
     @contextmanager
@@ -52,7 +52,7 @@ class ModuleTracker:
         return names[bisect_right(numbers, node._sequence_nr()) - 1]
 
     def place_in(self, phase: Phase) -> str:
-        """Return words that name the innermost running module, or else the loss, backward pass or phase."""
+        """Return words for the running module, or for the loss, backward pass or phase if no module runs."""
         if len(self._stack) > 1:
             name = self._stack[-1][1]
             return f"module '{name}'" if name else self._root

@@ -32,12 +32,12 @@ class Operator:
     func: Any
     name: str
     outputs: OutputKind
-    rule: Rule | None
+    rule: Rule | None  # its workspace rule, or None if it has no rule
     uses_blas: bool
     cpu_outputs: tuple[int, ...]  # positions of results that a CUDA kernel keeps on the CPU
-    is_collective: bool = False  # a functional collective, or a wait for one
+    is_collective: bool = False  # whether it starts or awaits a functional collective
     parts: Callable[..., Any] | None = None  # runs it by other operators, as ATen does beneath autograd
-    is_unknown: bool = False  # it is not known whether its CUDA kernel needs a workspace
+    is_unknown: bool = False  # whether its CUDA kernel may need an unknown workspace
 
     def new_tensors(self, out: Any) -> list[Tensor]:
         """Return the tensors of a result in order, without those that a CUDA kernel keeps on the CPU."""

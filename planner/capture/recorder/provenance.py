@@ -1,8 +1,8 @@
 """Collect the provenance of blocks: shape, dtype and line of the model's code.
 
-This takes time, since it walks Python's stack for each operator. In the backward pass no line of the model is
-on the stack, but a line of the model made the running autograd node. Nodes are numbered in the order in which
-they are made, which gives that line.
+Collecting takes time, since Python's stack is walked for each operator. In the backward pass no line of the
+model is on the stack, but a line of the model made the running autograd node. Nodes are numbered in the order
+in which they are made, so that the number of a node gives the line.
 """
 
 import linecache
@@ -83,13 +83,13 @@ class ProvenanceCollector:
     def _line_behind(self, sequence_number: int) -> _Line:
         """Return the line that made the autograd node of this number, or `_NO_LINE` if it is unknown.
 
-        It is the line of the first operator that runs after the node was numbered.
+        This is the line of the first operator that runs after the node was numbered.
         """
         place = bisect_left(self._numbers, sequence_number + 1)
         return self._made_by[place] if place < len(self._numbers) else _NO_LINE
 
     def _line_on_stack(self) -> _Line:
-        """Return the innermost line on the stack that is neither torch's nor the planner's, or `_NO_LINE`."""
+        """Return the innermost stack line outside torch and the planner, or `_NO_LINE` if there is none."""
         frame = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
@@ -119,9 +119,10 @@ def _kind_of(filename: str) -> str:
 
 
 def short_path(filename: str) -> str:
-    """Return a path relative to the innermost folder of `sys.path` that contains it, or only the file's name.
+    """Return a path relative to the innermost folder of `sys.path` that contains it, or just the file's name.
 
-    The working directory counts as a folder of `sys.path`.
+    The file's name alone is returned if no folder contains the path. The working directory counts as a folder
+    of `sys.path`.
     """
     path = Path(filename).resolve()
     roots = [Path(entry).resolve() for entry in sys.path if entry] + [Path.cwd()]

@@ -2,7 +2,7 @@
 
 A `TorchDispatchMode` sees each operator below autograd. Each new storage among an operator's outputs is a
 block, which is freed when a weak reference to its `UntypedStorage` dies. The workspaces of kernels come from
-the rules of `planner.capture.workspaces`. Where autograd on a GPU adds gradients in place, so does the log.
+the rules of `planner.capture.workspaces`. If autograd on a GPU adds gradients in place, the log does so too.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -48,7 +48,7 @@ from planner.program import (
 aten = torch.ops.aten
 _META = torch.device("meta")
 
-# Runs an operator on meta: called with it, its arguments and the phase of the loop.
+# Runs an operator on the meta device: called with it, its arguments and the phase of the loop.
 Run = Callable[[Any, tuple[Any, ...], dict[str, Any], Phase], Any]
 
 
@@ -77,7 +77,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         """Set up the recorder of a model's loop on a target GPU.
 
-        `host` are the tensors on meta that take no memory of the GPU, `streams` the streams of the process.
+        `host` are the meta tensors that take no memory of the GPU, `streams` the streams of the process.
+        `calls` collects calls of operators that have workspace rules or use cuBLAS.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.host = HostTensors() if host is None else host
@@ -90,16 +91,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.running: str | None = None  # the operator in flight, for error messages
         self.target = target
         self._log = AllocationLog(provenance)
-        self._storages: dict[int, StorageRef] = {}  # by identity
-        self._operators: dict[int, Operator] = {}  # by identity: their own hash is slow
+        self._storages: dict[int, StorageRef] = {}  # by identity of the storage
+        self._operators: dict[int, Operator] = {}  # by identity, since an operator's own hash is slow
         self.modules = ModuleTracker(model)
         self.phase = Phase.SETUP
         self._cublas = CublasWorkspaces(target, cublas_config)
         self._cublas_blocks: list[Block] = []
         self._pending = PendingCollectives()
-        self._pool: int | None = None  # the private one in use
+        self._pool: int | None = None  # number of the private pool in use; None if none is
         self._conv_workspaces: dict[int, ConvWorkspace] = {}  # by block
-        self._notes: dict[str, None] = {}  # on kernels
+        self._notes: dict[str, None] = {}  # notes on kernels
         self._autotuned: set[str] = set()  # signatures of calls whose engines a library has timed
 
     # ---- called by the loop
@@ -107,7 +108,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def start_phase(self, step: int, phase: Phase) -> None:
         """Start a phase of a step."""
         if phase is Phase.BACKWARD or (phase is Phase.END and torch.is_grad_enabled()):
-            # What the forward pass made and still holds when the backward pass starts, or would start.
+            # Activations are alive when the backward pass starts, or would start if the loop had one.
             self._log.keep_for_backward()
         self.phase = phase
         self._log.start_phase(step, phase)
@@ -144,9 +145,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._record_run(op, args, kwargs, out)
 
     def record_empty_cache(self) -> None:
-        """Record a call of `torch.cuda.empty_cache()`, as part of the free directly before if possible.
+        """Record a call of `torch.cuda.empty_cache()`, as a part of the preceding free if possible.
 
-        Otherwise the smallest block is allocated and freed for it.
+        Otherwise a block of one byte is allocated and freed, and its free empties the cache.
         """
         if not self._log.empty_cache(since=self._calls[-1].end if self._calls else 0):
             self._log.free(self._alloc(1, Category.TEMPORARY, "empty_cache"), empties_cache=True)
@@ -188,7 +189,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._log.set_module(storage.block, module)
 
     def record_resize(self, tensor: Tensor) -> None:
-        """Record that the storage of a tensor was freed or allocated in place (`UntypedStorage.resize_`)."""
+        """Record that `UntypedStorage.resize_` freed or allocated the memory of a tensor's storage."""
         storage = tensor.untyped_storage()
         ref = self._storages.get(storage._cdata)
         if ref is None:
@@ -198,7 +199,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.record_tensor(tensor, Category.TEMPORARY, "resize_")
 
     def place(self) -> str:
-        """Return words that name the innermost running module, or the phase if no module runs."""
+        """Return words for the running module, or for the loss, backward pass or phase if no module runs."""
         return self.modules.place_in(self.phase)
 
     def operators(self) -> list[str]:
@@ -214,7 +215,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._log.allocated_bytes()
 
     def finish(self, batch: int, notes: tuple[str, ...] = ()) -> Trace:
-        """Return the trace up to the phase `END`."""
+        """Return the trace of the events up to the start of the phase `END`."""
         events, collector = self._log.events(), self._provenance
         blocks = [event.block for event in events if isinstance(event, Alloc)]
         provenance = () if collector is None else collector.provenance_of(blocks)
@@ -356,7 +357,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._log.free(old)
 
     def _autotune_once(self, op: Operator, args: tuple[Any, ...], ops: Ops) -> Ops:
-        """Return the ops, without autotuning allocations if a call with the same signature has run before."""
+        """Return the ops of a rule, without autotuning if a call with the same signature has run before."""
         timed = [one for one in ops if isinstance(one, KernelOp) and one.kind is OpKind.AUTOTUNE]
         if not timed:
             return ops
@@ -393,7 +394,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self._record_cublas(op, cublas_bytes)
                     cublas_bytes = 0
                 case OpKind.HOLD if not one.number:
-                    held.append(None)  # counts where blocks are released
+                    held.append(None)  # counted when blocks are released
                 case _ if one.number:
                     block = self._alloc(one.number, Category.WORKSPACE, op.name)
                     if one.kind is OpKind.KEEP:
@@ -454,11 +455,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _expect_inplace_accumulation(self, args: tuple[Any, ...], out: Tensor) -> None:
         """Note an addition of gradients, which may reuse its first operand on a GPU.
 
-        autograd/input_buffer.cpp accumulates in place where it holds the last reference to a dense tensor,
-        but never under a dispatch mode or on meta (ATen/TensorSubclassLikeUtils.h). It held the last
-        reference exactly if the operand's storage is freed before anything else happens. It never
-        accumulates in a view, since the view holds its base; but it does in the last of several tensors that
-        a kernel made in one storage, such as cuDNN's gradients of a recurrent layer's weights.
+        autograd/input_buffer.cpp accumulates in place if it holds the last reference to a dense tensor, but
+        never under a dispatch mode or on the meta device (ATen/TensorSubclassLikeUtils.h). It held the last
+        reference exactly if the operand's storage is freed before anything else happens. It never accumulates
+        in a view, since the view holds its base; but it does in the last of several tensors that a kernel
+        made in one storage, such as cuDNN's gradients of a recurrent layer's weights.
         """
         operand = args[0]
         if not isinstance(operand, Tensor) or operand.dtype != out.dtype or operand.shape != out.shape:
@@ -472,7 +473,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _is_on_meta(args: Any, out: Any) -> bool:
-    """Return whether an operator reads or makes a tensor on meta; if not, the CPU runs it."""
+    """Return whether an operator reads or makes a meta tensor; if not, the CPU runs it."""
     return any(isinstance(one, Tensor) and one.is_meta for one in leaves_of((args, out)))
 
 

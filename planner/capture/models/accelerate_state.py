@@ -13,7 +13,7 @@ _CLASSES = ("PartialState", "AcceleratorState", "GradientState")  # accelerate/s
 
 @contextmanager
 def own_accelerate_state(starts_anew: bool) -> Iterator[None]:
-    """Restore accelerate's shared state on exit; with `starts_anew`, also clear it on entry."""
+    """Restore accelerate's shared state when the context exits; if `starts_anew`, also clear it on entry."""
     before = [dict(shared) for shared in _shared_states()]
     if starts_anew:
         _restore([])

@@ -1,4 +1,4 @@
-"""Give peft's adapters on meta the data type that peft gives to adapters on a GPU only."""
+"""Give peft's adapters on the meta device the data type that peft would give them on a GPU."""
 
 import sys
 from collections.abc import Iterator
@@ -15,9 +15,9 @@ from planner.capture.patching import patched
 def adapters_like_weights() -> Iterator[None]:
     """Give each adapter added inside the context the data type and GPU placement of its layer's weight.
 
-    Only adapters of layers with floating-point weights on meta are changed.
+    Only adapters of layers with floating-point meta weights are changed.
 
-    peft does the same when it moves adapters to the device of the layer's weights, but skips weights on meta
+    peft does the same when it moves adapters to the device of the layer's weights, but skips meta weights
     (`_move_adapter_to_device_of_base_layer`, peft/tuners/tuners_utils.py).
     """
     tuners = sys.modules.get("peft.tuners.tuners_utils")

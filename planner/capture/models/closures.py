@@ -10,7 +10,7 @@ from typing import Any
 
 
 def rebind_closures(holder: object, memo: Mapping[int, Any]) -> None:
-    """Replace functions among a copy's attributes by functions whose closures refer to copied objects.
+    """Replace each function in the attributes of a deep copy by one whose closure refers to copied objects.
 
     Functions in dicts among the attributes are replaced too. `memo` is the memo of `copy.deepcopy`.
     """

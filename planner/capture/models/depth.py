@@ -14,11 +14,11 @@ _PLAIN = (bool, int, float, str, tuple, list, type(None))  # types of attributes
 
 
 def find_depth(job: Job, least: int) -> Depth | None:
-    """Return the depth of a model of transformers if it has at least `least` equal blocks, or None.
+    """Return the depth of a transformers model, or None if its blocks differ or there are fewer than `least`.
 
-    The first and the last block may differ. None is returned for other models, and if an option of the job
-    may name single blocks. The model is built on meta.
-    Raises UsageError for an unknown model.
+    The first and the last block may differ from the others. None is also returned for models of other
+    sources, for a model that cannot be built, and if an option of the job may name single blocks. The model
+    is built on the meta device. Raises UsageError for an unknown model.
     """
     source, name = split_model(job.model.origin)
     if source != hf.SOURCE or _may_name_blocks(job):
@@ -62,7 +62,7 @@ def _has_equal_blocks(model: nn.Module, count: int) -> bool:
 def _structure(block: nn.Module) -> tuple[Any, ...]:
     """Return a block's module types, parameter shapes and plain attributes, by which blocks are compared.
 
-    Attributes that number a block are left out.
+    Private attributes, and attributes that number a block, are left out.
     """
     return tuple(
         (

@@ -19,20 +19,20 @@ from planner.program import Phase
 
 
 class _Running(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that runs operators on meta as a capture does, without recording them."""
+    """A dispatch mode that runs operators on meta tensors as a capture does, without recording them."""
 
     def __init__(self, run: Run) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._run = run
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(isinstance(one, Tensor) and is_lazy(one) for one in args):  # it is being given its shape
+        if any(isinstance(one, Tensor) and is_lazy(one) for one in args):  # its shape is being set
             return func(*args, **(kwargs or {}))
         return self._run(func, args, kwargs or {}, Phase.FORWARD)
 
 
 def initialise_lazy_modules(model: nn.Module, job: Job, batch: int, run: Run) -> None:
-    """Call a model once if it has lazy modules, as a script does before it makes the optimizer.
+    """Call a model on a batch if it has lazy modules, so that their parameters get shapes.
 
     Raises ModelError if the call fails.
     """

@@ -21,7 +21,7 @@ from planner.jobs import nearest, shown
 
 
 def read_json(path: Path, instead: str) -> Any:
-    """Return the parsed contents of a library's JSON file.
+    """Return the parsed contents of a JSON file, such as a model's config.json.
 
     Raises UsageError for a missing file, with the advice to name `instead`; ModelError for a file that cannot
     be read or parsed.
@@ -36,9 +36,9 @@ def read_json(path: Path, instead: str) -> Any:
 
 
 def import_library(module: str, extra: str) -> ModuleType:
-    """Import and return a module of a model library. Raises ModelError if it is missing or does not import.
+    """Import and return a module of a model library. Raises ModelError if the import fails.
 
-    `extra` is the extra of this distribution that installs the library; "" if none does.
+    `extra` is the extra of gpu-batch-planner that installs the library, "" if no extra does.
     """
     library = module.partition(".")[0]
     prepare_torchvision()  # each of these libraries imports torchvision
@@ -70,7 +70,7 @@ _TALKATIVE = (
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence log messages below errors of model and kernel libraries inside the context."""
+    """Silence log messages below level ERROR of model and kernel libraries inside the context."""
     loggers = [logging.getLogger(name) for name in _TALKATIVE]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -83,7 +83,7 @@ def quiet() -> Iterator[None]:
 
 
 def find_in_namespace(source: str, name: str, namespace: ModuleType) -> Callable[..., object]:
-    """Return the function or module class of this name in a namespace, with downloads turned off.
+    """Return the function or `nn.Module` class `name` of a Python module, with weight downloads turned off.
 
     Raises UsageError for an unknown name.
     """
@@ -101,7 +101,7 @@ def find_in_namespace(source: str, name: str, namespace: ModuleType) -> Callable
 
 
 def unknown_name(source: str, name: str, names: list[str], what: str = "model") -> UsageError:
-    """Return the error for a name that a source lacks; it lists the source's nearest names."""
+    """Return the error for a name that a source lacks, with similar names or else the first names."""
     near = nearest(name, names)
     hint = f"the nearest: {near}" if near else f"it has {', '.join(names[:8])}" + " ..." * (len(names) > 8)
     return UsageError(f"{source} has no {what} {shown(name)}; {hint}")

@@ -1,4 +1,4 @@
-"""The library versions that plans are held to, since captures rely on private parts of the libraries.
+"""List the library versions for which captures are written, since they rely on private parts of libraries.
 
 A new version may allocate differently, or rename a function that a capture replaces. tests/capture/models/
 test_library_versions.py fails for each library whose pinned version differs.
@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from planner._support.versions import public_version
 
-# By module: the major and minor version, and the package that relies on it.
+# Module name -> the major and minor version, and a file or folder of the planner that relies on it.
 HELD_VERSIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "accelerate": ("1.15", "planner/capture/distributed/accelerate_plugin.py"),

@@ -104,7 +104,7 @@ def _run_training_step(module: Any, batch: Any) -> Any:
 
 
 def lightning_package_of(module: object) -> str | None:
-    """Return the package of the LightningModule class among an object's base classes, or None."""
+    """Return the package of an object's base class LightningModule, or None if it has no such base."""
     for kind in type(module).__mro__:
         package = kind.__module__.rpartition(".core.")[0]
         if kind.__name__ == "LightningModule" and package in _PACKAGES:
@@ -114,7 +114,7 @@ def lightning_package_of(module: object) -> str | None:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Silence all warnings and Lightning's log messages below errors inside the context."""
+    """Silence all warnings, and Lightning's log messages below level ERROR, inside the context."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [one.level for one in loggers]
     for one in loggers:

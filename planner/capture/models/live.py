@@ -31,7 +31,7 @@ class LiveEvaluation:
 
     sample: Any  # a batch as its data loader yields it
     step: Step
-    batch: int = 0  # samples in each of its batches; 0: the batch size of the training
+    batch: int = 0  # samples in each batch; 0 for the batch size of the training run
 
     def inputs(self) -> tuple[TensorSpec, ...]:
         """Return the shape and type of each tensor of an evaluation batch, without the batch dimension.
@@ -41,9 +41,9 @@ class LiveEvaluation:
         return _specs_of(_tensors_of(self.sample))
 
     def load(self, batch: int) -> tuple[Tensor, ...]:
-        """Return the tensors of an evaluation batch, uninitialised on meta.
+        """Return the tensors of an evaluation batch, uninitialised on the meta device.
 
-        `batch` is the batch size of the training, which the evaluation has too unless `self.batch` is set.
+        `batch` is the batch size of the training run, which applies unless `self.batch` is set.
         """
         size = self.batch or batch
         return tuple(
@@ -98,13 +98,16 @@ class _StepModule(nn.Module):
 
     @property
     def make_own_optimizer(self) -> Callable[[], optim.Optimizer] | None:
-        """Return a function that makes the live module's optimizer over the copy, or None if unset."""
+        """Return a function that makes the live optimizer over the copy, or None if the job's is used."""
         optimizer = self._optimizer
         return None if optimizer is None else lambda: optimizer.over(self.module)
 
 
 def evaluated_loader(model: nn.Module, batch: int) -> Callable[[], Any] | None:
-    """Return a function that makes batches of a live module's evaluation, or None without evaluation."""
+    """Return a function that makes batches of a live module's evaluation, or None if it has no evaluation.
+
+    `batch` is the batch size of the training run.
+    """
     evaluation = model._evaluation if isinstance(model, _StepModule) else None
     return None if evaluation is None else lambda: (evaluation.load(batch), {}, None)
 
@@ -177,7 +180,7 @@ def _rebuilt(sample: object, given: Iterable[Tensor]) -> Any:
 
 
 def copy_weightless(module: nn.Module, stand_ins: Iterable[StandIn] = ()) -> nn.Module:
-    """Return a deep copy of a module with its tensors on meta. Each original in `stand_ins` is replaced."""
+    """Return a deep copy of a module with meta tensors, in which each original in `stand_ins` is replaced."""
     memo: dict[int, Any] = {id(original): replacement for original, replacement in stand_ins}
     weightless_memo([module], memo)
     copied = copy.deepcopy(module, memo)
@@ -186,9 +189,10 @@ def copy_weightless(module: nn.Module, stand_ins: Iterable[StandIn] = ()) -> nn.
 
 
 def weightless_memo(modules: Iterable[nn.Module], memo: dict[int, Any]) -> None:
-    """Add counterparts on meta of the modules' tensors to a memo of `copy.deepcopy`.
+    """Add a meta counterpart of each tensor of the modules to `memo`, the memo of a `copy.deepcopy`.
 
-    Copies have no gradients, and LightningModules among them the planned GPU as their device.
+    Copies that are made with the memo have no gradients; a copied LightningModule has the planned GPU as its
+    device.
     """
     gpu = torch.device("cuda", 0)
     for module in modules:
@@ -204,7 +208,7 @@ def weightless_memo(modules: Iterable[nn.Module], memo: dict[int, Any]) -> None:
 
 
 def complete_copy(module: nn.Module, copied: nn.Module, memo: dict[int, Any]) -> None:
-    """Rebind a copy's functions to its own modules, and compile the modules that the original has compiled.
+    """Make functions that a copy holds refer to copied objects, and compile the copies of compiled modules.
 
     A copied module is not compiled (torch/nn/modules/module.py, `__getstate__`).
     """

@@ -22,7 +22,7 @@ from planner.jobs import Job, Optimizer, OptimizerImpl
 # Attributes that a copied optimizer does not get: state, groups, and methods that a scheduler has wrapped.
 _OWN = ("step", "zero_grad", "state", "param_groups")
 _DECIDE_MEMORY = ("amsgrad", "maximize", "centered", "weight_decay")  # options that an optimizer's name omits
-_CHOSEN_BY_TORCH = ("foreach", "fused")  # None: torch chooses by the device
+_CHOSEN_BY_TORCH = ("foreach", "fused")  # options that torch chooses by the device if they are None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class LiveOptimizer:
     """An optimizer's class, parameter groups and options, without state; parameters are given by name."""
 
     kind: type[optim.Optimizer]
-    groups: tuple[tuple[tuple[str, ...], Mapping[str, Any]], ...]  # names of parameters -> options
+    groups: tuple[tuple[tuple[str, ...], Mapping[str, Any]], ...]  # parameter names and options of each group
     keywords: Mapping[str, Any] = field(default_factory=dict)  # arguments of a class outside of torch
-    prepare: Callable[[nn.Module], None] | None = None  # called with the copy once the optimizer is made
+    prepare: Callable[[nn.Module], None] | None = None  # called with the module once the optimizer is made
 
     def over(self, module: nn.Module) -> optim.Optimizer:
         """Build the optimizer over the parameters of `module`, with `foreach` set as torch does on CUDA."""
@@ -55,10 +55,10 @@ def _parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:
 
 @dataclass(frozen=True, slots=True)
 class CopiedOptimizer:
-    """An optimizer of any library's class, rebuilt by copying its attributes and groups without state."""
+    """An optimizer of a class outside of torch, of which `over` makes copies without state."""
 
     original: optim.Optimizer
-    groups: tuple[tuple[tuple[str, ...], Mapping[str, Any]], ...]
+    groups: tuple[tuple[tuple[str, ...], Mapping[str, Any]], ...]  # parameter names and options of each group
     overrides: Mapping[str, Any]  # bitsandbytes' settings of single parameters, by parameter name
 
     @property
@@ -67,7 +67,7 @@ class CopiedOptimizer:
         return type(self.original)
 
     def over(self, module: nn.Module) -> optim.Optimizer:
-        """Return a copy of the optimizer over a copy of the module, without state and hooks."""
+        """Return a copy of the optimizer over the parameters of `module`, without state and hooks."""
         parameters = _parameters_of(module)
         made = self.kind.__new__(self.kind)
         for name, value in vars(self.original).items():
@@ -98,9 +98,10 @@ AnyLiveOptimizer = LiveOptimizer | CopiedOptimizer
 
 
 def read_optimizer(optimizer: optim.Optimizer, module: nn.Module) -> AnyLiveOptimizer:
-    """Return an optimizer's class, groups and options, with parameters by their names in the module.
+    """Return a description of an optimizer of `module`, from which it is rebuilt over a copy of the module.
 
-    Raises UsageError for parameters that are not the module's, and for optimizers that need a closure.
+    Parameters are described by their names in the module. Raises UsageError for parameters that are not the
+    module's, and for optimizers that need a closure.
     """
     if needs_closure(optimizer):
         raise UsageError(
@@ -130,7 +131,7 @@ def is_torch_class(kind: type) -> bool:
 
 
 def _overrides(optimizer: optim.Optimizer, module: nn.Module) -> dict[str, Any]:
-    """Return bitsandbytes' settings of single parameters, by parameter name; {} for other libraries.
+    """Return bitsandbytes' settings for single parameters, by parameter name; {} for other libraries.
 
     The settings are registered for parameters, or for attributes of modules.
     """
@@ -146,7 +147,7 @@ def _overrides(optimizer: optim.Optimizer, module: nn.Module) -> dict[str, Any]:
 
 
 def settings_of(optimizer: optim.Optimizer) -> optim.Optimizer:
-    """Return an optimizer with each group's options, such as learning rates, but no parameters or state."""
+    """Return a copy of an optimizer with the options of its groups, but without parameters and state."""
     bare = optim.Optimizer.__new__(optim.Optimizer)
     groups = [{**group, "params": []} for group in optimizer.param_groups]
     bare.__dict__.update(param_groups=groups, defaults=dict(optimizer.defaults), state={})
@@ -154,7 +155,7 @@ def settings_of(optimizer: optim.Optimizer) -> optim.Optimizer:
 
 
 def notes_of_optimizer(optimizer: AnyLiveOptimizer) -> tuple[str, ...]:
-    """Return a note on the options that affect memory and differ from the class's defaults, or no note."""
+    """Return a note on set options that affect memory and differ from their defaults, or () if none do."""
     parameters = inspect.signature(optimizer.kind).parameters
     defaults = {name: one.default for name, one in parameters.items()}
     changed: dict[str, Any] = {}
@@ -170,7 +171,7 @@ def notes_of_optimizer(optimizer: AnyLiveOptimizer) -> tuple[str, ...]:
 
 
 def optimizer_maker(model: nn.Module, job: Job) -> MakeOptimizer:
-    """Return the function that makes the optimizer: the model's own if it has one, else the job's."""
+    """Return a function that makes the optimizer: the model's own optimizer if it has one, else the job's."""
     own = getattr(model, "make_own_optimizer", None)
     return (lambda *_: own()) if callable(own) else find_optimizer(job)
 
@@ -194,7 +195,7 @@ def _plain(value: Any) -> Any:
 
 # ---- kind and implementation as fields of a job
 
-# A class that makes several of a job's optimizers is mapped to the first of these.
+# A class that several short names stand for, such as SGD, is mapped to the first of the names.
 _OPTIMIZERS = {make.func: kind for kind, make in reversed(CONSTRUCTORS.items())}
 
 
@@ -218,7 +219,7 @@ def fields_of_optimizer(optimizer: Any) -> dict[str, Any]:
 
 
 def name_of_optimizer(kind: type, options: Any) -> Optimizer | str:
-    """Return a job's name for an optimizer: a short name, or the dotted name of the class."""
+    """Return a job's name for an optimizer: a short name if one exists, else the dotted name of the class."""
     if kind is optim.SGD and options.get("momentum"):
         return Optimizer.NESTEROV if options.get("nesterov") else Optimizer.MOMENTUM
     if kind in _OPTIMIZERS:

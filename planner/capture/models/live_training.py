@@ -31,7 +31,7 @@ _LOSSES: Mapping[str, LossFunction] = {
 }
 _AUTOCAST = {torch.float16: Precision.AMP_FP16, torch.bfloat16: Precision.AMP_BF16}
 _HALF = {torch.float16: Precision.FP16, torch.bfloat16: Precision.BF16}
-_BLOCK_BYTES = 512  # the caching allocator rounds sizes up to multiples of it
+_BLOCK_BYTES = 512  # the caching allocator rounds sizes up to multiples of this
 
 
 class LiveTraining(Struct, frozen=True):
@@ -43,7 +43,7 @@ class LiveTraining(Struct, frozen=True):
     step: Step
     notes: tuple[str, ...]  # assumptions about the loss
     is_compiled: bool
-    expected: tuple[tuple[int, ...], ...] | None  # shapes with which the model is called; None: not known
+    expected: tuple[tuple[int, ...], ...] | None  # shapes of the model's inputs, or None if a step is given
 
 
 def cuda_index_of(model: nn.Module) -> int | None:
@@ -109,7 +109,7 @@ def _unwrapped(model: Any) -> tuple[nn.Module, dict[str, Any], bool]:
 
 
 def _precision_of(module: nn.Module) -> dict[str, Any]:
-    """Return a job's field `precision`, from the enclosing autocast region or half-precision weights.
+    """Return a job's field `precision`, from the enclosing autocast region or else half-precision weights.
 
     The dictionary is empty if neither applies: weights count only if all have the same half-precision type.
     """
@@ -143,7 +143,7 @@ def _loss_function(loss: str | LossFunction | None) -> LossFunction | None:
 
 
 def _parts(batch: object) -> tuple[tuple[Any, ...], Any]:
-    """Return the inputs and the target of a batch; the target is the last part, or None for a single part."""
+    """Return the inputs and the target of a batch; the target is the last item, or None for a single item."""
     if not isinstance(batch, list | tuple):
         return (batch,), None
     return (tuple(batch), None) if len(batch) == 1 else (tuple(batch[:-1]), batch[-1])
@@ -185,7 +185,7 @@ def _shapes(values: object) -> tuple[tuple[int, ...], ...]:
 
 
 def outside_autocast() -> AbstractContextManager[object]:
-    """Return a context manager that disables autocast, in whose region a training may be planned."""
+    """Return a context manager that disables autocast on CUDA, which may be enabled when a plan is made."""
     return torch.autocast("cuda", enabled=False)
 
 
@@ -193,7 +193,7 @@ def outside_autocast() -> AbstractContextManager[object]:
 
 
 def bytes_beside(model: nn.Module, optimizer: optim.Optimizer, batch: object, index: int) -> int:
-    """Return the bytes allocated by torch on a GPU besides model, gradients, optimizer state and batch."""
+    """Return the bytes that torch has allocated on GPU `index`, minus model, gradients, state and batch."""
     state = tree_leaves([list(values.values()) for values in optimizer.state.values()])
     grads = [one.grad for one in model.parameters()]
     storages = {}
@@ -205,7 +205,7 @@ def bytes_beside(model: nn.Module, optimizer: optim.Optimizer, batch: object, in
 
 
 def hold_beside(module: nn.Module, size_bytes: int) -> None:
-    """Register a buffer of `size_bytes` on a weightless copy, for other memory allocated on the GPU."""
+    """Register a meta buffer of `size_bytes` on a module, which stands for other memory in use on the GPU."""
     module.register_buffer("held_beside", torch.empty(size_bytes, dtype=torch.uint8, device="meta"))
 
 

@@ -1,4 +1,4 @@
-"""Construct models on `meta`, so that their parameters and buffers take no memory."""
+"""Construct models on the meta device, so that their parameters and buffers take no memory."""
 
 import gc
 import warnings
@@ -31,18 +31,18 @@ Strategy = Callable[[], AbstractContextManager[object]]  # opened around the con
 
 
 def construct_on_meta(construct: Callable[[], object]) -> object:
-    """Call `construct` and return the result; a module has all parameters and buffers on meta.
+    """Call `construct` and return its result; a module has all parameters and buffers on the meta device.
 
-    The cheapest of three strategies that works is used. First everything is made on meta. If the constructor
-    reads values, only parameters are made on meta. If it reads values of parameters too, the model is built
-    on the CPU and moved. Raises the constructor's error; the next strategy is tried only for errors about
-    values.
+    The first of three strategies that works is used. First, all tensors are made on the meta device. If the
+    constructor reads values, only parameters are made there. If it reads values of parameters too, the model
+    is built on the CPU and moved. Raises the constructor's error; the next strategy is tried only for errors
+    about values.
     """
     return _try_strategies(construct, (_everything_on_meta, *_WITH_VALUES))[0]
 
 
 def construct_with_values(construct: Callable[[], object]) -> tuple[object, list[tuple[Tensor, Tensor]]]:
-    """Return the result of `construct`, and pairs of a tensor with values and its counterpart on meta.
+    """Return the result of `construct`, and a pair of original and meta tensor for each tensor with values.
 
     All buffers have values, and so do parameters that no constructor of a module made. Raises the
     constructor's error.
@@ -108,7 +108,7 @@ def gpu_followed(placement: Placement) -> Iterator[None]:
 
 
 def _plain_tensors(model: nn.Module) -> Iterator[tuple[Any, Any, Tensor]]:
-    """Yield (holder, key, tensor) for each tensor in a plain attribute, or in a list or dict attribute.
+    """Yield (holder, key, tensor) for each tensor in a plain, list or dict attribute of the model's modules.
 
     Registered parameters and buffers are left out, even if a list holds them too, as scripts do for an
     optimizer.
@@ -137,9 +137,9 @@ def _note_those_on_cpu(model: nn.Module, placement: Placement) -> None:
 
 
 def _move_placed(model: nn.Module, placement: Placement) -> list[tuple[Tensor, Tensor]]:
-    """Move to meta the tensors in plain attributes that user code put on the GPU.
+    """Move the tensors in plain attributes that user code put on the GPU to the meta device.
 
-    Returns each moved tensor with its counterpart on meta.
+    Returns a (tensor with the values, meta tensor) pair for each moved tensor.
     """
     moved = []
     for holder, key, tensor in _plain_tensors(model):
@@ -150,10 +150,11 @@ def _move_placed(model: nn.Module, placement: Placement) -> list[tuple[Tensor, T
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Replace each parameter that a module registers inside the context by its counterpart on meta.
+    """Replace each parameter that a module registers inside the context by its meta counterpart.
 
-    Parameters that several modules share stay shared. A parameter that user code put on the GPU goes to meta
-    itself, since an optimizer or a step may hold it too. Changes `nn.Module` for all threads.
+    Parameters that several modules share stay shared. A parameter that user code put on the GPU is itself
+    moved to the meta device, since an optimizer or a step may hold it too. Changes `nn.Module` for all
+    threads.
     """
     register = nn.Module.register_parameter
     likes = WeakIdKeyDictionary()
@@ -181,9 +182,10 @@ _WITH_VALUES: tuple[Strategy, ...] = (parameters_on_meta, nullcontext)
 
 
 def move_to_meta(model: nn.Module, placement: Placement) -> list[tuple[Tensor, Tensor]]:
-    """Move a model's parameters and buffers to meta; unlike `Module.to`, keep shared tensors shared.
+    """Move a model's parameters and buffers to the meta device; keep shared tensors shared.
 
-    Returns each moved tensor with its counterpart on meta.
+    `Module.to` does not keep them shared. Returns a (tensor with the values, meta tensor) pair for each moved
+    tensor.
     """
     likes: dict[int, Tensor] = {}
     moved: list[tuple[Tensor, Tensor]] = []  # also keeps Python from reusing the ids in `likes`
@@ -204,10 +206,10 @@ def move_to_meta(model: nn.Module, placement: Placement) -> list[tuple[Tensor, T
 
 
 def _move(holder: Any, key: Any, tensor: Tensor, placed: PlacedTensors) -> tuple[Tensor, Tensor]:
-    """Move a tensor to meta in place, and return a tensor with the values and the tensor on meta.
+    """Move a tensor to the meta device in place, and return a tensor with its values and the meta tensor.
 
     The tensor object itself is moved, since optimizers and closures may hold it too. If a graph or a weak
-    reference prevents this, the holder gets a new tensor on meta instead.
+    reference prevents this, the holder gets a new meta tensor instead, and the tensor keeps its values.
     """
     storages = [one.untyped_storage() for one in parts(tensor)]
     like = like_on_meta(tensor)
@@ -224,7 +226,7 @@ def _move(holder: Any, key: Any, tensor: Tensor, placed: PlacedTensors) -> tuple
 
 
 def like_on_meta(tensor: Tensor) -> Tensor:
-    """Return a new tensor or parameter on meta with the shape, strides and type of a tensor."""
+    """Return a new tensor or parameter on the meta device with the shape, strides and type of a tensor."""
     if is_wrapped(tensor):
         like = with_parts(tensor, like_on_meta)
         return nn.Parameter(like, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else like

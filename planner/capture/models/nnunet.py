@@ -71,11 +71,11 @@ class Configuration:
         self.batch_dice = bool(arguments.get("batch_dice", values.get("batch_dice", False)))
 
     def spacing(self) -> tuple[float, ...]:
-        """Return the spacing of the images. Raises ModelError if the plans have none."""
+        """Return the voxel spacing of the images. Raises ModelError if the plans name no spacing."""
         return self._numbers("spacing")
 
     def topologies(self) -> Iterator[Topology]:
-        """Yield the networks and patches that nnU-Net's planner would try, from the largest patch down."""
+        """Yield the topologies that nnU-Net's planner would try, starting at the largest patch."""
         return planned_topologies(self.spacing(), self._numbers("median_image_size_in_voxels"))
 
     def _numbers(self, key: str) -> tuple[float, ...]:
@@ -88,7 +88,7 @@ class Configuration:
         return tuple(given[:axes])
 
     def target_sizes(self) -> list[tuple[int, ...]]:
-        """Return the target's size at each scale of deep supervision, from the patch size down."""
+        """Return the target's size at each scale of deep supervision, starting at the patch size."""
         strides = self.network["arch_kwargs"]["strides"]
         sizes, size = [], self.patch
         for stride in strides[:-1]:
@@ -122,7 +122,7 @@ def build(file: str, **arguments: Any) -> nn.Module:
 
 
 def complete_nnunet(job: Job, file: str, arguments: Mapping[str, Any]) -> Job:
-    """Return the job with a patch as its input, and in training also its segmentation at every scale.
+    """Return the job with a patch as input and, if it trains on the model's loss, the patch's segmentations.
 
     Raises UsageError if the job is compiled, or names other inputs.
     """
@@ -146,7 +146,7 @@ def complete_nnunet(job: Job, file: str, arguments: Mapping[str, Any]) -> Job:
 
 
 def planned_patches(job: Job) -> tuple[tuple[int, ...], ...]:
-    """Return the patches that nnU-Net's planner would try for a job's configuration, in rising order.
+    """Return the patches that nnU-Net's planner would try for a job's configuration, in ascending order.
 
     Patches with fewer than two stages are left out, since they have no network. Raises ModelError for plans
     without the spacing or the median shape of the images.
@@ -166,7 +166,7 @@ class Trained(nn.Module):
         self.batch_dice = batch_dice
 
     def forward(self, data: Tensor, target: Sequence[Tensor] = ()) -> Any:
-        """Return the loss over all scales except the smallest, or the network's output without targets.
+        """Return the loss over all scales except the smallest, or the network's output if no target is given.
 
         The weight halves from each scale to the next.
         """
@@ -218,9 +218,9 @@ def _inherited(configurations: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _imported(file: str, name: str, package: str) -> Any:
-    """Import and return the object with a dotted name from a package.
+    """Import and return the object that a dotted name refers to.
 
-    Raises ModelError for a name outside of the package, or unknown.
+    Raises ModelError for a name that is not in `package` or does not exist; `file` is for messages.
     """
     module, _, attribute = name.rpartition(".")
     if not f"{module}.".startswith(f"{package}."):

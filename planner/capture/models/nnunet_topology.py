@@ -20,7 +20,7 @@ Sizes = tuple[int, ...]
 
 
 class Topology(Struct, frozen=True):
-    """Strides and kernels of a network for a patch; the first stage has stride 1."""
+    """The patch size of a network, with the strides and kernels of its stages; the first has stride 1."""
 
     patch: Sizes  # padded to multiples of `divisors`
     strides: tuple[Sizes, ...]
@@ -33,7 +33,10 @@ class Topology(Struct, frozen=True):
 
 
 def plan_topology(spacing: Sequence[float], patch: Sizes) -> Topology:
-    """Return the network for a patch, with a stage for each halving of the long, finely spaced axes."""
+    """Return the topology that nnU-Net's planner chooses for a patch size and a voxel spacing.
+
+    The network has a stage for each halving of the long, finely spaced axes.
+    """
     spaces, sizes = list(spacing), list(patch)
     kernel = [1] * len(sizes)
     strides: list[Sizes] = [(1,) * len(sizes)]
@@ -60,11 +63,11 @@ def plan_topology(spacing: Sequence[float], patch: Sizes) -> Topology:
 
 
 def planned_topologies(spacing: Sequence[float], median: Sequence[float]) -> Iterator[Topology]:
-    """Yield the networks and patches that nnU-Net's planner tries, from the largest patch down.
+    """Yield the topologies that nnU-Net's planner tries, starting at the largest patch.
 
-    The first patch has the aspect of the spacing, cut to the median shape of the images. Each next patch is
-    shorter in the axis that is longest relative to the median shape, by the least that keeps the axis a
-    multiple of its divisor.
+    The first patch has the aspect of the spacing, cut to the median shape of the images (`median`). Each next
+    patch is shorter in the axis that is longest relative to the median shape, by the least that keeps the
+    axis a multiple of its divisor.
     """
     axes = len(spacing)
     scale = (MOST_VOXELS[axes] * prod(spacing)) ** (1 / axes)

@@ -1,8 +1,8 @@
 """Refuse network connections while a library's model is planned.
 
-Values of weights do not decide memory, so none need be fetched.
+Values of weights do not decide memory, so weights need not be fetched.
 A model name in a file from somebody else must not cause a connection to an address; a name on the command
-line needs none either. The user's own code, FILE.py, is trusted and may connect.
+line needs no connection either. The user's own code, FILE.py, is trusted and may connect.
 """
 
 import socket
@@ -25,7 +25,7 @@ _MAY_FETCH = ("timm", "smp", "monai", "hf", "diffusers")  # torchvision's weight
 
 @contextmanager
 def calling_libraries(job: Job) -> Iterator[None]:
-    """Silence libraries' logs and refuse connections for a library's model inside the context.
+    """Silence libraries' logs inside the context, and refuse connections if the model is from a library.
 
     Log messages of errors are kept. Unix sockets may still be connected.
     """

@@ -1,8 +1,8 @@
 """Wrap a training step that a user wrote (FILE.py:NAME) in a module that holds the step's models.
 
-NAME is a class or a function that returns an object with a method `step`, or returns a function; or NAME is
-the step itself, whose models and optimizers are globals of its file. Models and optimizers of a step are
-found by following its attributes, containers, closures and globals, so that parameters are recorded with
+NAME is a class or a function that returns an object with a method `step` or returns a function; otherwise
+NAME is the step itself, whose models and optimizers are globals of its file. Models and optimizers of a step
+are found by following its attributes, containers, closures and globals, so that parameters are recorded with
 their modules' names.
 """
 
@@ -30,12 +30,13 @@ _PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleT
 class StepModule(nn.Module):
     """A module that holds the models and optimizers of a training step; a call runs the step on a batch."""
 
-    words_for_root = "its step"  # its name in messages about operators outside of all its modules
+    words_for_root = "its step"  # this module's name in messages about operators outside of all submodules
 
     def __init__(self, step: Callable[..., Any], root: object, name: str) -> None:
-        """Find the modules, tensors and optimizers held by `root`, the step's object or the step itself.
+        """Find the modules, tensors and optimizers that `root` holds.
 
-        Raises ModelError if neither a module nor an optimizer is found.
+        `root` is the object whose method is the step, or the step itself if it is a function. Raises
+        ModelError if neither a module nor an optimizer is found.
         """
         super().__init__()
         self._step = step
@@ -51,7 +52,7 @@ class StepModule(nn.Module):
             )
         self._modules.update(found.outermost())
         self.held_tensors = found.tensors
-        # By their ids; a step may make optimizers, and replace them.
+        # Keyed by id; held weakly, since a step may make optimizers and replace them.
         self.optimizers = WeakValueDictionary({id(one): one for one in found.optimizers})
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> Any:
@@ -63,7 +64,7 @@ class StepModule(nn.Module):
 
         A step of one argument gets the whole batch: a tensor, a list of tensors as `default_collate` makes
         it, or a dict if the tensors have names. A step of several arguments gets the tensors in order, or by
-        their names. Raises UsageError if the tensors do not match the step's arguments.
+        their names. Raises UsageError if there are no tensors, or if they do not match the step's arguments.
         """
         values = [*args, *([] if target is None else [target])]
         names = _argument_names(self._step)
@@ -90,9 +91,9 @@ class StepModule(nn.Module):
 
 
 def make_step(made: object, name: str) -> nn.Module:
-    """Return a `StepModule` for an object with a method `step` or for a function.
+    """Wrap an object with a method `step`, or a function, in a `StepModule`.
 
-    Raises ModelError for other values.
+    A `StepModule` is returned itself. Raises ModelError for optimizers and other values.
     """
     if isinstance(made, StepModule):
         return made
@@ -108,14 +109,14 @@ def make_step(made: object, name: str) -> nn.Module:
 
 
 def modules_held_by(value: object) -> list[nn.Module]:
-    """Return the outermost modules that a value holds, without the modules inside them."""
+    """Return the modules that an object holds, except modules inside another held module."""
     found = _Holdings()
     found.follow(value, "")
     return [*found.outermost().values()]
 
 
 def needs_arguments(function: object, given: dict[str, Any]) -> bool:
-    """Return whether a function has required arguments that are not in `given`, such as a step's batch.
+    """Return whether a function has required arguments, such as a step's batch, that are not in `given`.
 
     False for a value that is not a Python function, such as a class.
     """
@@ -154,7 +155,7 @@ def _argument_names(step: Callable[..., Any]) -> list[str]:
 
 
 class _Holdings:
-    """A search for the modules, tensors and optimizers that values hold, kept in the order found."""
+    """The modules, tensors and optimizers in the values that `follow` has searched, in the order found."""
 
     def __init__(self) -> None:
         self.modules: dict[str, nn.Module] = {}
@@ -169,7 +170,7 @@ class _Holdings:
         return {key: module for key, module in self.modules.items() if id(module) not in inner}
 
     def follow(self, value: Any, name: str) -> None:
-        """Search a value for modules, tensors and optimizers, and name the modules found after `name`."""
+        """Collect the modules, tensors and optimizers in a value; `name` is the attribute that holds it."""
         if isinstance(value, _PLAIN) or id(value) in self._seen or len(self._seen) > _MOST_VALUES:
             return
         self._seen[id(value)] = value

@@ -161,7 +161,7 @@ def _held_on_meta(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def quantize_on_meta(model: nn.Module) -> dict[int, list[Tensor]]:
-    """Quantize a model's weights on meta, and return the tensors that each module's quantization allocates.
+    """Quantize a model's meta weights, and return the tensors that each module's quantization allocates.
 
     The result maps a module's id to its tensors in the order of allocation, as moving the module to the GPU
     allocates them. For a weight that is quantized already, they are the tensors that it consists of.
@@ -172,7 +172,7 @@ def quantize_on_meta(model: nn.Module) -> dict[int, list[Tensor]]:
     if not modules:
         return ready
     functional: ModuleType = import_library("bitsandbytes.functional", extra="bitsandbytes")
-    tables = {"dynamic": torch.empty(256, device="meta")}  # one for all weights, from the first on
+    tables = {"dynamic": torch.empty(256, device="meta")}  # shared by all weights
     allocated = ready
     with mock.patch.dict(functional.name2qmap, tables, clear=True), torch.no_grad():
         for module in modules:
@@ -267,13 +267,13 @@ def notes_on_quantized(job: Job, model: nn.Module) -> tuple[str, ...]:
 
 
 def _notes_on_unquantized(model: nn.Module) -> list[str]:
-    """Return notes on where unquantized weights take more memory than quantized weights, and over 1 MiB.
+    """Return a note for each part of the model that has over 1 MiB, and most memory, in unquantized weights.
 
     Only linear layers are quantized; the experts of a mixture are often parameters of a single other module.
     The weights of one repeated block are compared, and the weights outside blocks, so that the notes do not
     depend on the number of blocks.
     """
-    whole: dict[str, dict[str, int]] = {}  # bytes by name, by the block that the weight is in; "": in none
+    whole: dict[str, dict[str, int]] = {}  # block ("" outside blocks) -> weight -> bytes
     quantized: Counter[str] = Counter()  # bytes by block
     for name, parameter in model.named_parameters():
         found = BLOCK.search(name)

@@ -21,7 +21,7 @@ def find_timm(name: str) -> Callable[..., object]:
 
 
 def complete_timm(job: Job, name: str, arguments: dict[str, Any]) -> Job:
-    """Return the job with an image of the size of timm's pretrained weights as input, if it has no inputs.
+    """Return the job, with an image of the size of timm's pretrained weights added if it has no inputs.
 
     The constructor's `arguments` may change the image size. The loss of a model without a head becomes
     the sum of the features that the model returns.

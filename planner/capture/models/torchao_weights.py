@@ -42,7 +42,7 @@ def prepare_torchao(path: Path) -> None:
 
 
 def prepare_quantization(job: Job) -> None:
-    """Import torchao for a job that quantizes by it, before a capture replaces functions that it binds."""
+    """Import torchao if the job quantizes by it, before a capture replaces functions that torchao binds."""
     if job.model.quantize.is_of_torchao:
         import_torchao()
 
@@ -58,9 +58,10 @@ def import_torchao() -> None:
 def kept_modules(model: nn.Module, skipped: list[str] | None) -> list[str]:
     """Return the names of the modules that are not quantized, by the rule of the model's library.
 
-    `skipped` are the modules that the job names. transformers keeps the output layer and the modules that it
-    holds in float32; diffusers keeps only the latter (`_process_model_before_weight_loading` of its
-    quantizers). In a user's own module the last linear layer is kept, as transformers would.
+    `skipped` are the modules that the job names, or None if it names none. transformers keeps the output
+    layer and the modules that it holds in float32; diffusers keeps only the latter
+    (`_process_model_before_weight_loading` of its quantizers). In a user's own module the last linear layer
+    is kept, as transformers would.
     """
     in_float32: Any = getattr(model, "_keep_in_fp32_modules", None)
     if is_of_diffusers(model):

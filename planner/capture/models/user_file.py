@@ -32,7 +32,7 @@ from planner.jobs import shown, split_model
 
 
 def find_in_file(name: str) -> Callable[..., object]:
-    """Return a constructor for FILE.py:NAME: a class, a function that makes a model, or a model."""
+    """Return a constructor of the model FILE.py:NAME; NAME is a class, a function or a model itself."""
     model, call = open_file(name, "model")
 
     def construct(**arguments: Any) -> object:
@@ -72,9 +72,9 @@ def find_step_in_file(name: str) -> Callable[..., object]:
 
 
 def _owner_of_method(name: str, value: object) -> tuple[type | None, str]:
-    """Return the class and the method's name in FILE.py:CLASS.METHOD; the class is None for other values.
+    """Return the class and the method's name if `value` is the method FILE.py:CLASS.METHOD.
 
-    Only methods of a class's objects count, not static methods and class methods.
+    The class is None if `value` is no method, or is a static method or a class method.
     """
     owner, _, method = name.rpartition(":")[2].rpartition(".")
     scope = getattr(value, "__globals__", {})
@@ -144,11 +144,10 @@ def _module_name(path: Path) -> str:
 
 
 def _run_file(path: Path) -> tuple[ModuleType, Callable[[], None]]:
-    """Import a file under a unique module name; return it and a function that repeats its side effects.
+    """Import a file; return its module and a function that repeats the file's changes to the process state.
 
-    The file's folder is importable, and its command line has no arguments. The process state is restored
-    afterwards; the returned function makes the file's changes to the process state again. Raises ModelError
-    if the file fails.
+    The module's name is unique. The file's folder is importable, and its command line has no arguments. The
+    process state is restored afterwards. Raises ModelError if the file fails.
     """
     prepare_torchao(path)
     name = _module_name(path)

@@ -98,7 +98,7 @@ class BasicEncoder(nn.Module):
 
 
 class BasicUNet(BasicEncoder):
-    """A U-Net of four resolutions, 64 to 512 channels, with a sigmoid at its end; any height and width."""
+    """A U-Net of four resolutions, 64 to 512 channels, with a sigmoid at its end, for images of any size."""
 
     inplace_relu = False
 

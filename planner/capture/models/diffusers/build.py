@@ -19,7 +19,7 @@ from planner.errors import ModelError, UsageError
 from planner.jobs import nearest, shown
 
 SOURCE = "diffusers"
-_SWITCHES = ("enable_slicing", "enable_tiling")  # methods of autoencoders: images one by one, and in tiles
+_SWITCHES = ("enable_slicing", "enable_tiling")  # methods of autoencoders: one image or tile at once
 
 
 @dataclass(frozen=True, slots=True)

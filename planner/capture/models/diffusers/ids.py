@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 def add_ids(model: nn.Module) -> None:
-    """Make `img_ids` and `txt_ids`, or `img_shapes`, optional arguments of a model's forward method."""
+    """Set defaults for `img_ids` and `txt_ids`, or `img_shapes`, if a model's forward method takes them."""
     parameters = inspect.signature(model.forward).parameters
     forward = model.forward
     if "img_ids" in parameters and "txt_ids" in parameters:

@@ -24,7 +24,7 @@ class Sample(NamedTuple):
     """Inputs of one sample, the main input first, and the main input's axis of channels."""
 
     inputs: Shapes
-    channel_axis: int | None = 0  # None: the output's shape is another one, and its sum is the loss
+    channel_axis: int | None = 0  # None if the output has another shape, so that its sum is the loss
 
 
 def complete_diffusers(job: Job, name: str, arguments: Mapping[str, Any]) -> Job:
@@ -122,7 +122,7 @@ def _latents(config: Config, default: int) -> TensorSpec:
 
 
 def _first(value: Any) -> int:
-    """Return a width, or the first width of a list with one width per block."""
+    """Return a width itself, or the first width if `value` is a list with one width per block."""
     while isinstance(value, list | tuple):
         value = value[0]
     return int(value)
@@ -225,7 +225,7 @@ def _sd3_controlnet(config: Config) -> Sample:
 
 
 def _flux(config: Config) -> Sample:
-    """Return Flux's inputs, such as latents of 1024 x 1024 pixels and 512 text tokens of T5.
+    """Return Flux's inputs for an image of 1024 x 1024 pixels and a text of 512 tokens of T5.
 
     Each latent token stands for a patch of 16 x 16 pixels.
     """
@@ -317,9 +317,9 @@ def _video_autoencoder(config: Config) -> Sample:
 
 
 def _quantizing_autoencoder(config: Config) -> Sample:
-    """Return an image as input, without a channel axis, so that the loss is a sum.
+    """Return a quantizing autoencoder's input, an image, without a channel axis: the loss is a sum.
 
-    The model also returns a loss of the codes.
+    The model also returns a loss of the codes, so an MSE with a target does not apply.
     """
     return Sample(_autoencoder(config).inputs, None)
 

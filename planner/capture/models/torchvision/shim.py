@@ -42,8 +42,8 @@ def prepare_torchvision() -> None:
 def _loads_extension(package: Path) -> bool:
     """Return whether torchvision's extension loads, by loading it as torchvision/extension.py will.
 
-    A library loaded twice stays the same. The extension's name is `_C` up to torchvision 0.28 and `_C_stable`
-    from 0.29 on. With a CUDA torch the result is True without trying: in a broken installation, a second
+    Loading a library twice does no harm. The extension's name is `_C` up to torchvision 0.28 and `_C_stable`
+    since 0.29. With a CUDA torch the result is True without trying: in a broken installation, a second
     definition would abort the process.
     """
     if torch.version.cuda is not None:

@@ -37,7 +37,7 @@ _RANDOM = ("apply_spec_augment", "layerdrop", "encoder_layerdrop", "decoder_laye
 _DEPTH = "num_hidden_layers"
 _OWN_ARGUMENTS = ("task", "padded", "attn_implementation")
 
-# Names of tables of learned positions.
+# Names of modules that are tables of learned positions.
 _POSITIONS = ("wpe", "embed_positions", "position_embedding", "position_embeddings", "positions_embed")
 
 
@@ -137,7 +137,7 @@ def _choose(transformers: Any, name: str, task: str | None, given: Mapping[str, 
 
 
 def _complete_config(config: Any, model_class: Any, given: Mapping[str, Any]) -> None:
-    """Set values that training needs but default configurations leave open; none of them decides memory.
+    """Set values that training needs but default configurations leave open; no such value decides memory.
 
     Random regularization is disabled unless `given` sets it: SpecAugment masks the same number of frames in
     any case, and a plan is made for steps in which LayerDrop skips no layer.
@@ -155,10 +155,10 @@ def _complete_config(config: Any, model_class: Any, given: Mapping[str, Any]) ->
 
 
 def depth_argument(transformers: Any, name: str, arguments: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Return the name and value of the argument that sets a model's number of blocks, or None.
+    """Return the name and value of the argument that sets the number of blocks, or None if blocks differ.
 
-    None is returned if blocks differ, if the model is an encoder-decoder, or if another argument counts the
-    blocks. Raises UsageError as `choose_class` does.
+    None is also returned if the model is an encoder-decoder, or if another argument counts the blocks.
+    Raises UsageError as `choose_class` does.
     """
     config = choose_class(transformers, name, arguments).config
     blocks = getattr(config, _DEPTH, None)
@@ -184,7 +184,7 @@ def build(transformers: Any, name: str, **arguments: Any) -> nn.Module:
 def _refuse_longer_inputs(table: nn.Embedding, name: str, config: Any) -> None:
     """Make a table of learned positions raise ModelError for an input that is longer than the table.
 
-    If the table has an index for padding, padded tokens share it, so its first positions are not set apart.
+    The first positions of a table with a padding index count too, since padded tokens share that index.
     """
     most = table.num_embeddings - getattr(table, "offset", 0)
     is_of_config = getattr(config, "max_position_embeddings", None) == most

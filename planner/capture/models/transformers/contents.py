@@ -81,7 +81,7 @@ def _patch_values(config: Any) -> int:
 
 
 def is_list_of_patches(config: Any, image: TensorSpec) -> bool:
-    """Return whether an input has the shape of Qwen2-VL patches that can be merged without a rest."""
+    """Return whether an input has the shape of Qwen2-VL patches that can be merged without a remainder."""
     merged = config.vision_config.spatial_merge_size**2
     return image.shape[1:] == (_patch_values(config),) and image.shape[0] % merged == 0
 
@@ -121,7 +121,7 @@ def image_token(config: Any) -> int | None:
 
 
 def image_tokens(config: Any, image: TensorSpec) -> int | None:
-    """Return how many tokens of a text represent the images of a sample, or None if that is unknown."""
+    """Return the number of text tokens that represent the images of a sample, or None if it is unknown."""
     count = _TOKENS.get(getattr(config, "model_type", ""))
     if count is None or takes_patches(config):
         return None if count is None else count(config, image)
@@ -160,5 +160,5 @@ SEVERAL_IMAGES = ("idefics3", "smolvlm")  # models whose samples hold a list of 
 
 
 def takes_images_in_text(config: Any) -> bool:
-    """Return whether the config's model type is in the table of image token counts."""
+    """Return whether a model takes images as tokens of its text, by the model type of its configuration."""
     return getattr(config, "model_type", "") in _TOKENS

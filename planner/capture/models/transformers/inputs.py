@@ -42,7 +42,7 @@ _LABELS = (
     "sentence_order_label",
 )
 
-# End of the class's name -> labels of one sample; `text` is the shape of the text.
+# Ends of the names of classes whose labels are one for each token, or one for each sample.
 _PER_TOKEN = (
     *("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "ForTokenClassification"),
     *("ForPreTraining", "ForCTC", "WithLMHeadModel", "ForSpeechSeq2Seq"),
@@ -121,7 +121,7 @@ def _takes_both(choice: Choice) -> bool:
 
 
 def _main_of(choice: Choice, spec: TensorSpec) -> str:
-    """Return the main input's name for a tensor without a keyword: the text if the tensor holds integers.
+    """Return the main input that a tensor without a keyword is for: the text for integers, else another.
 
     Raises UsageError if the model takes no such input.
     """
@@ -228,7 +228,10 @@ def _spectrogram(choice: Choice) -> TensorSpec:
 
 
 def _prompts(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """Return the input that accompanies an image, a detector's pixel mask or a box to segment; {} if none."""
+    """Return the input that an image needs: a detector's pixel mask, or a box to segment.
+
+    {} if the model takes no such input, or if the input is given.
+    """
     name, image = choice.model_class.__name__, inputs.get(_IMAGE)
     if image is None:
         return {}
@@ -282,7 +285,7 @@ def _last_two(image: TensorSpec) -> TensorSpec:
 
 
 def _decoder_inputs(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """Return a decoder's tokens; {} if the model takes none, or the inputs have labels or decoder inputs."""
+    """Return decoder tokens, or {} if the model takes no decoder tokens or has labels or decoder inputs."""
     own = ("labels", "decoder_input_ids", "decoder_inputs_embeds")
     if "decoder_input_ids" not in choice.parameters or any(name in inputs for name in own):
         return {}

@@ -26,7 +26,7 @@ def grow(cache: Any, tokens: int) -> None:
 
 @contextmanager
 def only_growing_between(model: Any, length: int) -> Iterator[None]:
-    """Make forward passes of a text's middle tokens only grow the cache inside the context.
+    """Make forward passes on a text's middle tokens grow the cache without the model, inside the context.
 
     Forward passes of the first and the last `WHOLE_TOKENS` of `length` tokens run, and all forward passes
     without cached tokens.

@@ -1,4 +1,4 @@
-"""Decide without values whether transformers' code takes attention masks as padded.
+"""Make transformers' code take attention masks as padded or full, without reading their values.
 
 transformers reads whether the attention mask masks anything (masking_utils.py). If not, it makes no mask, and
 attention runs with `is_causal` or without a mask; if so, it makes a boolean mask of batch x 1 x rows x

@@ -52,7 +52,7 @@ def is_trainer(made: object) -> bool:
 
 @contextmanager
 def trainers_constructed() -> Iterator[None]:
-    """Let code construct a Trainer inside the context: it finds the planned GPU, but computes nothing.
+    """Make Trainers that are constructed inside the context find the planned GPU and compute nothing.
 
     transformers asks only once in each process whether there is a GPU, so the functions that ask are
     replaced. `use_cpu=True`, with which people try a script without a GPU, is ignored.
@@ -135,7 +135,7 @@ class TrainerModule(StepModule):
         self._check(trainer.args, job.model.name)
 
     def tensors_on_host(self) -> Iterator[Tensor]:
-        """Yield the tensors on the CPU before `train()`: all of the model's if FSDP shards it, else none."""
+        """Yield the tensors on the CPU before `train()`: the model's tensors if FSDP shards it, else none."""
         if self.trainer.args.fsdp:
             yield from self.trainer.model.parameters()
             yield from self.trainer.model.buffers()
@@ -164,7 +164,7 @@ class TrainerModule(StepModule):
                 )
 
     def _notes(self) -> tuple[str, ...]:
-        """Return notes on the data that is trained on, and on parts of the training that are not planned."""
+        """Return notes on the training data, and on parts of the training run that are not planned."""
         arguments = self.trainer.args
         notes = [
             f"its {type(self.trainer).__name__} trains on copies of the longest of the first "
@@ -247,7 +247,7 @@ def _calling_at_step_ends(call: Callable[[int], None]) -> Any:
 
 
 def _of_fsdp(arguments: Any) -> dict[str, Any]:
-    """Return the refused settings of FSDP by name, each with a true value if it is set; {} without FSDP."""
+    """Return the values of the FSDP settings that are refused if true, by name; {} if FSDP is not used."""
     if not arguments.fsdp:
         return {}
     given = arguments.fsdp_plugin_args or {}

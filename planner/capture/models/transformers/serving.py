@@ -22,16 +22,16 @@ class ServedModel(Struct, frozen=True):
     weight_bytes: int
     item_bytes: int  # size of one number of weights and activations
     layers: int  # number of layers with keys and values
-    cached_numbers: int  # keys and values of one token in one layer
+    cached_numbers: int  # elements of keys and values of one token in one layer
     hidden: int
     queries: int  # width of all heads' queries
     keys: int  # width of all heads' keys and values together
-    intermediate: int  # width of the MLP, or of the experts that one token goes to
+    intermediate: int  # width of the MLP, or of all experts that one token goes to
     vocabulary: int
-    positions: int  # the longest text; 0: the configuration names none
+    positions: int  # tokens of the longest text; 0 if the configuration names no limit
     key_heads: int = 1  # heads of keys and values
     sliding_layers: int = 0  # layers whose keys and values cover only a window
-    window: int = 0  # tokens of the window
+    window: int = 0  # tokens of the window; 0 if there is no window
     state_layers: int = 0  # layers that keep a state of fixed size for a sequence
     state_bytes: int = 0  # size of that state for one layer and sequence
     notes: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class ServedModel(Struct, frozen=True):
 def served_model(job: Job) -> ServedModel:
     """Return the `ServedModel` of a job's model, with weights and cache in half precision.
 
-    Raises ModelError if it is no decoder of transformers, or if its configuration lacks needed values.
+    Raises ModelError if the model is no decoder of transformers, or if its configuration lacks needed values.
     """
     model: Any = build_model(job)
     config = getattr(model, "config", None)
@@ -94,7 +94,7 @@ def served_model(job: Job) -> ServedModel:
 
 
 def _intermediate(text: Any) -> int:
-    """Return the larger width of a layer's MLP and state, or the sum of the widths of a token's experts."""
+    """Return the larger of the widths of a layer's MLP and state, or the total width of a token's experts."""
     dense = getattr(text, "intermediate_size", None) or getattr(text, "ffn_dim", None) or 4 * text.hidden_size
     dense = max(dense, state_width(text))
     chosen = getattr(text, "num_experts_per_tok", None)

@@ -11,7 +11,7 @@ from typing import Any
 _LINEAR = ("linear", "mamba", "conv", "recurrent", "hybrid")  # kinds of layers with a state
 _BOTH = ("falcon_h1", "zamba2")  # each layer has a state, and some also keys and values
 _ALL = ("mamba", "mamba2", "falcon_mamba")  # no layer has keys and values
-_WIDE = {"float32": 4}
+_WIDE = {"float32": 4}  # bytes of an element, by the type that a configuration names
 
 
 def kinds_of_layers(text: Any) -> list[str]:
@@ -29,7 +29,7 @@ def keeps_keys(kind: str) -> bool:
 
 
 def states_of(text: Any, item_bytes: int) -> tuple[int, int]:
-    """Return the number of layers with a state, and the bytes of one state, or 0 bytes if unknown."""
+    """Return the number of layers with a state, and the bytes of one layer's state, 0 if unknown."""
     kinds = kinds_of_layers(text)
     is_each = text.model_type in (*_BOTH, *_ALL)
     layers = len(kinds) if is_each else sum(not keeps_keys(one) for one in kinds)

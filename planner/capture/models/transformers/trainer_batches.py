@@ -30,7 +30,10 @@ def longest_sample(trainer: Any, dataset: Any, what: str, name: str) -> tuple[An
 
 
 def first_samples(dataset: Any) -> Iterator[Any]:
-    """Return an iterator over the first `MOST_SAMPLES` samples, by index or streamed as DataLoader does."""
+    """Return an iterator over the first `MOST_SAMPLES` samples of a dataset.
+
+    Samples are read by index if the dataset has indices and a length, else streamed, as DataLoader does.
+    """
     has_index = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     if isinstance(dataset, IterableDataset) or not has_index:
         return islice(iter(dataset), MOST_SAMPLES)
@@ -38,7 +41,7 @@ def first_samples(dataset: Any) -> Iterator[Any]:
 
 
 def _length(sample: Any) -> tuple[int, int]:
-    """Return how many numbers a sample has, and how many characters, which decide between equal numbers."""
+    """Return a sort key of a sample: the count of its numbers, then the count of its characters."""
     return _count(sample, _numbers), _count(sample, lambda leaf: len(leaf) if isinstance(leaf, str) else 0)
 
 
@@ -72,10 +75,10 @@ def tensors_of(batch: Any) -> Iterator[Tensor]:
 
 
 class Batches:
-    """A data loader of batches of copies of one sample, on the GPU as accelerate's loader yields them."""
+    """A data loader whose batches are copies of one sample, on the GPU as batches of accelerate's loader."""
 
     def __init__(self, trainer: Any, samples: tuple[Any, Any], batch: int, length: int, count: int) -> None:
-        """Make a loader that yields `count` batches but reports the length `length`.
+        """Make a loader that yields `count` batches of `batch` samples but reports the length `length`.
 
         `samples` are the two batches of `longest_sample`.
         """

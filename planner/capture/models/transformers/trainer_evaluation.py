@@ -23,9 +23,9 @@ from planner.capture.patching import patched
 from planner.errors import PlannerError
 from planner.program import LEFT_OUT_NOTE
 
-_RUN = 16  # batches at most
-_GENERATING = 3  # batches at most of an evaluation that generates, each of which takes seconds
-_MOST_ADDED = 4000  # times that results of other batches are made and added
+_RUN = 16  # most batches that run
+_GENERATING = 3  # most batches that run if texts are generated, which takes seconds a batch
+_MOST_ADDED = 4000  # most times that results of other batches are made and added
 _TRAINER = "transformers.trainer"
 
 
@@ -45,7 +45,7 @@ class Evaluation:
     def run(self) -> None:
         """Evaluate on each of the trainer's evaluation datasets; an evaluation that fails becomes a note.
 
-        Raises an error about a read of values, and a PlannerError if the dataset is not None.
+        Errors about reads of values are raised, and a PlannerError if the trainer has evaluation data.
         """
         trainer = self._trainer
         given = trainer.eval_dataset
@@ -83,7 +83,7 @@ class Evaluation:
             )
 
     def _metrics(self) -> Any:
-        """Return a function in place of `compute_metrics` that computes nothing, or None if there is none."""
+        """Return a stand-in for `compute_metrics` that computes nothing, or None if the trainer has none."""
         return None if self._trainer.compute_metrics is None else lambda *given, **named: {}
 
     def _note(self, batch: int, count: int | None, gathered: int) -> str:
@@ -116,9 +116,9 @@ def _generating_all_tokens(trainer: Any) -> Iterator[None]:
 
 @contextmanager
 def _gathering(more: int, run: int) -> Iterator[None]:
-    """Add results of `more` batches to the results that an evaluation loop gathers inside the context.
+    """Make evaluation loops inside the context gather the results of `more` batches that do not run.
 
-    The loop runs `run` batches; the results are added between the first batch and the last.
+    A loop runs `run` batches; the other results are added between the first batch and the last.
     """
     module: Any = sys.modules[_TRAINER]
     plain: Any = module.EvalLoopContainer
@@ -132,7 +132,7 @@ def _gathering(more: int, run: int) -> Iterator[None]:
 
         def add(self, tensors: Any) -> None:
             super().add(tensors)
-            others = run - 2  # of those that run, between the first and the last
+            others = run - 2  # batches that run between the first and the last
             if 0 < self._added <= others:
                 for share in shares[self._added - 1 :: others]:
                     made = _repeated(tensors, share)

@@ -24,7 +24,7 @@ _DETECTORS = (
 
 
 def batch_loader(model: nn.Module, job: Job, batch: int) -> BatchLoader:
-    """Return a function that makes batches of this size on meta."""
+    """Return a function that makes the job's batches of this size on the meta device."""
     if _is_detector(model):
         return lambda: detection_batch(model, job, batch, "meta")
     known = known_contents(model, job, batch)
@@ -39,7 +39,7 @@ def evaluation_loader(model: nn.Module, job: Job, batch: int) -> BatchLoader:
 def empty_batch(job: Job, batch: int, device: str, known: Mapping[str, Any] = MappingProxyType({})) -> Batch:
     """Return uninitialised inputs and a target of this batch size on the device.
 
-    `known` are values of keyword inputs, which are copied to the device instead.
+    `known` holds the values of some keyword inputs, which are copied to the device instead.
     """
 
     def empty(spec: TensorSpec) -> Tensor:
@@ -58,7 +58,7 @@ def empty_batch(job: Job, batch: int, device: str, known: Mapping[str, Any] = Ma
 def detection_batch(model: nn.Module, job: Job, batch: int, device: str) -> Batch:
     """Return `batch` images of the job's first input, with their targets unless the job's mode is `infer`.
 
-    Each tensor is copied to the device separately. Boxes are of many sizes all over the image; masks and
+    Each tensor is copied to the device separately. Boxes have varying sizes and positions; masks and
     keypoints are included for models that need them.
     """
     shape = job.samples.inputs[0].shape

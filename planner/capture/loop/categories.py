@@ -10,14 +10,14 @@ from planner.program import Category
 
 
 def set_categories(recorder: Recorder, parameters: Iterable[nn.Parameter], optimizer: AnyOptimizer) -> None:
-    """Set the categories of the blocks that currently hold gradients and optimizer state."""
+    """Set the categories `GRADIENT` and `OPTIMIZER` for blocks that currently hold gradients and states."""
     set_gradients(recorder, parameters)
     for tensor in state_tensors(optimizer):
         recorder.set_category(tensor, Category.OPTIMIZER)
 
 
 def set_gradients(recorder: Recorder, parameters: Iterable[nn.Parameter]) -> None:
-    """Set the category of the blocks that currently hold gradients."""
+    """Set the category `GRADIENT` for the blocks that currently hold gradients of `parameters`."""
     for parameter in parameters:
         if parameter.grad is not None:
             recorder.set_category(parameter.grad, Category.GRADIENT)

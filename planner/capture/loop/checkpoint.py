@@ -46,16 +46,16 @@ def checkpointed_blocks(model: nn.Module, job: Job) -> Iterator[tuple[str, ...]]
 
 
 def _use_own_switch(model: nn.Module) -> str | None:
-    """Turn on a model's own gradient checkpointing, and return the switch's name, or None if it has none.
+    """Turn on a model's own gradient checkpointing, and return its switch's name, or None if it has none.
 
-    The switches are methods of timm, transformers and diffusers. A model that refuses its switch has none:
-    timm asserts, the others raise ValueError.
+    The switches are methods of timm, transformers and diffusers. A model that refuses its switch counts
+    as a model without a switch: timm asserts, the others raise ValueError.
     """
     without_reentrance = {"use_reentrant": False}  # the default since transformers 5
     for name, *arguments in (
         ("set_grad_checkpointing", True),
         ("activation_checkpointing_enable", without_reentrance),
-        ("gradient_checkpointing_enable", without_reentrance),  # the older name of the one above
+        ("gradient_checkpointing_enable", without_reentrance),  # the older name of the method above
         ("enable_gradient_checkpointing",),
     ):
         switch = getattr(model, name, None)

@@ -46,7 +46,7 @@ class Criterion:
 
 
 def build_criterion(job: Job) -> Criterion | None:
-    """Return the user's loss with its tensors on meta, or None if the job names no code or does not train.
+    """Return the user's loss with meta tensors, or None if the job names no code or does not train.
 
     A class, or a function that needs no argument, is called once and gives the loss. Raises UsageError if the
     file or a target is missing, ModelError if the code fails.

@@ -43,11 +43,11 @@ class Buckets:
         self._are_views = job.sharding.ddp_bucket_view
         self._set_category = set_category
         self._arrived: list[int] | None = []  # indices of parameters, until the buckets are rebuilt
-        self._views: dict[int, Tensor] = {}  # index of a parameter -> its place in a bucket
+        self._views: dict[int, Tensor] = {}  # index of a parameter -> its view into a bucket
         self._buckets: list[Tensor] = []
         self._holds_inputs = torch_version_of(job.environment.torch) >= _INPUTS_HELD_SINCE
         self._held: list[Tensor] = []  # buckets that were reduced last, until the next collective
-        self._awaited: set[int] = set()  # parameters of the bucket that the next collective reduces
+        self._awaited: set[int] = set()  # parameters' indices in the bucket that is reduced next
         # distributed.py: _sync_module_states
         broadcast([*model.parameters(), *model.buffers()])
         self._fill(list(reversed(_by_first_tensor(assign_buckets(self._parameters, (sys.maxsize,))))))
@@ -57,7 +57,7 @@ class Buckets:
         ]
 
     def before_forward(self) -> None:
-        """Rebuild the buckets once, after the first backward pass, and then broadcast the model's buffers.
+        """Rebuild the buckets if this is the first call after a backward pass, and broadcast the buffers.
 
         `DistributedDataParallel.forward` does both in training before the model's own forward pass.
         """

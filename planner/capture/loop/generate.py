@@ -19,7 +19,7 @@ from planner.errors import ModelError
 from planner.jobs import Job
 from planner.program import Phase
 
-MOST_GROWTHS = 256  # if more tokens are between, the cache grows by several tokens at a time
+MOST_GROWTHS = 256  # most growths of the cache; if more tokens are between, it grows by several at once
 
 
 def run_generation(
@@ -60,7 +60,7 @@ def _left_out(new_tokens: int) -> tuple[str, ...]:
 
 
 def _growths(new_tokens: int) -> list[int]:
-    """Return the numbers of tokens by which the cache grows between the first and last tokens.
+    """Return the number of tokens in each growth of the cache between the first and the last tokens.
 
     The first and last `WHOLE_TOKENS` tokens run through the model; for tokens between, only the cache grows.
     """
@@ -84,7 +84,10 @@ def _refuse_others(model: nn.Module, job: Job) -> None:
 
 @dataclass(slots=True)
 class _Text:
-    """The text so far as tensors of batch x length; positions and mask are None if the model takes none."""
+    """A prompt and its generated tokens, batch x length, with their positions and mask.
+
+    Positions and mask are each None if the model does not get them.
+    """
 
     tokens: Tensor
     positions: Tensor | None
@@ -145,6 +148,9 @@ def _generate(model: Any, text: _Text, job: Job) -> Tensor:
 
 
 def _decoding(model: Any) -> AbstractContextManager[object]:
-    """Return a context in which transformers runs mixtures of experts in their mode for decoding."""
+    """Return a context in which transformers runs mixtures of experts in their mode for decoding.
+
+    The context has no effect if the model has no such mode.
+    """
     optimized = getattr(model, "_optimize_model_for_decode", None)
     return nullcontext() if optimized is None else optimized()

@@ -12,9 +12,9 @@ MOST_NAMED = 6  # entries of an output that a note names
 
 
 def notes_on_loss(kind: Loss | str, output: Any) -> tuple[str, ...]:
-    """Return a note on the entries of an output that `loss_of` used, or no note if the output is a tensor.
+    """Return a note on the entries of a model's output from which `loss_of` computes the loss.
 
-    There is no note for a loss of user code either.
+    () if the output is a tensor, or if the loss is user code.
     """
     if isinstance(output, Tensor) or is_code(kind):
         return ()
@@ -50,7 +50,7 @@ def returned_loss(output: Any) -> tuple[str, Any]:
 
 
 def _entries(output: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the entries of an output on its first level, with names for users."""
+    """Yield a (name for users, value) pair for each entry on the first level of an output."""
     if isinstance(output, Mapping):
         yield from ((repr(name), value) for name, value in output.items())
     elif hasattr(output, "_fields"):  # a named tuple

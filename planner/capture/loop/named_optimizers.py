@@ -25,7 +25,7 @@ from planner.capture.process_state import first_line_of, foreign_errors
 from planner.errors import ModelError, PlannerError, UsageError
 from planner.jobs import Job, Mode, Optimizer, OptimizerImpl, is_optimizer_file
 
-_MODEL_NAMES = ("model", "module", "net", "network")  # of a function's first argument
+_MODEL_NAMES = ("model", "module", "net", "network")  # of a function's first argument, if it is the model
 _DISTRIBUTIONS = {"lion_pytorch": "lion-pytorch"}  # packages that `pip install` knows by another name
 _SEVERAL = "name a function of several optimizers, FILE.py:NAME"
 
@@ -223,9 +223,9 @@ def _explain(job: Job, error: BaseException) -> UsageError:
 
 
 def _checked(made: Any, job: Job) -> AnyOptimizer:
-    """Return the optimizer in `made`, or an `OptimizerList` if there are several.
+    """Return the optimizer that user code returned (`made`), or an `OptimizerList` if it returned several.
 
-    Raises UsageError if `made` has no optimizer, or if a step needs a closure.
+    Raises UsageError if `made` holds no optimizer, or if a step needs a closure.
     """
     found = tuple(_optimizers_in(made, job))
     if not found:
@@ -242,9 +242,9 @@ def _checked(made: Any, job: Job) -> AnyOptimizer:
 
 
 def _optimizers_in(made: Any, job: Job) -> Iterator[optim.Optimizer]:
-    """Yield the optimizers in a result of user code, which may also contain learning-rate schedulers.
+    """Yield the optimizers in a result of user code, at any depth of its lists, tuples and mappings.
 
-    Raises UsageError for any other object.
+    Learning-rate schedulers, strings, numbers and None are skipped. Raises UsageError for any other object.
     """
     if isinstance(made, optim.Optimizer):
         yield made
@@ -267,7 +267,7 @@ def needs_closure(optimizer: optim.Optimizer) -> bool:
 
 
 def state_tensors(optimizer: AnyOptimizer) -> Iterator[torch.Tensor]:
-    """Yield the tensors of an optimizer's state, also inside lists, mappings and tensor subclasses."""
+    """Yield the tensors of an optimizer's state, at any depth of lists, mappings and tensor subclasses."""
     for value in optimizer.state.values():
         yield from _tensors_in(value)
 

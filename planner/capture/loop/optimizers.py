@@ -34,8 +34,8 @@ def build_optimizer(
 ) -> optim.Optimizer:
     """Return the torch optimizer of a kind over these parameters, in the given implementation.
 
-    By default torch chooses `foreach` on CUDA (torch/optim/optimizer.py, `_default_to_fused_or_foreach`), but
-    the loop over parameters for Adafactor and weights of torchao; on a CPU always the loop. So the
+    By default torch chooses `foreach` on CUDA (torch/optim/optimizer.py, `_default_to_fused_or_foreach`),
+    except for Adafactor and weights of torchao, and a loop over parameters in all other cases. So the
     implementation is always passed. All parameters form one group, or one group for each device mesh
     (transformers' `Trainer.create_optimizer`). `arguments` are further keywords. Raises UsageError if torch
     has no fused implementation of the optimizer.
@@ -57,9 +57,9 @@ def build_optimizer(
 
 
 def clip(kind: ClipGradients, parameters: Iterable[nn.Parameter]) -> None:
-    """Clip the gradients in place, to values from -1.0 to 1.0 or to a total norm of at most 1.0.
+    """Clip the gradients in place as `kind` says, to values from -1.0 to 1.0 or to a total norm of 1.0.
 
-    On CUDA each kind clips all gradients at once (torch/nn/utils/clip_grad.py). The norm is released. Nothing
+    On CUDA each kind clips all gradients at once (torch/nn/utils/clip_grad.py). The norm is not kept. Nothing
     is clipped if `kind` is NONE.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]

@@ -81,7 +81,7 @@ class _Phases:
         self._on_phase(step, phase)
 
     def continue_with(self, phase: Phase) -> None:
-        """Start a phase of the same step."""
+        """Start a phase of the current step."""
         self.start(self._step, phase)
 
     def notes(self, job: Job) -> tuple[str, ...]:

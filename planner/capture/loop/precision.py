@@ -67,9 +67,9 @@ def format_of(job: Job, shape: Sequence[int], dtype: torch.dtype) -> torch.memor
 
 
 class MetaScaler(GradScaler):
-    """A `torch.amp.GradScaler` on meta that takes each optimizer step, as if no gradient were infinite.
+    """A `torch.amp.GradScaler` on the meta device that takes each step, as if no gradient were infinite.
 
-    Its tensors are torch's: the scale and the growth tracker from the first step on, and in each step the
+    Its tensors are torch's: the scale and the growth tracker since the first step, and in each step the
     inverse of the scale and the flag for infinite gradients (torch/amp/grad_scaler.py).
     """
 

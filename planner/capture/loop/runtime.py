@@ -17,9 +17,9 @@ CategoryHook = Callable[[Tensor, Category], None]  # called with each tensor tha
 
 
 class LoopRuntime(Struct, frozen=True):
-    """The autocast, gradient scaler, loss and category hook of a loop; they differ on `meta` and a GPU."""
+    """The autocast, gradient scaler, loss and category hook of a loop, in a capture or in a run on a GPU."""
 
-    autocast: Callable[[], AbstractContextManager[object]] = nullcontext  # opens a new region
+    autocast: Callable[[], AbstractContextManager[object]] = nullcontext  # returns a new region
     scaler: GradScaler | None = None
     criterion: Callable[[Any, Any], Tensor] | None = None  # a loss of user code
     set_category: CategoryHook = lambda tensor, category: None  # for tensors that outlive a step

@@ -1,7 +1,7 @@
 """List and map the leaves of operators' arguments and results, nested in tuples, lists and dictionaries.
 
 torch's pytrees support any container, but looking up each container would take a quarter of a capture.
-Arguments that are on the CPU while others are on the GPU are marked.
+Arguments that are on the CPU while other arguments are on the GPU are marked.
 """
 
 from collections.abc import Callable

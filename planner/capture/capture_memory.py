@@ -13,16 +13,16 @@ from planner.program import GrowthSource, Trace
 class CaptureMemory:
     """Tensor values read in earlier captures of a job, and the source lines where the job's memory grows."""
 
-    first_read: DataDependentError | None = None  # if the job cannot be captured from shapes alone
+    first_read: DataDependentError | None = None  # None if shapes alone are enough
     logs: ReadLogs = field(default_factory=ReadLogs)
-    growth_lines: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)  # by module, operator
+    growth_lines: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)  # by (module, op)
 
     def knows_lines(self, trace: Trace) -> bool:
         """Return whether the source lines of all the trace's growth sources are known."""
         return all((one.module, one.op) in self.growth_lines for one in trace.growth_sources)
 
     def add_lines(self, trace: Trace) -> None:
-        """Remember the source lines of a trace's growth sources, if the trace was captured with them."""
+        """Remember the source lines of growth sources; the trace must have been captured with provenance."""
         self.growth_lines.update(
             ((one.module, one.op), (one.source, one.code)) for one in trace.growth_sources
         )

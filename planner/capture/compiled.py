@@ -20,7 +20,7 @@ from torch import nn
 from planner.capture.cuda.threads import caller_frame
 from planner.capture.patching import patched
 
-_MOST_NAMES = 4  # listed in a note
+_MOST_NAMES = 4  # most names that a note lists
 
 
 @dataclass(slots=True)
@@ -117,7 +117,7 @@ def _plain_type(script_module: Any) -> str:
 
 def _name_of(function: Any) -> str:
     """Return the class name of a compiled module, or the qualified name of a compiled function."""
-    if getattr(function, "__name__", "") == "inner":  # torch wraps its own modules once more
+    if getattr(function, "__name__", "") == "inner":  # torch puts another wrapper around its own modules
         function = inspect.getclosurevars(function).nonlocals.get("fn", function)
     function = inspect.unwrap(function)
     owner = getattr(function, "__self__", function)

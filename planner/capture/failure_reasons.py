@@ -23,7 +23,7 @@ from planner.errors import ModelError
 from planner.jobs import Job
 from planner.program import Phase
 
-MOST_LETTERS = 200  # shown of an exception's message
+MOST_LETTERS = 200  # most letters of an exception's message that are shown
 SHAPES = "check --input and --target"
 _COMPUTED_AGAIN = (
     "a checkpointed block that is computed again finds what its first run kept: let it keep nothing, such as "
@@ -34,7 +34,7 @@ _HERE = str(Path(__file__).parents[1])
 _OF_OS = (os.__file__, "<frozen os>")
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 
-# Operators whose result, or the result's shape, depends on values, which tensors on meta lack.
+# Operators whose result, or the result's shape, depends on values, which meta tensors lack.
 _READS_VALUES = re.compile(
     r"_local_scalar_dense|nonzero|nms|unique|masked_select|\.equal|is_nonzero|bincount|repeat_interleave"
 )

@@ -19,5 +19,5 @@ def overload(name: str) -> Any:
 
 
 def operator_table(functions: Mapping[str, _Function]) -> dict[Any, _Function]:
-    """Return the functions keyed by operator; a key of `functions` may be several names between spaces."""
+    """Return the functions keyed by operator; a key of `functions` is one or more names, split by spaces."""
     return {overload(name): function for names, function in functions.items() for name in names.split()}

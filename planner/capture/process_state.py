@@ -38,8 +38,9 @@ _HOOKS_OF_OPTIMIZERS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_h
 def preserve_process_state() -> Iterator[Callable[[], Callable[[], None]]]:
     """Restore on exit every process setting and torch mode that changed inside the context.
 
-    Yields a function that notes the changes so far and returns a function that applies them again. Plans of
-    several threads run one after another, since they replace functions of torch for the whole process.
+    Yields a function that notes the changes made before its call and returns a function that repeats them.
+    Plans of several threads run one after another, since they replace functions of torch for the whole
+    process.
     """
     with _ONE_PLAN:
         yield from _preserved()
@@ -74,8 +75,8 @@ def _preserved() -> Iterator[Callable[[], Callable[[], None]]]:
 def global_hooks_aside() -> Iterator[None]:
     """Remove forward, backward and step hooks on all modules and optimizers inside the context.
 
-    Hooks that exist already belong to a training in this process, such as a profiler's, which a plan is no
-    part of. On exit they are back, and hooks that were registered inside the context are gone.
+    Hooks that exist already, such as a profiler's, belong to a training run in this process, not to the plan.
+    On exit they are restored, and hooks that were registered inside the context are gone.
     """
     owners = {modules: _HOOKS_OF_MODULES, optimizer: _HOOKS_OF_OPTIMIZERS}
     hooks: list[Any] = [getattr(owner, name) for owner, names in owners.items() for name in names]

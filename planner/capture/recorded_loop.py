@@ -1,4 +1,4 @@
-"""Run a job's loop on `meta` as it would run on the planned GPU, and return its trace."""
+"""Run a job's loop on the meta device as it would run on the planned GPU, and return its trace."""
 
 import dataclasses
 import gc
@@ -19,9 +19,9 @@ from planner.program import Trace
 
 
 def record_loop(loop: CapturedLoop, capability: tuple[int, int]) -> Trace:
-    """Run a loop on `meta` and return its trace, with the kernels of a GPU of this compute capability.
+    """Run a loop on the meta device and return its trace on a GPU of this compute capability.
 
-    Raises ModelError, DataDependentError or BatchTooLargeError with the place where the loop fails.
+    Raises ModelError, DataDependentError or BatchTooLargeError with the place in the loop if the loop fails.
     """
     job, batch, recorder = loop.job, loop.batch, loop.recorder
     try:
@@ -57,8 +57,8 @@ def _run(loop: CapturedLoop, stack: ExitStack) -> Notes:
 def _without_garbage_collection() -> Iterator[None]:
     """Disable automatic garbage collection inside the context.
 
-    It would free cycles at times that differ between traces. Objects that exist already are frozen, so that
-    an explicit collection inside the context skips torch's million objects.
+    The collector would free cycles at times that differ between traces. Objects that exist already are
+    frozen, so that an explicit collection inside the context skips torch's million objects.
     """
     was_enabled, freezes = gc.isenabled(), not gc.get_freeze_count()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Capture the training loop of a job on `meta` as a trace."""
+"""Capture the training loop of a job on the meta device as a trace."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -44,7 +44,7 @@ def record(
 ) -> Trace:
     """Return the trace of the job's first steps at this batch size on a GPU of this compute capability.
 
-    `build` makes the model with its parameters on meta. `provenance` collects the provenance of blocks, which
+    `build` makes the model with meta parameters. `provenance` collects the provenance of blocks, which
     takes time; `calls` collects calls of operators with workspace rules. `path_of` replaces the capability if
     another capability decides which operators run. Without `sm_count` the GPU is the largest of its
     capability; without `conv_workspace_query` convolutions take no workspace. `memory` is shared by captures
@@ -77,10 +77,10 @@ class _Session(Struct, frozen=True):
     calls: list[RecordedCall] | None
     memory: CaptureMemory
     other_ranks: OtherRanks
-    loads_to_gpu: bool = False  # the batches of a step of the user's own
+    loads_to_gpu: bool = False  # whether the user's own step gets batches on the GPU
 
     def run(self, batch: int) -> Trace:
-        """Capture the job's rank; first run other ranks until they send what it receives."""
+        """Run other ranks until they have sent the data that the job's rank gets, and capture that rank."""
 
         def run_rank(rank: int) -> Trace:
             return replace(self, job=self.job.replace(rank=rank))._run_rank(batch)
@@ -88,7 +88,7 @@ class _Session(Struct, frozen=True):
         return self.other_ranks.trace(self.job.sharding.rank, run_rank)
 
     def _run_rank(self, batch: int) -> Trace:
-        """Capture the job, and again with batches on the GPU if the user's step does not move the batches."""
+        """Capture the job; if the user's step does not move batches, start again with batches on the GPU."""
         try:
             return self._run(batch)
         except BatchOnHostError:
@@ -97,7 +97,7 @@ class _Session(Struct, frozen=True):
 
     @preserve_process_state()
     def _run(self, batch: int) -> Trace:
-        """Capture by shapes alone, or with values if the model reads values in this or an earlier capture."""
+        """Capture from shapes alone, or with values if this or an earlier capture of the job reads values."""
         with calling_libraries(self.job):
             check_requirements(self.job)
             job = complete_by_library(self.job)

@@ -61,7 +61,7 @@ def reapplied_settings() -> tuple[Setting, ...]:
             for name, default in (("enabled", True), ("benchmark", False), ("deterministic", False))
         ),
         _unless_mixed(_attribute(cudnn, "allow_tf32", "cudnn", (True,))),
-        # after those that change them
+        # after the settings whose writes change them
         Setting("float32 precisions", _precisions, _set_precisions, ((), _DEFAULT_PRECISIONS)),
         *_settings_of_torch(),
         Setting("activation budget", _activation_budget, _set_activation_budget, (1.0,)),
@@ -147,7 +147,7 @@ def _spread(write: Callable[..., object]) -> Callable[[Any], object]:
 
 
 def _settings_of_unix() -> Iterator[Setting]:
-    """Yield the settings that only Unix has; signal handlers and timers only in the main thread."""
+    """Yield the settings that only Unix has, in the main thread also signal handlers and timers."""
     if sys.platform == "win32":
         return
     yield Setting("signal mask", lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ()), _set_signal_mask)
@@ -172,9 +172,9 @@ def _attribute(holder: Any, name: str, of: str, defaults: tuple[Any, ...] = ()) 
 
 
 def _unless_mixed(setting: Setting) -> Setting:
-    """Return a copy of a setting that reads None where torch raises, and ignores writes of None.
+    """Return a copy of a setting that reads None if torch raises, and ignores writes of None.
 
-    torch refuses after a program has set `fp32_precision`, another form of the setting, for a part of torch.
+    torch raises after a program has set `fp32_precision`, another form of the setting, for a part of torch.
     """
 
     def read_or_none() -> Any:
@@ -208,7 +208,10 @@ def _set_determinism(values: tuple[bool, bool]) -> None:
 
 
 def _default_device() -> torch.device | None:
-    """Return the device set by `torch.set_default_device`, not by `with torch.device(...)`."""
+    """Return the device set by `torch.set_default_device`, or None if it was not called.
+
+    Devices set by `with torch.device(...)` do not count.
+    """
     context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     return None if context is None else context.device
 
@@ -286,7 +289,7 @@ def _set_gc(state: tuple[bool, tuple[int, int, int]]) -> None:
 
 
 def _umask() -> int:
-    """Return the process's umask, which can only be read by briefly setting another."""
+    """Return the process's umask, which can only be read by briefly setting another umask."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

@@ -107,9 +107,9 @@ def _record_flattened(module: nn.Module, recorder: Recorder, name: str) -> None:
 
 
 def _record_others(module: Any, recorder: Recorder, name: str) -> None:
-    """Record the move of the tensors that a module's own `_apply` moves beside its parameters and buffers.
+    """Record the move of tensors that a module's own `_apply` moves besides its parameters and buffers.
 
-    Metrics of torchmetrics hold their states so. The module's parameters and buffers are recorded before.
+    Metrics of torchmetrics hold such tensors as states. Parameters and buffers are recorded before.
     """
     if type(module)._apply.__module__.partition(".")[0] == "torch" or module in modules_on_cpu():
         return

@@ -1,4 +1,4 @@
-"""The batch sizes that a job accepts: all, or the multiples of a number from a smallest batch size on."""
+"""The batch sizes that a job accepts: the multiples of a number, starting at a smallest batch size."""
 
 from msgspec import Struct
 
@@ -10,7 +10,7 @@ class BatchSizes(Struct, frozen=True):
     unit: int = 1
 
     def floor(self, batch: int) -> int:
-        """Return the largest accepted batch size up to `batch`, or `least` if `batch` is below it."""
+        """Return the largest accepted batch size up to `batch`, or `least` if `batch` is below `least`."""
         return max(self.least, batch - batch % self.unit)
 
 

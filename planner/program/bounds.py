@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from planner.program.events import Alloc, Event, Free
 from planner.program.program import AffineAlloc, ProgramEvent
 
-LowerBound = Callable[[int], int]  # a function from the batch size to the fewest bytes that it takes
+LowerBound = Callable[[int], int]  # maps a batch size to the fewest bytes that the job takes at it
 
 _Line = tuple[int, int]  # bytes per sample, fixed bytes
 _Curve = tuple[int, int, int]  # bytes per pair of samples, bytes per sample, fixed bytes
 
 
 def live_bytes_bound(events: Iterable[Event | ProgramEvent], unit: int = 1) -> LowerBound:
-    """Return the highest sum of live tensor bytes as a function of the batch size.
+    """Return a function from the batch size to the highest sum of live tensor bytes in a run of the events.
 
     The events' sizes count the batch in steps of `unit` samples. Rounding, gaps and optional blocks
     (`may_fail`) are not counted. The live bytes after each allocation are a polynomial in the batch size;
@@ -32,7 +32,7 @@ def live_bytes_bound(events: Iterable[Event | ProgramEvent], unit: int = 1) -> L
 
 
 def _live_curves(events: Iterable[Event | ProgramEvent]) -> Iterator[_Curve]:
-    """Yield the live bytes after each allocation as coefficients of a polynomial in the batch size."""
+    """Yield the coefficients of the live bytes after each allocation, a polynomial in the batch size."""
     sizes: dict[int, _Curve] = {}
     live: _Curve = 0, 0, 0
     for event in events:
@@ -56,11 +56,11 @@ def _is_above(one: _Curve, other: _Curve) -> bool:
 
 
 def _envelope(lines: Sequence[_Line]) -> list[_Line]:
-    """Return the lines that are highest at some batch size above 0; `lines` have distinct, rising slopes."""
+    """Return the lines that are highest at some batch size above 0; slopes are distinct and ascending."""
     hull: list[_Line] = []
     for line in lines:
         while hull and hull[-1][1] <= line[1]:
-            hull.pop()  # steeper, and no lower at 0
+            hull.pop()  # the new line is steeper, and not lower at batch size 0
         while len(hull) > 1 and _is_hidden(hull[-2], hull[-1], line):
             hull.pop()
         hull.append(line)
@@ -68,5 +68,5 @@ def _envelope(lines: Sequence[_Line]) -> list[_Line]:
 
 
 def _is_hidden(low: _Line, middle: _Line, high: _Line) -> bool:
-    """Return whether the middle of three lines, sorted by slope, is nowhere above both others."""
+    """Return whether the middle one of three lines, sorted by slope, is nowhere above both other lines."""
     return (low[1] - high[1]) * (middle[0] - low[0]) <= (low[1] - middle[1]) * (high[0] - low[0])

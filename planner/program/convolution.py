@@ -1,4 +1,4 @@
-"""Convolutions as a library sees them, and the workspaces that it requests for them."""
+"""Calls of convolutions as cuDNN receives them, and the workspaces that cuDNN requests for them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
@@ -15,12 +15,12 @@ class Direction(StrEnum):
 
 
 class ConvWorkspaceSource(StrEnum):
-    NONE = ""  # no convolution asked
-    LIBRARY = "library"  # a cuDNN with all its engines
-    STORED = "stored"  # answers of a cuDNN, stored for the very convolutions
-    SIMILAR = "similar"  # some stored for similar ones, or a cuDNN without some of its engines
+    NONE = ""  # the job has no convolution
+    LIBRARY = "library"  # an installed cuDNN with all its engines
+    STORED = "stored"  # stored answers of cuDNN for exactly these convolutions
+    SIMILAR = "similar"  # stored answers for similar convolutions, or a cuDNN that lacks some engines
     PUBLISHED = "published"  # a term fitted to published runs
-    UNCOUNTED = "uncounted"  # nothing, for any convolution
+    UNCOUNTED = "uncounted"  # no workspace is counted for any convolution
 
 
 class WorkspaceAccount(Struct, frozen=True):
@@ -30,8 +30,8 @@ class WorkspaceAccount(Struct, frozen=True):
     """
 
     source: ConvWorkspaceSource = ConvWorkspaceSource.NONE
-    uncounted_share: float = 0.0  # of convolutions whose workspaces are not known
-    far_share: float = 0.0  # of convolutions that borrow those of much larger or smaller ones
+    uncounted_share: float = 0.0  # the share of convolutions whose workspaces are not known
+    far_share: float = 0.0  # the share with workspaces of much larger or smaller convolutions
     notes: tuple[str, ...] = ()
 
 
@@ -53,15 +53,15 @@ class Convolution(Struct, frozen=True):
 
 
 class ConvolutionExpr(Convolution, frozen=True):
-    """A convolution with each size given as the index of a node of a `GuardedOps`."""
+    """A convolution whose sizes are indices of nodes of a `GuardedOps` instead of numbers."""
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """Return the nodes of all sizes of `x`, `w` and `y`, in order."""
+        """Return the indices of the nodes of all sizes of `x`, `w` and `y`, in order."""
         return (*self.x, *self.w, *self.y)
 
     def at(self, values: Sequence[int]) -> Convolution:
-        """Return the convolution whose sizes are the values of the nodes."""
+        """Return the convolution with the sizes that `values` gives, by index, for the nodes."""
         x, w, y = (tuple([values[node] for node in nodes]) for nodes in (self.x, self.w, self.y))
         return Convolution(
             self.direction, self.dtype, x, w, y, self.channels_last, self.padding, self.stride, self.dilation
@@ -69,18 +69,18 @@ class ConvolutionExpr(Convolution, frozen=True):
 
     @classmethod
     def of(cls, convolution: Convolution, node_of: Callable[[int], int]) -> "ConvolutionExpr":
-        """Return the expression of a convolution; `node_of` gives the node of a size."""
+        """Return the expression of a convolution; `node_of` returns the index of the node for a size."""
         x, w, y = (tuple(map(node_of, sizes)) for sizes in (convolution.x, convolution.w, convolution.y))
         return cls(*astuple(replace(convolution, x=x, w=w, y=y)))
 
     def moved(self, places: Mapping[int, int]) -> "ConvolutionExpr":
-        """Return the expression with each node replaced by the node that `places` maps it to."""
+        """Return the expression with each index of a node replaced by the index to which `places` maps it."""
         x, w, y = (tuple(places[node] for node in nodes) for nodes in (self.x, self.w, self.y))
         return replace(self, x=x, w=w, y=y)
 
 
 class Engine(Struct, frozen=True):
-    """One of cuDNN's engines for a convolution; `number` is its place in cuDNN's list."""
+    """One of cuDNN's engines for a convolution; `number` is its index in cuDNN's list."""
 
     number: int
     notes: tuple[str, ...]  # such as "tensor cores" or "Winograd"
@@ -91,18 +91,18 @@ class Workspaces(Struct, frozen=True):
     """The workspaces that a library requests for one call of a convolution, in bytes."""
 
     workspace_bytes: int
-    searched_bytes: int = 0  # more than that, the first time, while it times all its ways
-    engine: Engine | None = None  # that takes the one
-    searched: Engine | None = None  # that takes the other
+    searched_bytes: int = 0  # in the first call, while the library times all its engines; 0 if it does not
+    engine: Engine | None = None  # the engine that takes `workspace_bytes`
+    searched: Engine | None = None  # the engine that takes `searched_bytes`
 
 
 class ConvWorkspace(Struct, frozen=True):
     """A table row that describes one workspace block and the convolution that uses the block."""
 
     block: int
-    searched: bool  # room for the largest of all engines, while they are timed
-    engine: int  # -1 where no library was queried
-    notes: str  # the engine's, with commas between
+    searched: bool  # whether the block serves the timing of all engines
+    engine: int  # the engine's number; -1 if no library was queried
+    notes: str  # the engine's notes, separated by commas
     direction: Direction
     dtype: str
     x: tuple[int, ...]
@@ -143,7 +143,7 @@ class ConvWorkspaceQuery(Protocol):
     def following(
         self, capability: tuple[int, int], sm_count: int, convolution: Convolution, size_bytes: int
     ) -> tuple[int, ...] | None:
-        """Return the sizes that PyTorch requests in turn if `size_bytes` is refused, or None if unknown."""
+        """Return the sizes that PyTorch requests in turn if `size_bytes` is refused, or None if not known."""
 
     def account(self, capability: tuple[int, int], sm_count: int) -> WorkspaceAccount:
-        """Return the account of the workspaces returned so far for this capability and number of SMs."""
+        """Return the account of all workspaces returned for this compute capability and number of SMs."""

@@ -16,7 +16,7 @@ from planner.program.torch_version import NEWEST_TORCH, TorchVersion
 KIB = 1024
 DEFAULT_BYTES = (2 * 4096 + 8 * 16) * KIB  # :4096:2:16:8
 LARGE_BYTES = 8 * 4096 * KIB
-# Compute capabilities, by their first number, with the larger default: Hopper, and Blackwell since the
+# Major compute capabilities with the larger default: Hopper, and Blackwell since the
 # spring of 2026 (pytorch#175344).
 LARGE_FROM: Collection[int] = frozenset((9, 10, 12))
 _LARGE_BEFORE: Collection[int] = frozenset((9,))
@@ -28,19 +28,19 @@ MOST_BYTES = 2**40  # the same limit as for samples: a larger number is a typing
 
 _PAIRS = re.compile(r"(:[0-9]+:[0-9]+)+")
 _PAIR = re.compile(r":([0-9]+):([0-9]+)")
-_MOST_DIGITS = 16  # of a number that is multiplied at all
+_MOST_DIGITS = 16  # longest number that is multiplied
 
 
 class LtWorkspace(Enum):
     """The ways in which torch provides cuBLASLt's workspace for matrix multiplications."""
 
-    OF_CALL = auto()  # allocated and freed by each call
-    KEPT = auto()  # kept by each thread from its first call on
+    OF_CALL = auto()  # each call allocates and frees its own workspace
+    KEPT = auto()  # each thread keeps a workspace, starting at its first call
     SHARED = auto()  # cuBLAS's workspace is used
 
 
 def lt_workspace(torch: TorchVersion) -> LtWorkspace:
-    """Return how a version of torch provides cuBLASLt's workspace, of `LT_BYTES` unless it is shared.
+    """Return the way in which a version of torch provides cuBLASLt's workspace (`LT_BYTES`, unless shared).
 
     >>> [lt_workspace(version).name for version in ((2, 8), (2, 9), (2, 12))]
     ['OF_CALL', 'KEPT', 'SHARED']
@@ -51,7 +51,7 @@ def lt_workspace(torch: TorchVersion) -> LtWorkspace:
 
 
 def workspace_bytes(capability: tuple[int, int], config: str = "", torch: TorchVersion = NEWEST_TORCH) -> int:
-    """Return the bytes of the permanent workspace of a cuBLAS handle on a GPU of a compute capability.
+    """Return the bytes of the workspace that a cuBLAS handle keeps on a GPU of a compute capability.
 
     `config` is the value of CUBLAS_WORKSPACE_CONFIG, "" if it is not set. Raises UsageError for a value that
     torch would not understand.
@@ -81,7 +81,7 @@ def parse_workspace_config(text: str) -> int:
             f"--cublas-workspace-config: cannot read {shown}; write :SIZE:COUNT with sizes in KiB, such as "
             ":4096:8 or :4096:2:16:8"
         )
-    # The length is looked at first because Python refuses to convert thousands of digits.
+    # The length is checked first because Python refuses to convert thousands of digits.
     are_short = all(len(digits) <= _MOST_DIGITS for pair in pairs for digits in pair)
     total = sum(int(size) * int(count) for size, count in pairs) * KIB if are_short else MOST_BYTES + 1
     if total > MOST_BYTES:

@@ -1,8 +1,9 @@
 """Derive the trace of a deep model from the traces of two shallow models with the same repeated block.
 
 The two traces are compared event by event. The additional events of the deeper trace are the insertions that
-one more block adds; a still deeper model repeats each insertion. Memory that an insertion frees for the block
-before it, such as parameters that FSDP gathered for that block, is passed on from copy to copy.
+one more block adds; a still deeper model repeats each insertion. An insertion may free memory of the
+block before it, such as parameters that FSDP gathered for that block; each copy then frees the memory of the
+copy before it.
 """
 
 import re
@@ -18,24 +19,24 @@ from msgspec.structs import replace
 from planner.program.events import Alloc, Event, Free, PhaseStart, Site, Trace
 
 BLOCK = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")  # the number of a block in a module's name
-SHALLOW = 4  # blocks of the shallower model: the first, the last and two between them
-CHECKED = 7  # blocks of a model that is captured to check an extrapolation
+SHALLOW = 4  # number of blocks of the shallower model: the first, the last and two between them
+CHECKED = 7  # number of blocks of a model that is captured to check an extrapolation
 
 _LOOKAHEAD = 48  # events that must match after an insertion, so that one equal size does not end it
 _LARGEST_INSERTION = 4096
-_LARGEST_GROWTH = 1 / 3  # of a tensor with one number per parameter, such as clip_grad_norm_'s
+_LARGEST_GROWTH = 1 / 3  # as a share of the size, of a tensor with one number per parameter (clip_grad_norm_)
 _VOTES = 4  # frees on each side of an insertion that decide its order
 
 
 class NotRepeatedError(Exception):
-    """The error of two traces that do not differ by exactly one repeated block; the message says where."""
+    """The error of two traces that do not differ by exactly one repeated block; the message says why."""
 
 
 class _Insertion(Struct, frozen=True):
     """Consecutive events that one more model block adds; their memory blocks have negative numbers."""
 
     position: int  # index of the shallower trace's event before which they are inserted
-    start: int  # index of the first of them in the deeper trace
+    start: int  # index of the first of these events in the deeper trace
     events: tuple[Event, ...]
     is_reversed: bool  # whether the deepest block's copy comes first, as in a backward pass
 
@@ -43,21 +44,21 @@ class _Insertion(Struct, frozen=True):
 class Origin(NamedTuple):
     """The source of an event of an extrapolated trace: an event of the deeper of the two compared traces."""
 
-    event: int  # its index there
-    block: int | None  # number of the added block's copy, from 0; None: an event of the other blocks
+    event: int  # its index in the deeper trace
+    block: int | None  # number of the added block's copy, from 0; None if the event is of another block
 
 
 class RepeatedBlock(Struct, frozen=True):
     """A trace, with the events and bytes that each further copy of the model's repeated block adds."""
 
     trace: Trace
-    deep: Trace  # of the model with one more block
+    deep: Trace  # the trace of the model with one more block
     layer: re.Pattern[str]  # finds the number of a block in a module's name
-    inserted: int  # first number of an added block; from it on, numbers move up
+    inserted: int  # number of the first added block; equal and higher numbers are increased
     insertions: tuple[_Insertion, ...]
     positions: tuple[int, ...]  # index in the deeper trace of each event of `trace`
-    added_bytes: Mapping[int, int]  # by memory block: its growth by one more block
-    successors: Mapping[int, int]  # by memory block that an insertion frees: its replacement
+    added_bytes: Mapping[int, int]  # by memory block: its growth with each further model block
+    successors: Mapping[int, int]  # by memory block that an insertion frees: the inserted block replacing it
 
     def with_more(self, blocks: int) -> Trace:
         """Return the trace of a model with `blocks` more repeated blocks."""
@@ -87,13 +88,16 @@ class RepeatedBlock(Struct, frozen=True):
         return replace(self, trace=trace, deep=deep, insertions=insertions)
 
     def _indices_of_grown(self) -> Iterator[int]:
-        """Yield the indices in the deeper trace of allocations that grow with the number of blocks."""
+        """Yield the index in the deeper trace of each allocation that grows with the number of blocks."""
         for event, index in zip(self.trace.events, self.positions, strict=True):
             if isinstance(event, Alloc) and event.block in self.added_bytes:
                 yield index
 
     def origins(self, blocks: int) -> list[Origin]:
-        """Return the origin of each event of `with_more(blocks)`; `blocks` is positive."""
+        """Return, for each event of `with_more(blocks)`, the event of the deeper trace that it repeats.
+
+        `blocks` is positive.
+        """
         origins: list[Origin] = []
         for part, copy in self.parts(blocks):
             if isinstance(part, _Insertion):
@@ -111,7 +115,7 @@ class RepeatedBlock(Struct, frozen=True):
     def parts(self, blocks: int) -> Iterator[tuple[_Insertion | int, int]]:
         """Yield the parts of `with_more(blocks)` in order, each with the number of its copy.
 
-        A part is an insertion, or the index of an event of `trace`, which has the number 0.
+        A part is an insertion, or the index of an event of `trace`, whose copy number is 0.
         """
         inserted: dict[int, list[_Insertion]] = {}
         for one in self.insertions:
@@ -127,10 +131,11 @@ class RepeatedBlock(Struct, frozen=True):
 
 
 def compare_depths(shallow: Trace, deep: Trace, layer: re.Pattern[str] = BLOCK) -> RepeatedBlock:
-    """Return the repeated block of a model, from traces with `SHALLOW` blocks and with one block more.
+    """Derive the repeated block of a model from its traces with `SHALLOW` blocks and with one more block.
 
     `layer` finds the number of a block in a module's name, as its only group. The block in the middle counts
-    as the additional one, since the first and the last differ. Raises NotRepeatedError.
+    as the added block, since the first and the last block may differ from the other blocks. Raises
+    NotRepeatedError.
     """
     walk = _Walk(shallow, deep, layer, SHALLOW // 2)
     insertions = walk.run()
@@ -140,11 +145,11 @@ def compare_depths(shallow: Trace, deep: Trace, layer: re.Pattern[str] = BLOCK) 
 class _State(Struct):
     """The correspondence between the memory blocks of two traces; a fork does not change its original."""
 
-    deep_of: MutableMapping[int, int]  # the deeper trace's block by the shallower trace's block
+    deep_of: MutableMapping[int, int]  # block of the deeper trace by block of the shallower trace
     born: MutableMapping[int, bool]  # blocks of the deeper trace that insertions allocate
-    freed: MutableMapping[int, bool]
+    freed: MutableMapping[int, bool]  # blocks of the deeper trace that insertions free
     successors: MutableMapping[int, int]  # by freed block: the inserted block replacing it
-    added_bytes: MutableMapping[int, int]  # by block of the shallower trace
+    added_bytes: MutableMapping[int, int]  # growth by block of the shallower trace
 
     def fork(self) -> "_State":
         return _State(*(ChainMap({}, part) for part in (
@@ -209,7 +214,7 @@ class _Walk:
         return [len(part) for part in parts] if is_row else [end - j]
 
     def _end_of_insertion(self, i: int, j: int) -> int:
-        """Return the end of an insertion in the deeper trace: the index from which the traces match best.
+        """Return the end of an insertion in the deeper trace: the index after which the traces match longest.
 
         Raises NotRepeatedError if no end of the insertion gives a match.
         """
@@ -241,11 +246,11 @@ class _Walk:
         return _are_alike(row) and _are_alike(next_row)
 
     def _count_alike(self, state: _State, i: int, j: int) -> int:
-        """Return how many events of both traces match from two indices on, at most `_LOOKAHEAD`.
+        """Return the number of matching events, at most `_LOOKAHEAD`, starting at two indices of the traces.
 
         The count is `_LOOKAHEAD` if the match reaches the start of a phase, the end of both traces, or the
-        next insertion: events that allocate or free memory of the inserted block. The count is 0 if only one
-        trace ends.
+        next insertion: an event that allocates or frees memory of the inserted block. The count is 0 if only
+        one trace ends.
         """
         ones, others = self.shallow.events, self.deep.events
         for count in range(_LOOKAHEAD):
@@ -300,13 +305,13 @@ class _Walk:
 
 
 def _structure(trace: Trace) -> tuple[object, ...]:
-    """Return the sites of a trace, and its events with allocations of size 0."""
+    """Return the sites and events of a trace, with the size of each allocation set to 0."""
     events = (replace(one, size_bytes=0) if isinstance(one, Alloc) else one for one in trace.events)
     return (trace.sites, *events)
 
 
 def _with_size(event: Event, like: Event) -> Event:
-    """Return an allocation with the size of another allocation, and any other event unchanged."""
+    """Return an allocation with the size of the allocation `like`, or another event unchanged."""
     if isinstance(event, Alloc) and isinstance(like, Alloc):
         return replace(event, size_bytes=like.size_bytes)
     return event
@@ -320,7 +325,7 @@ def _kind(sites: Sequence[Site], event: Event) -> Site | type[Free] | PhaseStart
 
 
 def _is_alike(one: Alloc, other: Event) -> bool:
-    """Return whether two events allocate blocks that are equal apart from their numbers."""
+    """Return whether `other` is an allocation that equals `one` apart from the block's number."""
     return isinstance(other, Alloc) and replace(other, block=one.block) == one
 
 
@@ -371,8 +376,8 @@ class _Order:
     def __init__(self, trace: Trace, successors: Mapping[int, int]) -> None:
         self._events = trace.events
         self._successors = successors
-        self._births: dict[int, int] = {}  # index of the allocating event by block
-        self._phases: list[int] = []  # number of the phase by index of an event
+        self._births: dict[int, int] = {}  # index of the allocation by block
+        self._phases: list[int] = []  # number of the phase by index of event
         phase = 0
         for index, event in enumerate(trace.events):
             phase += isinstance(event, PhaseStart)
@@ -383,7 +388,10 @@ class _Order:
         self._origins: dict[int, _Insertion] = {}  # the insertion by a block that it allocates
 
     def insertion(self, position: int, start: int, events: Sequence[Event]) -> _Insertion:
-        """Return the insertion of these events with its order; call it for the insertions in trace order."""
+        """Make an insertion of events and decide the order of its copies.
+
+        Must be called for the insertions in the order of the trace.
+        """
         freed = [event.block for event in events if isinstance(event, Free)]
         births = [self._successors.get(block, block) for block in freed]
         origins = [self._origins[block] for block in births if block in self._origins]
@@ -422,8 +430,8 @@ class _Repetition:
         self._next = 1 + max(event.block for event in repeated.trace.events if isinstance(event, Alloc))
         self._blocks: dict[tuple[int, int], int] = {}  # new block by inserted block and copy
         self._latest: dict[int, int] = {}  # the new block of the latest copy by inserted block
-        self._sites: dict[Site, int] = {}  # of the deep model
-        self._numbers: dict[tuple[int, int, int], int] = {}  # by site, first number and increase
+        self._sites: dict[Site, int] = {}  # number by site of the deeper model
+        self._numbers: dict[tuple[int, int, int], int] = {}  # new site by site, first block, increase
         self._is_reversed = {
             event.block: one.is_reversed
             for one in repeated.insertions

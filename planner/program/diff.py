@@ -10,7 +10,7 @@ from planner.program.events import Alloc, Event, Free, PhaseStart, Trace
 def match_events(
     one: Trace, ones: Sequence[Event], other: Trace, others: Sequence[Event]
 ) -> Iterator[tuple[Event, Event, bool]]:
-    """Yield the events at equal positions, and whether they match, ignoring sizes, block and site numbers."""
+    """Yield each position's two events, and whether they match apart from sizes, block and site numbers."""
     blocks: dict[int, int] = {}
     for a, b in zip(ones, others, strict=False):
         if isinstance(a, Alloc) and isinstance(b, Alloc):
@@ -25,7 +25,7 @@ def match_events(
 
 
 def first_divergence(one: Trace, other: Trace) -> str:
-    """Return where two traces first differ, ignoring block and site numbers, or "" if they are equal."""
+    """Describe the first difference of two traces, or return "" if only block and site numbers differ."""
     for index, (a, b, is_same) in enumerate(match_events(one, one.events, other, other.events)):
         if not is_same or (isinstance(a, Alloc) and isinstance(b, Alloc) and a.size_bytes != b.size_bytes):
             return f"event {index} at batch {one.batch}"

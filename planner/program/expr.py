@@ -15,7 +15,7 @@ from msgspec import Struct
 from planner.program.convolution import Convolution, ConvolutionExpr
 from planner.program.kernel import OpenKernelOps, OpKind
 
-Node = tuple[str, int, int]  # an operation and its operands: indices of earlier nodes; for "c" the number
+Node = tuple[str, int, int]  # an operation and its operands: indices of earlier nodes, or the number of a "c"
 
 BATCH, SM_COUNT, CONSTANT = "b", "m", "c"
 CONVOLUTION = OpKind.CONVOLUTION
@@ -48,7 +48,7 @@ COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
 
 
 class Guard(Struct, frozen=True):
-    """A comparison of two nodes and the result that it must have."""
+    """A comparison of two nodes, and the result that the comparison must have for the expressions to hold."""
 
     comparison: str
     left: int
@@ -57,14 +57,17 @@ class Guard(Struct, frozen=True):
 
 
 class OpExpr(Struct, frozen=True):
-    """An operation of a kernel, with the node of its bytes or blocks, or the index of its convolution."""
+    """An operation of a kernel on the allocator, whose size is an expression.
+
+    `node` is the index of the node of its bytes or blocks, or of the convolution if `kind` is CONVOLUTION.
+    """
 
     kind: OpKind
     node: int
 
 
 class GuardedOps(Struct, frozen=True):
-    """The operations of a kernel as expressions, valid in a range of batch sizes at which all guards hold."""
+    """The operations of a kernel as expressions, valid in a range of batch sizes if all guards hold."""
 
     min_batch: int
     max_batch: int
@@ -80,7 +83,7 @@ class GuardedOps(Struct, frozen=True):
 
 
 def constant_ops(ops: OpenKernelOps, batch: int, sm_count: int) -> GuardedOps:
-    """Return concrete operations as expressions that are valid only for one batch size and number of SMs."""
+    """Convert concrete operations to expressions that are valid for one batch size and number of SMs only."""
     nodes: list[Node] = [(SM_COUNT, 0, 0), (CONSTANT, sm_count, 0)]
 
     def node_of(number: int) -> int:
@@ -94,7 +97,10 @@ def constant_ops(ops: OpenKernelOps, batch: int, sm_count: int) -> GuardedOps:
 def express_ops(
     ops: OpenKernelOps, node_of: Callable[[int], int]
 ) -> tuple[tuple[OpExpr, ...], tuple[ConvolutionExpr, ...]]:
-    """Return concrete operations and their convolutions as expressions; `node_of` gives a number's node."""
+    """Convert concrete operations and their convolutions to expressions.
+
+    `node_of` returns the index of the node for a number.
+    """
     exprs: list[OpExpr] = []
     convolutions: list[ConvolutionExpr] = []
     for kind, number in ops:
@@ -107,7 +113,7 @@ def express_ops(
 
 
 def evaluate(variant: GuardedOps, batch: int, sm_count: int) -> OpenKernelOps | None:
-    """Return the operations at a batch size and number of SMs, or None if the variant is not valid there."""
+    """Return the operations at a batch size and number of SMs, or None if it is not valid for them."""
     if not variant.min_batch <= batch <= variant.max_batch:
         return None
     if not variant.ops and not variant.guards:
@@ -125,15 +131,15 @@ def evaluate(variant: GuardedOps, batch: int, sm_count: int) -> OpenKernelOps | 
 
 
 def first_matching(variants: Iterable[GuardedOps], batch: int, sm_count: int) -> OpenKernelOps | None:
-    """Return the operations of the first variant whose range and guards hold, or None if none does."""
+    """Return the operations of the first variant that is valid, or None if no variant is valid."""
     results = (evaluate(variant, batch, sm_count) for variant in variants)
     return next((ops for ops in results if ops is not None), None)
 
 
 def _values(nodes: Sequence[Node], batch: int, sm_count: int) -> list[int] | None:
-    """Return the value of each node, or None if one divides by zero or has more than `_MOST_BITS` bits.
+    """Return the value of each node, or None if a node divides by zero or exceeds `_MOST_BITS` bits.
 
-    Nodes that were read from a file may do either.
+    Both can happen only with nodes that were read from a file.
     """
     values: list[int] = []
     for operation, a, b in nodes:

@@ -12,11 +12,11 @@ from planner.program.program import AffineAlloc, Program, ProgramEvent, constant
 
 
 class NotAffineError(Exception):
-    """The error of traces that no single program fits; the message names where the traces diverge."""
+    """The error of traces that no single program fits; the message names the event at which they diverge."""
 
 
 class SizesNotAffineError(NotAffineError):
-    """The error of equal events with a size that is not affine (or quadratic) in the batch size."""
+    """The error of traces with equal events whose sizes are not affine (or quadratic) in the batch size."""
 
 
 class Affine(Struct, frozen=True):
@@ -40,7 +40,7 @@ def affine_through(a: int, b: int, low: int, high: int) -> Affine:
 def rounded_affine(a: int, b: int, low: int, high: int) -> Affine:
     """Return the affine integer that is `b` at batch `high` and as close as possible to `a` at batch `low`.
 
-    It is for workspaces of libraries, part of which may vary by a few bytes with the batch size.
+    Fits workspaces of libraries, part of which may vary by a few bytes with the batch size.
     """
     slope = round((b - a) / (high - low))
     return Affine(b - slope * high, slope)
@@ -49,7 +49,7 @@ def rounded_affine(a: int, b: int, low: int, high: int) -> Affine:
 def nearest_affine(a: int, b: int, low: int, high: int) -> Affine:
     """Return the non-negative affine integer that is `b` at batch `high` and close to `a` at batch `low`.
 
-    It is for estimates between the batch sizes of runs whose sizes are not exactly affine.
+    Fits estimates between the batch sizes of runs whose sizes are not exactly affine.
     """
     size = rounded_affine(a, b, low, high)
     if size.slope >= 0 and size.fixed + size.slope > 0:
@@ -89,7 +89,7 @@ Fit = Callable[[int, int, int, int], Affine]
 def fit_events(
     first: Trace, ones: Sequence[Event], second: Trace, others: Sequence[Event], fit: Fit = affine_through
 ) -> list[ProgramEvent]:
-    """Return events with affine sizes fitted to paired events of two traces. Raises NotAffineError."""
+    """Fit sizes affine in the batch size to the paired events of two traces. Raises NotAffineError."""
     events: list[ProgramEvent] = []
     for index, (a, b, is_same) in enumerate(match_events(first, ones, second, others)):
         if not is_same:
@@ -107,7 +107,7 @@ def fit_events(
 
 
 def fit_quadratic_events(traces: Sequence[Trace], events: Sequence[Sequence[Event]]) -> list[ProgramEvent]:
-    """Return events with quadratic sizes fitted to events of three traces at consecutive batch sizes.
+    """Fit quadratic sizes to the events of three traces at consecutive batch sizes.
 
     Raises NotAffineError.
     """
@@ -170,7 +170,7 @@ def _where(trace: Trace, event: Alloc) -> str:
 
 
 def fit_pinned(first: Trace, second: Trace) -> tuple[tuple[int, int], ...]:
-    """Return the fixed bytes and the bytes per sample of each pinned host block, fitted to two traces.
+    """Fit the fixed bytes and the bytes per sample of each pinned host block to two traces.
 
     Raises NotAffineError.
     """
@@ -194,8 +194,8 @@ def fit_traces(
 ) -> Program:
     """Fit a program without kernel calls to two traces, with workspaces affine in the batch size if possible.
 
-    If the workspaces in a range of events differ between the traces, or `workspace_fit` does not fit the
-    workspaces, the second trace's workspaces in this range are used as constants. Raises NotAffineError, and
+    If the workspaces in a range of events differ in more than sizes, or `workspace_fit` does not fit the
+    sizes, the second trace's workspaces in this range are used as constants. Raises NotAffineError, and
     ValueError for traces of one batch size.
     """
     if first.batch == second.batch:
@@ -242,10 +242,10 @@ def _same_blocks(ours: Iterable[Event], theirs: Iterable[Event]) -> dict[int, in
 
 
 def scaled_program(trace: Trace) -> Program:
-    """Return a program estimated from one trace by scaling inputs, activations and temporaries.
+    """Estimate a program from one trace by scaling inputs, activations and temporaries.
 
-    Their sizes grow in proportion to the batch size, except blocks of at most one byte per sample.
-    Parameters, gradients, optimizer state and workspaces are constant.
+    Their sizes grow in proportion to the batch size, except blocks of at most one byte per sample. Blocks of
+    all other categories are constant.
     """
 
     def scaled(event: Event) -> ProgramEvent:
@@ -261,11 +261,11 @@ def scaled_program(trace: Trace) -> Program:
 
 
 def fit_by_site(trace: Trace, other: Trace) -> Program:
-    """Return a program estimated from two traces whose events differ, as in a loop over the samples.
+    """Estimate a program from two traces whose events differ, as in a loop over the samples.
 
     The events are those of `trace`. Blocks that both traces allocate at a site in a phase are paired in
-    order, or by size if their counts differ, since blocks of a single sample are small. Sizes of paired
-    blocks are affine through both traces; other sizes are constant.
+    order, or in descending order of size if their counts differ, since blocks of a single sample are small.
+    Sizes of paired blocks are affine through both traces; other sizes are constant.
     """
     counterparts = _blocks_by_site(other)
     sizes: dict[int, int] = {}
@@ -288,7 +288,7 @@ def fit_by_site(trace: Trace, other: Trace) -> Program:
 
 
 def _blocks_by_site(trace: Trace) -> dict[tuple[PhaseStart | None, Site], list[Alloc]]:
-    """Return the allocations keyed by phase and site, each list in order of allocation."""
+    """Return the allocations of a trace by phase and site, each list in order of allocation."""
     found: dict[tuple[PhaseStart | None, Site], list[Alloc]] = {}
     phase = None
     for event in trace.events:
@@ -300,14 +300,17 @@ def _blocks_by_site(trace: Trace) -> dict[tuple[PhaseStart | None, Site], list[A
 
 
 def tensors_diverge(program: Program, trace: Trace) -> bool:
-    """Return whether a program without kernel calls differs from a trace, ignoring freed workspaces."""
+    """Return whether a program without kernel calls differs from a trace in more than freed workspaces."""
     fitted = program.instantiate(trace.batch)
     ours, theirs = (replace(one, events=tuple(_without_workspaces(one)[0])) for one in (fitted, trace))
     return bool(first_divergence(ours, theirs))
 
 
 def _without_workspaces(trace: Trace) -> tuple[list[Event], list[list[Alloc | Free]]]:
-    """Return the events without freed workspaces, and the workspace events before, between and after them."""
+    """Split a trace into the events of tensors and the events of workspaces that are freed.
+
+    The second list has one slot of workspace events before, between and after the events of the first list.
+    """
     freed = {event.block for event in trace.events if isinstance(event, Free)}
     workspaces: set[int] = set()
     events: list[Event] = []
@@ -325,7 +328,7 @@ def _without_workspaces(trace: Trace) -> tuple[list[Event], list[list[Alloc | Fr
 
 
 def _groups(ours: Sequence[Slot], theirs: Sequence[Slot]) -> Iterator[tuple[int, int]]:
-    """Yield the smallest ranges of slots at whose ends all workspaces of both traces are freed."""
+    """Yield the start and end of the smallest ranges of slots at whose ends both traces hold no workspace."""
     start = held = 0
     for index, (a, b) in enumerate(zip(ours, theirs, strict=True), 1):
         held += sum(1 if isinstance(event, Alloc) else -1 for event in (*a, *b))
@@ -337,7 +340,7 @@ def _groups(ours: Sequence[Slot], theirs: Sequence[Slot]) -> Iterator[tuple[int,
 def _fit_slots(
     ours: Sequence[Slot], theirs: Sequence[Slot], first: Trace, second: Trace, fit: Fit
 ) -> list[list[ProgramEvent]] | None:
-    """Return the slots with workspaces fitted by `fit`, or None if the slots differ or `fit` fails."""
+    """Fit the sizes of the workspaces of two traces, or return None if the slots differ or `fit` fails."""
     lengths = [len(slot) for slot in ours]
     if lengths != [len(slot) for slot in theirs]:
         return None

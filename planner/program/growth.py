@@ -1,7 +1,7 @@
-"""Find memory that grows from step to step, by the live bytes at the end of each step.
+"""Find memory that grows from step to step, by comparing the live bytes at the ends of the steps.
 
-A settled loop holds as much at the end of each step as at the end of the step before; state that the first or
-second step creates stays. Memory that grows in every traced step is assumed to keep growing.
+A settled loop holds as much at the end of each step as at the end of the step before; only the first and the
+second step may create state that stays. Memory that grows in every traced step is assumed to keep growing.
 """
 
 from collections import Counter
@@ -21,17 +21,17 @@ class GrowingSite(Struct, frozen=True):
     """The blocks of one module and operator whose bytes grow with every step."""
 
     site: Site
-    bytes_per_step: int  # with blocks rounded up as by the allocator
-    source: GrowthSource | None  # None if the trace does not know it
+    bytes_per_step: int  # the sum of blocks rounded up as the allocator rounds them
+    source: GrowthSource | None  # None if the trace names no source
 
 
 class Growth(Struct, frozen=True):
-    """The growth of the bytes that stay allocated from step to step, in all and by site."""
+    """The growth of the bytes that stay allocated from step to step, in total and by site."""
 
     bytes_per_step: int
     steps: int  # number of traced steps
-    sites: tuple[GrowingSite, ...]  # by falling size
-    last_step: int | None = None  # last growing step, if torch's pool of streams bounds it; None: no bound
+    sites: tuple[GrowingSite, ...]  # in descending order of bytes per step
+    last_step: int | None = None  # last growing step; None if torch's pool of streams sets no bound
 
     @property
     def is_garbage(self) -> bool:
@@ -40,7 +40,7 @@ class Growth(Struct, frozen=True):
 
 
 def find_growth(trace: Trace) -> Growth | None:
-    """Return the memory that grows in every step, or None if none does or too few steps are traced."""
+    """Return the memory that grows in every step, or None if no memory does or too few steps are traced."""
     ends = _held_at_ends(trace)
     if len(ends) < FEWEST_STEPS:
         return None
@@ -61,7 +61,7 @@ def find_growth(trace: Trace) -> Growth | None:
 
 
 def _last_step(trace: Trace, growth: Growth) -> int | None:
-    """Return the last step in which memory grows, or None if torch's pool of streams sets no bound.
+    """Return the last step in which memory grows, or None if torch's pool of streams does not bound it.
 
     The pool bounds the growth if no two growing blocks of a site share a stream, and none of the sites
     allocates on the default stream alone.
@@ -79,7 +79,7 @@ def _last_step(trace: Trace, growth: Growth) -> int | None:
 
 
 def growing_blocks(trace: Trace, growth: Growth) -> Mapping[Site, list[int]]:
-    """Return the blocks of growing sites that are live at the end, by site, in order of allocation."""
+    """Return, by growing site, the blocks that are live at the end of the trace, in order of allocation."""
     growing = {one.site for one in growth.sites}
     freed = {event.block for event in trace.events if isinstance(event, Free)}
     blocks: dict[Site, list[int]] = {}
@@ -90,7 +90,7 @@ def growing_blocks(trace: Trace, growth: Growth) -> Mapping[Site, list[int]]:
 
 
 def _held_at_ends(trace: Trace) -> list[Counter[int]]:
-    """Return the rounded live bytes, keyed by site number, at the end of each step from step 1 on."""
+    """Return, for the end of each step starting at step 1, the rounded live bytes by site number."""
     held: Counter[int] = Counter()
     alive: dict[int, tuple[int, int]] = {}
     ends: list[Counter[int]] = []

@@ -1,4 +1,4 @@
-"""The operations of a kernel on the allocator, and their expansion into events."""
+"""The allocations and frees of a kernel, in a compact form, and their expansion into events."""
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
@@ -12,20 +12,20 @@ class OpKind(StrEnum):
 
     TRANSIENT = "p"  # a block that is freed immediately
     TRY = "t"  # a block that is freed at once, and without which the kernel falls back to another algorithm
-    AUTOTUNE = "s"  # a TRY only in the first call of a signature, after which the cache is emptied
-    CONVOLUTION = "q"  # the workspaces that a library reports: a TRY, and an AUTOTUNE if it times its engines
+    AUTOTUNE = "s"  # a TRY in the first call of a signature only; the cache is emptied after it
+    CONVOLUTION = "q"  # the workspaces that cuDNN reports: a TRY, and before it an AUTOTUNE if it times
     HOLD = "h"  # a block that is freed by a release, or when the kernel returns
     KEEP = "k"  # a block that is never freed
     OUTPUT = "o"  # the next output is allocated
     OUTPUTS = "a"  # all remaining outputs are allocated
-    RELEASE_ALL = "e"
-    RELEASE = "r"  # frees the given number of blocks, the last allocated first
-    RELEASE_BENEATH = "b"  # frees the block at the given distance below the last one
-    CUBLAS = "c"  # first product: cuBLAS allocates its workspace here, else at the kernel's end
+    RELEASE_ALL = "e"  # frees all held blocks, the last allocated first
+    RELEASE = "r"  # frees the given number of held blocks, the last allocated first
+    RELEASE_BENEATH = "b"  # frees the held block at the given distance below the last one
+    CUBLAS = "c"  # cuBLAS allocates its workspace here; without this operation, at the end
 
 
-KernelOps = tuple[tuple[OpKind, int], ...]  # each with a number of bytes or blocks
-# The same before a library has reported the workspaces of its convolutions.
+KernelOps = tuple[tuple[OpKind, int], ...]  # each kind with a number of bytes or blocks
+# The operations before cuDNN has reported the workspaces of its convolutions.
 OpenKernelOps = tuple[tuple[OpKind, int | Convolution], ...]
 
 
@@ -37,7 +37,7 @@ def expand_kernel(
     number: int,
     stream: int = 0,
 ) -> list[Event]:
-    """Return the events of one kernel call, as the recorder of `planner.capture` records them.
+    """Expand the operations of one kernel call into the events that a capture would record.
 
     New blocks are numbered from `number`, at most one per event. `outputs` has the allocation of each output,
     an empty list for an output that takes no memory.

@@ -1,10 +1,10 @@
-"""Cut a trace or a program into pieces, one for each batch, and join pieces in any order.
+"""Cut a trace or a program into pieces, one for each batch, and join pieces into one run in any order.
 
 A piece begins with the copy of a batch's inputs and ends before the copy of the next inputs; the first piece
 is the set-up. A block that outlives its piece holds a variable of the loop: inputs, output, loss, gradients,
-or optimizer state. In traces of one job at other sizes, a variable has the same category and the same number
-within the category. Numbers count from the end of the piece that allocates the variable, since some state is
-allocated at the start of one batch alone.
+or optimizer state. In traces of one job at different sizes, a variable has the same category and the same
+number within the category. Numbers count from the end of the piece that allocates the variable, since some
+state is allocated at the start of one batch alone.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from planner.program.events import Alloc, Category, Event, Free, Phase, PhaseStart, Trace
 from planner.program.program import AffineAlloc, KernelWorkspaces, Program, ProgramEvent
 
-Variable = tuple[Category, int]  # of a block that outlives its piece; numbers count from the end
+Variable = tuple[Category, int]  # category and number of a block that outlives its piece
 _Event = TypeVar("_Event", Event, ProgramEvent)
 # By block: the index of the piece that allocates it, and its variable.
 _Born = Mapping[int, tuple[int, Variable]]
@@ -31,12 +31,14 @@ class NotJoinedError(Exception):
 
 
 class Piece(Struct, frozen=True):
-    """The events of one batch, with the indices of events that concern other batches."""
+    """The events of one batch, with the indices of the events that link it to other batches."""
 
     trace: Trace
-    lasting: tuple[tuple[int, Variable], ...]  # allocations that outlive the batch
-    freed: tuple[tuple[int, int, Variable], ...]  # with the pieces since the allocation; -1: in the set-up
-    starts: tuple[int, ...]  # of phases
+    lasting: tuple[tuple[int, Variable], ...]  # index and variable of each allocation that outlives the batch
+    # Index, age and variable of each free of an earlier piece's block. The age is the number of pieces since
+    # the allocation, or -1 if the set-up allocated the block.
+    freed: tuple[tuple[int, int, Variable], ...]
+    starts: tuple[int, ...]  # indices of starts of phases
 
 
 class ProgramPiece(Struct, frozen=True):
@@ -52,7 +54,7 @@ class ProgramPiece(Struct, frozen=True):
 
 
 class _Segment(Struct, Generic[_Event], frozen=True):
-    """The events of one piece, before blocks are named."""
+    """The events of one piece, before its variables are found."""
 
     step: int
     start: int  # index of its first event
@@ -60,7 +62,7 @@ class _Segment(Struct, Generic[_Event], frozen=True):
 
 
 def cut_trace(trace: Trace) -> list[list[Piece]]:
-    """Return the pieces of each step of a trace, without the start of phase END; step 0 is the set-up."""
+    """Return the pieces of a trace, by step, without the start of phase END; step 0 is the set-up."""
     segments = _split(trace.events)
     born, whole = _find_variables(segments), replace(trace, convolutions=trace.convolution_by_block())
     steps: list[list[Piece]] = [[] for _ in range(segments[-1].step + 1)]
@@ -70,13 +72,13 @@ def cut_trace(trace: Trace) -> list[list[Piece]]:
 
 
 def cut_program(program: Program) -> list[list[ProgramPiece]]:
-    """Return the pieces of each step of a program; step 0 is the set-up."""
+    """Return the pieces of a program, by step; step 0 is the set-up."""
     segments = _split(program.events)
     born = _find_variables(segments)
     ends = [segment.start for segment in segments[1:]] + [len(program.events)]
     steps: list[list[ProgramPiece]] = [[] for _ in range(segments[-1].step + 1)]
     for index, (segment, end) in enumerate(zip(segments, ends, strict=True)):
-        start = segment.start if index else -1  # a call at the place of the first event runs before it
+        start = segment.start if index else -1  # a call positioned at the first event runs before it
         calls = tuple(
             replace(call, position=call.position - segment.start)
             for call in program.calls
@@ -88,7 +90,7 @@ def cut_program(program: Program) -> list[list[ProgramPiece]]:
 
 
 def is_periodic(steps: Sequence[Sequence[Piece]]) -> bool:
-    """Return whether at least two steps follow the set-up and the last two have equal requests and frees."""
+    """Return whether the last two steps, of at least two after the set-up, have equal requests and frees."""
     return len(steps) > 2 and [*map(_requests, steps[-1])] == [*map(_requests, steps[-2])]
 
 
@@ -103,14 +105,14 @@ class Joiner:
     """The state for joining pieces into one run: the blocks of all variables that are alive."""
 
     def __init__(self, numbers: Iterator[int] | None = None) -> None:
-        """Begin before the set-up; `numbers` gives the blocks of variables unique numbers."""
-        # Blocks, by the index of the piece that allocated them.
+        """Begin before the set-up; `numbers` yields the numbers for the blocks of variables."""
+        # Block by the index of the piece that allocated it, and its variable.
         self.live: dict[tuple[int, Variable], int] = {}
-        self.index = -1  # of the last piece
+        self.index = -1  # index of the last joined piece
         self._numbers = count(FIRST_LASTING) if numbers is None else numbers
 
     def join(self, piece: Piece, step: int) -> Trace:
-        """Return a piece's trace, renumbering blocks to continue the earlier pieces and steps to `step`.
+        """Renumber the next piece to continue the earlier pieces, as step `step`, and return its trace.
 
         Raises NotJoinedError if the piece frees a variable that is not alive.
         """
@@ -164,7 +166,7 @@ def _piece(index: int, trace: Trace, born: _Born) -> Piece:
     for place, event in enumerate(trace.events):
         if isinstance(event, PhaseStart):
             starts.append(place)
-        elif event.block in born:  # also a workspace whose number equals a later batch's block
+        elif event.block in born:  # true also of a workspace whose number equals a later batch's block
             since, variable = born[event.block]
             if isinstance(event, Alloc):
                 if since == index:

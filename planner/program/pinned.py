@@ -1,4 +1,4 @@
-"""The size of pinned memory of the host, which is separate from the GPU's memory."""
+"""The bytes of pinned memory that torch takes on the host."""
 
 from collections.abc import Iterable
 

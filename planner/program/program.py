@@ -41,7 +41,7 @@ class AffineAlloc(Struct, frozen=True, gc=False):
     """The allocation of a block whose bytes are a polynomial in the batch size, of degree two at most.
 
     Its coefficients are `fixed_bytes`, `bytes_per_sample` and `bytes_per_pair`. In a program whose `unit` is
-    above 1, the batch size counts units in place of samples.
+    above 1, the batch size is the number of units, not of samples.
     """
 
     block: int
@@ -51,10 +51,10 @@ class AffineAlloc(Struct, frozen=True, gc=False):
     site: int
     may_fail: bool = False
     stream: int = 0
-    bytes_per_pair: int = 0  # times the square of the batch size
+    bytes_per_pair: int = 0  # coefficient of the square of the batch size
 
     def size_at(self, batch: int) -> int:
-        """Return the bytes of the block at a batch size, in the program's units."""
+        """Return the bytes of the block at a batch size, given in the program's units."""
         return self.fixed_bytes + (self.bytes_per_sample + self.bytes_per_pair * batch) * batch
 
 
@@ -66,9 +66,9 @@ class KernelCall(Struct, frozen=True, gc=False):
 
     signature: int
     site: int
-    position: int  # index of the tensor event before which it runs
+    position: int  # index of the tensor event before which the call runs
     outputs: tuple[bool, ...]  # for each output, whether the next tensor event is its allocation
-    first_blas_call: bool  # cuBLAS allocates its workspace here
+    first_blas_call: bool  # whether cuBLAS allocates its workspace in this call
     stream: int = 0
 
 
@@ -77,7 +77,7 @@ class KernelWorkspaces(Struct, frozen=True):
 
     cublas_bytes: int
     by_signature: tuple[KernelOps, ...]
-    # By signature: the operations that allocate the workspace of a convolution, in order.
+    # By signature: the operations that allocate workspaces of convolutions, in order.
     convolutions: tuple[tuple[tuple[OpKind, Convolution], ...], ...] = ()
     has_convolutions: bool = False  # whether a library reported workspaces of convolutions
 
@@ -117,9 +117,9 @@ class Program:
     provenance: tuple[TensorProvenance, ...] = ()  # only in programs for one batch size
     conv_workspaces: tuple[ConvWorkspace, ...] = ()  # only in programs for one batch size
     growth_sources: tuple[GrowthSource, ...] = ()
-    torch: str = ""  # the version that captured it; "" if the notes name it
-    pinned: tuple[tuple[int, int], ...] = ()  # of each pinned host block: fixed bytes, and bytes per sample
-    unit: int = 1  # batch sizes are multiples of it, and expressions and sizes count in it
+    torch: str = ""  # the version that captured the program; "" if the notes name the version
+    pinned: tuple[tuple[int, int], ...] = ()  # fixed bytes and bytes per unit of each pinned host block
+    unit: int = 1  # batch sizes are multiples of `unit`; expressions and sizes count units
     rules: WorkspaceRules | None = field(default=None, compare=False, repr=False)
     _structure: int | None = field(default=None, compare=False, repr=False)
 
@@ -131,10 +131,10 @@ class Program:
         )
 
     def batch_sizes(self, target: Target, least: int) -> BatchSizes:
-        """Return the batch sizes that a search may try: multiples of the unit from the smallest valid one on.
+        """Return the batch sizes that a search may try: multiples of the unit, from the smallest valid one.
 
         All batch sizes are allowed if the program is constant, or if its range begins at `least` or below;
-        smaller batch sizes are then captured separately.
+        batch sizes outside the program are then captured separately.
         """
         known = self.targets[target.capability]
         if self.is_constant(target) or known.min_batch <= least:
@@ -146,12 +146,12 @@ class Program:
         return self.workspaces_at(batch, target) is not None
 
     def specialize(self, batch: int, target: Target) -> Trace | None:
-        """Return the trace at a batch size on a GPU, or None if the program does not cover them."""
+        """Return the trace at a batch size on a GPU, or None if the program does not cover the two."""
         workspaces = self.workspaces_at(batch, target)
         return None if workspaces is None else self.instantiate(batch, workspaces)
 
     def key(self, batch: int, target: Target) -> Hashable:
-        """Return a key that differs between different traces of one batch size, or None if not covered."""
+        """Return a key that differs for different traces of this batch size, or None if it is not covered."""
         workspaces = self.workspaces_at(batch, target)
         return None if workspaces is None else (self.structure, workspaces)
 
@@ -168,7 +168,7 @@ class Program:
         return variants is None or variants.min_batch == variants.max_batch
 
     def workspaces_at(self, batch: int, target: Target) -> KernelWorkspaces | None:
-        """Return the workspaces of all kernels at a batch size on a GPU, or None if they are not known.
+        """Return the workspaces of all kernels at a batch size on a GPU, or None if it is not covered.
 
         If no variant's guards hold, the workspace rules are evaluated, if present, and the new variant is
         appended.
@@ -189,7 +189,7 @@ class Program:
         return answer_convolutions(known.cublas_bytes, workspaces, target)
 
     def instantiate(self, batch: int, workspaces: KernelWorkspaces = NO_WORKSPACES) -> Trace:
-        """Return the trace at a batch size, given the workspaces that kernels allocate at it."""
+        """Return the trace at a batch size, given the workspaces that kernels allocate at that batch size."""
         convolutions: dict[int, Convolution] = {}
         units = batch // self.unit
         events = tuple(self._splice(units, workspaces, convolutions))
@@ -201,7 +201,10 @@ class Program:
     def _splice(
         self, batch: int, workspaces: KernelWorkspaces, convolutions: dict[int, Convolution]
     ) -> list[Event]:
-        """Return the tensor and kernel events in order, and add convolutions to `convolutions` by block."""
+        """Return the tensor and kernel events in order, at a batch size in the program's units.
+
+        Adds the convolution of each workspace to `convolutions`, by block.
+        """
         own = events_at(self.events, batch)
         number = 1 + max((event.block for event in own if type(event) is Alloc), default=-1)
         first, later = _calls_by_order(workspaces.by_signature)
@@ -230,14 +233,14 @@ class Program:
 
 
 def has_convolutions(traced: Program | Trace) -> bool:
-    """Return whether any site of a program or trace is a convolution, forward or backward."""
+    """Return whether a program or trace has a site of a convolution, forward or backward."""
     return any(site.op in _CONVOLUTIONS for site in traced.sites)
 
 
 def answer_convolutions(
     cublas_bytes: int, by_signature: Iterable[OpenKernelOps], target: Target
 ) -> KernelWorkspaces:
-    """Return kernel workspaces with each convolution replaced by the operations that `target` reports."""
+    """Return kernel workspaces with each convolution replaced by the allocations that `target` reports."""
     has_convolutions = False
     answered: list[KernelOps] = []
     convolutions: list[tuple[tuple[OpKind, Convolution], ...]] = []
@@ -273,7 +276,7 @@ def _answer(op: tuple[OpKind, int | Convolution], target: Target) -> Iterator[tu
 
 
 def events_at(events: Sequence[ProgramEvent], batch: int) -> list[Event]:
-    """Return the events with their sizes at a batch size, in the program's units."""
+    """Return the events with their sizes at a batch size, given in the program's units."""
     return [
         Alloc(
             event.block,
@@ -290,14 +293,17 @@ def events_at(events: Sequence[ProgramEvent], batch: int) -> list[Event]:
 
 
 def _calls_by_order(ops: Sequence[KernelOps]) -> tuple[Sequence[KernelOps], Sequence[KernelOps]]:
-    """Return each signature's operations in its first call, and in later calls, which do not autotune."""
+    """Return, by signature, the operations of the first call and the operations of later calls.
+
+    Only first calls autotune.
+    """
     if not any(kind is OpKind.AUTOTUNE for one in ops for kind, _ in one):
         return ops, ops
     return ops, [tuple(op for op in one if op[0] is not OpKind.AUTOTUNE) for one in ops]
 
 
 def constant_program(trace: Trace, target: Target) -> Program:
-    """Return a program that holds for one trace's batch size, on GPUs of the target's compute capability."""
+    """Convert a trace to a program for its batch size only, on GPUs of the target's compute capability."""
     return Program(
         constant_events(trace.events),
         trace.sites,
@@ -321,16 +327,16 @@ def constant_events(events: Sequence[Event]) -> tuple[ProgramEvent, ...]:
 
 
 def constant_alloc(event: Alloc, block: int, site: int) -> AffineAlloc:
-    """Return an allocation of constant size with the given block and site of a program."""
+    """Convert an allocation to an `AffineAlloc` of constant size with the given block and site numbers."""
     return AffineAlloc(block, event.size_bytes, 0, event.category, site, event.may_fail, event.stream)
 
 
 def validate_program(program: Program, batches: Sequence[int]) -> None:
-    """Raise ValueError if a program is inconsistent; a fitted program never is.
+    """Raise ValueError if a program is inconsistent; fitted programs are always consistent.
 
     `batches` are in the program's units. The tensor events must form a valid trace at the first batch size.
-    Sizes must be positive at all batch sizes, and no size may shrink as the batch grows. Kernel calls must be
-    in order, each at the allocations of its outputs.
+    Sizes must be positive at all of `batches`, and no size may shrink as the batch grows. Kernel calls must
+    be in order, each at the allocations of its outputs.
     """
     allocs = [event for event in program.events if isinstance(event, AffineAlloc)]
     for event in allocs:
@@ -359,7 +365,7 @@ def validate_program(program: Program, batches: Sequence[int]) -> None:
 
 
 def sample_batches(min_batch: int, max_batch: int) -> Iterator[int]:
-    """Yield the batch sizes at which rules are sampled: each up to 16, then up to eight per doubling."""
+    """Yield the batch sizes at which rules are sampled: all up to 16, then up to eight per doubling."""
     batch = min_batch
     while batch < max_batch:
         yield batch

@@ -1,4 +1,4 @@
-"""The interfaces between planning, stores of programs and capture."""
+"""The interfaces through which planning gets traces and programs from stores and from captures."""
 
 from collections.abc import Callable, Hashable
 from typing import Protocol
@@ -13,7 +13,7 @@ from planner.program.target import Target
 FIT_BATCHES = (2, 3)
 
 OnProgress = Callable[[str], None]  # called with one short line for each step that takes time
-TraceSource = Callable[[int], Trace]  # the job's trace at a batch size
+TraceSource = Callable[[int], Trace]  # returns the job's trace at a batch size
 
 
 class ProgramSet(Protocol):
@@ -23,10 +23,10 @@ class ProgramSet(Protocol):
         """Return the trace at a batch size. Raises UsageError or ModelError."""
 
     def key(self, batch: int, target: Target) -> Hashable:
-        """Return a key that is equal if and only if the traces are, or None if traces must be compared."""
+        """Return a key that is equal if and only if traces are equal, or None if traces must be compared."""
 
     def bound(self, target: Target) -> LowerBound | None:
-        """Return a lower bound of the tensors' memory, or None if each trace must be captured."""
+        """Return a lower bound of the tensors' memory, or None if no program gives one."""
 
     def batch_sizes(self, target: Target) -> BatchSizes:
         """Return the batch sizes that a search may try. Raises the errors of a capture."""
@@ -36,13 +36,13 @@ class ProgramBuilder(Protocol):
     """A builder that captures programs of a job with torch."""
 
     def programs(self, target: Target) -> tuple[Program, ...]:
-        """Return the program for GPUs like the target, then any program of batch 1, or () if none fits."""
+        """Return the program for GPUs like the target and any program of batch 1, or () if none fits."""
 
     def run(self, batch: int, target: Target) -> Program:
-        """Capture one run and return its program, for one batch size only. Raises the errors of a capture."""
+        """Capture one run and return its program, for this batch only. Raises the errors of a capture."""
 
     def enumerate_variants(self, program: Program, target: Target) -> None:
-        """Evaluate the workspace rules at sample batch sizes, so that the stored program needs no torch."""
+        """Evaluate the workspace rules at sample batch sizes, so that the program needs no torch later."""
 
 
 def ignore_progress(line: str) -> None:

@@ -39,7 +39,7 @@ SM_LIMITS: Mapping[Capability, SmLimits] = {
 
 
 def threads_per_sm(capability: Capability) -> int:
-    """Return the most resident threads of a multiprocessor, 2,048 for capabilities that are not listed."""
+    """Return the largest number of resident threads of an SM, or 2,048 if the capability is not listed."""
     limits = SM_LIMITS.get(capability)
     return 2048 if limits is None else limits.threads
 
@@ -49,7 +49,7 @@ class Target(Struct, frozen=True):
 
     capability: Capability
     sm_count: int
-    conv_workspace_query: ConvWorkspaceQuery | None = None  # None: convolutions take no workspace
+    conv_workspace_query: ConvWorkspaceQuery | None = None  # convolutions take no workspace if it is None
     torch: TorchVersion = NEWEST_TORCH  # the version that runs the kernels
 
     @classmethod
@@ -62,7 +62,7 @@ class Target(Struct, frozen=True):
         return cls(capability, sm_count or _SM_COUNTS.get(capability, 108))
 
     def conv_workspaces(self, convolution: Convolution) -> Workspaces:
-        """Return the workspaces of a convolution on this GPU, none if there is no query."""
+        """Return the workspaces of a convolution on this GPU, with 0 bytes if there is no query."""
         if self.conv_workspace_query is None:
             return Workspaces(0)
         return self.conv_workspace_query(self.capability, self.sm_count, convolution)

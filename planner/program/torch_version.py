@@ -1,7 +1,8 @@
 """Versions of torch for which plans are made, as pairs of numbers: (2, 6).
 
-Rules that differ between versions are in the modules of their mechanisms and compare the target's version
-with the first version that has them. Emulated runs with each version check them (docs/versions.md).
+A rule that differs between versions is in the module of its mechanism and compares the target's version with
+the first version to which the rule applies. Emulated runs with each version check the rules
+(docs/versions.md).
 """
 
 import re
@@ -20,7 +21,7 @@ _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})(\.\d{1,4})?([+.a-z]\w{0,40})?")
 def parse_torch_option(text: str) -> str:
     """Return the value of `--torch` as `Job` stores it, such as "2.6", or "" for the newest known version.
 
-    Raises UsageError for a text that is no version, and for versions older than the oldest with rules.
+    Raises UsageError for a text that is not a version, and for versions older than `OLDEST_TORCH`.
 
     >>> parse_torch_option("2.6.0+cu124"), parse_torch_option("2.13.0")
     ('2.6', '')

@@ -28,7 +28,7 @@ class BlockState(Struct, frozen=True):
 
 
 class SegmentState(Struct, frozen=True):
-    """One contiguous piece of reserved memory with the blocks that fill it, by rising address."""
+    """One contiguous piece of reserved memory, with its blocks in ascending order of address."""
 
     address: int
     size_bytes: int
@@ -38,7 +38,7 @@ class SegmentState(Struct, frozen=True):
 
     @classmethod
     def of(cls, piece: "tuple[Block, ...]") -> "SegmentState":
-        """Return the state of a tuple of adjacent blocks, each of them in use or cached."""
+        """Return the state of the piece of memory that consists of adjacent blocks, each in use or cached."""
         states = tuple(BlockState(block.address, block.size_bytes, block.in_use) for block in piece)
         size_bytes = sum(block.size_bytes for block in piece)
         pool = piece[0].pool
@@ -49,7 +49,7 @@ class Block:
     """A piece of a segment: in use, cached (free, in its pool's index), or an unmapped part of a range.
 
     `prev` and `next` are its neighbours in the segment. When two blocks merge, the object of the lower block
-    remains. Free blocks of equal size are taken by rising `rank`, which no two blocks share.
+    remains. Free blocks of equal size are taken in ascending order of `rank`, which no two blocks share.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class Block:
     ) -> None:
         self.pool = pool
         self.address = address
-        self.rank = rank  # rises with the address within a segment
+        self.rank = rank  # increases with the address within a segment
         self.size_bytes = size_bytes
         self.prev = prev
         self.next = next
-        self.range_address = range_address  # start of the expandable segment; None: a cudaMalloc segment
+        self.range_address = range_address  # start of the expandable segment; None in a segment of cudaMalloc
         self.in_use = False
         self.cached = False
-        self.freed_at_search = 0  # count of searches when it was freed, for garbage collection
+        self.freed_at_search = 0  # number of searches before it was freed, for garbage collection
 
     @property
     def is_split(self) -> bool:
@@ -79,7 +79,7 @@ class Block:
         return self.prev is not None or self.next is not None
 
     def split_off(self, size_bytes: int) -> "Block":
-        """Shrink the block to its lower `size_bytes`; return the rest, neither cached nor in use."""
+        """Shrink the block to its lower `size_bytes`; return the rest, a block neither cached nor in use."""
         rest_bytes = self.size_bytes - size_bytes
         upper = self.next
         rest = Block(
@@ -98,7 +98,7 @@ class Block:
         return rest
 
     def absorb(self, upper: "Block") -> None:
-        """Merge the next block into this block; `upper` must be in no index, and is invalid afterwards."""
+        """Merge the next block into this block; `upper` must be in no pool, and is invalid afterwards."""
         self.size_bytes += upper.size_bytes
         self.next = upper.next
         if upper.next is not None:
@@ -116,10 +116,10 @@ class BlockPool:
         self.page_bytes = page_bytes  # the step by which an expandable segment grows
         self.split_from_bytes = split_from_bytes  # a remainder of at least this size is split off ...
         self.split_below_bytes = split_below_bytes  # ... unless the request is at least this large
-        # Sorted by (size, rank): the first that is large enough is the best fit, and the right one of equal
-        # blocks.
+        # Sorted by (size, rank): the first block that is large enough is the best fit, and of the
+        # blocks of its size the one with the lowest rank.
         self.cached: list[tuple[int, int, Block]] = []
-        self.unmapped: list[Block] = []  # by rising address
+        self.unmapped: list[Block] = []  # in ascending order of address
 
     def of_stream(self, stream: int) -> "BlockPool":
         """Return an empty pool for another stream, with the same name, page size and split sizes."""
@@ -131,7 +131,7 @@ class BlockPool:
         insort(self.cached, (block.size_bytes, block.rank, block))
 
     def remove(self, block: Block) -> None:
-        """Remove a cached block."""
+        """Remove a block from the cached blocks."""
         block.cached = False
         del self.cached[bisect_left(self.cached, (block.size_bytes, block.rank))]
 
@@ -141,7 +141,7 @@ class BlockPool:
 
 
 def iterate_segment(head: Block) -> Iterator[Block]:
-    """Yield the blocks of the segment that starts with `head`, by rising address."""
+    """Yield the blocks of the segment that starts with `head`, in ascending order of address."""
     block: Block | None = head
     while block is not None:
         yield block

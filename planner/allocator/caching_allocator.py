@@ -6,11 +6,11 @@ lowest address. Without such a block a segment is requested from CUDA. If that f
 wholly free are released and CUDA is tried once more. Freed blocks merge with free neighbours and stay cached.
 Each stream has separate pools, whose blocks and segments serve no other stream. A block that other streams
 use (`Tensor.record_stream`) is cached when their work is done. The simulator caches it immediately, which no
-request can tell from a wait for the next request (`process_events`).
+request can tell from caching at the next request (`process_events`).
 
 Facts: c10/cuda/CUDACachingAllocator.cpp of torch 2.6 to 2.13; methods name the functions that they mirror. A
-private pool of CUDA graphs is simulated as a stream, numbered from `GRAPH_POOL` on. Its segments are never
-released, and no cached segment is released for it (`captures_underway`). `MemPool`s are not simulated.
+private pool of CUDA graphs is simulated as a stream with a number of at least `GRAPH_POOL`. Its segments are
+never released, and no cached segment is released for it (`captures_underway`). `MemPool`s are not simulated.
 """
 
 import sys
@@ -34,9 +34,10 @@ from planner.program import GRAPH_POOL
 class CachingAllocator:
     """The simulated allocator of one device in one process, which returns addresses and counts bytes.
 
-    To read, in bytes: `allocated_bytes` (blocks in use, each whole), `reserved_bytes` (segments), and their
-    peaks `peak_allocated_bytes`, `peak_reserved_bytes`. Counts: `segments` (torch's `segment.all.current`,
-    which omits expandable segments), `retries` (`num_alloc_retries`), `ooms` (`num_ooms`).
+    Attributes to read, in bytes: `allocated_bytes` (full sizes of blocks in use), `reserved_bytes`
+    (segments), and their peaks `peak_allocated_bytes`, `peak_reserved_bytes`. Counts: `segments` (torch's
+    `segment.all.current`, which omits expandable segments), `retries` (`num_alloc_retries`), `ooms`
+    (`num_ooms`).
     """
 
     def __init__(
@@ -48,15 +49,15 @@ class CachingAllocator:
     ) -> None:
         """Create an allocator that has reserved nothing.
 
-        limits: `total_bytes` also sizes the address space of expandable segments, which otherwise follows the
-            capacity.
+        limits: `total_bytes` also sizes the address ranges of expandable segments; if it is None, the
+            capacity does.
         address_of: called with the size of each new segment or virtual range, returns its address. By default
-            addresses fall and are never used again: published peaks are reproduced if, of equal blocks, the
-            one in the newest segment is taken (benchmarks/fits/address_order.py). For a recorded history,
-            return the recorded addresses. From torch 2.12 on addresses decide nothing.
+            each address is lower than all earlier addresses: published peaks are reproduced if, of equal
+            blocks, the one in the newest segment is taken (benchmarks/fits/address_order.py). For a recorded
+            history, return the recorded addresses. Since torch 2.12 addresses decide nothing.
         segment_events: a list to which every change of the reserved memory is appended.
-        refuses: called with the bytes that CUDA is asked for, returns whether it refuses them. By default it
-            refuses more than the capacity.
+        refuses: called with the bytes of a request to CUDA, returns whether CUDA refuses the request. By
+            default CUDA refuses a request beyond the capacity.
 
         Raises UsageError if the configuration limits the memory to a fraction of a total that is not given.
         """
@@ -76,7 +77,7 @@ class CachingAllocator:
         self._of_streams: dict[int, tuple[BlockPool, BlockPool]] = {0: (self._small, self._large)}
         self._oversize_bytes = sys.maxsize if config.max_split_bytes is None else config.max_split_bytes
         self._collects_garbage = config.garbage_collection_threshold > 0 and self._limit_bytes is not None
-        self._searches = {"small": 0, "large": 0}  # for the ages of blocks, if garbage is collected
+        self._searches = {"small": 0, "large": 0}  # numbers of searches, for the ages of blocks
         self._rounds_to_512 = max(config.roundup_power2_divisions) <= 1
         self._searches_plainly = not (
             config.expandable_segments or config.max_split_bytes is not None or self._collects_garbage
@@ -84,7 +85,7 @@ class CachingAllocator:
 
     @property
     def reserved_bytes(self) -> int:
-        """Return the bytes that are reserved from CUDA now."""
+        """Return the bytes of all segments that are reserved from CUDA now."""
         return self._segments.reserved_bytes
 
     @property
@@ -94,11 +95,11 @@ class CachingAllocator:
 
     @property
     def segments(self) -> int:
-        """Return the number of segments that are not expandable."""
+        """Return the number of segments, without expandable segments."""
         return self._segments.count
 
     def hold(self, start: Iterable[SegmentState]) -> dict[int, Block]:
-        """Take over the reserved memory of a running process; return the blocks in use, keyed by address.
+        """Take over the reserved memory of a running process, and return its blocks in use by address.
 
         The segments count as requested in order of address. Raises ValueError if memory was requested before.
         """
@@ -118,17 +119,17 @@ class CachingAllocator:
         return self._segments.ranges()
 
     def missing_bytes(self, requested_bytes: int, stream: int = 0) -> int:
-        """Return the size of the segment that a request would need, or 0 if a cached block serves it."""
+        """Return the size of the new segment that a request would need, or 0 if a cached block serves it."""
         size_bytes = self._config.block_bytes(requested_bytes)
         pool = self._pools_of(stream)[size_bytes > LARGEST_SMALL_BYTES]
         served = self._search(pool, size_bytes) < len(pool.cached)
         return 0 if served else self._config.segment_bytes(size_bytes)
 
     def malloc(self, requested_bytes: int, stream: int = 0) -> Block | None:
-        """Return a block of at least `requested_bytes`, or None if the memory is exhausted.
+        """Allocate a block of at least `requested_bytes`, or return None if the memory is exhausted.
 
-        Streams are any numbers; 0 is the default stream. As in torch, zero bytes take no memory and change
-        nothing: they get an empty block at address 0, which `free` accepts any number of times. Raises
+        `stream` is an arbitrary number; 0 is the default stream. As in torch, zero bytes take no memory and
+        change nothing: they get an empty block at address 0, which `free` accepts any number of times. Raises
         ValueError for a negative size.
         """
         if requested_bytes <= 0:
@@ -205,13 +206,13 @@ class CachingAllocator:
         self._segments.peak_reserved_bytes = self._segments.reserved_bytes
 
     def snapshot(self) -> tuple[SegmentState, ...]:
-        """Return all reserved memory by rising address, one state per contiguous piece."""
+        """Return the reserved memory in ascending order of address, one state for each contiguous piece."""
         return self._segments.picture()
 
     def copy(
         self, segment_events: list[SegmentEvent] | None = None
     ) -> tuple["CachingAllocator", dict[int, Block]]:
-        """Return a copy of the allocator, and the copies of blocks, keyed by `id` of the original block.
+        """Return a copy of the allocator, and a dict from the `id` of each original block to its copy.
 
         segment_events: a list to which every change of the copy's reserved memory is appended.
         """
@@ -249,7 +250,7 @@ class CachingAllocator:
             raise ValueError(f"the block at {block.address:#x} is not in use: freed twice?")
 
     def _search(self, pool: BlockPool, size_bytes: int) -> int:
-        """Return the index in `pool.cached` of the block to use, under any options (`get_free_block`).
+        """Return the index in `pool.cached` of the block to use under the configuration (`get_free_block`).
 
         The length of `pool.cached` means that no block fits.
         """
@@ -273,7 +274,7 @@ class CachingAllocator:
         return place if fits else len(cached)
 
     def _reserve(self, pool: BlockPool, size_bytes: int) -> Block | None:
-        """Return a block of new memory, or None if CUDA refuses even after cached memory was released.
+        """Return a block of new memory, or None if it is refused even after cached memory was released.
 
         The method mirrors the second half of `malloc`, and counts retries and out-of-memory failures.
         """
@@ -299,8 +300,8 @@ class CachingAllocator:
     def _release_oversize(self, pool: BlockPool, size_bytes: int) -> bool:
         """Release cached unsplittable blocks for a request; return whether enough memory was released.
 
-        The smallest block that is large enough is released, else several from the largest down
-        (`release_available_cached_blocks`).
+        The smallest block that is large enough is released; without such a block, blocks are
+        released in descending order of size (`release_available_cached_blocks`).
         """
         if self._config.max_split_bytes is None or self._config.expandable_segments:
             return False
@@ -317,7 +318,7 @@ class CachingAllocator:
         return released_bytes >= needed_bytes
 
     def _collect_garbage(self) -> None:
-        """Release large cached segments unused for long if reserved memory exceeds the threshold."""
+        """Release large cached segments that were unused for long if the threshold is exceeded."""
         assert self._limit_bytes is not None
         threshold_bytes = int(self._config.garbage_collection_threshold * self._limit_bytes)
         excess_bytes = self.reserved_bytes - threshold_bytes
@@ -345,7 +346,7 @@ def _make_pools(config: AllocatorConfig) -> tuple[BlockPool, BlockPool]:
 
 
 def _room_bytes(block: Block) -> int:
-    """Return the size of a cached block plus the size of the unmapped block after it, if any."""
+    """Return the size of a cached block, plus the size of the unmapped block after it if there is one."""
     upper = block.next
     if upper is None or upper.in_use:  # it cannot be cached, or the two would have merged
         return block.size_bytes

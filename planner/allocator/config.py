@@ -26,9 +26,10 @@ LARGEST_SMALL_BYTES: Final = 1 * MIB
 SMALL_SEGMENT_BYTES: Final = 2 * MIB
 OWN_SEGMENT_BYTES: Final = 10 * MIB
 SEGMENT_ROUNDING_BYTES: Final = 2 * MIB
-# c10/core/AllocatorConfig.h: large_segment_size_, the fixed kLargeBuffer before torch 2.11
+# c10/core/AllocatorConfig.h: large_segment_size_, before torch 2.11 the constant kLargeBuffer
 DEFAULT_LARGE_SEGMENT_BYTES: Final = 20 * MIB
-# c10/core/AllocatorConfig.cpp: one entry per power of two from 1 MiB on; the last serves all beyond 32 GiB
+# c10/core/AllocatorConfig.cpp: one entry per power of two, starting at 1 MiB; the last serves all larger
+# sizes
 DIVISION_CLASSES: Final = 16
 FIRST_DIVISION_CLASS_LOG2: Final = 20
 _OLDEST_SEGMENT_SINCE: Final = (2, 12)
@@ -43,33 +44,35 @@ class ReuseOrder(StrEnum):
 
 
 class AllocatorConfig(Struct, frozen=True):
-    """The allocator's options that affect device memory; `parse_alloc_conf` reads them from text.
+    """The allocator's options that affect device memory; `parse_alloc_conf` parses their text.
 
-    The defaults are torch 2.13's; `config_of_torch` has the defaults of other versions from 2.6 on, in which
-    only `reuse_order` differs. Options that came later (`large_segment_size_mb` in 2.11,
-    `throw_on_cudamalloc_oom` in 2.12) choose by default what older versions do always.
+    The defaults are torch 2.13's; `config_of_torch` returns the defaults of other versions since 2.6, in
+    which only `reuse_order` differs. The defaults of newer options (`large_segment_size_mb` of 2.11,
+    `throw_on_cudamalloc_oom` of 2.12) are the fixed behaviour of older versions.
     """
 
-    # Blocks of at least this size are never split, and serve no smaller request; None: no such size.
+    # Blocks of at least this size are never split, and serve no smaller request; None if all may be split.
     max_split_bytes: int | None = None
     # An unsplittable block is used only if it wastes less than this.
     max_non_split_rounding_bytes: int = DEFAULT_LARGE_SEGMENT_BYTES
     # The segment size for a request between 1 and 10 MiB, and the page size of expandable segments in the
     # large pool.
     large_segment_bytes: int = DEFAULT_LARGE_SEGMENT_BYTES
-    # By floor(log2(size)): the first class below 2 MiB, the last from 32 GiB on. 0 or 1: round to 512 bytes.
+    # Number of steps between two powers of two, by floor(log2(size)): the first entry is for sizes below 2
+    # MiB, the last for sizes of at least 32 GiB. With 0 or 1, sizes are rounded to 512 bytes.
     roundup_power2_divisions: tuple[int, ...] = (0,) * DIVISION_CLASSES
-    # Part of the memory limit above which old cached segments are released; 0, or no limit: never.
+    # Fraction of the memory limit above which old cached segments are released; with 0, or without a limit,
+    # they are not.
     garbage_collection_threshold: float = 0.0
     expandable_segments: bool = False
-    # Limit as a fraction of the device's total memory; 1: no limit.
+    # Memory limit as a fraction of the device's total memory; 1 sets no limit.
     per_process_memory_fraction: float = 1.0
-    # A request beyond that limit fails immediately; no cached memory is released for it.
+    # Whether a request beyond that limit fails immediately, without a release of cached memory.
     throw_on_cudamalloc_oom: bool = False
     reuse_order: ReuseOrder = ReuseOrder.OLDEST_SEGMENT
 
     def block_bytes(self, requested_bytes: int) -> int:
-        """Return the size of the block that serves a request of `requested_bytes` > 0."""
+        """Round a request of `requested_bytes` > 0 up to the size of the block that serves it."""
         if requested_bytes >= BLOCK_ROUNDING_BYTES:
             size_class = requested_bytes.bit_length() - 1 - FIRST_DIVISION_CLASS_LOG2
             divisions = self.roundup_power2_divisions[min(max(size_class, 0), DIVISION_CLASSES - 1)]
@@ -86,7 +89,7 @@ class AllocatorConfig(Struct, frozen=True):
         return round_up(block_bytes, SEGMENT_ROUNDING_BYTES)
 
     def memory_limit_bytes(self, device_total_bytes: int) -> int | None:
-        """Return the memory limit in bytes that `per_process_memory_fraction` sets, or None if it sets none.
+        """Return the memory limit that `per_process_memory_fraction` sets, or None if the fraction is 1.
 
         The arithmetic follows `set_per_process_memory_fraction`, with `total_memory` of the device
         properties.
@@ -99,9 +102,9 @@ class AllocatorConfig(Struct, frozen=True):
 class MemoryLimits(Struct, frozen=True):
     """The bounds of the memory that the allocator may reserve, and its configuration."""
 
-    capacity_bytes: int | None = None  # the most that CUDA can provide; None: unlimited
-    limit_bytes: int | None = None  # set by `set_per_process_memory_fraction`; None: not set
-    # The device's memory as torch sees it; a fraction of the configuration refers to it.
+    capacity_bytes: int | None = None  # the most that CUDA can provide; None if unlimited
+    limit_bytes: int | None = None  # set by `set_per_process_memory_fraction`; None if not called
+    # The device's memory as torch reports it; the fraction in `config` is a fraction of it.
     total_bytes: int | None = None
     config: AllocatorConfig = AllocatorConfig()
 
@@ -125,7 +128,7 @@ UNLIMITED = MemoryLimits()
 
 
 def max_reserved_bytes(limits: MemoryLimits) -> int | None:
-    """Return the most bytes that the allocator can reserve, or None if that is unlimited.
+    """Return the most bytes that the allocator can reserve, or None if neither capacity nor limit is set.
 
     With expandable segments a request is compared with the limit before it is rounded up to whole pages.
     """
@@ -145,7 +148,7 @@ def round_up(size_bytes: int, step_bytes: int) -> int:
 
 
 def _next_division(size_bytes: int, divisions: int) -> int:
-    """Round a size up to the next of `divisions` equal steps between two powers of two."""
+    """Round a size up to a multiple of 1/`divisions` of the power of two at or below the size."""
     floor_bytes = 1 << (size_bytes.bit_length() - 1)
     return round_up(size_bytes, floor_bytes // divisions)
 
@@ -161,7 +164,7 @@ def config_of_torch(version: str) -> AllocatorConfig:
 
 
 def parse_alloc_conf(text: str, defaults: AllocatorConfig = AllocatorConfig()) -> AllocatorConfig:  # noqa: B008
-    """Convert a value of PYTORCH_ALLOC_CONF, such as "max_split_size_mb:128", to options.
+    """Convert a value of PYTORCH_ALLOC_CONF, such as "max_split_size_mb:128", to a configuration.
 
     `defaults` are the default options of the version of torch that reads the value (`config_of_torch`). If an
     option is given twice, the last counts, as in torch. Options that do not affect device memory are checked
@@ -258,11 +261,11 @@ def _inner_fraction(config: AllocatorConfig, name: str, value: str) -> float:
 
 
 def _divisions(config: AllocatorConfig, name: str, value: str) -> tuple[int, ...]:
-    """Return the divisions per size class from a value such as "4" or "[256:1,512:2,>:4]" (sizes in MiB).
+    """Parse the divisions per size class from a value such as "4" or "[256:1,512:2,>:4]" (sizes in MiB).
 
-    As in torch, the first entry also serves all smaller classes, and ">" serves all classes after the entry
-    before it. An entry beyond the last class counts as the last, and classes left out between two entries get
-    0.
+    As in torch, the first entry also serves all smaller classes, and ">" serves all classes above the class
+    of the preceding entry. An entry beyond the last class counts as the last, and classes left out between
+    two entries get 0.
     """
     if not value.startswith("["):
         return (_power_of_two(name, value),) * DIVISION_CLASSES
@@ -292,7 +295,7 @@ def _power_of_two(name: str, value: str) -> int:
 
 _Reader = Callable[[AllocatorConfig, str, str], Any]
 
-_OPTIONS: Final[Mapping[str, tuple[str, _Reader]]] = {  # the field ("": dropped), the value's reader
+_OPTIONS: Final[Mapping[str, tuple[str, _Reader]]] = {  # field ("" if dropped), reader of the value
     "max_split_size_mb": ("max_split_bytes", _size),
     "max_non_split_rounding_mb": ("max_non_split_rounding_bytes", _size),
     "roundup_power2_divisions": ("roundup_power2_divisions", _divisions),

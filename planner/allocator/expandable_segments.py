@@ -18,10 +18,10 @@ def range_bytes(device_total_bytes: int, page_bytes: int) -> int:
 
 
 def find_room(pool: BlockPool, size_bytes: int) -> Block | None:
-    """Return the first block of the lowest run of free blocks that can grow to `size_bytes`, or None.
+    """Return the first block of the lowest large enough run of free blocks, or None if there is no such run.
 
-    Free blocks are cached or unmapped. Only a run that begins with an unmapped block, or with a cached block
-    before an unmapped block, counts.
+    Free blocks are cached or unmapped. A run is large enough if it has `size_bytes`. It must begin with an
+    unmapped block, or with a cached block before an unmapped block.
     """
     for gap in pool.unmapped:
         start = gap.prev if gap.prev is not None and gap.prev.cached else gap
@@ -32,7 +32,7 @@ def find_room(pool: BlockPool, size_bytes: int) -> Block | None:
 
 
 def grow(start: Block, size_bytes: int, map_pages: Callable[[int, int], bool]) -> Block | None:
-    """Map pages until the block at `start` holds `size_bytes`; return the block, or None if mapping fails.
+    """Map pages until the block at `start` holds `size_bytes`, and return it, or None if mapping fails.
 
     `map_pages(address, size_bytes)` maps the memory or returns False. Pages that were mapped before a
     refusal stay cached.
@@ -49,7 +49,7 @@ def grow(start: Block, size_bytes: int, map_pages: Callable[[int, int], bool]) -
 
 
 def shrink(block: Block, unmap_pages: Callable[[int, int], None]) -> Block | None:
-    """Unmap the whole pages in a cached block; return the unmapped block if it spans the whole segment.
+    """Unmap the whole pages in a cached block; return the unmapped block if it is the whole range.
 
     `unmap_pages(address, size_bytes)` releases the pages. None is returned if other pages of the range are
     still mapped, or the block has no whole page.
@@ -73,7 +73,7 @@ def shrink(block: Block, unmap_pages: Callable[[int, int], None]) -> Block | Non
 
 
 def _insert_gap(gap: Block) -> Block | None:
-    """Merge an unmapped block with unmapped neighbours; return the result if it is the whole range.
+    """Merge an unmapped block with unmapped neighbours; return the merged block if it is the whole range.
 
     None is returned if other blocks remain in the range.
     """
@@ -90,9 +90,9 @@ def _insert_gap(gap: Block) -> Block | None:
 
 
 def _map(gap: Block, size_bytes: int, map_pages: Callable[[int, int], bool]) -> Block | None:
-    """Map the first pages of an unmapped block; return the cached block, or None if `map_pages` refuses.
+    """Map the first pages of an unmapped block, or return None if `map_pages` returns False.
 
-    The pages are merged with cached neighbours.
+    The mapped pages are merged with cached neighbours into the cached block that is returned.
     """
     pool = gap.pool
     mapped_bytes = round_up(size_bytes, pool.page_bytes)

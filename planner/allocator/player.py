@@ -1,4 +1,4 @@
-"""Play a schedule: pieces of traces, in any order and number, on one replayed process."""
+"""Replay a schedule, a sequence of pieces of traces in any order, in one simulated process."""
 
 from planner.allocator.config import UNLIMITED, MemoryLimits
 from planner.allocator.replay import ReplayedProcess
@@ -6,7 +6,7 @@ from planner.program import Joiner, NextWorkspaces, Piece
 
 
 class Player:
-    """A process that replays pieces of traces in sequence, and keeps variables and memory in between."""
+    """A process that replays pieces of traces in sequence, and keeps variables and memory between them."""
 
     def __init__(
         self, limits: MemoryLimits = UNLIMITED, next_workspaces: NextWorkspaces | None = None
@@ -16,7 +16,7 @@ class Player:
         self._joiner = Joiner()
 
     def play(self, piece: Piece, step: int) -> bool:
-        """Replay a piece as part of step `step`, and return whether no request has failed so far.
+        """Replay a piece as part of step `step`, and return whether no request of the process has failed.
 
         Raises NotJoinedError if the piece frees a variable that no earlier piece holds.
         """

@@ -32,7 +32,7 @@ class Failure(Struct, frozen=True):
 
 
 class Peaks(Struct, frozen=True):
-    """The allocated and the reserved peak of one part of the loop, including memory from before that part."""
+    """The allocated and the reserved peak of one part of the loop, including memory allocated earlier."""
 
     allocated_bytes: int
     reserved_bytes: int
@@ -55,11 +55,11 @@ class Replay(Struct, frozen=True):
     outcome: Outcome
     peak_allocated_bytes: int
     peak_reserved_bytes: int
-    end_allocated_bytes: int  # after the last step, while the loop's variables are alive
+    end_allocated_bytes: int  # after the last replayed event
     retries: int  # times that cached segments were released to serve a request
     failure: Failure | None
     peak_event: int  # index of the event that first reached the allocated peak
-    phase_peaks: tuple[PhasePeak, ...]  # in order: of phases with events, each step's first, and the end
+    phase_peaks: tuple[PhasePeak, ...]  # in order: phases with events, each step's first phase, and the end
 
     @property
     def step_peaks(self) -> tuple[Peaks, ...]:
@@ -80,17 +80,18 @@ class Replay(Struct, frozen=True):
 
     @property
     def later_steps(self) -> Peaks | None:
-        """Return the peaks of all steps after the first, or None if there are none."""
+        """Return the peaks of all steps after the first, or None if there was at most one step."""
         later = self.step_peaks[1:]
         return highest(later) if later else None
 
 
 def highest(parts: Sequence[Peaks] | Sequence[PhasePeak]) -> Peaks:
-    """Return the highest allocated and the highest reserved bytes of one or more parts of the loop."""
+    """Return the highest allocated and the highest reserved bytes over one or more parts of the loop."""
     return Peaks(max(part.allocated_bytes for part in parts), max(part.reserved_bytes for part in parts))
 
 
-# Called after each event with its index. An `Alloc` without a block was not served, and is the last event.
+# Called after each event with the allocator, the event's index, the event, and the block of an `Alloc`. The
+# block is None if the request failed, which ends the replay.
 OnEvent = Callable[[CachingAllocator, int, Event, Block | None], None]
 
 
@@ -103,7 +104,7 @@ def replay_trace(
     """Replay a trace in a new process, up to the first request that fails, and return the result.
 
     Changes of the reserved memory are appended to `segment_events`. Raises UsageError if the configuration
-    limits the memory to a fraction of a total that the limits do not give.
+    limits the memory to a fraction of a total that `limits` do not give.
     """
     process = ReplayedProcess(limits, trace.next_workspaces, segment_events)
     process.play(trace, on_event)
@@ -111,7 +112,7 @@ def replay_trace(
 
 
 class ReplayedProcess:
-    """A simulated process that replays traces in sequence, each with the memory left by earlier traces."""
+    """A simulated process that replays traces in sequence, each with the memory that earlier traces left."""
 
     def __init__(
         self,
@@ -119,7 +120,7 @@ class ReplayedProcess:
         next_workspaces: NextWorkspaces | None = None,
         segment_events: list[SegmentEvent] | None = None,
     ) -> None:
-        """Create a process that has allocated no memory; `limits` and `segment_events` as in `replay_trace`.
+        """Create a process without memory; `limits` and `segment_events` are as in `replay_trace`.
 
         `next_workspaces` returns the workspace sizes to try if a convolution's request is refused.
         """
@@ -127,12 +128,13 @@ class ReplayedProcess:
         self.failure: Failure | None = None
         self._optional = OptionalRequests(next_workspaces)
         self._blocks: dict[int, Block] = {}
-        self._start, self._started = PhaseStart(0, Phase.SETUP), -1  # the phase that runs, its event's index
+        # The current phase, and the index of its event.
+        self._start, self._started = PhaseStart(0, Phase.SETUP), -1
         self._peak_bytes = self._peak_event = self._played = 0
         self._phases: list[PhasePeak] = []
 
     def play(self, trace: Trace, on_event: OnEvent | None = None) -> bool:
-        """Replay a trace up to the first request that fails, and return whether no request failed."""
+        """Replay a trace up to the first request that fails, and return whether every request was served."""
         allocator, blocks, convolutions = self.allocator, self._blocks, trace.convolution_by_block()
         malloc, free, optional = allocator.malloc, allocator.free, self._optional
         peak_bytes, peak_event, phase_start = self._peak_bytes, self._peak_event, self._start
@@ -172,7 +174,7 @@ class ReplayedProcess:
         return self.failure is None
 
     def result(self, batch: int) -> Replay:
-        """Return the result of all events replayed so far."""
+        """Return the result of all events that the process has replayed."""
         allocator, failure = self.allocator, self.failure
         phases = (*self._phases, *self._peaks_until(self._played)) or (self._phase_peak(),)
         if failure:
@@ -192,9 +194,9 @@ class ReplayedProcess:
         )
 
     def _peaks_until(self, index: int) -> tuple[PhasePeak, ...]:
-        """Return the current phase's peaks in a tuple, or () if `Replay.phase_peaks` leaves the phase out.
+        """Return the current phase's peaks in a tuple, or () if `Replay.phase_peaks` does not list the phase.
 
-        A phase is left out if it is not its step's first, has no events before `index`, and is not the end.
+        A phase is not listed if it is not its step's first, has no events before `index`, and is not the end.
         """
         is_first = self._start.step > (self._phases[-1].step if self._phases else 0)
         is_listed = is_first or index - self._started > 1 or self._start.phase is Phase.END
@@ -213,7 +215,7 @@ class ReplayedProcess:
         twin._optional = self._optional.copy()
         twin._blocks = {
             number: twins.get(id(block), block) for number, block in self._blocks.items()
-        }  # an empty block is in no segment
+        }  # an empty block is in no segment, so it is not copied
         twin._start, twin._started, twin._phases = self._start, self._started, [*self._phases]
         twin._peak_bytes, twin._peak_event, twin._played = self._peak_bytes, self._peak_event, self._played
         return twin
@@ -222,8 +224,8 @@ class ReplayedProcess:
 def replay_with_breakdown(trace: Trace, limits: MemoryLimits) -> tuple[Replay, Mapping[Category, int]]:
     """Replay a trace, and return the result and the bytes of each category at the allocated peak.
 
-    Blocks count whole, as torch's `memory_allocated` counts them; unused categories are 0. Raises as
-    `replay_trace` does.
+    Blocks count with their full sizes, as in torch's `memory_allocated`; unused categories are 0. Raises
+    the errors of `replay_trace`.
     """
     sizes: dict[int, int] = {}
 
@@ -254,7 +256,7 @@ class OptionalRequests:
 
     def __init__(self, following: NextWorkspaces | None = None) -> None:
         self._following = following
-        self._taken: dict[tuple[Hashable, int], int] = {}  # the size that replaces a refused one
+        self._taken: dict[tuple[Hashable, int], int] = {}  # by key and refused size: the size taken
 
     def copy(self) -> "OptionalRequests":
         """Return a copy with the same remembered workspace sizes."""
@@ -270,7 +272,7 @@ class OptionalRequests:
         convolution: Convolution | None = None,
         stream: int = 0,
     ) -> Block | None:
-        """Allocate the first workspace size that can be served, and return its block, or None if no size can.
+        """Allocate the first workspace size that can be served, or return None if no size can be served.
 
         The size that served the same key and size before is tried first, then `size_bytes`, then the sizes of
         the next engines.

@@ -1,8 +1,8 @@
 """Replay one trace under several memory limits, with as few replays as possible.
 
-The caching allocator is not monotone in its memory: which segments it releases at a refused request, and so
-how segments are cut afterwards, depends on the limit. A trace that fits one limit may fail under a larger
-limit.
+The caching allocator is not monotone in its memory: which segments it releases when a request is refused, and
+so how it splits segments afterwards, depends on the limit. A trace that fits one limit may fail under a
+larger limit.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +17,7 @@ from planner.program import Outcome
 def is_limit_independent(limits: MemoryLimits) -> bool:
     """Return whether the limits affect the allocator only by refusing requests.
 
-    That is not so with expandable segments, a garbage collection threshold or a memory fraction.
+    Limits have further effects with expandable segments, a garbage collection threshold or a memory fraction.
     """
     config = limits.config
     fraction = config.per_process_memory_fraction < 1
@@ -27,10 +27,10 @@ def is_limit_independent(limits: MemoryLimits) -> bool:
 def replay_in_rooms(
     rooms: Iterable[MemoryLimits], replay: Callable[[MemoryLimits], Replay]
 ) -> Iterator[tuple[MemoryLimits, Replay]]:
-    """Yield each of several memory limits with its replay, from the largest limits to the smallest.
+    """Yield each of several memory limits with its replay, in descending order of the limits.
 
     A replay is reused for smaller limits that are not below its peak reserved bytes, if the limits act only
-    through refused requests, and the replay has no retries or the limits differ only in the capacity.
+    through refused requests, and the replay fits without retries or the limits differ only in the capacity.
     """
     last: tuple[MemoryLimits, Replay] | None = None
     for limits in sorted(rooms, key=_size, reverse=True):

@@ -1,7 +1,7 @@
-"""The reserved memory: segments and virtual ranges, requested from CUDA and returned to it.
+"""The reserved memory: segments and virtual address ranges, requested from CUDA and returned to CUDA.
 
-CUDA refuses a request beyond the capacity; the limit is checked before CUDA is called. Which cached segments
-are released, and when, is the allocator's choice.
+CUDA refuses a request beyond the capacity; the limit is checked before CUDA is called. `CachingAllocator`
+decides which cached segments are released, and when.
 
 Facts: c10/cuda/CUDACachingAllocator.cpp of torch 2.6 to 2.13; methods name the functions that they mirror.
 """
@@ -20,9 +20,9 @@ from planner.allocator.blocks import (
 from planner.allocator.config import MemoryLimits, ReuseOrder
 from planner.allocator.expandable_segments import find_room, grow, range_bytes, shrink
 
-TOP_ADDRESS = 2**52  # simulated segments are below it; 0 is the address of no memory
+TOP_ADDRESS = 2**52  # simulated segments lie below it; address 0 means no memory
 UNLIMITED_RANGE_BYTES = 2**47  # address range of an expandable segment if the capacity is unlimited
-SEGMENT_RANK = 2**64  # above all addresses
+SEGMENT_RANK = 2**64  # difference of the ranks of two segments; larger than all addresses
 
 
 class Segments:
@@ -46,7 +46,7 @@ class Segments:
         self.heads: dict[int, Block] = {}
         self.lowest_address = TOP_ADDRESS
         self._expandable = limits.config.expandable_segments
-        # Distance between the ranks of one segment's blocks and the next segment's; 0: only addresses count.
+        # Distance between the ranks of consecutive segments; 0 if only addresses count.
         self._rank_step = SEGMENT_RANK if limits.config.reuse_order is ReuseOrder.OLDEST_SEGMENT else 0
         self._first_rank = 0
         self._limits = limits
@@ -93,7 +93,7 @@ class Segments:
         return limit_bytes is not None and self.reserved_bytes + segment_bytes > limit_bytes
 
     def request_segment(self, pool: BlockPool, size_bytes: int, segment_bytes: int) -> Block | None:
-        """Request memory from CUDA once, and return a free, uncached block, or None if memory is refused.
+        """Request memory from CUDA once, and return it as an uncached block, or None if it is refused.
 
         The method mirrors `alloc_block`. The limit is compared with the segment's size even if an expandable
         segment grows by more or less.
@@ -116,14 +116,14 @@ class Segments:
         return block
 
     def release(self, block: Block) -> None:
-        """Release to CUDA a segment that consists of one cached block (`release_block`)."""
+        """Release to CUDA the segment that consists of one cached block (`release_block`)."""
         block.pool.remove(block)
         del self.heads[block.address]
         self.count -= 1
         self._change_reserved("segment_free", block.address, block.size_bytes)
 
     def release_pool(self, pool: BlockPool) -> None:
-        """Release a pool's free segments and pages to CUDA, by size, then rank (`release_blocks`)."""
+        """Release a pool's free segments and pages to CUDA, in order of size and rank (`release_blocks`)."""
         for _, _, block in tuple(pool.cached):
             if block.range_address is not None:
                 emptied = shrink(block, self._unmap_pages)
@@ -173,7 +173,7 @@ class Segments:
         ]
 
     def _hold_pages(self, state: SegmentState, pool: BlockPool) -> Block:
-        """Split a state's pages from a virtual range, and return them as one block, not cached or in use."""
+        """Split a state's pages from a virtual range; return them as one block, neither cached nor in use."""
         ends = [
             one for one in pool.unmapped if one.next is None and one.address + one.size_bytes > state.address
         ]

@@ -12,22 +12,23 @@ from planner.program import Alloc, Category, Event, Free, PhaseStart
 class Timeline(Struct, frozen=True):
     """The allocated bytes, in total and by category, and the reserved bytes after each event of a replay.
 
-    Blocks count whole, as torch's `memory_allocated` counts them; the categories add up to `allocated_bytes`.
+    Blocks count with their full sizes, as in torch's `memory_allocated`; the categories add up to
+    `allocated_bytes`.
     """
 
     allocated_bytes: tuple[int, ...]
     reserved_bytes: tuple[int, ...]
     by_category: Mapping[Category, tuple[int, ...]]
-    marks: tuple[tuple[int, PhaseStart], ...]  # index of the event, start of a phase
+    marks: tuple[tuple[int, PhaseStart], ...]  # index of the event, and the start of a phase
 
     @property
     def peak_event(self) -> int:
-        """Return the index of the first event at the allocated peak."""
+        """Return the index of the first event at which the allocated bytes reach their peak."""
         return self.allocated_bytes.index(max(self.allocated_bytes))
 
     @property
     def reserved_peak_event(self) -> int:
-        """Return the index of the first event at the reserved peak."""
+        """Return the index of the first event at which the reserved bytes reach their peak."""
         return self.reserved_bytes.index(max(self.reserved_bytes))
 
 
@@ -59,7 +60,7 @@ class TimelineRecorder:
             column.append(self._levels[category])
 
     def timeline(self) -> Timeline:
-        """Return the recorded timeline."""
+        """Return the timeline of the events recorded until now."""
         columns = {category: tuple(column) for category, column in self._columns.items()}
         return Timeline(tuple(self._allocated), tuple(self._reserved), columns, tuple(self._marks))
 
@@ -67,8 +68,8 @@ class TimelineRecorder:
 def thin(timeline: Timeline, most: int) -> list[int]:
     """Return the indices of all events, or of about `most` selected events if there are more than `most`.
 
-    Selected are the event with the most allocated bytes in each stretch of equal length, the allocated and
-    the reserved peak, and the first and the last event.
+    Selected are the event with the most allocated bytes in each of about `most` stretches of equal length,
+    the allocated and the reserved peak, and the first and the last event.
     """
     allocated = timeline.allocated_bytes
     width = -(-len(allocated) // most)

@@ -10,16 +10,16 @@ from planner.allocator.history.history import History
 from planner.errors import UsageError
 from planner.program import Site
 
-OLDER, NEWER = "2.11", "2.12"  # versions on both sides of the change of the order among equal free blocks
+OLDER, NEWER = "2.11", "2.12"  # the versions before and after the change of the order among equal free blocks
 _UNKNOWN = "unknown"
 
 
 def anonymous_history(history: History, gpu: str | None, torch: str | None) -> History:
-    """Return a copy of a history without marks, folders of sites, and unknown allocator options.
+    """Return a copy of a history without marks, folders of sites, and allocator options that are unknown.
 
-    `gpu` and `torch` are the GPU and the version of torch, which a snapshot does not name. Without `gpu`, the
-    GPU is "unknown". Without `torch`, the version is inferred from the order in which equal free blocks were
-    reused, if the history shows it.
+    `gpu` and `torch` are the GPU and the version of torch, which a snapshot does not name. If `gpu` is None,
+    the GPU is "unknown". If `torch` is None, the version is inferred from the order in which equal free
+    blocks were reused, if the history shows it.
     """
     sites = tuple(Site(_file(site.module), site.op) for site in history.sites)
     return replace(

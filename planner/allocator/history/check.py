@@ -1,4 +1,4 @@
-"""Replay a recorded history through the simulator, and compare simulator and record event by event.
+"""Replay a recorded history through the simulator, and compare the simulator with the record at each event.
 
 The simulator gets the recorded requests. The simulator's changes of segments and the address of each block
 must equal the recorded changes and addresses, byte for byte. The addresses that CUDA returned and the
@@ -7,7 +7,7 @@ reused depends on the version of torch that the record names.
 
 A call of `empty_cache`, and a request that CUDA refuses at first, are recorded only by the segments that they
 release. The next request tells the two apart: CUDA did not refuse it if a cached block serves it, or if CUDA
-provided more memory than it needs at another time.
+provided more memory at another time than the request needs.
 """
 
 from collections.abc import Iterable, Iterator
@@ -34,17 +34,17 @@ _SIGNS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unm
 class HistoryCheck(Struct, frozen=True):
     """The result of a replay: the first difference from the record, and counts of the events before it."""
 
-    difference: str | None  # the first difference, in words; None: there is none
-    allocations: int  # allocations at the same address
-    frees: int  # frees of known blocks
-    segment_events: int  # equal changes of reserved memory
-    peak_allocated_bytes: int  # up to the difference
+    difference: str | None  # the first difference, in words; None if all events are equal
+    allocations: int  # number of allocations at equal addresses
+    frees: int  # number of frees of recorded blocks
+    segment_events: int  # number of equal changes of reserved memory
+    peak_allocated_bytes: int  # up to the first difference
     peak_reserved_bytes: int
-    retries: int = 0  # requests that were refused at first and then served
-    ooms: int = 0  # requests that failed
+    retries: int = 0  # number of requests that were refused at first and then served
+    ooms: int = 0  # number of requests that failed
     emptied: int = 0  # calls of `empty_cache` that released something
-    # The lowest level of reserved memory that CUDA refused; None: it refused nothing.
-    # The process could have less memory than this, and at least its peak reserved.
+    # The lowest reserved bytes that CUDA refused to reach; None if CUDA refused no request. The memory that
+    # the process could get is less than this, and at least the reserved peak.
     refused_bytes: int | None = None
 
 
@@ -56,13 +56,13 @@ class _DiffersError(Exception):
 class _Cuda:
     """A stand-in for CUDA that answers from the segment events recorded for the request being served."""
 
-    made: list[SegmentEvent]  # the simulator's changes for this request
+    made: list[SegmentEvent]  # the simulator's segment events for this request
     recorded: list[SegmentEvent] = field(default_factory=list)
     fails: bool = False  # whether the request ends in an out-of-memory error
-    ranges: list[tuple[int, int]] = field(default_factory=list)  # of expandable segments: first, end
+    ranges: list[tuple[int, int]] = field(default_factory=list)  # start and end of expandable segments
     used: int = 0
-    refused: list[int] = field(default_factory=list)  # levels of reserved memory that CUDA refused
-    reserved_bytes: int = 0  # before the request
+    refused: list[int] = field(default_factory=list)  # reserved bytes that CUDA refused to reach
+    reserved_bytes: int = 0  # reserved bytes before the request
 
     def serve(self, segments: list[SegmentEvent], event: HistoryEvent, reserved_bytes: int) -> None:
         self.recorded, self.used, self.fails = segments, 0, event.action == "oom"
@@ -104,15 +104,15 @@ class _Cuda:
 def check_history(history: History) -> HistoryCheck:
     """Replay a history through the simulator and return the first difference and the counts before it.
 
-    The simulator fails at the limit of the record. How much memory CUDA itself could give is taken from the
-    record too: contexts and other processes have their share of the GPU. Raises UsageError for allocator
-    options that are not simulated.
+    The simulator has the recorded memory limit. CUDA's refusals are taken from the record too, since contexts
+    and other processes take an unknown part of the GPU's memory. Raises UsageError for allocator options that
+    are not simulated.
     """
     return _Check(history).run()
 
 
 class _Check:
-    """One replay of a history with its counts."""
+    """One replay of a history through the simulator, with its counts."""
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -158,7 +158,7 @@ class _Check:
         )
 
     def _serve(self, segments: list[SegmentEvent], event: HistoryEvent) -> None:
-        """Replay one request, and any `empty_cache` before it, and compare the segment events."""
+        """Replay one request, after the `empty_cache` before it if there was one; compare segment events."""
         emptied = self._emptied_first(segments, event)
         if emptied:
             self._cuda.serve(segments[:emptied], event, self._allocator.reserved_bytes)
@@ -176,7 +176,7 @@ class _Check:
         self._refused += self._cuda.refused
 
     def _emptied_first(self, segments: list[SegmentEvent], event: HistoryEvent) -> int:
-        """Return how many segment events before this request were caused by `empty_cache`."""
+        """Return the number of segment events before this request that a call of `empty_cache` caused."""
         released = next((at for at, one in enumerate(segments) if one.action in _GRANTS), len(segments))
         if not released or event.action == "oom":
             return 0
@@ -227,7 +227,7 @@ def _requests(
 def _follow(allocator: CachingAllocator, blocks: dict[int, Block], event: HistoryEvent) -> None:
     """Replay one request; raise _DiffersError if the outcome or the block's address differs.
 
-    The event `end` is no request, and is skipped.
+    The event `end` is not a request, and is skipped.
     """
     if event.action == "end":
         return
@@ -253,10 +253,11 @@ def _follow(allocator: CachingAllocator, blocks: dict[int, Block], event: Histor
 
 
 def _total_of_ranges(history: History) -> int | None:
-    """Derive a GPU memory size from the least distance of expandable segments; None for fewer than two.
+    """Derive the GPU's memory size from the least distance of expandable segments, or None if it is unknown.
 
-    torch reserves 9/8 of the GPU's memory size for each expandable segment. The pages of a segment are mapped
-    from its beginning on, so pages mapped without a hole are one segment.
+    It is unknown with fewer than two segments. torch reserves 9/8 of the GPU's memory size for each
+    expandable segment. The pages of a segment are mapped starting at its beginning, so pages mapped without a
+    hole are one segment.
     """
     starts = _range_starts(history.start, history.events)
     nearest_bytes = min((upper - lower for lower, upper in pairwise(starts)), default=0)
@@ -265,7 +266,7 @@ def _total_of_ranges(history: History) -> int | None:
 
 
 def _range_starts(start: Iterable[SegmentState], events: Iterable[HistoryEvent]) -> list[int]:
-    """Return the rising start addresses of the recorded expandable segments, or [] if no pages are mapped."""
+    """Return the ascending start addresses of recorded expandable segments, or [] if no page is mapped."""
     spans: list[tuple[int, int]] = []
     of_pools: dict[tuple[int, str], tuple[int, int]] = {}
     for state in start:

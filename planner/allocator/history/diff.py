@@ -1,4 +1,4 @@
-"""Compare a trace with a GPU's recorded allocations, and list the blocks that only one side has.
+"""Compare a trace with a GPU's recorded allocations, and list the blocks without a partner.
 
 Both sides are sequences of allocations. They are cut at the starts of phases that both know and aligned by
 the rounded sizes of the blocks. A block without a partner is listed with the operator during or next to which
@@ -29,17 +29,17 @@ from planner.program import Alloc, Category, Phase, Trace
 class Kind(StrEnum):
     """The kinds of blocks that only the trace or only the recording has."""
 
-    WORKSPACE = "workspace"  # recorded; freed before the next block that both sides have is allocated
-    BLOCK = "block"  # recorded; lives longer
-    TENSOR = "tensor"  # traced; the GPU did not allocate it
-    SCRATCH = "scratch"  # traced by a rule for a kernel's scratch memory; the GPU did not allocate it
+    WORKSPACE = "workspace"  # recorded only; freed before the next matched block is allocated
+    BLOCK = "block"  # recorded only; freed later
+    TENSOR = "tensor"  # traced only
+    SCRATCH = "scratch"  # traced only; a workspace, computed by a workspace rule
 
 
 class UnmatchedBlock(Struct, frozen=True):
     """A block that only the trace or only the recording has.
 
-    For a recorded block, module and operator are those of the traced block before it, or after it if a block
-    was freed in between, since an operator had then ended.
+    A recorded block has the module and operator of the preceding matched traced block, or of the following
+    one if a block was freed in between, since an operator had ended.
     """
 
     kind: Kind
@@ -49,8 +49,8 @@ class UnmatchedBlock(Struct, frozen=True):
     phase: Phase
     module: str
     op: str
-    where: str  # of a recorded block: the code that allocated it
-    at_peak: bool  # whether it lives at the allocated peak of its side
+    where: str  # the code that allocated a recorded block; empty for a traced block
+    at_peak: bool  # whether the block is in use at the allocated peak of its side
 
 
 class LifetimeDifference(Struct, frozen=True):
@@ -62,7 +62,7 @@ class LifetimeDifference(Struct, frozen=True):
     phase: Phase
     module: str
     op: str
-    later: int  # allocations, of blocks on both sides, by which the record frees it later
+    later: int  # number of matched allocations by which the recording frees the block later
 
 
 class OpTotal(Struct, frozen=True):
@@ -78,7 +78,7 @@ class OpTotal(Struct, frozen=True):
 
 
 class SidePeak(Struct, frozen=True):
-    """The peaks of the trace or the recording, and the unmatched blocks' bytes at the allocated peak."""
+    """The peaks of the trace or the recording, and its unmatched blocks' bytes at the allocated peak."""
 
     allocated_bytes: int
     reserved_bytes: int
@@ -92,10 +92,10 @@ class Difference(Struct, frozen=True):
     traced_allocations: int
     recorded_allocations: int
     matched: int
-    phases: int  # stretches that were aligned separately
-    extras: tuple[UnmatchedBlock, ...]  # recorded and traced blocks, in the order of the trace
+    phases: int  # number of stretches that were aligned separately
+    extras: tuple[UnmatchedBlock, ...]  # the unmatched blocks of both sides, in order of the trace
     lives: tuple[LifetimeDifference, ...]
-    ops: tuple[OpTotal, ...]  # by falling bytes that only one side has
+    ops: tuple[OpTotal, ...]  # in descending order of unmatched bytes
     traced: SidePeak
     recorded: SidePeak
     notes: tuple[str, ...]
@@ -107,7 +107,7 @@ class Difference(Struct, frozen=True):
 
 
 def compare_with_recording(trace: Trace, recording: Recording) -> Difference:
-    """Align a trace with a recording of the same job and batch size, and return their differences."""
+    """Align a trace with a recording of the same job and batch size, and return all differences."""
     config = recording.config
     traced = allocations_of(trace.events, trace.sites, config)
     recorded = allocations_of(recording.events, recording.sites, config)
@@ -157,10 +157,10 @@ def _peak(side: Trace | Recording, config: AllocatorConfig) -> tuple[Replay, int
 def _prefer_equal_lifetimes(
     traced: Sequence[Allocation], recorded: Sequence[Allocation], pairs: Sequence[Pair]
 ) -> list[Pair]:
-    """Return the pairs, each block replaced by an unmatched neighbour if only the neighbour's lifetime fits.
+    """Replace a paired block by its neighbour if only the neighbour's lifetime equals the partner's lifetime.
 
-    The neighbour has the same size, and the lifetime of the pair's block on the opposite side. A kernel's
-    workspace may be as large as its result; the two differ in when they are freed.
+    The neighbour is unmatched and of equal size. A kernel's workspace may be as large as its result; the two
+    are freed at different times.
     """
     pairs = list(pairs)
     for side, row in enumerate((traced, recorded)):
@@ -180,7 +180,7 @@ def _prefer_equal_lifetimes(
                 if lifetimes[side][near] != lifetime and lifetimes[side][index] == lifetime:
                     pairs[place] = (index, pair[1]) if side == 0 else (pair[0], index)
                     taken[index] = taken.pop(near)
-                    rising[bisect_left(rising, near)] = index  # nothing is between them
+                    rising[bisect_left(rising, near)] = index  # no paired block is between the two
                     break
     return pairs
 
@@ -213,7 +213,7 @@ def _name_recorded(
     pairs: Sequence[Pair],
     cuts: Sequence[Pair],
 ) -> Iterator[Allocation]:
-    """Yield recorded allocations with step, phase and site of the matched or nearest traced allocation."""
+    """Yield the recorded allocations with step, phase and site of a matched or near traced allocation."""
     partner = {other: one for one, other in pairs}
     ends = {recorded[other].freed for other in partner}
     for (t0, r0), (_, r1) in pairwise(cuts):
@@ -238,7 +238,7 @@ def _name_recorded(
 
 
 def _next_partners(partner: dict[int, int], start: int, end: int) -> list[int | None]:
-    """Return, for each recorded index, the traced partner of the next matched index, or None."""
+    """Return, for each recorded index, the partner of the next matched index, or None if none follows."""
     partners: list[int | None] = []
     following: int | None = None
     for index in range(end - 1, start - 1, -1):
@@ -254,7 +254,7 @@ def _extras(
     cuts: Sequence[Pair],
     peaks: tuple[int, int],
 ) -> Iterator[UnmatchedBlock]:
-    """Yield the unmatched blocks in order, recorded before traced blocks between the same two pairs."""
+    """Yield the unmatched blocks in order; between two pairs, recorded blocks come before traced blocks."""
     lifetimes = common_lifetimes(recorded, {other for _, other in pairs})
     before, matched = (0, 0), 0
     # A cut comes before the pair that begins there, so that its phase's extras stay in that phase.
@@ -283,7 +283,7 @@ def _is_traced(extra: UnmatchedBlock) -> bool:
 def _op_totals(
     traced: Sequence[Allocation], pairs: Sequence[Pair], extras: Sequence[UnmatchedBlock]
 ) -> tuple[OpTotal, ...]:
-    """Return the totals of each operator, sorted by falling bytes of unmatched blocks."""
+    """Return the totals of each operator, in descending order of the bytes of its unmatched blocks."""
     totals: dict[str, list[int]] = {}
 
     def add(op: str, place: int, size_bytes: int) -> None:

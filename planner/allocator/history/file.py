@@ -1,7 +1,8 @@
 """Read and write an allocator history as compressed JSON of bounded size, with strict checks.
 
 Layout (format 1): `actions` is a string with one letter per event, and `addresses` and `sizes` are columns.
-`marks` is a list of [allocations before it, step, phase]. `streams` is a column if there are several streams.
+`marks` is a list of [number of allocations before the mark, step, phase]. `streams` is a column if there are
+several streams.
 """
 
 import zlib
@@ -16,7 +17,7 @@ from planner.allocator.history.history import ACTIONS, MOST_EVENTS, History, His
 from planner.errors import DataFileError
 from planner.program import Phase
 
-LARGEST_FILE_BYTES = 2**26  # unpacked
+LARGEST_FILE_BYTES = 2**26  # of the unpacked content
 LETTERS = dict(zip(ACTIONS, "arcsfmuox", strict=True))
 ACTION_OF = {letter: action for action, letter in LETTERS.items()}
 

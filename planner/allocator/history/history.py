@@ -1,4 +1,4 @@
-"""The recorded history of an allocator, of a real or an emulated GPU, event by event.
+"""The recorded history of the allocator of a real or an emulated GPU, event by event.
 
 `torch.cuda.memory._record_memory_history` records blocks allocated and freed, and segments taken from CUDA
 and returned to it, each with its address and size. `check` replays such a history.
@@ -24,31 +24,31 @@ class HistoryEvent(NamedTuple):
     """One recorded action of torch's allocator."""
 
     action: str  # one of `ACTIONS`
-    address: int  # for an `oom`, the free bytes of the GPU; 0: not recorded
-    size_bytes: int  # for an allocation, the requested bytes
-    site: int = -1  # index into the sites of the history; -1: not known
-    stream: int = 0  # any number; 0: the default stream
+    address: int  # of an `oom` the free bytes of the GPU, 0 if not recorded
+    size_bytes: int  # of an `alloc` the requested bytes
+    site: int = -1  # index into the sites of the history; -1 if unknown
+    stream: int = 0  # arbitrary number; 0 is the default stream
 
 
 class HistoryMark(NamedTuple):
     """The start of a phase of the training loop, as a position in a history."""
 
-    allocations: int  # `alloc` events before it
+    allocations: int  # number of `alloc` events before the phase
     step: int
     phase: Phase
 
 
 class History(Struct, frozen=True):
-    """The recorded events of one GPU's allocator, from some moment of its process on."""
+    """The recorded events of one GPU's allocator, starting at an arbitrary moment of its process."""
 
     gpu: str
     torch: str  # version
     alloc_conf: str  # the text of PYTORCH_ALLOC_CONF
     total_bytes: int | None  # the GPU's memory as torch sees it
-    limit_bytes: int | None  # the limit of `set_per_process_memory_fraction`
+    limit_bytes: int | None  # set by `set_per_process_memory_fraction`; None if not known to be set
     events: tuple[HistoryEvent, ...]
     marks: tuple[HistoryMark, ...] = ()
     sites: tuple[Site, ...] = ()  # the allocating code: FILE:LINE of the user's code, function
     notes: tuple[str, ...] = ()  # peculiarities of the record
-    start: tuple[SegmentState, ...] = ()  # the reserved memory before the first event, by rising address
-    categories: tuple[Category | None, ...] = ()  # by site, as the stack of functions tells; (): not recorded
+    start: tuple[SegmentState, ...] = ()  # reserved memory before the first event, by address
+    categories: tuple[Category | None, ...] = ()  # by site, derived from the stack; () if not recorded

@@ -17,10 +17,10 @@ Pair = tuple[int, int]
 def align_rows(
     first: Sequence[int], second: Sequence[int], most_table_bits: int = MOST_TABLE_BITS
 ) -> list[Pair]:
-    """Return the longest list of index pairs of equal numbers in which both indices rise.
+    """Return the longest list of index pairs of equal numbers in which both indices are ascending.
 
     Among several longest lists the choice is arbitrary but deterministic. `most_table_bits` bounds the
-    memory.
+    memory of the table.
     """
     start, end = 0, 0
     shorter = min(len(first), len(second))

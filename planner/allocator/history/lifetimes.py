@@ -1,4 +1,4 @@
-"""Convert a trace or a recorded history to sequences of allocations, which can be aligned.
+"""Convert traces and recorded histories to sequences of allocations, which can be aligned.
 
 An alignment needs only each allocation's size and the number of allocations before it is freed.
 """
@@ -25,10 +25,10 @@ class Recording(Struct, frozen=True):
     about: str  # the GPU, the version of torch, and the source of the record
     config: AllocatorConfig
     events: tuple[Event, ...]
-    sites: tuple[Site, ...]  # code of its allocations: FILE:LINE, function; index -1 means unknown
-    peak_reserved_bytes: int | None  # None if the record has no segments
+    sites: tuple[Site, ...]  # allocating code: FILE:LINE, function; an event's site is -1 if unknown
+    peak_reserved_bytes: int | None  # None if unknown
     notes: tuple[str, ...] = ()  # peculiarities of the record
-    peak_allocated_bytes: int | None = None  # None: the events tell, as nothing is in use before them
+    peak_allocated_bytes: int | None = None  # None if the events determine it
 
     @property
     def steps(self) -> int | None:
@@ -38,16 +38,16 @@ class Recording(Struct, frozen=True):
 
 
 class Allocation(Struct, frozen=True):
-    """An allocation of a trace or a recording; recorded allocations get the names of traced allocations."""
+    """An allocation of a trace or a recording; recorded allocations get the sites of traced allocations."""
 
     requested_bytes: int
     size_bytes: int  # rounded
-    freed: int | None  # number of allocations before it is freed; None: never
+    freed: int | None  # number of allocations before it is freed; None if it is never freed
     step: int
     phase: Phase
     site: Site
     category: Category
-    where: str = ""  # the code that allocated it, as the record names it
+    where: str = ""  # the code that made a recorded allocation, as the record names it
 
 
 def recording_of(history: History, source: str) -> Recording:
@@ -79,7 +79,7 @@ def _peak_reserved(history: History) -> int | None:
 
 
 def _peak_allocated(events: Iterable[HistoryEvent], held: Mapping[int, int], config: AllocatorConfig) -> int:
-    """Return the most bytes in use at once, including the blocks in use before the first event."""
+    """Return the most bytes in use at once; blocks in use before the first event are `held` (by address)."""
     used = dict(held)
     level_bytes = peak_bytes = sum(used.values())
     for event in events:
@@ -112,10 +112,10 @@ def _notes(has_allocations: bool, strangers: int, has_marks: bool, held: Mapping
 def interleave(
     events: Iterable[HistoryEvent], notes: Iterable[tuple[int, T]], counted: Collection[str]
 ) -> Iterator[HistoryEvent | T]:
-    """Yield events and notes merged, each note at its place among the events.
+    """Yield the events with notes inserted, each note at its position among the events.
 
-    The place of a note is the number of events with a `counted` action before it. Notes whose place is after
-    the last event are left out.
+    The position of a note is the number of events before it whose action is in `counted`. Notes whose
+    position is after the last event are left out.
     """
     waiting = deque(notes)
     place = 0
@@ -155,7 +155,7 @@ def to_events(recorded: Iterable[HistoryEvent | PhaseStart]) -> Iterator[Event]:
 
 
 def lifetimes(events: Iterable[Event]) -> dict[int, int]:
-    """Return, keyed by block number, the number of allocations before each freed block is freed."""
+    """Return, by number of each freed block, the number of allocations before the block is freed."""
     counts: dict[int, int] = {}
     count = 0
     for event in events:
@@ -168,7 +168,7 @@ def lifetimes(events: Iterable[Event]) -> dict[int, int]:
 def allocations_of(
     events: Sequence[Event], sites: Sequence[Site], config: AllocatorConfig
 ) -> list[Allocation]:
-    """Convert the allocation events to `Allocation`s, with sizes rounded by an allocator configuration."""
+    """Convert the `Alloc` events to `Allocation`s, with sizes rounded by an allocator configuration."""
     ends = lifetimes(events)
     allocations = []
     mark = PhaseStart(0, Phase.SETUP)
@@ -187,7 +187,7 @@ def common_phase_starts(traced: Iterable[Event], recorded: Iterable[Event], ends
     """Return the allocation counts of both sides at the start of each phase that both have, in order.
 
     The list begins with (0, 0) and ends with `ends`. A phase that begins several times in a step, as with
-    gradient accumulation, is told apart by its turn.
+    gradient accumulation, is identified by its turn.
     """
     places = _phase_starts(recorded)
     cuts: list[Pair] = [(0, 0)]

@@ -1,10 +1,10 @@
-"""Read a trace of `torch.profiler` as a history of a GPU's allocator.
+"""Convert a trace of `torch.profiler` to a history of a GPU's allocator.
 
 A trace made with `profile_memory=True` has an event for each block that is allocated or freed, with the
 block's address and size and with the bytes allocated and reserved at that time. Operators, annotations and,
-with `with_stack=True`, Python functions are time spans of their threads, which enclose a block's event. There
-are no segments in a trace: segment events of the history have the changes of reserved memory as sizes, and 0
-as address.
+with `with_stack=True`, Python functions are time spans of their threads, which enclose a block's event. A
+trace has no segments: the history's segment events have the changes of reserved memory as sizes, and 0 as
+address.
 """
 
 import re
@@ -30,14 +30,14 @@ from planner.program import Category, Site
 LARGEST_TRACE_BYTES = 2**31
 _BEGINNINGS = b'"schemaVersion"', b'"traceEvents"'
 _GZIP, _GZIP_WINDOW = b"\x1f\x8b", 31
-_OPERATORS = "cpu_op", "operator"  # since torch 1.11, and before
+_OPERATORS = "cpu_op", "operator"  # the category of operators since torch 1.11, and before
 _PYTHON, _ANNOTATION = "python_function", "user_annotation"
 _SPANS = frozenset((*_OPERATORS, _PYTHON, _ANNOTATION))
 _GPU = 1  # c10::DeviceType
 _MADE_UP = 2**62  # beyond all addresses
 _BACKWARD = "autograd::engine::evaluate_function: "
 _FUNCTION = re.compile(r"(?P<file>[^<>]+\.py)\((?P<line>\d+)\): (?P<name>.+)")
-_MODULE, _OPTIMIZER_STEP = "nn.Module: ", "Optimizer.step#"  # beginnings of spans' names
+_MODULE, _OPTIMIZER_STEP = "nn.Module: ", "Optimizer.step#"  # prefixes of spans' names
 _NOT_OF_THE_USER = frozenset(("torch", "planner")) | sys.stdlib_module_names
 
 
@@ -76,7 +76,7 @@ class _Change(msgspec.Struct):
     address: int = field(default=0, name="Addr")
     device: int = field(default=0, name="Device Id")
     kind: int = field(default=0, name="Device Type")
-    allocated_bytes: int | None = field(default=None, name="Total Allocated")  # after it
+    allocated_bytes: int | None = field(default=None, name="Total Allocated")  # after the change
     reserved_bytes: int | None = field(default=None, name="Total Reserved")
     is_refused: bool = False
     site: Origin = NO_SITE, None
@@ -124,7 +124,7 @@ def _by_failure_and_peak(item: tuple[int, list[_Change]]) -> tuple[bool, int]:
 
 
 def _changes(events: Sequence[_Event]) -> dict[int, list[_Change]]:
-    """Return the memory changes of each GPU, keyed by GPU index, in order of time and with sites."""
+    """Return the memory changes by GPU index, with sites and in order of time."""
     spans: dict[int | str, list[_Event]] = defaultdict(list)
     moments: dict[int | str, list[tuple[float, _Change]]] = defaultdict(list)
     for event in events:
@@ -168,9 +168,9 @@ def _open(spans: Iterable[_Event], moment: float) -> Iterator[_Event]:
 
 
 def _site(around: Sequence[_Event]) -> Site:
-    """Return a site with the outermost operator and the innermost user function, or else an annotation.
+    """Return a site with the outermost operator and the innermost function of the user.
 
-    Without a user function, the outermost annotation that does not mark a step of the profiler is taken.
+    Without such a function, the outermost annotation that does not mark a step of the profiler is taken.
     """
     operator = next((span.name for span in around if span.cat.lower() in _OPERATORS), "")
     operator = operator.removeprefix(_BACKWARD)
@@ -202,7 +202,7 @@ def _category(around: Sequence[_Event]) -> Category | None:
 
 @lru_cache(maxsize=2**14)  # the same functions are around thousands of blocks
 def _function(span: str) -> _Function | None:
-    """Return the Python function that the name of a span describes, or None if it describes none."""
+    """Return the Python function that the name of a span describes, or None if it describes no function."""
     found = _FUNCTION.fullmatch(span)
     if found is None:
         return None
@@ -226,7 +226,7 @@ def _history(gpu: str, total_bytes: int | None, changes: Sequence[_Change]) -> H
         elif change.size_bytes > 0:
             events.append(HistoryEvent("alloc", change.address, change.size_bytes, site))
         else:
-            address = before.pop(change.address, change.address)  # first the old block of an address is freed
+            address = before.pop(change.address, change.address)  # the old block is freed first
             events.append(HistoryEvent("free_completed", address, -change.size_bytes, site))
     notes = ("a profiler's trace: sizes are of blocks; what was in use before is taken as adjacent blocks",)
     names, categories = tuple(site for site, _ in sites), tuple(category for _, category in sites)
@@ -234,10 +234,10 @@ def _history(gpu: str, total_bytes: int | None, changes: Sequence[_Change]) -> H
 
 
 def _start(changes: Sequence[_Change]) -> tuple[dict[int, int], tuple[SegmentState, ...]]:
-    """Return made-up addresses, keyed by recorded address, of blocks older than the trace, and the segment.
+    """Return made-up addresses of the blocks older than the trace, by recorded address, and their segment.
 
-    The segment is in a tuple, which is empty if nothing was reserved. Memory in use that is not freed in the
-    trace is one block, and so is free reserved memory.
+    The segment is in a tuple, which is empty if no memory was reserved. Memory in use that is not freed in
+    the trace is one block, and free reserved memory is another block.
     """
     born: set[int] = set()
     old: dict[int, int] = {}

@@ -1,9 +1,10 @@
 """Read and write published histories, which have no names of people, paths or hosts but describe their job.
 
-The file is compressed JSON. `events` has columns: `actions`, a letter each as in `file`; `addresses`;
-`sizes`; `streams`, empty if there is one; `sites`, indices into the list of the same name, whose entries
-begin with FILE:LINE and function. `segments_at_start` lists address, bytes, stream, pool and [offset, bytes,
-"used" or "free"] blocks. Other fields tell where the record is from and describe its job.
+The file is compressed JSON. `events` has columns: `actions`, with one letter per event as in `file`;
+`addresses`; `sizes`; `streams`, empty if there is only the default stream; `sites`, indices into the list of
+the same name, whose entries begin with FILE:LINE and function. `segments_at_start` lists address, bytes,
+stream, pool and [offset, bytes, "used" or "free"] blocks. Other fields name the source of the record and
+describe its job.
 """
 
 import zlib
@@ -68,7 +69,7 @@ class PublishedHistory(msgspec.Struct, frozen=True):
 
 
 def load_published(path: Path) -> PublishedHistory:
-    """Read a published history from a file. Raises DataFileError for any other file."""
+    """Read a published history from a file. Raises DataFileError for a file with other content."""
     try:
         content = msgspec.json.decode(read_packed(path, LARGEST_FILE_BYTES), type=_PublishedFile)
         history = _history(content)
@@ -122,7 +123,7 @@ def save_published(published: PublishedHistory, path: Path) -> None:
 
 
 def beginning_of(history: History) -> str:
-    """Return where in its process a history begins: "first tensor", "empty cache" or "midway"."""
+    """Return the point of its process at which a history begins: "first tensor", "empty cache", "midway"."""
     if not history.start:
         return "first tensor"
     has_cached_segment = any(not any(block.in_use for block in state.blocks) for state in history.start)
@@ -143,7 +144,7 @@ def _history(content: _PublishedFile) -> History:
     return History(
         content.gpu,
         content.torch,
-        content.alloc_conf if ":" in content.alloc_conf else "",  # "not recorded", in words
+        content.alloc_conf if ":" in content.alloc_conf else "",  # else a remark that it is unknown
         None,
         None,
         tuple(HistoryEvent(*columns) for columns in columns),

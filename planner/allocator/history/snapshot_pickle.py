@@ -1,11 +1,12 @@
 """Load the pickle of a memory snapshot as a stream, without executing anything in the file.
 
-A pickle may name any callable and have it called. Torch's snapshots contain only containers, numbers and
-texts, which need no name, so a file that names anything is refused.
+A pickle may name callables, which are then called. Torch's snapshots contain only containers, numbers and
+texts, which need no names, so a file that names an object is refused.
 
-A snapshot of a long training has millions of events. Each becomes a row when it is read, stacks of frames
-become the line of the user's code, and only the last events of each device are kept. So the memory needed
-does not grow with the file: the parts of events leave the pickle's memo, and all other objects are counted.
+A snapshot of a long training run has millions of events. Each event becomes a row when it is read, each stack
+of frames becomes a line of the user's code, and only the last events of each device are kept. So the memory
+needed does not grow with the file: the parts of events leave the pickle's memo, and all other objects are
+counted.
 """
 
 import pickle
@@ -20,12 +21,12 @@ from planner._support.conversion import shown
 from planner.allocator.history.history import ACTIONS, MOST_EVENTS, HistoryEvent
 from planner.allocator.history.stacks import NO_STACK, Origin, Stack
 
-_MOST_OBJECTS = 2**22  # besides the parts of events; a snapshot with 100,000 blocks has a million
-_MOST_PARTS = 2**16  # of events, three or four of each, that later events may refer to
-_MOST_STACKS = 2**16  # by references to their frames; a training has some thousand different ones
-_LONGEST_STACK = 2**10  # bytes of references to its frames, five for each
+_MOST_OBJECTS = 2**22  # parts of events not counted; a snapshot with 100,000 blocks has a million
+_MOST_PARTS = 2**16  # parts of events (three or four per event) to which later events may refer
+_MOST_STACKS = 2**16  # a training run has some thousand different stacks
+_LONGEST_STACK = 2**10  # bytes of the references to its frames, five per frame
 _LONGEST_TEXT = 2**24  # bytes
-_MOST_BITS = 128  # of a number that is a key
+_MOST_BITS = 128  # longest number that is a key
 _OPCODES_BETWEEN_CHECKS = 2**16
 # BINGET, LONG_BINGET, and the length of a pickle's frame
 _REFERENCE = re.compile(rb"h(.)|j(....)|\x95.{8}", re.DOTALL)
@@ -47,14 +48,14 @@ class EventRows:
 
 
 class SnapshotList(list[Any]):
-    """A list in a snapshot, which stores events in `rows` and all other items in the list itself."""
+    """A list in a snapshot, whose events are kept in `rows`, and whose other items are in the list itself."""
 
     __slots__ = ("next_place", "objects_before", "rows")
 
     def __init__(self, objects_before: int) -> None:
         super().__init__()
         self.objects_before = objects_before
-        self.next_place: int | None = None  # of its next item's parts in the memo
+        self.next_place: int | None = None  # memo index of the parts of its next item
         self.rows: EventRows | None = None
 
 
@@ -69,12 +70,12 @@ def load_stream(file: BufferedReader) -> object:
 class _Memo(dict[int, Any]):
     """The objects to which later parts of a pickle may refer, by number; dropped objects read as `NO_STACK`.
 
-    Torch records some frees with the stack of the allocation, which may be millions of events ago.
+    Torch records some frees with the stack of the allocation, which may be millions of events before.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.count = 0  # of objects, dropped ones included
+        self.count = 0  # number of objects, including dropped objects
         self._parts: deque[int] = deque()
 
     def __setitem__(self, place: int, value: Any) -> None:
@@ -89,7 +90,7 @@ class _Memo(dict[int, Any]):
         return NO_STACK
 
     def pass_events(self, place: int) -> None:
-        """Queue the memo entries of events from `place` on, and drop the oldest beyond `_MOST_PARTS`.
+        """Queue the memo entries of events, starting at `place`, and drop the oldest beyond `_MOST_PARTS`.
 
         Texts and frames stay, since many events share them.
         """
@@ -118,7 +119,7 @@ class _StreamUnpickler(_base._Unpickler):  # type: ignore[misc]
         self._file, self.read = file, file.read
         self.metastack: list[list[Any]] = []
         self._objects = 0
-        self._stacks: dict[bytes, Stack] = {}  # by references to their frames
+        self._stacks: dict[bytes, Stack] = {}  # by the references to their frames
 
     def load(self) -> object:
         """Load the pickle and return its object. Raises ValueError for too many objects besides events."""
@@ -150,7 +151,7 @@ class _StreamUnpickler(_base._Unpickler):  # type: ignore[misc]
     # ---- opcodes, by their names in the base class
 
     def load_frame(self) -> None:
-        self.read(8)  # its length, which is a hint
+        self.read(8)  # the frame's length, which is a hint
 
     def load_mark(self) -> None:
         """Begin a list, a mapping or a tuple; if the frames of a stack follow, read all of them at once."""
@@ -229,18 +230,18 @@ class _StreamUnpickler(_base._Unpickler):  # type: ignore[misc]
         self._extend(self.pop_mark())
 
     def load_memoize(self) -> None:
-        self.memo[self.memo.count] = self.stack[-1]  # not its length, since parts were dropped
+        self.memo[self.memo.count] = self.stack[-1]  # not the memo's length, since parts were dropped
 
     load_frozenset = load_empty_set = load_additems = refuse
     load_binbytes = load_binbytes8 = load_bytearray8 = load_next_buffer = refuse
     load_binunicode8 = load_binstring = load_long4 = refuse
 
-    # ---- what they do
+    # ---- helpers of the opcodes
 
     def _extend(self, items: list[Any]) -> None:
         """Extend the topmost list: frames turn the list into a `Stack`, and events are added to its rows."""
         target = self.stack[-1]
-        if type(target) is Stack:  # more frames of it
+        if type(target) is Stack:  # more frames of the same stack
             if target is not NO_STACK and all(map(_is_frame, items)):
                 target.extend(items)
             return

@@ -23,7 +23,7 @@ _CONF_KEYS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def load_snapshot(path: Path) -> History:
-    """Read the history of the snapshot's device with the most events. Raises DataFileError."""
+    """Read from a snapshot the history of the device with the most events. Raises DataFileError."""
     histories = with_events(load_snapshots(path), path)
     longest = max(histories, key=lambda history: len(history.events))
     others = len(histories) - 1
@@ -34,7 +34,7 @@ def load_snapshot(path: Path) -> History:
 
 
 def with_events(histories: Sequence[History], path: Path) -> tuple[History, ...]:
-    """Return the histories of a snapshot that have events. Raises DataFileError if there are none."""
+    """Return the histories of a snapshot that have events. Raises DataFileError if no device has events."""
     recorded = tuple(history for history in histories if history.events)
     if not recorded:
         problem = "no history was recorded: call torch.cuda.memory._record_memory_history() first"
@@ -45,7 +45,7 @@ def with_events(histories: Sequence[History], path: Path) -> tuple[History, ...]
 def load_snapshots(path: Path) -> tuple[History, ...]:
     """Read the history of each device that recorded events or has segments. Raises DataFileError.
 
-    Without events a history has the segments of the snapshot as its start.
+    A history without events has the segments of the snapshot as its start.
     """
     try:
         with open_regular(path, LARGEST_FILE_BYTES) as file:
@@ -122,7 +122,7 @@ def _segments(snapshot: dict[str, Any], device: int) -> list[dict[str, Any]] | N
 
 
 def _stream_numbers(events: Iterable[HistoryEvent], segments: Iterable[dict[str, Any]]) -> dict[object, int]:
-    """Return the stream numbers, keyed by handle, in torch's order of release; 0 is the default stream."""
+    """Number the streams, by handle, in the order in which torch releases them; 0 is the default stream."""
     handles = {0, *(event.stream for event in events), *(count_of(one, "stream") for one in segments)}
     return {handle: number for number, handle in enumerate(sorted(handles))}
 
@@ -142,7 +142,7 @@ def _state(segment: dict[str, Any], streams: dict[object, int]) -> SegmentState:
 
 
 def _config(conf: str) -> AllocatorConfig:
-    """Return the parsed allocator options, or the defaults if they are not simulated."""
+    """Parse the allocator options, or return the defaults if the options are not simulated."""
     try:
         return parse_alloc_conf(conf)
     except UsageError:
@@ -150,7 +150,7 @@ def _config(conf: str) -> AllocatorConfig:
 
 
 def _conf(snapshot: dict[str, Any]) -> str:
-    """Return the text of the allocator's options, which torch stores under one of two names."""
+    """Return the text of the allocator's options, stored under one of two names, or "" if not stored."""
     settings = snapshot.get("allocator_settings", {})
     texts = [settings.get(key) for key in _CONF_KEYS] if isinstance(settings, dict) else []
     return next((text for text in texts if isinstance(text, str) and text), "")

@@ -2,7 +2,7 @@
 
 Layout: the docstring of `torch.cuda.memory._snapshot` and torch/csrc/cuda/Module.cpp. Its readers are
 torch/cuda/_memory_viz.py and, in the browser, torch/utils/viz/MemoryViz.js, which knows pickles of protocol 2
-to 4 and colours by `category`. Frames name modules in place of functions, the innermost first, as in torch.
+to 4 and colours by `category`. Frames name modules instead of functions, the innermost first, as in torch.
 """
 
 import pickle
@@ -19,7 +19,7 @@ from planner.allocator.config import MemoryLimits
 from planner.allocator.replay import replay_trace
 from planner.program import Alloc, Category, Event, Phase, PhaseStart, Trace
 
-PROTOCOL = 4  # the latest that MemoryViz.js reads
+PROTOCOL = 4  # the latest protocol that MemoryViz.js reads
 LOOP = "training loop"
 # MemoryViz.js fails if no block has the category `unknown`.
 _UNKNOWN = "unknown"
@@ -108,7 +108,7 @@ class _SnapshotRecorder:
         )
 
     def segments(self) -> tuple[SegmentState, ...]:
-        """Return the segments after the last event, or () if there was none."""
+        """Return the segments after the last event, or () if there was no event."""
         return () if self._allocator is None else tuple(self._allocator.snapshot())
 
 

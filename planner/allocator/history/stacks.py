@@ -1,8 +1,8 @@
-"""The stacks of functions that allocated the blocks of a history, reduced to a line and a category.
+"""The call stacks that allocated the blocks of a history, reduced to a line of code and a category.
 
 The category follows from functions of torch and of libraries around it: `Module._apply` moves parameters, the
-wrapper of `Optimizer.step` is on the stack of every optimizer, and autograd's threads run no function of
-Python, apart from those named `backward`.
+wrapper of `Optimizer.step` is on the stack of every optimizer, and autograd's threads run no Python
+functions, except functions named `backward`.
 """
 
 import re
@@ -17,13 +17,14 @@ NO_SITE = Site("", "")
 _THEIR_CODE = ("/torch/", "<")  # in the paths of frames outside the user's code
 _AUTOGRAD = "torch::autograd::"  # in the names of C++ frames
 
-# Patterns of a path and of a function's name, and the category; None: the functions outside say nothing.
+# Patterns of a path and of a function's name, and the category; with None the category is unknown, even if an
+# outer function has a rule.
 _RULES: tuple[tuple[str, str, Category | None], ...] = (
     (r"torch/nn/modules/module\.py", r"_apply|convert|register_buffer", Category.PARAMETER),
     (r"torch/nn/modules/module\.py", r"_(wrapped_)?call_impl", Category.ACTIVATION),
     (r"torch/nn/modules/\w+\.py", r"__init__|reset_parameters", Category.PARAMETER),
     (r"torch/nn/(init|parameter)\.py", r".*", Category.PARAMETER),
-    (r"torch/nn/parallel/distributed\.py", r"_ddp_init_helper", Category.GRADIENT),  # its buckets
+    (r"torch/nn/parallel/distributed\.py", r"_ddp_init_helper", Category.GRADIENT),  # DDP's buckets
     (r"torch/distributed/fsdp/.*_fsdp_collectives\.py", r"foreach_reduce.*", Category.GRADIENT),
     (r"torch/distributed/fsdp/.*(_fsdp_collectives|_param|_param_group)\.py", r".*", Category.PARAMETER),
     (r"torch/optim/.*", r".*", Category.OPTIMIZER),
@@ -41,7 +42,8 @@ class Stack:
     """The frames of an event or a block, reduced to a line of the user's code and to a category.
 
     The line comes from the innermost frame of Python outside torch. The innermost frame of Python with a rule
-    decides the category; a stack with frames of autograd in C++ and none of Python is the backward pass.
+    decides the category; a stack with C++ frames of autograd and no Python frame belongs to the backward
+    pass.
     """
 
     __slots__ = ("_decision", "_is_autograd", "_is_python", "_site")
@@ -53,7 +55,7 @@ class Stack:
         self.extend(frames)
 
     def extend(self, frames: Iterable[dict[str, Any]]) -> None:
-        """Add the next frames of the stack, which called the frames added before."""
+        """Add the next outer frames, which called the frames added before."""
         for frame in frames:
             path, function, line = frame["filename"], frame.get("name"), frame.get("line")
             function = function if isinstance(function, str) else "?"
@@ -71,7 +73,7 @@ class Stack:
 
     @property
     def origin(self) -> Origin:
-        """Return the line of the user's code, and the category of a block allocated there (None: unknown)."""
+        """Return the line of the user's code, and the category of its blocks, or None if that is unknown."""
         if self._is_autograd and not self._is_python:
             return self._site, Category.GRADIENT
         return self._site, self._decision[1]

@@ -1,8 +1,8 @@
-"""Derive the reserved memory before a history from the segments at its end, by undoing the events backwards.
+"""Derive the reserved memory before a history from the memory after it, by undoing the events backwards.
 
-A block in use throughout has its size at the end. The size of a block that was in use before and was freed
-follows from its request: it is rounded, and includes the rest of its free space if that is too small to be
-split off, since no free block of the large pool is that small (`should_split` in
+A block that is in use throughout has the size that it has at the end. The size of a block that was in use
+before and was freed follows from its request: it is rounded, and includes the rest of its free space if that
+is too small to be split off, since no free block of the large pool is that small (`should_split` in
 c10/cuda/CUDACachingAllocator.cpp).
 """
 
@@ -23,9 +23,10 @@ class UnequalStateError(ValueError):
 def start_before(
     events: Sequence[HistoryEvent], end: Iterable[SegmentState], config: AllocatorConfig
 ) -> tuple[SegmentState, ...]:
-    """Return the reserved memory before the events, by rising address, given the memory after them.
+    """Return the reserved memory before the events, given the memory `end` after the events.
 
-    Raises UnequalStateError if the two contradict each other, as when memory was used after the recording.
+    The result is in ascending order of address. Raises UnequalStateError if the events do not lead to `end`,
+    as when memory was used after the recording.
     """
     before = _Before(end, config)
     for event in reversed(events):
@@ -35,7 +36,7 @@ def start_before(
 
 class _Used(NamedTuple):
     size_bytes: int
-    is_exact: bool  # whether it is the block's size, not only the rounded request
+    is_exact: bool  # whether `size_bytes` is the block's full size, not only the rounded request
 
 
 class _Piece(NamedTuple):
@@ -89,7 +90,7 @@ class _Before:
                 self._pieces[address] = piece._replace(size_bytes=size_bytes)
 
     def _join(self, first: int, size_bytes: int, stream: int) -> None:
-        """Add pages, merged into one piece with adjacent pieces."""
+        """Add pages, and merge them with adjacent pieces into one piece."""
         pool: PoolName = "large" if size_bytes % self._config.large_segment_bytes == 0 else "small"
         start, end = first, first + size_bytes
         following = self._pieces.pop(end, None)
@@ -103,7 +104,7 @@ class _Before:
         self._pieces[start] = _Piece(end - start, stream, pool)
 
     def state(self) -> tuple[SegmentState, ...]:
-        """Return the pieces with their blocks. Raises UnequalStateError for blocks outside all pieces."""
+        """Return the pieces with their blocks. Raises UnequalStateError if a block lies in no piece."""
         places = sorted(self._used)
         states = []
         for address, piece in sorted(self._pieces.items()):
@@ -116,7 +117,7 @@ class _Before:
         return tuple(states)
 
     def _tile(self, address: int, piece: _Piece, used: Sequence[int]) -> Iterator[BlockState]:
-        """Yield the used and free blocks of a piece by rising address.
+        """Yield the used and free blocks of a piece in ascending order of address.
 
         Raises UnequalStateError if blocks overlap.
         """
@@ -136,7 +137,7 @@ class _Before:
     def _size(self, start: int, following: int, pool: PoolName) -> int:
         size_bytes, is_exact = self._used[start]
         if is_exact or pool == "small" or self._config.expandable_segments:
-            return size_bytes  # there any rest becomes a separate block
+            return size_bytes  # these pools split off a rest of any size
         most_bytes = self._config.max_split_bytes
         is_whole = most_bytes is not None and size_bytes >= most_bytes
         rest_bytes = following - start - size_bytes

@@ -1,4 +1,4 @@
-"""Help workspace rules with sizes of tensors, arguments of calls, and copies that kernels make."""
+"""Helpers of workspace rules: sizes of tensors, arguments of calls, and copies that kernels make."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ def released(held: Sequence[Op]) -> Ops:
 
 
 def argument(args: tuple[Any, ...], position: int, default: Any = None) -> Any:
-    """Return the argument at a position, or the default if torch passed fewer arguments."""
+    """Return the argument at a position, or `default` if torch passed fewer arguments."""
     return args[position] if len(args) > position else default
 
 
@@ -36,9 +36,9 @@ def contiguous_copies(*tensors: Tensor | None) -> Ops:
 
 
 def positional_args(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[Any, ...]:
-    """Return the arguments of a call as one tuple in the order of the operator's schema.
+    """Return all arguments of a call in the order of the operator's schema, as one tuple.
 
-    If arguments are given by name, missing arguments get their defaults.
+    If arguments are given by name, arguments that are not given get their defaults.
 
     >>> import torch
     >>> x = torch.empty(2)
@@ -52,16 +52,16 @@ def positional_args(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | N
 
 
 def dense_copies(*tensors: Tensor | None) -> Ops:
-    """Return a `Hold` op for a copy of each tensor that is neither contiguous nor dense in channels last.
+    """Return a `Hold` op for the copy of each tensor that is neither contiguous nor dense in channels last.
 
-    The copies are made by kernels that also read tensors in the format of `suggest_memory_format`.
+    Kernels that also read tensors in the format of `suggest_memory_format` make these copies.
     """
     given = [t for t in tensors if t is not None and not t.is_contiguous()]
     return tuple(Hold(tensor_bytes(t)) for t in given if not _is_channels_last(t))
 
 
 def copies_in_format_of(x: Tensor, *others: Tensor | None) -> Ops:
-    """Return a `Hold` op for a copy of each tensor in `others` that lacks the memory format of `x`."""
+    """Return a `Hold` op for the copy of each tensor in `others` that lacks the memory format of `x`."""
     if not suggests_channels_last(x):
         return contiguous_copies(*others)
     given = [t for t in others if t is not None]
@@ -73,15 +73,15 @@ def _is_channels_last(t: Tensor) -> bool:
 
 
 def ceil_div(number: int, divisor: int) -> int:
-    """Return the quotient of two integers rounded up."""
+    """Return the quotient of two integers, rounded up."""
     return -(-number // divisor)
 
 
 def floor_power_of_2(number: int) -> int:
-    """Return the largest power of two that is not larger than a number, at least 1."""
+    """Return the largest power of two that is at most a number, or 1 if the number is below 1."""
     return 1 << (max(number, 1).bit_length() - 1)
 
 
 def accumulator_bytes(x: Tensor) -> int:
-    """Return the bytes of the type in which kernels accumulate a tensor's floats (ATen/AccumulateType.h)."""
+    """Return the bytes of the float type in which kernels accumulate a tensor (ATen/AccumulateType.h)."""
     return 8 if x.dtype is torch.float64 else 4

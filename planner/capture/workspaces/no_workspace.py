@@ -1,7 +1,7 @@
-"""List the operators that are declared to need no workspace, since their CUDA kernels allocate only outputs.
+"""The operators that are declared to need no workspace, since their CUDA kernels allocate only outputs.
 
 Pointwise operators and views need no entry. An entry states that the CUDA implementation named in
-native_functions.yaml allocates its outputs and nothing else, or nothing that depends on the batch.
+native_functions.yaml allocates its outputs and no other memory, or no other memory that depends on the batch.
 """
 
 _NAMES = """
@@ -59,7 +59,7 @@ _NAMES = """
     _amp_foreach_non_finite_check_and_unscale_ _amp_update_scale_
 """
 
-# bitsandbytes: one kernel each, which needs only registers (csrc/ops.cu)
+# bitsandbytes: each operator runs one kernel, which needs only registers (csrc/ops.cu)
 _OF_LIBRARIES = ("bitsandbytes::optimizer_update_32bit", "bitsandbytes::optimizer_update_8bit_blockwise")
 # Collectives, whose buffers NCCL allocates outside of torch's allocator, and copies into a given tensor. The
 # buffers of lists of tensors are allocated before (`planner.capture.distributed.list_collectives`).

@@ -1,4 +1,4 @@
-"""Define the operations (ops) of a kernel on the allocator, which workspace rules return.
+"""The operations (ops) of a kernel on the allocator, which workspace rules return.
 
 A rule returns a sequence of ops for one call of an operator. A plain number is a block of that many bytes
 which is freed before the next op. If the sequence has neither `Output` nor `Outputs`, all outputs are made
@@ -22,17 +22,19 @@ class KernelOp:
     """An operation of a kernel on the allocator."""
 
     kind: OpKind
-    number: int = 0  # bytes; or blocks to free, or above the block to free; or outputs to skip
-    convolution: Convolution | None = None  # the convolution whose workspace a library tells
+    # Bytes, or the number of blocks to free, of blocks above the block to free, or of outputs to skip.
+    number: int = 0
+    convolution: Convolution | None = None  # a CONVOLUTION's, whose workspace cuDNN reports
     explain: ExplainBlock | None = field(default=None, compare=False, repr=False)
 
 
 Hold = partial(KernelOp, OpKind.HOLD)  # a block that lives until it is released or the kernel returns
 Keep = partial(KernelOp, OpKind.KEEP)  # a block that is never freed
 Release = partial(KernelOp, OpKind.RELEASE)  # frees the given number of held blocks, last allocated first
-ReleaseBeneath = partial(KernelOp, OpKind.RELEASE_BENEATH)  # frees the held block that many before the last
-UseCublas = partial(KernelOp, OpKind.CUBLAS)  # a product, in which cuBLAS may take its workspace
-Output = partial(KernelOp, OpKind.OUTPUT)  # makes the next output, after skipping the given number
+# Frees the block below the given number of held blocks.
+ReleaseBeneath = partial(KernelOp, OpKind.RELEASE_BENEATH)
+UseCublas = partial(KernelOp, OpKind.CUBLAS)  # a matrix product, in which cuBLAS may allocate its workspace
+Output = partial(KernelOp, OpKind.OUTPUT)  # makes the next output after skipping the given number of outputs
 Outputs = partial(KernelOp, OpKind.OUTPUTS)  # makes all outputs that are not made yet
 
 Op = int | KernelOp
@@ -42,7 +44,7 @@ Rule = Callable[[Args, Any, Target], Ops]  # arguments, result, GPU
 
 
 def kind_and_size(op: Op) -> tuple[OpKind, Any]:
-    """Return the kind of an op, and its bytes, number of blocks or convolution, as programs store them.
+    """Return an op as programs store it: its kind, and its bytes, number of blocks or convolution.
 
     The number of `Output` is stored as 0, since programs store outputs in the order in which they are made.
     """
@@ -54,7 +56,7 @@ def kind_and_size(op: Op) -> tuple[OpKind, Any]:
 
 
 def answer_convolutions(ops: Ops, target: Target) -> Ops:
-    """Return the ops, with each convolution replaced by the workspaces that `target` gives for it."""
+    """Return the ops, with each convolution replaced by the workspaces that `target` reports for it."""
     return tuple(answered for op in ops for answered in _answer(op, target))
 
 

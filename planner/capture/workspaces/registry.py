@@ -1,4 +1,4 @@
-"""Look up the rule for an operator's workspaces: memory that its CUDA kernel allocates besides results.
+"""Look up the workspace rule of an operator, for memory that its CUDA kernel allocates besides results.
 
 An operator has a rule, is declared to need no workspace, or is unknown. Every plan names unknown operators.
 """
@@ -38,18 +38,18 @@ _CPU_OUTPUTS = operator_table(attention.CPU_OUTPUTS)
 
 
 def rule_of(func: Any) -> Rule | None:
-    """Return the workspace rule of an operator, or None if it has none."""
+    """Return the workspace rule of an operator, or None if the operator has no rule."""
     return RULES.get(func) or _RULES_BY_NAME.get(func._schema.name)
 
 
 def cpu_outputs(func: Any, version: TorchVersion) -> tuple[int, ...]:
-    """Return the positions of results that an operator's CUDA kernel makes on the CPU in torch `version`."""
+    """Return the indices of results that an operator's CUDA kernel makes on the CPU in torch `version`."""
     positions, on_gpu_since = _CPU_OUTPUTS.get(func, ((), None))
     return positions if on_gpu_since is None or version < on_gpu_since else ()
 
 
 def is_unknown(func: Any) -> bool:
-    """Return whether it is not known if an operator needs a workspace.
+    """Return whether the planner does not know if an operator needs a workspace.
 
     Return False if the operator has a rule, is declared to need no workspace, or is a pointwise operator, a
     view or a cuBLAS product.

@@ -1,1 +1,1 @@
-"""Define workspace rules of layers and losses."""
+"""Workspace rules of layers and losses."""

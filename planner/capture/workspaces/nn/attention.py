@@ -1,4 +1,4 @@
-"""Give the workspaces of softmax and attention kernels.
+"""Workspace rules of softmax and attention kernels.
 
 Sources: ATen/native/transformers/cuda/attention.cu and attention_backward.cu, cuda/flash_attn/flash_api.cpp,
 native/cudnn/MHA.cpp; ATen/native/cuda/SoftMax.cu.
@@ -21,7 +21,7 @@ def _softmax_backward(args: Args, out: Any, target: Target) -> Ops:
     """Return the ops of softmax's backward pass.
 
     After the result they hold the product of gradient and output, and contiguous copies of product and output
-    if they are not contiguous. Source: SoftMax.cu, softmax_backward_cuda_out.
+    if these are not contiguous. Source: SoftMax.cu, softmax_backward_cuda_out.
     """
     grad, output = args[0], args[1]
     product = Hold(max(tensor_bytes(grad), tensor_bytes(output)))
@@ -37,10 +37,10 @@ def _is_product_contiguous(grad: Tensor, output: Tensor) -> bool:
 
 
 def _safe_softmax(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of a softmax that is 0 in rows without finite entries.
+    """Return the ops of `_safe_softmax`, which is 0 in rows whose entries are all minus infinity.
 
     They hold a mask of entries at minus infinity, and a mask of rows that have only such entries. These rows
-    are zeroed in place, except for tensors on meta (ATen/native/transformers/attention.cpp). An input of
+    are zeroed in place, except of meta tensors (ATen/native/transformers/attention.cpp). An input of
     another type than the result is converted first, unless it is float16.
     """
     x, dim = args[0], args[1] % out.dim()
@@ -56,7 +56,7 @@ def _no_workspace(args: Args, out: Any, target: Target) -> Ops:
     """Return no ops: the kernels are assumed to allocate only their outputs.
 
     Flash attention's partial outputs in float32 are left out. They take some MiB in generation and at the
-    smallest batches: a call with fewer than 1.6 blocks of 64 rows a multiprocessor is split over the keys
+    smallest batches: a call with fewer than 1.6 blocks of 64 rows per multiprocessor is split over the keys
     (`set_params_splitkv`). A workspace of cuDNN's engines is unknown; cudnn-frontend requests none.
     """
     return ()
@@ -84,7 +84,7 @@ def _flash_backward(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _cudnn_backward(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of the backward pass of cuDNN's attention: outputs, a copied gradient, a workspace.
+    """Return the ops of the backward pass of cuDNN's attention: outputs, copy of the gradient, workspace.
 
     The workspace has row sums and the queries' gradient in float32, and for grouped queries the gradients of
     keys and values for every head of the query. Source: cudnn-frontend, scaled_dot_product_flash_attention.h

@@ -1,4 +1,4 @@
-"""Represent calls of convolutions and their operands, and the copies that give operands a common format."""
+"""Calls of convolutions, their operands, and the copies that give operands a common memory format."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class ConvOperand:
     strides: tuple[Any, ...]
     size_bytes: Any
     suggests_last: bool
-    can_be_last: bool  # may be channels last, which double precision is not
+    can_be_last: bool  # whether cuDNN may run it in channels last; false in float64
 
     def copied(self, is_last: bool) -> "ConvOperand":
         """Return a copy of the operand in the channels-last or the contiguous format."""
@@ -57,15 +57,15 @@ class ConvOperand:
         return ConvOperand(self.shape, strides, self.size_bytes, is_last, self.can_be_last)
 
     def copies_to(self, is_last: bool) -> Ops:
-        """Return the op that copies the operand to a memory format, or () if it has the format already."""
+        """Return the op that copies the operand to a memory format, or () if it has that format."""
         return () if is_in_format(self.shape, self.strides, is_last) else (Hold(self.size_bytes),)
 
     def contiguous(self, is_last: bool) -> "ConvOperand":
-        """Return the operand if it has the given memory format, else a copy in the format."""
+        """Return the operand if it has the given memory format, else its copy in that format."""
         return self if is_in_format(self.shape, self.strides, is_last) else self.copied(is_last)
 
     def group_of(self, groups: int) -> "ConvOperand":
-        """Return the slice of the operand for one of `groups` groups of channels; the strides are kept."""
+        """Return the slice of the operand for one of `groups` groups of channels, with unchanged strides."""
         shape = (self.shape[0], self.shape[1] // groups, *self.shape[2:])
         size_bytes = self.size_bytes // groups
         return ConvOperand(shape, self.strides, size_bytes, self.suggests_last, self.can_be_last)
@@ -82,17 +82,17 @@ def operand_of(t: Tensor) -> ConvOperand:
 
 
 def input_of(x: Tensor) -> ConvOperand:
-    """Convert an input to an operand; a sequence is taken as contiguous, as after `copy_of_sequence`."""
+    """Convert an input to an operand; a sequence becomes contiguous, as after `copy_of_sequence`."""
     return operand_of(x).copied(is_last=False) if x.dim() == 3 else operand_of(x)
 
 
 def copy_of_sequence(x: Tensor) -> Ops:
-    """Return the op that copies an input if it is a non-contiguous sequence, else ()."""
+    """Return the op that copies an input that is a non-contiguous sequence, or () for another input."""
     return contiguous_copies(x) if x.dim() == 3 else ()
 
 
 def is_channels_last(a: ConvOperand, b: ConvOperand) -> bool:
-    """Return whether cuDNN runs a convolution of two operands in channels last.
+    """Return whether cuDNN runs a convolution of operands `a` and `b` in the channels-last format.
 
     Source: ATen/native/ConvUtils.h, cudnn_conv_suggest_memory_format.
     """

@@ -1,7 +1,7 @@
-"""Give the workspaces of convolutions, which cuDNN or kernels of PyTorch run.
+"""Workspace rules of convolutions, which cuDNN or kernels of PyTorch run.
 
-cuDNN's workspace depends on which of its engines its heuristics choose; `Target.conv_workspaces` tells it for
-each call. `native_convolution` has the workspaces of PyTorch's kernels.
+cuDNN's workspace depends on which of its engines its heuristics choose; `Target.conv_workspaces` returns it
+for each call. `native_convolution` has the workspaces of PyTorch's kernels.
 """
 
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ def _forward(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _backward(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of the gradients of input, weight and bias.
+    """Return the ops of a convolution's backward pass: the gradients of input, weight and bias.
 
     The bias gradient is a sum of the output's gradient over all dimensions except the channels. The input is
     copied if the weight gradient is needed and the input is not in the format of the forward pass. The
@@ -77,7 +77,7 @@ def _backward(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _shared_copies(call: ConvCall, *, wants_weight: bool) -> tuple[Ops, ConvOperand, ConvOperand]:
-    """Return the copies that both gradients share, the input after copying, and the output's gradient."""
+    """Return the copies that both gradients share, and the input and the output's gradient after copying."""
     x, grad, weight = input_of(call.x), operand_of(call.y), operand_of(call.weight)
     copies: Ops = ()
     if wants_weight:
@@ -118,7 +118,10 @@ def _weight_gradient(call: ConvCall, x: ConvOperand, grad: ConvOperand) -> Ops:
 
 
 def _cudnn_ops(call: ConvCall, direction: Direction, is_last: bool) -> Ops:
-    """Return the op of the convolution that cuDNN runs for a pass; () for empty tensors and unknown types."""
+    """Return the op of the convolution that cuDNN runs in a direction, or () if a tensor is empty.
+
+    () is also returned for types that cuDNN does not have.
+    """
     is_empty = any(size == 0 for t in (call.x, call.y, call.weight) for size in t.shape)
     if call.x.dtype not in _DTYPES or is_empty:
         return ()
@@ -132,7 +135,7 @@ _DTYPES = {getattr(torch, name): name for name in ("float32", "float64", "float1
 
 
 def _query(call: ConvCall, direction: Direction, is_last: bool) -> Convolution:
-    """Convert a call to cuDNN's convolution; a transposed call becomes a plain one from output to input."""
+    """Convert a call to the convolution that cuDNN runs; a transposed call is run from output to input."""
     x, y = (call.y, call.x) if call.transposed else (call.x, call.y)
     x_size, weight_size, y_size = (tuple(t.shape) for t in (x, call.weight, y))
     padding, stride, dilation = map(call.of_each_dimension, (call.padding, call.stride, call.dilation))

@@ -1,4 +1,4 @@
-"""Give the workspaces of `nonzero` and of torchvision's compiled operators for detectors.
+"""Workspace rules of `nonzero` and of torchvision's compiled operators for detectors.
 
 Sources: ATen/native/cuda/Nonzero.cu; torchvision/csrc/ops/cuda/nms_kernel.cu and roi_align_kernel.cu (0.28).
 """
@@ -17,12 +17,12 @@ _BOXES_PER_WORD = 64  # threadsPerBlock of nms_kernel.cu: a word has one bit for
 
 
 def _nonzero(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of `nonzero`, which finds the true elements."""
+    """Return the ops of `nonzero`, which finds the nonzero elements."""
     return true_elements_ops(args[0], target, Outputs())
 
 
 def _nms(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of torchvision's nms: sort boxes by score, and hold a bit for each pair of boxes."""
+    """Return the ops of torchvision's nms, which sorts boxes by score and holds a bit per pair of boxes."""
     boxes, scores = args[:2]
     many = boxes.shape[0]
     if not many:

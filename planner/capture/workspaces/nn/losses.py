@@ -1,4 +1,4 @@
-"""Give the workspaces of losses, mainly the unreduced loss, which is made in full before its mean or sum.
+"""Workspace rules of losses, mainly for the unreduced loss, which is made before its mean or sum.
 
 Sources: ATen/native/BinaryOps.cpp, Loss.cpp and cuda/Loss.cu.
 """
@@ -63,7 +63,7 @@ def _binary_cross_entropy(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _ctc_loss(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of CTC loss: lengths and offsets of the targets on the GPU, then the outputs.
+    """Return the ops of CTC loss, which makes lengths and offsets of targets on the GPU, then its outputs.
 
     Source: ATen/native/cuda/LossCTC.cu.
     """

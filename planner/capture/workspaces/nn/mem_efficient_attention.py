@@ -1,4 +1,4 @@
-"""Give the workspaces of CUTLASS's memory-efficient attention kernels.
+"""Workspace rules of CUTLASS's memory-efficient attention kernels.
 
 Sources are the headers that torch 2.13 installs: mem_eff_attention/kernels/cutlassF.h and cutlassB.h select a
 variant, kernel_forward.h and kernel_backward.h define its workspace. Other memory is allocated in
@@ -21,12 +21,12 @@ _ANY_WIDTH = 65536
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A variant of the backward kernel: tile of scores, widest head, whether for halves, architecture."""
+    """A variant of the backward kernel, for a tile of scores, a width of heads and an architecture."""
 
-    queries: int
-    keys: int
-    width: int
-    half: bool
+    queries: int  # rows of a tile of scores
+    keys: int  # columns of a tile of scores
+    width: int  # of the widest head that it accepts
+    half: bool  # whether it is for half precision
     generation: int  # the architecture for which it is compiled: 50, 70, 75 or 80
 
     @property
@@ -41,7 +41,7 @@ class Variant:
 
 
 def forward(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of the forward pass: a float32 accumulator for half precision with wide heads."""
+    """Return the ops of the forward pass: in half precision with wide heads, a float32 accumulator."""
     key, value = args[1], args[2]
     half = value.dtype is not torch.float32
     if half and max(key.shape[-1], value.shape[-1]) > _RF_WIDTH:
@@ -77,8 +77,8 @@ def backward_variant(
 ) -> Variant:
     """Return the first kernel in cutlassB.h that accepts heads of `width` and fits in shared memory.
 
-    Tiles of 128 queries do not fit on GPUs with 64 or 99 KiB a block (7.5, 8.6, 8.9, 12.x). This is inferred
-    from the narrower tiles that follow them in the list, not from the sizes of the structures.
+    Tiles of 128 queries do not fit on GPUs with 64 or 99 KiB per block (7.5, 8.6, 8.9, 12.x). This is
+    inferred from the narrower tiles that follow them in the list, not from the sizes of the structures.
     """
     half = dtype is not torch.float32
     generation = next(g for g in (80, 75, 70, 50) if capability[0] * 10 + capability[1] >= g)
@@ -98,8 +98,8 @@ def backward_variant(
 def workspace_bytes(variant: Variant, query: Tensor, key: Tensor, value: Tensor) -> int:
     """Return the bytes of `Params::workspace_size`, in which gradients are accumulated in float32.
 
-    torch 2.0 needed no workspace for floats. Later versions split the keys over blocks from compute
-    capability 7.0 on, which needs an accumulator for the queries' gradient.
+    torch 2.0 needed no workspace for floats. Later versions split the keys over blocks if the compute
+    capability is at least 7.0, which needs an accumulator for the queries' gradient.
     """
     batch, heads, rows, width = query.shape
     stored = 0

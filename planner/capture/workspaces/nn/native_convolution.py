@@ -1,4 +1,4 @@
-"""Give the workspaces of PyTorch's own convolution kernels: depthwise kernels, and matrix products.
+"""Workspace rules of PyTorch's own convolution kernels: depthwise kernels, and matrix products.
 
 `_select_conv_backend` (ATen/native/Convolution.cpp) selects the kernels if it does not select cuDNN. The
 order of the blocks of products is as an allocator recorded it with torch 2.13 on an emulated GPU.
@@ -34,8 +34,8 @@ def is_depthwise(call: ConvCall) -> bool:
 def is_native_depthwise(call: ConvCall) -> bool:
     """Return whether PyTorch's own kernel, not cuDNN, runs a call as a contiguous depthwise convolution.
 
-    The kernel does, except in float16 if cuDNN is known to be good (Convolution.cpp, use_cudnn_depthwise and
-    the workloads that it lists).
+    PyTorch's kernel does, except in float16 for workloads at which cuDNN is faster (Convolution.cpp,
+    use_cudnn_depthwise and the workloads that it lists).
     """
     if not is_depthwise(call):
         return False
@@ -118,7 +118,7 @@ def forward_products(call: ConvCall, *, has_bias: bool) -> Ops:
 
 
 def gradients_by_products(call: ConvCall, mask: Sequence[bool]) -> Ops:
-    """Return the ops of the gradients that `mask` selects: of input, weight and bias."""
+    """Return the ops of the gradients of input, weight and bias that `mask` selects, by matrix products."""
     names = [name for name, is_needed in zip(("x", "weight", "bias"), mask, strict=True) if is_needed]
     run = _Products(call, names)
     x = run.contiguous("x", input_of(call.x))
@@ -156,7 +156,7 @@ def _gradients(run: "_Products", grad: ConvOperand) -> None:
 def _gradients_of_dilated(run: "_Products", grad: ConvOperand) -> None:
     """Record the gradients of a dilated convolution.
 
-    The bias gradient is summed up sample by sample; one sum is recorded, since all take the same block.
+    The bias gradient is summed up sample by sample; one sum is recorded, since all sums take the same block.
     """
     run.contiguous("gradient", grad)
     for name in run.names:
@@ -197,7 +197,7 @@ class _Products:
     """A recorder of the ops of one convolution by matrix products, which names the held blocks."""
 
     call: ConvCall
-    names: list[str]  # of the results, in order
+    names: list[str]  # names of the results, in order
     held: list[str] = field(default_factory=list)
     _ops: list[Op] = field(default_factory=list)
     _made: list[str] = field(default_factory=list)
@@ -210,14 +210,14 @@ class _Products:
 
     @property
     def needs_columns(self) -> bool:
-        """Return whether the input must be unfolded to columns, rather than serve as the columns itself."""
+        """Return whether the input must be unfolded to columns, as it cannot serve as the columns itself."""
         call = self.call
         ones = (*call.weight.shape[2:], *call.stride, *call.dilation)
         return any(number != 1 for number in ones) or any(number != 0 for number in call.padding)
 
     @property
     def columns_bytes(self) -> int:
-        """Return the bytes of a sample's columns, one per position of the output (input if transposed)."""
+        """Return the bytes of a sample's columns, one per output position (input position if transposed)."""
         positions = (self.call.x if self.call.transposed else self.call.y).shape[2:]
         return prod(self.call.weight.shape[1:]) * prod(positions) * self.call.x.element_size()
 
@@ -234,7 +234,7 @@ class _Products:
         self.held.append(name)
 
     def free(self, *names: str) -> None:
-        """Record that the named blocks are freed, if they are held."""
+        """Record that each named block that is held is freed."""
         for name in names:
             if name in self.held:
                 beneath = self.held[::-1].index(name)
@@ -255,7 +255,7 @@ class _Products:
         return part.contiguous(part.suggests_last)
 
     def result(self, name: str) -> None:
-        """Record the allocation of a result, or of a group's part of it."""
+        """Record the allocation of a result, or, if there are several groups, of a group's part of it."""
         if self.call.groups > 1:
             self.hold(f"part of {name}", self.bytes_of(name))
         else:
@@ -264,7 +264,7 @@ class _Products:
             self._made.append(name)
 
     def output_of_transposed(self) -> None:
-        """Record the output; for volumes, a larger output is first made in the input's size and resized."""
+        """Record the output; over volumes, a larger output is made in the input's size and then resized."""
         is_resized = self.call.x.dim() == 5 and self.bytes_of("y") > self.bytes_of("x")
         if is_resized:
             self.hold("old output", self.bytes_of("x"))
@@ -278,7 +278,7 @@ class _Products:
         self._has_multiplied = True
 
     def sum_to_bias(self, shape: Sequence[int], *dims: int) -> None:
-        """Record the reduction of a contiguous gradient of the output to the bias gradient."""
+        """Record the reduction of a contiguous output gradient over `dims` to the bias gradient."""
         scratch = reduction(Dense(tuple(shape)), dims, 4, self.call.target)
         self._ops += [*scratch, *released(scratch)]
 

@@ -1,4 +1,4 @@
-"""Give the workspaces of normalization layers."""
+"""Workspace rules of normalization layers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -35,13 +35,13 @@ def _rms_norm(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _layer_norm_backward(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of layer norm's backward pass: the input's gradient, then the weight's and bias's."""
+    """Return the ops of layer norm's backward pass: the gradients of the input, the weight and the bias."""
     grad, x, normalized, _, _, weight, _, mask = args
     return _normalized_backward(grad, x, normalized, weight, out, mask, target)
 
 
 def _rms_norm_backward(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of RMS norm's backward pass: the input's gradient, then the weight's."""
+    """Return the ops of RMS norm's backward pass: the gradients of the input and the weight."""
     grad, x, normalized, _, weight, mask = args
     return _normalized_backward(grad, x, normalized, weight, out, mask, target)
 
@@ -58,7 +58,7 @@ def _normalized_backward(
     """Return the ops of the backward pass of layer norm or RMS norm.
 
     With many rows, partial sums are allocated per block of rows (`LaunchGammaBetaBackwardCUDAKernel`). Their
-    sum is a new tensor, and the tensor first made for the gradient is freed after it.
+    sum is a new tensor, after which the tensor first made for the gradient is freed.
     """
     columns = x.shape[x.dim() - len(normalized) :].numel()
     rows = x.numel() // max(columns, 1)
@@ -84,7 +84,7 @@ def _group_norm(args: Args, out: Any, target: Target) -> Ops:
     """Return the ops of group norm.
 
     They hold scale and shift of every sample and channel; with channels last, moments of rows come before.
-    Newer versions of torch also hold mean and deviation of half precision as floats.
+    Since `_EXACT_MOMENTS`, inputs of half precision also have mean and deviation in float32.
     """
     x, weight, bias, samples, channels, pixels, groups = args[:7]
     ops: list[Op] = [Outputs()]
@@ -115,7 +115,7 @@ def _group_norm_backward(args: Args, out: Any, target: Target) -> Ops:
 
 
 _EXACT_MOMENTS = (2, 13)  # pytorch/pytorch#183946
-_WELFORD_BYTES = 24  # mean, squares, a 64-bit count, count as a float
+_WELFORD_BYTES = 24  # mean, sum of squares, a 64-bit count, and the count as a float
 
 
 def _closest_factor(number: int) -> int:
@@ -130,7 +130,7 @@ def _closest_factor(number: int) -> int:
 
 
 def is_cudnn_batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool) -> bool:
-    """Return whether cuDNN runs a batch norm whose epsilon is at least 1e-5.
+    """Return whether cuDNN runs a batch norm; its epsilon is assumed to be at least 1e-5.
 
     Source: `_select_batch_norm_backend`.
     """
@@ -144,11 +144,11 @@ def is_cudnn_batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, t
 
 
 def _batch_norm(args: Args, out: Any, target: Target) -> Ops:
-    """Return the allocator operations of batch norm's kernels, or () in eval mode.
+    """Return the ops of batch norm, or () in evaluation.
 
     PyTorch's kernel for channels last allocates partial moments. Other layouts that are not contiguous, among
-    them volumes in channels last, and tensors beyond 32-bit indices are reduced to mean and variance,
-    bfloat16 as floats (`batch_norm_choose_impl`, `batch_norm_mean_var`).
+    them volumes in channels last, and tensors beyond 32-bit indices are reduced to mean and variance;
+    bfloat16 is converted to float32 first (`batch_norm_choose_impl`, `batch_norm_mean_var`).
     """
     x, weight, bias, _, _, training = args[:6]
     if not training:
@@ -166,7 +166,7 @@ def _batch_norm_backward(args: Args, out: Any, target: Target) -> Ops:
     """Return the ops of batch norm's backward pass.
 
     cuDNN copies the gradient to the input's format. PyTorch's kernel for channels last holds sums until it
-    has made the input's gradient, which is last. Source: Normalization.cuh,
+    has made its last output, the input's gradient. Source: Normalization.cuh,
     batch_norm_backward_reduce_cuda_channels_last_template.
     """
     grad, x, weight = args[:3]
@@ -183,10 +183,10 @@ def _batch_norm_backward(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _cudnn_moments(x: Tensor, block_bytes: int, block_rows: int, bytes_: int) -> Ops:
-    """Return the outputs and cuDNN's workspace; only the outputs if the input is not in channels last.
+    """Return the ops of cuDNN's batch norm: the outputs and, if the input is channels last, a workspace.
 
-    The workspace is of CUDNN_BATCHNORM_SPATIAL_PERSISTENT, which torch uses in training with channels last
-    alone. All 8,316 sizes that cuDNN 9.19 gave on an H200 follow this rule (benchmarks/measured), which is
+    The workspace is of CUDNN_BATCHNORM_SPATIAL_PERSISTENT, which torch uses only in training with channels
+    last. All 8,316 sizes that cuDNN 9.19 gave on an H200 follow this rule (benchmarks/measured), which is
     assumed for other GPUs and versions.
     """
     if not suggests_channels_last(x):
@@ -198,7 +198,7 @@ def _cudnn_moments(x: Tensor, block_bytes: int, block_rows: int, bytes_: int) ->
 
 
 def _partial_moments(x: Tensor, values: int) -> Ops:
-    """Return the staging data and semaphores of kernels for channels last, or () if they need none.
+    """Return the staging data and semaphores of kernels for channels last, or () if one block sums all rows.
 
     Source: `flexible_launch_configs`.
     """

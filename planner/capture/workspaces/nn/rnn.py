@@ -1,11 +1,11 @@
-"""Give the workspaces of cuDNN's recurrent layers, and the sizes of their weights and reserve space.
+"""Workspace rules of cuDNN's recurrent layers, and the sizes of their weights and reserve space.
 
 cuDNN does not document the sizes of its reserve space and workspace. The formulas below give exactly the
 sizes reported for a P100 in 2017 (LSTM: 736,000,000 and 17,730,560 bytes, GRU: 864,000,000 and 13,169,920;
 pytorch/pytorch issue 2895) for four layers of width 320 over 123 inputs, 250 steps of 100 samples. The issue
 names the number of parameters, from which layers and widths follow; steps and samples are inferred with the
-formulas. Newer versions, half precision, dropout and projections are assumed to need the same. The emulated
-GPU answers by the same formulas (planner/emulator/csrc/cudnn_layers.c).
+formulas. Newer versions, half precision, dropout and projections are assumed to need the same sizes. The
+emulated GPU answers by the same formulas (planner/emulator/csrc/cudnn_layers.c).
 """
 
 from typing import Any, NamedTuple
@@ -18,11 +18,11 @@ from planner.program import Target, threads_per_sm
 
 
 class Mode(NamedTuple):
-    """A kind of recurrent layer; `name` is its value of `nn.RNNBase.mode`."""
+    """A kind of recurrent layer; `name` is the value of `nn.RNNBase.mode`."""
 
     name: str
     gates: int
-    reserve: int  # vectors as wide as the hidden state that training keeps per layer, direction and step
+    reserve: int  # vectors of hidden width that training keeps per layer, direction and step
 
 
 # In the order of cudnnRNNMode_t. An LSTM keeps the gates and the cell's state.
@@ -51,7 +51,7 @@ class RnnSizes(NamedTuple):
     mode: int  # cudnnRNNMode_t
     inputs: int
     hidden: int
-    projected: int  # 0: outputs are as wide as the hidden state
+    projected: int  # width of projected outputs; 0 without projection
     layers: int
     bidirectional: bool
 
@@ -66,26 +66,26 @@ class RnnSizes(NamedTuple):
         return self.projected or self.hidden
 
     def weight_elements(self) -> int:
-        """Return the number of elements of cuDNN's flat weights; two biases count even if unused."""
+        """Return the number of elements of cuDNN's flat weights; both biases count even if unused."""
         per_row = 2 * MODES[self.mode].gates + self.projected
         return self._matrix_elements() + self.layers * self.directions * self.hidden * per_row
 
     def reserve_bytes(self, rows: int, element_bytes: int) -> int:
         """Return the bytes that training keeps: cells' states, and outputs of all layers except the last.
 
-        `rows` is steps times samples.
+        `rows` is the number of steps times the number of samples.
         """
         vectors = MODES[self.mode].reserve + (1 if self.projected else 0)
         elements = self.layers * vectors * self.hidden + (self.layers - 1) * self.width
         return rows * self.directions * element_bytes * elements
 
     def workspace_bytes(self, samples: int, element_bytes: int) -> int:
-        """Return the bytes of the workspace: the transposed matrices, and some vectors per sample."""
+        """Return the bytes of the workspace, which has the transposed matrices and vectors per sample."""
         vectors = self.layers * self.directions * samples * self.hidden * (3 * MODES[self.mode].gates - 1)
         return element_bytes * (self._matrix_elements() + vectors)
 
     def _matrix_elements(self) -> int:
-        """Return the number of elements of all matrices; each later layer takes all directions' outputs."""
+        """Return the number of elements of all matrices; later layers read the outputs of all directions."""
         inputs = self.inputs + (self.layers - 1) * self.width * self.directions
         return self.directions * MODES[self.mode].gates * self.hidden * (inputs + self.layers * self.width)
 
@@ -97,7 +97,7 @@ def _workspace(x: Tensor, batch_sizes: list[int], *sizes: Any) -> int:
 
 
 def _steps_first(x: Tensor, batch_first: bool, batch_sizes: list[int]) -> Tensor:
-    """Return a view of an input with steps as its first dimension, which cuDNN needs to be contiguous."""
+    """Return a view of an input with steps as its first dimension; cuDNN needs this view to be contiguous."""
     return x.transpose(0, 1) if batch_first and not batch_sizes else x
 
 

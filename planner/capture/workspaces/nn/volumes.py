@@ -1,9 +1,9 @@
-"""Find the half-precision convolutions over volumes that torch 2.9 runs without cuDNN.
+"""Detect the half-precision convolutions over volumes that torch 2.9 runs without cuDNN.
 
 The wheels of 2.9 bring cuDNN 9.10, whose results are wrong for some volumes (pytorch/pytorch#163539), so that
 torch runs the convolutions by matrix products (`use_cudnn` in ATen/native/Convolution.cpp; #163581). Earlier
-versions accept the wrong results. 2.10 brings the same cuDNN and runs volumes by it, except for the engines
-with wrong results.
+versions accept the wrong results. 2.10 brings the same cuDNN and runs volumes by cuDNN, without the engines
+that give wrong results.
 """
 
 from typing import Any
@@ -20,8 +20,8 @@ _CONVOLUTION = torch.ops.aten.convolution.default
 def is_volume_without_cudnn(call: ConvCall) -> bool:
     """Return whether the target's torch runs a convolution over volumes by its own kernels, not cuDNN.
 
-    torch 2.9 does in half precision, if the tensors are contiguous and the kernel is larger than a voxel;
-    2.9.0 does for tensors in channels last too, which is ignored.
+    torch 2.9 does so in half precision if the tensors are contiguous and the kernel is larger than a voxel.
+    2.9.0 also does so for tensors in channels last, which is ignored.
     """
     if call.target.torch != _VERSION or call.x.dim() != 5:
         return False

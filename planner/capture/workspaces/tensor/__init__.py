@@ -1,1 +1,1 @@
-"""Define workspace rules of operators on tensors."""
+"""Workspace rules of operators on tensors."""

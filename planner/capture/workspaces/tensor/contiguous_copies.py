@@ -1,4 +1,4 @@
-"""Give the workspaces of kernels that make contiguous copies of operands and allocate nothing else.
+"""Workspace rules of kernels that make contiguous copies of operands and allocate no other memory.
 
 Each kernel calls `contiguous()` internally, which no dispatched operator shows. If a kernel also reads
 channels last, only other layouts are copied. A structured kernel gets its outputs before it runs, so copies
@@ -23,13 +23,13 @@ from planner.capture.workspaces._rule import (
 from planner.capture.workspaces.ops import Args, Hold, Ops, Output, Outputs, Rule
 from planner.program import Target
 
-_OF_CUDNN = (torch.float16, torch.float32, torch.float64)  # types that its sampler takes
+_OF_CUDNN = (torch.float16, torch.float32, torch.float64)  # dtypes that cuDNN's sampler accepts
 
 
 def _copies_after(
     copies: Callable[..., Ops], positions: tuple[int, ...], args: Args, out: Any, target: Target
 ) -> Ops:
-    """Return the ops of a structured kernel: outputs, then copies of the arguments at `positions`."""
+    """Return the ops of a structured kernel: outputs, then copies of the tensors at `positions` in `args`."""
     tensors = [argument(args, position) for position in positions]
     return (Outputs(), *copies(*(t for t in tensors if isinstance(t, Tensor))))
 
@@ -102,7 +102,7 @@ def _gradient_of_bilinear(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _through_contiguous(args: Args, out: Any, target: Target) -> Ops:
-    """Return the outputs, contiguous results if the outputs are not contiguous, and a copy of the input.
+    """Return the outputs, a contiguous result for each non-contiguous output, and a copy of the input.
 
     Source: AdaptiveMaxPooling2d.cu, UpSampleNearest3d.cu, UpSampleTrilinear3d.cu, UpSampleBilinear2d.cu.
     """
@@ -111,7 +111,7 @@ def _through_contiguous(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _gradient_of_trilinear(args: Args, out: Any, target: Target) -> Ops:
-    """Return the outputs, a copy of the gradient, and a contiguous result if the output is not contiguous.
+    """Return the outputs, a copy of the gradient, and a contiguous result for a non-contiguous output.
 
     Source: UpSampleTrilinear3d.cu.
     """
@@ -151,7 +151,10 @@ def _dropout(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _samples_by_cudnn(x: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool) -> bool:
-    """Return whether cuDNN samples images at a grid: bilinear, zeros around (GridSamplerUtils.h)."""
+    """Return whether cuDNN samples images at a grid; it supports bilinear mode with zeros as padding.
+
+    Source: GridSamplerUtils.h.
+    """
     is_plain = mode == 0 and padding == 0 and align_corners and x.dtype in _OF_CUDNN
     is_small = is_plain and x.shape[1] <= 1024 and x.numel() < 2**31 and grid.numel() < 2**31
     return bool(is_small and x.numel() > 0)
@@ -171,7 +174,7 @@ def _sampling(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _gradient_of_sampling(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of the gradients of `_sampling`; cuDNN always computes both."""
+    """Return the ops of the gradients of sampling images at a grid; cuDNN always computes both gradients."""
     grad, x, grid, mode, padding, align_corners, mask = args
     if not _samples_by_cudnn(x, grid, mode, padding, align_corners):
         return (Outputs(),)

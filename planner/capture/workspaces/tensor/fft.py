@@ -1,4 +1,4 @@
-"""Give the workspaces of Fourier transforms and of Euclidean distances."""
+"""Workspace rules of Fourier transforms and of Euclidean distances."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -11,7 +11,7 @@ from planner.program import Target
 
 
 def notes_on_transforms(operators: Iterable[str]) -> tuple[str, ...]:
-    """Return a note on cuFFT's work area if a trace's operators include Fourier transforms; else ()."""
+    """Return a note on cuFFT's work area, or () if a trace's operators include no Fourier transform."""
     if not any(name.startswith("aten._fft_") for name in operators):
         return ()
     return (
@@ -21,7 +21,7 @@ def notes_on_transforms(operators: Iterable[str]) -> tuple[str, ...]:
 
 
 def _fourier(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of a Fourier transform: output, a copy of an input that cuFFT cannot read, work area.
+    """Return the ops of a Fourier transform: output, copy of the input if cuFFT cannot read it, work area.
 
     Source: ATen/native/cuda/SpectralOps.cpp, `_fft_r2c_cufft`. cuFFT does not document the size of its work
     area. It is assumed to be the larger of input and output, an upper bound for lengths with small prime
@@ -35,7 +35,7 @@ def _fourier(args: Args, out: Tensor, target: Target) -> Ops:
 def _is_readable(x: Tensor, dims: Sequence[int]) -> bool:
     """Return whether cuFFT reads a tensor without a copy.
 
-    The dimensions that are not transformed, by falling strides, must merge into one by `reshape`
+    The dimensions that are not transformed, in descending order of strides, must merge into one by `reshape`
     (`_exec_fft`). The stride of each transformed dimension must be a multiple of the next one's
     (CuFFTPlanCache.h, `as_cufft_embed`).
     """
@@ -57,7 +57,7 @@ def _is_readable(x: Tensor, dims: Sequence[int]) -> bool:
 
 
 def _fourier_to_real(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of a transform to real numbers: output, a copy of the input to overwrite, work area."""
+    """Return the ops of a transform to real numbers: output, copy of the overwritten input, work area."""
     x = args[0]
     return Outputs(), Hold(tensor_bytes(x)), max(tensor_bytes(x), tensor_bytes(out))
 

@@ -1,4 +1,4 @@
-"""Give the workspaces of matrix products: memory that cuBLAS keeps, and copies of operands.
+"""Workspace rules of matrix products: memory that cuBLAS keeps, and copies of operands.
 
 The first use of a cuBLAS handle takes a workspace from the caching allocator and keeps it for the life of the
 process, one per handle and stream (ATen/cuda/CublasHandlePool.cpp). Handles belong to threads, and a training
@@ -40,7 +40,7 @@ _POINTWISE_OUTER_SINCE: TorchVersion = (2, 13)
 
 
 class CublasWorkspaces:
-    """A record of the threads and streams whose cuBLAS handles have their workspaces already."""
+    """A record of the threads and streams whose cuBLAS handles already have workspaces."""
 
     def __init__(self, target: Target, config: str = "") -> None:
         """Create an empty record; `config` is the value of CUBLAS_WORKSPACE_CONFIG."""
@@ -55,19 +55,19 @@ class CublasWorkspaces:
         self._lt_used.clear()
 
     def first_use(self, phase: Phase, stream: int = 0) -> int:
-        """Return the bytes that cuBLAS allocates and keeps in a call, and record its thread and stream.
+        """Return the bytes that cuBLAS allocates in a call and keeps; record the call's thread and stream.
 
-        Return 0 if thread and stream are recorded already. The phase tells the thread: autograd's in the
-        backward pass, else the main thread.
+        Return 0 if thread and stream are recorded already. The thread follows from the phase: autograd's
+        thread in the backward pass, otherwise the main thread.
         """
-        place = phase is Phase.BACKWARD, stream  # autograd's thread, or the main one
+        place = phase is Phase.BACKWARD, stream  # autograd's thread or the main thread, and the stream
         if place in self._used:
             return 0
         self._used.add(place)
         return self._bytes
 
     def first_lt_use(self, func: Any, args: Args, phase: Phase, stream: int = 0) -> int:
-        """Return the bytes that cuBLASLt allocates and keeps in a call, and record its thread and stream.
+        """Return the bytes that cuBLASLt allocates in a call and keeps; record the call's thread and stream.
 
         Return 0 if thread and stream are recorded already, or if cuBLASLt does not run the call or keeps no
         workspace in this version of torch.
@@ -84,7 +84,8 @@ class CublasWorkspaces:
 def uses_cublas(func: Any, args: Args, ops: Ops, torch: TorchVersion) -> bool:
     """Return whether a call uses cuBLAS, judged by its operator or by the ops of its rule.
 
-    Since torch 2.13 a batch of outer products is multiplied pointwise instead (ATen/native/cuda/Blas.cpp).
+    Since torch 2.13 a batch of outer products is multiplied pointwise, without cuBLAS
+    (ATen/native/cuda/Blas.cpp).
     """
     if func not in BLAS_OPS:
         return any(isinstance(one, KernelOp) and one.kind is OpKind.CUBLAS for one in ops)
@@ -95,8 +96,8 @@ def uses_cublas(func: Any, args: Args, ops: Ops, torch: TorchVersion) -> bool:
 def _uses_lt(args: Args) -> bool:
     """Return whether cuBLASLt runs a call of `addmm`.
 
-    It does if the bias has one number per column, and the second matrix has more than one row and column
-    (addmm_out_cuda_impl, ATen/native/cuda/Blas.cpp).
+    cuBLASLt does if the bias has one number per column, and the second matrix has more than one row and
+    column (addmm_out_cuda_impl, ATen/native/cuda/Blas.cpp).
     """
     bias, _, second = args[:3]
     inner, columns = second.shape
@@ -110,7 +111,7 @@ def _uses_lt(args: Args) -> bool:
 
 
 def _copy_for_cublas(matrix: Tensor) -> Ops:
-    """Return the op that copies an operand if cuBLAS cannot read it, else ()."""
+    """Return the op that copies an operand, or () if cuBLAS can read the operand."""
     rows, columns = matrix.shape[-2:]
     down, right = matrix.stride()[-2:]
     if (down == 1 and right >= max(1, rows)) or (right == 1 and down >= max(1, columns)):

@@ -1,4 +1,4 @@
-"""Give the workspaces of indexing, masking, `roll` and the gradients of embeddings."""
+"""Workspace rules of indexing, masking, `roll` and the gradients of embeddings."""
 
 from collections.abc import Iterator, Sequence
 from math import prod
@@ -100,7 +100,7 @@ def _index_put(args: Args, out: Tensor, target: Target) -> Ops:
     if masks and values.numel() == 1 and not accumulate:
         if not any(map(is_on_cpu, masks)):
             return ()  # filled (canDispatchToMaskedFill)
-        many = max(mask.numel() for mask in masks)  # at most, since a CPU's mask is not read
+        many = max(mask.numel() for mask in masks)  # an upper bound, since a mask on the CPU is not read
     elif masks:  # the number of true elements follows from the values
         many = values.numel() // max(prod(others), 1)
     else:
@@ -111,7 +111,7 @@ def _index_put(args: Args, out: Tensor, target: Target) -> Ops:
     if not accumulate:
         return () if any(index.dtype in _MASKS for index in indices) else tuple(_moved(indices))
     linear = 8 * many
-    is_adjacent = max(covered) - min(covered) < len(covered)  # else indexed dimensions move to the front
+    is_adjacent = max(covered) - min(covered) < len(covered)  # if not, indexed dimensions move to the front
     rest = prod(x.shape[max(covered) + 1 :] if is_adjacent else others)  # elements after indexed dimensions
     element = values.element_size()
     whole = many * prod(others) * element
@@ -154,7 +154,7 @@ def bits_of(key: int) -> int:
 
 
 def _places(indices: Sequence[Tensor | None]) -> Iterator[tuple[int, Tensor]]:
-    """Yield (first dimension that it indexes, index) for each index that is not None."""
+    """Yield, for each index that is not None, the first dimension that it indexes, and the index."""
     start = 0
     for index in indices:
         if index is not None:
@@ -167,7 +167,7 @@ def _width(index: Tensor) -> int:
 
 
 def true_elements_ops(mask: Tensor, target: Target, found: Op) -> Ops:
-    """Return the ops that find a mask's true elements: a count, then a selection into the block `found`.
+    """Return the ops that find a mask's true elements: count them, then select them into the block `found`.
 
     `found` has a column of indices for each dimension (nonzero_cuda_out_impl, ATen/native/cuda/Nonzero.cu).
     The number of elements in CUB's blocks is from memory; both temporary storages are a few KiB per million
@@ -181,7 +181,7 @@ def true_elements_ops(mask: Tensor, target: Target, found: Op) -> Ops:
 
 
 def _index(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of indexing by tensors: copied indices, or the nonzero positions of a GPU mask.
+    """Return the ops of indexing by tensors, which copies indices, or finds the true elements of a GPU mask.
 
     Source: expandTensors, ATen/native/IndexingUtils.h.
     """
@@ -318,8 +318,8 @@ def _masked_scatter(args: Args, out: Tensor, target: Target) -> Ops:
 def _scan_bytes(many: int) -> int:
     """Return the bytes of temporary storage that CUB's scan of `many` elements takes.
 
-    It has 16 bytes for each tile and for 32 more, aligned to 256, and an alignment for each of two parts
-    (dispatch_scan.cuh and util_temporary_storage.cuh of CUB).
+    The storage has 16 bytes for each tile and for 32 further tiles, aligned to 256 bytes, and an alignment
+    for each of two parts (dispatch_scan.cuh and util_temporary_storage.cuh of CUB).
     """
     tiles = 16 * (ceil_div(many, _SCANNED_TOGETHER) + 32)
     return 256 * ceil_div(tiles, 256) + 256 + 255

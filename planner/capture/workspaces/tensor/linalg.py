@@ -1,4 +1,4 @@
-"""Give the workspaces of factorizations, determinants and solves, including temporaries of torch's kernels.
+"""Workspace rules of factorizations, determinants and solves, with temporaries of torch's kernels.
 
 Sources: ATen/native/cuda/linalg/BatchLinearAlgebra.cpp and BatchLinearAlgebraLib.cpp, with the default
 backend of builds without MAGMA. Work areas of cuSOLVER are left out: no rule gives their sizes, and emulated
@@ -14,12 +14,12 @@ from planner.capture.workspaces._rule import argument
 from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Release, Rule, UseCublas
 from planner.program import LEFT_OUT_NOTE, Target
 
-_POINTER, _INFO, _INDEX = 8, 4, 8  # bytes: of a matrix in a batched call, of a status, of a permutation
+_POINTER, _INFO, _INDEX = 8, 4, 8  # bytes of a pointer to a matrix, of a status, of an entry of a permutation
 _CUSOLVER = ("_linalg_det", "_linalg_slogdet", "linalg_lu_factor_ex", "linalg_lu_solve", "linalg_qr")
 
 
 def notes_on_factorizations(operators: Iterable[str]) -> tuple[str, ...]:
-    """Return a note on cuSOLVER's work areas if a trace's operators include its factorizations; else ()."""
+    """Return a note on cuSOLVER's work areas, or () if a trace's operators include no factorization."""
     if not any(name.startswith(tuple(f"aten.{one}" for one in _CUSOLVER)) for name in operators):
         return ()
     return (LEFT_OUT_NOTE + "work areas of cuSOLVER's factorizations, which emulated runs leave out too",)
@@ -40,7 +40,7 @@ def _triangular(batch: int, size: int) -> Ops:
 
 
 def _factor(matrices: Tensor) -> Ops:
-    """Return the ops of `lu_factor`: pointers if cuBLAS factors a batch of small matrices, else ()."""
+    """Return the ops of `lu_factor`: pointers to a batch of matrices, or () if cuBLAS does not factor it."""
     rows, columns, batch = *matrices.shape[-2:], _batch(matrices)
     if rows != columns or batch == 1 or rows >= 512:
         return ()
@@ -52,7 +52,7 @@ def _factors(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
 
 
 def _sign_of_permutation(matrices: Tensor) -> Ops:
-    """Return the ops of a permutation's sign, for which torch counts the pivots that move a row.
+    """Return the ops of the sign of a permutation, for which torch counts the pivots that move a row.
 
     Source: `lu_det_P`, ATen/native/LinearAlgebraUtils.h.
     """
@@ -119,8 +119,8 @@ def _triangular_solve(args: Args, out: Tensor, target: Target) -> Ops:
 def _orthogonal(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
     """Return the ops of a QR factorization.
 
-    The factorization runs in Q or R, whichever has the matrices' shape, else in a copy
-    (BatchLinearAlgebra.cpp, `linalg_qr_out`). Then Q is made in place.
+    The factorization runs in Q or R, whichever has the matrices' shape, or in a copy if neither has that
+    shape (BatchLinearAlgebra.cpp, `linalg_qr_out`). Then Q is made in place.
     """
     matrices, (q, r) = args[0], out
     rows, columns = matrices.shape[-2:]
@@ -129,7 +129,7 @@ def _orthogonal(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
     fits = (has_q and q.shape[-1] == columns) or r.shape[-2] == rows
     copy = () if fits else (Hold(matrices.nbytes),)
     factors = Hold(matrices.element_size() * batch * min(rows, columns))
-    are_small = rows <= 256 and batch >= max(2, rows // 16)  # which cuBLAS factors
+    are_small = rows <= 256 and batch >= max(2, rows // 16)  # whether cuBLAS factors them
     factor = _batched(batch) if are_small else (_INFO,)
     return (Outputs(), factors, *copy, *factor, *((_INFO,) if has_q else ()))
 

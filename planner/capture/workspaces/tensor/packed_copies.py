@@ -1,4 +1,4 @@
-"""Give the workspaces of copies between many tensors and one, as FSDP makes them: tables for a single kernel.
+"""Workspace rules of FSDP's copies between many tensors and one: tables that a single kernel reads.
 
 A table has 8 bytes for each address, size and thread block (ATen/native/cuda/TensorShape.cu).
 """
@@ -20,7 +20,7 @@ _TILE_BYTES = 16 * _BLOCK_THREADS  # bytes that a thread block copies at a time
 
 
 def _split_with_sizes_copy(args: Args, out: Any, target: Target) -> Ops:
-    """Return the table for copying the parts of a tensor to separate tensors, or () if none is needed."""
+    """Return the table for copying a tensor's parts to separate tensors, or () if no table is needed."""
     source, sizes, dim, parts = args[:4]
     if not _are_dense(source, *parts) or any(part.dtype is not source.dtype for part in parts):
         return ()  # copied one after another
@@ -38,7 +38,7 @@ def _split_with_sizes_copy(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _chunk_cat(args: Args, out: Any, target: Target) -> Ops:
-    """Return the table for concatenating chunks of tensors, or padded copies if one kernel cannot do it."""
+    """Return the table for concatenating chunks of tensors, or padded copies if one kernel cannot do so."""
     tensors, dim, chunks, whole = args[:4]
     dtype = tensors[0].dtype
     casts = dtype is not whole.dtype
@@ -53,7 +53,7 @@ def _chunk_cat(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _padded(tensor: Tensor, dim: int, chunks: int) -> int:
-    """Return the number of elements from dimension `dim` on, padding `dim` to a multiple of `chunks`."""
+    """Return the product of the sizes starting at dimension `dim`, padded to a multiple of `chunks`."""
     return ceil_div(tensor.shape[dim], chunks) * chunks * prod(tensor.shape[dim + 1 :])
 
 

@@ -1,4 +1,4 @@
-"""Give the workspaces of bitsandbytes' operators on CUDA, and the order of their outputs.
+"""Workspace rules of bitsandbytes' operators on CUDA, and the order of their outputs.
 
 Sources: bitsandbytes/backends/cuda/ops.py and backends/default/ops.py of version 0.50. A product with 4-bit
 weights runs in a single kernel for few rows, and otherwise dequantizes the weight first. A function of the
@@ -59,10 +59,10 @@ def _is_one_kernel(dtype: Any, rows: Any, outer: int, inner: int, blocksize: int
 
 @functools.cache
 def _decision() -> tuple[Any, int]:
-    """Return bitsandbytes' function that chooses the kernel, and the most rows for which it is asked.
+    """Return bitsandbytes' function that chooses the kernel, and the most rows for which it is called.
 
-    The module itself needs CUDA, so the function is compiled from its source. None for versions before 0.50,
-    which lack the function and dequantize for more than one row.
+    The module itself needs CUDA, so the function is compiled from its source. The function is None for
+    versions before 0.50, which lack it and dequantize for more than one row.
     """
     package = importlib.util.find_spec("bitsandbytes")
     assert package is not None and package.origin is not None
@@ -85,9 +85,9 @@ def _decision() -> tuple[Any, int]:
 
 
 def _int8_vectorwise_quant(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of int8 quantization by rows: statistics, then rows.
+    """Return the ops of int8 quantization by rows: first the statistics, then the rows.
 
-    With a threshold, outliers are looked for, and none are assumed to be found.
+    With a threshold, bitsandbytes looks for outliers, and is assumed to find no outliers.
     """
     activations, threshold = args[0], argument(args, 1, 0.0)
     if threshold <= 0.0:
@@ -97,7 +97,7 @@ def _int8_vectorwise_quant(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _int8_product(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of an int8 product: sums in int32, converted to float16, and from it to another type."""
+    """Return the ops of an int8 product: int32 sums, converted to float16, then to the result's type."""
     result = out[0] if isinstance(out, tuple | list) else out
     sums = Hold(4 * result.numel())
     if result.dtype is torch.float16:

@@ -1,9 +1,9 @@
-"""Give the workspaces of reductions: partial results that blocks of threads exchange through memory.
+"""Workspace rules of reductions: partial results that blocks of threads exchange through memory.
 
 If the outputs of a reduction do not fill the GPU, each output's inputs are split over several blocks. This
 takes a buffer with one partial result per output and block, and a semaphore per column of blocks. The number
 of blocks depends on the number of multiprocessors. If rows are summed, the buffer's size counts the width of
-a block twice, so it has some 0.75 MiB for each multiprocessor. Source: ATen/native/cuda/Reduce.cuh in the
+a block twice, so it has about 0.75 MiB for each multiprocessor. Source: ATen/native/cuda/Reduce.cuh in the
 headers of torch 2.13.
 """
 
@@ -51,7 +51,7 @@ class _Dim(NamedTuple):
 
 
 def reduction(x: Tensor | Dense, dims: Sequence[int] | None, partial_bytes: int, target: Target) -> Ops:
-    """Return the buffer and semaphores of a reduction of `x` over `dims`, or () if it needs none.
+    """Return the buffer and semaphores of a reduction of `x` over `dims`, or () if no output is split.
 
     An empty `dims` or None means all dimensions. `partial_bytes` is the size of one partial result: 4 for a
     sum of floats, 16 for mean and variance.
@@ -115,7 +115,7 @@ def _split(
 
 
 def _output_vector(reduced: list[_Dim], remaining: list[_Dim]) -> int:
-    """Return the number of outputs that a thread computes for an aligned storage (`get_output_vec_size`)."""
+    """Return the number of outputs per thread, assuming an aligned storage (`get_output_vec_size`)."""
     vector = _VECTOR
     for value in (remaining[0].size, *(d.stride for d in (*reduced, *remaining[1:]))):
         while value % vector:
@@ -138,7 +138,8 @@ def _partial_bytes(x: Tensor) -> int:
 def _sum_over(position: int | None) -> Rule:
     """Return the rule of a reduction with one accumulator per output.
 
-    It reduces the dimensions given by the argument at `position`, or all if `position` is None.
+    The reduction is over the dimensions given by the argument at `position`, or over all dimensions if
+    `position` is None.
     """
 
     def rule(args: Args, out: Any, target: Target) -> Ops:
@@ -152,7 +153,7 @@ def _converted_sum(position: int | None) -> Rule:
     """Return the rule of a sum that first converts its input to the type of the result.
 
     The kernel itself converts half precision summed to float32 (ATen/native/ReduceOpsUtils.h,
-    make_reduction_from_ty). `position` as for `_sum_over`.
+    make_reduction_from_ty). `position` is as for `_sum_over`.
     """
 
     def rule(args: Args, out: Any, target: Target) -> Ops:
@@ -166,7 +167,7 @@ def _converted_sum(position: int | None) -> Rule:
 
 
 def _largest(position: int | None) -> Rule:
-    """Return the rule of a reduction whose partial results have the type of its result.
+    """Return the rule of a reduction whose partial results have the type of its result, such as `amax`.
 
     `position` is as for `_sum_over`. Source: ReduceMaxValuesKernel.cu, ReduceLogicKernel.cu.
     """
@@ -179,7 +180,7 @@ def _largest(position: int | None) -> Rule:
 
 
 def _extremum_of_all(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `max` or `min` over a whole tensor, which first copies a non-contiguous input.
+    """Return the ops of `max` or `min` over a whole tensor, which reduces a contiguous copy of the input.
 
     The copy follows the output (ATen/native/ReduceAllOps.cpp).
     """
@@ -199,7 +200,7 @@ def _count(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _extremum(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of a reduction to a value and its index, a pair of 16 bytes."""
+    """Return the ops of a reduction to a value and its index, whose partial results are pairs of 16 bytes."""
     dim = argument(args, 1)
     return reduction(args[0], None if dim is None else [dim], 16, target)
 
@@ -207,13 +208,13 @@ def _extremum(args: Args, out: Any, target: Target) -> Ops:
 def _variance(args: Args, out: Any, target: Target) -> Ops:
     """Return the ops of a variance, a reduction to `WelfordData` (SharedReduceOps.h).
 
-    It has mean, sum of squares, count, and count as a float.
+    A `WelfordData` has mean, sum of squares, count, and the count as a float.
     """
     return reduction(args[0], argument(args, 1), 32 if args[0].dtype is torch.float64 else 16, target)
 
 
 def _logsumexp(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `logsumexp`: maxima, a mask of infinite maxima, exp(x - maxima) in full size.
+    """Return the ops of `logsumexp`: maxima, a mask of infinite maxima, exp(x - maxima) of the input's size.
 
     Source: ATen/native/ReduceOps.cpp.
     """
@@ -222,7 +223,7 @@ def _logsumexp(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _gradient_of_distances(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the copied arguments, the gradient, and the gradients for all pairs of rows, which are summed.
+    """Return the ops of the gradient of `cdist`, which sums gradients for all pairs of rows.
 
     Source: ATen/native/Distance.cpp and cuda/DistanceKernel.cu.
     """

@@ -1,4 +1,4 @@
-"""Give the workspaces of sorting and of operators that sort.
+"""Workspace rules of sorting and of operators that sort.
 
 Sources: ATen/native/cuda/Sort.cpp, Sort.cu, SortStable.cu, TensorTopK.cpp and Sorting.cpp; for the temporary
 storage of CUB's radix sort, CUDA 13.0 (cub/device/dispatch/dispatch_radix_sort.cuh, tuning_radix_sort.cuh).
@@ -13,21 +13,21 @@ from planner.capture.workspaces._rule import argument, ceil_div, tensor_bytes
 from planner.capture.workspaces.ops import Args, Hold, Op, Ops, Outputs, Rule
 from planner.program import Target
 
-_SMALL = 4096  # up to here, rows are sorted in place (should_use_small_sort)
-_LARGE = 1_000_000  # from here on, rows are sorted one after another
+_SMALL = 4096  # rows of at most this length are sorted in place (should_use_small_sort)
+_LARGE = 1_000_000  # rows of at least this length are sorted one after another
 _DIGITS = 256  # values of a digit of eight bits
 _ALIGNED = 256  # bytes
-_ONE_BLOCK, _ONE_BLOCK_ITEMS = 256, 19  # threads, and words of four bytes for each
+_ONE_BLOCK, _ONE_BLOCK_ITEMS = 256, 19  # threads, and words of four bytes per thread
 _SHARED_BYTES = 48 * 1024
 
 
 def radix_sort_bytes(many: int, key_bytes: int, value_bytes: int, target: Target, bits: int = 0) -> int:
     """Return the bytes of temporary storage that CUB's radix sort of `many` pairs takes.
 
-    The sort uses the low `bits` bits of keys, or all if 0. Few pairs are sorted by a single block. Otherwise
-    the storage holds digits for each pass of eight bits, digits for each block of pairs, and with several
-    passes the other halves of the double buffers. Keys of less than four bytes are sorted in another way
-    before compute capability 9.0; the same formula is about right for them.
+    The sort uses the low `bits` bits of keys, or all bits if `bits` is 0. Few pairs are sorted by a single
+    block. Otherwise the storage holds digits for each pass of eight bits, digits for each block of pairs, and
+    with several passes the other halves of the double buffers. Before compute capability 9.0, keys of less
+    than four bytes are sorted in another way, for which the same formula is about right.
     """
     if many <= _ONE_BLOCK * (_ONE_BLOCK_ITEMS * 4 // max(4, key_bytes, value_bytes)):
         return 1
@@ -39,7 +39,7 @@ def radix_sort_bytes(many: int, key_bytes: int, value_bytes: int, target: Target
 
 
 def _block_pairs(key_bytes: int, value_bytes: int, capability: tuple[int, int]) -> int:
-    """Return the number of pairs that a block of threads sorts in a pass, bounded by its shared memory."""
+    """Return the number of pairs that a block of threads sorts in a pass, bounded by shared memory."""
     threads, words = 384, 21  # words of four bytes for each thread
     if capability >= (9, 0):
         of_key = {4: 29 if value_bytes == 8 else 17 if value_bytes else 18, 8: 24 if value_bytes == 8 else 30}
@@ -59,7 +59,7 @@ def _sort(position: int, args: Args, out: Any, target: Target) -> Ops:
 
 
 def sort_ops(x: Tensor, dim: int, target: Target) -> Ops:
-    """Return the ops of a sort of `x` along a dimension: values and indices, then temporary storage."""
+    """Return the ops of a sort of `x` along a dimension: outputs, then temporary storage."""
     if x.dim() == 0 or x.numel() == 0:
         return ()
     row = x.shape[dim]
@@ -81,7 +81,7 @@ def sort_ops(x: Tensor, dim: int, target: Target) -> Ops:
 
 
 def _topk(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of `topk`: a sort of the selection if it is sorted and exceeds 4096 values, else ()."""
+    """Return the ops of `topk`: a sort of the selected values, or () if they are few or left unsorted."""
     values, indices = out
     dim = argument(args, 2, -1)
     if values.dim() == 0 or values.shape[dim] <= _SMALL or not argument(args, 4, True):
@@ -105,7 +105,7 @@ def _randperm(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _multinomial(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `multinomial`: running sums for several draws with replacement, else noise.
+    """Return the ops of `multinomial`: running sums for several draws with replacement, otherwise noise.
 
     Source: Distributions.cpp.
     """

@@ -1,4 +1,4 @@
-"""Kernels on `meta` for bitsandbytes' operators whose own meta kernels need sizes that depend on values."""
+"""Meta kernels for operators of bitsandbytes whose own meta kernels have sizes that depend on values."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def kernels() -> Mapping[Any, Callable[..., Any]]:
-    """Return the kernels by operator, or an empty dictionary if bitsandbytes is not imported."""
+    """Return the meta kernels by operator, or an empty dictionary if bitsandbytes is not imported."""
     if "bitsandbytes" not in sys.modules:
         return {}
     ops = torch.ops.bitsandbytes
@@ -20,7 +20,7 @@ def kernels() -> Mapping[Any, Callable[..., Any]]:
 
 
 def _int8_vectorwise_quant(A: Tensor, threshold: float = 0.0) -> tuple[Tensor, Tensor, Tensor | None]:  # noqa: N803
-    """Return quantized rows, row scales, and an empty tensor of outliers, or None if `threshold` is 0."""
+    """Return quantized rows, row scales, and an empty tensor of outliers (None if `threshold` is 0)."""
     rows = A.new_empty(A.numel() // A.shape[-1], dtype=torch.float32)
     outliers = A.new_empty(0, dtype=torch.int64) if threshold > 0.0 else None
     return A.new_empty(A.shape, dtype=torch.int8), rows, outliers

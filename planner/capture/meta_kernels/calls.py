@@ -1,4 +1,4 @@
-"""Call operators that torch may decompose, and release the tensors that importing dynamo keeps alive."""
+"""Call operators that torch may decompose, and release the tensors that the import of dynamo keeps alive."""
 
 import gc
 import sys
@@ -10,7 +10,7 @@ import torch
 
 
 def call_operator(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return an operator's result; release the stack frames that an import of dynamo by the call keeps."""
+    """Call an operator and return its result; if the call imports dynamo, release the import's frames."""
     knows_dynamo = "torch._dynamo" in sys.modules
     out = func(*args, **kwargs) if kwargs else func(*args)
     if not knows_dynamo and "torch._dynamo" in sys.modules:

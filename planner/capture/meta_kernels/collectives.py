@@ -1,4 +1,4 @@
-"""Kernels on `meta` for functional collectives, since torch's meta kernels are made for compiled graphs."""
+"""Meta kernels for functional collectives, since torch's meta kernels are made for compiled graphs."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ _DISPATCH = (
 
 
 def kernels() -> Mapping[Any, Callable[..., Any]]:
-    """Return the kernels by operator, or an empty dictionary if functional collectives are not imported."""
+    """Return the meta kernels by operator, or an empty dict if functional collectives are not imported."""
     module = sys.modules.get("torch.distributed._functional_collectives")
     if module is None:
         return {}
@@ -31,10 +31,10 @@ def kernels() -> Mapping[Any, Callable[..., Any]]:
 
 
 def _copy(self: Tensor, source: Tensor, *_: Any) -> Any:
-    """Return `self` unchanged if DistributedDataParallel's reducer copies from meta to the CPU.
+    """Return `self` unchanged if DistributedDataParallel's reducer copies a meta tensor to the CPU.
 
     The C++ reducer copies the numbers on which ranks agreed back to the CPU: before a forward pass the order
-    of gradients, after a backward pass the parameters that got a gradient (reducer.cpp of 2.13). Returns
+    of gradients, after a backward pass which parameters got a gradient (reducer.cpp of 2.13). Returns
     NotImplemented for other copies.
     """
     if self.is_meta or not source.is_meta or not _is_of_reducer(sys._getframe(1)):

@@ -1,4 +1,4 @@
-"""Kernels on `meta` for convolutions, with outputs in cuDNN's memory format.
+"""Meta kernels for convolutions, with outputs in cuDNN's memory format.
 
 Sources: ATen/native/Convolution.cpp and ConvUtils.h.
 """
@@ -69,7 +69,7 @@ def _convolution_backward(
 ) -> Any:  # fmt: skip
     """Return the gradients of input, weight and bias, the first two in the forward pass's memory format.
 
-    Gradients that `mask` does not ask for are None. Returns NotImplemented for unusual arguments.
+    Gradients that `mask` does not select are None. Returns NotImplemented for unusual arguments.
     """
     if weight.dim() != x.dim() or 0 in x.shape or 0 in weight.shape or not is_floating_meta(grad, x, weight):
         return NotImplemented
@@ -97,12 +97,12 @@ def _strides(capability: Capability, x: Tensor, weight: Tensor, shape: Sequence[
 
 
 def _is_native(capability: Capability, x: Tensor) -> bool:
-    """Return whether the native kernel runs instead of cuDNN for the input's dtype on this GPU."""
+    """Return whether torch's native kernel runs instead of cuDNN for the input's dtype on this GPU."""
     return x.dtype is torch.bfloat16 and capability < (8, 0)
 
 
 def kernels(capability: Capability) -> Mapping[str, Callable[..., Any]]:
-    """Return the kernels by operator name, for a GPU of this compute capability."""
+    """Return the meta kernels by operator name, for GPUs of a compute capability."""
     return {
         "convolution": partial(_convolution, capability),
         "convolution_backward": partial(_convolution_backward, capability),

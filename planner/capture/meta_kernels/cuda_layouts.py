@@ -1,8 +1,8 @@
-"""Kernels on `meta` for operators whose outputs have other strides or sizes on CUDA than on `meta`.
+"""Meta kernels for operators whose outputs on CUDA differ in strides or size from torch's meta kernels.
 
-Strides decide memory: kernels that need a contiguous input copy any other input, and `linear` and `reshape`
-keep the copy. For contiguous inputs these kernels agree with torch's, unless a function says otherwise.
-Each returns NotImplemented for arguments that are left to torch's kernel.
+Strides decide memory: kernels that need a contiguous input copy a non-contiguous input, and `linear` and
+`reshape` keep the copy. For contiguous inputs these kernels agree with torch's, unless a function says
+otherwise. Each kernel returns NotImplemented for arguments that are left to torch's kernel.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ def _statistics_dtype(dtype: torch.dtype) -> torch.dtype:
 def _native_layer_norm(
     x: Tensor, normalized: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Any:
-    """Return the contiguous output, means and inverse deviations of layer norm.
+    """Return the output, means and inverse deviations of layer norm, all contiguous.
 
     CUDA's kernel copies an input that is not contiguous.
     """
@@ -62,7 +62,7 @@ def _native_layer_norm_backward(
 
 
 def _gradients(tensors: Sequence[Tensor | None], mask: Sequence[bool]) -> tuple[Tensor | None, ...]:
-    """Return a contiguous gradient for each tensor that is not None and selected by `mask`, else None."""
+    """Return, for each tensor, a contiguous gradient, or None if the tensor is None or not in `mask`."""
     pairs = zip(tensors, mask, strict=True)
     return tuple(empty(t.shape, t.dtype) if is_needed and t is not None else None for t, is_needed in pairs)
 
@@ -104,8 +104,8 @@ def _native_batch_norm(
 ) -> Any:  # fmt: skip
     """Return the output of batch norm in the input's memory format, and the saved statistics.
 
-    In evaluation cuDNN saves no statistics, so they are empty, whereas torch's meta kernel makes two copies.
-    The native kernel always saves them.
+    In evaluation cuDNN saves no statistics, so the saved tensors are empty, whereas torch's meta kernel makes
+    two copies. The native kernel always saves statistics.
     """
     if not _fits_batch_norm(x, weight) or (not training and (mean is None or var is None)):
         return NotImplemented
@@ -120,7 +120,7 @@ def _native_batch_norm_backward(
 ) -> Any:  # fmt: skip
     """Return the gradients of input, weight and bias for batch norm in training; cuDNN ignores `mask`.
 
-    The native kernel follows the mask for all three; torch's meta kernel follows it for two of them.
+    The native kernel follows the mask for all three gradients; torch's meta kernel for two of the three.
     """
     if not _fits_batch_norm(x, weight) or grad.shape != x.shape or weight is None or not train:
         return NotImplemented
@@ -199,7 +199,7 @@ def _ctc_loss(
 ) -> Any:  # fmt: skip
     """Return the CTC loss and its forward variables (ATen/native/cuda/LossCTC.cu).
 
-    torch has no meta kernel for it.
+    torch has no meta kernel for CTC loss.
     """
     steps, samples = scores.shape[:2]
     if isinstance(target_lengths, Tensor) and target_lengths.is_meta:
@@ -216,13 +216,13 @@ def _ctc_loss_backward(grad: Tensor, scores: Tensor, *_: Any) -> Any:
 def _log_sigmoid(x: Tensor) -> Any:
     """Return the output of log-sigmoid, and an empty buffer (ATen/native/cuda/Activation.cpp).
 
-    On the CPU and on meta the buffer has the size of the input.
+    torch's kernels for the CPU and for meta tensors make a buffer of the input's size.
     """
     out = pointwise_output(x)
     return NotImplemented if out is NotImplemented else (out, empty((0,), x.dtype))
 
 
-# ---- others with contiguous outputs
+# ---- other operators with contiguous outputs
 
 
 def _roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
@@ -254,9 +254,9 @@ def _masked_fill(x: Tensor, mask: Tensor, value: Any) -> Any:
 
 
 def _index(x: Tensor, indices: Sequence[Tensor | None]) -> Any:
-    """Return a tensor with as many elements as a mask on the CPU selects.
+    """Return the elements of a meta tensor that a mask on the CPU selects.
 
-    For a mask on the CPU, torch would make a list of the selected indices.
+    torch would convert the mask to the selected indices.
     """
     if len(indices) != 1 or (mask := indices[0]) is None:
         return NotImplemented
@@ -278,7 +278,7 @@ def _resized_input(func: Any, x: Tensor, *args: Any) -> Any:
 def _weight_int4pack_mm(
     activations: Tensor, packed: Tensor, group_size: int, scales_and_zeros: Tensor
 ) -> Tensor:
-    """Return the product with weights of 4 bits, packed in tiles of 8 rows (ATen/native/cuda/int4mm.cu)."""
+    """Return the product with 4-bit weights, packed in tiles of 8 rows (ATen/native/cuda/int4mm.cu)."""
     return activations.new_empty(activations.shape[0], 8 * packed.shape[0])
 
 

@@ -1,4 +1,4 @@
-"""Refuse operands of dtypes that CUDA's kernels refuse but kernels on `meta` accept."""
+"""Refuse operands of dtypes that CUDA's kernels refuse and meta kernels accept."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -12,8 +12,8 @@ from torch import Tensor
 from planner.capture.meta_kernels.positions import check_positions
 from planner.capture.operator_table import operator_table
 
-DTYPES_FILE = Path(__file__).with_name("cuda_dtypes.json")  # operators, by message, by refused dtypes
-NAMES = {  # of dtypes in ATen's messages
+DTYPES_FILE = Path(__file__).with_name("cuda_dtypes.json")  # by refused dtypes, by message: operators
+NAMES = {  # names of dtypes in ATen's messages
     torch.bool: "Bool",
     torch.uint8: "Byte",
     torch.int8: "Char",
@@ -31,10 +31,10 @@ _Args = tuple[Any, ...]
 
 
 def find_check(func: Any) -> Callable[[_Args], None] | None:
-    """Return a function that raises an error for operands that CUDA's kernel refuses, or None.
+    """Return a function that checks an operator's operands, or None if the operator needs no check.
 
-    The error is a RuntimeError in torch's words, or a PositionError. None is returned for an operator that
-    needs no check. `tools/store_cuda_dtypes.py` stored the dtypes that torch 2.13 refuses.
+    For operands that CUDA's kernel refuses, the function raises a RuntimeError in torch's words, or a
+    PositionError. `tools/store_cuda_dtypes.py` stored the dtypes that torch 2.13 refuses.
     """
     check_more, refused = _CHECKS.get(func), _refused().get(_name_of(func))
     if refused is None:
@@ -57,8 +57,8 @@ def _name_of(func: Any) -> str:
 def promoted(args: _Args) -> torch.dtype | None:
     """Return the dtype to which an operator's tensors promote, or None if it is not determined.
 
-    None is returned without a tensor on `meta` or a GPU, if any tensor is empty, and for more than two
-    tensors of different dtypes.
+    The dtype is not determined if no tensor is on the meta device or a GPU, if a tensor is empty, and for
+    more than two tensors of different dtypes.
     """
     tensors = [value for value in args if isinstance(value, Tensor)]
     if not any(t.is_meta or t.is_cuda for t in tensors) or not all(t.numel() for t in tensors):
@@ -71,7 +71,7 @@ def promoted(args: _Args) -> torch.dtype | None:
 
 @cache
 def _refused() -> Mapping[str, Mapping[torch.dtype | None, str]]:
-    """Read and cache torch's error messages, keyed by operator and by refused dtype."""
+    """Read and cache torch's error messages, by operator and by refused dtype."""
     refused: dict[str, dict[torch.dtype | None, str]] = {}
     stored = msgspec.json.decode(DTYPES_FILE.read_bytes(), type=dict[str, dict[str, str]])
     dtypes: dict[str, torch.dtype | None] = {name: dtype for dtype, name in NAMES.items()}
@@ -115,9 +115,10 @@ def _check_convolution(args: _Args) -> None:
 
 
 def _check_assignment(args: _Args) -> None:
-    """Raise RuntimeError if values assigned to indices differ in dtype (TensorAdvancedIndexing.cpp).
+    """Raise RuntimeError if values that `index_put` assigns differ in dtype from the tensor.
 
-    A single value is not checked, since it may be on the CPU, from which torch converts it.
+    A single value is not checked, since it may be on the CPU, from which torch converts it. Source:
+    TensorAdvancedIndexing.cpp.
     """
     given, values = args[0], args[2]
     if given.is_meta and values.is_meta and values.dim() and given.dtype is not values.dtype:

@@ -1,6 +1,6 @@
-"""Kernels on `meta` for pointwise operators, with outputs laid out as by ATen/TensorIterator.cpp.
+"""Meta kernels for pointwise operators, with outputs laid out as by ATen/TensorIterator.cpp.
 
-Each returns NotImplemented for arguments that are left to torch's kernel.
+Each kernel returns NotImplemented for arguments that are left to torch's kernel.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +44,7 @@ def pointwise_output(*operands: Any, dtype: torch.dtype | None = None, **_: Any)
 
 
 def _alone(x: Any, *numbers: Any, **options: Any) -> Any:
-    """Return the output of a pointwise operator over one tensor; its numbers do not affect the layout."""
+    """Return the output of a pointwise operator over one tensor and numbers that do not affect the layout."""
     if any(isinstance(number, complex) for number in numbers):
         return NotImplemented
     return pointwise_output(x, **options)
@@ -74,7 +74,7 @@ def _laid_over(tensors: Sequence[Tensor], kind: torch.dtype, dtype: torch.dtype,
         is_converted = t.dtype is not kind and t.dtype is not torch.bool
         if is_converted and (0 in t.stride() or 1 in t.shape) and not is_contiguous_meta(t):
             return NotImplemented
-    if numbers or is_broadcast:  # then the operands differ in shape
+    if numbers or is_broadcast:  # in both cases operands differ in shape
         strides.append((0,) * len(shape))
     return empty_strided(shape, pointwise_strides(shape, strides), dtype)
 
@@ -97,7 +97,7 @@ def _clamp(x: Tensor, low: Any = None, high: Any = None) -> Any:
 
 
 def _hardtanh(x: Tensor, *numbers: Any) -> Any:
-    """Return the output of hardtanh; tensors of unusual strides are left to torch.
+    """Return the output of hardtanh, or NotImplemented if its strides would differ from the input's.
 
     torch clamps into an empty tensor, which is laid out later.
     """
@@ -106,9 +106,9 @@ def _hardtanh(x: Tensor, *numbers: Any) -> Any:
 
 
 def _power(x: Tensor, exponent: Any) -> Any:
-    """Return the output of a power; an exponent of 1 is left to torch for tensors that are not contiguous.
+    """Return the output of a power, or NotImplemented for a first power of a non-contiguous tensor.
 
-    torch then makes a copy, which is laid out differently from other powers.
+    For an exponent of 1 torch makes a copy, which is laid out differently from other powers.
     """
     if isinstance(exponent, Tensor) or (exponent == 1 and not is_contiguous_meta(x)):
         return NotImplemented
@@ -116,7 +116,7 @@ def _power(x: Tensor, exponent: Any) -> Any:
 
 
 def _derivative(grad: Tensor, x: Tensor, *numbers: Any, **options: Any) -> Any:
-    """Return the gradient of an activation, laid out by the incoming gradient first, then by the input.
+    """Return the gradient of an activation, laid out by the output's gradient first, then by the input.
 
     Source: ATen/native/Activation.cpp. torch's meta kernels compose several operators, whose result has
     another layout if the layouts of gradient and input differ.
@@ -125,7 +125,7 @@ def _derivative(grad: Tensor, x: Tensor, *numbers: Any, **options: Any) -> Any:
 
 
 def _input_first(grad: Tensor, x: Tensor, *numbers: Any) -> Any:
-    """Return the gradient of an activation, laid out by the input first, then by the incoming gradient."""
+    """Return the gradient of an activation, laid out by the input first, then by the output's gradient."""
     return _derivative(x, grad)
 
 

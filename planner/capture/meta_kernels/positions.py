@@ -1,7 +1,7 @@
-"""Refuse positions beyond the rows of a table, which fail an assertion of the lookup's kernel on a GPU.
+"""Refuse positions beyond the rows of a table, for which the lookup's kernel fails an assertion on a GPU.
 
 Unlike token ids, positions do not depend on data: `arange` makes them. Views of the result of `arange`
-are followed, tensors computed from the result are not.
+are checked; tensors computed from the result are not.
 """
 
 import weakref
@@ -19,12 +19,12 @@ class PositionError(IndexError):
     """An error for a position that is beyond the rows of the table in which it is looked up."""
 
 
-# By storage: a reference that removes the entry with its storage, the first position and the step.
+# By storage: a weak reference that removes the entry when the storage dies, the first position, the step.
 _RANGES: dict[int, tuple[weakref.ref[Any], int, int]] = {}
 
 
 def _arange(func: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """Return the result of `arange`; for rising integers on `meta`, remember the first value and the step."""
+    """Call `arange`; for ascending integers on the meta device, remember the first value and the step."""
     out: Tensor = call_operator(func, args, kwargs)
     first, _, step = (0, args[0], 1) if len(args) == 1 else (*args, 1)[:3]
     if out.is_meta and not out.is_floating_point() and type(first) is int and type(step) is int and step > 0:
@@ -37,7 +37,7 @@ def _arange(func: Any, *args: Any, **kwargs: Any) -> Tensor:
 def check_positions(args: tuple[Any, ...]) -> None:
     """Raise PositionError if `embedding(table, positions)` looks up a row that the table does not have.
 
-    Only views of the results of `arange` on `meta` are checked.
+    Only views of results of `arange` on the meta device are checked.
     """
     table, positions = args[0], args[1]
     if not positions.is_meta or not positions.numel():

@@ -1,4 +1,4 @@
-"""Run operators on `meta`, with outputs laid out as by CUDA's kernels.
+"""Run operators on meta tensors, with outputs laid out as by CUDA's kernels.
 
 torch's meta kernels are mostly decompositions in Python: a multiplication takes a tenth of a millisecond,
 batch norm a whole millisecond. A training loop calls each operator many times with the same sizes, so the
@@ -51,7 +51,7 @@ _Layout = tuple[Sequence[int], Sequence[int], torch.dtype]  # shape and strides
 
 
 def meta_kernels(capability: Capability) -> Mapping[Any, Callable[..., Any]]:
-    """Return the planner's kernels by operator, for a GPU of this compute capability."""
+    """Return the planner's meta kernels by operator, for GPUs of a compute capability."""
     return {
         **_KERNELS,
         **operator_table(convolution.kernels(capability)),
@@ -63,24 +63,24 @@ def meta_kernels(capability: Capability) -> Mapping[Any, Callable[..., Any]]:
 class _Operator(Struct, frozen=True):
     """The properties of an operator that decide how it is run, cached since torch looks them up slowly."""
 
-    func: Any  # held, so that its `id` stays unique
-    kernel: Callable[..., Any] | None  # the planner's, if it has any
-    check: Callable[[tuple[Any, ...]], None] | None  # of operands that CUDA's kernel refuses
-    changes_lists: bool
-    changes_elements: bool
+    func: Any  # kept alive, so that its `id` stays unique
+    kernel: Callable[..., Any] | None  # the planner's meta kernel; None if it has no kernel for the operator
+    check: Callable[[tuple[Any, ...]], None] | None  # raises if CUDA's kernel refuses the operands
+    changes_lists: bool  # see `_changes_lists`
+    changes_elements: bool  # see `_changes_elements`
 
 
 class MetaRunner:
-    """A runner of one capture's operators on `meta`, which remembers the layouts of outputs."""
+    """A runner of one capture's operators on meta tensors, which remembers the layouts of outputs."""
 
     def __init__(self, capability: Capability) -> None:
         self._kernels = meta_kernels(capability)
         self._operators: dict[int, _Operator] = {}  # by `id`, since hashing an operator is slow
-        self._layouts: dict[Any, tuple[type, list[_Layout | None]]] = {}  # of outputs, with their container
+        self._layouts: dict[Any, tuple[type, list[_Layout | None]]] = {}  # of outputs, with their type
         self._in_place: set[Any] = set()  # calls that return their first argument
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], phase: Phase) -> Any:
-        """Run an operator on `meta` in a phase of the loop, and return its result."""
+        """Run an operator on meta tensors in a phase of the loop, and return its result."""
         op = self._operators.get(id(func)) or self._inspect(func)
         if op.check is not None:
             op.check(args)
@@ -149,13 +149,13 @@ def _changes_elements(func: Any) -> bool:
 
 
 def _is_only_tensor(args: tuple[Any, ...]) -> bool:
-    """Return whether the only tensor is the first argument, contiguous, floating-point and on meta."""
+    """Return whether the only tensor is the first argument, a contiguous floating-point meta tensor."""
     is_alone = is_contiguous_meta(args[0]) and not any(isinstance(one, Tensor) for one in args[1:])
     return is_alone and bool(args[0].dtype.is_floating_point)
 
 
 def _key_of(value: Any) -> Any:
-    """Return a key that determines the layout of a call's outputs, or None if tensor values may decide it."""
+    """Return a key that determines the layout of a call's outputs, or None if values in tensors may."""
     if isinstance(value, Tensor):
         return (value.shape, value.stride(), value.dtype) if value.is_meta else None
     if isinstance(value, _SEQUENCES):

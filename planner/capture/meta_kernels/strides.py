@@ -18,12 +18,12 @@ _empty, _empty_strided = torch.empty, torch.empty_strided
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return an uninitialised contiguous tensor on meta."""
+    """Return a contiguous meta tensor."""
     return _empty(shape, dtype=dtype, device="meta")
 
 
 def empty_strided(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return an uninitialised tensor with these strides on meta."""
+    """Return a meta tensor with these strides."""
     return _empty_strided(shape, strides, dtype=dtype, device="meta")
 
 
@@ -56,12 +56,12 @@ def _strides_in_order(shape: Sequence[int], outermost_first: Sequence[int]) -> t
 
 
 def is_contiguous_meta(t: Any) -> bool:
-    """Return whether a value is a non-empty tensor on meta with the strides of a new contiguous tensor."""
+    """Return whether a value is a non-empty meta tensor with the strides of a new contiguous tensor."""
     return isinstance(t, Tensor) and t.is_meta and 0 not in t.shape and t.stride() == contiguous(t.shape)
 
 
 def is_floating_meta(*tensors: Tensor | None) -> bool:
-    """Return whether all tensors that are not None are on meta, with a common floating-point dtype."""
+    """Return whether all tensors that are not None are meta tensors of a common floating-point dtype."""
     kinds = {t.dtype if t.is_meta else None for t in tensors if t is not None}
     kind = kinds.pop()
     return not kinds and kind is not None and kind.is_floating_point
@@ -92,7 +92,7 @@ def strides_suggest_channels_last(shape: Sequence[int], strides: Sequence[int]) 
 def is_in_format(shape: Sequence[int], strides: Sequence[int], is_last: bool) -> bool:
     """Return whether strides are exactly channels last if `is_last`, or exactly contiguous if not.
 
-    Dimensions of size 1 may have any stride (c10/core/Contiguity.h).
+    The strides of dimensions of size 1 are ignored (c10/core/Contiguity.h).
 
     >>> is_in_format((2, 3, 1, 1), (3, 1, 1, 1), is_last=True)
     True
@@ -118,7 +118,7 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def broadcast(shapes: Sequence[Sequence[int]]) -> Sequence[int] | None:
-    """Return the shape to which all shapes broadcast, or None if they do not broadcast."""
+    """Return the shape to which all shapes broadcast, or None if the shapes do not broadcast."""
     sizes = []
     for place in range(-max(map(len, shapes)), 0):
         common = 1
@@ -134,7 +134,7 @@ def broadcast(shapes: Sequence[Sequence[int]]) -> Sequence[int] | None:
 def pointwise_strides(shape: Sequence[int], operands: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """Return the strides of a pointwise output, given the operands' strides in the output's shape.
 
-    Numbers, and broadcast dimensions, have strides of 0.
+    Numbers and broadcast dimensions have strides of 0.
 
     >>> pointwise_strides((1, 8, 2, 2), [(8, 1, 16, 8)])  # channels last, whatever the stride of size 1
     (32, 1, 16, 8)

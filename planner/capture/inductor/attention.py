@@ -1,4 +1,4 @@
-"""Make attention on the compiler's fake tensors select the backend of the planned GPU.
+"""Make attention on the fake tensors of torch's compiler select its backend as on the planned GPU.
 
 `scaled_dot_product_attention` selects its backend by CUDA code, which builds of torch without CUDA lack
 (`_fused_sdp_choice`, ATen/native/transformers/attention.cpp).
@@ -16,7 +16,7 @@ from planner.program import Target
 
 @contextmanager
 def attention_of(target: Target) -> Iterator[None]:
-    """Make attention on fake CUDA tensors select the backend of `target` inside the context."""
+    """Make attention on fake CUDA tensors select its backend as on the GPU `target` inside the context."""
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
         with warnings.catch_warnings():

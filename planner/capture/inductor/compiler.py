@@ -1,4 +1,4 @@
-"""Run torch.compile in a capture: dynamo, AOTAutograd and inductor run unchanged, their result on `meta`.
+"""Run torch.compile in a capture: torch's compiler runs unchanged, and compiled code runs on meta tensors.
 
 The module uses private functions of torch 2.13; other versions are refused.
 """
@@ -40,7 +40,7 @@ from planner.program import NEWEST_TORCH, format_torch_version, torch_version_of
 _Inductor = torch._TorchCompileInductorWrapper
 _IDENTITIES = ("ID_MATCH", "FUNCTION_MATCH", "BUILTIN_MATCH", "CLOSURE_MATCH")
 _TIMED = {"max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning"}
-_PLANNER = str(Path(__file__).parents[2])  # code in this folder runs beneath each operator
+_PLANNER = str(Path(__file__).parents[2])  # the planner's code runs within each operator
 _TRITON_SINCE = (7, 0)
 Suspended = Callable[[], AbstractContextManager[object]]
 
@@ -51,8 +51,8 @@ class Compiler:
     def __init__(self, recorder: Recorder, suspended: Suspended) -> None:
         """Prepare to compile for the recorder's GPU.
 
-        `suspended` opens a context in which nothing of torch is replaced. Raises ModelError if the installed
-        torch is not `NEWEST_TORCH`, or if Triton does not support the GPU.
+        `suspended` opens a context in which no function of torch is replaced. Raises ModelError if the
+        installed torch is not `NEWEST_TORCH`, or if Triton does not support the GPU.
         """
         if torch_version_of(torch.__version__) != NEWEST_TORCH:
             installed, newest = torch.__version__, format_torch_version(NEWEST_TORCH)
@@ -70,7 +70,7 @@ class Compiler:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Make torch.compile work for tensors on `meta` inside the context."""
+        """Make torch.compile work for meta tensors inside the context."""
         frames = convert_frame.CatchErrorsWrapper
         torch._dynamo.reset()
         try:
@@ -86,7 +86,7 @@ class Compiler:
             torch._dynamo.reset()
 
     def notes(self) -> tuple[str, ...]:
-        """Return notes on options that are not planned, and on products that a GPU might pad."""
+        """Return notes on options that are not planned, and on matrix products that a GPU might pad."""
         notes = []
         if self._timed:
             notes.append(
@@ -101,7 +101,7 @@ class Compiler:
         return tuple(notes)
 
     def _without_timed(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a version of the backend's `__call__` that drops, and notes, the options to time kernels."""
+        """Return a version of the backend's `__call__` that drops and notes options that time kernels."""
 
         def call(backend: Any, *args: Any, **kwargs: Any) -> Any:
             timed = {name for name, value in backend.config.items() if name in _TIMED and value}
@@ -113,10 +113,10 @@ class Compiler:
         return call
 
     def _guarding(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a version of dynamo's guard builder that runs under the dispatch keys of later checks.
+        """Return a version of dynamo's guard builder that builds under the dispatch keys of later checks.
 
-        Guards compare a tensor's dispatch keys, which include the thread's. Guards on the identity of torch's
-        functions are dropped, since those functions are replaced when the guards are checked.
+        Guards compare a tensor's dispatch keys, which include the keys of the thread. Guards on the identity
+        of torch's functions are dropped, since those functions are replaced when the guards are checked.
         """
 
         def make_guards(
@@ -168,7 +168,7 @@ class Compiler:
 
     @contextmanager
     def _waits_recorded(self) -> Iterator[None]:
-        """Record AOTAutograd's waits for collectives whose results are graph inputs, inside the context."""
+        """Record, inside the context, AOTAutograd's waits for collectives whose results are graph inputs."""
         module = sys.modules.get("torch.distributed._functional_collectives")
         if module is None:
             yield
@@ -194,9 +194,10 @@ class Compiler:
 
 
 def _random_as_is(joint: Any, forward: Any, backward: Any, saved_sizes: int) -> tuple[Any, Any]:
-    """Return both graphs unchanged, with their random operators.
+    """Return the forward and the backward graph unchanged, with their random operators.
 
-    On a GPU, generators that take no memory repeat the random numbers in the backward pass.
+    It replaces `functionalize_rng_ops`. On a GPU, generators that take no memory repeat the random numbers in
+    the backward pass.
     """
     return forward, backward
 
@@ -207,7 +208,7 @@ def _is_of_planner(frame: Any) -> bool:
 
 
 def learn_names_of_torch() -> None:
-    """Make dynamo build its table of torch's functions, once per process and keyed by identity."""
+    """Make dynamo build its table of torch's functions, which it builds once per process and by identity."""
     get_torch_obj_rule_map()
 
 

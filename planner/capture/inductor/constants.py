@@ -14,7 +14,7 @@ from planner.capture.patching import patched
 
 
 class _OnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that makes tensors on the CPU if they are requested on the GPU."""
+    """A dispatch mode that creates tensors on the CPU if code requests them on the GPU."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -42,7 +42,7 @@ def constants_on_cpu() -> Iterator[None]:
 def _unfaked_on_cpu() -> Iterator[Any]:
     """Disable the fake tensor mode inside the context, and create GPU tensors on the CPU instead.
 
-    `proxy_call` uses the context in tracing to compute with the values of `torch.tensor([...])`.
+    While it traces, `proxy_call` uses the context to compute with the values of `torch.tensor([...])`.
     """
     with unset_fake_temporarily() as mode, _OnCpu():  # type: ignore[no-untyped-call]
         yield mode

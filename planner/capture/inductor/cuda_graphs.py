@@ -1,8 +1,8 @@
-"""Run inductor's trees of CUDA graphs on `meta`: their warm-ups and recordings allocate in a private pool.
+"""Run inductor's trees of CUDA graphs on meta tensors: warm-ups and recordings allocate in a private pool.
 
 `CUDAGraphTreeManager` and its nodes (torch/_inductor/cudagraph_trees.py) run unchanged: they decide which
 function is warmed up, recorded or replayed, and which of its inputs are copied. They identify tensors by
-addresses, so storages get made-up addresses. A graph holds nothing, and its replay does nothing.
+addresses, so storages get made-up addresses. A graph holds no operators, and its replay does nothing.
 """
 
 import weakref
@@ -26,14 +26,14 @@ _OP = "CUDA graph"
 
 
 class _Addresses:
-    """The made-up addresses of storages on `meta`; a replay's outputs have the addresses of its recording."""
+    """The made-up addresses of meta storages; outputs of a replay have the addresses of its recording."""
 
     def __init__(self) -> None:
         self._by_storage: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._next = _FIRST_ADDRESS
 
     def of(self, storage: UntypedStorage) -> int:
-        """Return a storage's address, assigned at the first request, or 0 if the storage is empty."""
+        """Return a storage's address, assigned at the first request, or 0 if the storage has no bytes."""
         if not storage.nbytes():
             return 0
         if storage._cdata not in self._by_storage:
@@ -48,7 +48,7 @@ class _Addresses:
 
 
 class CudaGraphs:
-    """The replacements that make inductor's CUDA graphs work on `meta` during one capture."""
+    """The replacements that make inductor's CUDA graphs work on meta tensors during one capture."""
 
     def __init__(self, memory: GpuMemory) -> None:
         self._memory = memory
@@ -57,7 +57,7 @@ class CudaGraphs:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Make inductor's trees of CUDA graphs work on `meta` inside the context."""
+        """Make inductor's trees of CUDA graphs work on meta tensors inside the context."""
         manager = trees.CUDAGraphTreeManager
         trees.reset_cudagraph_trees()
         try:
@@ -139,7 +139,7 @@ class CudaGraphs:
         return start + int(tensor.storage_offset()) * tensor.element_size()
 
     def _storage_at(self, address: int, device: torch.device, size_bytes: int) -> UntypedStorage:
-        """Return a new storage on meta with the given address, without recording an allocation."""
+        """Return a new meta storage with the given address, without recording an allocation."""
         with _disable_current_modes():
             storage = UntypedStorage(size_bytes, device="meta")  # type: ignore[no-untyped-call]
         self._addresses.set(storage, address)
@@ -152,13 +152,13 @@ class CudaGraphs:
 
 class _Stream:
     def wait_stream(self, stream: Any) -> None:
-        """Do nothing: everything runs on one stream."""
+        """Do nothing, since all work runs on one stream."""
 
 
 class _Graph:
     """The stand-in for `torch.cuda.CUDAGraph`, which holds random number state on the GPU.
 
-    The state is allocated as by CUDAGeneratorState::register_graph (ATen/cuda/CUDAGeneratorImpl.cpp).
+    The state is allocated as in CUDAGeneratorState::register_graph (ATen/cuda/CUDAGeneratorImpl.cpp).
     """
 
     def __init__(self, memory: GpuMemory) -> None:
@@ -170,10 +170,10 @@ class _Graph:
         self._state = [self._memory.allocate(_GENERATOR_BYTES, _OP) for _ in range(2)]
 
     def replay(self) -> None:
-        """Do nothing: a graph's memory is already allocated."""
+        """Do nothing, since a graph's memory is already allocated."""
 
     def register_generator_state(self, generator: Any) -> None:
-        """Do nothing: `begin` allocates the state."""
+        """Do nothing, since `begin` allocates the state."""
 
 
 def _returning(value: Any) -> Any:

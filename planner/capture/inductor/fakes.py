@@ -1,9 +1,10 @@
-"""Show the capture's tensors on `meta` to torch's compiler as tensors on `cuda:0`.
+"""Show the capture's meta tensors to torch's compiler as tensors on `cuda:0`.
 
 Dynamo, AOTAutograd and inductor work on fake tensors, whose device is a label in Python: here `cuda:0` for
-all tensors on `meta`. Fake tensors have the dispatch keys of CUDA, but report `meta` as their device to C++:
+all meta tensors. Fake tensors have the dispatch keys of CUDA, but report `meta` as their device to C++:
 autograd gets the stream of a tensor's device, which a build of torch without CUDA refuses (InputMetadata,
-torch/csrc/autograd/input_metadata.cpp). Tensors that C++ then makes on `meta` are labelled `cuda:0` again.
+torch/csrc/autograd/input_metadata.cpp). Tensors that C++ then makes on the meta device are labelled `cuda:0`
+again.
 """
 
 import dataclasses
@@ -32,7 +33,7 @@ _Patch = tuple[Any, str, Any]
 
 @contextmanager
 def fakes_on_gpu() -> Iterator[None]:
-    """Label the fake counterparts of tensors on `meta` as tensors on `cuda:0` inside the context."""
+    """Label the fake counterparts of meta tensors as tensors on `cuda:0` inside the context."""
     with ExitStack() as stack:
         wrappers = _Wrappers(stack)
         for holder, name, new in _patches(wrappers):
@@ -44,11 +45,11 @@ def fakes_on_gpu() -> Iterator[None]:
 
 
 def _register_cuda_kernels() -> torch.library.Library:
-    """Register CUDA kernels that never run, to keep autograd from decomposing their operators.
+    """Register CUDA kernels, which are never called, to keep autograd from decomposing their operators.
 
     If a device has no kernel for an operator, the dispatcher uses the composite kernel at its autograd key
-    (ATen/core/dispatch/OperatorEntry.cpp, computeDispatchTableEntryWithDebug). AOTAutograd queries the
-    dispatcher for the same reason (torch/utils/_python_dispatch.py, autograd_would_have_decomposed).
+    (ATen/core/dispatch/OperatorEntry.cpp, computeDispatchTableEntryWithDebug). AOTAutograd also queries
+    the dispatcher about decompositions (torch/utils/_python_dispatch.py, autograd_would_have_decomposed).
     """
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     for name in COMPOSITE_WITH_CUDA_KERNEL:
@@ -100,10 +101,10 @@ def _describing(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Wrappers:
-    """The wrapper tensor classes, such as the class of float8 weights, that are labelled as on `cuda:0`."""
+    """The wrapper classes of tensors, such as float8 weights, that are labelled as tensors on `cuda:0`."""
 
     def __init__(self, stack: ExitStack) -> None:
-        """Take the stack that removes the labels when it closes."""
+        """Store `stack`, which removes the labels when it closes."""
         self._stack = stack
         self._labelled: set[type[Tensor]] = set()
 

@@ -1,8 +1,8 @@
-"""Run the Python code that inductor generates for a graph on `meta`.
+"""Run the Python code that inductor generates for a graph on meta tensors.
 
-The generated code allocates, calls kernels and external operators, and deletes variables, in the order of a
-GPU run. Names in the code that need a GPU are replaced by counterparts for `meta`, so that the recorder sees
-its allocations.
+The generated code allocates, calls kernels and external operators, and deletes variables, in the same order
+as on a GPU. Names in the code that need a GPU are replaced by counterparts for meta tensors, so that the
+recorder sees the allocations.
 """
 
 import ast
@@ -27,7 +27,7 @@ class _AsyncCompile:
     kernels: Kernels
 
     def triton(self, name: str, source: str, device_str: str = "cuda") -> Any:
-        """Return the stand-in for the Triton kernel of a source, without compiling."""
+        """Return the stand-in for the Triton kernel with a source, without compiling."""
         return self.kernels.get(source)
 
     def cpp_pybinding(self, argtypes: list[str], source: str, **options: Any) -> Any:
@@ -41,7 +41,7 @@ class _AsyncCompile:
 def load_wrapper(source: str, constants: Mapping[str, Any], kernels: Kernels) -> SimpleNamespace:
     """Run a generated module's source, and return its functions `call` and `runner`.
 
-    `runner` runs the parts that CUDA graphs hold; it is None if the source has none.
+    `runner` runs the parts that CUDA graphs hold; `runner` is None if the source defines no runner.
     """
     compiling = type("AsyncCompile", (_AsyncCompile,), {"kernels": kernels})
     scope: dict[str, Any] = {"__name__": "generated", **constants}

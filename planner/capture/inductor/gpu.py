@@ -1,4 +1,4 @@
-"""Answer inductor's queries about GPU and Triton as on the planned GPU with Triton installed."""
+"""Answer inductor's queries about the GPU and Triton as on the planned GPU with Triton installed."""
 
 import sys
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from planner.capture.patching import patched
 from planner.hardware.cudnn import describe_for_cudnn
 from planner.program import Target
 
-_CACHES = (  # of inductor, with values of the GPU for which they were first computed
+_CACHES = (  # inductor's caches, with values of the GPU for which they were first computed
     hints.DeviceProperties.create.__func__,  # type: ignore[attr-defined]
     utils.is_big_gpu,
     utils.get_max_num_sms,
@@ -27,12 +27,12 @@ _CACHES = (  # of inductor, with values of the GPU for which they were first com
     utils.get_gpu_dram_gbps,
     mm._is_sm7x_or_older_gpu,
 )
-_BACKEND_HASH = "planner"  # in place of Triton's, which is part of the names of cached kernels
+_BACKEND_HASH = "planner"  # replaces Triton's hash, which is part of the names of cached kernels
 _NO_TRITON = utils.TritonAttrsDescriptorVersion.V0_NO_TRITON
 
 
 def gpu_properties(target: Target) -> SimpleNamespace:
-    """Return the properties of the planned GPU under torch.cuda's names, with the emulated GPU's values."""
+    """Return the planned GPU's properties under torch.cuda's names; values are as on the emulated GPU."""
     described = describe_for_cudnn(target.capability, target.sm_count)
     major, minor = target.capability
     return SimpleNamespace(

@@ -2,7 +2,8 @@
 
 `CachingAutotuner` (torch/_inductor/runtime/triton_heuristics.py) times the configurations of a kernel at its
 first launch, if there are several. Each timed launch gets clones of the arguments that the kernel changes. In
-inference and in backward passes, arguments whose clones would raise the peak are copied to the CPU instead.
+inference and in backward passes, arguments whose clones would raise the peak are copied to the CPU, not
+cloned.
 """
 
 import ast
@@ -21,10 +22,10 @@ from planner.capture.patching import patched
 class Tuning(Struct, frozen=True):
     """The properties of a kernel that decide the allocations of its first launch."""
 
-    arguments: tuple[str, ...]  # names, in order
+    arguments: tuple[str, ...]  # names of all arguments, in order
     changed: frozenset[str]  # names of arguments that the kernel changes
-    is_timed: bool  # there are several configurations
-    spares_memory: bool  # no clones are made that would raise the peak
+    is_timed: bool  # whether there are several configurations
+    spares_memory: bool  # whether clones that would raise the peak are left out
 
 
 class _Config:
@@ -36,7 +37,7 @@ class _Config:
 
 
 def tuning_of(source: str) -> Tuning:
-    """Return the tuning properties of a kernel, by running inductor's own heuristics on its source."""
+    """Derive the tuning properties of a kernel by running inductor's own heuristics on its source."""
     function, call = _function_of(ast.parse(source))
     names = tuple(argument.arg for argument in function.args.args)
     assert isinstance(call.func, ast.Attribute)
@@ -65,7 +66,7 @@ def tuning_of(source: str) -> Tuning:
 
 
 def _function_of(tree: ast.Module) -> tuple[ast.FunctionDef, ast.Call]:
-    """Return the kernel's function and the decorator call that names its heuristic.
+    """Find the kernel's function in its source, and the decorator call that names its heuristic.
 
     Helper functions in the source, which combine values of a scan, have no such decorator.
     """
@@ -92,7 +93,7 @@ class Kernel:
     _was_launched: bool = False
 
     def run(self, *arguments: Any, stream: Any = None, **_: Any) -> None:
-        """Launch the kernel: at the first launch, allocate the memory of timing its configurations."""
+        """At the first launch, allocate the memory that timing the kernel's configurations takes."""
         if self._was_launched:
             return
         self._was_launched = True
@@ -128,7 +129,7 @@ class Kernels:
     _by_source: dict[str, Kernel] = field(default_factory=dict)
 
     def get(self, source: str) -> Kernel:
-        """Return the kernel of a source, created on the first request."""
+        """Return the kernel with a source, creating it at the first request."""
         if source not in self._by_source:
             self._by_source[source] = Kernel(tuning_of(source), self.memory)
         return self._by_source[source]

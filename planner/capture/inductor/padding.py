@@ -1,4 +1,4 @@
-"""Record the memory that inductor allocates while it times matrix products with and without padding.
+"""Record the memory that inductor allocates when it times matrix products with and without padding.
 
 `pad_mm` (torch/_inductor/fx_passes/pad_mm.py) makes operands of the real sizes on the GPU. Which variant is
 faster is not known, so products are not padded, as on the emulated GPU, where nothing takes time.
@@ -18,11 +18,11 @@ from planner.capture.patching import patched
 
 
 class PaddingTimer:
-    """The replacement for inductor's timer, which runs matrix products on `meta` under the recorder."""
+    """The replacement for inductor's timer, which runs matrix products on meta tensors under the recorder."""
 
     def __init__(self, memory: GpuMemory) -> None:
         self._memory = memory
-        self._known: dict[str, object] = {}  # times and decisions, as in inductor's cache on disk
+        self._known: dict[str, object] = {}  # times and decisions by key, as in inductor's cache on disk
         self.count = 0  # number of timed calls
 
     @contextmanager
@@ -63,5 +63,5 @@ class PaddingTimer:
 
 
 def _is_worth_timing(*_: Any) -> bool:
-    """Return True, as inductor assumes if nvidia-smi does not report the clock rates."""
+    """Return True, as inductor's own test does if nvidia-smi does not report the clock rates."""
     return True

@@ -1,4 +1,4 @@
-"""Record memory of the planned GPU that torch's compiler allocates while it times kernels."""
+"""Record the memory of the planned GPU that torch's compiler allocates while it times kernels."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,21 +13,21 @@ _OP = "inductor's benchmark"
 
 
 class GpuMemory:
-    """The memory of the planned GPU, in which allocations are recorded as workspaces."""
+    """The memory of the planned GPU, whose allocations for timing are recorded as workspaces."""
 
     def __init__(self, recorder: Recorder, l2_bytes: int) -> None:
         self.recorder = recorder
         self._l2_bytes = l2_bytes
 
     def allocate(self, size_bytes: int, op: str = _OP) -> Tensor:
-        """Return a new tensor of `size_bytes` bytes, recorded as a workspace of `op`."""
+        """Allocate a tensor of `size_bytes` bytes, recorded as a workspace of `op`."""
         with torch.utils._python_dispatch._disable_current_modes():
             tensor = torch.empty(size_bytes, dtype=torch.uint8, device="meta")
         self.recorder.record_tensor(tensor, Category.WORKSPACE, op)
         return tensor
 
     def time(self, call: Callable[[], Any]) -> None:
-        """Run a call twice, as inductor times it: alone, then with a buffer that flushes the L2 cache.
+        """Run a call twice, as if inductor timed it: alone, then with a buffer that flushes the L2 cache.
 
         On a GPU the call runs many times with the buffer (InductorBenchmarker.benchmark_gpu,
         torch/_inductor/runtime/benchmarking.py).
@@ -38,6 +38,6 @@ class GpuMemory:
         del buffer
 
     def bytes_below_peak(self) -> int:
-        """Return how many bytes may be allocated now without exceeding the peak so far."""
+        """Return the number of bytes that can be allocated now without exceeding the previous peak."""
         allocated, peak = self.recorder.allocated_bytes()
         return peak - allocated

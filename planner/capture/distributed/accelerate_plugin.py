@@ -20,16 +20,16 @@ from planner.errors import UsageError
 from planner.jobs import OF_PLUGIN, FsdpArguments
 
 _WRAPPING = "TRANSFORMER_BASED_WRAP"  # transformers' default (training_args.py)
-_OF_LAUNCHER = "FSDP_"  # prefix of variables from which a plugin fills options that it is not given
+_OF_LAUNCHER = "FSDP_"  # prefix of variables from which a plugin reads options that it is not given
 
 
 def shard_by_accelerate(
     model: nn.Module, arguments: FsdpArguments, options: Mapping[str, Any], mesh: Any
 ) -> str:
-    """Shard a model in place as accelerate's plugin does, and return a note on the classes it shards.
+    """Shard a model in place as accelerate's plugin does, and return a note on the sharded classes.
 
     `arguments` are the plugin's options, and `options` are keywords of `fully_shard`. Raises UsageError if
-    accelerate is not installed or refuses.
+    accelerate is not installed, or refuses the options or the model.
     """
     try:
         library = importlib.import_module("accelerate.utils")

@@ -1,7 +1,7 @@
-"""Take part in sharded checkpoints without reading or writing any, since only one rank's part exists.
+"""Take part in sharded checkpoints without files, since only one rank's part exists.
 
-`torch.distributed.checkpoint` copies shards to the CPU to write them, and files into the shards that are
-there to read them, so neither takes memory of the GPU (filesystem.py and default_planner.py of 2.13).
+`torch.distributed.checkpoint` copies shards to the CPU to write them, and reads files into existing shards,
+so neither takes memory of the GPU (filesystem.py and default_planner.py of 2.13).
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ def replacements() -> Iterator[Replacement]:
 
 
 def _save(state_dict: Mapping[str, Any], *_: Any, **__: Any) -> None:
-    """Get the state of each object that has a state, as `save` does."""
+    """Get the state of each object in `state_dict` that has a state, as `save` does."""
     for value in state_dict.values():
         if _has_state(value):
             value.state_dict()
@@ -39,7 +39,7 @@ def _async_save(state_dict: Mapping[str, Any], *_: Any, **__: Any) -> "Future[No
 
 
 def _load(state_dict: Mapping[str, Any], *_: Any, **__: Any) -> None:
-    """Set each object that has a state to its own state, as `load` does once it has filled that."""
+    """Load into each object that has a state its own state, as `load` does after reading the files."""
     for value in state_dict.values():
         if _has_state(value):
             value.load_state_dict(value.state_dict())

@@ -1,9 +1,9 @@
-"""Make DistributedDataParallel in users' code run on meta, on a process group that sends nothing.
+"""Make DistributedDataParallel in users' code run on meta tensors, with a process group that sends nothing.
 
 torch's own reducer makes the buckets, follows `static_graph` and `find_unused_parameters`, and rebuilds the
-buckets for the second step; its C++ code runs on meta unchanged. There are two differences: ranks agree on
-shapes and on the order of gradients without communication, and a reduction is done at once. NCCL's process
-group holds the tensors of a collective until the next collective (pytorch/pytorch#148590).
+buckets for the second step; its C++ code runs on meta tensors unchanged. There are two differences: ranks
+agree on shapes and on the order of gradients without communication, and a reduction ends immediately. NCCL's
+process group holds the tensors of a collective until the next collective (pytorch/pytorch#148590).
 """
 
 import functools
@@ -26,21 +26,21 @@ class Reduction:
     """The work object of an all-reduce that is already done."""
 
     def __init__(self, tensor: Tensor) -> None:
-        """Keep the tensor that was reduced in place."""
+        """Store the tensor that was reduced in place."""
         self._tensor = tensor
 
     def wait(self, timeout: Any = None) -> bool:
-        """Return True: the work is done."""
+        """Return True, since the reduction is done."""
         return True
 
     synchronize = is_completed = is_success = wait
 
     def get_future(self) -> Any:
-        """Return a completed future that holds a list of the tensor."""
+        """Return a completed future with a list of the reduced tensor."""
         return _done([self._tensor])
 
     def result(self) -> list[Tensor]:
-        """Return a list of the tensor that was reduced."""
+        """Return a list of the reduced tensor."""
         return [self._tensor]
 
 
@@ -85,7 +85,7 @@ def replacements() -> Iterator[Replacement]:
     for holder in (c10d, distributed):
         yield holder, "all_reduce", all_reduce
     yield data_parallel, "_verify_param_shape_across_processes", lambda *_, **__: True
-    # It warns on standard error that nothing on meta is timed.
+    # It warns on standard error that meta tensors are not timed.
     yield torch._C._distributed_c10d.Logger, "set_runtime_stats_and_log", lambda logger: None
     yield model, "__init__", _on_meta(model.__init__)
     yield model, "_pre_forward", _with_hook(model._pre_forward, reducing)
@@ -94,11 +94,11 @@ def replacements() -> Iterator[Replacement]:
 
 
 def _on_meta(plain: Callable[..., None]) -> Callable[..., None]:
-    """Return a replacement for DDP's constructor that ignores `device_ids`.
+    """Return a replacement for DDP's constructor that ignores `device_ids` and `output_device`.
 
-    Devices on meta have no index. The original constructor is postponed until the set-up is recorded, so that
-    the constructor's allocations are recorded. Until then the object only holds the module. Raises UsageError
-    for options that are not planned.
+    The meta device has no index. The original constructor is postponed until the set-up is recorded, so that
+    the constructor's allocations are recorded. Until then the DDP object only holds the module. Raises
+    UsageError for options that are not planned.
     """
 
     @functools.wraps(plain)

@@ -1,7 +1,7 @@
-"""Make the process a rank of DeepSpeed on meta, with a replaced accelerator and a group that sends nothing.
+"""Make the process a rank of DeepSpeed on meta tensors, with a replaced accelerator and process group.
 
 DeepSpeed gets devices, streams and compiled operators from its accelerator, so its engines run unchanged.
-Tensors that the engines make on the CPU are on meta too and take no memory of the GPU.
+Tensors that the engines make on the CPU are meta tensors too, and take no memory of the GPU.
 """
 
 import functools
@@ -27,11 +27,11 @@ from planner.capture.patching import patched
 from planner.errors import UsageError
 from planner.hardware import GPUS_OF_A_NODE
 
-VERSION = "0.19"  # the only version whose engines are known here
+VERSION = "0.19"  # the only version whose engines are supported
 _ENDLESS_BYTES = 2**50  # free memory reported, so that parameters are flattened on the GPU
 _MAKING = ("empty", "zeros", "ones", "full", "empty_like", "zeros_like", "ones_like")
 _WITH_STATE = ("comm.comm", "utils.groups", "runtime.zero.partition_parameters")
-# Stand-ins for modules that compile at import, which each engine tries.
+# Stand-ins for modules that compile code when each engine imports them.
 _MUON = {
     "deepspeed.runtime.zero.muon.muon_optimizer": SimpleNamespace(MuonWithAuxAdam=type("Muon", (), {})),
     "deepspeed.runtime.zero.muon.original_muon": SimpleNamespace(muon_update=None),
@@ -65,7 +65,7 @@ def deepspeed_process(ranks: int, placement: Placement) -> Iterator[None]:
 
 
 def import_deepspeed() -> None:
-    """Import DeepSpeed before functions of torch are replaced.
+    """Import DeepSpeed; must be called before functions of torch are replaced.
 
     Raises UsageError if DeepSpeed does not import, or if its version is not supported.
     """
@@ -89,9 +89,9 @@ def _is_of_deepspeed(frame: FrameType) -> bool:
 
 
 def _making(plain: Callable[..., Tensor], placement: Placement) -> Callable[..., Tensor]:
-    """Return a replacement for `plain` that makes DeepSpeed's CPU tensors on meta, as memory of the host.
+    """Return a replacement for `plain` that makes DeepSpeed's CPU tensors as meta tensors of the host.
 
-    It applies to calls from DeepSpeed's modules with the device `cpu` or `meta`.
+    The replacement affects calls from DeepSpeed's modules with the device `cpu` or `meta`.
     """
 
     @functools.wraps(plain)
@@ -110,7 +110,7 @@ def _making(plain: Callable[..., Tensor], placement: Placement) -> Callable[...,
 
 
 def _reads() -> dict[str, Callable[[Tensor], Any]]:
-    """Return `Tensor` methods by name that give DeepSpeed's code 0 or False as the value of a meta tensor.
+    """Return, by name, methods of `Tensor` that return 0 or False to DeepSpeed's code for a meta tensor.
 
     DeepSpeed reads the norms of gradients, and whether a gradient overflows.
     """
@@ -130,14 +130,14 @@ def _reads() -> dict[str, Callable[[Tensor], Any]]:
 
 
 def _compare(ints: list[int]) -> None:
-    """Allocate and free the tensors by which DeepSpeed compares integers among ranks (zero/utils.py)."""
+    """Allocate and free the tensors with which DeepSpeed compares integers among ranks (zero/utils.py)."""
     torch.empty((), dtype=torch.int64, device="meta")
     torch.empty(len(ints), dtype=torch.int64, device="meta")
 
 
 @contextmanager
 def _state_kept(module: ModuleType) -> Iterator[None]:
-    """Restore a module's global variables on exit."""
+    """Restore a module's global variables when the context closes."""
     before = {
         name: copy(value) if isinstance(value, dict | list) else value for name, value in vars(module).items()
     }
@@ -164,7 +164,7 @@ class _Operators:
 
 
 def make_accelerator(placement: Placement) -> Any:
-    """Return a CUDA accelerator of DeepSpeed that answers for the planned GPU without using CUDA."""
+    """Return an accelerator of DeepSpeed that behaves like CUDA on the planned GPU without using CUDA."""
     base: Any = importlib.import_module("deepspeed.accelerator.cuda_accelerator").CUDA_Accelerator
     streams = placement.streams
 
@@ -172,7 +172,7 @@ def make_accelerator(placement: Placement) -> Any:
         self._name, self._communication_backend_name, self._compile_backend = "cuda", "fake", "inductor"
 
     def operators(self: Any, name: str) -> _Operators | None:
-        return None if name == "ShareMemCommBuilder" else _Operators(name)  # the first is for CPUs
+        return None if name == "ShareMemCommBuilder" else _Operators(name)  # ShareMemCommBuilder is for CPUs
 
     answers: dict[str, Any] = {
         **dict.fromkeys(("is_available", "is_bf16_supported", "is_fp16_supported"), True),

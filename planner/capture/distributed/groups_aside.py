@@ -1,6 +1,6 @@
 """Hide the process's process groups during a plan, so that a plan under torchrun can make another group.
 
-Nothing is sent and no group is destroyed: torch's tables of groups are emptied and refilled
+No message is sent and no group is destroyed: torch's tables of groups are emptied and refilled
 (torch/distributed/distributed_c10d.py).
 """
 

@@ -1,7 +1,7 @@
 """Allocate the flat buffer on which NCCL runs a collective over a list of tensors.
 
 Source: `allgather` and `reduce_scatter` in torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp. Lists of tensors
-of several sizes are sent one by one, without a buffer.
+of different shapes are sent one by one, without a buffer.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +13,7 @@ from torch import Tensor
 from planner.capture.cuda.names import Replacement
 from planner.capture.distributed.point_to_point import in_both
 
-_PLACES = {"all_gather": (0, "tensor_list"), "reduce_scatter": (1, "input_list")}  # of the lists
+_PLACES = {"all_gather": (0, "tensor_list"), "reduce_scatter": (1, "input_list")}  # of the list argument
 
 
 def replacements() -> Iterator[Replacement]:
@@ -23,7 +23,10 @@ def replacements() -> Iterator[Replacement]:
 
 
 def _with_buffer(place: int, keyword: str, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a collective while the flat buffer of its list is allocated."""
+    """Call a collective, and hold the flat buffer of its list of tensors during the call.
+
+    The list is the argument at position `place`, or named `keyword`.
+    """
     tensors = args[place] if len(args) > place else kwargs.get(keyword)
     buffer = _flat(tensors) if isinstance(tensors, list | tuple) else None
     work = plain(*args, **kwargs)
@@ -32,7 +35,7 @@ def _with_buffer(place: int, keyword: str, plain: Callable[..., Any], *args: Any
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor | None:
-    """Return a tensor as large as all tensors together, beside them, or None if their sizes differ."""
+    """Return a new tensor as large as all tensors together, or None if the tensors differ in shape."""
     if len({one.shape for one in tensors}) != 1:
         return None
     return tensors[0].new_empty((len(tensors), *tensors[0].shape))

@@ -1,7 +1,9 @@
-"""Run other ranks of a job for what they send to the planned rank: metadata of stages, and Python objects.
+"""Run other ranks of a job for the messages that they send to the planned rank.
+
+A message is metadata of a pipeline stage, or a list of Python objects.
 
 Only one rank runs in a plan. If it receives a value that decides what it allocates, the rank that sends the
-value is run first, until it has sent it.
+value is run first, until the value is sent.
 """
 
 import pickle
@@ -26,7 +28,7 @@ class MessageNeededError(OtherRankError):
     """Raised if a rank receives a message that its sender has not sent yet."""
 
     def __init__(self, message: Hashable, sender: int) -> None:
-        """Name the message, and the rank that sends it."""
+        """Create the error for a message and the rank that sends the message."""
         super().__init__(f"rank {sender} has not sent {message}")
         self.message, self.sender = message, sender
 
@@ -36,7 +38,7 @@ class _MessageSentError(OtherRankError):
 
 
 class OtherRanks:
-    """The messages that the ranks of a job have sent so far, by their names."""
+    """The messages that ranks of a job have sent, by name, and the way to get a missing message."""
 
     def __init__(self) -> None:
         """Start without messages."""
@@ -44,7 +46,7 @@ class OtherRanks:
         self._wanted: Hashable = None
 
     def trace(self, rank: int, run: Callable[[int], _Result]) -> _Result:
-        """Return `run(rank)`, retried each time that another rank has sent a missing message."""
+        """Return `run(rank)`, which is retried after the sender of a missing message has been run."""
         while True:
             try:
                 return run(rank)
@@ -52,7 +54,7 @@ class OtherRanks:
                 self._learn(needed, run)
 
     def _learn(self, needed: MessageNeededError, run: Callable[[int], Any], *waiting: Hashable) -> None:
-        """Run a sender until it sends the needed message; `waiting` are the messages needed for that.
+        """Run a sender until it sends the needed message; `waiting` are messages whose senders wait for it.
 
         Raises UsageError if ranks wait for each other, or if the sender does not send the message.
         """
@@ -72,7 +74,7 @@ class OtherRanks:
                 self._wanted = None
 
     def send(self, message: Hashable, content: Any) -> None:
-        """Keep a message's content for other ranks; ends the run if it is made for this message."""
+        """Store a message's content for other ranks, and end the run if it is only for this message."""
         self._sent[message] = content
         if message == self._wanted:
             raise _MessageSentError(f"{message} is sent")
@@ -84,7 +86,7 @@ class OtherRanks:
         return self._sent[message]
 
     def replacements(self) -> Iterator[Replacement]:
-        """Yield the replacement of `broadcast_object_list`, whose objects torch sends as bytes."""
+        """Yield the replacement for `broadcast_object_list`, whose objects torch sends as bytes."""
         counts: Counter[Hashable] = Counter()
 
         def broadcast(

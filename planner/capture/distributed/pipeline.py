@@ -1,7 +1,7 @@
 """Run the pipeline stages (`torch.distributed.pipelining`) of one rank without the other ranks.
 
 Before its first step a stage receives from the previous stage the metadata of its inputs, and from the next
-stage the metadata of the gradients that come back. In a plan the rank of the previous stage is traced first,
+stage the metadata of the gradients of its outputs. In a plan the rank of the previous stage is traced first,
 until it sends its metadata. Gradients have the shapes of the tensors that were sent.
 """
 
@@ -17,7 +17,7 @@ from planner.capture.distributed.other_ranks import OtherRanks
 
 
 def replacements(ranks: OtherRanks) -> Iterator[Replacement]:
-    """Yield replacements for functions of stages and schedules that communicate or need a GPU."""
+    """Yield replacements for methods of stages and schedules that communicate or need a GPU."""
     from torch.distributed.pipelining import schedules, stage as stages
 
     yield stages._PipelineStageBase, "__init__", _on_meta(stages._PipelineStageBase.__init__)
@@ -57,7 +57,7 @@ def _message(stage: Any, meta: Any) -> None:
 
 
 def _on_meta(plain: Callable[..., None]) -> Callable[..., None]:
-    """Return a replacement for a stage's constructor that passes `meta` if `device` is a GPU."""
+    """Return a replacement for a stage's constructor that uses the meta device if `device` is a GPU."""
 
     @functools.wraps(plain)
     def make(
@@ -78,7 +78,7 @@ def _on_meta(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def _vote(plain: Callable[..., None]) -> Callable[..., None]:
-    """Return a version of `_warmup_p2p` in which only this rank's stages vote on the inference mode."""
+    """Return a version of `_warmup_p2p` in which only this rank's stages vote on how metadata is inferred."""
 
     @functools.wraps(plain)
     def vote(self: Any, stages: list[Any], has_backward: bool, p2p_done: bool) -> None:

@@ -18,7 +18,7 @@ class Transfer:
     """The work object of a transfer that is already done, which keeps the transfer's tensors alive."""
 
     def __init__(self, held: tuple[Tensor, ...], outputs: tuple[Tensor, ...] = ()) -> None:
-        """Keep the tensors `held` until `wait` is called, and `outputs` as long as the object lives."""
+        """Keep the tensors `held` alive until `wait` is called, and `outputs` as long as the object lives."""
         self._held = held
         self._outputs = outputs
 
@@ -30,7 +30,7 @@ class Transfer:
     synchronize = wait
 
     def is_completed(self) -> bool:
-        """Return True: the transfer is done."""
+        """Return True, since the transfer is done."""
         return True
 
     is_success = is_completed
@@ -48,9 +48,9 @@ def replacements() -> Iterator[Replacement]:
 
 
 def in_both(name: str, new: Callable[..., Any]) -> Iterator[Replacement]:
-    """Yield replacements of a function in its module and in the package that re-exports it.
+    """Yield replacements for the function `name` in its module and in the package that re-exports it.
 
-    `new` is called with the original function before the arguments.
+    `new` is called with the original function, followed by the arguments.
     """
     plain = getattr(c10d, name)
 
@@ -63,7 +63,7 @@ def in_both(name: str, new: Callable[..., Any]) -> Iterator[Replacement]:
 
 
 def _start(plain: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> Transfer | None:
-    if plain(tensor, *args, **kwargs) is None:  # the rank is in no such group
+    if plain(tensor, *args, **kwargs) is None:  # the rank is not in the group
         return None
     return Transfer((tensor,), (tensor,))
 

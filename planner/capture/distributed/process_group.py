@@ -1,7 +1,7 @@
-"""Open a process group on meta in which only one rank runs.
+"""Open a process group on the meta device in which only one rank runs.
 
-torch's `fake` backend takes part in all collectives and sends nothing. Meshes of the group are on meta and
-use the streams that the recorder tracks, so torch's own code for a rank runs unchanged.
+torch's `fake` backend takes part in all collectives and sends nothing. Meshes of the group are on the meta
+device and use the streams that the recorder tracks, so torch's own code for a rank runs unchanged.
 """
 
 import sys
@@ -24,16 +24,16 @@ from planner.program import NEWEST_TORCH, format_torch_version, torch_version_of
 
 
 class DeviceHandle:
-    """The stand-in for the module `torch.cuda` that torch.distributed uses for meshes on meta."""
+    """The stand-in for the module `torch.cuda` that torch.distributed uses for meshes on the meta device."""
 
     Event = Handle
 
     def __init__(self, streams: Streams) -> None:
-        """Use `streams`, which the recorder tracks."""
+        """Store `streams`, which the recorder tracks."""
         self._streams = streams
 
     def Stream(self, device: Any = None, priority: int = 0) -> "PlannedStream":  # noqa: N802  # torch's name
-        """Return the next stream of the pool for a priority."""
+        """Return the next stream of the pool for `priority`."""
         return PlannedStream(self._streams, self._streams.make(priority))
 
     def stream(self, stream: "PlannedStream") -> "PlannedStream":
@@ -45,7 +45,7 @@ class DeviceHandle:
         return PlannedStream(self._streams, self._streams.current)
 
     def current_device(self) -> None:
-        """Return None, since the device of tensors on meta has no index."""
+        """Return None, since the meta device has no index."""
 
     def device_count(self) -> int:
         """Return the number of GPUs of a node, from which DTensor estimates communication costs."""
@@ -58,7 +58,7 @@ def process_group(
 ) -> Iterator[None]:
     """Make the process rank `rank` of a process group of `ranks` ranks inside the context.
 
-    Other process groups are hidden inside the context, and `replacements` in torch are made as well. Raises
+    Existing process groups are hidden inside the context, and `replacements` are made in torch. Raises
     UsageError if the installed torch is not `NEWEST_TORCH`, whose distributed code this module follows.
     """
     if torch_version_of(torch.__version__) != NEWEST_TORCH:
@@ -80,8 +80,8 @@ def process_group(
 def _own_plans() -> Iterator[None]:
     """Clear DTensor's cache of operator plans on entry and on exit.
 
-    torch finds a plan by its mesh. Meshes of different ranks and jobs may be equal, but the groups in them
-    differ, also in their names.
+    torch finds a plan by its mesh. Meshes of different ranks and jobs may be equal, but the groups in the
+    meshes, and the names of the groups, differ.
     """
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
@@ -93,7 +93,7 @@ def _own_plans() -> Iterator[None]:
 
 
 def _replacements(handle: DeviceHandle) -> Iterator[Replacement]:
-    """Yield replacements for functions of torch.distributed that fail, or are recorded wrongly, on meta."""
+    """Yield replacements for torch's functions that fail or are recorded wrongly with meta tensors."""
     from torch.distributed import _meta_registrations, device_mesh
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
     from torch.utils._python_dispatch import _disable_current_modes
@@ -118,5 +118,5 @@ def _replacements(handle: DeviceHandle) -> Iterator[Replacement]:
     yield torch.accelerator, "current_stream", lambda device=None: handle.current_stream()
     for name in ("propagate_op_sharding_non_cached", "_propagate_tensor_meta_non_cached"):
         yield ShardingPropagator, name, unseen(getattr(ShardingPropagator, name))
-    # torch names collectives on meta by random numbers, whose use would be attributed to the model.
+    # torch names collectives of meta tensors by random numbers, whose use would be attributed to the model.
     yield _meta_registrations, "generate_unique_id", lambda: next(numbers)

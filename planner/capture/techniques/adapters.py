@@ -19,7 +19,7 @@ from planner.capture.techniques.technique import BuiltModel, Technique
 from planner.errors import ModelError, UsageError
 from planner.jobs import Job, nearest, shown
 
-# Variants of methods with separate names: the method, and the configuration that selects the variant.
+# Variants of methods by their own names: the method, and the options that select the variant.
 _VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "dora": ("lora", {"use_dora": True}),
     "rslora": ("lora", {"use_rslora": True}),
@@ -44,10 +44,10 @@ _OWN = ("autocast_adapter_dtype",)  # keywords of `get_peft_model`, not of the c
 
 
 def attach_adapters(model: nn.Module, job: Job, run: Run = construct_on_meta) -> nn.Module:
-    """Return the model with the adapters of the job's peft method, or the model itself if the job has none.
+    """Return the model with adapters of the job's peft method, or the model itself if the job uses no peft.
 
-    `run` calls the function that makes the adapters. Raises UsageError for a method or value that peft does
-    not know, ModelError if peft refuses the model.
+    `run` is called with the function that makes the adapters. Raises UsageError for a method or value that
+    peft does not know, ModelError if peft refuses the model.
     """
     if not job.model.peft:
         return model
@@ -72,10 +72,10 @@ def attach_adapters(model: nn.Module, job: Job, run: Run = construct_on_meta) ->
 
 
 def _configure(peft: Any, model: nn.Module, job: Job, given: dict[str, Any]) -> Any:
-    """Return peft's configuration for the job's method, with the task of the model's class in transformers.
+    """Return peft's configuration for the job's method, with the task type of the model's class.
 
-    Models of speech or images get no task, since peft's classes for tasks call the model with `input_ids`.
-    Raises UsageError for a method or a value that peft does not know.
+    Models of speech or images get no task type, since peft's classes for tasks call the model with
+    `input_ids`. Raises UsageError for a method or a value that peft does not know.
     """
     method, preset = _VARIANTS.get(job.model.peft, (job.model.peft, {}))
     methods = {str(kind.value).lower(): config for kind, config in peft.PEFT_TYPE_TO_CONFIG_MAPPING.items()}
@@ -98,9 +98,9 @@ def _configure(peft: Any, model: nn.Module, job: Job, given: dict[str, Any]) -> 
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Convert a tuple or a string of comma-separated module names to a list; return other values unchanged.
+    """Convert a tuple or a text of comma-separated module names to a list; return other values unchanged.
 
-    A regular expression of module names is kept.
+    Other values include regular expressions of module names.
     """
     if isinstance(value, tuple):
         return list(value)

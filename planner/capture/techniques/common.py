@@ -1,4 +1,4 @@
-"""Techniques of every capture: the state of accelerate, assumptions on values, and notes on operators."""
+"""Techniques of every capture: accelerate's state, assumed values and padding, and notes on operators."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Techniques that run the model by torch.compile, or as eager code whose modules are tracked."""
+"""Techniques that run the model with torch.compile, or eagerly with its modules tracked."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ def _track_modules(loop: CapturedLoop) -> Iterator[Callable[[], Notes]]:
 
 @contextmanager
 def _compile(loop: CapturedLoop) -> Iterator[Callable[[], Notes]]:
-    """Make torch.compile work on meta inside the context, and yield a function that returns notes.
+    """Make torch.compile work on meta tensors inside the context; yield a function that returns notes.
 
     Modules are not tracked, since compiled code calls no modules.
     """

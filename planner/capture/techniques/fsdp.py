@@ -1,8 +1,8 @@
-"""Shard a model with FSDP2 (`fully_shard`) on meta, block by block.
+"""Shard a model of meta tensors with FSDP2 (`fully_shard`), block by block.
 
-Each rank holds a part of each parameter. FSDP gathers the parameters of a block before it runs, and frees
-them afterwards by resizing a storage in place. No operator runs then, so `replacements` reports the resizing
-to the recorder.
+Each rank holds a part of each parameter. FSDP gathers the parameters of a block before the block runs, and
+frees the gathered parameters afterwards by resizing a storage in place. No operator runs then, so
+`replacements` reports the resizing to the recorder.
 """
 
 from collections.abc import Callable, Iterator
@@ -70,16 +70,17 @@ def _allocate_parts(model: nn.Module) -> None:
 
 
 def _keep_on_host(model: nn.Module, recorder: Recorder) -> None:
-    """Mark the shards of all parameters as pinned memory of the CPU; buffers remain on the GPU.
+    """Mark the shards of all parameters as pinned memory of the host; buffers remain on the GPU.
 
-    FSDP2 itself moves and pins shards only if they are not on meta (`reset_sharded_param` of _fsdp_param.py).
+    FSDP2 itself moves and pins shards only if they are not meta tensors (`reset_sharded_param` of
+    _fsdp_param.py).
     """
     for parameter in model.parameters():
         recorder.host.pin(cast("Any", parameter)._local_tensor)
 
 
 def _ends_of(model: Any) -> tuple[tuple[nn.Module, ...], tuple[nn.Module, ...]]:
-    """Return the modules that torchtitan shards before and after the blocks: embeddings; last norm and head.
+    """Return the modules that torchtitan shards before the blocks (embeddings) and after (last norm, head).
 
     Source: torchtitan/models/llama3/infra/parallelize.py, `apply_fsdp`. Raises UsageError for a model without
     these modules or with tied weights.
@@ -95,7 +96,7 @@ def _ends_of(model: Any) -> tuple[tuple[nn.Module, ...], tuple[nn.Module, ...]]:
 
 @contextmanager
 def _moved_by_it(model: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Mark a model's tensors as on the CPU, and record inside the context how they move to the GPU."""
+    """Mark a model's tensors as CPU tensors, and record their move to the GPU inside the context."""
     recorder.start_phase(0, Phase.SETUP)
     for tensor in (*model.parameters(), *model.buffers()):
         recorder.host.add(tensor)
@@ -106,7 +107,7 @@ def _moved_by_it(model: nn.Module, recorder: Recorder) -> Iterator[None]:
 
 
 def replacements(on_resize: Callable[[Tensor], None]) -> Iterator[Replacement]:
-    """Yield replacements for functions of FSDP, with which FSDP accepts parameters on meta.
+    """Yield replacements for functions of FSDP, which let FSDP accept meta tensors as parameters.
 
     `on_resize` is called with each tensor whose storage FSDP has allocated or freed in place: the gathered
     parameters of a block, before and after the block runs.
@@ -126,7 +127,7 @@ def replacements(on_resize: Callable[[Tensor], None]) -> Iterator[Replacement]:
     def moving(params: list[Any], buffers: list[Any], device: Any) -> None:
         for tensor in (*params, *buffers):
             if tensor.is_meta and not isinstance(tensor, DTensor):
-                moved = tensor.to(device)  # a copy if it stands for a tensor of the CPU
+                moved = tensor.to(device)  # a copy if it represents a tensor of the CPU
                 if moved is not tensor:
                     tensor.data = moved
         move(params, buffers, device)
@@ -140,10 +141,10 @@ def replacements(on_resize: Callable[[Tensor], None]) -> Iterator[Replacement]:
 
 
 def _padding(reset: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return a wrapper of `reset_sharded_param` that pads shards on meta that FSDP did not make itself.
+    """Return a wrapper of `reset_sharded_param` that pads meta shards which FSDP did not make itself.
 
     If a parameter does not divide evenly, the shard that `to_empty` allocates on a late rank is smaller than
-    on other ranks. The first forward pass copies it into a block of the padded size.
+    on other ranks. The first forward pass copies that shard into a block of the padded size.
     """
 
     def run(self: Any) -> None:

@@ -1,7 +1,8 @@
 """Run a script that sets up its own process group as one rank of a group that sends nothing.
 
 The script's `init_process_group` and `destroy_process_group` have no effect, since the group is already open.
-Meshes on `cuda` are on meta, and the environment is as in a process that torchrun has started.
+Meshes on `cuda` become meshes on the meta device, and the environment is as in a process that torchrun
+started.
 """
 
 import functools
@@ -41,7 +42,7 @@ _OFFLOAD = (
 
 @contextmanager
 def _as_launched(ranks: int, rank: int, other_ranks: OtherRanks) -> Iterator[None]:
-    """Set torchrun's environment variables of a rank and replace torch's functions inside the context.
+    """Set torchrun's environment variables for a rank and replace torch's functions inside the context.
 
     The context must be opened inside `process_group`.
     """
@@ -95,7 +96,7 @@ def _replacements() -> Iterator[Replacement]:
 
 
 def _address(plain: Callable[[Tensor], int]) -> Callable[[Tensor], int]:
-    """Return a wrapper of `Tensor.data_ptr` that gives accelerate distinct addresses for storages on meta.
+    """Return a wrapper of `Tensor.data_ptr` that gives accelerate distinct addresses of meta storages.
 
     accelerate identifies an optimizer's parameters by address while it shards them
     (accelerate/accelerator.py).
@@ -156,7 +157,7 @@ def _of_any_backend(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _on_meta(plain: Callable[..., None]) -> Callable[..., None]:
-    """Return a wrapper of `DeviceMesh.__init__` that makes a mesh on meta in place of a mesh of GPUs."""
+    """Return a wrapper of `DeviceMesh.__init__` that makes a mesh on the meta device, not of GPUs."""
 
     @functools.wraps(plain)
     def make(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:

@@ -1,6 +1,6 @@
 """Replace layers and the loss of a transformers model by Liger's kernels (`--liger`).
 
-The model's modules are patched as by `TrainingArguments(use_liger_kernel=True)`. Liger also replaces
+The model's modules are patched as with `TrainingArguments(use_liger_kernel=True)`. Liger also replaces
 functions in modules of transformers, which is undone afterwards.
 """
 
@@ -26,7 +26,7 @@ _PATCHED = ("transformers.models.", "transformers.loss.")
 def _liger_kernels(model: nn.Module, job: Job) -> Iterator[None]:
     """Apply Liger's kernels to the model, and restore the patched functions of transformers on exit.
 
-    Raises ModelError if Liger has no kernels for the model, or fails.
+    Raises ModelError if Liger has no kernels for the model, or if Liger fails.
     """
     with quiet():
         patches = import_library("liger_kernel.transformers.monkey_patch", extra="liger")
@@ -63,7 +63,10 @@ def _is_patched(name: str) -> bool:
 
 
 def _find_model(model: nn.Module, known: Any) -> nn.Module | None:
-    """Return the outermost transformers model whose type Liger knows, also inside a peft model, or None."""
+    """Return the outermost transformers model of a type that Liger supports, or None if there is none.
+
+    It may be inside a peft model.
+    """
     kind: Any = import_library("transformers", extra="hf").PreTrainedModel
     found = (one for one in model.modules() if isinstance(one, kind) and one.config.model_type in known)
     return next(found, None)

@@ -26,11 +26,11 @@ BATCH_ON_GPU_NOTE = (
 
 
 class BatchOnHostError(PlannerError):
-    """Raised if a user's step uses its batch without moving it to the GPU."""
+    """Raised if a user's step uses its batch without moving the batch to the GPU."""
 
 
 def run_steps(loop: CapturedLoop) -> Notes:
-    """Record the set-up and the steps of a user's step or trainer, and return notes on them.
+    """Record the set-up and all steps of a user's own training step or trainer, and return notes.
 
     Raises BatchOnHostError if a step uses its batch on the CPU together with tensors of the GPU.
     """
@@ -69,8 +69,8 @@ def run_steps(loop: CapturedLoop) -> Notes:
 def _record_held(model: StepModule, job: Job, recorder: Recorder, loaded: dict[int, list[Tensor]]) -> None:
     """Record the tensors that a user's step holds before its first call.
 
-    No variable of a function that is still running may refer to these tensors: the step may replace any of
-    them, which must free it.
+    No variable of a function that is still running may refer to these tensors: the step may replace a
+    tensor, which must free it.
     """
     if isinstance(model, TrainerModule):
         for tensor in model.tensors_on_host():
@@ -87,7 +87,7 @@ def _record_held(model: StepModule, job: Job, recorder: Recorder, loaded: dict[i
 
 
 def _leave_on_cpu(model: StepModule, job: Job, recorder: Recorder) -> None:
-    """Mark the parameters and buffers of modules that user code moved to the CPU as tensors of the CPU.
+    """Mark parameters and buffers as CPU tensors if user code moved their modules to the CPU.
 
     Raises ModelError if all modules with parameters are on the CPU.
     """
@@ -95,7 +95,7 @@ def _leave_on_cpu(model: StepModule, job: Job, recorder: Recorder) -> None:
     on_cpu = [module for module in model.modules() if module in held]
     for module in on_cpu:
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-            if not (is_wrapped(tensor) or is_put_on_gpu(tensor)):  # since then, as by `to_empty`
+            if not (is_wrapped(tensor) or is_put_on_gpu(tensor)):  # later, as by `to_empty`
                 recorder.host.add(tensor)
     if on_cpu and all(not is_wrapped(one) and one in recorder.host for one in model.parameters()):
         raise ModelError(f"{job.model.name}: its code moves its modules to the CPU; name the device cuda")

@@ -33,10 +33,10 @@ def _open_model(model: nn.Module, job: Job, recorder: Recorder) -> Iterator[Note
 
 
 def _shard_model(model: nn.Module, job: Job, recorder: Recorder) -> tuple[str, ...]:
-    """Split the weights of a model's layers and shard its blocks, as the job asks, and return notes on both.
+    """Split the weights of a model's layers and shard its blocks as the job specifies, and return notes.
 
-    accelerate moves a model from the CPU while it shards the model, which `recorder` records. If all ranks
-    hold equal parts, that is added to the recorder's facts.
+    If accelerate shards the model, it moves the model from the CPU, which `recorder` records. If all ranks
+    hold equal parts, `Fact.EQUAL_PARTS` is added to the recorder's facts.
 
     Raises UsageError for a model without a tensor-parallel plan.
     """
@@ -52,7 +52,7 @@ def _shard_model(model: nn.Module, job: Job, recorder: Recorder) -> tuple[str, .
 
 
 def _has_equal_parts(model: nn.Module) -> bool:
-    """Return whether each sharded parameter divides evenly, so that all ranks hold equal parts."""
+    """Return whether all ranks hold equal parts, since each sharded parameter divides evenly."""
     from torch.distributed.tensor import DTensor
 
     return all(_is_even(one) for one in model.parameters() if isinstance(one, DTensor))
@@ -67,7 +67,7 @@ def _is_even(parameter: Any) -> bool:
 
 
 def _mesh(job: Job) -> Any:
-    """Return the mesh of all ranks, with dimensions that replicate, shard and split parameters as needed."""
+    """Return the mesh of all ranks, with a dimension each for replication, sharding and splitting if used."""
     from torch.distributed.device_mesh import init_device_mesh
 
     ranks, replicas = job.sharding.fsdp, job.sharding.fsdp_arg.replicas
@@ -81,10 +81,10 @@ def _mesh(job: Job) -> Any:
 
 
 def _with_last_synced(load_batch: BatchLoader, model: nn.Module, job: Job) -> BatchLoader:
-    """Return a loader with which FSDP reduces gradients in a step's last micro-batch only, if the job asks.
+    """Return a loader with which FSDP reduces gradients only in the last micro-batch of each step.
 
-    In the micro-batches before, gradients stay unsharded on each rank (`set_requires_gradient_sync`). For any
-    other job the loader itself is returned.
+    In earlier micro-batches, gradients stay unsharded on each rank (`set_requires_gradient_sync`). The given
+    loader is returned if the job does not accumulate, does not use FSDP, or syncs each micro-batch.
     """
     arguments = job.sharding.fsdp_arg
     if job.loop.accumulate < 2 or not job.sharding.fsdp or arguments.gradient_sync == "each":

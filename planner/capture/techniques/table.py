@@ -1,4 +1,4 @@
-"""The table of all techniques, in the order in which a capture calls and opens them."""
+"""The table of all techniques, in the order in which a capture calls their functions."""
 
 from planner.capture.techniques.adapters import ADAPTERS
 from planner.capture.techniques.common import ACCELERATE, OPERATORS, PADDING, VALUES

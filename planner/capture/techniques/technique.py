@@ -1,4 +1,4 @@
-"""Define the interface between a capture and a job's techniques, such as sharding or compilation."""
+"""The interface between a capture and a job's techniques, such as sharding or compilation."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,22 +18,22 @@ Notes = tuple[str, ...]
 
 
 class BuiltModel(Struct, frozen=True):
-    """A model on meta, with the tensors that its quantized modules allocate as they are moved to the GPU."""
+    """A model of meta tensors, with the tensors that its quantized modules allocate when moved to the GPU."""
 
     module: nn.Module
-    loaded: dict[int, list[Tensor]] = {}  # by the `id` of the quantized module, in order
+    loaded: dict[int, list[Tensor]] = {}  # by the `id` of the quantized module, in order of allocation
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedLoop:
-    """A loop that is about to run on meta, with its job, model and recorder."""
+    """A training loop that is about to run on meta tensors, with its job, model and recorder."""
 
-    job: Job  # its inputs have the precision of the model
+    job: Job  # with inputs in the precision of the model
     model: nn.Module
     batch: int
     recorder: Recorder
-    loaded: dict[int, list[Tensor]]  # of the built model; emptied as the set-up is recorded
-    loads_to_gpu: bool  # batches of a user's step are loaded on the GPU, not on the CPU
+    loaded: dict[int, list[Tensor]]  # as in `BuiltModel`; emptied when the set-up is recorded
+    loads_to_gpu: bool  # whether batches of a user's step are loaded on the GPU, not on the CPU
     techniques: "tuple[Technique, ...]"
     suspended: Suspended = nullcontext  # opens a context in which torch's operators are not replaced
 
@@ -46,13 +46,13 @@ def open_nothing(*_: object) -> Iterator[None]:
 
 @contextmanager
 def without_notes(*_: object) -> Iterator[Notes]:
-    """Open a context without effect, which yields no notes."""
+    """Open a context without effect, which yields an empty tuple of notes."""
     yield ()
 
 
 @contextmanager
 def watch_nothing(_: CapturedLoop) -> Iterator[Callable[[], Notes]]:
-    """Open a context without effect, which yields a function that returns no notes."""
+    """Open a context without effect, which yields a function that returns an empty tuple of notes."""
     yield tuple
 
 
@@ -64,13 +64,13 @@ class Technique(Struct, frozen=True):
     """
 
     is_used: Callable[[Job], bool]
-    # Imports libraries before functions of torch are replaced, and raises UsageError for unplanned options.
+    # Imports libraries before functions of torch are replaced; raises UsageError for unsupported options.
     prepare: Callable[[Job], None] = lambda job: None
     # Opens contexts that the process needs before the model is built, such as a process group.
     open_process: Callable[[Job, Placement, OtherRanks], AbstractContextManager[None]] = open_nothing
-    # Changes a model before it is on the GPU; nothing is recorded.
+    # Changes a model before it is on the GPU, without recording.
     change_model: Callable[[BuiltModel, Job], BuiltModel] = lambda model, job: model
-    # Changes a model while it is open, and yields notes.
+    # Changes a model inside the context, and yields notes.
     open_model: Callable[[nn.Module, Job, Recorder], AbstractContextManager[Notes]] = without_notes
     # Opens contexts that the loop needs, and yields a function that returns notes after the loop.
     open_loop: Callable[[CapturedLoop], AbstractContextManager[Callable[[], Notes]]] = watch_nothing

@@ -12,7 +12,7 @@ from planner.jobs import Job
 def split_tensors(model: Any, job: Job, mesh: Any) -> str:
     """Split a model's weights in place, as `from_pretrained(tp_plan="auto")` does, and return a note.
 
-    Raises UsageError for a model without a plan, and if its weights do not divide by the plan.
+    Raises UsageError if the model has no plan, or if its weights cannot be divided as the plan requires.
     """
     where = f"{job.model.name}: --tp {job.sharding.tp}"
     if not getattr(model, "tp_plan", None):

@@ -12,7 +12,7 @@ _Curve = tuple[int, int, int]  # bytes per pair of samples, bytes per sample, fi
 
 
 def live_bytes_bound(events: Iterable[Event | ProgramEvent], unit: int = 1) -> LowerBound:
-    """Return a function from the batch size to the highest sum of live tensor bytes in a run of the events.
+    """Return a function that gives the highest sum of live tensor bytes at a batch size.
 
     The events' sizes count the batch in steps of `unit` samples. Rounding, gaps and optional blocks
     (`may_fail`) are not counted. The live bytes after each allocation are a polynomial in the batch size;
@@ -32,7 +32,7 @@ def live_bytes_bound(events: Iterable[Event | ProgramEvent], unit: int = 1) -> L
 
 
 def _live_curves(events: Iterable[Event | ProgramEvent]) -> Iterator[_Curve]:
-    """Yield the coefficients of the live bytes after each allocation, a polynomial in the batch size."""
+    """Yield the live bytes after each allocation, as coefficients of a polynomial in the batch size."""
     sizes: dict[int, _Curve] = {}
     live: _Curve = 0, 0, 0
     for event in events:

@@ -61,7 +61,7 @@ class ConvolutionExpr(Convolution, frozen=True):
         return (*self.x, *self.w, *self.y)
 
     def at(self, values: Sequence[int]) -> Convolution:
-        """Return the convolution with the sizes that `values` gives, by index, for the nodes."""
+        """Return the convolution with each node replaced by its value; `values` are by index of the node."""
         x, w, y = (tuple([values[node] for node in nodes]) for nodes in (self.x, self.w, self.y))
         return Convolution(
             self.direction, self.dtype, x, w, y, self.channels_last, self.padding, self.stride, self.dilation

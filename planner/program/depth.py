@@ -237,7 +237,7 @@ class _Walk:
         return best
 
     def _lengthens_rows(self, j: int, end: int, count: int) -> bool:
-        """Return whether an insertion and the next one only repeat the equal allocations before them.
+        """Return whether an insertion and the matching events after it lengthen rows of equal allocations.
 
         An example is a row of blocks that an optimizer allocates for all parameters of one size.
         """

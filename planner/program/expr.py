@@ -113,7 +113,7 @@ def express_ops(
 
 
 def evaluate(variant: GuardedOps, batch: int, sm_count: int) -> OpenKernelOps | None:
-    """Return the operations at a batch size and number of SMs, or None if it is not valid for them."""
+    """Return a variant's operations at a batch size and number of SMs, or None if it is not valid there."""
     if not variant.min_batch <= batch <= variant.max_batch:
         return None
     if not variant.ops and not variant.guards:

@@ -31,7 +31,7 @@ class NotJoinedError(Exception):
 
 
 class Piece(Struct, frozen=True):
-    """The events of one batch, with the indices of the events that link it to other batches."""
+    """The events of one batch, with the indices of the events whose blocks outlive a batch."""
 
     trace: Trace
     lasting: tuple[tuple[int, Variable], ...]  # index and variable of each allocation that outlives the batch
@@ -90,7 +90,7 @@ def cut_program(program: Program) -> list[list[ProgramPiece]]:
 
 
 def is_periodic(steps: Sequence[Sequence[Piece]]) -> bool:
-    """Return whether the last two steps, of at least two after the set-up, have equal requests and frees."""
+    """Return whether two or more steps follow the set-up, and the last two have equal requests and frees."""
     return len(steps) > 2 and [*map(_requests, steps[-1])] == [*map(_requests, steps[-2])]
 
 

@@ -131,7 +131,7 @@ class Program:
         )
 
     def batch_sizes(self, target: Target, least: int) -> BatchSizes:
-        """Return the batch sizes that a search may try: multiples of the unit, from the smallest valid one.
+        """Return the batch sizes for a search to try: multiples of the unit, starting at the smallest valid.
 
         All batch sizes are allowed if the program is constant, or if its range begins at `least` or below;
         batch sizes outside the program are then captured separately.
@@ -146,12 +146,12 @@ class Program:
         return self.workspaces_at(batch, target) is not None
 
     def specialize(self, batch: int, target: Target) -> Trace | None:
-        """Return the trace at a batch size on a GPU, or None if the program does not cover the two."""
+        """Return the trace at a batch size on a GPU, or None if the program does not hold for this pair."""
         workspaces = self.workspaces_at(batch, target)
         return None if workspaces is None else self.instantiate(batch, workspaces)
 
     def key(self, batch: int, target: Target) -> Hashable:
-        """Return a key that differs for different traces of this batch size, or None if it is not covered."""
+        """Return a key that is equal only for equal traces at `batch`, or None if `batch` is not covered."""
         workspaces = self.workspaces_at(batch, target)
         return None if workspaces is None else (self.structure, workspaces)
 
@@ -168,7 +168,7 @@ class Program:
         return variants is None or variants.min_batch == variants.max_batch
 
     def workspaces_at(self, batch: int, target: Target) -> KernelWorkspaces | None:
-        """Return the workspaces of all kernels at a batch size on a GPU, or None if it is not covered.
+        """Return all kernels' workspaces at a batch size on a GPU, or None if the pair is not covered.
 
         If no variant's guards hold, the workspace rules are evaluated, if present, and the new variant is
         appended.

@@ -36,7 +36,7 @@ class ProgramBuilder(Protocol):
     """A builder that captures programs of a job with torch."""
 
     def programs(self, target: Target) -> tuple[Program, ...]:
-        """Return the program for GPUs like the target and any program of batch 1, or () if none fits."""
+        """Return the program for the target, and if made a program of batch 1, or () if no program fits."""
 
     def run(self, batch: int, target: Target) -> Program:
         """Capture one run and return its program, for this batch only. Raises the errors of a capture."""

@@ -110,7 +110,7 @@ class MemoryLimits(Struct, frozen=True):
 
     @property
     def process_limit_bytes(self) -> int | None:
-        """Return the process's memory limit in bytes, or None if it has none.
+        """Return the process's memory limit in bytes, or None if there is no limit.
 
         The fraction in `config` counts only if `limit_bytes` is None and `total_bytes` is given.
         """

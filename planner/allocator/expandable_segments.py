@@ -90,9 +90,9 @@ def _insert_gap(gap: Block) -> Block | None:
 
 
 def _map(gap: Block, size_bytes: int, map_pages: Callable[[int, int], bool]) -> Block | None:
-    """Map the first pages of an unmapped block, or return None if `map_pages` returns False.
+    """Map the first pages of an unmapped block; return the cached block, or None if `map_pages` fails.
 
-    The mapped pages are merged with cached neighbours into the cached block that is returned.
+    The pages are merged with cached neighbours.
     """
     pool = gap.pool
     mapped_bytes = round_up(size_bytes, pool.page_bytes)

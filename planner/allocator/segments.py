@@ -93,7 +93,7 @@ class Segments:
         return limit_bytes is not None and self.reserved_bytes + segment_bytes > limit_bytes
 
     def request_segment(self, pool: BlockPool, size_bytes: int, segment_bytes: int) -> Block | None:
-        """Request memory from CUDA once, and return it as an uncached block, or None if it is refused.
+        """Request memory from CUDA once, and return it as an uncached block, or None if CUDA refuses it.
 
         The method mirrors `alloc_block`. The limit is compared with the segment's size even if an expandable
         segment grows by more or less.

@@ -213,7 +213,7 @@ def _name_recorded(
     pairs: Sequence[Pair],
     cuts: Sequence[Pair],
 ) -> Iterator[Allocation]:
-    """Yield the recorded allocations with step, phase and site of a matched or near traced allocation."""
+    """Yield recorded allocations with step, phase and site of the matched or nearest traced allocation."""
     partner = {other: one for one, other in pairs}
     ends = {recorded[other].freed for other in partner}
     for (t0, r0), (_, r1) in pairwise(cuts):

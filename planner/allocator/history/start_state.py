@@ -80,7 +80,7 @@ class _Before:
             self._join(address, size_bytes, event.stream)
 
     def _cut(self, first: int, end: int) -> None:
-        """Remove pages from the piece that contains them. Raises UnequalStateError if no piece does."""
+        """Remove pages from the piece around them. Raises UnequalStateError if no piece contains them all."""
         start = max((address for address in self._pieces if address <= first), default=None)
         if start is None or start + self._pieces[start].size_bytes < end:
             raise UnequalStateError(f"the pages at {first:#x} were mapped and are not there at the end")

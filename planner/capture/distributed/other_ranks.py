@@ -54,7 +54,7 @@ class OtherRanks:
                 self._learn(needed, run)
 
     def _learn(self, needed: MessageNeededError, run: Callable[[int], Any], *waiting: Hashable) -> None:
-        """Run a sender until it sends the needed message; `waiting` are messages whose senders wait for it.
+        """Run the sender of a needed message until it is sent; `waiting` are messages that depend on it.
 
         Raises UsageError if ranks wait for each other, or if the sender does not send the message.
         """

@@ -55,7 +55,7 @@ def _name_of(func: Any) -> str:
 
 
 def promoted(args: _Args) -> torch.dtype | None:
-    """Return the dtype to which an operator's tensors promote, or None if it is not determined.
+    """Return the dtype to which an operator's tensors promote, or None if that dtype is not determined.
 
     The dtype is not determined if no tensor is on the meta device or a GPU, if a tensor is empty, and for
     more than two tensors of different dtypes.

@@ -64,7 +64,7 @@ class _Operator(Struct, frozen=True):
     """The properties of an operator that decide how it is run, cached since torch looks them up slowly."""
 
     func: Any  # kept alive, so that its `id` stays unique
-    kernel: Callable[..., Any] | None  # the planner's meta kernel; None if it has no kernel for the operator
+    kernel: Callable[..., Any] | None  # the planner's meta kernel; None if there is no such kernel
     check: Callable[[tuple[Any, ...]], None] | None  # raises if CUDA's kernel refuses the operands
     changes_lists: bool  # see `_changes_lists`
     changes_elements: bool  # see `_changes_elements`
@@ -155,7 +155,7 @@ def _is_only_tensor(args: tuple[Any, ...]) -> bool:
 
 
 def _key_of(value: Any) -> Any:
-    """Return a key that determines the layout of a call's outputs, or None if values in tensors may."""
+    """Return a key for the layout of a call's outputs, or None if tensor values may decide the layout."""
     if isinstance(value, Tensor):
         return (value.shape, value.stride(), value.dtype) if value.is_meta else None
     if isinstance(value, _SEQUENCES):

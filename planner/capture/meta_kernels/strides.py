@@ -46,7 +46,7 @@ def channels_last(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _strides_in_order(shape: Sequence[int], outermost_first: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a dense tensor whose dimensions have this order in memory."""
+    """Return the strides of a dense tensor whose dimensions have the order `outermost_first` in memory."""
     strides = [0] * len(shape)
     step = 1
     for dimension in reversed(outermost_first):

@@ -52,7 +52,7 @@ def _shard_model(model: nn.Module, job: Job, recorder: Recorder) -> tuple[str, .
 
 
 def _has_equal_parts(model: nn.Module) -> bool:
-    """Return whether all ranks hold equal parts, since each sharded parameter divides evenly."""
+    """Return whether each sharded parameter divides evenly, so that all ranks hold equal parts."""
     from torch.distributed.tensor import DTensor
 
     return all(_is_even(one) for one in model.parameters() if isinstance(one, DTensor))
@@ -67,7 +67,7 @@ def _is_even(parameter: Any) -> bool:
 
 
 def _mesh(job: Job) -> Any:
-    """Return the mesh of all ranks, with a dimension each for replication, sharding and splitting if used."""
+    """Return the mesh of all ranks, with a dimension for each of "replicate", "shard" and "tp" in use."""
     from torch.distributed.device_mesh import init_device_mesh
 
     ranks, replicas = job.sharding.fsdp, job.sharding.fsdp_arg.replicas

@@ -180,7 +180,7 @@ def _largest(position: int | None) -> Rule:
 
 
 def _extremum_of_all(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `max` or `min` over a whole tensor, which reduces a contiguous copy of the input.
+    """Return the ops of `max` or `min` over a whole tensor, which first copies a non-contiguous input.
 
     The copy follows the output (ATen/native/ReduceAllOps.cpp).
     """

@@ -44,10 +44,10 @@ from planner.program import (
 )
 
 LARGEST_SET = 3
-ENOUGH = 5  # sets that fit, after which no more are looked for
-ENOUGH_PAIRS = 3  # sets of one or two changes that fit, after which no three are tried
-HOPEFUL_SHARE = 0.95  # of what is missing, that a set has to promise to save
-LITTLE_SHARE = 0.05  # of what is missing, or of all that is needed: a change that saves less is not tried
+ENOUGH = 5  # sets that fit, after which no more sets are tried
+ENOUGH_PAIRS = 3  # sets of one or two changes that fit, after which no sets of three changes are tried
+HOPEFUL_SHARE = 0.95  # share of the missing memory that a set has to promise to save
+LITTLE_SHARE = 0.05  # share of the missing (or needed) memory that a change must save to be tried
 RESOLUTION_BYTES = 2**20
 MOST_EVENTS_OF_SLOW = 2_000  # of a recipe's trace: compiling ResNet-50, which has more, takes half a minute
 
@@ -55,13 +55,13 @@ TracerFactory = Callable[[TrainingConfig], TraceSource]  # the tracer of a chang
 
 
 class Attempt(Struct, frozen=True):
-    """The estimate of a training with a set of changes, and the memory that it needs."""
+    """The estimate of a training run with a set of changes, and the memory that the run needs."""
 
     changes: tuple[Change, ...]
     training: TrainingConfig
     estimate: Estimate
     trace: Trace
-    needed_bytes: int  # the least that the allocator needs for it, to 1 MiB
+    needed_bytes: int  # the smallest memory of the allocator in which the run fits, to 1 MiB
 
     @property
     def fits(self) -> bool:
@@ -70,7 +70,7 @@ class Attempt(Struct, frozen=True):
 
     @property
     def parts(self) -> Mapping[str, int]:
-        """Return the needed bytes by category, and under "" the needed bytes that no block takes."""
+        """Return the needed bytes by category of the blocks, and under the key "" the bytes in no block."""
         between = max(0, self.needed_bytes - self.estimate.run.peak_allocated_bytes)
         return {str(category): size for category, size in self.estimate.at_peak.items()} | {"": between}
 
@@ -84,10 +84,10 @@ class Advice(Struct, frozen=True):
     """The smallest sets of changes that make a batch fit."""
 
     unchanged: Attempt
-    sets: tuple[Attempt, ...]  # minimal sets that fit, the best first; empty where nothing helps
-    singles: tuple[Attempt, ...]  # every change by itself, whether it is enough or not, the mildest first
+    sets: tuple[Attempt, ...]  # minimal sets that fit, the best first; empty if none fits or none is needed
+    singles: tuple[Attempt, ...]  # every change that was tried by itself, the mildest first
     failed: tuple[tuple[str, str], ...]  # changes that the model refuses or that cannot save much, and why
-    available_bytes: int | None  # what the allocator may take; None: any amount
+    available_bytes: int | None  # bytes that the allocator may take; None if they are unlimited
     seconds: float
 
 
@@ -97,7 +97,7 @@ def advise(
     open_tracer: TracerFactory,
     on_progress: OnProgress = ignore_progress,
 ) -> Advice:
-    """Try single changes, then sets of two and three changes until enough fit, and return the results."""
+    """Try single changes and, if the batch does not fit unchanged, sets of two and three until enough fit."""
     start = perf_counter()
     failed: dict[tuple[Change, ...], str] = {}
 
@@ -144,7 +144,7 @@ def advise(
 
 
 def _rule_out(unchanged: Attempt, limit_bytes: int | None) -> dict[str, str]:
-    """Return the reason for each group of optimizer changes that cannot save much memory."""
+    """Return the groups of optimizer changes that cannot save much memory, each with the reason as text."""
     needed_bytes, reasons = unchanged.needed_bytes, {}
     missing_bytes = needed_bytes if unchanged.fits or limit_bytes is None else needed_bytes - limit_bytes
     for group, replaces_state in ((OPTIMIZERS, True), (IMPLEMENTATIONS, False)):
@@ -157,7 +157,10 @@ def _rule_out(unchanged: Attempt, limit_bytes: int | None) -> dict[str, str]:
 
 
 def _outside_updates(events: Iterable[Event], without_state: bool) -> Iterator[Event]:
-    """Yield the events except blocks of the optimizer's step, and optimizer state if `without_state`."""
+    """Yield the events without the blocks that the optimizer's step allocates.
+
+    Optimizer state is kept in the events unless `without_state`, whenever it is allocated.
+    """
     phase, left_out = Phase.SETUP, set()
     for event in events:
         if isinstance(event, PhaseStart):
@@ -253,7 +256,10 @@ def _attempt(changes: tuple[Change, ...], changed: TrainingConfig, trace: Trace,
 
 
 def _needed(trace: Trace, limits: MemoryLimits, most_bytes: int) -> int:
-    """Return the smallest capacity, to 1 MiB, within which the replay of a trace does not fail."""
+    """Return the smallest memory capacity, to 1 MiB, in which the replay of a trace fits.
+
+    `most_bytes` is a capacity that is known to suffice.
+    """
     low = live_bytes_bound(trace.events)(trace.batch) // RESOLUTION_BYTES - 1
     high = most_bytes // RESOLUTION_BYTES + 1
     while high - low > 1:

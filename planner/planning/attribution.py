@@ -1,4 +1,4 @@
-"""Attribute the memory of a run: its peak by category, module and tensor, its gaps, and its steps.
+"""Explain the memory of a run: its peak by category, module and tensor, its fragmentation, and its steps.
 
 The results are plain data, from which texts, JSON, pictures and pages are made. All sums equal the figures of
 the replay.
@@ -23,14 +23,14 @@ from planner.allocator import (
 from planner.hardware.cudnn import LayerWorkspace, layer_workspaces
 from planner.program import Alloc, Category, Event, Free, Phase, PhaseStart, TensorProvenance, Trace
 
-MOST_GAPS = 10  # listed; there may be thousands
+MOST_GAPS = 10  # gaps that are listed; there may be thousands
 
 
 class DisplayLimits(Struct, frozen=True):
     """Limits on how much of an explanation is shown."""
 
     top: int = 10  # number of tensors or differences
-    depth: int | None = None  # levels of modules; None: as many as are readable
+    depth: int | None = None  # levels of modules; None for as many levels as are readable
 
 
 class PeakLocation(Struct, frozen=True):
@@ -39,7 +39,7 @@ class PeakLocation(Struct, frozen=True):
     event: int  # index into the trace's events
     step: int
     phase: Phase
-    module: str  # "": outside of modules
+    module: str  # empty outside of modules
     op: str
 
 
@@ -63,8 +63,8 @@ class ModuleShare(Struct, frozen=True):
     name: str  # qualified
     size_bytes: int  # `own_bytes` and the sizes of the children
     own_bytes: int
-    by_category: Mapping[Category, int]  # of `size_bytes`
-    children: tuple["ModuleShare", ...]  # by falling size
+    by_category: Mapping[Category, int]  # bytes that add up to `size_bytes`
+    children: tuple["ModuleShare", ...]  # in descending order of size
 
 
 class Gap(Struct, frozen=True):
@@ -100,15 +100,15 @@ class Explanation(Struct, frozen=True):
 
     run: Replay
     peak: PeakLocation
-    at_peak: Mapping[Category, int]  # adds up to the allocated peak
-    modules: ModuleShare  # likewise
-    blocks: tuple[LiveBlock, ...]  # likewise; by falling size
+    at_peak: Mapping[Category, int]  # bytes that add up to the allocated peak
+    modules: ModuleShare  # the same bytes by module
+    blocks: tuple[LiveBlock, ...]  # the same bytes by block, in descending order of size
     fragmentation: Fragmentation
     phases: tuple[PhasePeak, ...]
     steps: tuple[StepPeak, ...]
     timeline: Timeline
-    evaluation: Replay | None = None  # the same batch in eval mode without gradients
-    workspaces: tuple[LayerWorkspace, ...] = ()  # of convolutions, at the peak or not
+    evaluation: Replay | None = None  # of the same batch in inference; None if its trace is not given
+    workspaces: tuple[LayerWorkspace, ...] = ()  # of all convolutions, whether alive at the peak or not
 
 
 def explain(trace: Trace, limits: MemoryLimits, evaluation: Trace | None = None) -> Explanation:
@@ -141,7 +141,7 @@ def explain(trace: Trace, limits: MemoryLimits, evaluation: Trace | None = None)
 
 
 def moment_of(trace: Trace, event: int) -> PeakLocation:
-    """Return the step, phase, module and operator of an event of a trace."""
+    """Return the step and phase of an event of a trace, with module and operator if it is an allocation."""
     mark = PhaseStart(0, Phase.SETUP)
     for entry in trace.events[: event + 1]:
         if isinstance(entry, PhaseStart):
@@ -156,7 +156,7 @@ def moment_of(trace: Trace, event: int) -> PeakLocation:
 def _inspect(
     trace: Trace, limits: MemoryLimits, peak: int, reserved_peak: int
 ) -> tuple[tuple[LiveBlock, ...], Fragmentation]:
-    """Return the allocated blocks after the event `peak`, and the fragmentation after `reserved_peak`."""
+    """Return the blocks alive after event `peak`, and the fragmentation after event `reserved_peak`."""
     live: dict[int, tuple[Alloc, PhaseStart, Block]] = {}
     mark = PhaseStart(0, Phase.SETUP)
     blocks: tuple[LiveBlock, ...] = ()
@@ -222,7 +222,7 @@ def _fragmentation(location: PeakLocation, allocator: CachingAllocator, rounding
 
 
 def _by_phase(peaks: Iterable[PhasePeak]) -> tuple[PhasePeak, ...]:
-    """Merge peaks into one for each phase of each step, without the phase END.
+    """Merge the peaks of equal phases of a step into one peak, and drop the phase END.
 
     With gradient accumulation, a phase comes several times in a step.
     """

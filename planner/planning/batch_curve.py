@@ -1,6 +1,6 @@
 """Compute curves of memory against batch size for several cards, for pages and plots that show any batch.
 
-Each point is the estimate of one batch on one card. Cards share the runs that the limits of no card affect.
+Each point is the estimate of one batch on one card. Cards share replays that no card's limits affect.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class SampleDensity(Struct, frozen=True):
     """The density of a curve's points, as a number of points per doubling of the batch size."""
 
     per_doubling: int  # a power of two
-    doublings: int  # below the top with this density; smaller sizes, close in a plot, are powers of two
+    doublings: int  # below the top that have this density; smaller sizes, close in a plot, are powers of two
 
 
 SELECTED_DENSITY = SampleDensity(8, 4)
@@ -39,10 +39,10 @@ class CurvePoint(Struct, frozen=True):
 
 
 class DeviceCurve(Struct, frozen=True):
-    """The points of one card's curve, by rising batch size."""
+    """The points of one card's curve, in ascending order of batch size."""
 
     budget: Budget
-    max_batch: int | None  # 0 if not even 1 fits; None on an unlimited card
+    max_batch: int | None  # 0 if no batch size fits; None on an unlimited card
     points: tuple[CurvePoint, ...]
 
 
@@ -87,7 +87,7 @@ def curve_sizes(max_batch: int | None, batch: int, grid: SampleDensity) -> list[
 
 
 def _even_sizes(top: int, grid: SampleDensity) -> set[int]:
-    """Return batch sizes from 1 to the first at or above `top`, from a grid that all cards share."""
+    """Return the batch sizes of a grid common to all cards, from 1 to the first size at or above `top`."""
     sizes, size, end = {1}, 1, min(top, LARGEST_BATCH)
     while size < end:
         size += max(1, 2 ** (size.bit_length() - 1) // grid.per_doubling)
@@ -97,7 +97,7 @@ def _even_sizes(top: int, grid: SampleDensity) -> set[int]:
 
 
 def _points(replays: TargetReplays, batch: int, budget: Budget) -> list[CurvePoint]:
-    """Return the point of a batch size in a list, which is empty if the batch size cannot be captured."""
+    """Return a list with the point of a batch size, or an empty list if the batch size cannot be captured."""
     replays.outcome(batch, budget.limits)
     if replays.is_refused(batch):
         return []

@@ -48,7 +48,7 @@ class Change(Struct, frozen=True):
     rank: int  # 0 costs nothing; a higher rank changes more about the training
     group: str  # at most one change of a group is made
     apply: Callable[[TrainingConfig], TrainingConfig]
-    is_slow: bool = False  # to try, so that it is never combined with others
+    is_slow: bool = False  # whether trying it takes long, so that it is never combined with other changes
 
 
 def changes_for(training: TrainingConfig, capability: tuple[int, int]) -> tuple[Change, ...]:

@@ -38,12 +38,12 @@ from planner.program import (
     cut_trace,
 )
 
-_Order = tuple[tuple[int, bool], ...]  # steps of a trace, from 1, and whether it is the smaller batch's trace
+_Order = tuple[tuple[int, bool], ...]  # traced steps, counted from 1, and whether each has the smaller batch
 _Row = TypeVar("_Row", TensorProvenance, ConvWorkspace)
 
 
 def last_batch_size(job: Job, batch: int) -> int:
-    """Return the size of an epoch's last batch if it is smaller than the others, else 0."""
+    """Return the size of an epoch's last batch if it is smaller than the other batches, else 0."""
     return job.samples.dataset_size % batch if 0 < batch <= job.samples.dataset_size else 0
 
 
@@ -106,7 +106,7 @@ class EpochPrograms(Struct, frozen=True):
     def key(self, batch: int, target: Target) -> Hashable:
         """Return a key that is equal for equal traces, made of the keys of both batch sizes.
 
-        None if either has no key, or if the model fails at the smaller batch size.
+        None if either batch size has no key, or if the model fails at the smaller batch size.
         """
         full, last = self.programs.key(batch, target), last_batch_size(self.job, batch)
         if not last:
@@ -118,7 +118,7 @@ class EpochPrograms(Struct, frozen=True):
         return None if full is None or smaller is None else (full, smaller)
 
     def bound(self, target: Target) -> LowerBound | None:
-        """Return the lower bound for full batches, or None if there is none."""
+        """Return a lower bound of the memory by full batch size, or None if no bound exists."""
         return self.programs.bound(target)
 
     def batch_sizes(self, target: Target) -> BatchSizes:
@@ -206,7 +206,7 @@ def _renumber(rows: Iterable[_Row], blocks: Mapping[int, int]) -> Iterator[_Row]
 
 
 def _plan(pieces: Sequence[Sequence[Sequence[Piece]]], order: _Order) -> Iterator[tuple[int, int, Piece]]:
-    """Yield the new step, the index of the source trace, and the piece, for all pieces of the new trace.
+    """Yield the new step, the index of the source trace and the piece, for each piece of the new trace.
 
     Of a step with the smaller batch, only the last piece is from the smaller batch's trace.
     """

@@ -39,10 +39,10 @@ from planner.program import Category, Growth, Outcome, Trace, find_growth
 class Answer(StrEnum):
     """Whether a batch fits, graded by the probability that it runs out of memory."""
 
-    FITS = "fits"  # at the confidence
-    LIKELY = "likely_fits"  # more likely than not, but not at the confidence
-    DOES_NOT_FIT = "does_not_fit"  # more likely not
-    NOT_KNOWN = "not_known"  # not at the confidence, and the probability is unknown
+    FITS = "fits"  # fits at the confidence
+    LIKELY = "likely_fits"  # more likely fits than not, but does not fit at the confidence
+    DOES_NOT_FIT = "does_not_fit"  # more likely does not fit
+    NOT_KNOWN = "not_known"  # does not fit at the confidence, and the probability is unknown
 
 
 class Seconds(Struct, frozen=True):
@@ -53,7 +53,7 @@ class Seconds(Struct, frozen=True):
 
 
 class RankFigures(Struct, frozen=True):
-    """The memory figures that several ranks share."""
+    """The ranks that have equal memory figures, and these figures."""
 
     ranks: tuple[int, ...]
     outcome: Outcome
@@ -69,20 +69,20 @@ class Estimate(Struct, frozen=True):
     budget: Budget
     outcome: Outcome  # at the confidence, under the smallest memory limit of the budget
     answer: Answer | None  # None if nothing bounds the memory
-    run: Replay  # in the likeliest memory; in unlimited memory if the batch is not expected to fit
+    run: Replay  # in the likeliest memory, or in unlimited memory if the batch does not fit in the likeliest
     limits: MemoryLimits  # of `run`
     failed: Replay | None  # the failing run under a memory limit of the budget; None if the batch fits in all
     at_peak: Mapping[Category, int]  # bytes by category at the allocated peak; they add up to it
     process_bytes: int  # context and reserved peak, calibrated if a calibration is known, as in nvidia-smi
-    process_upper_bytes: int  # the same at the confidence
+    process_upper_bytes: int  # upper bound of `process_bytes` at the confidence
     unknown_ops: tuple[str, ...]
     notes: tuple[str, ...]
     seconds: Seconds
     p_out_of_memory: float | None = None  # by the residuals of runs: in an epoch if its samples are known,
     # else in the traced steps; None if the probability is unknown
-    growth: Growth | None = None  # the memory that each step leaves allocated
-    step_limit: StepLimit | None = None  # the steps that fit in spite of growth; None if all do
-    retry_costs: tuple[RetryCost, ...] = ()  # of each step of `run`, if it needs retries
+    growth: Growth | None = None  # the memory that each step leaves allocated; None if memory does not grow
+    step_limit: StepLimit | None = None  # the steps that fit in spite of growth; None if all steps fit
+    retry_costs: tuple[RetryCost, ...] = ()  # of each step of `run`; empty if `run` needs no retries
     retry_costs_at_confidence: tuple[RetryCost, ...] = ()  # the same under the budget's smallest limit
     failed_bytes: int | None = None  # the allocator's memory in `failed`: the budget's or somewhat more
     phases: tuple[JobPhasePeak, ...] = ()
@@ -91,7 +91,7 @@ class Estimate(Struct, frozen=True):
 
     @property
     def is_unlimited(self) -> bool:
-        """Return whether the run was replayed in unlimited memory, as the batch is not expected to fit."""
+        """Return whether `run` was replayed in unlimited memory because the batch is not expected to fit."""
         return self.limits.allocator_limit_bytes is None and self.answer is not None
 
 

@@ -32,7 +32,7 @@ from planner.planning.search import (
 )
 from planner.program import FIT_BATCHES, Outcome, ProgramSet
 
-_MOST_JUDGED = 4  # searches, each with the margins of the answer before
+_MOST_JUDGED = 4  # searches, each with the margins of the previous answer
 
 
 class DeviceFit(Struct, frozen=True):
@@ -40,13 +40,13 @@ class DeviceFit(Struct, frozen=True):
 
     budget: Budget
     max_batch: int  # 0 if not even the smallest batch size that trains fits
-    batch: int  # of the figures below: the requested batch, else the largest, else the smallest
-    outcome: Outcome  # of that batch on this GPU
-    process_bytes: int  # as nvidia-smi shows at its peak; in unlimited memory if it does not fit
-    process_upper_bytes: int  # the same at the confidence
-    comfortable_batch: int  # the largest without retries; 0 if every batch needs retries
+    batch: int  # the batch size of the figures below: the requested, else the largest, else the smallest
+    outcome: Outcome  # of `batch` on this GPU, at the confidence
+    process_bytes: int  # the peak in nvidia-smi; in unlimited memory if `batch` is not expected to fit
+    process_upper_bytes: int  # upper bound of `process_bytes` at the confidence
+    comfortable_batch: int  # the largest without retries; 0 if no batch size fits without retries
     answer: Answer = Answer.FITS  # whether `batch` fits, graded by its probability
-    p_out_of_memory: float | None = None  # of a batch that does not fit at the confidence, if it is known
+    p_out_of_memory: float | None = None  # None if `batch` fits at the confidence, or if it is unknown
 
     @property
     def headroom_bytes(self) -> int:
@@ -72,7 +72,7 @@ class FleetTable(Struct, frozen=True):
     import_seconds: float
     seconds: Seconds
     programs: ProgramSet  # behind the answers; a picture needs more traces
-    multiple_of: int = 1  # the largest batches had to be multiples of this
+    multiple_of: int = 1  # the number of which the largest batches had to be multiples
     prices: PriceList | None = None
     quotes: Mapping[str, Quote] = {}  # by the GPU's name; empty without prices and throughput
     likely: tuple[DeviceFit, ...] = ()  # GPUs on which the batch may fit, but not at the confidence
@@ -121,7 +121,7 @@ def fit_devices(
 def search_judged(
     job: Job, replays: TargetReplays, budget: Budget, multiple_of: int = 1
 ) -> tuple[Search, Budget]:
-    """Search for the largest batch size on a GPU, and return the search and the budget with its margins.
+    """Search for the largest batch size on a GPU; return the search and the budget with the answer's margins.
 
     Margins depend on the batch size if the source of its convolution workspaces does. The first search
     uses the margins of the largest batch size whose tensors alone fit. The search is repeated with the
@@ -206,7 +206,7 @@ def _largest_probed(
 
 
 def _largest_in_rooms(replays: TargetReplays, outcome: Callable[[int], Outcome], floor: int, top: int) -> int:
-    """Return the largest batch size found from `floor` to `top` that fits under all memory limits.
+    """Return the largest batch size found in `floor`..`top` that fits under all memory limits.
 
     `floor` itself is known to fit. Batch sizes that fit irregularly under the smallest limit often have a
     neighbour that fits under all limits, so the neighbours below `top` are probed one by one.

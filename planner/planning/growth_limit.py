@@ -8,14 +8,14 @@ from msgspec.structs import replace
 from planner.allocator import MemoryLimits, Player, max_reserved_bytes
 from planner.program import Alloc, Category, Growth, NextWorkspaces, Piece, Trace, cut_trace, is_periodic
 
-MOST_EVENTS = 300_000  # that are played to count steps, which takes about a second
+MOST_EVENTS = 300_000  # events to replay to count steps, which takes about a second
 
 
 class StepLimit(Struct, frozen=True):
     """The number of steps after which a loop no longer fits."""
 
     steps: int
-    is_exact: bool  # all steps were played; else extrapolated by the growth of a step
+    is_exact: bool  # whether all steps were replayed; if not, extrapolated from the growth of a step
 
 
 def find_step_limit(trace: Trace, limits: MemoryLimits, growth: Growth, peak_bytes: int) -> StepLimit | None:

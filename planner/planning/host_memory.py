@@ -8,7 +8,9 @@ from planner.program import Alloc, Category, Phase, PhaseStart, Trace, pinned_by
 
 
 class HostMemory(Struct, frozen=True):
-    """The bytes of host memory that a process's tensors take, by purpose; None if unknown or not needed.
+    """The bytes of host memory that a process's tensors take, by purpose.
+
+    A number is None if it is unknown, or if the process does not need the memory.
 
     Python, the libraries and the data itself are not counted.
     """
@@ -23,8 +25,8 @@ class HostMemory(Struct, frozen=True):
 def count_host_memory(job: Job, trace: Trace) -> HostMemory:
     """Return the host memory that a job's process takes, computed from the job's trace.
 
-    Weights and checkpoints are None for shards and quantized weights, which libraries build in other ways.
-    Checkpoints are None also if the job does not train.
+    For shards and quantized weights, which libraries build in other ways, only batches and pinned memory are
+    counted. If the job does not train, the bytes of checkpoints and of saving are None.
     """
     pinned, batch = pinned_bytes(trace.pinned), _batch_bytes(trace)
     if not holds_whole_weights(job):
@@ -38,7 +40,7 @@ def count_host_memory(job: Job, trace: Trace) -> HostMemory:
 
 
 def _batch_bytes(trace: Trace) -> int:
-    """Return the bytes of the inputs that are allocated between the set-up and the second batch."""
+    """Return the bytes of a batch: its inputs are allocated between the set-up and the second batch."""
     batches = size_bytes = 0
     for event in trace.events[len(setup_events(trace)) :]:
         if isinstance(event, PhaseStart):

@@ -29,21 +29,24 @@ class Plan(Struct, frozen=True):
     budget: Budget
     search: Search
     at_max: Estimate | None  # None if not even the smallest batch size that trains fits
-    first_failure: Estimate | None  # None if every batch size fits
+    first_failure: Estimate | None  # None if every batch size fits, or if the failing one cannot be captured
     seconds: Seconds
     multiple_of: int = 1  # the answer had to be a multiple of this
     at_comfortable: Estimate | None = None  # None if no batch size fits without retries
-    no_retries: bool = False  # a batch size that needs retries is no answer
+    no_retries: bool = False  # whether a batch size that needs retries is no answer
 
     @property
     def largest_of_any_size(self) -> int:
-        """Return the largest probed batch size that fits, ignoring `multiple_of`, or 0 if none fits."""
+        """Return the largest probed batch size that fits, ignoring `multiple_of`, or 0 if no size fits."""
         sizes = (batch for batch, outcome in self.search.probes if outcome is not Outcome.DOES_NOT_FIT)
         return max(sizes, default=0)
 
     @property
     def comfortable_of_any_size(self) -> int:
-        """Return the largest probed batch size without retries, ignoring `multiple_of`, or 0 if none."""
+        """Return the largest probed batch size that fits without retries, or 0 if no size does.
+
+        `multiple_of` is ignored.
+        """
         return max((batch for batch, outcome in self.search.probes if outcome is Outcome.FITS), default=0)
 
     @property

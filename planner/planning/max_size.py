@@ -26,37 +26,37 @@ from planner.planning.search import (
 from planner.program import Outcome, Trace, TraceSource
 
 ALIGNED = 8  # values of 16 bits that 16 bytes hold
-FEW = 8  # sizes, of which no line leads to the largest sooner than halving does
+FEW = 8  # the number of sizes up to which halving takes no more probes than extrapolation
 
 
 class SizePlan(Struct, frozen=True):
     """The largest sample size that fits, with the estimates at it and at the smallest size that fails."""
 
-    job: Job  # as it was given, with its ranges or its patch
+    job: Job  # the job as it was given, with its size ranges or its patch
     budget: Budget
     batch: int
-    sizes: tuple[Size, ...]  # to choose from, rising, from the smallest that the model takes
-    search: Search  # over their numbers, from 1
-    at_max: Estimate | None  # None where not even the smallest fits
-    at_comfortable: Estimate | None  # None where none fits without retries
-    first_failure: Estimate | None  # None where all sizes fit
+    sizes: tuple[Size, ...]  # the searched sizes in ascending order, without sizes that the model refuses
+    search: Search  # its batch sizes are positions in `sizes`, counted from 1
+    at_max: Estimate | None  # None if not even the smallest size fits
+    at_comfortable: Estimate | None  # None if no size fits without retries
+    first_failure: Estimate | None  # None if all sizes fit, or if the batch is too large to capture
     seconds: Seconds
-    refusal: str = ""  # why the model refuses sizes below the smallest that was searched; "": it refuses none
-    refusal_of_larger: str = ""  # likewise, above the largest that was searched
+    refusal: str = ""  # why the model refuses sizes below the searched sizes; empty if it refuses no size
+    refusal_of_larger: str = ""  # why it refuses sizes above the searched sizes; empty if it refuses no size
 
     @property
     def largest(self) -> Size | None:
-        """Return the largest size that fits, with retries or without, or None if none does."""
+        """Return the largest size that fits, with or without retries, or None if no size fits."""
         return self._size(self.search.largest)
 
     @property
     def comfortable(self) -> Size | None:
-        """Return the largest size that fits without retries, or None if none does."""
+        """Return the largest size that fits without retries, or None if no size does."""
         return self._size(self.search.comfortable)
 
     @property
     def failing(self) -> Size | None:
-        """Return the smallest size that was found not to fit, or None if there is none."""
+        """Return the smallest size that was found not to fit, or None if all probed sizes fit."""
         return self._size(self.search.first_failure)
 
     def _size(self, number: int | None) -> Size | None:
@@ -89,7 +89,7 @@ def find_max_size(
     job_at: Callable[[Size], Job],
     open_traces: Callable[[Job], TraceSource],
 ) -> SizePlan:
-    """Find the largest of the sizes that fits at a batch size, and return it with its estimate.
+    """Find the largest of `sizes` that fits at a batch size, and return it with its estimate.
 
     Each probe is a run of the model at one size. If the model refuses small or large sizes, the search begins
     at the smallest size that the model takes, or ends at the largest. Raises the errors of a capture.
@@ -139,14 +139,14 @@ def find_max_size(
 
 
 def _elements(job: Job, size: Size) -> int:
-    """Return the number of elements of a sample's inputs at a size, or of a patch without size ranges."""
+    """Return the number of elements of a sample's inputs at a size, or of a patch if there are no ranges."""
     if not size_ranges(job):
         return prod(size)
     return sum(prod(spec.shape) for spec in at_size(job, size).samples.inputs)
 
 
 def _search(sizes: Sequence[Size], runs: "_Runs", elements: Callable[[Size], int]) -> Search:
-    """Search for the largest size that fits; the result counts positions in the list, from 1.
+    """Search for the largest size that fits; the result has positions in `sizes`, counted from 1.
 
     Raises the errors of a capture. If more than `FEW` sizes are multiples of 8, the multiples are searched
     first. Other sizes may take more memory, as attention pads rows that are not aligned, so the sizes between

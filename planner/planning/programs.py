@@ -30,7 +30,7 @@ class CaptureMode(Enum):
 
     SHARED = "shared"  # a program of the job gives as many traces as it can
     RUNS = "runs"  # each trace is captured by its own run of the model
-    WITH_PROVENANCE = "with provenance"  # the same, with the provenance of blocks
+    WITH_PROVENANCE = "with provenance"  # as RUNS, with the provenance of blocks
 
 
 def open_programs(
@@ -92,7 +92,7 @@ def open_traces(
 
 
 class _RunBuilder(Struct, frozen=True):
-    """A builder that runs the model for each batch size, in place of one program for all batch sizes."""
+    """A builder that runs the model at each batch size, without a program for all batch sizes."""
 
     trace: Callable[[int, Target], Trace]  # of a batch size on a GPU
 
@@ -101,7 +101,7 @@ class _RunBuilder(Struct, frozen=True):
         return ()
 
     def run(self, batch: int, target: Target) -> Program:
-        """Run the model at a batch size, and return the program of that batch size alone."""
+        """Run the model at a batch size, and return a program that holds for that batch size alone."""
         return constant_program(self.trace(batch, target), target)
 
     def enumerate_variants(self, program: Program, target: Target) -> None:
@@ -109,7 +109,7 @@ class _RunBuilder(Struct, frozen=True):
 
 
 def complete_from_library(job: Job, stores: Sequence[ProgramStore] = ()) -> Job:
-    """Return the job with the inputs from its model's library, if the job leaves the inputs to the library.
+    """Return the job completed by its model's library, or unchanged if the library knows no inputs.
 
     The library is imported only if no store has the job. Raises UsageError or ModelError.
     """

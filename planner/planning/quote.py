@@ -6,9 +6,9 @@ from planner.hardware import Offer
 
 
 class Quote(Struct, frozen=True):
-    """The cheapest cloud instance that has a GPU, and the training throughput of one GPU."""
+    """The cheapest cloud instance with a given GPU, and the training throughput of one such GPU."""
 
-    offer: Offer | None = None  # None if the file has no price for the GPU
+    offer: Offer | None = None  # None if the price file has no instance with the GPU
     throughput: float | None = None  # samples per second of training, as the user measured it
 
     @property
@@ -18,7 +18,7 @@ class Quote(Struct, frozen=True):
 
     @property
     def per_million_samples(self) -> float | None:
-        """Return the price in US dollars of a million samples, or None if price or throughput is unknown.
+        """Return the US dollars to train on a million samples, or None if price or throughput is unknown.
 
         The whole instance is paid for while one of its GPUs trains.
         """

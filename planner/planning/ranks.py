@@ -8,20 +8,20 @@ from planner.jobs import Job
 from planner.planning.estimate import Estimate, RankFigures
 from planner.program import Fact, Outcome, Trace
 
-MOST_RANKS = 8  # up to which all ranks that may differ are planned
+MOST_RANKS = 8  # the number of ranks up to which all ranks that may differ are planned
 _ORDER = (Outcome.FITS, Outcome.FITS_WITH_RETRIES, Outcome.DOES_NOT_FIT)
 
 
 def count_ranks(job: Job) -> int:
-    """Return how many ranks may need different memory; 1 for DDP and DeepSpeed, whose ranks are equal."""
+    """Return how many ranks may need different memory; 1 if all ranks are equal (DDP, DeepSpeed)."""
     return 1 if job.sharding.deepspeed else job.sharding.ranks
 
 
 def ranks_beside(job: Job, trace: Trace) -> tuple[int, ...]:
     """Return the ranks to plan in addition to rank 0, whose trace is given.
 
-    There are none if all ranks hold equal parts. Of more than `MOST_RANKS` ranks, the planned ranks are the
-    last rank and each rank whose distance from the first or the last is a power of two, which include the
+    The tuple is empty if all ranks hold equal parts. Of more than `MOST_RANKS` ranks, the planned ranks are
+    the last rank and each rank whose distance from the first or the last is a power of two, which include the
     ends of each dimension of a usual mesh. For a model that the planner shards, only the last rank is
     planned, since parts become smaller from rank to rank.
     """
@@ -44,8 +44,8 @@ def is_worse(one: Estimate, other: Estimate) -> bool:
 def with_ranks(worst: Estimate, by_rank: Mapping[int, Estimate], notes: Iterable[str] = ()) -> Estimate:
     """Return the estimate of the worst rank with the figures of all ranks; equal ranks share a row.
 
-    Without ranks that differ, `worst` is returned unchanged. The figures of a single planned rank hold for
-    all ranks.
+    If the job has no ranks that differ, `worst` is returned unchanged. The figures of a single planned rank
+    hold for all ranks.
     """
     if count_ranks(worst.job) == 1:
         return worst

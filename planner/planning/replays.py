@@ -39,21 +39,21 @@ CLOSE_SHARE = 0.05  # of the largest batch size: the distance up to which a boun
 
 @dataclass(slots=True)
 class ReplayCache:
-    """A cache of the replays of one job on all GPUs; GPUs that run the same events share them.
+    """A cache of the replays of one job on all GPUs; GPUs whose traces are equal share a replay.
 
-    A batch size that the job cannot use is replaced by the next smaller batch size that it can.
+    A batch size that the job cannot use is replaced by the next smaller batch size that it can use.
     """
 
     programs: ProgramSet
-    _peaks: dict[int, int] = field(default_factory=dict)  # reserved, of undisturbed runs, by trace
-    _floors: dict[int, int] = field(default_factory=dict)  # lower bounds of such peaks, by trace
+    _peaks: dict[int, int] = field(default_factory=dict)  # reserved peaks without retries, by trace number
+    _floors: dict[int, int] = field(default_factory=dict)  # lower bounds of `_peaks`, by trace number
     _numbers: dict[tuple[int, Target], int] = field(default_factory=dict)  # equal for equal traces
     _distinct: dict[Hashable, int] = field(default_factory=dict)
     _traces: dict[int, Trace] = field(default_factory=dict)
     _runs: dict[tuple[int, MemoryLimits], Replay] = field(default_factory=dict)
 
     def run(self, batch: int, target: Target, limits: MemoryLimits) -> Replay:
-        """Return the replay of a batch size. Raises the errors of a capture."""
+        """Return the cached replay of a batch size under memory limits. Raises the errors of a capture."""
         number = self._number(batch, target)
         run = self._runs.get((number, limits))
         if run is None:
@@ -63,7 +63,7 @@ class ReplayCache:
         return run
 
     def fits_undisturbed(self, batch: int, target: Target, limits: MemoryLimits) -> bool:
-        """Return whether a batch size fits without retries.
+        """Return whether a batch size fits within memory limits without retries.
 
         The limits must be limit-independent: only a refused request may depend on the amount of memory.
         """
@@ -101,7 +101,7 @@ class ReplayCache:
             self._floors[number] = max(max_reserved_bytes(limits) or 0, self._floors.get(number, 0))
 
     def trace(self, batch: int, target: Target) -> Trace:
-        """Return the trace of a batch size. Raises the errors of a capture."""
+        """Return the cached trace of a batch size. Raises the errors of a capture."""
         number = self._number(batch, target)
         batch = self.programs.batch_sizes(target).floor(batch)
         if number not in self._traces:
@@ -164,11 +164,11 @@ class TimedPrograms:
         return self._timed(self.programs.trace, batch, target)
 
     def key(self, batch: int, target: Target) -> Hashable:
-        """Return a key that is equal for GPUs whose traces at a batch size are equal, or None if unknown."""
+        """Return a key that is equal for GPUs with equal traces at a batch size, or None if it is unknown."""
         return self._timed(self.programs.key, batch, target)
 
     def bound(self, target: Target) -> LowerBound | None:
-        """Return a lower bound on the memory by batch size, or None if there is none."""
+        """Return a function from a batch size to a lower bound of its memory, or None if no bound exists."""
         return self._timed(self.programs.bound, target)
 
     def batch_sizes(self, target: Target) -> BatchSizes:
@@ -218,18 +218,18 @@ class TargetReplays:
         return bisect_right(range(1, self.limit + 1), room, key=self.bound)
 
     def fits(self, limits: MemoryLimits) -> Callable[[int], bool]:
-        """Return a function that tells whether a batch size fits."""
+        """Return a function that returns whether a batch size fits within memory limits."""
         return lambda batch: self.outcome(batch, limits) is not Outcome.DOES_NOT_FIT
 
     def fits_without_retries(self, limits: MemoryLimits) -> Callable[[int], bool]:
-        """Return a function that tells whether a batch size fits without retries.
+        """Return a function that returns whether a batch size fits within memory limits without retries.
 
         The function's replays stop at the first retry if the limits are limit-independent.
         """
         return lambda batch: self._fits_without_retries(batch, limits)
 
     def outcome(self, batch: int, limits: MemoryLimits) -> Outcome:
-        """Return the cached outcome of a batch size, DOES_NOT_FIT if it cannot be captured.
+        """Return the cached outcome of a batch size, or DOES_NOT_FIT if the batch size cannot be captured.
 
         Errors at the batch sizes of FIT_BATCHES are raised, since other captures depend on them. A model may
         refuse smaller batches, as batch norm refuses single values.
@@ -283,7 +283,10 @@ class TargetReplays:
         return self.run(batch, limits).outcome
 
     def undisturbed_peak(self, batch: int, limits: MemoryLimits) -> int | None:
-        """Return the cached reserved peak without retries if it is within the limits, else None."""
+        """Return the cached reserved peak without retries, or None if it is unknown or exceeds the limits.
+
+        None also if the limits affect the allocator other than by refusing requests.
+        """
         if not is_limit_independent(limits):
             return None
         room, peak_bytes = max_reserved_bytes(limits), self.replays.known_peak(batch, self.target)
@@ -299,7 +302,7 @@ class TargetReplays:
         return self.replays.peak_without_limits(batch, self.target, limits)
 
     def expected(self, batch: int, budget: Budget) -> tuple[Outcome, MemoryLimits]:
-        """Return the outcome at a budget's confidence, and the limits under which to compute the figures.
+        """Return the outcome at a budget's confidence, and the limits under which to compute a batch's peaks.
 
         The returned limits are the likeliest limits, or unlimited memory if the batch does not fit under the
         likeliest limits either.
@@ -341,7 +344,7 @@ class TargetReplays:
         return 0 <= more_bytes <= 2 * need_bytes / best
 
     def run(self, batch: int, limits: MemoryLimits) -> Replay:
-        """Return the replay of a batch size. Raises the errors of a capture."""
+        """Return the cached replay of a batch size under memory limits. Raises the errors of a capture."""
         return self.replays.run(batch, self.target, limits)
 
     def trace(self, batch: int) -> Trace:

@@ -43,10 +43,10 @@ from planner.program import (
 _FIRST_COMPILED = 32
 _ALIGNED = 8  # values of the smallest type that 16 bytes hold
 _MOST_STRETCH = 128  # a trace predicts batch sizes up to this many times its own
-_FELT = 0.03  # share of a trace's allocated bytes from which a deviation is taken for padding
+_FELT = 0.03  # a deviation of more than this share of the expected bytes is taken for padding
 _NEAR = 1.5  # ratio of batch sizes up to which a trace scaled in proportion predicts the allocated bytes
-_ALIGNED_ALONE = 1024  # the compiled batch size from which only multiples of eight are tried
-_MOST_RUNS = 12  # chosen by guesses; after them the search uses runs alone
+_ALIGNED_ALONE = 1024  # of compiled batch sizes of at least this, only multiples of eight are tried
+_MOST_RUNS = 12  # runs chosen by guesses; after them the search uses runs alone
 
 
 def first_run(is_compiled: bool) -> int:
@@ -67,7 +67,7 @@ def note_on_runs(search: Search, is_compiled: bool) -> str:
 
 
 def search_by_runs(replays: TargetReplays, rooms: Sequence[MemoryLimits]) -> Search:
-    """Return the largest batch size that fits all memory limits `rooms`, and the largest without retries.
+    """Find the largest batch size that fits all limits `rooms`, and the largest that fits without retries.
 
     The answers and the batch sizes after them were captured; compiled batch sizes after an answer may be
     ruled out by other traces. Raises the errors of a capture.
@@ -136,7 +136,7 @@ class _RunSearch:
         return abs(taken - expected) <= _FELT * expected
 
     def _undecided(self, search: Search) -> int | None:
-        """Return a batch size that has to be captured to decide the answer, or None if it is decided."""
+        """Return a batch size that must be captured to decide the answers, or None if they are decided."""
         without_retries, any_fit = (Outcome.FITS,), (Outcome.FITS, Outcome.FITS_WITH_RETRIES)
         for answer, outcomes in ((search.comfortable, without_retries), (search.largest, any_fit)):
             if answer and answer not in self._outcomes:
@@ -148,9 +148,9 @@ class _RunSearch:
         return None
 
     def _is_ruled_out(self, batch: int, outcomes: Container[Outcome]) -> bool:
-        """Return whether captured traces predict that a batch size has none of the outcomes.
+        """Return whether captured traces predict that a batch size has an outcome other than `outcomes`.
 
-        The captured traces are two that fit to a program, or else the trace of the batch size just below.
+        A program fitted to two traces predicts it, or else the trace of the batch size just below.
         """
         by_distance = sorted(self._traces, key=_distance_from(batch))
         fit = self._fit_of_two(self._alike(batch)) or self._fit_of_two(by_distance)
@@ -161,7 +161,7 @@ class _RunSearch:
         return self._replayed(program, nearest, batch) not in outcomes
 
     def _search(self, before: Search | None) -> Search:
-        """Search by known outcomes and guesses, starting near the answers of an earlier search if given."""
+        """Search by known outcomes and guesses, near the answers of the search `before` if it is given."""
         limit, unit = min(self.replays.limit, _MOST_STRETCH * max(self._traces)), self._unit
 
         def outcome(units: int) -> Outcome:
@@ -187,9 +187,9 @@ class _RunSearch:
         return self.replays.is_compiled and batch >= _ALIGNED_ALONE
 
     def _beside(self, batch: int, limit: int, outcomes: tuple[Outcome, ...]) -> int:
-        """Return the largest size below the next multiple of `_unit` with one of `outcomes`, else `batch`.
+        """Return the largest batch size below the next multiple of `_unit` whose guess is in `outcomes`.
 
-        A large compiled `batch` is returned unchanged.
+        `batch`, a multiple of `_unit`, is returned if no such size has these outcomes, or if it is large.
         """
         if self._is_large(batch):
             return batch
@@ -215,8 +215,9 @@ class _RunSearch:
     def _estimated(self, by_distance: Sequence[int]) -> Program | None:
         """Return a rough program for batch sizes near the nearest captured batch size.
 
-        It is used if no exact program fits. Tensors of the nearest trace are scaled in proportion, or, with a
-        second trace of a job that is not compiled, fitted by the site that allocates them.
+        It is used if no exact program fits. For a compiled job, or if there is one trace, the tensors of the
+        nearest trace are scaled in proportion. Otherwise the tensors of the two nearest traces are fitted by
+        the site that allocates them.
         """
         nearest, *others = by_distance
         if self.replays.is_compiled or not others:
@@ -238,12 +239,15 @@ class _RunSearch:
         return self._guesses[key]
 
     def _alike(self, batch: int) -> list[int]:
-        """Return captured batch sizes aligned like `batch`, or all if there are none, nearest first."""
+        """Return the captured batch sizes, nearest first; only sizes aligned like `batch` if any exist."""
         aligned = [size for size in self._traces if gcd(size, self._unit) == gcd(batch, self._unit)]
         return sorted(aligned or self._traces, key=_distance_from(batch))
 
     def _fit_of_two(self, by_distance: Sequence[int]) -> tuple[Program, int] | None:
-        """Return a program fitted to the nearest and another batch size, and the nearest size, or None."""
+        """Return a program fitted to the nearest and another batch size, with the nearest batch size.
+
+        None if no program fits two of the traces.
+        """
         nearest, *others = by_distance
         programs = (self._fitted(low, nearest) for low in others)
         return next(((program, nearest) for program in programs if program is not None), None)

@@ -17,21 +17,21 @@ from msgspec.structs import replace
 from planner.program import LARGEST_BATCH, Outcome
 
 NEIGHBOURS = 8  # the batch sizes up to this far above the boundary are probed
-NEIGHBOUR_SHARES = (0.02, 0.03, 0.05, 0.08)  # and those that lie these shares of the boundary above it
-MOST_LINES = 4  # after which the guess is good, or no line will make it so
-MOST_STRETCH = 8  # a line is not followed beyond so many times the batch size at its end
-STEPS_WITH_RETRIES = 64  # of an answer without retries, the first step above it takes one part
-MOST_ISLANDS = 32  # so that the number of probes stays logarithmic whatever the function does
+NEIGHBOUR_SHARES = (0.02, 0.03, 0.05, 0.08)  # and the batch sizes these shares of the boundary above it
+MOST_LINES = 4  # lines to follow; after them the guess is good, or further lines do not improve it
+MOST_STRETCH = 8  # a line is not followed beyond this many times the batch size at its end
+STEPS_WITH_RETRIES = 64  # the first step above an answer without retries is the answer divided by this
+MOST_ISLANDS = 32  # islands to follow, so that the number of probes stays logarithmic for any function
 
 
 class Search(Struct, frozen=True):
     """The result of a search for the largest batch size, with every probe in order."""
 
-    largest: int  # 0 where not even `least` fits
-    comfortable: int  # the largest that fits without retries, at most `largest`
-    first_failure: int | None  # the smallest probed batch that does not fit; None where all did
+    largest: int  # the largest batch size that fits; 0 if not even `least` fits
+    comfortable: int  # the largest batch size that fits without retries, at most `largest`; 0 if none fits
+    first_failure: int | None  # the smallest probed batch size that does not fit; None if all of them fit
     probes: tuple[tuple[int, Outcome], ...]
-    least: int = 1  # the smallest that can be probed, as far as smaller ones were tried
+    least: int = 1  # the smallest batch size that the model takes, as far as smaller sizes were tried
 
 
 class _Probes(dict[int, Outcome]):
@@ -63,7 +63,7 @@ def search_of(probes: Mapping[int, Outcome], largest: int, comfortable: int) -> 
 
 
 def largest(outcome: Callable[[int], Outcome], limit: int = LARGEST_BATCH) -> Search:
-    """Find the largest batch size from 1 to `limit` that fits, and the largest without retries.
+    """Find the largest batch size in 1..`limit` that fits, and the largest that fits without retries.
 
     Each batch size is probed at most once. The result is exact if outcomes only worsen with the batch size.
     Otherwise `largest` fits, and neither its successor nor the probed neighbours above it fit; the same holds
@@ -80,7 +80,7 @@ def largest(outcome: Callable[[int], Outcome], limit: int = LARGEST_BATCH) -> Se
 
 
 def largest_below(fits: Callable[[int], bool], top: int, floor: int = 0) -> int:
-    """Return a batch size up to `top` that fits and has no fitting neighbour above it, or `floor`.
+    """Return a batch size in `floor`..`top` that fits and has no fitting neighbour above it.
 
     Batch sizes above `top` are assumed not to fit, and `floor` is assumed to fit. The search descends from
     `top`, so that one of the largest is found if batch sizes fit irregularly. `fits` should cache its
@@ -105,8 +105,8 @@ def largest_by_extrapolation(
     `needs` return the bytes that a batch size needs without retries (reserved) and with retries (allocated).
     Each need is extrapolated along lines over `elements` of the batch size, which rise with the batch size;
     the first line goes through both `ends`. Neighbours above the first batch size that does not fit are not
-    probed. Without a second function in `needs`, batch sizes with retries are searched in growing steps from
-    the answer without retries on. `largest` is called if a need does not grow with the batch size.
+    probed. Without a second function in `needs`, batch sizes with retries are searched in growing steps,
+    starting at the answer without retries. `largest` is called if a need does not grow with the batch size.
     """
     guesses = [_extrapolate(need, max_reserved_bytes, ends, limit, elements) for need in needs]
     if None in guesses:
@@ -123,7 +123,7 @@ def _extrapolate(
     limit: int,
     elements: Callable[[int], int],
 ) -> int | None:
-    """Return a batch size that needs about `max_bytes`, or None if the memory does not grow."""
+    """Return a batch size that needs about `max_bytes`, or None if the memory does not grow with it."""
     low, guess = ends
     following = guess
     for _ in range(MOST_LINES):
@@ -156,11 +156,11 @@ def largest_near(
 def boundary_along_lines(
     fits: Callable[[int], bool], need_bytes: Callable[[int], int], max_bytes: int, start: int, limit: int
 ) -> int:
-    """Return a batch size up to `limit` that fits and whose successor does not; `start` fits.
+    """Return a batch size up to `limit` that fits and whose successor does not, searched from `start`.
 
-    Guesses are extrapolated linearly from the memory of the last two batch sizes that fit, at first from 0
-    bytes at batch size 0 and the memory at `start`. `need_bytes` is called only for batch sizes that fit.
-    `fits` should cache its results.
+    `start` is assumed to fit. Guesses are extrapolated linearly from the memory of the last two batch sizes
+    that fit, at first from 0 bytes at batch size 0 and the memory at `start`. `need_bytes` is called only for
+    batch sizes that fit. `fits` should cache its results.
     """
     low, guess, low_bytes = 0, start, 0
     for _ in range(MOST_LINES):
@@ -197,9 +197,9 @@ def boundary_above(fits: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def round_down(search: Search, multiple: int, outcome: Callable[[int], Outcome]) -> Search:
-    """Return the search with each answer replaced by the largest fitting multiple that does not exceed it.
+    """Return the search with each answer replaced by the largest multiple of `multiple` up to it that fits.
 
-    `first_failure` is unchanged, even if it is no multiple.
+    An answer is 0 if no such multiple fits. `first_failure` is unchanged, even if it is no multiple.
     """
     probes = _Probes(outcome)
 

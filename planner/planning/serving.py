@@ -39,7 +39,7 @@ CACHE_DTYPES = {
     "int8_per_token_head": (1, 2 * 4),
     "fp8_per_token_head": (1, 2 * 4),
 }
-LARGE_GPU_BYTES = 70 * 2**30  # from this total on, except on A100s, the defaults are larger
+LARGE_GPU_BYTES = 70 * 2**30  # GPUs with at least this total, except A100s, have larger defaults
 # Defaults of the API server on large GPUs and on others (vllm/engine/arg_utils.py, get_batch_defaults):
 TOKENS = {True: 8192, False: 2048}  # of a step
 SEQUENCES = {True: 1024, False: 256}
@@ -52,7 +52,7 @@ class ServingSettings(Struct, frozen=True):
     gpu_memory_utilization: float = 0.92
     block_size: int = 16  # tokens
     max_num_batched_tokens: int = 0  # 0: the default for the GPU
-    max_num_seqs: int = 0  # likewise
+    max_num_seqs: int = 0  # 0: the default for the GPU
     max_model_len: int = 0  # tokens of a sequence; 0: all positions of the model
     kv_cache_dtype: str = "auto"
 
@@ -89,8 +89,8 @@ class CacheGroups(Struct, frozen=True):
     layers: int  # of each group, padded
     full: int  # groups whose layers keep the whole text
     sliding: int  # groups whose layers keep a window
-    window: int  # tokens
-    states: int = 0  # groups whose layers keep a state, a block for a sequence
+    window: int  # tokens of the window
+    states: int = 0  # groups whose layers keep a state, in one block for each sequence
 
     def blocks_of(self, length: int, settings: ServingSettings) -> int:
         """Return the number of blocks that a sequence of `length` tokens takes in all groups.
@@ -118,10 +118,10 @@ class ServingPlan(Struct, frozen=True):
     cache_bytes: int  # the remaining memory for blocks; negative if weights and profile run do not fit
     token_bytes: int  # keys and values of a token in all layers of both models
     blocks: int
-    sequences: int  # of the length, at once
+    sequences: int  # number of sequences of `length` tokens that fit at once
     groups: CacheGroups
     starts: bool  # whether the share is free after the context is created
-    static_sequences: int = 0  # sequences at once with a static cache of the length for each, without blocks
+    static_sequences: int = 0  # sequences that fit at once if each has a static cache of `length` tokens
 
     @property
     def tokens(self) -> int:
@@ -174,8 +174,8 @@ def group_layers(model: "ServedModel") -> CacheGroups:
     """Return the size and number of the KV-cache groups into which vLLM divides a model's layers.
 
     Source: kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size.
-    If some layers have a window or a state, a group has as many layers as the rarest kind has, or as the most
-    frequent kind has if that is less than half as many more.
+    If some layers have a window or a state, a group has as many layers as the rarest kind of layer, or as the
+    most frequent kind if it has fewer than 1.5 times as many.
     """
     sliding, states = model.sliding_layers, model.state_layers
     full = model.layers - sliding

@@ -8,7 +8,7 @@ from planner.planning.attribution import LiveBlock
 from planner.planning.check.config import Headroom
 from planner.planning.check.rows import CheckRow
 
-NAMED_SHARE = 0.8  # a module with this share of its parent's change is named in place of the parent
+NAMED_SHARE = 0.8  # a module with this share of its parent's change is named instead of the parent
 MOST_MODULES = 5
 SMALLEST_BYTES = 2**20  # the smallest change that counts: below it, figures of nvidia-smi are equal
 
@@ -16,17 +16,17 @@ SMALLEST_BYTES = 2**20  # the smallest change that counts: below it, figures of 
 class ModuleChange(Struct, frozen=True):
     """A module, and the change of the memory that it holds at the allocated peak."""
 
-    name: str  # "": the whole model, or memory outside of modules
+    name: str  # empty for the whole model, or for memory outside of modules
     change_bytes: int
 
 
 class CheckChange(Struct, frozen=True):
     """The change of a job's memory on a GPU since an earlier revision."""
 
-    row: CheckRow  # now
-    before_bytes: int  # the process at the earlier revision
-    module: ModuleChange | None  # the innermost with most of the change; None if nothing changed
-    modules: tuple[ModuleChange, ...]  # without modules inside each, by falling change
+    row: CheckRow  # at the present revision
+    before_bytes: int  # bytes of the process at the earlier revision
+    module: ModuleChange | None  # the innermost module with most of the change; None if nothing changed
+    modules: tuple[ModuleChange, ...]  # changes without inner modules, in descending order of absolute change
 
     @property
     def change_bytes(self) -> int:
@@ -43,7 +43,7 @@ class Comparison(Struct, frozen=True):
 
     revision: str
     commit: str
-    max_increase: Headroom | None  # beyond which a change fails the check; None: no change does
+    max_increase: Headroom | None  # the check fails beyond this increase; None if no increase fails it
     changes: tuple[CheckChange, ...]
     missing: tuple[tuple[str, str], ...]  # jobs that could not be planned at the revision, and why
 
@@ -68,7 +68,7 @@ def module_changes(
 
     The first result is the innermost module with NAMED_SHARE of the change of its parent, and so on up to
     the model. If the change is spread over the model, it is the module whose own change is largest in the
-    same direction. None if nothing changed. `before` and `after` are bytes by module, as
+    same direction. It is None if nothing changed. `before` and `after` are bytes by module, as
     `own_bytes` returns them.
 
     >>> module_changes({"a.b": 10, "c": 5}, {"a.b": 30, "c": 6})[0]

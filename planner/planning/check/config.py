@@ -63,7 +63,7 @@ class Headroom(Struct, frozen=True):
     share: float = 0.0  # of the available memory; counts if `size_bytes` is 0
 
     def of(self, available_bytes: int) -> int:
-        """Return the amount in bytes, given the available memory in bytes."""
+        """Return `size_bytes`, or the bytes of the share of `available_bytes` if `size_bytes` is 0."""
         return self.size_bytes or round(self.share * available_bytes)
 
 
@@ -82,9 +82,9 @@ class CheckJob(Struct, frozen=True):
     line: int  # of its heading
     job: Job
     batch: int
-    devices: tuple[Device | None, ...]  # None: any GPU, for a job with only a budget
+    devices: tuple[Device | None, ...]  # None stands for any GPU, for a job with a budget alone
     budget_bytes: int | None  # a bound on the memory of the process
-    confidence: float | None  # None: not given
+    confidence: float | None  # None if it is not given
     headroom: Headroom
     alloc_conf: str | None = None
     allocator_cap_mib: int | None = None
@@ -101,7 +101,7 @@ class CheckConfig(Struct, frozen=True):
 def find_config(start: Path) -> Path:
     """Return the nearest pyproject.toml with `[tool.planner]` in a folder or one of its parents.
 
-    Raises UsageError if there is none.
+    Raises UsageError if no such file exists.
     """
     for folder in (start, *start.parents):
         path = folder / CONFIG_NAME

@@ -24,10 +24,10 @@ _HALVINGS = 20
 class Verdict(StrEnum):
     """The verdicts on a batch, from good to bad."""
 
-    FITS = "FITS"  # at the confidence, without retries, with the headroom
-    TIGHT = "TIGHT"  # at the confidence, with retries or with less than the headroom
-    RISKY = "RISKY"  # most likely, but not at the confidence
-    OUT_OF_MEMORY = "OUT OF MEMORY"  # most likely not
+    FITS = "FITS"  # fits at the confidence, without retries and with the headroom
+    TIGHT = "TIGHT"  # fits at the confidence, but with retries or with less than the headroom
+    RISKY = "RISKY"  # most likely fits, but does not fit at the confidence
+    OUT_OF_MEMORY = "OUT OF MEMORY"  # most likely does not fit
 
     def is_no(self, fail_on: FailOn) -> bool:
         """Return whether this verdict is `fail_on` or worse."""
@@ -39,7 +39,7 @@ class Judgement(Struct, frozen=True):
     """A verdict on a batch, with its reason and figures."""
 
     verdict: Verdict
-    reason: str  # "" for FITS
+    reason: str  # empty for FITS
     available_bytes: int | None  # the smaller of the GPU's usable memory and the budget; None if unlimited
     p_out_of_memory: float | None  # None if no known run resembles the job
 
@@ -122,10 +122,10 @@ def _probability_beyond(estimate: Estimate, budget_bytes: int) -> float | None:
 
 
 def largest_that_holds(holds: Callable[[int], bool], start: int, most: int) -> int:
-    """Return the largest batch up to `most` for which `holds` is true, or 0 if there is none.
+    """Return the largest batch up to `most` for which `holds` returns True, or 0 if no batch does.
 
-    All batches below a batch for which it is true must be true too. The search begins at `start`, which
-    should be near the answer.
+    If `holds` is true for a batch, it has to be true for all smaller batches. The search begins at `start`,
+    which should be near the answer.
     """
     low, high, probe = 0, most + 1, min(start, most)
     while high - low > 1:

@@ -12,7 +12,7 @@ class RankTraces:
 
     def __init__(self, open_traces: Callable[[Job, Target], TraceSource]) -> None:
         self._open_traces = open_traces
-        # Whether all traces so far were extrapolated from shallow models; None before the first.
+        # Whether all captured traces were extrapolated from shallow models; None before the first trace.
         self.is_repeated: bool | None = None
         self.seconds = 0.0  # spent in captures and extrapolation
 

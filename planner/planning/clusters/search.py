@@ -1,4 +1,4 @@
-"""Find the fewest GPUs of a kind that run a global batch, and how to split it over them and over more."""
+"""Find the fewest GPUs of a kind that run a global batch, and its splits over these and more GPUs."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ from planner.planning.clusters.splits import (
 )
 from planner.planning.estimate import Seconds, unlimited
 
-MOST_PLANS = 4  # of one kind of GPU: on the fewest, on more, and by the fastest recipe
+MOST_PLANS = 4  # plans of one kind of GPU: on the fewest GPUs, on more, and by the fastest recipe
 
 
 class ClusterPlan(Struct, frozen=True):
@@ -62,15 +62,15 @@ class ClusterPlans(Struct, frozen=True):
     """The plans for one kind of GPU; `plans` is empty if no number of GPUs suffices."""
 
     budget: Budget
-    plans: tuple[ClusterPlan, ...]  # by rising number of GPUs
+    plans: tuple[ClusterPlan, ...]  # in ascending order of the number of GPUs
     notes: tuple[str, ...] = ()  # of the traces
 
 
 class ClusterAdvice(Struct, frozen=True):
-    """The splits of a global batch over all GPUs of a cluster, each with its largest micro-batch."""
+    """The splits of a global batch over all GPUs of a cluster, each with its recipe's largest micro-batch."""
 
     gpus: int
-    plans: ClusterPlans  # the fastest recipe first, without tensor parallel before with it
+    plans: ClusterPlans  # the fastest recipe first; recipes without tensor parallel before recipes with it
     failed: tuple[Recipe, ...]  # recipes that do not fit
 
 
@@ -81,8 +81,8 @@ class ClusterTable(Struct, frozen=True):
     question: ClusterQuestion
     confidence: float
     rows: tuple[ClusterPlans, ...]
-    advice: ClusterAdvice | None  # if plans for all GPUs of a cluster are asked for
-    is_repeated: bool  # traces of deep models were extrapolated from shallow models
+    advice: ClusterAdvice | None  # None unless plans for all GPUs of a cluster are asked for
+    is_repeated: bool  # whether all traces were extrapolated from shallow models
     import_seconds: float
     seconds: Seconds
 
@@ -97,7 +97,7 @@ class _Need(Struct, frozen=True):
     notes: tuple[str, ...]
 
 
-BudgetOf = Callable[[Job], Budget]  # of one kind of GPU, less NCCL's memory in this job
+BudgetOf = Callable[[Job], Budget]  # the budget of one kind of GPU, minus NCCL's memory in the job
 
 
 class ClusterSearch:
@@ -113,8 +113,9 @@ class ClusterSearch:
     def plans(self, budget_of: BudgetOf, most: int = 1) -> ClusterPlans:
         """Return the plan on the fewest GPUs, and also plans on more GPUs if `most` is above 1.
 
-        The latter include the fewest GPUs on which the fastest recipe fits. Tensor parallel is tried only on
-        fewer GPUs than suffice without it, with the recipe of least memory. Raises the errors of a capture.
+        The plans on more GPUs include the fewest GPUs on which the fastest recipe fits. Tensor parallel is
+        tried only on fewer GPUs than suffice without it, with the recipe of least memory. Raises the errors
+        of a capture.
         """
         possible = self._possible(self._recipes, budget_of)
         for tp in self._question.tensor_parallel_sizes():
@@ -135,7 +136,7 @@ class ClusterSearch:
         return ClusterPlans(first.budget, shown, (*first.notes, *self._refused.values()))
 
     def advise(self, budget_of: BudgetOf) -> ClusterAdvice:
-        """Return a plan for each recipe that fits on the most GPUs possible, and the recipes that do not fit.
+        """Return a plan on the most GPUs possible for each recipe that fits, and the recipes that do not fit.
 
         Raises the errors of a capture.
         """
@@ -184,7 +185,7 @@ class ClusterSearch:
     def _least_costly(
         self, gpus: int, possible: Mapping[Recipe, int], budget_of: BudgetOf
     ) -> ClusterPlan | None:
-        """Return the plan of the fastest recipe that fits this number of GPUs, or None if none fits.
+        """Return the plan of the fastest recipe that fits this number of GPUs, or None if no recipe fits.
 
         The plan has the recipe's largest micro-batch.
         """
@@ -238,7 +239,7 @@ class ClusterSearch:
     def _cannot_fit(self, split: Split, budget: Budget) -> bool:
         """Return whether traced splits show that a split exceeds the memory limit.
 
-        The split has to exceed the limit with the margins of each likeness found so far.
+        The split has to exceed the limit with the margins of each likeness that was found for a traced split.
         """
         likenesses = {need.likeness for need in self._needs.values()}
         limits = [with_likeness(budget, one).limits.allocator_limit_bytes for one in likenesses]
@@ -271,7 +272,7 @@ def _kind_of_trace(budget: Budget) -> tuple[object, ...]:
 
 
 def _refusable(recipe: Recipe, job: Job) -> str:
-    """Return the technique of a recipe that a model may not support, or "" if there is none.
+    """Return the technique of a recipe that a model may not support, or "" if it supports all of them.
 
     A checkpointing mode that the job itself asks for is supported.
     """

@@ -13,7 +13,7 @@ from planner.jobs import Checkpoint, FsdpArguments, Job
 
 MOST_GPUS = 1024
 LARGEST_TENSOR_PARALLEL = 8
-_ACCUMULATED = 2  # micro-batches of a traced step; further ones repeat the last
+_ACCUMULATED = 2  # micro-batches of a traced step; further micro-batches repeat the last
 
 
 class ClusterQuestion(Struct, frozen=True):
@@ -61,7 +61,7 @@ class Gathers(IntEnum):
 class Recipe(Struct, frozen=True):
     """The measures that save memory and cost time: checkpointing, gathering of weights, tensor parallel."""
 
-    checkpoint: Checkpoint  # blocks are computed again in the backward pass
+    checkpoint: Checkpoint  # which blocks are computed again in the backward pass
     gathers: Gathers
     tp: int = 1  # GPUs that share the tensors of each layer and their batch
 
@@ -110,7 +110,7 @@ def recipes_of(job: Job) -> list[Recipe]:
 
 
 def splits_on(gpus: int, recipe: Recipe, question: ClusterQuestion) -> Iterator[Split]:
-    """Yield the splits of the global batch over a number of GPUs, by rising micro-batch."""
+    """Yield the splits of the global batch over a number of GPUs, in ascending order of the micro-batch."""
     share = question.global_batch * recipe.tp // gpus
     for micro_batch in range(1, share + 1):
         if share % micro_batch == 0:

@@ -11,7 +11,8 @@ from planner.allocator.history import HistoryEvent, interleave
 from planner.emulator import PLACED, Course, CourseMark, Holder, ProcessHistory, trace_of
 from planner.program import Alloc, Category, Event, Phase, Site, TensorProvenance, Trace
 
-_Note = tuple[int, CourseMark | tuple[Holder, ...]]  # place, and the mark or holders that are noted there
+# The number of events with actions in `PLACED` before a note, and the mark or the holders that are noted.
+_Note = tuple[int, CourseMark | tuple[Holder, ...]]
 # Of several holders of a block, the holder whose category comes first decides.
 _PRECEDENCE = (Category.PARAMETER, Category.OPTIMIZER, Category.GRADIENT, Category.INPUT, Category.ACTIVATION)
 
@@ -21,7 +22,7 @@ def attributed_trace(history: ProcessHistory, batch: int, blas_bytes: int) -> Tr
 
     Parameters, gradients, optimizer state and inputs are recognized by their addresses. A block that is
     allocated in the forward pass and alive when the backward pass starts is an activation. `blas_bytes` is
-    the size of the workspace that cuBLAS keeps for good. Raises ValueError if the history records no phases
+    the size of the workspace that cuBLAS never frees. Raises ValueError if the history records no phases
     and modules (`course`) or does not begin with the process.
     """
     if history.course is None:
@@ -59,7 +60,7 @@ class _Block:
     module: str
     step: int  # optimizer steps that ended before its allocation
     category: Category | None = None
-    dies_in: int | None = None  # optimizer steps that ended before it is freed; None: it is never freed
+    dies_in: int | None = None  # optimizer steps that ended before it is freed; None if it is never freed
 
     def is_blas(self, blas_bytes: int) -> bool:
         """Return whether size, lifetime and category show that the block is a workspace that cuBLAS keeps."""
@@ -85,7 +86,7 @@ class _Walk:
     phase: Phase = Phase.SETUP
     module: str = ""
     _live: dict[int, int] = field(default_factory=dict)  # block by address
-    _first: list[_Block] = field(default_factory=list)  # allocated before the first forward pass
+    _first: list[_Block] = field(default_factory=list)  # blocks alive when the first forward pass begins
     _copying: set[str] = field(default_factory=set)  # lines that bring a batch to the GPU
 
     def over(self, history: ProcessHistory, course: Course) -> list[_Block]:
@@ -148,5 +149,5 @@ class _Walk:
 
 
 def _order(note: _Note) -> tuple[int, bool]:
-    """Return a key that sorts notes by place in the history, with holders of blocks before course marks."""
+    """Return a key that sorts notes by position in the history, holders of blocks before course marks."""
     return note[0], isinstance(note[1], CourseMark)

@@ -19,10 +19,10 @@ from planner.planning.command.fit import Fit, end_and_peak, fit_runs
 from planner.planning.search import Search, boundary_from_guess, largest, largest_near, search_of
 from planner.program import LARGEST_BATCH, Outcome
 
-_FIRST_BATCH = 32  # whose history guides the search
-_NEAR = 0.95  # of the batch size that one history suggests: near the answer, and likely to fit
-_MOST_STRETCH = 16  # a history is not followed beyond so many times its batch size
-_MOST_RUNS = 12  # to confirm replays, after which runs alone lead on
+_FIRST_BATCH = 32  # the batch size whose history guides the search
+_NEAR = 0.95  # share of the batch size that one history suggests: near the answer, and likely to fit
+_MOST_STRETCH = 16  # a history is not followed beyond this many times its batch size
+_MOST_RUNS = 12  # runs to confirm replays, after which the search uses runs alone
 
 
 @dataclass(slots=True)
@@ -32,11 +32,11 @@ class BatchFinder:
     runs: CommandRuns
     unit: int
     whole: CommandRuns | None = None  # runs beyond the first optimizer steps, which answers have to survive
-    fit: Fit | None = None  # None: histories do not align, runs alone answer
+    fit: Fit | None = None  # None if histories do not align, so that runs alone answer
     notes: list[str] = field(default_factory=list)
-    recorded: dict[int, EmulatedRun] = field(default_factory=dict)  # runs in which memory bounds nothing
-    most: int = LARGEST_BATCH
-    retries_differ: str = ""  # why replays do not tell the largest batch size with retries
+    recorded: dict[int, EmulatedRun] = field(default_factory=dict)  # runs without retries, by batch size
+    most: int = LARGEST_BATCH  # the largest batch size to try
+    retries_differ: str = ""  # why replays do not find the largest batch size with retries; empty if they do
 
     def find(self) -> Search:
         """Find the largest batch size by replays that runs confirm, or by runs alone if replays fail."""
@@ -67,7 +67,7 @@ class BatchFinder:
             self.recorded[batch] = self.runs.unbounded(batch)
 
     def _guess(self, first: int) -> int:
-        """Return a batch size near the answer, guessed from the peak and end of the recorded run at `first`.
+        """Return a batch size near the answer, guessed from the memory of the recorded run at `first`.
 
         The result is never `first`, so that two batch sizes can be fitted.
         """
@@ -80,9 +80,9 @@ class BatchFinder:
         return guess if guess != first else 2 * first
 
     def _with_steps(self, batch: int) -> int:
-        """Return `batch`, or the largest batch size below it at which the command takes an optimizer step.
+        """Return the largest batch size up to `batch` at which the command takes an optimizer step.
 
-        A lower result also becomes the limit of the search.
+        A result below `batch` also becomes the limit of the search.
         """
         if self._has_steps(batch):
             return batch
@@ -100,7 +100,7 @@ class BatchFinder:
         return not has_steps or self.runs.unbounded(batch).largest.step_count > 0
 
     def _refit(self, near: int) -> str:
-        """Fit the recorded histories to programs for any batch size; return why they do not align, or ""."""
+        """Fit the recorded histories to programs; return the reason if they do not align, else ""."""
         fit = fit_runs(self.recorded, near, self.runs.device)
         self.fit = fit if isinstance(fit, Fit) else None
         return "" if isinstance(fit, Fit) else fit
@@ -176,7 +176,7 @@ class BatchFinder:
         return self.runs.outcome(batch) is expected
 
     def _learn(self, batch: int) -> str:
-        """Refit with the history at a batch size that ran; return why replays cannot be trusted, or "".
+        """Refit with the history at a batch size that ran; return the reason not to trust replays, or "".
 
         A replay and a run may differ in whether retries suffice, since libraries that are short of memory
         take smaller workspaces. Then `retries_differ` is set, and replays still tell which batch sizes fit
@@ -194,7 +194,7 @@ class BatchFinder:
         return "" if expected is outcome else differs
 
     def _unconfirmed(self, search: Search) -> int | None:
-        """Return a batch size that decides the answer but did not run on the GPU, or None if all did."""
+        """Return a batch size that decides the answers but did not run on the GPU, or None if all ran."""
         if search.largest and not self._depends_on_batch():
             deciding = [max(self.recorded)]
         else:
@@ -212,7 +212,7 @@ class BatchFinder:
         return self._search_of_runs(near.comfortable, near)
 
     def _find_by_runs(self, reason: str, near: Search | None = None) -> Search:
-        """Find the largest batch size by runs alone, from the answers of `near` or else by extrapolation."""
+        """Find the largest batch size by runs alone, near the answers of `near` or else by extrapolation."""
         self.fit = None
         self.notes.append(f"found by runs alone, since histories cannot be replayed: {reason}")
         if near is None:

@@ -1,4 +1,4 @@
-"""Runs of a command with a batch size: on the emulated GPU, or with memory to spare."""
+"""Run a command at a batch size, on the emulated GPU or with memory to spare."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ class CommandRuns:
         return self.on_gpu[batch].outcome
 
     def unbounded(self, batch: int) -> EmulatedRun:
-        """Return a run without retries: the run on the GPU if it fits, else a run with memory to spare."""
+        """Return a run without retries: on the GPU if the batch fits there, else with memory to spare."""
         run = self.on_gpu.get(batch)
         if run is not None and run.outcome is Outcome.FITS:
             return run
@@ -69,11 +69,11 @@ class CommandRuns:
 
     @property
     def room_bytes(self) -> int:
-        """Return the usable bytes of the GPU less the CUDA context."""
+        """Return the usable bytes of the GPU minus the CUDA context."""
         return self.device.usable.value - self.device.context.value
 
     def run(self, batch: int, options: RunOptions, where: str) -> EmulatedRun:
-        """Run the command at a batch size, and return the run.
+        """Run the command at a batch size, and return the run. `where` is text for `on_progress`.
 
         Raises ModelError, which quotes the last line that the command printed.
         """

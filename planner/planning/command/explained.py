@@ -15,7 +15,7 @@ from planner.planning.command.attribution import attributed_trace
 from planner.planning.command.fit import limits_of
 from planner.program import Outcome, Trace, workspace_bytes
 
-BATCH = 1  # a recorded trace is of one run, whatever its batch size
+BATCH = 1  # stands for the unknown batch size of a recorded run
 
 
 class ExplainedRun(Struct, frozen=True):
@@ -36,7 +36,7 @@ class ExplainedRun(Struct, frozen=True):
     def parts(self) -> dict[str, int]:
         """Return the bytes of the process by category.
 
-        Fragmentation is the reserved peak less the allocated peak.
+        Fragmentation is the reserved peak minus the allocated peak.
         """
         replay = self.explanation.run
         return {
@@ -77,7 +77,7 @@ def _history_of(run: EmulatedRun) -> ProcessHistory:
 
 def _workspace_bytes(history: ProcessHistory, device: Device) -> int:
     assert history.course is not None
-    with suppress(UsageError):  # torch takes the default in place of a text that it cannot read
+    with suppress(UsageError):  # torch takes the default if it cannot parse the setting
         return workspace_bytes(device.capability, history.course.cublas_workspace)
     return workspace_bytes(device.capability)
 

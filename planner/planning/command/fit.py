@@ -37,7 +37,7 @@ class Fit(Struct, frozen=True):
     """The fitted programs of all ranks of a command."""
 
     ranks: tuple[RankTrace, ...]
-    batches: tuple[int, int]  # whose histories were fitted
+    batches: tuple[int, int]  # the batch sizes whose histories were fitted
 
     def outcome(self, batch: int) -> Outcome:
         """Return the worst outcome of any rank at a batch size."""

@@ -29,12 +29,12 @@ class CommandPlan(Struct, frozen=True):
     gpu_count: int
     confidence: float
     search: Search
-    at_max: EmulatedRun | None  # None where not even 1 fits
-    at_comfortable: EmulatedRun | None  # without retries
-    first_failure: EmulatedRun | None  # None where every batch size fits
-    replayed: tuple[int, ...]  # batch sizes whose histories were aligned; none where only runs answer
-    confirmed: tuple[tuple[int, Outcome], ...]  # runs on the GPU
-    covered: str  # what of the command ran at the answer
+    at_max: EmulatedRun | None  # None if no batch size fits
+    at_comfortable: EmulatedRun | None  # None if no batch size fits without retries
+    first_failure: EmulatedRun | None  # None if every batch size fits
+    replayed: tuple[int, ...]  # batch sizes whose histories were aligned; empty if runs alone gave the answer
+    confirmed: tuple[tuple[int, Outcome], ...]  # batch sizes that ran on the GPU, and their outcomes
+    covered: str  # text that says which part of the command ran at the answer; empty if there is no answer
     notes: tuple[str, ...]
     run_count: int
     seconds: float
@@ -53,8 +53,8 @@ def find_largest_batch(
     Histories at two batch sizes are aligned and replayed; runs confirm the answers and their successors.
     If histories do not align, runs alone lead to the answer. The answers run to the end of the first
     evaluation, or of the script, unless `options.stop_after` ends all runs before. `{batch}` stands for the
-    batch size in one of the command's words or more; only multiples of `multiple_of` are looked at. The
-    context is taken as large as it is with `confidence`; the rest is emulated. Raises the errors of
+    batch size in at least one of the command's words; only multiples of `multiple_of` are tried. The CUDA
+    context is taken at its upper bound for `confidence`; the rest is emulated. Raises the errors of
     `run_emulated`, and UsageError for a command without `{batch}`.
     """
     if not any(PLACEHOLDER in word for word in command):
@@ -95,7 +95,7 @@ def find_largest_batch(
 
 
 def _run_at(on_gpu: Mapping[int, EmulatedRun], batch: int) -> EmulatedRun | None:
-    """Return the run at a batch size, or None if there is none.
+    """Return the run at a batch size, or None if that batch size did not run.
 
     If the search found no limit, the run at the largest batch size tried is returned.
     """

@@ -18,7 +18,7 @@ class Cause(StrEnum):
     FIRST_STEP = "first_step"  # the optimizer allocates its state
     KERNEL = "kernel"  # a kernel asks for more shared memory than a multiprocessor has
     NO_FAILURE = "no_failure"  # no request failed
-    UNKNOWN = "unknown"  # the file does not decide it
+    UNKNOWN = "unknown"  # the file does not decide the cause
 
 
 class Place(Struct, frozen=True):
@@ -31,17 +31,17 @@ class Place(Struct, frozen=True):
 class Held(Struct, frozen=True):
     """One group of allocations in use when the request failed, or at the peak if none failed."""
 
-    what: str  # the code that allocated it, or what a message calls it
+    what: str  # the code that allocated the group, or the name that a message gives to it
     size_bytes: int
-    blocks: int = 0  # 0: not known
+    blocks: int = 0  # number of blocks; 0 if it is unknown
 
 
 class Help(Struct, frozen=True):
     """A setting, whether the same requests fit with it, and their reserved peak."""
 
     setting: str
-    fits: bool | None  # None: what is known does not decide it
-    reserved_bytes: int | None = None  # peak; None: not known
+    fits: bool | None  # None if the known figures do not decide it
+    reserved_bytes: int | None = None  # the reserved peak with the setting; None if it is unknown
     reason: str = ""
 
 
@@ -49,16 +49,16 @@ class GpusServing(Struct, frozen=True):
     """The GPUs with the least memory on which recorded requests are served."""
 
     total_bytes: int  # of the first, as nvidia-smi shows it
-    names: tuple[str, ...]  # of this many GiB, by the memory left to the allocator, rising
+    names: tuple[str, ...]  # GPUs with as many GiB, in ascending order of the memory left to the allocator
     reserved_bytes: int  # peak, on the first
     retries: int  # on the first
-    too_small: str | None  # the GPU with the most memory that does not serve them; None: all serve them
+    too_small: str | None  # the GPU with the most memory that does not serve them; None if all GPUs do
 
 
 class Diagnosis(Struct, frozen=True):
     """The reason why a process ran out of memory; sizes are None if the source does not name them."""
 
-    source: str  # what the file is
+    source: str  # text that says what kind of file was diagnosed
     cause: Cause
     reason: str  # a sentence with the figures that decide the cause
     requested_bytes: int | None = None
@@ -66,12 +66,12 @@ class Diagnosis(Struct, frozen=True):
     reserved_bytes: int | None = None
     total_bytes: int | None = None
     site: Place = Place()
-    live: tuple[Held, ...] = ()  # by the code that allocated it; by size, falling
-    by_category: tuple[Held, ...] = ()  # the same memory; (): the source does not tell it
+    live: tuple[Held, ...] = ()  # memory in use, grouped by the code that allocated it
+    by_category: tuple[Held, ...] = ()  # the same memory by category; empty if the source has no categories
     would_help: tuple[Help, ...] = ()
     notes: tuple[str, ...] = ()
-    served_by: GpusServing | None = None  # None: no history, or no known GPU serves its requests
-    is_of_host: bool = False  # whether memory of the host ran out, not a GPU's; the cause is UNKNOWN then
+    served_by: GpusServing | None = None  # None without a history, or if no known GPU serves its requests
+    is_of_host: bool = False  # whether memory of the host ran out, not a GPU's; if so, the cause is UNKNOWN
 
 
 _EVALUATION = re.compile(
@@ -86,7 +86,7 @@ def names_evaluation(function: str) -> bool:
 
 
 def size_text(size_bytes: int) -> str:
-    """Return a size as text: in KiB below 0.1 MiB, in GiB from 10 GiB on, else in MiB."""
+    """Return a size as text: in KiB below 0.1 MiB, in GiB starting at 10 GiB, else in MiB."""
     mib = size_bytes / 2**20
     if mib < 0.1:
         return f"{size_bytes / 1024:,.1f} KiB"

@@ -20,7 +20,7 @@ from planner.program import Category, Outcome, Site, Trace
 
 _MOST_HELD = 12
 _OLDER = "in use before the recording began"
-_LEAST_RISES = 4  # of the level to which memory falls back, that are called growth
+_LEAST_RISES = 4  # rises of the level to which memory falls back; fewer rises are not called growth
 SETTINGS = (
     *("expandable_segments:True", "max_split_size_mb:128", "garbage_collection_threshold:0.8"),
     "max_split_size_mb:128,garbage_collection_threshold:0.8",
@@ -66,7 +66,7 @@ def diagnose_history(history: History, source: str) -> Diagnosis:
 
 
 def _no_failure(history: History, levels: Sequence[int], retries: int) -> tuple[Cause, str, Place]:
-    """Return the cause, the reason and the growing line of code if no request of a history failed."""
+    """Return the cause, the reason and the growing line of code of a history without a failed request."""
     if not history.events:
         reason = (
             "no history was recorded, so that the snapshot shows one moment: call "
@@ -140,7 +140,7 @@ def _levels(history: History) -> list[int]:
 
 
 def _reserved(history: History) -> list[int]:
-    """Return the reserved bytes before each event, and after the last."""
+    """Return the reserved bytes before each event of a history, and after the last event."""
     signs = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
     level = sum(state.size_bytes for state in history.start)
     levels = [level]
@@ -230,10 +230,10 @@ def _name(site: Site) -> str:
 def _floors(levels: Sequence[int]) -> list[int]:
     """Return, in ascending order, the levels to which memory falls and below which it never falls again.
 
-    A fall counts if it is at least half of the largest fall. Only the last levels are returned, from which
-    on each level exceeds the previous level by no more than memory falls to it: a training step frees what
-    it allocates, and the layers of a forward pass do not. The list is empty if the levels rise fewer than
-    `_LEAST_RISES` times.
+    A fall counts if it is at least half of the largest fall. The result is the longest run of last levels in
+    which no level exceeds the previous level by more than memory falls to it: a training step frees the
+    blocks that it allocates, and the layers of a forward pass do not. It is empty if the levels rise fewer
+    than `_LEAST_RISES` times.
     """
     floors: list[tuple[int, int]] = []  # level, and how far memory fell to it
     for level, fall in _falls(levels, _largest_fall(levels) / 2):
@@ -326,6 +326,6 @@ def _replay(trace: Trace, history: History, setting: str, enough: int, most: int
 
 
 def _config(history: History, setting: str = "") -> AllocatorConfig:
-    """Return the allocator config of a history, with `setting` in place of the recorded options it names."""
+    """Return the allocator config of a history, with the options of `setting` overriding recorded options."""
     own = [part for part in history.alloc_conf.split(",") if part and part.partition(":")[0] not in setting]
     return parse_alloc_conf(",".join(filter(None, [*own, setting])), config_of_torch(history.torch))

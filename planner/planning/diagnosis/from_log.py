@@ -29,7 +29,7 @@ _OF_DEEPSPEED = "initialize_optimizer_states"
 
 
 def diagnose_log(lines: Iterable[str]) -> Diagnosis | None:
-    """Diagnose the most detailed message of a log, the last if several are; None if there is no message.
+    """Diagnose the last of the most detailed messages of a log, or return None if the log has no message.
 
     Figures say more than a library's status, and a status more than the note that a process was killed.
     Lines are read once, and few are kept.
@@ -138,7 +138,7 @@ def _is_missing_elsewhere(message: Message, requested: int) -> bool:
 
 
 def _of_code(frames: Sequence[Frame]) -> tuple[Cause, str] | None:
-    """Return the cause and the reason that the functions of a traceback imply, or None."""
+    """Return the cause and reason that the functions of a traceback imply, or None if they imply no cause."""
     for frame in frames:
         if names_evaluation(frame.function):
             return Cause.EVALUATION, (
@@ -170,7 +170,7 @@ def _shortage(message: Message, requested: int, allocated: int) -> str:
 
 
 def _help(message: Message, requested: int) -> tuple[Help, ...]:
-    """Return whether expandable segments might have served the request, or () if that is unknown."""
+    """Return in a tuple whether expandable segments might have served the request; empty if unknown."""
     left = message.left_bytes
     if left is None or message.is_of_metal:
         return ()

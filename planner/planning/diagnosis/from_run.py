@@ -62,9 +62,9 @@ def diagnose_run(record: Mapping[str, Any]) -> Diagnosis:
 
 
 def _growth(levels: Sequence[int]) -> int | None:
-    """Return the smallest rise between successive steps after the first, or None if not all steps rise.
+    """Return the smallest rise between successive steps after the first, or None if a step does not rise.
 
-    Fewer than `_GROWING_STEPS` steps after the first also give None.
+    None also if there are fewer than `_GROWING_STEPS` steps after the first.
     """
     later = levels[1:]
     if len(later) < _GROWING_STEPS:

@@ -13,9 +13,9 @@ from msgspec import Struct
 from planner.planning.diagnosis.diagnosis import Cause
 from planner.planning.diagnosis.tracebacks import Frame, read_frame, read_frames
 
-_KEPT_LINES = 400  # before a message; the longest tracebacks of trainers have some 120
-_MOST_RANKS = 4096  # that are told apart, so that a log of any size takes little memory
-_MESSAGE_LINES = 8  # over which a terminal may wrap a message
+_KEPT_LINES = 400  # lines kept before a message; the longest tracebacks of trainers have some 120
+_MOST_RANKS = 4096  # ranks that are told apart, so that a log of any size takes little memory
+_MESSAGE_LINES = 8  # lines over which a terminal may wrap a message
 _NUMBER = r"([\d.]+ ?(?:bytes|[KMGT]?i?B))"
 _BYTES = {"bytes": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _ASYNC = "would exceed allowed memory"  # c10/cuda/CUDAMallocAsyncAllocator.cpp
@@ -144,7 +144,7 @@ WITHOUT_FIGURES = (
 )
 
 
-# One search takes less time than one for each pattern, which each line of a log would need.
+# Each line of a log is searched once, which takes less time than a search for each pattern.
 _BEGINNING = re.compile("|".join((MESSAGE.pattern, *(one.pattern.pattern for one in WITHOUT_FIGURES))))
 _FIGURES = {
     "requested": _either("[Tt]ried to allocate SIZE", r"Requested\s*: SIZE"),
@@ -180,13 +180,17 @@ class Message(Struct, frozen=True):
     frames: tuple[Frame, ...]
 
     def figure(self, name: str) -> int | None:
-        """Return a figure of `_FIGURES` in bytes, or None if the message does not tell it."""
+        """Return the figure `name` of `_FIGURES` in bytes, or None if the message does not have it."""
         found = _FIGURES[name].search(self.text)
         return None if found is None else in_bytes(next(filter(None, found.groups())))
 
     @property
     def detail(self) -> int:
-        """Return 1 and the number of figures, or without any 1 for a pattern other than `_KILLED`, else 0."""
+        """Return a number that compares messages: higher for more figures, lowest for a killed process.
+
+        It is 1 plus the number of figures if the message names the requested size. Otherwise it is 1 if the
+        message matches a pattern other than `_KILLED`, else 0.
+        """
         if self.figure("requested") is not None:
             return 1 + sum(self.figure(name) is not None for name in _FIGURES)
         return int(any(one.pattern.search(self.text) for one in WITHOUT_FIGURES if one is not _KILLED))
@@ -195,7 +199,7 @@ class Message(Struct, frozen=True):
     def reserved_bytes(self) -> int | None:
         """Return the bytes that PyTorch reserved, as printed or as the sum of allocated and unallocated.
 
-        None if the message does not tell them, as of cudaMallocAsync, whose pools are the driver's.
+        None if the message does not have them, as with cudaMallocAsync, whose pools are the driver's.
         """
         if _ASYNC in self.text:
             return None
@@ -211,7 +215,7 @@ class Message(Struct, frozen=True):
 
     @property
     def free_bytes(self) -> int | None:
-        """Return the bytes that PyTorch could still reserve, or None if the message does not tell them."""
+        """Return the bytes that PyTorch could still reserve, or None if the message does not have them."""
         metal, total, allocated = (self.figure(name) for name in ("metal", "total", "allocated"))
         if metal is None or total is None or allocated is None:
             return self.figure("free")
@@ -227,7 +231,7 @@ class Message(Struct, frozen=True):
 
     @property
     def own_bytes(self) -> int | None:
-        """Return the memory of this process with its CUDA context, or None if the message does not tell it.
+        """Return the bytes of this process with its CUDA context, or None if the message does not have them.
 
         In a container torch does not recognize its own process in the driver's list, and the message lists it
         with the other processes. Then the smallest listed process with at least the reserved bytes counts.
@@ -245,7 +249,10 @@ class Message(Struct, frozen=True):
 
     @property
     def outside_bytes(self) -> int | None:
-        """Return the bytes in use outside of this process, or outside of PyTorch if its size is unknown."""
+        """Return the bytes in use outside of this process, or None if the message lacks a figure.
+
+        If the size of the process is unknown, all bytes in use that its PyTorch did not reserve count.
+        """
         total, free = self.figure("total"), self.figure("free")
         mine = self.reserved_bytes if self.own_bytes is None else self.own_bytes
         return None if total is None or free is None or mine is None else total - free - mine
@@ -263,7 +270,7 @@ class _Reader:
         self._frames: tuple[Frame, ...] = ()
 
     def read(self, line: str) -> Iterator[Message]:
-        """Read a line, and yield the message that ends before it, if any does."""
+        """Read a line, and yield the message that ends before the line, if there is one."""
         begins = _begins(line)
         if self._text and (
             begins or len(self._text) == _MESSAGE_LINES or not line.strip() or read_frame(line)
@@ -300,9 +307,10 @@ def read_messages(lines: Iterable[str]) -> Iterator[Message]:
 
 
 def _printed(raw: str) -> Iterator[str]:
-    """Yield the lines that a line of a log has on a terminal, without what progress bars overwrite.
+    """Yield the lines that a terminal shows for a line of a log, without text that progress bars overwrite.
 
-    A traceback within a string of JSON has several lines.
+    Overwritten text is yielded if a message begins in it or it names a frame. A traceback within a string of
+    JSON has several lines.
     """
     text = _CONTROL.sub("", raw).rstrip("\r\n")
     if "\\n" in text and "Traceback (most recent call last)" in text:
@@ -320,7 +328,7 @@ def _begins(line: str) -> bool:
 
 
 def in_bytes(text: str) -> int:
-    """Return the bytes that a size such as "64.00 MiB" names, or 0 if its number is none."""
+    """Return the bytes that a size such as "64.00 MiB" names, or 0 if its number is malformed."""
     number, unit = re.findall(r"[\d.]+|[A-Za-z]+", text)[:2]
     try:
         return round(float(number) * _BYTES[unit if unit in _BYTES else unit[0]])

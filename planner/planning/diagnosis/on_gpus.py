@@ -9,7 +9,7 @@ from planner.program import Outcome, Trace
 
 
 def gpus_serving(trace: Trace, config: AllocatorConfig) -> GpusServing | None:
-    """Return the GPUs with the least memory that serve all requests of a trace; None if no known GPU does.
+    """Return the GPUs with the least memory that serve all requests of a trace, or None if no known GPU does.
 
     Slices of GPUs (MIG) are left out. Each GPU has the memory that its context and its driver are expected to
     leave; a bound on the share of a GPU's memory (`per_process_memory_fraction`) is not applied. The GPUs are
@@ -19,7 +19,7 @@ def gpus_serving(trace: Trace, config: AllocatorConfig) -> GpusServing | None:
     whole = (device for device in load_devices() if mig_slice(device) is None)
     gpus = sorted(((_limits(device, config), device) for device in whole), key=_by_memory)
     runs: dict[int, Replay] = {}
-    low, high = -1, len(gpus)  # the first serves not, the second does
+    low, high = -1, len(gpus)  # GPU `low` does not serve the requests, GPU `high` does
     while high - low > 1:
         middle = (low + high) // 2
         runs[middle] = replay_trace(trace, gpus[middle][0])

@@ -58,7 +58,7 @@ def read_frames(lines: Iterable[str]) -> tuple[Frame, ...]:
 
 
 def read_frame(line: str) -> Frame | None:
-    """Return the frame that a line of a traceback names, as Python, IPython or rich writes it, or None."""
+    """Return the frame that a line of Python, IPython or rich names, or None if the line names no frame."""
     found = next(filter(None, (form.search(line) for form in _FRAMES)), None)
     if found is None:
         return None

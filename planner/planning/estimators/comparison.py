@@ -68,7 +68,7 @@ class Measured(Struct, frozen=True):
 
     @property
     def own_reserved_bytes(self) -> float | None:
-        """Return the reserved memory less the tensors of earlier models, or None if it is unknown.
+        """Return the reserved memory minus the tensors of earlier models, or None if it is unknown.
 
         The result includes the rest of the earlier models' segments.
         """
@@ -82,7 +82,7 @@ class Row(Struct, frozen=True):
     size_bytes: int | None
     reason: str | None  # why there is no figure
     yardstick_bytes: float | None  # the figure to compare with
-    fits: Outcome | None  # on the card, if a card is given
+    fits: Outcome | None  # the outcome on the card; None if there is no card or no figure
 
     @property
     def error(self) -> float | None:
@@ -100,7 +100,7 @@ class Comparison(Struct, frozen=True):
     budget: Budget
     rows: tuple[Row, ...]
     measured: Measured | None
-    unmeasured: str | None  # why there is no measured value; errors are then against `planner, allocated`
+    unmeasured: str | None  # why there is no measured value, so that errors are against `planner, allocated`
     seconds: float
 
 
@@ -140,7 +140,7 @@ def compare(
 def find_measured(
     archive: Archive, model: str, batch: int, measure: Callable[[str], ResidentModel]
 ) -> Measured | None:
-    """Return the published peaks of a catalogue model at a batch size, or None if none are stored.
+    """Return the published peaks of a catalogue model at a batch size, or None if no peak is stored.
 
     `measure` is called with the name of each earlier model that was still on the GPU, and returns its size.
     """

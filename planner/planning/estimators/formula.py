@@ -29,7 +29,8 @@ MEMORYLESS = frozenset(
 ATTENTION = "MultiheadAttention"
 ATTENTION_OUTPUTS = 5
 
-# The notebook names SGD, Adagrad, RMSprop and Adam; the others keep as many tensors the size of the weights.
+# The number of tensors of the weights' size that an optimizer keeps. The notebook names SGD, Adagrad, RMSprop
+# and Adam alone.
 MOMENTS = {"sgd": 0, "momentum": 1, "nesterov": 1, "adagrad": 1, "rmsprop": 1, "adam": 2, "adamw": 2}
 
 
@@ -37,9 +38,9 @@ class Layer(Struct, frozen=True):
     """A row of the layer table: one call of a module."""
 
     class_name: str
-    is_leaf: bool  # has no children
+    is_leaf: bool  # whether the module has no children
     output_elements: int
-    trainable_parameters: int  # its own and its children's
+    trainable_parameters: int  # of the module and its children
 
 
 class LayerTable(Struct, frozen=True):

@@ -28,7 +28,8 @@ TITLES = {
     Method.MEMTRACKER: "MemTracker",
 }
 
-# Options that every method supports: of the memory to compare a total with, and without effect on estimates.
+# Options that every method supports. They set the memory that a total is compared with, or do not affect the
+# estimate.
 _COMMON = (
     *("models", "gpu", "gpu_mib", "allocator_cap_mib", "confidence", "on_progress"),
     *("own_calibrations", "cache", "warn"),
@@ -36,7 +37,7 @@ _COMMON = (
 
 
 def find_method(name: str | None, usable: tuple[Method, ...] = tuple(Method)) -> Method:
-    """Return the method named `name`, by default the planner's own. Raises UsageError if it is not usable."""
+    """Return the method named `name`, or TRACE if `name` is None. Raises UsageError if it is not usable."""
     if name is None:
         return Method.TRACE
     if name not in list(usable):

@@ -10,7 +10,7 @@ from planner.jobs import Job
 MEGABYTE_BYTES = 10**6
 MEBIBYTE_BYTES = 2**20
 
-Build = Callable[[Job], Any]  # returns an nn.Module with parameters on meta
+Build = Callable[[Job], Any]  # returns an nn.Module with parameters on the meta device
 
 
 class PeerEstimate(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ from planner._support.conversion import Text
 from planner._support.strict_yaml import Entry, read_entry
 
 END = "end"  # the point after the loop, its variables still alive
-ESTIMATE = "estimate"  # no point of a run: the output of an estimator
+ESTIMATE = "estimate"  # stands for the point if a figure is the output of an estimator
 PEAK_ALLOCATED, RESERVED = "peak_allocated", "reserved"
 
 _COUNTERS = ("allocated", PEAK_ALLOCATED, "total_allocated", "total_freed")
@@ -45,7 +45,7 @@ class Source(Struct, frozen=True, forbid_unknown_fields=True):
     framework: Literal["torch", "tensorflow"]
     about: Text
     when: Text | None = None
-    gpu: Text | None = None  # None: not published
+    gpu: Text | None = None  # None if it is not published
     versions: dict[str, Text] = {}
 
 
@@ -67,7 +67,7 @@ class Figure(Struct, frozen=True):
 
     model: str
     batch: int
-    point: str  # of the run; `END`, `ESTIMATE` or a name from the source
+    point: str  # point of the run: `END`, `ESTIMATE` or a name from the source
     kind: str  # one of `KINDS`
     quantity: Quantity
     source: Source

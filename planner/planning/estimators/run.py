@@ -46,7 +46,7 @@ def open_builder(job: Job, factory: Factory | None, on_progress: OnProgress) -> 
 def run_estimator(
     method: Method, job: Job, batch: int, budget: Budget, build: Build, on_progress: OnProgress
 ) -> StaticEstimate:
-    """Estimate one batch size by any method but the trace.
+    """Estimate the memory of one batch size by a method other than the trace.
 
     Raises UsageError for a job that the method has no term for, and ModelError if the method fails.
     """
@@ -65,7 +65,7 @@ def run_estimator(
 
 
 def plan_by_formula(job: Job, budget: Budget, build: Build, on_progress: OnProgress) -> FormulaPlan:
-    """Find the largest batch size by the formula. Raises as `run_estimator` does."""
+    """Find the largest batch size by the closed formula. Raises the errors that `run_estimator` raises."""
     from planner.planning.estimators.torch_runners.layer_table import affine_formula_counts
 
     on_progress("estimating by the formula")
@@ -78,7 +78,7 @@ def plan_by_formula(job: Job, budget: Budget, build: Build, on_progress: OnProgr
 def run_estimators(
     job: Job, batch: int, budget: Budget, build: Build, on_progress: OnProgress
 ) -> dict[Method, StaticEstimate | str]:
-    """Return, for each method but the trace, its estimate, or the reason as text if it has none."""
+    """Return the estimate of each method except the trace, or the reason as text if the method fails."""
     answers: dict[Method, StaticEstimate | str] = {}
     for method in PEERS:
         try:

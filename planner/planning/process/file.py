@@ -61,7 +61,7 @@ from planner.program import format_torch_version, parse_workspace_config, torch_
 
 SHIPPED_FOLDER = Path(__file__).with_name("bundled")
 MAX_BATCH = 2**31
-MAX_STEPS = 10_000  # of one loop; they take a minute
+MAX_STEPS = 10_000  # steps of one loop; their replay takes about a minute
 
 # The batch size at which weights are traced if the catalogue has none; batch norm refuses 1.
 _ANY_BATCH = 2
@@ -75,7 +75,7 @@ class ProcessFile(Struct, frozen=True):
 
 
 def find_process_file(name: str) -> Path:
-    """Return the path of a shipped process named `name`, or else `name` as a path.
+    """Return the path of the shipped process `name`, or `name` as a path if no shipped process has the name.
 
     Raises UsageError if `name` has no suffix and is neither a shipped process nor a file.
     """

@@ -1,7 +1,7 @@
 """The steps that a process can consist of, and the check that a sequence of steps is valid.
 
-`run` replays a process through the simulated allocator, `file` reads it, and `calibration.probe.tensorflow`
-measures its plain tensors on a GPU.
+`run` replays a process through the simulated allocator, `file` reads a process from YAML, and
+`calibration.probe.tensorflow` measures the plain tensors of a process on a GPU.
 """
 
 from collections.abc import Iterator
@@ -15,11 +15,14 @@ from planner.program import Phase
 
 
 class Model(Struct, frozen=True):
-    """A model and the name of its variable. It is built on the CPU, where it takes no GPU memory."""
+    """A model that a process uses, with the name of its variable.
+
+    It is built on the CPU, so it takes no GPU memory until it is placed.
+    """
 
     name: str
     job: Job  # how it is trained
-    batch: int  # the batch size at which its weights are traced; they do not depend on it
+    batch: int  # the batch size at which its weights are traced; the weights do not depend on it
 
 
 class Heading(Struct, frozen=True):
@@ -68,7 +71,7 @@ class Summary(Struct, frozen=True):
     """A step that calls `torchinfo.summary`, which runs one forward pass in eval mode on the GPU.
 
     The input is allocated first, then the model is moved to the GPU. No gradients are recorded. Input and
-    output are freed when it returns; the model stays on the GPU.
+    output are freed when the call returns; the model stays on the GPU.
     """
 
     model: Model
@@ -85,7 +88,7 @@ class Train(Struct, frozen=True):
     batch: int
     steps_per_epoch: int
     epochs: int
-    label: str | None = None  # of the figures that are read after each epoch; None: none are read
+    label: str | None = None  # label of the figures read after each epoch; None if no figures are read
 
 
 class Leave(Struct, frozen=True):
@@ -102,18 +105,18 @@ Process = tuple[Step, ...]
 class MemoryReading(Struct, frozen=True):
     """The counters of a framework's allocator at one point of a process."""
 
-    section: str  # the last heading; "" before the first
+    section: str  # text of the last heading; empty before the first heading
     label: str
     allocated_bytes: int
-    reserved_bytes: int | None  # None: unknown to the framework
-    peak_allocated_bytes: int  # since the last reset
+    reserved_bytes: int | None  # None if the framework does not count them
+    peak_allocated_bytes: int  # since the last reset of the peak
 
 
 class OutOfMemory(Struct, frozen=True):
     """A memory request that could not be served, and the step of the process that made it."""
 
-    index: int  # of the step
-    loop_step: int | None  # if the step runs or places a model; 0 before the loop's first step
+    index: int  # index of the step in the process
+    loop_step: int | None  # step of the loop, 0 in its set-up; None if no model is run or placed
     phase: Phase | None
     requested_bytes: int
 
@@ -122,8 +125,8 @@ class ProcessLog(Struct, frozen=True):
     """The readings of a process, and how it ended."""
 
     readings: tuple[MemoryReading, ...]
-    retries: int  # times that cached segments were released to serve a request
-    failure: OutOfMemory | None  # None: it ran to its end
+    retries: int  # number of times that cached segments were released to serve a request
+    failure: OutOfMemory | None  # None if the process ran to its end
 
 
 class InvalidStep(Struct, frozen=True):
@@ -149,7 +152,7 @@ def size_bytes(tensor: TensorSpec) -> int:
 
 
 def find_invalid_step(process: Process) -> InvalidStep | None:
-    """Return the first step that is impossible or cannot be replayed, or None if there is none."""
+    """Return the first step that is impossible or cannot be replayed, or None if every step is valid."""
     names = _Names()
     for index, step in enumerate(process):
         for what in names.take(step):
@@ -163,9 +166,9 @@ class _Names:
 
     tensors: set[str] = field(default_factory=set)
     models: dict[str, Model] = field(default_factory=dict)
-    deleted: set[str] = field(default_factory=set)  # models
-    trained: set[str] = field(default_factory=set)  # models that were trained once
-    training: str | None = None  # the model whose loop variables are alive
+    deleted: set[str] = field(default_factory=set)  # models that were deleted
+    trained: set[str] = field(default_factory=set)  # models that were trained at least once
+    training: str | None = None  # the model whose loop variables are alive; None if no loop's variables are
 
     def take(self, step: Step) -> Iterator[str]:
         """Update the names for a step, and yield a message for each error in the step."""

@@ -56,14 +56,15 @@ JobTracer = Callable[[Job, int], Trace]  # returns a job's trace at a batch size
 TRACED_STEPS = 3  # the first allocates gradients and optimizer state, the others should be equal
 MOST_UNSETTLED_STEPS = 100
 
-_NOWHERE = Trace((), (Site("", ""),), 1)  # of requests outside of any loop
+_NOWHERE = Trace((), (Site("", ""),), 1)  # the trace of requests outside of loops
 
-# The phase in which an earlier loop's gradients are set to None. `AFTER_STEP` leaves none to the next loop.
+# The phase in which an earlier loop's gradients are set to None. `AFTER_STEP` leaves no gradients to the
+# next loop.
 _ZEROED_IN = {ZeroGrad.BEFORE_FORWARD: Phase.FORWARD, ZeroGrad.BEFORE_BACKWARD: Phase.BACKWARD}
 
 
 def run_process(process: Process, tracer: JobTracer, limits: MemoryLimits = UNLIMITED) -> ProcessLog:
-    """Replay a process and return its readings, up to its end or to the first request that cannot be served.
+    """Replay a process until it ends or a request cannot be served, and return its readings and the failure.
 
     Raises ValueError if `find_invalid_step` finds an invalid step, ModelError for a long loop whose steps do
     not become equal, and the errors of the tracer.
@@ -134,7 +135,7 @@ class _Machine:
         self._tensors: dict[str, int] = {}
         self._models: dict[str, _Placed] = {}
         self._running: _Running | None = None  # the loop whose variables are alive
-        # Threads (whether autograd's) and streams with a workspace.
+        # Pairs of a thread (True for autograd's) and a stream for which a cuBLAS workspace exists.
         self._served: set[tuple[bool, int]] = set()
         self._section = ""
 
@@ -235,7 +236,7 @@ class _Machine:
             self._play_piece(running, piece, running.joiner.join(piece, step), step)
 
     def _play_piece(self, running: _Running, piece: Piece, joined: Trace, step: int) -> None:
-        """Replay a piece of a loop by phase, skipping allocations of weights and existing workspaces."""
+        """Replay a piece of a loop phase by phase, without the set-up's weights and existing workspaces."""
         self.loop_step = step
         lasting, events = dict(piece.lasting), list[Event]()
         given_back = {index: variable for index, age, variable in piece.freed if age < 0}
@@ -260,7 +261,10 @@ class _Machine:
         self._replay(joined, events)
 
     def _enter(self, running: _Running) -> None:
-        """Allocate missing weights, or free old gradients, at the start of a phase of the first step."""
+        """Allocate missing weights if a forward pass begins; free old gradients if the phase is `zeroed_in`.
+
+        Called at the start of each phase of a loop's first step.
+        """
         if self.phase is Phase.FORWARD:
             self._bring_weights(running)  # torchinfo allocates the input first, then moves the model
         if self.phase is running.zeroed_in:

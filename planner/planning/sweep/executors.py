@@ -22,7 +22,7 @@ from planner.errors import ModelError, UsageError
 from planner.planning.sweep.task import Task, TaskResult
 
 CONNECT_SECONDS = 30
-# Processes that remove what an interrupted sweep leaves, and warn of each piece.
+# Modules of the processes that delete the leftovers of an interrupted sweep, and warn of each leftover.
 _TRACKERS = ("loky.backend.resource_tracker", "multiprocessing.resource_tracker")
 
 _Numbered = tuple[int, Task]  # a task's index among all tasks, and the task
@@ -32,16 +32,16 @@ Run = Callable[[Task], TaskResult]
 class Pool(Struct, frozen=True):
     """A pool of workers that run tasks: local processes, or a Dask cluster."""
 
-    size: int  # tasks at a time
-    died: tuple[type[BaseException], ...]  # raised by a future whose worker died
-    executor: Callable[[], AbstractContextManager[Executor]]  # local workers end with the context
+    size: int  # number of tasks that run at the same time
+    died: tuple[type[BaseException], ...]  # the errors that a future raises if its worker died
+    executor: Callable[[], AbstractContextManager[Executor]]  # starts workers; local workers end on exit
     close: Callable[[], object]  # releases what the workers need
 
 
 def run_all(tasks: Sequence[Task], pool: Pool, run: Run) -> Iterator[tuple[int, TaskResult]]:
     """Run tasks, and yield the index and result of each task as soon as it ends.
 
-    A task that kills its worker when run alone has a result with a failure.
+    The result of a task that kills its worker even when it runs alone is a failure.
     """
     queue = deque(enumerate(tasks))
     while queue:

@@ -48,9 +48,9 @@ MOST_CELLS = 100_000
 class NamedModel(Struct, frozen=True):
     """A model of the grid, with the job options that it has in every recipe."""
 
-    name: str  # in the tables
-    model: str
-    options: Mapping[str, Any]  # of its job
+    name: str  # the model's name in the tables
+    model: str  # a name of the catalogue, SOURCE:NAME or FILE.py:NAME
+    options: Mapping[str, Any]  # options of its job
 
 
 class Recipe(Struct, frozen=True):
@@ -173,5 +173,5 @@ class SweepTable(msgspec.Struct, frozen=True):
     failures: tuple[Failure, ...]
     notes: tuple[str, ...]
     unknown_ops: tuple[str, ...]
-    new: int  # cells that this call computed
+    new: int  # number of cells that this call computed
     seconds: float

@@ -1,4 +1,4 @@
-"""Store the results of sweeps in a folder, with one file for each job that was run.
+"""Store the results of sweeps in a folder, with one file for each job and set of GPUs.
 
 A file is complete or absent. Its name ends in two digests: of everything that decides its figures (job,
 memory, versions, the planner's own code, calibrations), and of the GPUs in it. So no two runs write different
@@ -25,7 +25,7 @@ from planner.jobs import Job, split_model
 from planner.planning.sweep.task import GpuFigures, Task, TaskResult, device_digest, task_to_json
 from planner.store import fingerprint_of
 
-LARGEST_FILE_BYTES = 2**24  # a cell takes 600
+LARGEST_FILE_BYTES = 2**24  # a cell takes about 600 bytes
 _PACKAGE = Path(__file__).parents[2]
 
 Warn = Callable[[str], None]
@@ -43,11 +43,14 @@ class ResultStore(Struct, frozen=True):
     """A folder of stored sweep results."""
 
     folder: Path
-    environment_digest: str  # of the files that decide the figures of all jobs
+    environment_digest: str  # digest of the files that decide the figures of all jobs
     warn: Warn
 
     def find(self, task: Task) -> TaskResult:
-        """Return the stored results of a task for its GPUs, merged from all files of the task."""
+        """Return the stored results of a task for its GPUs, merged from all files of the task.
+
+        The result has no cells for GPUs without a stored result.
+        """
         cells: dict[str, GpuFigures] = {}
         notes: dict[str, None] = {}
         unknown: dict[str, None] = {}
@@ -104,7 +107,7 @@ def _deciding_files(calibrations: Iterable[Path]) -> Iterator[Path]:
 
 
 def _code_of(task: Task) -> Any:
-    """Return a JSON value that changes with the code and data behind a job's traces, as far as known."""
+    """Return a JSON value that changes if the code or data behind a job's traces changes, as far as known."""
     key = fingerprint_of(task.job)
     if key is not None:
         return [key, _library_of(task.job)]
@@ -115,7 +118,7 @@ def _code_of(task: Task) -> Any:
 
 
 def _library_of(job: Job) -> str:
-    """Return the name of the source of the job's convolution workspaces, or "" if there is none."""
+    """Return the name of the source of a job's convolution workspaces, or "" if none can be opened."""
     try:
         return open_convolutions(job).name
     except UsageError:

@@ -28,12 +28,12 @@ class GpuFigures(msgspec.Struct, frozen=True):
     gpu: str
     total_mib: int | float
     max_batch: int  # 0 if not even 1 fits
-    process_mib: int | float | None  # at that batch, as nvidia-smi shows it; None if no batch fits
-    process_upper_mib: int | float | None  # likewise at the confidence
+    process_mib: int | float | None  # at `max_batch`, as nvidia-smi shows it; None if no batch size fits
+    process_upper_mib: int | float | None  # upper bound of `process_mib` at the confidence
     headroom_mib: int | float | None
     calibrated: bool
     source: str
-    comfortable_batch: int  # the largest without retries; 0 if every batch needs retries
+    comfortable_batch: int  # the largest without retries; 0 if no batch size fits without retries
 
 
 class TaskResult(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class TaskResult(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
     unknown_ops: tuple[str, ...] = ()
     seconds: float = 0.0
-    failure: str = ""  # one line; there are no cells then
+    failure: str = ""  # one line with the reason why there are no cells; empty if the task was planned
 
 
 def device_digest(device: Device) -> str:
@@ -52,7 +52,7 @@ def device_digest(device: Device) -> str:
 
 
 def task_to_json(task: Task) -> dict[str, Any]:
-    """Convert the job and options that decide a task's figures, without its GPUs, to JSON data."""
+    """Return the job and the options that decide a task's figures, but not its GPUs, as JSON data."""
     deciding = ("alloc_conf", "confidence", "no_calibration")
     options = {name: value for name, value in task.options.items() if name in deciding}
     cap = task.options.get("allocator_cap_mib")

@@ -1,1 +1,1 @@
-"""Plan batches whose samples have many sizes, by replaying sampled batches through one allocator."""
+"""Plan batches whose samples have varying sizes, by replaying sampled batches through one allocator."""

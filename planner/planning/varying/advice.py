@@ -1,4 +1,4 @@
-"""Evaluate the changes to a recipe, or to its batches, for a job whose samples have many sizes.
+"""Evaluate the changes to a recipe, or to its batches, for a job whose samples have varying sizes.
 
 Each change is planned like a job: the largest batch whose runs stay within the risk, and the probability that
 a run at the requested batch runs out of memory. If the requested batch does not fit with any single change,
@@ -49,12 +49,12 @@ class VaryingAttempt(Struct, frozen=True):
 
 
 class VaryingAdvice(Struct, frozen=True):
-    """The plans of a job whose samples have many sizes, unchanged and with each change."""
+    """The plans of a job whose samples have varying sizes, unchanged and with each change."""
 
-    batch: int | None  # the requested batch
+    batch: int | None  # the requested batch; None if the largest was requested
     unchanged: VaryingAttempt
-    singles: tuple[VaryingAttempt, ...]  # every change by itself, the mildest first
-    together: VaryingAttempt | None  # several changes with which the batch fits, if none by itself suffices
+    singles: tuple[VaryingAttempt, ...]  # every change that was tried by itself, the mildest first
+    together: VaryingAttempt | None  # several changes with which the batch fits; None if not needed or found
     failed: tuple[tuple[str, str], ...]  # changes that the model does not support, and why
     seconds: float
 
@@ -62,7 +62,7 @@ class VaryingAdvice(Struct, frozen=True):
 def advise_varying(
     job: Job, budget: Budget, batch: int | None, open_programs: OpenPrograms, on_progress: OnProgress
 ) -> VaryingAdvice:
-    """Plan a job unchanged, with each change and, if none alone makes the requested batch fit, with several.
+    """Plan a job unchanged, with each change, and with several if no change alone makes the batch fit.
 
     Slow changes are skipped. Splits of the batch are skipped if no batch is requested, if the batch fits
     without changes, or after one split fits. Raises the errors of a capture.
@@ -113,7 +113,7 @@ def _together(
     singles: list[VaryingAttempt],
     attempt: Callable[[tuple[Change, ...]], VaryingAttempt | None],
 ) -> VaryingAttempt | None:
-    """Combine changes one by one, and return the first attempt at which the requested batch fits, or None.
+    """Combine changes until the requested batch fits, and return that attempt, or None if it never fits.
 
     Changes that enlarge the largest batch or split the batch are added one by one, in the order of `singles`,
     at most one from each group.
@@ -131,7 +131,7 @@ def _together(
 
 
 def _of_batches(job: Job) -> Iterator[Change]:
-    """Yield changes to how samples are grouped, padded and cut, or none if several dimensions vary."""
+    """Yield changes to how samples are grouped, padded and cut, or no change if several dimensions vary."""
     sizes = load_distribution(job)
     if len(sizes.ranges) > 1:
         return

@@ -1,4 +1,4 @@
-"""Find the largest batch, or the memory of a given batch, for a job whose samples have many sizes.
+"""Find the largest batch, or the memory of a given batch, for a job whose samples have varying sizes.
 
 Everything is computed twice: with the user's configuration of the allocator, and with the same configuration
 but expandable segments switched on, or off if they were on.
@@ -30,9 +30,9 @@ class VaryingSide(Struct, frozen=True):
     """The largest batch and the risks under one configuration of the allocator."""
 
     budget: Budget
-    largest: int  # batch whose probability of running out of memory is within the risk; 0: there is none
-    at: RunRisk | None  # of that batch, or of the requested batch
-    beyond: RunRisk | None = None  # of the next larger batch
+    largest: int  # largest batch whose probability of running out of memory is acceptable; 0 if none is
+    at: RunRisk | None  # at the largest batch, or at the requested batch; None if no batch is acceptable
+    beyond: RunRisk | None = None  # at the next larger batch; None if a batch was requested
 
     @property
     def expandable_segments(self) -> bool:
@@ -46,14 +46,14 @@ class VaryingSide(Struct, frozen=True):
 
 
 class VaryingPlan(Struct, frozen=True):
-    """The results for a job whose samples have many sizes, under both configurations of the allocator."""
+    """The results for a job whose samples have varying sizes, under both configurations of the allocator."""
 
     job: Job
     sizes: SizeDistribution
     batch: int | None  # the requested batch; None if the largest was requested
     risk: float  # the probability of running out of memory that an answer may have
     sides: tuple[VaryingSide, ...]  # the user's configuration first
-    constant: int  # largest batch that fits if all samples have the largest size; 0: none
+    constant: int  # largest batch that fits if all samples have the largest size; 0 if none or not searched
     notes: tuple[str, ...]
     unknown_ops: tuple[str, ...]
     seconds: Seconds
@@ -121,7 +121,7 @@ def find_varying_fit(
 ) -> DeviceFit:
     """Return the largest batch on a GPU, and the memory and verdict at `batch` (default: the largest).
 
-    Retries are normal in a run on many sizes, so the largest batch also counts as the comfortable batch.
+    Retries are normal in a run on varying sizes, so the largest batch also counts as the comfortable batch.
     Raises the errors of a capture.
     """
     budget = judged(budget, programs)
@@ -153,7 +153,7 @@ def plan_side(job: Job, budget: Budget, programs: SizedPrograms, multiple_of: in
 
 
 def sampled_at(side: VaryingSide, job: Job, programs: SizedPrograms, batch: int) -> RunRisk:
-    """Return the risk at a batch size under a side's budget, sampling runs unless the side has this risk.
+    """Return the risk at a batch size under a side's budget, from the side or else by sampling runs.
 
     Raises the errors of a capture.
     """

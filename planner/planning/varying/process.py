@@ -58,7 +58,7 @@ class VaryingProcess:
     """The replay of a process that trains on batches of several shapes, step by step."""
 
     def __init__(self, source: BatchSource, limits: MemoryLimits, first: BatchShape) -> None:
-        """Replay the set-up that comes before a first batch of this shape."""
+        """Replay the set-up that comes before a first batch of the shape `first`."""
         self._source = source
         self._player = Player(limits, source.next_workspaces)
         self.steps = 0
@@ -83,11 +83,11 @@ class VaryingProcess:
 
     @property
     def reserved_bytes(self) -> int:
-        """Return the bytes that the allocator reserves after the steps replayed so far."""
+        """Return the bytes that the allocator reserves after the last replayed step."""
         return self._player.process.allocator.reserved_bytes
 
     def replay(self, batch: int) -> Replay:
-        """Return the peaks, retries and failure of the replay so far, labelled with this batch size."""
+        """Return the peaks, retries and failure of all replayed steps, labelled with a batch size."""
         return self._player.process.result(batch)
 
     def _play(self, batch: Piece) -> bool:

@@ -38,7 +38,7 @@ class SizedPrograms:
     cache_folder: Path | None = None
     seconds: float = 0.0  # spent on traces
     _convolutions: ConvWorkspaceQuery | None = None
-    _families: dict[int, "SizeFamily"] = field(default_factory=dict)  # by the only batch size; 0: any
+    _families: dict[int, "SizeFamily"] = field(default_factory=dict)  # by `only_batch`, see `_family`
     _sources: dict[Size, ProgramSource] = field(default_factory=dict)
 
     def with_job(self, job: Job, sizes: SizeDistribution) -> "SizedPrograms | None":
@@ -53,7 +53,7 @@ class SizedPrograms:
         return replace(self, job=job, sizes=sizes)  # with the same captures
 
     def job_at(self, size: Size) -> Job:
-        """Return the job whose samples all have this size."""
+        """Return the job with all samples of the size `size`."""
         return at_size(self.job, size)
 
     def trace(self, shape: BatchShape) -> Trace:
@@ -68,7 +68,7 @@ class SizedPrograms:
         return self._source(shape).specialized(shape.batch, self.target)
 
     def _source(self, shape: BatchShape) -> ProgramSource:
-        """Return the programs at the size of a shape, after building the program that the shape needs."""
+        """Return the programs at a shape's size, and build the program if the shape has several samples."""
         start = perf_counter()
         source = self.source(shape.size)
         if shape.batch > 1:
@@ -86,7 +86,7 @@ class SizedPrograms:
         return self._sources[size]
 
     def _family(self, only_batch: int) -> "SizeFamily":
-        """Return the cached programs at all sizes, for one batch size or, if it is 0, for any batch size."""
+        """Return the cached programs at all sizes, for one batch size, or for any if `only_batch` is 0."""
         if only_batch not in self._families:
             self.on_progress("importing torch and the model's library")
             from planner.capture import open_size_family
@@ -110,14 +110,15 @@ class _Member(Struct, frozen=True):
     size: Size
 
     def programs(self, target: Target) -> tuple[Program, ...]:
-        """Return the program for batches of two samples and more, or no program if none fits."""
+        """Return the program for batches of two or more samples in a tuple, empty if no program fits."""
         program = self.family(0).program(self.size)
         return () if program is None else (program,)
 
     def run(self, batch: int, target: Target) -> Program:
         """Return the program of one batch size.
 
-        For one sample it is taken from the programs at all sizes if possible, else it is captured by a run.
+        For batches of one sample it is taken from the programs at all sizes if possible. Otherwise it is
+        captured by a run.
         """
         family = self.family(1 if batch == 1 else 0)
         program = family.program(self.size) if batch == 1 else None

@@ -25,13 +25,13 @@ class SampledRun(Struct, frozen=True):
     """The replay of one sampled sequence of batches."""
 
     replay: Replay  # up to the step that fails, if any
-    steps: int  # that were replayed, including a failing step
-    reserved_bytes: int  # at its end
-    largest: BatchShape  # that it drew
-    worst: BatchShape  # of the step that allocates most, or that runs out of memory
-    worst_step: int
-    critical: Size | None  # the smallest size that does not fit after it; None: even the largest fits
-    probability: float  # that a run of all steps draws a batch of at least the critical size
+    steps: int  # number of replayed steps, including a failing step
+    reserved_bytes: int  # at the end of the replay
+    largest: BatchShape  # the batch of the largest size in the replayed steps
+    worst: BatchShape  # the batch with the most elements in `worst_step`
+    worst_step: int  # the step that runs out of memory, else the first step that reaches the allocated peak
+    critical: Size | None  # the smallest size that does not fit after the replay; None if all fit
+    probability: float  # the probability that a run of all steps runs out of memory
 
     @property
     def failed_step(self) -> int | None:
@@ -75,7 +75,7 @@ class RunRisk(Struct, frozen=True):
 
     @property
     def retries_per_step(self) -> float:
-        """Return the mean number of retries per step, each of which releases cached memory."""
+        """Return the mean number of retries per step; a retry releases cached memory to serve a request."""
         return sum(run.replay.retries for run in self.runs) / max(1, sum(run.steps for run in self.runs))
 
     def step_peaks_bytes(self, *shares: float) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from planner.planning.estimators.formula import (
 )
 from planner.planning.estimators.peers import Build
 
-FIT_BATCHES = (2, 3, 7)  # two determine a line, the third confirms it
+FIT_BATCHES = (2, 3, 7)  # the first two determine a line, the third confirms it
 
 
 def formula_counts(job: Job, batch: int, build: Build = build_model) -> Counts:
@@ -48,7 +48,7 @@ def affine_formula_counts(job: Job, build: Build = build_model) -> AffineCounts:
 def layer_table(model: nn.Module, job: Job, batch: int) -> LayerTable:
     """Return the calls of all modules in a forward pass in eval mode, as torchinfo lists them.
 
-    The model's parameters are on meta. Raises ModelError if the model does not run.
+    The model's parameters are on the meta device. Raises ModelError if the model does not run.
     """
     rows = summarize(model, job, batch).summary_list
     layers = tuple(

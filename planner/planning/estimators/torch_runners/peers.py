@@ -119,7 +119,7 @@ def estimate_by_modelsize(job: Job, batch: int, build: Build = build_model) -> P
     )
 
 
-# As `--method` names them.
+# The functions of the estimators, by the method that `--method` names.
 PEERS: Mapping[Method, Callable[[Job, int, Build], PeerEstimate]] = {
     Method.TORCHINFO: estimate_by_torchinfo,
     Method.TORCHSUMMARY: estimate_by_torchsummary,

@@ -1,4 +1,4 @@
-"""Describe the assumptions of an estimate in sentences; an estimate without them would claim too much."""
+"""Describe the assumptions of an estimate in sentences; without assumptions it would claim too much."""
 
 from collections.abc import Iterator
 
@@ -66,7 +66,7 @@ def _run_assumptions(estimate: Estimate) -> Iterator[str]:
 
 
 def _ranks(estimate: Estimate) -> Iterator[str]:
-    """Yield a sentence on which ranks the answer covers, if there are several."""
+    """Yield a sentence on which ranks the answer covers, if the job has several ranks."""
     job, planned = estimate.job, sum(len(row.ranks) for row in estimate.ranks)
     count = count_ranks(job)
     if count == 1:
@@ -217,7 +217,10 @@ def _kept(job: Job) -> str:
 
 
 def _recipe(job: Job) -> tuple[str, ...]:
-    """Return sentences on accumulation, clipping, EMA, evaluation, sharding and stand-in loops."""
+    """Return sentences on accumulation, clipping, EMA, evaluation, sharding, torchtitan and nnU-Net.
+
+    Returns () for a job whose mode is not `TRAIN`.
+    """
     if job.loop.mode is not Mode.TRAIN:
         return ()
     clipped = {ClipGradients.NORM: "their norm", ClipGradients.VALUE: "their values"}.get(

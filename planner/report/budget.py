@@ -36,7 +36,11 @@ def budget_table(budget: Budget) -> Table:
 
 
 def device_to_json(budget: Budget) -> dict[str, Any]:
-    """Return the JSON value of `device`, with the allocator's limits; null means unlimited memory."""
+    """Return the JSON value of `device`: the GPU's figures and the allocator's limits.
+
+    A size is null if it is unlimited, `limit_mib` or `cap_mib` if no such bound is set, and `nccl` if NCCL's
+    memory is not counted, as on one GPU.
+    """
     limits = budget.limits
     return {
         **figures_to_json(budget.device),
@@ -56,7 +60,7 @@ def _figure(figure: SourcedBytes | None) -> dict[str, Any] | None:
 
 
 def planned_torch(job: Job) -> str:
-    """Return the version of torch that is planned: the job's version, at most the newest known version."""
+    """Return the version of torch that is planned: the job's, or the newest known if the job's is newer."""
     return format_torch_version(min(torch_version_of(job.environment.torch), NEWEST_TORCH))
 
 
@@ -73,7 +77,7 @@ def job_to_report(job: Job, budget: Budget) -> dict[str, Any]:
 
 
 def figures_to_json(device: Device) -> dict[str, Any]:
-    """Return the figures of a GPU and their sources for JSON."""
+    """Return the figures of a GPU and their sources for JSON; an unlimited size is None."""
     figures = {"total": device.total, "usable": device.usable, "context": device.context}
     sources = {name: figure.source for name, figure in figures.items()}
     return {

@@ -25,7 +25,7 @@ from planner.program import STREAM_POOL, GrowingSite, Growth, Phase
 from planner.report.document import Entry
 from planner.report.units import mib
 
-if TYPE_CHECKING:  # no other report needs them
+if TYPE_CHECKING:  # only annotations need these imports
     from planner.allocator import Failure
     from planner.planning import PeakLocation, StepLimit
 
@@ -75,7 +75,7 @@ def describe_loop(job: Job) -> str:
 
 
 def _numerics(job: Job) -> list[str]:
-    """Return descriptions of precision, layout and libraries that differ from the defaults."""
+    """Return descriptions of the options of precision, model and libraries that differ from the defaults."""
     environment, model = job.environment, job.model
     parts = {
         str(job.loop.precision): job.loop.precision is not Precision.FP32,
@@ -93,7 +93,7 @@ def _numerics(job: Job) -> list[str]:
 
 
 def _recipe(job: Job) -> list[str]:
-    """Return descriptions of the options of the loop, sharding and freezing that differ from the defaults."""
+    """Return descriptions of the loop, sample, sharding and freezing options that are not the defaults."""
     batches = f" of batches of {job.loop.eval_batch:,}" if job.loop.eval_batch else ""
     batches += f" with input {' and '.join(job.loop.eval_input)}" if job.loop.eval_input else ""
     parts = {
@@ -125,7 +125,7 @@ def _given(arguments: Arguments | FsdpArguments) -> str:
 
 
 def place_text(place: "Failure | PeakLocation") -> str:
-    """Return a text on the place in the loop, the module and the operator that request memory."""
+    """Return a text on the step, phase, module and operator of a request for memory."""
     return ", ".join(_place(place))
 
 
@@ -142,7 +142,7 @@ def _place(place: "Failure | PeakLocation") -> Iterator[str]:
 
 
 def short_op(op: str) -> str:
-    """Return the short name of an operator, `convolution` for `aten.convolution.default`."""
+    """Return the short name of an operator, such as `convolution` for `aten.convolution.default`."""
     return op.removeprefix("aten.").removesuffix(".default")
 
 
@@ -152,7 +152,7 @@ def shape_text(shape: Sequence[int]) -> str:
 
 
 def growth_text(growth: Growth, limit: "StepLimit | None") -> str:
-    """Return a sentence on the growth per step, its sources, and the number of steps that fit."""
+    """Return a sentence on the growth per step, its sources and, if `limit` is given, the steps that fit."""
     made = "; ".join(_site_text(site) for site in growth.sites[:_MAX_SITES])
     more = len(growth.sites) - _MAX_SITES
     others = f" and {more} other place" + "s" * (more > 1) if more > 0 else ""

@@ -15,28 +15,28 @@ Style = Literal["", "strong", "faint", "neutral", "good", "warning", "bad"]
 
 
 class Cell(Struct, frozen=True):
-    """A cell of a table."""
+    """A cell of a table: a text, or a bar if `share` is given."""
 
     text: str
     style: Style = ""
-    detail: str = ""  # shown fainter in a line below
-    colour: str = ""  # colour of a mark before the text, or of the bar: #rrggbb
-    share: float | None = None  # share of a whole: drawn as a bar in place of the text
+    detail: str = ""  # text that is shown fainter, on the line below
+    colour: str = ""  # colour of a mark before the text, or of the bar, as #rrggbb; empty for no mark
+    share: float | None = None  # share of a whole, drawn as a bar instead of the text; None for a text
 
 
 class Column(Struct, frozen=True):
-    """A column of a table; a narrow terminal leaves out columns by rising rank, but never rank 0."""
+    """A column of a table; a narrow terminal leaves out columns by ascending rank, but never rank 0."""
 
     title: str = ""
     is_number: bool = False
     min_width: int = 0  # in characters, so that consecutive tables align
     rank: int = 0
-    name: str = ""  # name in the line on columns left out; by default the title
+    name: str = ""  # name in the line that lists the columns left out; empty if it is the title
     is_bar: bool = False  # drawn on terminals only
 
 
 class Table(Struct, frozen=True):
-    """A table of rows of cells; plain text indents its rows under the heading."""
+    """A table of rows of cells; plain text indents the rows by `indent` characters under the heading."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell | str]]
@@ -62,14 +62,14 @@ class Headline(Struct, frozen=True):
 
 
 class Bullets(Struct, frozen=True):
-    """A list of sentences under a title, fainter than figures; an empty title takes no line."""
+    """A list of sentences under a title, in a faint style; an empty title takes no line."""
 
     title: str
     sentences: Sequence[str]
 
 
 class Paragraph(Struct, frozen=True):
-    """A text that is wrapped to the width."""
+    """A text that is wrapped to the width of the output."""
 
     text: str
     style: Style = ""

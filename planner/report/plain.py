@@ -16,7 +16,7 @@ from planner.report.document import (
 )
 
 WIDTH = 100
-_LABEL = 16  # least width of the name of an entry and the space after it
+_LABEL = 16  # least width of an entry's name with the colon and the space after it
 _GAP = "  "
 
 
@@ -55,7 +55,7 @@ def wrapped(beginning: str, text: str) -> list[str]:
 
 
 def _table_lines(table: Table) -> Iterator[str]:
-    """Yield the lines of a table without its bar columns: headings, if any, then rows and details."""
+    """Yield the lines of a table without its bar columns: headings, if any, then each row and its details."""
     shown = [place for place, column in enumerate(table.columns) if not column.is_bar]
     columns = [table.columns[place] for place in shown]
     rows = [[row[place] for place in shown] for row in table.cells()]

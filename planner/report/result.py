@@ -24,7 +24,7 @@ def report_of(
 
 
 def render(result: "Result", form: Literal["text", "terminal", "json"]) -> Any:
-    """Return the report of a result as text of at most 100 columns, as a rich object, or as a JSON object."""
+    """Return the report of a result as wrapped text, as an object for rich, or as a JSON object."""
     report = result._report()
     if form == "json":
         return report.to_json()

@@ -1,6 +1,6 @@
 """Render a document for terminals with rich: panels, tables and bars; narrow terminals get fewer columns.
 
-It is imported on terminals only: a pipe gets the text without an import of rich.
+Only output to a terminal imports this module: a pipe gets plain text without an import of rich.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,8 +26,8 @@ from planner.report.document import (
     Verbatim,
 )
 
-BAR = 24  # columns
-ROOMY = 72  # width of a terminal from which
+BAR = 24  # width of a bar, in characters
+ROOMY = 72  # width of the narrowest terminal on which columns have their minimum widths
 _ANY_WIDTH = 10_000
 _COLOURS = {
     "": "",
@@ -41,7 +41,7 @@ _COLOURS = {
 
 
 def render_terminal(document: Document) -> RenderableType:
-    """Return a document's blocks as rich objects, with an empty line between sections."""
+    """Return a document as one object for rich, with an empty line between sections."""
     drawn: list[RenderableType] = []
     for section in document.sections:
         drawn += [Text()] if drawn else []
@@ -95,7 +95,7 @@ def _bullets(title: str, sentences: Sequence[str]) -> RenderableType:
 
 @dataclass(frozen=True, slots=True)
 class NarrowingTable:
-    """A table that leaves out its least important columns if it is too wide, and lists them below."""
+    """A table that leaves out its least important columns if it is too wide, and lists their names below."""
 
     table: Table
 

@@ -16,11 +16,12 @@ FIGURE_WIDTH = 10
 
 
 def breakdown(estimate: Estimate) -> dict[str, int]:
-    """Return the bytes of the process by category, which add up to `process_bytes`.
+    """Return the bytes of the process by part, which add up to `process_bytes`.
 
-    Tensors and workspaces are counted at the allocated peak. `fragmentation` is the reserved peak minus
-    the allocated peak. Memory that a calibration adds counts as workspaces, which the replay does not know;
-    memory that a calibration removes is taken from the fragmentation, then from the context.
+    The parts are the context, NCCL if it takes memory, the categories, and fragmentation. Tensors and
+    workspaces are counted at the allocated peak. `fragmentation` is the reserved peak minus the allocated
+    peak. Memory that a calibration adds counts as workspaces, which the replay does not know; memory that a
+    calibration removes is taken from the fragmentation, then from the context.
     """
     run = estimate.run
     device = estimate.budget.device
@@ -39,7 +40,7 @@ def breakdown(estimate: Estimate) -> dict[str, int]:
 
 
 def mib(size_bytes: float, digits: int = 3) -> float:
-    """Return a number of bytes in MiB, rounded."""
+    """Return a number of bytes in MiB, rounded to `digits` decimals."""
     return round(size_bytes / MIB, digits)
 
 
@@ -61,7 +62,10 @@ def mib_parts(parts: Mapping[str, int], digits: int = 3) -> dict[str, float]:
 
 
 def attributes(value: object, *names: str) -> dict[str, Any]:
-    """Return the named attributes for JSON, all None if `value` is None; `x_mib` is `x_bytes` in MiB."""
+    """Return the named attributes of `value` for JSON, all None if `value` is None.
+
+    A name such as `x_mib` stands for the attribute `x_bytes` in MiB.
+    """
     return {name: None if value is None else _attribute(value, name) for name in names}
 
 
@@ -73,7 +77,7 @@ def _attribute(value: object, name: str) -> Any:
 
 
 def with_mib(value: object) -> dict[str, Any] | None:
-    """Return an object's fields for JSON, with bytes converted to MiB and put last; None for None."""
+    """Return the fields of `value` for JSON, with bytes in MiB and put last, or None if `value` is None."""
     names = [] if value is None else list(to_builtins(value))
     sizes = [name for name in names if name.endswith("_bytes")]
     others = [name for name in names if name not in sizes]
@@ -90,7 +94,7 @@ def memory_table(title: str, rows: Iterable[tuple[str, float, str]], name_width:
 def figures_table(
     title: str, names: Iterable[str], rows: Iterable[tuple[str, Iterable[float]]], digits: int = DIGITS
 ) -> Table:
-    """Return a table with a column for names and columns for several figures in MiB."""
+    """Return a table with a column for names, and a column of figures in MiB for each of `names`."""
     columns = [Column(title, min_width=NAME_WIDTH), *map(mib_column, names)]
     return Table(columns, [(name, *(mib_text(size, digits) for size in sizes)) for name, sizes in rows])
 
@@ -132,7 +136,7 @@ def timing_line(**parts: float) -> Paragraph:
 
 
 def batch_text(batch: int) -> str:
-    """Return a largest batch size as text: `any` if memory does not limit it, `none` for 0."""
+    """Return a largest batch size as text: `any` if memory does not limit the batch, `none` if it is 0."""
     return "any" if batch >= LARGEST_BATCH else f"{batch:,}" if batch else "none"
 
 

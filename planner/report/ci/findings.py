@@ -43,7 +43,7 @@ def findings_of(
 ) -> tuple[Finding, ...]:
     """Return a finding for each verdict other than FITS, each job not planned, and each increase of memory.
 
-    `workspace` is the root of the repository, if known.
+    Increases below `SMALLEST_BYTES` are left out. `workspace` is the root of the repository, if known.
     """
     path = path_in_repository(config.path, workspace)
     grown = () if comparison is None else _grown(path, comparison)
@@ -102,7 +102,10 @@ def _grown(path: str, comparison: Comparison) -> Iterator[Finding]:
 
 
 def path_in_repository(path: Path, workspace: Path | None) -> str:
-    """Return a path relative to the workspace, else to the nearest parent with .git, else the file's name."""
+    """Return a path relative to the workspace or, outside of it, to the nearest parent folder with .git.
+
+    Returns the file's name if the path is in neither.
+    """
     roots = [] if workspace is None else [workspace]
     roots += [folder for folder in path.parents if (folder / ".git").exists()]
     for root in roots:

@@ -1,1 +1,1 @@
-"""The reports of commands: one module each, with its document and its JSON."""
+"""The reports of commands: a module for each command, which builds its document and its JSON object."""

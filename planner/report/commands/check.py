@@ -133,7 +133,7 @@ def _change_cells(change: CheckChange, comparison: Comparison) -> Iterator[Cell 
 
 
 def change_text(change_bytes: int) -> str:
-    """Return a change in bytes as signed text in MiB or GiB, or "none" if it is 0.
+    """Return a change in bytes as signed text in MiB or GiB, or "none" if the change is 0.
 
     >>> change_text(1288490189), change_text(-5 * 2**20), change_text(0)
     ('+1.2 GiB', '-5.0 MiB', 'none')
@@ -145,7 +145,7 @@ def change_text(change_bytes: int) -> str:
 
 
 def module_text(change: CheckChange) -> str:
-    """Return the module with the largest change and its change as text, or "" if none is known."""
+    """Return the name and the change of the module that changes most, as text, or "" if it is unknown."""
     module = change.module
     if module is None:
         return ""
@@ -153,7 +153,7 @@ def module_text(change: CheckChange) -> str:
 
 
 def place_text(change: CheckChange) -> str:
-    """Return the module with the largest change, such as `in module fc (+1.2 GiB)`, or "" if unknown."""
+    """Return a text on the module that changes most, `in module fc (+1.2 GiB)`, or "" if it is unknown."""
     is_in_module = change.module is not None and change.module.name
     return f"{'in module ' if is_in_module else ''}{module_text(change)}"
 

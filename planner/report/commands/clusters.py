@@ -28,7 +28,8 @@ _COLUMNS = (
 def clusters_document(table: ClusterTable) -> Document:
     """Return the report on the GPUs for a global batch.
 
-    It lists the fewest GPUs of each kind, several splits if there is one kind, or all splits on a cluster.
+    The report lists the fewest GPUs of each kind, several splits if there is one kind of GPU, or all splits
+    that fit the GPUs of a given cluster.
     """
     if table.advice is not None:
         return _advice_document(table, table.advice)

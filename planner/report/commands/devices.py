@@ -8,7 +8,7 @@ from planner.report.budget import figures_to_json
 from planner.report.document import Cell, Column, Document, Paragraph, Table
 from planner.report.units import SCHEMA, attributes, mib_text
 
-MAX_IN_FULL = 3  # GPUs that are shown with all their sources
+MAX_IN_FULL = 3  # the most GPUs that are shown with all their sources
 _COLUMNS = (
     Column("GPU"),
     Column("total", is_number=True, rank=6),

@@ -24,7 +24,7 @@ _CAUSES = {
 
 
 def diagnosis_document(diagnosis: Diagnosis, seconds: float, advice: Report | None) -> Document:
-    """Return the report of `planner diagnose`, followed by the advice on the job, if given."""
+    """Return the report of `planner diagnose`, followed by the advice on the job if `advice` is given."""
     title = "It was not the memory of a GPU" if diagnosis.is_of_host else _CAUSES[diagnosis.cause]
     head = Headline((title, Entry("Because", diagnosis.reason)), "neutral")
     return Document.of(

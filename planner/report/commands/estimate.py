@@ -60,7 +60,7 @@ STYLES: dict[Outcome, Style] = {
     Outcome.DOES_NOT_FIT: "bad",
 }
 _UNSURE = (Answer.LIKELY, Answer.NOT_KNOWN)
-_NEARLY_ONE = 0.985  # from this probability on it is shown with a decimal: 99 % may be the confidence
+_NEARLY_ONE = 0.985  # probabilities of at least this get a decimal, as 99 % may be the confidence
 _PHASES = {
     JobPhase.LOADING: "loading the model",
     JobPhase.FIRST_STEP: "first step",
@@ -70,7 +70,7 @@ _PHASES = {
     JobPhase.GATHERING: "gathering it to a whole one",
     JobPhase.RESUMING: "resuming from a checkpoint",
 }
-MAX_STEPS = 5  # most steps whose retries are listed
+MAX_STEPS = 5  # the most steps whose retries are listed
 
 Lines = list[str | Entry]
 
@@ -92,7 +92,7 @@ def headline(estimate: Estimate, *entries: Entry) -> Headline:
 
 
 def left_out_entries(estimate: Estimate | None) -> list[Entry]:
-    """Return an entry that names the parts of the job whose memory is not planned, if there are any."""
+    """Return an entry that names the job's parts whose memory is not planned, or [] if all are planned."""
     notes = () if estimate is None else estimate.notes
     left_out = [note.removeprefix(LEFT_OUT_NOTE) for note in notes if note.startswith(LEFT_OUT_NOTE)]
     return [Entry("Not planned", "; ".join(left_out))] if left_out else []
@@ -107,7 +107,7 @@ def style_of(estimate: Estimate) -> Style:
 
 
 def exit_entries(estimate: Estimate | None) -> list[Entry]:
-    """Return an entry on exit code 1 if the batch likely fits, or if it is not known whether it fits."""
+    """Return an entry on exit code 1 if the batch likely fits or its fit is not known, else []."""
     if estimate is None or estimate.answer not in _UNSURE:
         return []
     return [Entry("Exit code", f"1: it does not fit at confidence {estimate.budget.confidence:g}")]
@@ -153,7 +153,7 @@ def likely_text(p_out_of_memory: float | None) -> str:
 
 
 def until_text(estimate: Estimate) -> str:
-    """Return a clause on the step until which a batch with growing memory fits, or "" without a limit."""
+    """Return a clause on the step until which a batch with growing memory fits, or "" if all steps fit."""
     limit = estimate.step_limit
     if limit is None:
         return ""
@@ -166,7 +166,7 @@ def until_text(estimate: Estimate) -> str:
 
 
 def retries_entries(estimate: Estimate) -> list[Entry]:
-    """Return an entry with the cost of expected retries, else of retries at the confidence, if any."""
+    """Return an entry with the cost of expected retries, else of retries at the confidence, else []."""
     if estimate.retry_costs:
         return [Entry("Retries", retries_text(estimate.retry_costs))]
     costs = estimate.retry_costs_at_confidence
@@ -195,7 +195,10 @@ def retries_text(costs: Sequence[RetryCost]) -> str:
 
 
 def risk_entries(*estimates: Estimate) -> list[Entry]:
-    """Return an entry with the probability that each batch runs out of memory, or why it is unknown."""
+    """Return an entry with each batch's risk of running out of memory, or the reason why it is unknown.
+
+    Returns [] if there is neither a probability nor a reason, such as in unlimited memory.
+    """
     probabilities = dict.fromkeys(
         f"{probability_text(estimate.p_out_of_memory)} at batch {estimate.run.batch}{_steps_text(estimate)}"
         for estimate in estimates
@@ -213,14 +216,14 @@ def risk_entries(*estimates: Estimate) -> list[Entry]:
 
 
 def _steps_text(estimate: Estimate) -> str:
-    """Return the steps to which a probability applies, as text, if memory grows to a limit, else ""."""
+    """Return as text the steps for which a probability holds, if memory grows up to a limit, else ""."""
     if estimate.growth is None or estimate.step_limit is None or estimate.outcome is Outcome.DOES_NOT_FIT:
         return ""
     return f" in {estimate.growth.steps} steps"
 
 
 def failure_entries(estimate: Estimate) -> list[Entry]:
-    """Return an entry with the place and size of the request that fails under the budget, if one fails."""
+    """Return an entry with the place and size of the request that fails, or [] if no request fails."""
     if estimate.failed is None or estimate.failed.failure is None:
         return []
     failure = estimate.failed.failure
@@ -268,7 +271,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def batch_table(estimate: Estimate) -> Table:
-    """Return a table of the allocated, reserved and process peaks of a batch, and of pinned host memory."""
+    """Return a table of the allocated, reserved and process peaks of a batch, and its pinned host memory."""
     run, confidence = estimate.run, estimate.budget.confidence
     rows = [
         ("peak allocated", run.peak_allocated_bytes, "tensors and workspaces, as torch counts them"),
@@ -352,9 +355,9 @@ def closing_section(estimate: Estimate | None, seconds: Seconds, import_seconds:
 def estimate_to_json(estimate: Estimate, import_seconds: float) -> dict[str, Any]:
     """Return the JSON object of `planner estimate`.
 
-    If the batch does not fit at the confidence, `failure` describes the failing run. If it is not expected to
-    fit, the peaks are for a GPU with unlimited memory. MiB are rounded to 0.001, the breakdown so that it
-    adds up to `process_mib`.
+    If the batch does not fit at the confidence, `failure` describes the failing request. If the batch is not
+    expected to fit, the peaks are for a GPU with unlimited memory. MiB are rounded to 0.001, and the
+    breakdown adds up to `process_mib`.
     """
     run, failed = estimate.run, estimate.failed
     return {
@@ -393,7 +396,7 @@ def plan_seconds_to_json(seconds: Seconds, import_seconds: float) -> dict[str, f
 
 
 def _rank(row: RankFigures) -> dict[str, Any]:
-    """Return the JSON value of one of `ranks`: a group of ranks with equal figures."""
+    """Return the JSON value of one item of `ranks`: a group of ranks with equal figures."""
     figures = attributes(row, "peak_allocated_mib", "peak_reserved_mib", "process_mib")
     return {"ranks": list(row.ranks), "fits": row.outcome.value, **figures}
 
@@ -418,7 +421,7 @@ def _risk(likeness: Likeness) -> dict[str, Any]:
 
 
 def _steps(run: Replay) -> dict[str, float | None]:
-    """Return the JSON keys with the peaks of the first step and of later steps; null if not traced."""
+    """Return the JSON keys with the peaks of the first step and of later steps, null if not traced."""
     peaks: dict[str, float | None] = {}
     for name in ("first_step", "later_steps"):
         step = attributes(getattr(run, name), "allocated_mib", "reserved_mib")
@@ -427,14 +430,17 @@ def _steps(run: Replay) -> dict[str, float | None]:
 
 
 def _phase(peak: JobPhasePeak) -> dict[str, Any]:
-    """Return the JSON value of one of `phases`."""
+    """Return the JSON value of one item of `phases`."""
     figures = attributes(peak, "allocated_mib", "reserved_mib")
     peaks = {f"peak_{name}": figure for name, figure in figures.items()}
     return {"name": peak.phase.value, **peaks, "covered": peak.is_planned}
 
 
 def _calibration(correction: Correction | None) -> dict[str, Any] | None:
-    """Return the JSON value of `calibration`; fit figures are null if only the context is calibrated."""
+    """Return the JSON value of `calibration`, or None without a calibration.
+
+    If only the context is calibrated, the fit's sizes and slope are null, `points` is 0 and `outliers` [].
+    """
     if correction is None:
         return None
     fit = correction.fit
@@ -449,7 +455,7 @@ def _calibration(correction: Correction | None) -> dict[str, Any] | None:
 
 
 def _growth(growth: Growth | None, limit: StepLimit | None) -> dict[str, Any] | None:
-    """Return the JSON value of `growth` for an estimate."""
+    """Return the JSON value of `growth` for an estimate, or None if memory does not grow."""
     if growth is None:
         return None
     return {

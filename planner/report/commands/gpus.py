@@ -26,7 +26,7 @@ _COLUMNS = (
 )
 _PRICE_COLUMNS = (Column("USD/h", is_number=True), Column("instance", rank=8))
 _COST_COLUMN = Column("USD/M", is_number=True)
-_LESS = ("retrying", "headroom", "total MiB")  # columns that are left out for
+_LESS = ("retrying", "headroom", "total MiB")  # columns that are left out if prices are shown
 _BAR_COLOURS = {
     Outcome.FITS: "#009E73",
     Outcome.FITS_WITH_RETRIES: "#E69F00",
@@ -140,7 +140,10 @@ def _prices(table: FleetTable, fit: DeviceFit) -> list[str]:
 
 
 def _outcome(fit: DeviceFit, table: FleetTable) -> Outcome:
-    """Return the outcome of a row's main batch: the batch of --batch, else the largest without retries."""
+    """Return the outcome of the batch by which a GPU's row is coloured.
+
+    It is the batch of --batch, else the largest batch without retries, else the largest batch that fits.
+    """
     if not fit.max_batch:
         return Outcome.DOES_NOT_FIT
     leads = table.batch is None and fit.comfortable_batch
@@ -148,7 +151,7 @@ def _outcome(fit: DeviceFit, table: FleetTable) -> Outcome:
 
 
 def _sure(fit: DeviceFit) -> str:
-    """Return one word for the calibration, with a "*" if the GPU's memory is not published or measured."""
+    """Return one word for the calibration, with a "*" unless the GPU's memory is published or measured."""
     correction = fit.budget.correction
     words = {"exact": "measured", "same GPU": "near", "same architecture": "related"}
     if correction is None or correction.fit is None:
@@ -242,7 +245,7 @@ def gpus_to_csv(table: FleetTable) -> str:
 
 
 def _source(fit: DeviceFit) -> str:
-    """Return the source of a GPU's figures: a calibration and its level, or published residuals."""
+    """Return the source of a GPU's margins: a calibration, else published runs, else why neither applies."""
     correction = fit.budget.correction
     if correction is None:
         likeness = fit.budget.likeness

@@ -1,4 +1,4 @@
-"""The report of `planner.guard`: measured and planned peaks of a training."""
+"""The report of `planner.guard`: measured and planned peaks of a training run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from planner.report.units import NAME_WIDTH, SCHEMA, mib_column, mib_text
 def guard_document(
     estimate: Estimate | None, observation: Observation, steps: int, remarks: Sequence[str]
 ) -> Document:
-    """Return the report on a training's measured peaks, with the planned peaks if there are any."""
+    """Return the report on a training run's measured peaks, with planned peaks if `estimate` is given."""
     seen = observation
     if estimate is None:
         answer = f"Guard: {_ending(seen, steps)}; there is no plan to hold it against"

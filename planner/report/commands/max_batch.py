@@ -51,7 +51,7 @@ def plan_document(plan: Plan, import_seconds: float) -> Document:
 
 
 def _headline(plan: Plan) -> Lines:
-    """Return the lines with the largest batch, or with the reason why there is none."""
+    """Return the lines with the largest batch, or with the reason why no batch fits."""
     search, sure = plan.search, f"at confidence {plan.budget.confidence:g}"
     if plan.at_max is None and plan.largest_of_any_size:
         return [Entry("Largest batch", f"none {sure} that is a multiple of {plan.multiple_of}")]
@@ -103,7 +103,7 @@ def retrying_entry(largest: str, retrying: Estimate) -> Entry:
 
 
 def _multiple(plan: Plan) -> Lines:
-    """Return an entry with `multiple_of` and the largest batch of any size, if a multiple was asked for."""
+    """Return an entry with `multiple_of` and the largest batch of any size, or [] if `multiple_of` is 1."""
     if plan.multiple_of == 1:
         return []
     fits, at_ease = plan.largest_of_any_size, plan.comfortable_of_any_size

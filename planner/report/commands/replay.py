@@ -31,7 +31,7 @@ def _tensorflow_line(reading: MemoryReading) -> str:
 def process_document(
     process: Process, log: ProcessLog, framework: str, assumptions: Sequence[str]
 ) -> Document:
-    """Return the report of `planner replay`: readings under headings, the failure, and assumptions."""
+    """Return the report of `planner replay`: readings under headings, a failed request, and assumptions."""
     line = _torch_line if framework == "torch" else _tensorflow_line
     sections = (
         [Verbatim([*([f"## {name}"] if name else []), *map(line, readings)])]
@@ -76,7 +76,10 @@ def process_to_json(
     seconds: Mapping[str, float],
     budget: Budget | None,
 ) -> dict[str, Any]:
-    """Return the JSON object of `planner replay`; unknown values are null."""
+    """Return the JSON object of `planner replay`.
+
+    `device` is null without a budget, and `failure` if no request fails.
+    """
     return {
         "schema": SCHEMA,
         "framework": framework,

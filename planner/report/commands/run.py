@@ -17,8 +17,8 @@ from planner.report.commands.max_batch import search_to_json
 from planner.report.document import Block, Bullets, Document, Entry, Headline, Paragraph, Table
 from planner.report.units import SCHEMA, attributes, figures_table, mib, mib_text, with_mib
 
-MAX_STEPS = 12  # rows of the table
-_PHASES = {  # of a failure
+MAX_STEPS = 12  # the most rows of the table of optimizer steps
+_PHASES = {  # texts for the phase in which memory ran out
     "backward": "backward pass",
     "loading": "before any module ran",
     "between steps": "between two steps",
@@ -62,7 +62,7 @@ def _what_ran(of: EmulatedRun | CommandPlan, ended: str = "") -> tuple[Entry, En
 
 
 def _failure_entries(failure: OutOfMemory | None) -> tuple[Entry, ...]:
-    """Return an entry with the place where memory ran out, if it did."""
+    """Return an entry with the place where memory ran out, or () if memory did not run out."""
     if failure is None:
         return ()
     parts = [
@@ -77,7 +77,7 @@ def _failure_entries(failure: OutOfMemory | None) -> tuple[Entry, ...]:
 
 
 def _crash_entries(run: EmulatedRun) -> tuple[Entry, ...]:
-    """Return an entry on a crash of the command after its script had ended, if it crashed."""
+    """Return an entry on a crash of the command after its script had ended, or () if it did not crash."""
     if not run.crash:
         return ()
     text = f"{run.crash}, after the script had ended and its record was whole: not for want of GPU memory"
@@ -108,7 +108,7 @@ def _peaks(run: EmulatedRun) -> list[Block]:
 
 
 def _strays(run: EmulatedRun, shared: SharedCard) -> str:
-    """Return a hint at processes on a shared GPU that use another GPU too, or "" if none or all do."""
+    """Return a hint at processes on a shared GPU that use another GPU too, or "" if no process or all do."""
     elsewhere = {(one.rank, one.pid) for one in run.records if one.card != shared.card}
     here = (one for one in run.records if one.card == shared.card)
     strays = [one for one in here if (one.rank, one.pid) in elsewhere]
@@ -125,7 +125,7 @@ def _strays(run: EmulatedRun, shared: SharedCard) -> str:
 
 
 def _named(ranks: Sequence[int]) -> str:
-    are_told_apart = len(set(ranks)) == len(ranks)  # as where a launcher sets RANK
+    are_told_apart = len(set(ranks)) == len(ranks)  # true if a launcher sets RANK
     return f"ranks {_listed(ranks)}" if are_told_apart else f"{len(ranks)} processes"
 
 
@@ -300,7 +300,7 @@ def _failure_to_json(failure: OutOfMemory | None) -> dict[str, Any] | None:
 
 
 def command_plan_to_json(plan: CommandPlan) -> dict[str, Any]:
-    """Return the JSON object of `planner max-batch -- COMMAND`; values such as `at_max` are runs."""
+    """Return the JSON object of `planner max-batch -- COMMAND`; values such as `at_max` are emulated runs."""
     return {
         "schema": SCHEMA,
         "emulated": True,

@@ -105,8 +105,9 @@ def static_assumptions(estimate: StaticEstimate) -> tuple[str, ...]:
 
 
 def static_estimate_to_json(estimate: StaticEstimate, import_seconds: float) -> dict[str, Any]:
-    """Return the JSON object of `planner estimate` by a method other than the trace; unknown values are null.
+    """Return the JSON object of `planner estimate` by a method other than the trace.
 
+    Values that such a method does not know are null.
     `peak_allocated_mib` is the estimator's total, and `terms_mib` has the terms of the sum under the
     estimator's names.
     """

@@ -14,13 +14,13 @@ RETRYING = (
     "in which none runs without"
 )
 _GPU_WIDTH, _RECIPE_WIDTH = 33, 11
-_RECIPES = 5  # next to each other in a table
+_RECIPES = 5  # the most recipes next to each other in a table
 
 _Cells = Mapping[tuple[str, str, str], GpuFigures]  # by model, recipe and GPU
 
 
 def sweep_document(table: SweepTable) -> Document:
-    """Return the report, with a table for each model: the largest batch without retries by GPU and recipe."""
+    """Return the report, with a table for each model: largest batches without retries by GPU and recipe."""
     grid = table.grid
     cells = {(cell.model, cell.recipe, cell.figures.gpu): cell.figures for cell in table.cells}
     closing: list[Block] = [
@@ -81,7 +81,7 @@ def sweep_to_json(table: SweepTable) -> dict[str, Any]:
 
 
 def sweep_to_csv(table: SweepTable) -> str:
-    """Return the cells as CSV: a header and one line per cell; a figure is empty if nothing fits."""
+    """Return the cells as CSV: a header and one line per cell; a figure is empty if no batch fits."""
     return csv_text(_names(), (cell.row() for cell in table.cells))
 
 

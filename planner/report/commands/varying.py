@@ -1,4 +1,4 @@
-"""The reports of `planner max-batch` and `planner estimate` on samples of many sizes."""
+"""The reports of `planner max-batch` and `planner estimate` on samples of varying sizes."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +23,7 @@ from planner.report.units import (
     with_mib,
 )
 
-_SHARES = (0.5, 0.95, 1.0)  # shares of steps whose peaks
+_SHARES = (0.5, 0.95, 1.0)  # quantiles of the steps' peaks that are reported
 _HOW = {
     Batching.PADDED: "samples in random order, padded to the largest of their batch",
     Batching.GROUPED: "samples grouped by size as transformers' group_by_length does, the largest first",
@@ -34,7 +34,7 @@ _HOW = {
 
 
 def varying_document(plan: VaryingPlan, import_seconds: float) -> Document:
-    """Return the report on a plan for samples of many sizes."""
+    """Return the report on a plan for samples of varying sizes."""
     mine = plan.sides[0]
     sections: list[list[Block]] = [
         [Headline((*verdict(plan), job_entry(plan.job)), style(plan))],
@@ -75,12 +75,12 @@ def verdict(plan: VaryingPlan) -> Lines:
 
 
 def unit_of(job: Job) -> str:
-    """Return the unit of a job's batch sizes: " tokens" or ""."""
+    """Return the unit of a job's batch sizes: " tokens" if batches are filled by tokens, else ""."""
     return " tokens" if job.samples.batching is Batching.TOKENS else ""
 
 
 def largest_text(side: VaryingSide, unit: str) -> str:
-    """Return the largest batch, or that there is none, and the confidence as text."""
+    """Return the largest batch and the confidence as text, or a text saying that no batch fits."""
     sure = f"at confidence {side.budget.confidence:g}"
     return f"{side.largest:,}{unit} {sure}" if side.largest else f"none {sure}, not even 1 lives"
 
@@ -254,7 +254,7 @@ def side_to_json(side: VaryingSide) -> dict[str, Any]:
 
 
 def risk_to_json(risk: RunRisk | None) -> dict[str, Any] | None:
-    """Return the JSON object of sampled runs and their risk, or None for None."""
+    """Return the JSON object of sampled runs and their risk, or None if `risk` is None."""
     if risk is None:
         return None
     error = risk.standard_error

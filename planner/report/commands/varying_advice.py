@@ -1,4 +1,4 @@
-"""The report of `planner advise` on samples of many sizes."""
+"""The report of `planner advise` on samples of varying sizes."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ _NAME_WIDTH = 48  # width of the column of options
 
 
 def varying_advice_document(advice: VaryingAdvice, import_seconds: float) -> Document:
-    """Return the report of `planner advise` on samples of many sizes."""
+    """Return the report of `planner advise` on samples of varying sizes."""
     unchanged = advice.unchanged
     failed = refusals(advice.failed)
     how = (
@@ -74,7 +74,10 @@ def _row(advice: VaryingAdvice, attempt: VaryingAttempt) -> tuple[Cell | str, ..
 
 
 def _together(advice: VaryingAdvice) -> list[Block]:
-    """Return a paragraph on whether a set of changes makes the batch fit, if no single change does."""
+    """Return a paragraph on whether a set of changes makes the batch fit.
+
+    Returns [] if no batch was given, or if it fits unchanged or with a single change.
+    """
     if advice.batch is None or any(one.fits for one in (advice.unchanged, *advice.singles)):
         return []
     found = advice.together
@@ -87,7 +90,7 @@ def _together(advice: VaryingAdvice) -> list[Block]:
 
 
 def varying_advice_to_json(advice: VaryingAdvice, import_seconds: float) -> dict[str, Any]:
-    """Return the JSON object of `planner advise` on samples of many sizes."""
+    """Return the JSON object of `planner advise` on samples of varying sizes."""
     unchanged = advice.unchanged
 
     def to_json(attempt: VaryingAttempt) -> dict[str, Any]:
@@ -112,6 +115,6 @@ def varying_advice_to_json(advice: VaryingAdvice, import_seconds: float) -> dict
 
 
 def _risk(risk: RunRisk | None) -> dict[str, Any] | None:
-    """Return the JSON object of a risk without `runs`, or None for None."""
+    """Return the JSON object of a risk without `runs`, or None if `risk` is None."""
     whole = risk_to_json(risk)
     return whole and {name: value for name, value in whole.items() if name != "runs"}

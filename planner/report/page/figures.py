@@ -17,15 +17,18 @@ from planner.program import Alloc, Category, Event, Free, Phase, PhaseStart, Tra
 from planner.report.describe import short_op
 from planner.report.plots.colours import CATEGORY_COLOURS, PART_COLOURS
 
-MOST_POINTS = 2000  # the most points that a page of this width can separate
-_LETTER = 0.0085  # share of the width: a phase narrower than its name is not labelled
+MOST_POINTS = 2000  # about the most points that a page of this width can separate
+_LETTER = 0.0085  # a letter's share of the figure's width: a phase narrower than its name is not labelled
 _CARD_COLOUR = "#D55E00"
 
 Figure = dict[str, Any]  # `data` and `layout`, as Plotly.newPlot takes them
 
 
 def make_figure(traces: list[Any], **layout: Any) -> Figure:
-    """Return a figure that plotly has checked. Raises ValueError for a property that plotly does not know."""
+    """Return a figure of traces with a layout, checked by plotly.
+
+    Raises ValueError for a property that plotly does not know.
+    """
     figure = go.Figure(traces)
     margin = {"l": 76, "r": 16, "t": 16, "b": 44}
     clear = "rgba(0,0,0,0)"
@@ -52,7 +55,10 @@ def _axis(title: str, name: str) -> dict[str, Any]:
 
 
 def timeline_figure(explanation: Explanation, trace: Trace) -> Figure:
-    """Return the timeline: categories stacked under the line of reserved memory, event by event."""
+    """Return the timeline: categories stacked under the line of reserved memory, over the trace's events.
+
+    About `MOST_POINTS` events are drawn if the trace has more.
+    """
     timeline = explanation.timeline
     points = thin(timeline, MOST_POINTS)
     allocations = allocations_of(trace)
@@ -78,18 +84,18 @@ def timeline_figure(explanation: Explanation, trace: Trace) -> Figure:
 
 
 def _line(name: str, x: list[int], y: list[int], line: Mapping[str, Any], **others: Any) -> Any:
-    """Return a line trace through levels given in bytes."""
+    """Return a line trace for plotly through the levels `y`, which are given in bytes and drawn in MiB."""
     others = {"hovertemplate": _HOVER, **others}
     return go.Scatter(x=x, y=[level / MIB for level in y], name=name, mode="lines", line=line, **others)
 
 
 def allocations_of(trace: Trace) -> Mapping[int, Alloc]:
-    """Return the allocation event of each block, by block."""
+    """Return a mapping from each block of a trace to the block's allocation event."""
     return {event.block: event for event in trace.events if isinstance(event, Alloc)}
 
 
 def _happening(trace: Trace, allocations: Mapping[int, Alloc], index: int) -> str:
-    """Return a description of an event for the hover text."""
+    """Return a description of the event at `index`, for the hover text."""
     event: Event = trace.events[index]
     if isinstance(event, PhaseStart):
         return f"step {event.step}, {event.phase} begins"
@@ -109,7 +115,7 @@ def escape_hover(text: str) -> str:
 
 
 def _phases(timeline: Timeline) -> tuple[list[Any], list[Any]]:
-    """Return lines at the starts of steps and phases, and labels of steps and of phases with enough width."""
+    """Return lines at the starts of steps and phases, and labels of steps and of wide enough phases."""
     total = len(timeline.allocated_bytes)
     ends = [*(index for index, _ in timeline.marks), total][1:]
     shapes, names, before = [], [], 0
@@ -164,7 +170,10 @@ def breakdown_figure(parts: Mapping[str, int]) -> Figure:
 
 
 def curve_figure(curve: BatchCurve) -> Figure:
-    """Return memory against batch size on the chosen GPU; the page's script inserts other GPUs' curves."""
+    """Return the figure of memory against batch size on the chosen GPU.
+
+    The page's script draws the limits and the marker, and replaces the curves if another GPU is chosen.
+    """
     card = curve.cards[curve.chosen]
     sure = f"{card.budget.confidence:g}"
     lines = (
@@ -196,13 +205,13 @@ class _Leaf:
 
     size_bytes: int = 0
     blocks: int = 0
-    largest: str = ""  # shape and source line of the
+    largest: str = ""  # shape, type and source line of the largest block; empty if they are unknown
 
 
 def modules_figure(explanation: Explanation, model: str) -> Figure:
-    """Return an icicle chart of modules; the leaves are the blocks of operators, coloured by category.
+    """Return an icicle chart of modules, whose leaves are operators' blocks, coloured by category.
 
-    Fields of modules have no colour: the page's script gives them the colour of its panels.
+    Rectangles of modules have no colour: the page's script gives them the colour of its panels.
     """
     rows = list(_module_rows(explanation, model))
     node = go.Icicle(
@@ -236,7 +245,7 @@ def _module_rows(explanation: Explanation, model: str) -> Iterator[_Row]:
         yield _id(share.name), parent, escape_hover(label), share.size_bytes, None, hover
         pending += share.children
     leaves: dict[tuple[str, str, Category], _Leaf] = {}
-    for block in explanation.blocks:  # by falling size
+    for block in explanation.blocks:  # in descending order of size
         leaf = leaves.setdefault((block.module, block.op, block.category), _Leaf())
         leaf.size_bytes += block.size_bytes
         leaf.blocks += 1

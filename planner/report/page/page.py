@@ -52,7 +52,7 @@ def save_page(
     curve: BatchCurve | None,
     path: Path,
 ) -> None:
-    """Write the page to a file; without a curve it shows one batch only. Raises DataFileError."""
+    """Write the page to a file; if `curve` is None, the page shows a single batch. Raises DataFileError."""
     save(path, page_html(summary, explanation, trace, limits, curve).encode(), "the page")
 
 
@@ -96,7 +96,10 @@ def _embedded(data: dict[str, Any]) -> Markup:
 
 
 def _cells(table: Table) -> Iterator[list[tuple[Column, Cell, str]]]:
-    """Yield each row without its bar as (column, cell, colour); the first cell has the bar's colour."""
+    """Yield each row without its bar as a list of (column, cell, colour).
+
+    The colour is the bar's for the first cell, and empty for all others.
+    """
     for cells in table.cells():
         colour = "".join(cell.colour for cell in cells if cell.share is not None)
         pairs = zip(table.columns, cells, strict=True)
@@ -105,7 +108,7 @@ def _cells(table: Table) -> Iterator[list[tuple[Column, Cell, str]]]:
 
 
 def _tensors(explanation: Explanation, top: int) -> Table:
-    """Return a table of the largest blocks, with more columns than on a terminal."""
+    """Return a table of the `top` largest blocks, with more columns than the table for terminals."""
     titles = ("category", "tensor", "operator and module", "source")
     rows = [
         (
@@ -135,7 +138,7 @@ def _workspaces(explanation: Explanation, top: int) -> Table:
 
 
 def _choices(curve: BatchCurve) -> list[tuple[str, list[tuple[int, str]]]]:
-    """Return the GPUs grouped by product line, each GPU as its index in the curve and its name."""
+    """Return the curve's GPUs grouped by product line, each GPU as (index in the curve, name)."""
     groups: dict[str, list[tuple[int, str]]] = {}
     for number, card in enumerate(curve.cards):
         device = card.budget.device
@@ -177,7 +180,7 @@ def page_data(
 
 
 def _card(card: DeviceCurve) -> dict[str, Any]:
-    """Return the data of one GPU and its points by column; sizes are in bytes, limits None if unlimited."""
+    """Return the data of one GPU and the columns of its points, in bytes; an unlimited size is None."""
     budget = card.budget
     room = max_reserved_bytes(budget.limits)
     return {
@@ -191,7 +194,7 @@ def _card(card: DeviceCurve) -> dict[str, Any]:
 
 
 def _about(card: DeviceCurve) -> str:
-    """Return a sentence on a GPU and how certain its figures are."""
+    """Return a sentence on a GPU's memory and calibration, or a hint to choose a GPU if none is selected."""
     budget, device = card.budget, card.budget.device
     if is_endless(device.usable):
         return "No GPU is selected: choose one above."

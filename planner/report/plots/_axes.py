@@ -10,7 +10,7 @@ from planner._support.atomic_write import save
 from planner.hardware import MIB
 
 GIB = 1024 * MIB
-_WIDTH_INCHES, _DPI = 9.0, 110  # about 1000 pixels wide: as a README shows it
+_WIDTH_INCHES, _DPI = 9.0, 110  # about 1000 pixels, as wide as a README shows a picture
 _LABEL_POINTS, _TITLE_POINTS = 11, 12
 
 

@@ -1,8 +1,8 @@
-"""The colours of pictures, by Okabe and Ito (2008): distinct for the colour-blind and in grey."""
+"""The colours of pictures, based on Okabe and Ito (2008): distinct for the colour-blind and in grey."""
 
 from planner.program import Category
 
-CATEGORY_COLOURS = {  # from the bottom up, as they are stacked
+CATEGORY_COLOURS = {  # in the order in which pictures stack them, from the bottom up
     Category.PARAMETER: "#0072B2",
     Category.OPTIMIZER: "#CC79A7",
     Category.GRADIENT: "#D55E00",

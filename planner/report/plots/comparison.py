@@ -12,7 +12,7 @@ from planner.report.units import signed_percent
 
 OWN, OTHERS, TRUTH = "#1f6fb4", "#b9bec4", "#c1272d"
 _OWN_ROWS = {ALLOCATED: OWN, RESERVED: "#6fa3d2", PROCESS: "#a9c8e6"}
-_SIZES_END, _ERRORS_END = 1.09, 1.24  # right ends of the columns of figures, in widths of the axes
+_SIZES_END, _ERRORS_END = 1.09, 1.24  # right ends of the columns of figures, as multiples of the axes' width
 
 
 def draw_comparison(comparison: Comparison, path: Path) -> None:
@@ -41,7 +41,10 @@ def _bars(axes: Axes, comparison: Comparison) -> None:
 
 
 def _truth(axes: Axes, comparison: Comparison) -> None:
-    """Draw a line at the measured allocated peak and a short line at the measured reserved memory, if any."""
+    """Draw a line at the measured allocated peak, and a short line at the measured reserved memory, if known.
+
+    Draws nothing if no measured value is stored.
+    """
     if comparison.measured is None:
         return
     measured = comparison.measured.allocated_bytes / GIB

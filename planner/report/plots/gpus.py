@@ -16,16 +16,16 @@ OWN, LINES, TEXT = "#1f6fb4", "#c9ced4", "#333333"
 CURVE = "on a GPU with memory to spare"
 DOTS = "on a GPU at the right, with its own CUDA context"
 DOTS_WITH_RETRIES = "on a GPU at the right, with retries:\ncached memory is released, so less is reserved"
-_MOST_LABELS = 12  # most names that need not be
+_MOST_LABELS = 12  # the most GPUs that are all drawn; of more GPUs a selection is drawn
 _LABEL_POINTS = 10.5
-_NUMBERS_END = 1.11  # right end of the column of batch sizes, in widths of the axes
+_NUMBERS_END = 1.11  # right end of the column of batch sizes, as a multiple of the axes' width
 _LEADER = {"arrowstyle": "-", "color": LINES, "linewidth": 0.9}
 _LEADER_ENDS = {"shrinkA": 2, "shrinkB": 0, "relpos": (0, 0.5)}
-_LABEL_SHARE = 0.048  # share of the axes' height that
+_LABEL_SHARE = 0.048  # share of the axes' height that one name needs
 
 
 def draw_gpus(table: FleetTable, path: Path) -> None:
-    """Save a picture of the job's memory curve and the GPUs that run it, or a selection if there are many.
+    """Save a picture of the job's memory curve and the GPUs that run the job, or a selection of many GPUs.
 
     Raises UsageError if no GPU runs the job, DataFileError if the file cannot be written.
     """
@@ -51,7 +51,7 @@ def draw_on(axes: Axes, table: FleetTable, cards: list[DeviceFit]) -> None:
 
 
 def named_cards(cards: list[DeviceFit]) -> list[DeviceFit]:
-    """Return the GPUs to draw: all if few, else the smallest, the largest and well-known GPUs between."""
+    """Return all GPUs if they are few, else the smallest, the largest and well-known GPUs in between."""
     if len(cards) <= _MOST_LABELS:
         return cards
     whole = [fit for fit in cards if not _is_slice(fit)] or cards
@@ -70,7 +70,7 @@ def _memory(fit: DeviceFit) -> int:
 
 
 def _renown(fit: DeviceFit) -> tuple[int, int, int, str]:
-    """Return a sort key that puts widely known GPUs first: by product line, then newer, then faster."""
+    """Return a sort key that puts well-known GPUs first: by product line, then newer and faster GPUs."""
     device = fit.budget.device
     about, (major, minor) = device.about, device.capability
     if about is None:
@@ -86,7 +86,7 @@ def _is_slice(fit: DeviceFit) -> bool:
 
 
 def _cards(axes: Axes, cards: list[DeviceFit]) -> None:
-    """Draw each GPU's memory as a line and its batch as a dot, with largest batch and name on the right."""
+    """Draw each GPU's memory as a line, its batch as a dot, and its largest batch and name on the right."""
     top = max(fit.max_batch for fit in cards)
     heights = [_memory(fit) / GIB for fit in cards]
     axes.set_ylim(0, 1.06 * max(heights))

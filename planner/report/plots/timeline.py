@@ -1,4 +1,4 @@
-"""Draw a run event by event: allocated memory by category, and reserved memory; needs matplotlib."""
+"""Draw a run's allocated memory by category, and its reserved memory, over its events; needs matplotlib."""
 
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ from planner.program import Phase
 from planner.report.plots._axes import GIB, label_axes, make_axes, save_picture
 from planner.report.plots.colours import CATEGORY_COLOURS
 
-_MOST_POINTS = 2000  # the most points that a picture of this width
-_LETTER = 0.0108  # share of the width: a phase narrower than its name is not labelled
+_MOST_POINTS = 2000  # about the most points that a picture of this width can separate
+_LETTER = 0.0108  # a letter's share of the picture's width: a phase narrower than its name is not labelled
 
 
 def draw_timeline(explanation: Explanation, caption: str, path: Path) -> None:
@@ -40,7 +40,7 @@ def _levels(axes: Axes, timeline: Timeline) -> None:
 
 
 def _phases(axes: Axes, timeline: Timeline) -> None:
-    """Draw a line at the start of each step and phase, and label steps and phases wide enough for a name."""
+    """Draw a line at the start of each step and phase; label steps, and phases wider than their names."""
     total, before = len(timeline.allocated_bytes), 0
     ends = [*(index for index, _ in timeline.marks), total][1:]
     for (start, mark), end in zip(timeline.marks, ends, strict=True):

@@ -62,7 +62,11 @@ def _job(resource: str, nodes: int, per_node: int, needs: Sequence[Need], naming
 
 
 def _terms(needs: Sequence[Need], naming: Naming) -> list[list[dict[str, Any]]]:
-    """Return alternative node conditions: a product, and a least memory if smaller GPUs share its name."""
+    """Return alternative conditions on nodes: one for all unambiguous products, one for each other product.
+
+    The name of a product is ambiguous if smaller GPUs outside of the request share the name; the condition
+    excludes these GPUs by their memory.
+    """
     plain: list[str] = []
     shared: list[list[dict[str, Any]]] = []
     for need in needs:

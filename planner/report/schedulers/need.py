@@ -26,7 +26,7 @@ class Need(Struct, frozen=True):
     device: Device
     gpus: int
     nodes: int
-    figures: str  # one line: batch and memory
+    figures: str  # one line on the batch and the memory
 
     @property
     def per_node(self) -> int:
@@ -35,7 +35,7 @@ class Need(Struct, frozen=True):
 
 
 class Request(Struct, frozen=True):
-    """A request to a scheduler that any one of its needs satisfies."""
+    """A request to a scheduler: alternative needs, one of which suffices."""
 
     title: str
     needs: tuple[Need, ...]
@@ -55,7 +55,10 @@ def request_of_fleet(table: FleetTable) -> Request:
 
 
 def request_of_clusters(table: ClusterTable) -> Request:
-    """Return a request for the fewest GPUs of each kind, sorted by number, or for the first advised plan."""
+    """Return a request for the fewest GPUs of each kind, in ascending order of their number.
+
+    If the table has advice, the request is for its first plan.
+    """
     rows = table.rows if table.advice is None else (table.advice.plans,)
     needs = []
     for plan in sorted((row.plans[0] for row in rows if row.plans), key=lambda plan: plan.split.gpus):
@@ -89,12 +92,12 @@ class Naming(Struct, frozen=True):
     """The names of GPUs in a scheduler's vocabulary."""
 
     needs: tuple[Need, ...]
-    names: Mapping[str, tuple[str, ...]]  # by the database's names
+    names: Mapping[str, tuple[str, ...]]  # the scheduler's names by the names of the database
     devices: tuple[Device, ...]  # all GPUs of the database
 
     @classmethod
     def of(cls, request: Request, vocabulary: Vocabulary) -> Self:
-        """Return the request's needs with all known GPUs and their names in a scheduler's vocabulary."""
+        """Return the names of all known GPUs in a scheduler's vocabulary, for the needs of a request."""
         known = (*load_devices(), *load_other_devices())
         return cls(request.needs, load_names(vocabulary), known)
 
@@ -124,6 +127,6 @@ def comment(lines: Iterable[str]) -> str:
 
 
 def unnamed(needs: Iterable[Need], scheduler: str) -> list[str]:
-    """Return one line that lists the needs' GPUs as unnamed by the scheduler, or [] if there are no needs."""
+    """Return one line that lists the needs' GPUs as unnamed by the scheduler, or [] if `needs` is empty."""
     names = ", ".join(need.device.name for need in needs)
     return [f"also, without a name of their own in {scheduler}: {names}"] if names else []

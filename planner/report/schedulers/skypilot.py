@@ -6,7 +6,7 @@ from planner.report.schedulers.need import Naming, Request, comment, unnamed
 
 
 def skypilot_text(request: Request) -> str:
-    """Return a YAML task that accepts any GPU kind on the fewest nodes; a comment lists the other kinds."""
+    """Return a YAML task for any kind of GPU that needs the fewest nodes; a comment lists the other kinds."""
     import yaml
 
     naming = Naming.of(request, "skypilot")

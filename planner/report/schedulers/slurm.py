@@ -29,9 +29,10 @@ def slurm_text(request: Request) -> str:
 
 
 def _types(need: Need, naming: Naming) -> list[str]:
-    """Return a GPU's Slurm types: its distinct names in lower case with underscores, and a slice's size.
+    """Return a GPU's Slurm types: its names that no other GPU shares, in lower case with underscores.
 
-    For a slice the name ends at its first hyphen, and the size is rounded to GiB (src/plugins/gpu/nvml).
+    The type of a MIG slice is the GPU's name up to its first hyphen, and the size of the slice, rounded to
+    GiB (src/plugins/gpu/nvml).
     """
     part = mig_slice(need.device)
     if part is None:

@@ -163,15 +163,15 @@ def _run_row(run: dict[str, Any]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """The result of one call of `planner calibrate`: counts of runs, limits, calibrations and failures."""
+    """The result of one call of `planner calibrate`: new runs, limits, calibrations and failures."""
 
     folder: Path
-    new: int  # runs of this call
-    left: int  # series for which the time did not suffice
+    new: int  # number of new runs in this call
+    left: int  # number of series for which the time did not suffice
     limits: Sequence[FoundLimit]
     calibrations: Sequence[Calibration]
-    failures: Sequence[str]
-    set_aside: Sequence[str]
+    failures: Sequence[str]  # one text for each failed run
+    set_aside: Sequence[str]  # one text for each line of imported files that was skipped
     today: date
 
 

@@ -119,7 +119,7 @@ def verification_to_json(verification: Verification, import_seconds: float) -> d
 
 
 def measured_figures(seen: Observation) -> dict[str, Any]:
-    """Return the figures of a run in MiB, under `measured` or `emulated`."""
+    """Return a run's figures in MiB as `measured` or, if the run was emulated, as `emulated`; one is None."""
     figures, emulated = attributes(seen, *_FIGURES), seen.source == "emulated"
     return {"measured": None if emulated else figures, "emulated": figures if emulated else None}
 

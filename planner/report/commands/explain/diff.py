@@ -19,7 +19,7 @@ _MEANING = {
 
 @dataclass(frozen=True, slots=True)
 class ExtraGroup:
-    """Equal blocks at one place of the training loop that only the trace or only the recording has."""
+    """Equal blocks of one phase, module and operator that only the trace or only the recording has."""
 
     kind: Kind
     phase: Phase
@@ -27,7 +27,7 @@ class ExtraGroup:
     op: str
     size_bytes: int
     where: str
-    steps: tuple[int, ...]  # one entry for each block
+    steps: tuple[int, ...]  # the step of each block
 
     @property
     def bytes(self) -> int:
@@ -36,13 +36,13 @@ class ExtraGroup:
 
 
 def group_extras(difference: Difference) -> list[ExtraGroup]:
-    """Return the blocks that only one side has, grouped across steps and sorted by falling bytes."""
+    """Return groups across steps of the blocks that only one side has, in descending order of bytes."""
     groups: dict[tuple[Kind, Phase, str, str, int, str], list[int]] = {}
     for extra in difference.extras:
         key = (extra.kind, extra.phase, extra.module, extra.op, extra.size_bytes, extra.where)
         groups.setdefault(key, []).append(extra.step)
     grouped = [ExtraGroup(*key, tuple(steps)) for key, steps in groups.items()]
-    return sorted(grouped, key=lambda group: -group.bytes)  # stable: else in the order of the trace
+    return sorted(grouped, key=lambda group: -group.bytes)  # stable: ties keep the order of the trace
 
 
 def difference_sections(difference: Difference, top: int) -> list[list[Block]]:
@@ -83,7 +83,7 @@ def _extras(difference: Difference, top: int) -> list[Block]:
     )
     groups, rows = group_extras(difference), []
     missing = [group for group in groups if group.kind is Kind.TENSOR and group.phase is Phase.SETUP]
-    if missing:  # of a late recording these are all, and not interesting one by one
+    if missing:  # a late recording lacks all blocks of the model, which need no row each
         count = sum(len(group.steps) for group in missing)
         why = f"{count:,} blocks of the model as it is placed on the GPU: did the recording begin after that?"
         rows.append((str(Kind.TENSOR), _mib(sum(group.bytes for group in missing)), "in all", why))
@@ -154,7 +154,10 @@ def _life(life: LifetimeDifference) -> str:
 
 
 def difference_to_json(difference: Difference, top: int) -> dict[str, Any]:
-    """Return the JSON object of a difference with its `top` largest groups; `ops` has every operator."""
+    """Return the JSON object of the difference between a trace and a recording.
+
+    It has the `top` largest groups of unmatched blocks, as many different lifetimes, and all operators.
+    """
     groups = group_extras(difference)
     return {
         **attributes(difference, "about", "notes"),

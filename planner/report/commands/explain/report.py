@@ -63,10 +63,11 @@ def explanation_to_json(
     limits: DisplayLimits,
     import_seconds: float,
 ) -> dict[str, Any]:
-    """Return the JSON object of `planner explain`; each breakdown adds up to `peak.allocated_bytes`.
+    """Return the JSON object of `planner explain`.
 
-    `estimate` is the object of `planner estimate`. `tensors` has the `limits.top` largest tensors; `modules`
-    is as deep as in the text. `difference` is null without a recording.
+    `categories` and `modules` each add up to `peak.allocated_bytes`; `modules` is as deep as in the text.
+    `estimate` is the object of `planner estimate`. `tensors` has the `limits.top` largest tensors.
+    `difference` is null without a recording.
     """
     evaluation, levels = explanation.evaluation, ("peak_allocated", "peak_reserved", "end_allocated")
     return {
@@ -87,7 +88,7 @@ def explanation_to_json(
 def breakdown_to_json(explanation: Explanation, limits: DisplayLimits) -> dict[str, Any]:
     """Return the JSON keys on the peak, the fragmentation and the phases of an explained run.
 
-    Each breakdown adds up to the allocated peak.
+    `categories` and `modules` each add up to the allocated peak; `tensors` has the `limits.top` largest.
     """
     depth = shown_depth(explanation, limits.depth)
     peak_bytes, gaps = explanation.run.peak_allocated_bytes, to_builtins(explanation.fragmentation)

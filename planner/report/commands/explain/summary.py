@@ -1,4 +1,4 @@
-"""Summarize a planned batch for the page and the pictures; `run` summarizes the run of a command."""
+"""Summarize a planned batch for the page and the pictures; `commands.run` summarizes an emulated run."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,9 +26,9 @@ class Summary:
     outcome: Outcome | None  # None if nothing limits the memory
     answer: str
     entries: tuple[Entry, ...]  # added to the answer, such as where memory runs out
-    tiles: tuple[tuple[str, str], ...]  # name, figure
+    tiles: tuple[tuple[str, str], ...]  # name and figure of each tile of the page
     parts: Mapping[str, int]  # bytes of the process, by category
-    certainty: str  # certainty of the workspaces; "" if none are listed
+    certainty: str  # how certain the sizes of workspaces are; empty if no workspaces are listed
     assumptions: tuple[str, ...]
     data: Mapping[str, Any]  # the run's keys in the page's JSON
 

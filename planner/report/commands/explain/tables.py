@@ -12,7 +12,7 @@ from planner.report.units import NAME_WIDTH, attributes, figures_table, memory_t
 
 LISTED_WIDTH = 15  # width of a size in a list of blocks
 MIN_SHARE = 0.005  # share of the peak below which modules are summed up in one line
-MAX_LINES = 30  # limit of lines for modules, which decides how many levels are shown by default
+MAX_LINES = 30  # the most lines for modules, which limits the levels that are shown by default
 OUTSIDE = "(outside of modules)"
 
 
@@ -20,7 +20,7 @@ OUTSIDE = "(outside of modules)"
 
 
 def peak_text(explanation: Explanation) -> str:
-    """Return a text with the height and the place of the allocated peak."""
+    """Return a text with the size of the allocated peak, and its step, phase, module and operator."""
     return f"{mib_text(explanation.run.peak_allocated_bytes)} MiB in {place_text(explanation.peak)}"
 
 
@@ -78,7 +78,7 @@ def modules_tables(explanation: Explanation, depth: int | None) -> list[Table]:
 
 
 def shown_depth(explanation: Explanation, depth: int | None) -> int:
-    """Return the number of module levels to show: `depth` if given, else as many as fit in `MAX_LINES`."""
+    """Return the number of module levels to show: `depth` if given, else the most that fit in `MAX_LINES`."""
     if depth is not None:
         return depth
     modules, depth, lines = explanation.modules, 1, 0
@@ -169,7 +169,7 @@ def tensor_text(block: LiveBlock) -> str:
 
 
 def block_to_json(block: LiveBlock) -> dict[str, Any]:
-    """Return the JSON object of a block; unknown properties of its tensor are null, as in a saved trace."""
+    """Return the JSON object of a block; properties of its tensor that the trace does not have are null."""
     fields = attributes(block.detail, "shape", "dtype", "source", "code")
     return {
         **attributes(block, "size_bytes", "requested_bytes", "category", "module", "op", "step", "phase"),

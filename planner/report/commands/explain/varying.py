@@ -28,7 +28,7 @@ def worst_batch_document(
     sequence: int,
     sampled: SampledRun,
 ) -> Document:
-    """Return the report of `planner explain` on samples of many sizes."""
+    """Return the report of `planner explain` on samples of varying sizes."""
     failure = sampled.replay.failure
     reason = "allocates most" if failure is None else f"runs out of memory in {place_text(failure)}"
     worst = Entry(

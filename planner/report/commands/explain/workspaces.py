@@ -18,7 +18,7 @@ _TERMS = {
     Term.IMAGES: "{times:,} x {of}, summed up by image",
     Term.UNNAMED: "unnamed",
 }
-_MIN_BYTES = 2**19 // 10  # smallest part that is named: one decimal of a MiB
+_MIN_BYTES = 2**19 // 10  # smallest part that is named: 0.05 MiB, which rounds to 0.1
 _OF_SIZES = (
     "What a part is for is inferred from its size; x, w and y are input, weights and output, or their "
     "gradients."
@@ -26,7 +26,7 @@ _OF_SIZES = (
 
 
 def workspaces_section(estimate: Estimate, explanation: Explanation, top: int) -> list[Block]:
-    """Return the section on the largest workspaces of convolutions, their contents and certainty."""
+    """Return the section on the largest workspaces of convolutions, or [] if there are no workspaces."""
     if not explanation.workspaces:
         return []
     title, sure = workspaces_title(explanation), certainty(estimate, explanation)
@@ -54,7 +54,7 @@ def workspace_text(one: LayerWorkspace) -> str:
 
 
 def parts_text(one: LayerWorkspace) -> str:
-    """Return the larger parts of a workspace as text, with MiB if there are several."""
+    """Return the larger parts of a workspace as text, with the MiB of each part if several are large."""
     parts = list(_parts(one.parts))
     named = [part for part in parts if part[1] >= _MIN_BYTES] or parts[:1]
     if len(named) == 1:
@@ -76,7 +76,7 @@ def _parts(parts: tuple[Part, ...]) -> Iterator[tuple[str, int]]:
 
 
 def certainty(estimate: Estimate, explanation: Explanation) -> str:
-    """Return a text on the certainty of the workspaces' sizes, or "" if there are none."""
+    """Return a text on how certain the workspaces' sizes are, or "" if there are no workspaces."""
     if not explanation.workspaces:
         return ""
     if explanation.workspaces[0].engine is None and estimate.job.environment.cudnn != PUBLISHED:

@@ -124,8 +124,9 @@ def model_precision(job: Job) -> Precision:
 def fill_deepspeed(job: Job, batch: int, hidden_size: int | None) -> dict[str, Any]:
     """Return the configuration of a job at a batch size, as DeepSpeed's engine receives it.
 
-    Values that are "auto" are taken from the job, as transformers fills them. Without a hidden size,
-    DeepSpeed's defaults apply. Raises UsageError if a value cannot be determined.
+    Values that are "auto" are taken from the job, as transformers fills them; in `zero_optimization` they
+    follow from the hidden size, or are deleted so that DeepSpeed's defaults apply. Raises UsageError if a
+    value cannot be determined.
     """
     config: dict[str, Any] = json.loads(job.sharding.deepspeed)
     config.pop("train_batch_size", None)

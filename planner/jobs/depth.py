@@ -12,6 +12,6 @@ class Depth(Struct, frozen=True):
     blocks: int
 
     def at(self, job: Job, blocks: int) -> Job:
-        """Return the job with another number of blocks."""
+        """Return the job with the number of repeated blocks set to `blocks`."""
         others = tuple(pair for pair in job.model.args if pair[0] != self.argument)
         return job.replace(model_args=(*others, (self.argument, blocks)))

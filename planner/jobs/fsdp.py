@@ -24,14 +24,16 @@ class FsdpArguments(Struct, frozen=True, forbid_unknown_fields=True):
 
     reshard_after_forward: bool | int | None = None
     replicas: Annotated[int, Meta(ge=1)] = 1  # groups of ranks, each of which holds all shards
-    gradient_sync: Literal["each", "last"] = "each"  # micro-batches after which gradients are reduced
-    by: Literal["accelerate", "torchtitan"] | None = None  # chooses the sharded modules; None: the blocks
+    # Gradients are reduced after each micro-batch, or only after the last micro-batch of a step.
+    gradient_sync: Literal["each", "last"] = "each"
+    # The library whose rules choose the sharded modules; None to shard the repeated blocks.
+    by: Literal["accelerate", "torchtitan"] | None = None
     offload: bool = False  # parameters, gradients and the optimizer's state are on the CPU
     param_dtype: FsdpType | None = None
     reduce_dtype: FsdpType | None = None
     output_dtype: FsdpType | None = None
     cast_forward_inputs: bool | None = None
-    auto_wrap_policy: str | None = None  # this and all below: of accelerate's plugin
+    auto_wrap_policy: str | None = None  # this and all fields below are for accelerate's plugin
     transformer_cls_names_to_wrap: str | tuple[str, ...] | None = None
     min_num_params: int | None = None
     activation_checkpointing: bool | None = None

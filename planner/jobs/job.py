@@ -53,7 +53,8 @@ class OptimizerImpl(StrEnum):
     FUSED = "fused"
 
 
-FUSED_OPTIMIZERS = frozenset(Optimizer) - {Optimizer.RMSPROP, Optimizer.ADAFACTOR}  # as torch implements them
+# The optimizers of which torch has a fused implementation.
+FUSED_OPTIMIZERS = frozenset(Optimizer) - {Optimizer.RMSPROP, Optimizer.ADAFACTOR}
 
 
 class Precision(StrEnum):
@@ -66,7 +67,7 @@ class Precision(StrEnum):
 
 class MemoryFormat(StrEnum):
     CONTIGUOUS = "contiguous"
-    CHANNELS_LAST = "channels_last"  # of the model's weights and of inputs with 4 dimensions (3-d: with 5)
+    CHANNELS_LAST = "channels_last"  # weights and inputs with 4 dimensions, or with 5 (channels_last_3d)
 
 
 class Checkpoint(StrEnum):
@@ -80,7 +81,7 @@ class Offload(StrEnum):
 
 
 class Compile(StrEnum):
-    """The modes of torch.compile that are planned; modes with timed templates are not."""
+    """The modes of torch.compile that are planned, which exclude modes with timed templates."""
 
     NONE = "none"
     DEFAULT = "default"
@@ -95,7 +96,7 @@ class Lengths(StrEnum):
 class Batching(StrEnum):
     PADDED = "padded"  # samples in random order, padded to the largest of their batch
     GROUPED = "grouped"  # samples of similar sizes together, as by transformers' group_by_length
-    TOKENS = "tokens"  # as many samples as fit a number of tokens, padding included
+    TOKENS = "tokens"  # as many samples as fit into a number of tokens, padding included
     PACKED = "packed"  # samples concatenated to rows of the largest size
     SCALED = "scaled"  # one size for all samples of a batch, as drawn in multi-scale training
 
@@ -111,13 +112,13 @@ class TensorSpec(Struct, frozen=True):
 
     `str` gives its text: `3x224x224`, `128:int64`, `scalar:int64`, `input_ids=128:int64` (a keyword input),
     `batch.image=3x224x224` (an entry of an input; `planner.jobs.nested` describes the other forms),
-    `16..1024:int64` (samples of many sizes).
+    `16..1024:int64` (samples of varying sizes).
     """
 
     shape: tuple[int, ...]
     dtype: str = "float32"  # name of a torch dtype
-    keyword: str | None = None  # within a nested input: the path to this tensor
-    smallest: tuple[int, ...] = ()  # sizes of the smallest sample if samples differ; `shape`: the largest
+    keyword: str | None = None  # name of a keyword input, or path to a tensor in a nested input
+    smallest: tuple[int, ...] = ()  # smallest sizes if samples vary, with the largest in `shape`; else empty
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
@@ -138,7 +139,7 @@ class Quantize(StrEnum):
     NF4 = "nf4"
     FP4 = "fp4"
     INT8 = "int8"  # LLM.int8()
-    INT8_WEIGHT_ONLY = "int8-weight-only"  # this kind and all below: of torchao
+    INT8_WEIGHT_ONLY = "int8-weight-only"  # this kind and all below are implemented by torchao
     INT4_WEIGHT_ONLY = "int4-weight-only"
     INT8_TRAINING = "int8-training"  # trained INT8 weights
     INT8_MIXED = "int8-mixed"  # INT8 products of unquantized weights
@@ -146,7 +147,7 @@ class Quantize(StrEnum):
 
     @property
     def is_of_torchao(self) -> bool:
-        """Return whether torchao does the quantization."""
+        """Return whether torchao implements this kind of quantization."""
         return "-" in self.value
 
     @property
@@ -156,44 +157,45 @@ class Quantize(StrEnum):
 
 
 PUBLISHED, INSTALLED, STORED = "published", "installed", "stored"  # values of `Environment.cudnn`
-CUDNN_OF_FILES = (INSTALLED, STORED, PUBLISHED)  # a folder is excluded, as its library would be loaded
+# Values of `Environment.cudnn` that files may give; a folder is excluded, as its library would be loaded.
+CUDNN_OF_FILES = (INSTALLED, STORED, PUBLISHED)
 
 
 class ModelSpec(Struct, frozen=True):
-    """The module that a process builds, and what is changed in it before it runs."""
+    """The module that a process builds, and the changes made to the module before it runs."""
 
     name: str  # as given by the user: a catalogue name, SOURCE:NAME or FILE.py:NAME
-    source: str = ""  # SOURCE:NAME or FILE.py:NAME of a catalogue name; "": `name` is it
-    args: Arguments = ()  # of the constructor
+    source: str = ""  # SOURCE:NAME or FILE.py:NAME of a catalogue name; empty if `name` has that form
+    args: Arguments = ()  # arguments of the constructor
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
     quantize: Quantize = Quantize.NONE
-    quantize_arg: Arguments = ()  # of transformers' BitsAndBytesConfig, or of torchao's configuration
-    prepare_kbit: bool = False  # peft's `prepare_model_for_kbit_training`
-    peft: str = ""  # a method of peft that adapts the model, such as "lora"; "": none
-    peft_arg: Arguments = ()  # of its configuration
+    quantize_arg: Arguments = ()  # arguments of transformers' BitsAndBytesConfig, or of torchao's counterpart
+    prepare_kbit: bool = False  # peft's `prepare_model_for_kbit_training` is called
+    peft: str = ""  # a method of peft that adapts the model, such as "lora"; empty if nothing adapts it
+    peft_arg: Arguments = ()  # arguments of the peft method's configuration
     liger: bool = False  # Liger's kernels, as transformers' `use_liger_kernel` applies them
     freeze: tuple[str, ...] = ()  # patterns (fnmatch) of parameter names that are not trained
-    train_only: tuple[str, ...] = ()  # patterns of the only trained parameters; empty: all not frozen
+    train_only: tuple[str, ...] = ()  # patterns of the only trained parameters; empty to train all not frozen
     compile: Compile = Compile.NONE  # the model is called through torch.compile in this mode
 
     @property
     def origin(self) -> str:
-        """Return SOURCE:NAME or FILE.py:NAME of the model, also if the user gave a catalogue name."""
+        """Return SOURCE:NAME or FILE.py:NAME of the model, even if the user gave a catalogue name."""
         return self.source or self.name
 
 
 class Samples(Struct, frozen=True):
-    """The samples of a batch, and how samples of many sizes are batched."""
+    """The samples of a batch, and how samples of varying sizes are batched."""
 
     inputs: tuple[TensorSpec, ...] = ()
     target: TensorSpec | None = None
-    targets: tuple[TensorSpec, ...] = ()  # in place of `target`, the tensors of a target of several
-    dataset_size: int = 0  # samples per epoch; the last batch may be smaller; 0: all batches are full
-    lengths: Lengths | None = None  # of real samples; None: by the inputs and the model (likeness.py)
-    sizes: str = ""  # of samples that differ: a file; "": uniform between smallest and largest
-    batching: Batching = Batching.PADDED  # of samples that differ
-    pad_to: int = 1  # sizes are padded to a multiple of it
-    run_steps: int = 1000  # optimizer steps for which sizes are drawn
+    targets: tuple[TensorSpec, ...] = ()  # the tensors of a target of several, for which `target` is None
+    dataset_size: int = 0  # samples per epoch, whose last batch may be smaller; 0 if all batches are full
+    lengths: Lengths | None = None  # lengths of real samples; None to infer them from the job (likeness.py)
+    sizes: str = ""  # a file of samples' sizes; empty if sizes are uniform between smallest and largest
+    batching: Batching = Batching.PADDED  # how samples of varying sizes are batched
+    pad_to: int = 1  # sizes are padded to a multiple of this number
+    run_steps: int = 1000  # optimizer steps of the run for which sizes are drawn
     seed: int = 1  # seed of the drawn sizes
 
 
@@ -210,7 +212,7 @@ class Loop(Struct, frozen=True):
     keep_grads: bool = False  # `zero_grad(set_to_none=False)`
     steps: int = 3
     precision: Precision = Precision.FP32
-    grad_scaler: bool = False  # `merge_job` turns it on with `amp-fp16`, as is usual
+    grad_scaler: bool = False  # the loss is scaled; `merge_job` turns this on with `amp-fp16`
     backward_in_autocast: bool = False  # the backward pass runs inside the autocast region
     checkpoint: Checkpoint = Checkpoint.NONE
     offload: Offload = Offload.NONE
@@ -218,40 +220,41 @@ class Loop(Struct, frozen=True):
     clip_gradients: ClipGradients = ClipGradients.NONE
     ema: bool = False  # a moving average of parameters and buffers is kept on the device
     evaluate: bool = False  # a pass in eval mode without gradients between the steps
-    eval_batch: int = 0  # batch size of the evaluation; 0: the training's
-    eval_input: tuple[str, ...] = ()  # inputs of the evaluation, as texts of `TensorSpec`; (): the training's
-    new_tokens: int = 0  # with `generate`: tokens after the prompt, which is `inputs`
+    eval_batch: int = 0  # batch size of the evaluation; 0 for that of the training steps
+    eval_input: tuple[str, ...] = ()  # evaluation's inputs, as texts of `TensorSpec`; empty if as in training
+    new_tokens: int = 0  # tokens that mode `GENERATE` adds to the prompt, which is `inputs`
 
 
 class Sharding(Struct, frozen=True):
-    """The distribution of a training over ranks."""
+    """The distribution of a training run over ranks."""
 
     ddp: bool = False  # DistributedDataParallel's gradient buckets
     ddp_bucket_view: bool = False  # `gradient_as_bucket_view=True`
-    fsdp: int = 0  # ranks over which FSDP2 (`fully_shard`) shards the model, block by block; 0: none
+    fsdp: int = 0  # ranks over which FSDP2 (`fully_shard`) shards the model, block by block; 0 without FSDP2
     fsdp_arg: FsdpArguments = FsdpArguments()
-    tp: int = 0  # ranks over which the tensors of each layer are split, by the model's plan; 0: none
-    world_size: int = 0  # ranks of a file with its own process group, or of DeepSpeed; 0: none
+    tp: int = 0  # ranks over which each layer's tensors are split, by the model's plan; 0 if not split
+    world_size: int = 0  # ranks of a file with its own process group, or of DeepSpeed; 0 without both
     rank: int = 0  # the rank that is planned
-    deepspeed: str = ""  # DeepSpeed's configuration as JSON; "": none
+    deepspeed: str = ""  # DeepSpeed's configuration as JSON; empty without DeepSpeed
 
     @property
     def ranks(self) -> int:
-        """Return `world_size` if set, else FSDP ranks times tensor parallel ranks, each at least 1."""
+        """Return the number of ranks: `world_size` if set, else FSDP ranks times tensor parallel ranks."""
         return self.world_size or (self.fsdp or 1) * (self.tp or 1)
 
 
 class Environment(Struct, frozen=True):
     """The versions and settings of the libraries that a process runs with."""
 
-    torch: str = ""  # version of torch to plan for, "2.6"; "": the newest known
+    torch: str = ""  # version of torch to plan for, such as "2.6"; empty for the newest known version
     cudnn_benchmark: bool = False  # `torch.backends.cudnn.benchmark`
-    cudnn: str = ""  # a folder, "installed", "stored" or "published"; "": installed, or stored without one
-    cublas_workspace_config: str = ""  # value of CUBLAS_WORKSPACE_CONFIG; "": not set
+    # A folder, "installed", "stored" or "published"; empty for "installed", or "stored" if cuDNN is missing.
+    cudnn: str = ""
+    cublas_workspace_config: str = ""  # value of CUBLAS_WORKSPACE_CONFIG; empty if it is not set
 
 
 class Job(Struct, frozen=True):
-    """One training or inference process, described by all that affects its memory except the batch size.
+    """A training or inference process, described by all settings that affect memory, without the batch size.
 
     `JOB_FIELDS` maps the names in options, YAML and JSON to the fields of the job's parts.
     """
@@ -288,9 +291,9 @@ class Job(Struct, frozen=True):
 class JobField(NamedTuple):
     """A field of one of a job's parts."""
 
-    part: str  # the field of `Job`
-    name: str  # the field of that part
-    annotation: Any  # its type
+    part: str  # name of the part, a field of `Job`
+    name: str  # name of the field within the part
+    annotation: Any  # type of the field
 
 
 def _job_fields() -> Mapping[str, JobField]:

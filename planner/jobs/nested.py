@@ -47,7 +47,7 @@ def nest_inputs(named: Iterable[tuple[str | None, T]]) -> tuple[tuple[Any, ...],
 
 
 def nest_target(named: Iterable[tuple[str | None, T]]) -> Any:
-    """Return the target of a loss, built from named tensors, or None if there are none.
+    """Return the target of a loss, built from named tensors, or None if `named` is empty.
 
     Raises UsageError if a name is missing or names conflict.
     """

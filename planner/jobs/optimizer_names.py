@@ -71,7 +71,7 @@ def optimizer_runs_code(optimizer: Optimizer | str) -> bool:
 
 
 def optimizer_library(optimizer: Optimizer | str) -> str:
-    """Return the top-level package of an optimizer's dotted name; "" for torch and other kinds of names."""
+    """Return the top-level package of an optimizer's dotted name, or "" for torch or another kind of name."""
     if isinstance(optimizer, Optimizer) or is_optimizer_file(optimizer):
         return ""
     package = optimizer.partition(".")[0]

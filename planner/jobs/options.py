@@ -46,10 +46,10 @@ class JobOption(NamedTuple):
     name: str
     kind: OptionKind
     help: str
-    metavar: str | None = None  # of the value, on the command line
-    choices: type[StrEnum] | None = None  # that shells complete
-    maximum: int = 0  # of a count
-    minimum: int = 1  # of a count
+    metavar: str | None = None  # placeholder of the value on the command line; None for a flag
+    choices: type[StrEnum] | None = None  # the allowed values, which shells complete; None if not an enum
+    maximum: int = 0  # largest value of a count
+    minimum: int = 1  # smallest value of a count
     parse: Callable[[Any], Any] | None = None  # parser of a text, or of arguments
     is_negatable: bool = False  # --no-NAME turns off a flag that another option turns on
     changes_trace: bool = True
@@ -125,7 +125,7 @@ def _parse_sizes(text: str) -> str:
 
 
 _training = partial(_option, is_for_training=True)
-_varying = partial(_option, changes_trace=False)  # for inputs whose samples differ in size
+_varying = partial(_option, changes_trace=False)  # for inputs whose samples vary in size
 
 
 JOB_OPTIONS: tuple[JobOption, ...] = (

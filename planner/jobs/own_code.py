@@ -19,8 +19,8 @@ from planner.errors import UsageError
 from planner.jobs.parse import nearest, shown
 
 _LIBRARIES = ("transformers", "trl")  # libraries whose Trainers run the training
-_MODELS = re.compile(r"For[A-Z]|LMHead|AutoModel|Model$")  # in the names of transformers' model classes
-_MOST_FILES = 50  # of the user's, that are read for base classes
+_MODELS = re.compile(r"For[A-Z]|LMHead|AutoModel|Model$")  # found in names of transformers' model classes
+_MOST_FILES = 50  # the most of the user's files that are read for base classes
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -40,7 +40,7 @@ _STEP_NAMES = (
 class CodeKind(Enum):
     """The kinds of a name in a user's file."""
 
-    MODEL = auto()  # also if the kind is unknown
+    MODEL = auto()  # a model, or a name whose kind is unknown
     STEP = auto()  # a class or function that creates a step, or a LightningModule with manual optimization
     STEP_FUNCTION = auto()  # a function that is the step; the file creates models and optimizers
     LIGHTNING = auto()  # a LightningModule with automatic optimization
@@ -85,7 +85,7 @@ def _classes_of(tree: ast.Module) -> dict[str, ast.ClassDef]:
 
 
 class _Imported:
-    """The classes of the user's other files that a file imports, and of the files that those import.
+    """The classes of the user's other files that a file imports, directly or indirectly.
 
     Files are searched in `folders`; files of installed packages are not read.
     """
@@ -111,7 +111,7 @@ class _Imported:
                 self.classes |= {name: made for name, made in renamed.items() if name}
 
     def base(self, expression: ast.expr) -> ast.ClassDef | None:
-        """Return the class that a base of a class names, or None for a class of a library."""
+        """Return the class that a base of a class names, or None if the imported files do not define it."""
         root = expression
         while isinstance(root, ast.Attribute):
             root = root.value
@@ -121,7 +121,7 @@ class _Imported:
 
 
 def _imported_files(tree: ast.Module, folders: Sequence[Path]) -> Iterator[tuple[Path, str]]:
-    """Yield the existing files in `folders` that a file imports at its top level, and their names in it."""
+    """Yield the existing files in `folders` that a file imports at its top level, with their local names."""
     for node in tree.body:
         if isinstance(node, ast.Import):
             modules = [(one.name, (one.asname or one.name).partition(".")[0]) for one in node.names]
@@ -146,11 +146,15 @@ class _File:
 
     @cached_property
     def _elsewhere(self) -> _Imported:
-        """Return the classes of the user's other files that the file imports."""
+        """Return the classes of the user's other files that the file imports, directly or indirectly."""
         return _Imported(self._tree, list(dict.fromkeys((self._folder, Path()))))
 
     def _name_in_library(self, name: str) -> str:
-        """Return the name in transformers or TRL of an object that the file uses, or "" for any other."""
+        """Return the name in transformers or TRL of an object that the file uses, or "" for other objects.
+
+        After a star import from one of the two, every unknown name counts as a name of that library, unless
+        it is a class of the file.
+        """
         if name in self._imported or "*" not in self._imported or name in self._classes:
             return self._imported.get(name, "")
         return name
@@ -201,7 +205,7 @@ class _File:
         return {one.name: one for each in family for one in each.body if isinstance(one, _Function)}
 
     def _kind_of_method(self, node: ast.ClassDef, name: str) -> CodeKind:
-        """Return STEP if a method of instances needs an argument besides `self`, else MODEL."""
+        """Return STEP if `name` is an instance method that needs an argument besides `self`, else MODEL."""
         method = self._methods(node).get(name)
         if method is None or not _required(method, ("self",)):
             return CodeKind.MODEL

@@ -19,7 +19,7 @@ DTYPES = (
 )
 MAX_ELEMENTS = 2**40  # 4 TiB of float32 in one sample: a typing error
 
-# PyYAML's errors for 4,301 digits, `!!bool maybe`, `!!timestamp soon`, and 1:1: ... :1.0 of 200 places.
+# Errors of PyYAML for 4,301 digits, `!!bool maybe`, `!!timestamp soon`, and 200 numbers joined by colons.
 BAD_SCALAR = (ValueError, LookupError, AttributeError, OverflowError)
 
 E = TypeVar("E", bound=StrEnum)
@@ -28,7 +28,7 @@ E = TypeVar("E", bound=StrEnum)
 def parse_tensor_spec(text: str) -> TensorSpec:
     """Parse the text of a tensor, `[KEYWORD=]SHAPE[:DTYPE]`; `str` is the inverse.
 
-    SHAPE is `3x224x224`, `10`, `scalar`, or `16..512` for samples of several sizes. Raises UsageError.
+    SHAPE is `3x224x224`, `10`, `scalar`, or `16..512` for samples of varying sizes. Raises UsageError.
     """
     where = f"tensor {shown(text)}"
     named, equals, rest = text.strip().rpartition("=")
@@ -56,7 +56,7 @@ def parse_tensor_spec(text: str) -> TensorSpec:
 
 
 def check_size_of_one(text: str) -> str:
-    """Return a tensor's text in normal form. Raises UsageError if it is invalid or has ranges of sizes."""
+    """Return a tensor's text in normal form. Raises UsageError for an invalid text or a range of sizes."""
     spec = parse_tensor_spec(text)
     if spec.smallest:
         raise UsageError(f"tensor {shown(text)}: a range of sizes is not planned here; give the largest size")
@@ -73,7 +73,7 @@ def _sides(ranges: Iterable[tuple[str, str, str]]) -> tuple[list[str], list[str]
 
 
 def _is_path(text: str) -> bool:
-    """Return whether a text names an argument or a tensor within one: `batch.image`, `0.mask`, `pair[1]`."""
+    """Return whether a text names an argument, or a tensor in an argument, as in `0.mask` or `pair[1]`."""
     head, rest = re.fullmatch(r"([^.\[]*)(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
     is_head = is_argument_name(head) or re.fullmatch(r"[0-9]{1,3}", head) is not None
     return is_head and re.fullmatch(r"(\.[\w-]{1,100}|\[[0-9]{1,3}\])*", rest) is not None
@@ -111,7 +111,7 @@ def _argument_text(value: Any) -> str:
 
 
 def parse_model_arg(text: str, flag: str = "--model-arg") -> tuple[str, Any]:
-    """Parse `KEY=VALUE`, a constructor keyword and a YAML scalar, `None` or list; lists become tuples.
+    """Parse `KEY=VALUE` to a keyword and its value, a YAML scalar, `None` or a list; lists become tuples.
 
     `flag` is the option that errors name. Raises UsageError.
     """
@@ -134,7 +134,7 @@ def parse_model_arg(text: str, flag: str = "--model-arg") -> tuple[str, Any]:
 
 
 def parse_peft_method(text: str) -> str:
-    """Return the name of a peft method in lower case with underscores; whether it exists is not checked."""
+    """Return the name of a peft method in lower case with underscores, without checking that it exists."""
     name = text.strip().lower().replace("-", "_")
     if name and not name.isidentifier():
         raise UsageError(f"--peft: {shown(text)} is no method of peft; write one such as lora")
@@ -160,7 +160,7 @@ def freeze(value: object) -> object:
 
 
 def split_model(model: str) -> ModelName:
-    """Split a model's name into source and name. Raises UsageError for an unknown source or no name."""
+    """Split a model's name into source and name. Raises UsageError for an unknown source or an empty name."""
     where = f"model {shown(model)}"
     if is_file_name(model, where):
         return ModelName("file", model)
@@ -229,7 +229,7 @@ def is_argument_name(text: str) -> bool:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return up to three of `names` that are similar to `name`, joined by commas, or "" if none is."""
+    """Return up to three of `names` similar to `name`, joined by commas, or "" if no name is similar."""
     import difflib  # imported late: only for mistakes
 
     spelled = {spelling.lower(): spelling for spelling in names}

@@ -51,7 +51,7 @@ def resolve_job(model: str, catalogue: Mapping[str, CatalogueEntry], **options: 
 
 
 def default_job(model: str, source: str, given: Collection[str] = ()) -> Job:
-    """Return the job of a model with the defaults of its source; its inputs may be empty.
+    """Return the job of a model with the defaults of its source; the job's inputs may be empty.
 
     `given` are the names of the arguments for its constructor.
     """
@@ -204,7 +204,7 @@ def default_impl(optimizer: Optimizer | str) -> OptimizerImpl:
 
 
 def complete_job(job: Job) -> Job:
-    """Check a job, and return it without targets that its mode and loss do not use.
+    """Check a job, and return the job without targets that its mode and loss do not use.
 
     The targets of a `training_step` are moved to the inputs. Raises UsageError if the job is incomplete or
     not planned.

@@ -18,7 +18,7 @@ class Sample(Struct, frozen=True):
     """One sample's tensors, as texts for `parse_tensor_spec`, with the loss and the model's arguments."""
 
     inputs: tuple[str, ...]
-    target: str | None = None  # None: the loss has no target
+    target: str | None = None  # None if the loss has no target
     loss: Loss = Loss.CROSS_ENTROPY
     model_args: tuple[tuple[str, Any], ...] = ()
 
@@ -45,7 +45,7 @@ _PATTERNS: tuple[tuple[str, Sample], ...] = (
 
 
 def find_sample(model: str) -> Sample | None:
-    """Return the default sample of SOURCE:NAME; None if there is none or the model's library declares it."""
+    """Return the default sample of SOURCE:NAME, or None if it is unknown or declared by the library."""
     if model.startswith("monai:"):
         return _MONAI.get(model.removeprefix("monai:").lower())
     return next((sample for pattern, sample in _PATTERNS if re.match(pattern, model)), None)
@@ -67,7 +67,7 @@ _CLASSES = (("num_classes", 2),)
 def _on(
     sample: str, *arguments: tuple[tuple[str, Any], ...], target: str | None = None, **more: Any
 ) -> Sample:
-    """Return a sample with cross-entropy as its loss if it has a target, else with the sum of its outputs."""
+    """Return a sample whose loss is cross-entropy if it has a target, else the sum of the outputs."""
     kind = Loss.CROSS_ENTROPY if target else Loss.SUM
     given = (*(pair for group in arguments for pair in group), *more.items())
     return Sample(tuple(sample.split()), target, kind, given)

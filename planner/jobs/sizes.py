@@ -1,6 +1,6 @@
-"""Samples of many sizes: the dimensions that differ, the distribution of sizes, and batches drawn from it.
+"""Samples of varying sizes: the dimensions that vary, the distribution of sizes, and batches drawn from it.
 
-Dimensions with equal ranges are the same: `input_ids=16..512` and `attention_mask=16..512` share a length.
+Dimensions with equal ranges vary together: `input_ids=16..512` and `attention_mask=16..512` share a length.
 Sizes are drawn with replacement by Python's `random.Random(f"{seed}:{sequence}")`, so that a seed gives the
 same batches everywhere.
 """
@@ -22,7 +22,7 @@ from planner._support.bounded_read import open_regular
 from planner.errors import UsageError
 from planner.jobs.job import Batching, Job, Lengths, Samples, TensorSpec
 
-Size = tuple[int, ...]  # of a sample: one number for each range
+Size = tuple[int, ...]  # the size of a sample: one number for each range
 Range = tuple[int, int]
 MEGABATCH = 50  # batches that transformers sorts together (trainer_pt_utils.py, get_length_grouped_indices)
 MOST_BYTES = 2**30  # limit of a file of sizes
@@ -38,7 +38,7 @@ class BatchShape(NamedTuple):
 
 
 def size_ranges(job: Job) -> tuple[Range, ...]:
-    """Return the distinct ranges of a job's varying dimensions, () if all samples have one size."""
+    """Return the distinct ranges of a job's varying dimensions, or () if all samples have one size."""
     specs = (*job.samples.inputs, *([job.samples.target] if job.samples.target else []), *job.samples.targets)
     ranges = (each for spec in specs for each in spec.ranges)
     return tuple(dict.fromkeys((low, high) for low, high in ranges if low < high))
@@ -66,9 +66,9 @@ class SizeDistribution(Struct, frozen=True):
     """The distribution of samples' sizes: uniform within ranges, or as counted in a file."""
 
     ranges: tuple[Range, ...]
-    sizes: tuple[Size, ...] = ()  # by rising size; (): uniform
-    cumulative: tuple[int, ...] = ()  # number of samples up to each of `sizes`
-    clipped: int = 0  # samples of the file outside the ranges, cut or padded to their ends
+    sizes: tuple[Size, ...] = ()  # distinct sizes of the file in ascending order; empty if uniform
+    cumulative: tuple[int, ...] = ()  # number of samples up to and including each of `sizes`
+    clipped: int = 0  # number of samples of the file outside the ranges, moved to the ranges' ends
     pad_to: int = 1
 
     @property
@@ -86,7 +86,7 @@ class SizeDistribution(Struct, frozen=True):
         return tuple(self._padded(min(column)) for column in zip(*self.sizes, strict=True))
 
     def draw(self, random: Random) -> Size:
-        """Draw the size of one sample, not padded."""
+        """Draw the size of one sample before padding."""
         if not self.sizes:
             return tuple(low + int(random.random() * (high - low + 1)) for low, high in self.ranges)
         return self.sizes[bisect_left(self.cumulative, random.random() * self.cumulative[-1])]
@@ -106,14 +106,14 @@ class SizeDistribution(Struct, frozen=True):
         return tuple(self._padded(max(column)) for column in zip(*samples, strict=True))
 
     def size_of_share(self, share: float) -> int:
-        """Return the quantile of the sizes at `share`, not padded; the distribution must have one range."""
+        """Return the quantile at `share` of the sizes before padding, for a distribution with one range."""
         if self.sizes:
             return self.sizes[bisect_left(self.cumulative, share * self.cumulative[-1])][0]
         ((low, high),) = self.ranges
         return min(high, low + int(share * (high - low + 1)))
 
     def share_below(self, size: int) -> float:
-        """Return the share of samples whose padded size is below `size`; there must be one range."""
+        """Return the share of samples padded to less than `size`, for a distribution with one range."""
         largest = (size - 1) // self.pad_to * self.pad_to  # the largest size padded to less
         if self.sizes:
             place = bisect_left(self.sizes, (largest + 1,))
@@ -122,7 +122,10 @@ class SizeDistribution(Struct, frozen=True):
         return min(1.0, max(0.0, (largest - low + 1) / (high - low + 1)))
 
     def grid(self) -> tuple[Size, ...]:
-        """Return padded sizes in rising order: all sizes for one range, a selection of each for several."""
+        """Return padded sizes in ascending order: all sizes of one range, or combinations of several ranges.
+
+        With several ranges, only sizes that `_some` selects are combined.
+        """
         columns = [self.paddings(place) for place in range(len(self.ranges))]
         return tuple(product(*(columns if len(columns) == 1 else map(_some, columns))))
 
@@ -138,7 +141,10 @@ class SizeDistribution(Struct, frozen=True):
 
 
 def _some(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Select the first and last size, and up to five sizes per largest power of two that divides a size."""
+    """Select the first and the last size, and up to five sizes for each power of two.
+
+    A size belongs to the largest power of two that divides it.
+    """
     by_power: dict[int, list[int]] = {}
     for size in sizes:
         by_power.setdefault(size & -size, []).append(size)
@@ -149,7 +155,7 @@ def _some(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def load_distribution(job: Job) -> SizeDistribution:
-    """Return the distribution of a job's sample sizes. Raises UsageError for a file without sizes."""
+    """Return the distribution of a job's sample sizes. Raises UsageError for a file without valid sizes."""
     ranges = size_ranges(job)
     if not job.samples.sizes:
         return SizeDistribution(ranges, pad_to=job.samples.pad_to)
@@ -168,7 +174,7 @@ def load_distribution(job: Job) -> SizeDistribution:
 
 
 def _read(path: Path, columns: int) -> Iterator[tuple[Size, int]]:
-    """Yield sizes and their counts from a folder of datasets, a numpy array, or lines of text."""
+    """Yield sizes and their counts from a folder of the library datasets, a numpy file, or a text file."""
     if path.is_dir():
         yield from _from_dataset(path, columns)
     elif path.suffix == ".npy":
@@ -248,7 +254,7 @@ def _from_lines(path: Path, columns: int) -> Iterator[tuple[Size, int]]:
 
 
 def _from_line(line: str, number: int, columns: int, path: Path) -> tuple[Size, int] | None:
-    """Return the size and count in a line, or None for a line without sizes.
+    """Return the size and count in a line, or None for an empty line, a comment or the columns' names.
 
     Raises UsageError that does not quote the line: a data file may have named any file.
     """
@@ -285,7 +291,7 @@ def _from_json(text: str) -> Size | None:
 def draw_batches(
     job: Job, sizes: SizeDistribution, batch: int, sequence: int, count: int
 ) -> tuple[BatchShape, ...]:
-    """Return the first `count` batches of a run.
+    """Return the first `count` batches of the run whose sizes the seed and `sequence` determine.
 
     With `Batching.TOKENS`, `batch` is the largest number of tokens in a batch, else the number of samples.
     """
@@ -317,7 +323,7 @@ def _packed(sizes: SizeDistribution, batch: int, random: Random, total: int) -> 
 
 
 def _grouped(sizes: SizeDistribution, batch: int, random: Random, total: int) -> Iterator[BatchShape]:
-    """Yield batches from megabatches sorted by decreasing size; the first batch has the largest sample."""
+    """Yield batches from megabatches in descending order of size; the first batch has the largest sample."""
     first = sizes.draw_largest(random, total * batch)
     megabatch = min(MEGABATCH, max(1, total // 4))
     while True:
@@ -357,7 +363,7 @@ def check_sizes(job: Job) -> None:
 
 
 def require_one_size(job: Job) -> None:
-    """Raise UsageError if a job's samples differ in size, or if it has options about sizes."""
+    """Raise UsageError if a job's samples vary in size, or if the job has options about sizes."""
     check_sizes(job)
     specs = (*job.samples.inputs, *([job.samples.target] if job.samples.target else []), *job.samples.targets)
     ranged = next((spec for spec in specs if spec.smallest), None)

@@ -63,7 +63,7 @@ _TYPES = {"bfloat16": "bf16", "float32": "fp32"}
 
 # Sections that do not affect the memory of a training step.
 _HARMLESS_SECTIONS = "job profiling metrics lr_scheduler checkpoint comm debug experimental"
-# Sections without effect if this key of theirs is off; the model names converters of float8 and MX.
+# Sections without effect if this key of the section is off; `model.converters` enables float8 and MX.
 _GATES = {
     "validation": "enable",
     "float8": "enable_float8_linear",
@@ -99,7 +99,7 @@ _ANSWERS = {  # advice on settings that are not planned
     "training.enable_cpu_offload": "parameters would be on the CPU; remove it",
     "parallelism.tensor_parallel_degree": "name a FILE.py that splits the model by itself, with --world-size",
 }
-_BESIDE = {"compile.enable": "compile", "training.compile": "compile"}  # options that override settings
+_BESIDE = {"compile.enable": "compile", "training.compile": "compile"}  # the option that overrides a setting
 
 
 def is_torchtitan(model: str) -> bool:

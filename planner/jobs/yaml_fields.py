@@ -94,7 +94,7 @@ def parse_entry(entry: Entry, parse: Callable[..., T], *given: Any, **options: A
 
 
 def read_sample(entry: Entry) -> TensorSpec:
-    """Return the shape and type of a tensor, such as 3x224x224.
+    """Return the entry, such as 3x224x224, as the shape and type of a tensor.
 
     Raises DataFileError, as all `read_` functions of the module do.
     """
@@ -193,7 +193,7 @@ def read_source(entry: Entry, model: str, sources: Collection[str]) -> str:
 
 
 def check_path(entry: Entry, sources: Collection[str]) -> None:
-    """Raise DataFileError if an entry is a path and files may not name paths."""
+    """Raise DataFileError if an entry is a path and `sources` does not allow files to name paths."""
     text = entry.text()
     is_path = not text.lstrip().startswith("{")  # DeepSpeed's configuration itself may be given
     if is_path and FILE not in sources:
@@ -201,7 +201,7 @@ def check_path(entry: Entry, sources: Collection[str]) -> None:
 
 
 def read_cudnn(entry: Entry) -> str:
-    """Return the source of convolution workspaces. Raises DataFileError for a folder."""
+    """Return the entry as the source of convolution workspaces. Raises DataFileError for a folder."""
     text = entry.text()
     if not is_cudnn_of_files(text):
         raise entry.broken(
@@ -212,14 +212,20 @@ def read_cudnn(entry: Entry) -> str:
 
 
 def read_loss(entry: Entry, sources: Collection[str]) -> str:
-    """Return the text of a loss. Raises DataFileError, also for code that is not allowed."""
+    """Return the entry's text after checking it as a loss.
+
+    Raises DataFileError, also for code that is not allowed.
+    """
     text = entry.text()
     _check_code(entry, text, is_code(parse_entry(entry, parse_loss, text)), sources)
     return text
 
 
 def read_optimizer(entry: Entry, sources: Collection[str]) -> str:
-    """Return the text of an optimizer. Raises DataFileError, also for code that is not allowed."""
+    """Return the entry's text after checking it as an optimizer.
+
+    Raises DataFileError, also for code that is not allowed.
+    """
     text = entry.text()
     _check_code(entry, text, optimizer_runs_code(parse_entry(entry, parse_optimizer, text)), sources)
     return text

@@ -47,16 +47,16 @@ class ImportResult(Struct, frozen=True):
     """The calibrations, failures and skipped records of an import."""
 
     calibrations: tuple[Calibration, ...]
-    failures: tuple[str, ...]  # jobs that ran but could not be traced
-    skipped: tuple[str, ...]  # records that no job can express yet, one line each
+    failures: tuple[str, ...]  # one line for each job that cannot be traced or replayed
+    skipped: tuple[str, ...]  # one line for each record with an unsupported job or a cut line
 
 
 class CalibrationResult(Struct, frozen=True):
     """The result of measuring jobs: the campaign's runs, the fitted calibrations, and the failures."""
 
     campaign: CampaignResult
-    calibrations: tuple[Calibration, ...]  # of every job of the call that has runs
-    failures: tuple[str, ...]  # jobs that ran but could not be traced
+    calibrations: tuple[Calibration, ...]  # of every job that has runs without a cap and can be replayed
+    failures: tuple[str, ...]  # one line for each job that ran but cannot be traced or replayed
 
 
 def calibrate(
@@ -67,10 +67,10 @@ def calibrate(
     on_progress: OnProgress,
     alloc_conf: str = "",
 ) -> CalibrationResult:
-    """Measure a job at the batch sizes, fit a calibration, and store runs and calibration in the folder.
+    """Measure a job at `batches`, fit a calibration to the runs, and store runs and calibration in `out_dir`.
 
-    Runs that the folder has already are not repeated. Runs for which the time does not suffice are left to
-    the next call. `alloc_conf` is the text of PYTORCH_ALLOC_CONF; raises UsageError if it is invalid.
+    A run that the folder already has is not repeated. A run for which `minutes` do not suffice is left to the
+    next call. `alloc_conf` is the text of PYTORCH_ALLOC_CONF. Raises UsageError for an invalid argument.
     """
     if not batches or min(batches) < 1:
         raise UsageError("--batches: give positive batch sizes, such as 16,32,64,128")
@@ -98,7 +98,7 @@ def calibrate_campaign(
 def calibrate_series(
     campaign: Sequence[BatchSeries], out_dir: Path, minutes: float, on_progress: OnProgress
 ) -> CalibrationResult:
-    """Measure series of runs until `minutes` are over, then fit calibrations to all their runs."""
+    """Measure series of runs for at most `minutes`, then fit calibrations to the stored and the new runs."""
     if not 0 < minutes <= 10**6:
         raise UsageError(f"--minutes {minutes}: give the minutes that measuring may take, such as 10")
     gpu = find_gpu()
@@ -111,10 +111,10 @@ def calibrate_series(
 
 
 def import_records(folder: Path, out_dir: Path, on_progress: OnProgress) -> ImportResult:
-    """Import the runs and histories that the measuring script wrote to a folder, and fit calibrations.
+    """Import the runs and histories that the measuring script wrote to `folder` into `out_dir`, and fit them.
 
     No GPU is needed. A run that is stored already is not changed, and runs on emulated GPUs stay marked as
-    emulated. Raises DataFileError.
+    emulated. Raises DataFileError for a broken record, or if a file cannot be written.
     """
     records = read_measured_records(folder)
     for observation in records.observations:
@@ -134,10 +134,11 @@ def import_records(folder: Path, out_dir: Path, on_progress: OnProgress) -> Impo
 def keep_observations(
     observations: Iterable[Observation], out_dir: Path, on_progress: OnProgress
 ) -> tuple[tuple[Calibration, ...], tuple[str, ...]]:
-    """Replay each run's job, add the runs to a folder's calibrations, and refit them; no GPU is needed.
+    """Replay each run, add it to the calibration of its job in `out_dir`, and refit the calibration.
 
-    Runs under a cap are not added, since they show a limit instead of points on a line. Returns the
-    calibrations, and one line for each job that cannot be traced or whose allocator is not simulated.
+    No GPU is needed. Runs under a cap are not added, since they show a limit instead of points on a line.
+    Returns the calibrations, and one line for each job that cannot be traced or whose allocator is not
+    simulated.
     """
     groups: dict[Key, list[Observation]] = {}
     for observation in observations:
@@ -157,7 +158,10 @@ def keep_observations(
 
 
 def _target(key: Key) -> Target:
-    """Return the target of a calibration's GPU, with its multiprocessor count if the database has the GPU."""
+    """Return the target of a calibration's GPU from the database, or else a target of its compute capability.
+
+    An entry of the database with a different compute capability is ignored.
+    """
     capability = key.versions.capability
     with suppress(UsageError):
         target = find_device(key.gpu).target
@@ -167,9 +171,10 @@ def _target(key: Key) -> Target:
 
 
 def _replayed(key: Key, observations: Sequence[Observation], on_progress: OnProgress) -> list[Point]:
-    """Return each run with its reserved peak in a replay without a limit.
+    """Return a point for each run: the run, and the reserved peak of its replay without a memory limit.
 
-    The job of a model with convolutions gets the name of the source of the convolutions' workspaces.
+    If the model has convolutions, and its job does not name the source of their workspaces, the job in the
+    points names this machine's default source.
     """
     source = cache(open_traces(key.job, _target(key), on_progress))
     config = parse_alloc_conf(key.settings.alloc_conf, config_of_torch(key.versions.torch))

@@ -21,11 +21,11 @@ from planner.program import OnProgress
 SHORTEST_PROBE_SECONDS = 15  # no probe is begun with less time left
 LONGEST_PROBE_SECONDS = 600
 LARGEST_BATCH = 2**20
-FIRST_STEP_SHARE = 50  # the first step of the gallop is the guess divided by this
+FIRST_STEP_SHARE = 50  # the first step of a search for a limit is the guess divided by this number
 
 
 class MeasurementSetup(Struct, frozen=True):
-    """The GPU, the folder and the remaining time of a campaign."""
+    """The GPU, the folder of runs, the probe, the time left and the progress output of a campaign."""
 
     gpu: DetectedGpu
     folder: Path  # one file for each run
@@ -35,10 +35,10 @@ class MeasurementSetup(Struct, frozen=True):
 
 
 class Limit(Struct, frozen=True):
-    """The bounds found so far of the largest batch that runs."""
+    """The known bounds of the largest batch size that runs."""
 
-    largest: int  # the largest batch that ran; 0: none did
-    first_oom: int | None  # the smallest batch that ran out of memory; None: none did
+    largest: int  # the largest batch size that ran, or 0 if no batch ran
+    first_oom: int | None  # the smallest batch size that ran out of memory, or None if no batch did
 
     @property
     def is_exact(self) -> bool:
@@ -61,7 +61,7 @@ class CampaignResult(Struct):
     limits: list[FoundLimit] = []
     new: int = 0  # runs made by this call
     remaining: int = 0  # series for which the time did not suffice
-    failures: list[str] = []  # one line for each run that failed for another reason than memory
+    failures: list[str] = []  # one line for each series that an error other than lack of memory ended
 
 
 class _TimeIsUpError(Exception):
@@ -69,10 +69,11 @@ class _TimeIsUpError(Exception):
 
 
 def run_campaign(campaign: Iterable[BatchSeries], setup: MeasurementSetup) -> CampaignResult:
-    """Make a campaign's runs that are not stored yet; return all runs, the limits and the failures.
+    """Make the runs of a campaign that are not stored yet, and return stored and new runs with the failures.
 
-    A job that fails is reported and left out. Raises DataFileError if a run cannot be written or a file in
-    the folder is broken, NoGpuError if the GPU is lost.
+    The result also has the limits under allocator caps. A series that fails is reported, and the rest of its
+    runs is left out. Raises DataFileError if a run cannot be written or a file in the folder is broken,
+    NoGpuError if the GPU is lost.
     """
     result = CampaignResult()
     for series in campaign:
@@ -93,9 +94,9 @@ def run_campaign(campaign: Iterable[BatchSeries], setup: MeasurementSetup) -> Ca
 def _obtain(
     series: BatchSeries, batch: int, cap_bytes: int | None, setup: MeasurementSetup, result: CampaignResult
 ) -> Observation:
-    """Return a stored run, or measure it now and store it.
+    """Return the stored run of a job at a batch size under a cap; measure and store the run if it is missing.
 
-    Raises _TimeIsUpError if there is no time for the run.
+    Raises _TimeIsUpError if too little time is left to measure the run.
     """
     gpu, alloc_conf = setup.gpu, series.alloc_conf
     settings = replace(gpu.settings, alloc_conf=alloc_conf, allocator_cap_bytes=cap_bytes)
@@ -147,7 +148,7 @@ def _seek_limit(series: BatchSeries, cap_bytes: int, setup: MeasurementSetup, re
 
 
 def describe(run: Observation) -> str:
-    """Return one line of text with a run's model, batch size, and measured peaks or lack of memory."""
+    """Return a line with a run's model, batch size and cap, and with its peaks or that memory ran out."""
     cap = run.settings.allocator_cap_bytes
     under = "" if cap is None else f" under {cap // MIB:,} MiB"
     name = f"{run.job.model.name} batch {run.batch:,}{under}"
@@ -160,10 +161,10 @@ def describe(run: Observation) -> str:
 
 
 def find_limit(lives: Callable[[int], bool], guess: int) -> Limit:
-    """Return the bounds of the largest batch that runs, found by doubling steps from a guess, then bisection.
+    """Return the bounds of the largest batch that runs, found by doubling steps from `guess` and bisection.
 
-    The bounds are exact unless `LARGEST_BATCH` runs. Probes cost seconds, so no neighbours of the boundary
-    are run, unlike in `planner.planning.search`.
+    `lives` runs a batch and returns whether it fit. The bounds are exact unless `LARGEST_BATCH` runs. Probes
+    cost seconds, so no neighbours of the boundary are run, unlike in `planner.planning.search`.
     """
     limit = Limit(0, None)
     batch = min(max(guess, 1), LARGEST_BATCH)
@@ -181,11 +182,11 @@ def find_limit(lives: Callable[[int], bool], guess: int) -> Limit:
 
 
 def guess_limit(observations: Iterable[Observation], cap_bytes: int) -> int | None:
-    """Return the batch at which a line through the runs' allocated peaks reaches the cap, or None.
+    """Return the batch size at which a line through the runs' allocated peaks reaches the cap.
 
-    Only runs that did not run out of memory count. The result is None without two batch sizes between which
-    the peak grows. It is only a guess: the allocator rounds, and a run near the cap may fit by releasing
-    cached memory.
+    The line goes through the smallest and the largest batch that did not run out of memory. Returns None if
+    there is only one such batch, or if the peak does not grow between the two. The result is only a guess:
+    the allocator rounds, and a run near the cap may fit by releasing cached memory.
     """
     peaks = {
         observation.batch: observation.peak_allocated_bytes

@@ -35,13 +35,17 @@ _Caps = Annotated[tuple[Annotated[int, Meta(ge=1, le=LARGEST_TOTAL_MIB)], ...], 
 
 
 class BatchSeries(Struct, frozen=True):
-    """The runs to make of one job: at each batch size or, with caps, to find the largest batch per cap."""
+    """The runs of one job that a campaign makes.
+
+    Without caps, one run is made at each batch size. With caps, the largest batch size is searched under each
+    cap, starting from `batches`.
+    """
 
     job: Job
     batches: tuple[int, ...]
     caps_bytes: tuple[int, ...] = ()
-    histories: tuple[int, ...] = ()  # batch sizes
-    alloc_conf: str = ""
+    histories: tuple[int, ...] = ()  # batch sizes at which the allocator's history is saved
+    alloc_conf: str = ""  # the text of PYTORCH_ALLOC_CONF
 
 
 def load_campaign(

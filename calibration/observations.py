@@ -31,7 +31,7 @@ def observation_from_json(document: object) -> Observation:
     if not isinstance(document, Mapping):
         raise ValueError("expected keys with values")
     job, settings = read_job(document.get("job")), document.get("settings")
-    if isinstance(settings, Mapping) and "cudnn_benchmark" in settings:  # until it became part of the job
+    if isinstance(settings, Mapping) and "cudnn_benchmark" in settings:  # written before jobs had the option
         benchmark = convert(settings["cudnn_benchmark"], bool)
         settings = {key: value for key, value in settings.items() if key != "cudnn_benchmark"}
         job = job.replace(cudnn_benchmark=job.environment.cudnn_benchmark or benchmark)
@@ -55,12 +55,12 @@ def run_path(folder: Path, job: Job, batch: int, settings: Settings, gpu: str, t
 
 
 def observation_path(folder: Path, run: Observation) -> Path:
-    """Return the path of an observation's file."""
+    """Return the path of the file for an observation in a folder."""
     return run_path(folder, run.job, run.batch, run.settings, run.gpu, run.versions.torch)
 
 
 def save_observation(observation: Observation, path: Path) -> None:
-    """Write an observation to a file atomically. Raises DataFileError."""
+    """Write an observation to a file atomically. Raises DataFileError if the file cannot be written."""
     text = json.dumps(observation_to_json(observation), indent=1, allow_nan=False)
     write_bytes(path, f"{text}\n".encode())
 

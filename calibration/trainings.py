@@ -1,4 +1,4 @@
-"""Store the observation of a training that a guard measured, and add it to a calibration."""
+"""Store the observation of a training run that `planner.guard` measured, and add it to a calibration."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -24,9 +24,10 @@ RUNS = "runs"
 
 
 def keep_training(seen: Observation, trace: Trace, config: AllocatorConfig, folder: Path) -> tuple[Path, str]:
-    """Store an observation in `runs/` and in its calibration; return the path and a text on the outcome.
+    """Store an observation in `runs/` and in its calibration, and return the path and a text on the outcome.
 
-    `trace` is the trace of the training at its batch size. A run that is already stored with the same peaks
+    `trace` is the trace of the training run at its batch size, and `config` the allocator's configuration.
+    The text says whether the calibration has a line. A run that is already stored with the same peaks
     is not added again, and a run under a cap is not added to a calibration. Raises DataFileError if a file
     cannot be written or is broken.
     """

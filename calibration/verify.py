@@ -11,7 +11,7 @@ from planner.planning import Estimate, Plan, max_useful_batch
 from planner.program import OnProgress, Outcome
 
 LONGEST_RUN_SECONDS = 600.0
-BEYOND = 1.05  # times the largest batch: a batch that is expected to run out of memory
+BEYOND = 1.05  # the factor from the largest batch to a batch that is expected to run out of memory
 
 
 class Verification(Struct, frozen=True):
@@ -22,12 +22,12 @@ class Verification(Struct, frozen=True):
 
     @property
     def ran(self) -> bool:
-        """Return whether the run had enough memory."""
+        """Return whether the run did not run out of memory."""
         return not self.observation.oom
 
     @property
     def agrees(self) -> bool:
-        """Return whether the run has the outcome that the estimate predicted.
+        """Return whether the run succeeded or ran out of memory as the estimate predicted.
 
         At a high confidence a batch that was estimated not to fit may run, which is the price of confidence.
         """
@@ -35,9 +35,10 @@ class Verification(Struct, frozen=True):
 
     @property
     def holds(self) -> bool:
-        """Return whether a batch that was estimated to fit ran within the estimate's upper bound.
+        """Return whether the run did not need more memory than estimated.
 
-        A batch that was estimated not to fit always holds.
+        A batch that was estimated to fit must run, within the upper bound if the process's peak was measured.
+        For a batch that was estimated not to fit, the result is always True.
         """
         if self.estimate.outcome is Outcome.DOES_NOT_FIT:
             return True
@@ -48,7 +49,7 @@ class Verification(Struct, frozen=True):
     def errors(self) -> Mapping[str, float]:
         """Return the relative error for each measured peak by name, or {} if the run was out of memory.
 
-        An error is the estimated over the measured peak, less 1.
+        An error is the estimated peak divided by the measured peak, minus 1.
         """
         if not self.ran:
             return {}
@@ -65,7 +66,7 @@ class LimitCheck(Struct, frozen=True):
     """The runs of a plan's largest batch and of larger batches, up to the first run that is out of memory."""
 
     plan: Plan
-    runs: tuple[Verification, ...]  # by rising batch size
+    runs: tuple[Verification, ...]  # by ascending batch size
 
     @property
     def holds(self) -> bool:
@@ -74,12 +75,12 @@ class LimitCheck(Struct, frozen=True):
 
     @property
     def lived(self) -> int:
-        """Return the largest batch size that ran, or 0 if none did."""
+        """Return the largest batch size that ran, or 0 if no batch ran."""
         return max((run.observation.batch for run in self.runs if run.ran), default=0)
 
     @property
     def died(self) -> int | None:
-        """Return the smallest batch size that ran out of memory, or None if none did."""
+        """Return the smallest batch size that ran out of memory, or None if no batch did."""
         return min((run.observation.batch for run in self.runs if not run.ran), default=None)
 
 
@@ -90,9 +91,9 @@ def verify_limit(
     on_progress: OnProgress,
     probe: Measure,
 ) -> LimitCheck:
-    """Run a plan's largest batch, the next larger and, under an allocator cap, 1.05 times the largest.
+    """Run a plan's largest batch, a batch larger by 1 and, under an allocator cap, 1.05 times the largest.
 
-    The runs end with the first run that is out of memory, and no batch is larger than the job's epoch.
+    The runs end with the first run that is out of memory. Sizes above `max_useful_batch` are left out.
     Without a cap, the result of the third run would depend on the memory of other processes on the card.
     Raises as `verify` does.
     """

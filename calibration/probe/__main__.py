@@ -4,8 +4,8 @@
 it one request. Nothing is timed. Running out of memory is a result, not an error.
 
 The process samples its own memory by NVML. If NVML does not show the process (in virtual machines, and in
-containers that have their own process numbers), its memory is the device's used memory less the level before;
-nothing else may use the GPU then.
+containers that have their own process numbers), its memory is the device's used memory minus the level before
+the process had a context; no other process may use the GPU in that case.
 """
 
 import os
@@ -125,7 +125,10 @@ def _prepare(alloc_conf: str, cublas_config: str, device: str) -> None:
 
 
 def _set_cap(cap_bytes: int | None, total_bytes: int) -> int | None:
-    """Set the allocator's memory limit; return it in bytes as torch computes it, or None if none is set."""
+    """Limit the allocator to a cap, and return the limit in bytes as torch computes it.
+
+    Returns None, and sets no limit, if there is no cap or the cap is not below the GPU's memory.
+    """
     import torch
 
     if cap_bytes is None or cap_bytes >= total_bytes:

@@ -22,7 +22,7 @@ T = TypeVar("T")
 class DetectedGpu(Struct, frozen=True):
     """The GPU of this machine, with the versions and settings that a fresh process finds."""
 
-    name: str  # in torch
+    name: str  # as torch names it
     versions: Versions
     settings: Settings  # the defaults of a process
 
@@ -34,7 +34,7 @@ class ProbeRequest(Struct, frozen=True):
     batch: int
     allocator_cap_bytes: int | None = None  # a bound on the caching allocator alone
     alloc_conf: str = ""  # the text of PYTORCH_ALLOC_CONF
-    history: Path | None = None  # the file for the allocator's history; None: it is not recorded
+    history: Path | None = None  # the file to write the allocator's history to; None to record no history
     device: str = "cuda"  # tests use "cpu": the same loop, no figures
 
 

@@ -14,7 +14,7 @@ from planner.allocator.history import ACTIONS, MOST_EVENTS, History, HistoryEven
 from planner.program import Phase
 
 SAMPLE_SECONDS = 0.002
-STEPS_UNTIL_LOADED = 3  # after these, kernels and libraries are loaded
+STEPS_UNTIL_LOADED = 3  # number of steps after which kernels and libraries are loaded
 # Messages of errors for lack of memory: for tensors, for kernels that cannot be loaded, for cuBLAS handles,
 # and for cuDNN if no plan's workspace can be allocated (aten/src/ATen/native/cudnn/Conv_v8.cpp).
 OUT_OF_MEMORY = re.compile(r"out of memory|_ALLOC_FAILED|unable to find an engine", re.IGNORECASE)

@@ -3,7 +3,7 @@
 The order follows a training script: the model is built on the CPU with its initial values (tables of indices
 must hold valid values) and moved, the optimizer is created over the moved parameters, and each batch is
 copied from the CPU. `run_loop` runs the options of the loop; of DistributedDataParallel it runs only the
-buckets, without a process group, on a GPU too.
+buckets, without a process group, even on a GPU.
 """
 
 from collections.abc import Callable, Mapping

@@ -23,7 +23,7 @@ from planner.hardware import MIB
 from planner.hardware.calibration import Observation, Settings, origin_of
 from planner.jobs import Job
 
-MOST_SHAPES = 16  # kinds of batches that are recorded
+MOST_SHAPES = 16  # largest number of kinds of batches that are recorded
 SEGMENT_BYTES = 20 * MIB  # c10/cuda/CUDACachingAllocator.h, kLargeBuffer: bound of a small release
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -35,12 +35,12 @@ class Readings(Struct, frozen=True):
     steps: int  # of the optimizer
     peak_allocated_bytes: int
     peak_reserved_bytes: int
-    end_allocated_bytes: int | None  # after the last step; None without one
+    end_allocated_bytes: int | None  # after the last step; None if there was no step
     process_peak_bytes: int | None  # None if NVML does not show the process
-    context_after_bytes: int | None  # None before the third step
+    context_after_bytes: int | None  # after the third step; None if it was not reached or not shown by NVML
     retries: int
-    shapes: frozenset[Shapes]  # that the model was called with
-    was_fresh: bool  # nothing large had been released before the loop began
+    shapes: frozenset[Shapes]  # of the tensors in each kind of call of the model
+    was_fresh: bool  # whether nothing large had been released before the loop began
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ class TrainingMeter:
             self._end_bytes = torch.cuda.memory_allocated(self.index)
             if self._steps == STEPS_UNTIL_LOADED and self._gauge is not None:
                 self._context_bytes = self._gauge.level() - torch.cuda.memory_reserved(self.index)
-        except Exception:  # a driver that stops answering must not end a training
+        except Exception:  # a driver that stops answering must not end a training run
             self._gauge = None
 
     def _on_call(self, _: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -147,7 +147,10 @@ def others_bytes(meter: TrainingMeter, context_bytes: int) -> int:
 
 
 def cap_of_process(meter: TrainingMeter) -> int | None:
-    """Return the memory limit in bytes that `set_per_process_memory_fraction` has set, or None if unset."""
+    """Return the memory limit in bytes that `set_per_process_memory_fraction` has set, or None if unset.
+
+    The result is also None if the GPU's total memory is unknown.
+    """
     fraction = torch.cuda.get_per_process_memory_fraction(meter.index)
     total = meter.gpu.versions.torch_total_bytes
     return None if fraction >= 1 or total is None else int(fraction * total)
@@ -164,7 +167,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def is_first_process() -> bool:
-    """Return whether the process is rank 0 of a training, or its only process."""
+    """Return whether this process is rank 0 of a distributed training run, or the only process of a run."""
     group = torch.distributed
     return not (group.is_available() and group.is_initialized() and group.get_rank() > 0)
 
@@ -172,7 +175,7 @@ def is_first_process() -> bool:
 def observe_training(
     meter: TrainingMeter, readings: Readings, job: Job, batch: int, settings: Settings, oom: bool
 ) -> Observation:
-    """Convert the readings of a training to the observation of a run of the job at the batch size."""
+    """Convert the readings of a training run to an observation of the job at the batch size."""
     return Observation(
         job=job,
         batch=batch,

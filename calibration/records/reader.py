@@ -258,9 +258,10 @@ def _of_history(machine: _Machine, record: _Record[_History], when: str) -> list
 
 
 def _marks(marks: list[tuple[str, int]], events: tuple[HistoryEvent, ...]) -> Iterator[HistoryMark]:
-    """Convert the script's marks: number steps from 1, and give positions in allocations, not in events.
+    """Yield the script's marks with steps numbered from 1, and with positions counted in allocations.
 
-    The script numbers steps from 0. Marks of phases that are not in `PHASES` are dropped.
+    The script numbers steps from 0, and counts positions in events. Marks of phases that are not in `PHASES`
+    are dropped.
     """
     for name, index in marks:
         word = name.rstrip("0123456789")
